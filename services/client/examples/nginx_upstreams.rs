@@ -1,13 +1,13 @@
-//! Keeps a file of nginx `upstream` blocks, one for every port of every Service, with the endpoints that traffic from this
-//! node may go to.
+//! Writes a file of nginx `upstream` blocks, one for every port of every Service, with the endpoints that receive
+//! traffic from this node.
 //!
 //! ```sh
 //! cargo run -p keelson-client --example nginx_upstreams -- \
 //!     --file /etc/nginx/upstreams.conf --exec "nginx -s reload"
 //! ```
 //!
-//! The blocks fit into `http {}` and into `stream {}`; for the latter the file also holds, commented out, the servers that
-//! would listen at the cluster IPs. The file is replaced at one go, and only when it changes.
+//! The blocks are valid in `http {}` and in `stream {}`; for the latter the file also holds, commented out, the servers
+//! that would listen at the cluster IPs. The file is replaced atomically, and only when it changes.
 
 #![allow(clippy::print_stderr)]
 
@@ -50,7 +50,7 @@ async fn main() -> Result<(), BoxError> {
 }
 
 struct Upstreams {
-    /// What the file says of each Service.
+    /// The text of the file for each Service.
     blocks: BTreeMap<ServiceName, String>,
     file: PathBuf,
     exec: Option<String>,
@@ -87,7 +87,7 @@ impl Handlers for Upstreams {
     }
 }
 
-/// Replaces the file as a whole, if it is not so already; whether it was.
+/// Replaces the file atomically unless it has this text; returns whether it did.
 fn replace(file: &Path, text: &str) -> std::io::Result<bool> {
     if fs::read_to_string(file).is_ok_and(|before| before == text) {
         return Ok(false);
@@ -101,7 +101,6 @@ fn replace(file: &Path, text: &str) -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// The blocks of one Service.
 fn render(name: &ServiceName, service: &ServiceEndpoints) -> String {
     let mut text = String::new();
     let none = Vec::new();
@@ -110,7 +109,7 @@ fn render(name: &ServiceName, service: &ServiceEndpoints) -> String {
         let protocol = match port.protocol() {
             Protocol::Tcp => "",
             Protocol::Udp => " udp",
-            // nginx does not speak it.
+            // Not supported by nginx.
             Protocol::Sctp | Protocol::Unknown => continue,
         };
         let upstream = upstream_name(name, port);
@@ -120,7 +119,7 @@ fn render(name: &ServiceName, service: &ServiceEndpoints) -> String {
             let _ = writeln!(text, "    server {server};");
         }
         if servers.is_empty() {
-            // nginx wants at least one.
+            // nginx requires at least one.
             text.push_str("    server 127.0.0.1:9 down;\n");
         }
         text.push_str("}\n");
@@ -139,7 +138,7 @@ fn upstream_name(name: &ServiceName, port: &PortMapping) -> String {
     format!("{}_{}_{port_name}{protocol}", name.namespace(), name.name()).chars().map(plain).collect()
 }
 
-/// Where traffic from this node to this port may go.
+/// The endpoints that receive traffic from this node to this port.
 fn servers(service: &ServiceEndpoints, index: usize) -> Vec<String> {
     let mut servers = Vec::new();
     for endpoint in &service.endpoints {
@@ -158,7 +157,7 @@ fn selected(service: &ServiceEndpoints, port: &keelson_client::localnetv1::Endpo
     if service.internal_traffic_to_local { port.local } else { port.cluster }
 }
 
-/// Addresses as nginx writes them. What is no address is left out, so that nothing else gets into the file.
+/// Addresses in nginx's syntax. Invalid addresses are left out, so that nothing else gets into the file.
 fn addresses(ips: &IpSet) -> Vec<String> {
     let v4 = ips.v4.iter().filter_map(|ip| ip.parse::<std::net::Ipv4Addr>().ok()).map(|ip| ip.to_string());
     let v6 = ips.v6.iter().filter_map(|ip| ip.parse::<std::net::Ipv6Addr>().ok()).map(|ip| format!("[{ip}]"));

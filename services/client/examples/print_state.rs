@@ -1,4 +1,4 @@
-//! Prints the whole state whenever it changes.
+//! Prints the full state whenever it changes.
 //!
 //! ```sh
 //! cargo run -p keelson-client --example print_state -- --target unix:///run/keelson-endpoints/endpoints.sock
@@ -22,7 +22,7 @@ struct Args {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), BoxError> {
     let args = Args::parse();
-    // Errors go to standard error; without a subscriber nobody would hear of them.
+    // The library logs errors; without a subscriber they are lost.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut client = Client::new(args.endpoints.options());
     client.cancel_on_signals()?;

@@ -1,4 +1,4 @@
-//! The flags of a program that follows endpoints.
+//! Command-line flags of a program that reads endpoints.
 //!
 //! Owns: [`EndpointsArgs`], to be flattened into the arguments of a program that uses clap. In: arguments. Out:
 //! [`Options`].
@@ -48,7 +48,7 @@ pub struct EndpointsArgs {
 }
 
 impl EndpointsArgs {
-    /// What the flags say; the rest by default.
+    /// The options that the flags set; the other ones have their defaults.
     #[must_use]
     pub fn options(&self) -> Options {
         Options {

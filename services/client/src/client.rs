@@ -1,7 +1,7 @@
-//! Following.
+//! The client.
 //!
-//! Owns: [`Client`], which connects, asks, waits and begins again for as long as it takes. In: [`Options`], cancellation.
-//! Out: whole [`State`]s one by one, or the calls of [`Handlers`].
+//! Owns: [`Client`], which connects, reads, and retries until it is cancelled. In: [`Options`], cancellation.
+//! Out: complete [`State`]s one by one, or the calls of [`Handlers`].
 
 use std::{io, time::Duration};
 
@@ -15,26 +15,25 @@ use crate::{
     store::Batch,
 };
 
-/// Follows the endpoints of one server.
+/// Reads the endpoints of one server.
 ///
-/// Either state by state with [`next`](Self::next), or with [`run`](Self::run), which tells a consumer what has changed.
-/// Nothing but cancellation ends either.
+/// Either state by state with [`next`](Self::next), or with [`run`](Self::run), which reports changes to a consumer.
+/// Only cancellation ends either.
 #[derive(Debug)]
 pub struct Client {
     options: Options,
     cancel: CancellationToken,
     troubles: Troubles,
     link: Link,
-    /// What was received last: where to go on from.
+    /// The state that was received last; the next request starts from it.
     position: Position,
     received: bool,
 }
 
-/// How far we are with the server.
 #[derive(Debug)]
 enum Link {
     None,
-    /// Connected. `watch`: whether changes may be asked for.
+    /// Connected. `watch`: whether Watch may be called.
     Idle {
         connection: Connection,
         watch: bool,
@@ -46,7 +45,7 @@ enum Link {
 }
 
 impl Client {
-    /// A client that is not connected yet.
+    /// Creates a client; it connects when it is first used.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let position = Position { instance_id: options.instance_id, rev: options.rev, ..Position::default() };
@@ -60,24 +59,24 @@ impl Client {
         }
     }
 
-    /// What cancels it: a token that may be cloned, cancelled from anywhere, and waited for.
+    /// The token that cancels this client; it can be cloned, cancelled from anywhere, and waited for.
     #[must_use]
     pub fn cancellation(&self) -> CancellationToken {
         self.cancel.clone()
     }
 
-    /// Is cancelled by this token from now on, and no more by the one before.
+    /// Replaces the token that cancels this client.
     pub fn cancel_with(&mut self, token: CancellationToken) {
         self.cancel = token;
     }
 
-    /// Is cancelled from now on when the process gets SIGINT or SIGTERM, which then no longer end it.
+    /// From now on, SIGINT and SIGTERM cancel this client instead of ending the process.
     ///
     /// # Errors
-    /// The signals cannot be listened to.
+    /// The signal handlers cannot be installed.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with I/O, as tokio does.
+    /// Outside of a tokio runtime with I/O.
     pub fn cancel_on_signals(&self) -> io::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -93,26 +92,26 @@ impl Client {
         Ok(())
     }
 
-    /// Calls this for errors, for those who want more than the lines that go to `tracing`. Of errors in a row it is
-    /// called for the 1st, 2nd, 4th, 8th and so on, and for each kind when it occurs first.
+    /// Sets a callback for errors, in addition to the log lines of `tracing`. Of consecutive errors it is called for
+    /// the 1st, 2nd, 4th, 8th and so on, and for each kind when it occurs first.
     pub fn on_trouble(&mut self, callback: impl FnMut(&Trouble<'_>) + Send + 'static) {
         self.troubles.on_trouble(Box::new(callback));
     }
 
-    /// Calls this when a state has come and was taken after errors, though it may be the state from before them, of which
-    /// the consumer is told nothing.
+    /// Sets a callback for the first state after errors. The state may be the same as before the errors; the consumer
+    /// is then not called.
     pub fn on_recovery(&mut self, callback: impl FnMut() + Send + 'static) {
         self.troubles.on_recovery(Box::new(callback));
     }
 
-    /// Where it stands: what [`Options::instance_id`] and [`Options::rev`] resume from.
+    /// The last received state; [`Options::instance_id`] and [`Options::rev`] resume from it.
     #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// Waits for the next state and returns it, whole. Connects as often as it takes; none: it was cancelled. Uses
-    /// `Next`, whatever [`Options::api`] says. To drop it half way loses nothing.
+    /// Waits for the next state and returns it in full. Reconnects as needed; `None`: the client was cancelled. Uses
+    /// `Next`, whatever [`Options::api`] says. Cancel safe.
     pub async fn next(&mut self) -> Option<State> {
         let cancel = self.cancel.clone();
         loop {
@@ -128,11 +127,11 @@ impl Client {
         }
     }
 
-    /// Tells a consumer of every state until it is cancelled, and returns where it stood then. While `sync` of the consumer
-    /// runs it is waited for even when cancelled.
+    /// Reports every state to a consumer until the client is cancelled; returns the last position. A running `sync` of
+    /// the consumer is waited for even when cancelled.
     ///
-    /// It begins at [`Options::instance_id`] and [`Options::rev`], or where an earlier run of this client ended, if the
-    /// consumer has the same state still.
+    /// Starts at [`Options::instance_id`] and [`Options::rev`], or where an earlier run of this client ended, if the
+    /// consumer still has that state.
     pub async fn run(&mut self, handlers: &mut impl Handlers) -> Position {
         let cancel = self.cancel.clone();
         let held = handlers.held();
@@ -162,14 +161,14 @@ impl Client {
         let delivered = store.deliver_batch(batch, handlers).await;
         match &delivered {
             Ok(()) => (self.position, self.received) = (position, true),
-            // To be offered whole it has to be asked for whole.
+            // The state is offered again in full, so it has to be requested in full.
             Err(Error::Handler(_)) => (self.position, self.received) = (Position::default(), false),
             Err(_) => {}
         }
         delivered
     }
 
-    /// Reports an error, leaves the connection and waits.
+    /// Reports an error, closes the connection and waits.
     async fn give_up(&mut self, error: &Error, cancel: &CancellationToken) {
         self.link = Link::None;
         let pause: Duration = self.troubles.note(error);
@@ -183,7 +182,7 @@ impl Client {
                 Link::Watching { connection, mut watch } => {
                     let batch = watch.batch().await;
                     match batch {
-                        // The stream may be refused only when its first item is due.
+                        // The server may refuse the stream only when its first item is due.
                         Err(error) if error.is_unimplemented() => fall_back(connection),
                         batch => {
                             self.link = Link::Watching { connection, watch };
@@ -216,7 +215,7 @@ impl Client {
             }
         };
         let state = connection.next(&self.position).await?;
-        // Who says the same at once whenever asked would keep both sides busy for nothing.
+        // A server that returns the same state to each request would keep both sides busy.
         if self.received && state.position == self.position {
             return Err(Error::malformed("it sent the state that the request excluded"));
         }

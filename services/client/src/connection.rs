@@ -1,7 +1,7 @@
 //! One connection to a server.
 //!
-//! Owns: how it is made, the calls of both APIs, and the rule that a state is whole or is not at all. In: [`Options`],
-//! positions. Out: [`State`]s of `Next`, [`Batch`]es of `Watch`, or why there is none.
+//! Owns: how it is opened, the calls of both APIs, and the rule that a state is complete or discarded. In: [`Options`],
+//! positions. Out: [`State`]s of `Next`, [`Batch`]es of `Watch`, or an error.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -28,15 +28,15 @@ use crate::{
 const NEXT: &str = "/localnetv1.Endpoints/Next";
 const REPORT: &str = "/keelson.endpoints.v1.Endpoints/Report";
 const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
-/// How long it may take until somebody takes the connection.
+/// Maximum time until the connection is accepted.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the answer to a ping may take, at most; never longer than the time between pings.
+/// Maximum time until a ping is answered; never longer than the ping interval.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// What may be under way unread, of a stream and of the connection, in bytes: a state of 10,000 Services comes at one go.
+/// Flow-control window of a stream and of the connection, in bytes: a state of 10,000 Services is sent at once.
 const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// A connection. It is given up after the first error.
+/// Not usable after the first error.
 #[derive(Debug)]
 pub(crate) struct Connection {
     channel: Channel,
@@ -46,8 +46,6 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// # Errors
-    /// Nobody is there, or we may not.
     pub(crate) async fn open(options: &Options) -> Result<Self, Error> {
         let target = &options.target;
         let fault = |error: tonic::transport::Error| Error::connect(target, &error);
@@ -62,7 +60,7 @@ impl Connection {
                 .keep_alive_timeout(PING_TIMEOUT.min(options.keep_alive))
                 .keep_alive_while_idle(true);
         }
-        // A unix socket whose queue is full lets wait without an end, whatever the endpoint's own limit.
+        // Connecting to a unix socket whose queue is full blocks without end, whatever the endpoint's own timeout.
         let late = |_| Error::Connect {
             target: target.clone(),
             reason: format!("the connection was not accepted within {CONNECT_TIMEOUT:?}"),
@@ -89,15 +87,12 @@ impl Connection {
     }
 
     /// Waits for a state other than the one at `from`, or for that state to become stale or current again.
-    ///
-    /// # Errors
-    /// What came is not a whole state.
     pub(crate) async fn next(&self, from: &Position) -> Result<State, Error> {
         let request = NextFilter {
             instance_id: from.instance_id,
             rev: from.rev,
             required_endpoint_conditions: self.required,
-            // Also when nothing else has changed; servers that do not know it leave it aside.
+            // Answer also when nothing else has changed; servers that do not know the field ignore it.
             follow_stale: true,
             stale: from.stale,
             ..NextFilter::default()
@@ -119,23 +114,21 @@ impl Connection {
         State::new(next.into(), first.node, services)
     }
 
-    /// Reports the status of a backend.
-    ///
     /// # Errors
-    /// The server does not want to know, or does not know how: [`Error::is_unimplemented`].
+    /// The server refuses the report or does not support reports: [`Error::is_unimplemented`].
     pub(crate) async fn report(&self, backend: Backend) -> Result<(), Error> {
         let mut grpc = Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| Error::status(Status::from_error(error.into()), false))?;
         let path = PathAndQuery::from_static(REPORT);
         let answer = grpc.unary(Request::new(backend), path, RawCodec::default()).await;
-        // The answer is empty, and what later servers may put into it is not for us.
+        // The answer is empty; fields of later servers are ignored.
         answer.map(|_| ()).map_err(|status| Error::status(status, false))
     }
 
-    /// Follows the changes since the state at `from`.
+    /// Reads the changes since the state at `from`.
     ///
     /// # Errors
-    /// The server does not want to, or does not know how: [`Error::is_unimplemented`].
+    /// The server refuses or does not support it: [`Error::is_unimplemented`].
     pub(crate) async fn watch(&self, from: &Position) -> Result<Watch, Error> {
         let request = WatchRequest {
             instance_id: from.instance_id,
@@ -147,7 +140,7 @@ impl Connection {
     }
 }
 
-/// The next message; none: the stream ended well. With a limit, we are in the middle of a state.
+/// The next message; `None`: the stream ended with OK. With a limit, a state is incomplete.
 async fn receive(stream: &mut Streaming<Bytes>, limit: Option<Duration>) -> Result<Option<Bytes>, Error> {
     let received = match limit {
         None => stream.message().await,
@@ -156,20 +149,19 @@ async fn receive(stream: &mut Streaming<Bytes>, limit: Option<Duration>) -> Resu
     received.map_err(|status| Error::status(status, limit.is_some()))
 }
 
-/// A stream of changes.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: Streaming<Bytes>,
     stall_timeout: Duration,
-    /// The server was not told of any state to start from.
+    /// The request had no position to start from.
     reset_first: bool,
 }
 
 impl Watch {
-    /// What leads to the next whole state.
+    /// The changes that lead to the next complete state.
     ///
     /// # Errors
-    /// The stream ended or broke, or what came makes no sense. What was not whole is gone.
+    /// The stream ended or broke, or an item is malformed. The incomplete state is discarded.
     pub(crate) async fn batch(&mut self) -> Result<Batch, Error> {
         let mut begun = false;
         let mut whole = false;

@@ -1,6 +1,6 @@
-//! What can go wrong.
+//! Errors of the client.
 //!
-//! Owns: [`Error`]. None of these ends a [`crate::Client`]: each is reported, and the next attempt follows.
+//! Owns: [`Error`]. None of these ends a [`crate::Client`]: each is reported and followed by a retry.
 
 use std::{error::Error as StdError, io, time::Duration};
 
@@ -11,44 +11,44 @@ use crate::{ServiceName, Target};
 /// An error of a consumer, of any kind.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Why an attempt failed. The next one follows by itself.
+/// Why an attempt failed. The client retries by itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no connection.
+    /// The connection cannot be opened.
     #[error("cannot connect to {target}: {reason}")]
     Connect {
-        /// Where to.
+        /// The address.
         target: Target,
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
     /// The server refused, failed, or the connection was closed.
     #[error("{}", said(status, *within))]
     Status {
-        /// What was said, or found out.
+        /// The status that the server sent, or one that describes the broken connection.
         status: Box<Status>,
-        /// Whether it came in the middle of a state, the incomplete state was discarded.
+        /// Whether it arrived within a state; the incomplete state was discarded.
         within: bool,
     },
-    /// The stream ended where it should not.
+    /// The stream ended early.
     #[error("the server ended the stream {0}")]
     Ended(&'static str),
-    /// The server paused in the middle of a state.
+    /// The server paused within a state.
     #[error("the server sent an incomplete state and then nothing for {0:?}; the state was discarded")]
     Stalled(Duration),
-    /// The server says what makes no sense.
+    /// The server sent an invalid item.
     #[error("the server sent an invalid state: {0}; it was discarded")]
     Malformed(String),
     /// One Service cannot be decoded.
     #[error("cannot decode Service {name} ({source}); the state was discarded")]
     Undecodable {
-        /// Which.
+        /// Name of the Service.
         name: ServiceName,
-        /// Why.
+        /// The cause.
         source: prost::DecodeError,
     },
-    /// The consumer could not make use of a state. It is offered again.
+    /// The consumer failed to apply a state. It is offered again.
     #[error("cannot apply the state; retrying: {0}")]
     Handler(BoxError),
 }
@@ -100,7 +100,7 @@ fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     None
 }
 
-/// What an error says, and what those below it say beyond that.
+/// The text of an error, and what its sources add to it.
 fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -121,7 +121,7 @@ fn said(status: &Status, within: bool) -> String {
         (Code::Unimplemented, message) => {
             format!("the server does not serve the Endpoints API; check the target ({message})")
         }
-        // A status with a source was made here: the connection was closed, or never spoke HTTP/2.
+        // A status with a source was made by this client: the connection was closed, or is not HTTP/2.
         _ if status.source().is_some() && within => "the connection was closed".to_owned(),
         _ if status.source().is_some() => {
             "the connection was closed; check that the target serves the Endpoints API".to_owned()

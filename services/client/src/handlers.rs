@@ -1,6 +1,6 @@
 //! The handlers of a consumer.
 //!
-//! Owns: [`Handlers`], what a consumer of endpoints has to be. Out: nothing; the calls come from
+//! Owns: [`Handlers`], the trait of a consumer of endpoints. Out: nothing; the calls come from
 //! [`crate::Client::run`] and [`crate::DiffStore`].
 
 use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
@@ -9,39 +9,39 @@ use crate::{BoxError, Position, ServiceName};
 
 /// A consumer of endpoints, such as a dataplane backend.
 ///
-/// What leads from one state to the next comes together: [`node`](Self::node), then every
-/// [`delete`](Self::delete), then every [`set`](Self::set), each at most once a Service and in the order of the names, and
-/// then [`sync`](Self::sync), whereupon the state is whole. States in between may be missed, changes never. Deletes come
+/// The changes between two states are delivered together: [`node`](Self::node), then every [`delete`](Self::delete),
+/// then every [`set`](Self::set), each at most once per Service and in the order of the names, and then
+/// [`sync`](Self::sync), which completes the state. Intermediate states may be skipped, changes never. Deletes come
 /// first, so that an address that moves from one Service to another is free when it is set.
 ///
-/// All of it is called from the task that runs the client. What takes longer than some seconds belongs into
-/// `tokio::task::spawn_blocking`, or the connection cannot answer the server meanwhile.
+/// All methods are called from the task that runs the client. Work of more than a few seconds belongs in
+/// `tokio::task::spawn_blocking`; otherwise the connection cannot answer the server meanwhile.
 pub trait Handlers: Send {
-    /// The Services that are held from an earlier run, asked once, at the start. Those of them that are gone are deleted
-    /// when the first whole state comes. None, unless the consumer keeps state of its own (in the kernel, on disk); that is
-    /// worth it also for one that does not resume, and starts beside what an earlier run left.
+    /// The Services that are held from an earlier run; called once at the start. Those that no longer exist are deleted
+    /// with the first full state. Empty, unless the consumer keeps state of its own (in the kernel, on disk). Worth
+    /// implementing also for a consumer that does not resume but starts beside what an earlier run left.
     fn held(&mut self) -> Vec<ServiceName> {
         Vec::new()
     }
 
-    /// The node is known, or has changed. Servers that speak only the oldest form of the API never say.
+    /// The node is known, or has changed. Servers with only the oldest form of the API never send it.
     fn node(&mut self, node: NodeInfo) {
         let _ = node;
     }
 
-    /// This Service is gone. After an error of [`sync`](Self::sync) it may come again for one that is gone already.
+    /// This Service was deleted. After an error of [`sync`](Self::sync) it may be called again for a deleted Service.
     fn delete(&mut self, name: &ServiceName);
 
-    /// This Service is new or has changed. After an error of [`sync`](Self::sync) it comes again for every Service.
+    /// This Service is new or has changed. After an error of [`sync`](Self::sync) it is called again for every Service.
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints);
 
-    /// The state is whole: the time to act on it. It comes also when only the position has changed, such as when a state
-    /// becomes stale.
+    /// The state is complete: apply it. Also called when only the position has changed, such as when a state becomes
+    /// stale.
     ///
-    /// An error says that the state is not in effect. It is then asked for anew and offered again whole after
-    /// [`crate::Options::error_delay`]: the node, every Service as a set, and as deletes all that was in the state before
-    /// or in the failed one and is no more. So a consumer may apply what it has again, in full, without remembering
-    /// how far it came.
+    /// An error means that the state is not in effect. It is then requested again and offered in full after
+    /// [`crate::Options::error_delay`]: the node, every Service as a set, and as deletes all Services of the state
+    /// before or the failed one that no longer exist. So a consumer may apply everything again without remembering how
+    /// far it came.
     fn sync(&mut self, position: &Position) -> impl Future<Output = Result<(), BoxError>> + Send;
 }
 

@@ -1,9 +1,9 @@
-//! Follows the service endpoints that a Keelson agent serves.
+//! Client of the Endpoints API of a Keelson agent.
 //!
-//! Any process on a node can know what the Services mean there: it follows the agent's socket with this library, and is told
-//! of every Service that is set or deleted, state by state. A state is the meaning of all Services at one moment; it comes
-//! whole or not at all. Agents may restart, be absent or hang: the client waits, connects again and goes on, and a
-//! consumer hears nothing but real changes.
+//! Any process on a node can read the Services as they apply to that node: it connects to the agent's socket with this
+//! library, and is called for every Service that is set or deleted, state by state. A state is the set of all Services
+//! at one moment; it is delivered in full or not at all. If the agent restarts, is absent or hangs, the client waits,
+//! reconnects and continues; the consumer is called for real changes only.
 //!
 //! ```no_run
 //! use keelson_client::{BoxError, Handlers, Options, Position, ServiceEndpoints, ServiceName};
@@ -28,9 +28,9 @@
 //! }
 //! ```
 //!
-//! What else there is: [`Client::next`] for whole states one by one, [`DiffStore`] to compare such states,
-//! [`EndpointsArgs`] for the flags of a program that uses clap (feature `clap`, on by default), [`Reporter`] for backends that
-//! report their status to the agent, and two complete programs in the folder `examples`.
+//! See also [`Client::next`] for full states one by one, [`DiffStore`] to compare such states, [`EndpointsArgs`] for
+//! the flags of a program that uses clap (feature `clap`, on by default), [`Reporter`] for backends that report their
+//! status to the agent, and two complete programs in the folder `examples`.
 //!
 //! Owns: connections, retries, comparison. In: [`Options`]. Out: calls of [`Handlers`], or [`State`]s; errors to
 //! `tracing` and [`Client::on_trouble`].
@@ -65,20 +65,20 @@ pub use state::{Position, RawService, ServiceName, State};
 pub use store::DiffStore;
 pub use target::{DEFAULT_TARGET, Target, TargetError};
 
-/// What a backend says of itself; the fields are described in `endpoints.proto`. Those that are set by the agent are left
+/// The status report of a backend; the fields are described in `endpoints.proto`. Fields that the agent sets are left
 /// at their defaults.
 pub use keelson_proto::endpoints::Backend;
-/// The messages: what Services and the node are. The fields are described in `localnetv1.proto`.
+/// The messages for Services and the node. The fields are described in `localnetv1.proto`.
 pub use keelson_proto::localnetv1;
 pub use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
-/// What cancels a [`Client`].
+/// The token that cancels a [`Client`].
 pub use tokio_util::sync::CancellationToken;
 
-/// Tells a consumer of every state until the process gets SIGINT or SIGTERM; returns where it stood then. For more say in
-/// it see [`Client`].
+/// Reports every state to a consumer until the process receives SIGINT or SIGTERM; returns the last position. See
+/// [`Client`] for more control.
 ///
 /// # Errors
-/// The signals cannot be listened to. Nothing else ends it.
+/// The signal handlers cannot be installed. Nothing else ends it.
 pub async fn run(options: Options, handlers: &mut impl Handlers) -> io::Result<Position> {
     let mut client = Client::new(options);
     client.cancel_on_signals()?;

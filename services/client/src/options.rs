@@ -1,4 +1,4 @@
-//! How endpoints are followed.
+//! Options of the client.
 //!
 //! Owns: [`Options`] and [`Api`]. In and out: plain values.
 
@@ -19,7 +19,7 @@ pub enum Api {
     Next,
 }
 
-/// How endpoints are followed. Every field has a default.
+/// Options of the client. Every field has a default.
 ///
 /// ```
 /// use keelson_client::Options;
@@ -28,32 +28,29 @@ pub enum Api {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Where the endpoints are served.
+    /// Address of the server.
     pub target: Target,
     /// Which API [`crate::Client::run`] uses. [`crate::Client::next`] always uses `Next`.
     pub api: Api,
-    /// With `rev`: the state that is known already, of a [`crate::Position`]; 0: none. The first state is then
-    /// one after it. What [`crate::Client::run`] delivers at first may be nothing but what has changed since, so
-    /// this is for consumers that kept their own state, which they name by [`crate::Handlers::held`]; one that starts empty
-    /// leaves both at 0.
+    /// With `rev`: the state that the consumer has, of a [`crate::Position`]; 0: none. The first state is then a later
+    /// one, and [`crate::Client::run`] may deliver only what has changed since. For consumers that kept their own
+    /// state, which they name with [`crate::Handlers::held`]; a consumer that starts empty leaves both at 0.
     pub instance_id: u64,
     /// See `instance_id`.
     pub rev: u64,
-    /// The longest pause before the next attempt when something failed. The first pause is a sixteenth of it, each
-    /// further one twice as long, and each is shortened at random by up to half, so that many clients do not
-    /// come at once. Default: 1 s.
+    /// Maximum pause before a retry. The first pause is a sixteenth of it, and each further one twice as long. Each is
+    /// shortened at random by up to half, so that many clients do not reconnect at once. Default: 1 s.
     pub error_delay: Duration,
-    /// The largest message that is accepted, in bytes. A message is one Service with its endpoints. Default: 64 MiB,
-    /// room for several hundred thousand endpoints in one Service.
+    /// Maximum size of a received message in bytes. A message is one Service with its endpoints. Default: 64 MiB, room
+    /// for several hundred thousand endpoints in one Service.
     pub max_msg_size: usize,
-    /// Only endpoints for which every condition that is true here is true are sent. Services are always all sent.
+    /// Receive only endpoints that meet every condition that is true here. Services are always all sent.
     pub required_endpoint_conditions: Option<EndpointConditions>,
-    /// How often a silent server is asked by an HTTP/2 ping whether it is still there; it has as long to answer, but no
-    /// longer than 10 s. Zero: never, for servers that do not like to be asked (those of grpc-go want 5 min in between
-    /// unless told otherwise). Default: 20 s.
+    /// Interval of HTTP/2 pings to a silent server, and maximum time for the answer, at most 10 s. Zero: no pings, for
+    /// servers that reject frequent ones (grpc-go requires 5 min in between by default). Default: 20 s.
     pub keep_alive: Duration,
-    /// How long a server may pause in the middle of a state before the connection is given up. Between states it may be
-    /// silent for ever. Default: 30 s.
+    /// Maximum pause of a server within a state before the connection is closed. Between states it may be silent
+    /// indefinitely. Default: 30 s.
     pub stall_timeout: Duration,
 }
 

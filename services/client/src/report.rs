@@ -1,8 +1,8 @@
 //! Reports of a backend's status to the agent.
 //!
-//! Owns: [`report`] and [`Reporter`], and what a text must be to be taken. In: what a backend is and has done. Out: whether it
-//! was taken, to be shown by `keelson endpoints` and on the agent's page. It has a connection of its own: whatever becomes
-//! of a report, following goes on undisturbed.
+//! Owns: [`report`] and [`Reporter`], and the normalization of texts. In: the status of a backend. Out: whether the
+//! agent accepted it; `keelson endpoints` and the agent's page show it. Reports use a connection of their own, so that
+//! they never disturb the reading of endpoints.
 
 use std::time::Duration;
 
@@ -12,25 +12,25 @@ use tonic::Status;
 
 use crate::{Error, Options, Target, connection::Connection};
 
-/// How long a report may take, with connecting.
+/// Maximum time of a report, including connecting.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The longest reason that an agent takes, in bytes.
+/// Maximum length of a reason that an agent accepts, in bytes.
 const REASON: usize = 1024;
 
-/// What became of a report.
+/// Result of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Reported {
-    /// The agent has it.
+    /// The agent accepted it.
     Taken,
-    /// The agent is older than reports and knows nothing of them. Nothing is wrong with that.
+    /// The agent is too old to support reports. This is not an error.
     Unsupported,
 }
 
 /// Sends one report of a backend's status; see [`Reporter`] for repeated reports.
 ///
 /// # Errors
-/// Nobody took it within 5 s, or the agent refuses it. A backend goes on without.
+/// No answer within 5 s, or the agent refuses it. A backend works without.
 pub async fn report(target: &Target, backend: Backend) -> Result<Reported, Error> {
     Reporter::new(target.clone()).report(backend).await
 }
@@ -52,28 +52,27 @@ pub async fn report(target: &Target, backend: Backend) -> Result<Reported, Error
 pub struct Reporter {
     options: Options,
     connection: Option<Connection>,
-    /// That the agent takes no reports was said.
+    /// That the agent does not support reports was logged.
     said: bool,
 }
 
 impl Reporter {
-    /// Not connected yet.
+    /// Creates a reporter; it connects with the first report.
     #[must_use]
     pub fn new(target: Target) -> Self {
-        // What is said every few seconds needs no pings beside it.
+        // Reports every few seconds make pings unnecessary.
         let options = Options { target, keep_alive: Duration::ZERO, ..Options::default() };
         Self { options, connection: None, said: false }
     }
 
-    /// Says it. Of a reason as much is sent as the agent takes, on one line. That the agent is older than reports is
-    /// logged once, and asked again each time: it may have been replaced.
+    /// Sends a report. The reason is put on one line and cut to the length that the agent accepts. That the agent does
+    /// not support reports is logged once, and tried again with each report: the agent may have been replaced.
     ///
     /// # Errors
-    /// Nobody took it within 5 s, or the agent refuses it. A backend goes on without, and the next report connects
-    /// anew.
+    /// No answer within 5 s, or the agent refuses it. A backend works without, and the next report reconnects.
     pub async fn report(&mut self, mut backend: Backend) -> Result<Reported, Error> {
         backend.reason = one_line(&backend.reason);
-        // Not put back where it fails, or is dropped half way.
+        // Not put back if it fails or is dropped.
         let kept = self.connection.take();
         let told = timeout(DEADLINE, async {
             let connection = match kept {
@@ -106,7 +105,7 @@ impl Reporter {
     }
 }
 
-/// A reason on one line, at most as long as an agent takes.
+/// A reason on one line, cut to the maximum length.
 fn one_line(reason: &str) -> String {
     let mut line: String = reason.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > REASON {

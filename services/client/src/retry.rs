@@ -1,7 +1,7 @@
-//! What follows an error.
+//! Retries after errors.
 //!
-//! Owns: [`Troubles`], who counts errors, says them without a flood, and says how long to wait. In: errors, and that a state
-//! came. Out: lines in the log, [`Trouble`]s to a callback, pauses.
+//! Owns: [`Troubles`], which counts errors, limits the rate of their log lines, and computes pauses. In: errors, and
+//! received states. Out: log lines, [`Trouble`]s to a callback, pauses.
 
 use std::{
     fmt,
@@ -15,34 +15,34 @@ use tokio::time::Instant;
 
 use crate::Error;
 
-/// Errors stay one series until it has been quiet for so many times the longest pause.
+/// Errors are one series until there was none for this multiple of the longest pause.
 const QUIET: u32 = 10;
 /// The first pause is the longest one divided by two to this power.
 const DOUBLINGS: u32 = 4;
 
-/// What a callback is told of an error.
+/// An error as a callback receives it.
 #[derive(Debug)]
 pub struct Trouble<'a> {
-    /// The newest error.
+    /// The latest error.
     pub error: &'a Error,
-    /// How many attempts have failed in a row, this one included; states that came in between for a moment do not end
-    /// the row.
+    /// Number of consecutive failed attempts, this one included; states received only for a moment in between do not
+    /// reset it.
     pub attempts: u64,
 }
 
 pub(crate) type Callback = Box<dyn FnMut(&Trouble<'_>) + Send>;
 pub(crate) type Recovery = Box<dyn FnMut() + Send>;
 
-/// A row of errors.
+/// A series of errors.
 pub(crate) struct Troubles {
     longest_pause: Duration,
     callback: Option<Callback>,
     recovery: Option<Recovery>,
     attempts: u64,
-    /// Kinds of errors that were said in this row.
+    /// Kinds of errors that were logged in this series.
     said: Vec<Discriminant<Error>>,
     last: Option<Instant>,
-    /// An error was said, and not yet that it is over.
+    /// An error was logged, and its end not yet.
     failing: bool,
 }
 
@@ -73,7 +73,7 @@ impl Troubles {
         self.recovery = Some(callback);
     }
 
-    /// Notes an error, and returns how long to wait.
+    /// Records an error, and returns how long to wait.
     pub(crate) fn note(&mut self, error: &Error) -> Duration {
         let now = Instant::now();
         let quiet = self.longest_pause.saturating_mul(QUIET);
@@ -99,7 +99,7 @@ impl Troubles {
         jittered(pause(self.longest_pause, self.attempts), RandomState::new().hash_one(self.attempts))
     }
 
-    /// Notes that a state came and was taken.
+    /// Records that a state was received and applied.
     pub(crate) fn well(&mut self) {
         if mem::take(&mut self.failing) {
             tracing::info!(attempts = self.attempts, "reading endpoints again");
@@ -110,13 +110,13 @@ impl Troubles {
     }
 }
 
-/// The pause after this many failures, before chance has its say.
+/// The pause after this many failures, before jitter.
 fn pause(longest: Duration, attempts: u64) -> Duration {
     let backoff = Backoff { first: longest / 2_u32.pow(DOUBLINGS), longest };
     backoff.pause(u32::try_from(attempts).unwrap_or(u32::MAX))
 }
 
-/// Between half of it and all of it.
+/// Between half of the pause and all of it.
 fn jittered(pause: Duration, chance: u64) -> Duration {
     let parts = u32::try_from(chance % 1025).unwrap_or(0);
     pause / 2 + (pause / 2048).saturating_mul(parts)

@@ -1,7 +1,7 @@
 //! States.
 //!
-//! Owns: [`State`], a whole one whose Services are still encoded, [`Position`], which state it is, and [`ServiceName`].
-//! In: items of the wire. Out: values; a [`State`] exists only whole.
+//! Owns: [`State`], a full state whose Services are still encoded, [`Position`], which identifies it, and
+//! [`ServiceName`]. In: items of the wire. Out: values; a [`State`] is always complete.
 
 use bytes::Bytes;
 use keelson_proto::{
@@ -14,7 +14,7 @@ use crate::Error;
 
 pub use keelson_proto::names::ServiceName;
 
-/// As [`ServiceName::new`], of names that a server sent.
+/// As [`ServiceName::new`], for names that a server sent.
 pub(crate) fn checked_name(namespace: &str, name: &str) -> Result<ServiceName, Error> {
     if name.is_empty() {
         return Err(Error::malformed("a Service has no name"));
@@ -25,18 +25,18 @@ pub(crate) fn checked_name(namespace: &str, name: &str) -> Result<ServiceName, E
     Ok(ServiceName::new(namespace, name))
 }
 
-/// Which state it is, and what is known of it.
+/// Identifies a state, and describes its freshness.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Position {
-    /// Random, as old as the server's state; 0: none.
+    /// Random, made with the server's state; 0: none.
     pub instance_id: u64,
-    /// Grows with each change of the state of an instance; 0: none.
+    /// Increases with each change of the state of an instance; 0: none.
     pub rev: u64,
-    /// The server cannot ask its source now; this is what it heard last.
+    /// The server cannot reach its source now; this is the last known state.
     pub stale: bool,
-    /// Why it is stale, a sentence.
+    /// Why it is stale.
     pub stale_reason: String,
-    /// When it was current last, in Unix milliseconds, if it is stale and the server says so.
+    /// When it was last current, in Unix milliseconds, if it is stale and the server knows.
     pub stale_since_unix_ms: Option<i64>,
     /// When the oldest change that led to this state was made, in Unix milliseconds (from the annotation
     /// `endpoints.kubernetes.io/last-change-trigger-time`), if it is known.
@@ -73,7 +73,7 @@ impl From<Sync> for Position {
     }
 }
 
-/// A Service as it came. To decode it is up to who holds it.
+/// A Service as received; the holder decides whether to decode it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawService {
     pub(crate) name: ServiceName,
@@ -81,20 +81,20 @@ pub struct RawService {
 }
 
 impl RawService {
-    /// Which Service it is.
+    /// Name of the Service.
     #[must_use]
     pub fn name(&self) -> &ServiceName {
         &self.name
     }
 
-    /// The encoded `localnetv1.ServiceEndpoints`. Equal Services have equal bytes. It is a part of what was received, which
-    /// stays in memory as long as this does: who wants to keep single ones for long copies them.
+    /// The encoded `localnetv1.ServiceEndpoints`. Equal Services have equal bytes. The bytes are a part of the received
+    /// message, which stays in memory as long as they do; copy them to keep single ones for long.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The Service.
+    /// Decodes the Service.
     ///
     /// # Errors
     /// [`Error::Undecodable`].
@@ -108,12 +108,12 @@ pub(crate) fn decode(name: &ServiceName, bytes: &Bytes) -> Result<ServiceEndpoin
     decoded.map_err(|source| Error::Undecodable { name: name.clone(), source })
 }
 
-/// A whole state: every Service there is, at one moment.
+/// A full state: every Service at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
     pub(crate) position: Position,
     pub(crate) node: Option<NodeInfo>,
-    /// In the order of their names, which are all different.
+    /// In the order of their names, which are unique.
     pub(crate) services: Vec<RawService>,
 }
 
@@ -134,19 +134,19 @@ impl State {
         Ok(Self { position, node, services })
     }
 
-    /// Which state it is: what to ask from, to get the next one.
+    /// Identifies the state; the next one is requested from it.
     #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// The node, if the server says.
+    /// The node, if the server sent it.
     #[must_use]
     pub fn node(&self) -> Option<&NodeInfo> {
         self.node.as_ref()
     }
 
-    /// Every Service, in the order of their names.
+    /// All Services in the order of their names.
     #[must_use]
     pub fn services(&self) -> &[RawService] {
         &self.services

@@ -1,10 +1,10 @@
-//! From whole states to changes.
+//! Computes changes from full states.
 //!
-//! Owns: [`DiffStore`], which knows of every Service that was delivered its name and a hash of its bytes, and [`Batch`],
-//! what leads to the next state. In: states, or changes of them. Out: the calls of [`Handlers`].
+//! Owns: [`DiffStore`], which holds the name and a hash of the bytes of every delivered Service, and [`Batch`],
+//! the changes that lead to the next state. In: states, or changes of them. Out: the calls of [`Handlers`].
 //!
-//! A Service costs its name and about 60 bytes, however many endpoints it has: 1 MB at 10,000 Services. The hash has
-//! 64 bits and a random key, so that of 2^64 changes one would be overlooked.
+//! A Service takes its name and about 60 bytes, however many endpoints it has: 1 MB for 10,000 Services. The hash has
+//! 64 bits and a random key, so that one in 2^64 changes is missed.
 
 use std::{
     collections::BTreeMap,
@@ -16,18 +16,18 @@ use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
 
 use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::decode};
 
-/// Maximum number of bytes of changed Services that are decoded at once. Where more have changed, as at the start, each is decoded to
-/// see whether all is sound and again when it is delivered: that takes less memory than holding all of them decoded.
+/// Maximum number of bytes of changed Services that are kept decoded. Above it, as at the start, each is decoded to
+/// check it and again when it is delivered, which takes less memory.
 const DECODED_AT_ONCE: usize = 1 << 20;
 
-/// What leads from one state to the next.
+/// The changes that lead to the next state.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// What is not in it does not exist.
+    /// A full state: Services that are not listed do not exist.
     pub(crate) whole: bool,
     pub(crate) position: Position,
     pub(crate) node: Option<NodeInfo>,
-    /// In the order of their names, which are all different; a Service, or that it is gone.
+    /// In the order of their names, which are unique; `None`: deleted.
     pub(crate) services: Vec<(ServiceName, Option<Bytes>)>,
 }
 
@@ -38,21 +38,20 @@ impl From<State> for Batch {
     }
 }
 
-/// Turns whole states into changes, for consumers who get states from [`crate::Client::next`] or elsewhere.
-/// [`crate::Client::run`] has one of its own.
+/// Computes changes from full states, for consumers that get states from [`crate::Client::next`] or elsewhere.
+/// [`crate::Client::run`] has its own.
 #[derive(Debug, Default)]
 pub struct DiffStore {
-    /// What the consumer has: the hash of the bytes, or none where that is not known.
+    /// What the consumer has: the hash of the bytes, or `None` if it is not known.
     held: BTreeMap<ServiceName, Option<u64>>,
     node: Option<NodeInfo>,
     last: Option<Position>,
-    /// The consumer has more than is known here: it resumed.
+    /// The consumer resumed, and holds more than is known here.
     more_is_held: bool,
     hasher: RandomState,
     decoded: u64,
 }
 
-/// A Service that is to be set.
 #[derive(Debug)]
 struct Set {
     name: ServiceName,
@@ -71,34 +70,33 @@ struct Plan {
 }
 
 impl DiffStore {
-    /// One whose consumer holds nothing but these Services, of which it is not known what they are.
+    /// A store for a consumer that holds only these Services, whose content is not known.
     #[must_use]
     pub fn new(held: impl IntoIterator<Item = ServiceName>) -> Self {
         Self { held: held.into_iter().map(|name| (name, None)).collect(), ..Self::default() }
     }
 
-    /// As [`Self::new`], of a consumer that resumes, and may hold Services that are not named.
+    /// As [`Self::new`], for a consumer that resumes and may hold Services that are not named.
     pub(crate) fn resumed(held: impl IntoIterator<Item = ServiceName>) -> Self {
         Self { more_is_held: true, ..Self::new(held) }
     }
 
-    /// Delivers what leads to this state: see [`Handlers`]. Nothing is delivered when nothing has changed and the position
-    /// is that of the state before.
+    /// Delivers the changes that lead to this state: see [`Handlers`]. Nothing is delivered if nothing has changed and
+    /// the position is that of the state before.
     ///
     /// # Errors
-    /// A Service that has changed cannot be decoded: nothing was delivered. Or `sync` failed: the next state, which may be
-    /// the same, is delivered whole.
+    /// A changed Service cannot be decoded: nothing was delivered. Or `sync` failed: the next state, which may be the
+    /// same, is delivered in full.
     pub async fn deliver(&mut self, state: State, handlers: &mut impl Handlers) -> Result<(), Error> {
         self.deliver_batch(state.into(), handlers).await
     }
 
-    /// How many Services were decoded so far.
+    /// Number of Services decoded so far.
     #[must_use]
     pub fn decoded(&self) -> u64 {
         self.decoded
     }
 
-    /// As [`Self::deliver`].
     pub(crate) async fn deliver_batch(
         &mut self,
         batch: Batch,
@@ -112,7 +110,7 @@ impl DiffStore {
         self.call(plan, handlers).await
     }
 
-    /// Compares, and decodes what has changed; nothing of the store changes.
+    /// Compares, and decodes what has changed; does not change the store.
     fn plan(&mut self, batch: Batch) -> Result<Plan, Error> {
         let Batch { whole, position, node, services } = batch;
         let mut deletes = Vec::new();
@@ -145,7 +143,7 @@ impl DiffStore {
 
     async fn call(&mut self, plan: Plan, handlers: &mut impl Handlers) -> Result<(), Error> {
         let Plan { deletes, sets, node, position, whole } = plan;
-        // Until it is known to be in effect, what is delivered is not known to be there, nor to be gone.
+        // Until `sync` succeeds, delivered Services count as neither present nor deleted.
         let before = self.last.take();
         if let Some(node) = &node {
             self.node = None;
@@ -173,7 +171,7 @@ impl DiffStore {
             "endpoints changed"
         );
         if let Err(error) = handlers.sync(&position).await {
-            // A consumer that failed may have lost what it had before.
+            // A consumer that failed may have lost its earlier state.
             self.held.values_mut().for_each(|hash| *hash = None);
             self.node = None;
             return Err(Error::Handler(error));
@@ -196,7 +194,7 @@ mod tests {
     use super::*;
     use crate::BoxError;
 
-    /// Writes down what it is told.
+    /// Records its calls.
     #[derive(Default)]
     struct Calls {
         calls: Vec<String>,
@@ -301,7 +299,7 @@ mod tests {
         let mut store = DiffStore::default();
         assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
         assert_eq!(failing(&mut store, changes(2, &[("a", 2), ("n", 1)], &["b"])).await, "-b a=2 n=1 @2");
-        // b was deleted, n was set, or not: both are deleted.
+        // b may have been deleted and n set, so both are deleted.
         assert_eq!(failing(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
         assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
         assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "");

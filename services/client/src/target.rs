@@ -1,17 +1,17 @@
-//! Where the endpoints are served.
+//! Address of the server.
 //!
-//! Owns: [`Target`]. In: `unix:///PATH` or `tcp://HOST:PORT`, as docker writes such addresses. Out: an address, or what
-//! is wrong with the text.
+//! Owns: [`Target`]. In: `unix:///PATH` or `tcp://HOST:PORT`, as docker writes such addresses. Out: an address, or an
+//! error.
 
 use std::{fmt, str::FromStr};
 
-/// Where an agent listens unless its settings say otherwise.
+/// Where an agent listens by default.
 pub const DEFAULT_TARGET: &str = "unix:///run/keelson-endpoints/endpoints.sock";
 
-/// The longest path that a unix socket can have, in bytes (`sun_path` without its end).
+/// Maximum length of the path of a unix socket in bytes (`sun_path` without its terminator).
 const LONGEST_PATH: usize = 107;
 
-/// Where the endpoints are served: `unix:///run/keelson-endpoints/endpoints.sock` or `tcp://127.0.0.1:12345`.
+/// Address of a server: `unix:///run/keelson-endpoints/endpoints.sock` or `tcp://127.0.0.1:12345`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Target(Kind);
 
@@ -21,7 +21,7 @@ enum Kind {
     Tcp { host: String, port: u16 },
 }
 
-/// A text that names no target.
+/// The text is not a valid target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a valid target: {reason}; write unix:///PATH or tcp://HOST:PORT")]
 pub struct TargetError {
@@ -30,7 +30,7 @@ pub struct TargetError {
 }
 
 impl Target {
-    /// The path, of a unix socket.
+    /// The path of a unix socket; `None` for TCP.
     #[must_use]
     pub fn unix_path(&self) -> Option<&str> {
         match &self.0 {
@@ -39,7 +39,7 @@ impl Target {
         }
     }
 
-    /// The same as tonic names it.
+    /// The address in tonic's form.
     pub(crate) fn uri(&self) -> String {
         match &self.0 {
             Kind::Unix(path) => format!("unix://{path}"),
@@ -89,7 +89,7 @@ fn unix_path(path: &str) -> Result<&str, &'static str> {
     }
 }
 
-/// A name or an address; one of IPv6 stands in brackets.
+/// A name or an address; an IPv6 address is in brackets.
 fn check_host(host: &str) -> Result<(), &'static str> {
     if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         return inner.parse::<std::net::Ipv6Addr>().map(|_| ()).map_err(|_| "the IPv6 address is invalid");

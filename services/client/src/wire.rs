@@ -1,7 +1,7 @@
-//! Messages that are only looked into.
+//! Partial decoding of messages.
 //!
-//! Owns: [`RawCodec`], which leaves answers encoded, and the few fields that are read of them: which kind of item it is,
-//! and the name of the Service in it. In: bytes of the wire. Out: [`NextItem`] and [`WatchItem`] with Services as bytes.
+//! Owns: [`RawCodec`], which leaves answers encoded, and the few fields that are read of them: the kind of an item, and
+//! the name of the Service in it. In: bytes of the wire. Out: [`NextItem`] and [`WatchItem`] with Services as bytes.
 
 use std::marker::PhantomData;
 
@@ -21,7 +21,7 @@ use tonic::{
 
 use crate::{Error, RawService, ServiceName, state::checked_name};
 
-/// Encodes requests; answers stay as they came.
+/// Encodes requests; answers stay encoded.
 #[derive(Debug)]
 pub(crate) struct RawCodec<T>(PhantomData<T>);
 
@@ -64,7 +64,7 @@ impl<T: Message + 'static> Decoder for RawCodec<T> {
     }
 }
 
-/// The fields of a message that have a length (strings, bytes, messages) with their numbers; others are skipped.
+/// The length-delimited fields of a message (strings, bytes, messages) with their numbers; others are skipped.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -102,7 +102,7 @@ fn message<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
     M::decode(bytes).map_err(undecodable)
 }
 
-/// A message that occurs twice stands for both, one merged into the other, which is what their bytes in a row mean.
+/// Two messages of the same field are merged, which protobuf defines as the concatenation of their bytes.
 fn merge(slot: &mut Option<Bytes>, whole: &Bytes, value: &[u8]) {
     *slot = Some(match slot.take() {
         None => whole.slice_ref(value),
@@ -114,7 +114,7 @@ fn text(bytes: &[u8]) -> Result<&str, Error> {
     std::str::from_utf8(bytes).map_err(|_| Error::malformed("a name is not valid UTF-8"))
 }
 
-/// Reads no more of an encoded `localnetv1.ServiceEndpoints` than its first two fields, wherever they stand.
+/// Reads only the first two fields of an encoded `localnetv1.ServiceEndpoints`, at any position.
 fn service(bytes: Bytes) -> Result<RawService, Error> {
     let (mut namespace, mut name) = ("", "");
     for field in Fields(&bytes) {
@@ -137,8 +137,6 @@ pub(crate) struct NextItem {
 }
 
 impl NextItem {
-    /// # Errors
-    /// It is none.
     pub(crate) fn read(bytes: &Bytes) -> Result<Self, Error> {
         let (mut next, mut found, mut node) = (None, None, None);
         for field in Fields(bytes) {
@@ -165,15 +163,13 @@ pub(crate) enum WatchItem {
     Delete(ServiceName),
     Sync(Sync),
     Node(NodeInfo),
-    /// A kind of item that is newer than this client.
+    /// A kind of item that this client does not know.
     Unknown,
 }
 
 impl WatchItem {
-    /// # Errors
-    /// It is none.
     pub(crate) fn read(bytes: &Bytes) -> Result<Self, Error> {
-        // Of a oneof the last member counts; the same one again is merged.
+        // The last member of a oneof counts; a repeated one is merged.
         let mut found: Option<(u32, Bytes)> = None;
         for field in Fields(bytes) {
             let (tag, value) = field?;

@@ -1,4 +1,4 @@
-//! `Client::next` before servers that fail in every way.
+//! `Client::next` with servers that fail in every way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -16,7 +16,7 @@ use keelson_client::{
 };
 use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 
-/// Notes what errors a client reports.
+/// Records the errors that a client reports.
 fn noted(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let sink = errors.clone();
@@ -58,7 +58,7 @@ async fn states_follow_each_other() {
     assert_eq!((client.position().instance_id, client.position().rev), (7, 4));
 }
 
-/// E20: the server is told what is known, so that it can tell of a change of that alone.
+/// E20: the request says what the client knows, so that the server can answer a change of staleness alone.
 #[tokio::test]
 async fn e20_a_state_that_becomes_stale_comes_again() {
     let (_folder, path, options) = place();
@@ -120,7 +120,7 @@ async fn a_server_that_is_absent_is_waited_for() {
     assert!(errors.lock().unwrap()[0].contains("the socket does not exist; check that the agent is running"));
 }
 
-/// What the client does after a first answer that is no whole state, which `fail` gives.
+/// Checks the client after `fail` answers its second request with an incomplete state.
 async fn recovers_from(
     fail: impl AsyncFnOnce(common::Call),
     options: impl FnOnce(Options) -> Options,
@@ -142,7 +142,6 @@ async fn recovers_from(
     assert!(errors.len() == 1 && errors[0].contains(said), "{errors:?}");
 }
 
-/// The same with default options.
 async fn recovers(fail: impl AsyncFnOnce(common::Call), said: &str) {
     recovers_from(fail, |options| options, said).await;
 }
@@ -294,7 +293,7 @@ async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
     let mut client = Client::new(Options { keep_alive: Duration::from_millis(50), ..options });
     let errors = noted(&mut client);
     let listener = UnixListener::bind(&path).unwrap();
-    // Taken, and never read from.
+    // Accepted, and never read from.
     let silent = async {
         let (stream, _) = listener.accept().await.unwrap();
         let again = listener.accept().await.unwrap();
@@ -309,7 +308,7 @@ async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
 
 #[tokio::test]
 async fn cancelled_it_returns_whatever_it_waits_for() {
-    // For a server, for a state, and for nothing.
+    // While it waits for a server, for a state, and with nothing to wait for.
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { error_delay: Duration::from_secs(3600), ..options.clone() });
     let token = client.cancellation();

@@ -1,5 +1,5 @@
-//! Random histories through both APIs: whatever happens on the way, a consumer ends with the server's state, and has at
-//! each `sync` exactly the state that it names.
+//! Random histories through both APIs: whatever happens, a consumer ends with the server's state, and has at each
+//! `sync` exactly the state of its position.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -25,14 +25,14 @@ type Contents = (BTreeMap<String, i32>, String);
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Services become so (0: is deleted), in one revision.
+    /// Versions of Services (0: deleted), in one revision.
     Change(Vec<(u8, i32)>),
     Node(u8),
-    /// The server loses its state and makes another: the same contents.
+    /// The server loses its state and makes another with the same contents.
     NewInstance,
-    /// The server forgets what changed, so that it has to send everything.
+    /// The server forgets its history, so that it has to send a full state.
     Forget,
-    /// The client receives the newest state.
+    /// The client receives the latest state.
     Deliver,
     /// The same, but the connection breaks after this number of items.
     Break(usize),
@@ -52,15 +52,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a consumer has, and what it must have.
 #[derive(Default)]
 struct Shared {
     has: Contents,
     fail: bool,
-    /// Every state that was ever published.
+    /// Every published state.
     published: BTreeMap<(u64, u64), Contents>,
     at: (u64, u64),
-    /// After an error anything may come again.
+    /// After an error any Service may be delivered again.
     doubt: bool,
     synced: usize,
     wrong: Vec<String>,
@@ -108,16 +107,16 @@ impl Handlers for Fold {
     }
 }
 
-/// A server's state with a history, which answers as the protocol says.
+/// A server's state with a history, which answers as the protocol defines.
 struct Publisher {
     path: PathBuf,
     server: Option<Server>,
     watch: Option<Call>,
     contents: Contents,
     at: (u64, u64),
-    /// Where the open watch is.
+    /// Position of the open watch.
     sent: (u64, u64),
-    /// Revisions of this instance that changes are known since.
+    /// The first revision of this instance since which changes are known.
     since: u64,
     shared: Arc<Mutex<Shared>>,
 }
@@ -131,7 +130,7 @@ impl Publisher {
         self.shared.lock().unwrap().published.insert(self.at, self.contents.clone());
     }
 
-    /// Sends at most `most` items of what leads to the newest state; whether it was whole.
+    /// Sends at most `most` items that lead to the latest state; returns whether the state was complete.
     async fn send(&mut self, api: Api, most: usize) -> bool {
         if api == Api::Next { self.send_next(most).await } else { self.send_watch(most).await }
     }
@@ -139,7 +138,7 @@ impl Publisher {
     async fn send_next(&mut self, most: usize) -> bool {
         let call = self.server.as_mut().unwrap().expect_method("Next").await;
         if (call.instance_id, call.rev) == self.at {
-            // It is up to date: it would wait, so that all it may see is that the connection goes.
+            // It is up to date and would wait; all it may notice is the broken connection.
             return most == usize::MAX;
         }
         let next = local::NextFilter { instance_id: self.at.0, rev: self.at.1, ..Default::default() };
@@ -206,7 +205,7 @@ impl Publisher {
         self.server = Some(Server::start(self.path.clone()));
     }
 
-    /// Until the consumer has the newest state, and has not failed at it.
+    /// Waits until the consumer has the latest state without an error.
     async fn deliver(&mut self, api: Api) {
         loop {
             let fails = {
@@ -222,7 +221,7 @@ impl Publisher {
                 tokio::task::yield_now().await;
             }
             if fails {
-                // It leaves this stream, and asks anew.
+                // It closes this stream, and requests the state again.
                 self.watch = None;
             }
         }
@@ -281,7 +280,7 @@ async fn history(api: Api, steps: &[Step]) {
             Step::Deliver => publisher.deliver(api).await,
             Step::Break(most) => {
                 let synced = shared.lock().unwrap().synced;
-                // A whole state that gets through before the break has to be waited for to know where the client is.
+                // A full state that arrives before the break has to be waited for, to know the client's position.
                 if publisher.send(api, *most).await && *most > 0 && shared.lock().unwrap().at != publisher.at
                 {
                     while shared.lock().unwrap().synced == synced {

@@ -1,4 +1,4 @@
-//! `Reporter` before servers that take reports, refuse them, do not know them, or do not answer.
+//! `Reporter` with servers that accept reports, refuse them, do not support them, or do not answer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -66,7 +66,7 @@ async fn an_agent_that_is_older_is_no_trouble_and_a_refusal_is_told() {
         within(async { tokio::join!(answered(&mut server, 3), reporter.report(backend())) }).await;
     let refused = reported.unwrap_err().to_string();
     assert!(refused.contains("invalid argument"), "{refused}");
-    // It was replaced by one that knows them.
+    // The agent was replaced by one that supports them.
     let (_, reported) =
         within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
     assert_eq!(reported.unwrap(), Reported::Taken);

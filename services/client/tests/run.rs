@@ -1,4 +1,4 @@
-//! `Client::run` before both APIs.
+//! `Client::run` with both APIs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -17,12 +17,12 @@ use keelson_client::{
 use keelson_proto::endpoints as pb;
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
-/// Says of each state what it was told.
+/// Sends a summary of each state.
 struct Calls {
     held: Vec<ServiceName>,
     calls: Vec<String>,
     out: mpsc::UnboundedSender<String>,
-    /// How many syncs fail next.
+    /// How many of the next syncs fail.
     fail: Arc<Mutex<u32>>,
 }
 
@@ -57,7 +57,7 @@ impl Handlers for Calls {
     }
 }
 
-/// A client that runs, and what its consumer is told.
+/// A running client, and what its consumer receives.
 struct Running {
     told: mpsc::UnboundedReceiver<String>,
     errors: Arc<Mutex<Vec<String>>>,
@@ -87,7 +87,7 @@ impl Running {
         timeout(LONG, self.told.recv()).await.expect("a state is delivered").unwrap()
     }
 
-    /// Cancels; nothing may have been told that was not asked for.
+    /// Cancels; fails if there are states that the test did not read.
     async fn end(mut self) -> Position {
         self.cancel.cancel();
         let position = timeout(LONG, self.task).await.expect("it ends").unwrap();
@@ -119,7 +119,7 @@ async fn changes_are_delivered_by_state() {
         pb::Sync { instance_id: 7, rev: 5, stale: true, stale_reason: "gone".into(), ..Default::default() };
     call.watch(pb::watch_item::Item::Sync(sync)).await;
     assert_eq!(running.told().await, "7@5 stale: gone");
-    // What is not known to this client is no harm, and what is not whole is not delivered.
+    // Unknown items are ignored, and an incomplete state is not delivered.
     call.bytes(&[0x7a, 0]).await;
     call.set("d", 1).await;
     assert_eq!(running.end().await.rev, 5);
@@ -172,7 +172,7 @@ async fn a_reset_after_a_reconnect_makes_only_real_changes() {
     call.delete("d").await;
     call.sync(8, 1).await;
     assert_eq!(running.told().await, "-b c=2 8@1");
-    // And one in the middle of a stream.
+    // Also in the middle of a stream.
     call.reset().await;
     call.set("c", 2).await;
     call.sync(8, 9).await;
@@ -204,7 +204,7 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
     call.delete("a").await;
     call.bytes(b"\xff\xff").await;
     let call = server.expect("Watch", 7, 1).await;
-    // A Service whose inside is broken: nothing of the state is delivered.
+    // A Service that cannot be decoded: nothing of the state is delivered.
     call.set("a", 2).await;
     call.bytes(&[0x12, 11, 0x0a, 2, b'n', b's', 0x12, 1, b'z', 0x3a, 2, 0x12, 0xff]).await;
     call.sync(7, 2).await;
@@ -237,7 +237,7 @@ async fn a_server_that_knows_only_next_is_followed_by_it() {
     let waiting = server.expect("Next", 7, 2).await;
     assert!(running.errors.lock().unwrap().is_empty());
     drop((waiting, server));
-    // A newer server in its place is asked for changes again.
+    // A newer server at the same address is asked for changes again.
     let mut server = Server::start(path);
     let call = server.expect("Watch", 7, 2).await;
     call.delete("a").await;

@@ -1,4 +1,4 @@
-//! Cancellation by signals. A file, and so a process, of its own: the signals are sent to all of it.
+//! Cancellation by signals. In a file of its own, because the signals are sent to the whole process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -9,7 +9,7 @@ use keelson_client::{Api, BoxError, Client, Handlers, Options, Position, Service
 use nix::sys::signal::{Signal, raise};
 use tokio::time::timeout;
 
-/// Sends a signal to the process when it has a state.
+/// Sends a signal to the process when it receives a state.
 struct Raise(Signal);
 
 impl Handlers for Raise {

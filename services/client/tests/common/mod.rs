@@ -1,7 +1,7 @@
-//! A server that does as it is told, down to the bytes.
+//! A scripted server, down to the bytes.
 //!
-//! Owns: [`Server`], which listens on a unix socket and hands every call to the test as a [`Call`]; the test answers with
-//! messages, trailers, or breaks the connection. In: calls of the client under test. Out: [`Call`]s.
+//! Owns: [`Server`], which listens on a unix socket and passes every call to the test as a [`Call`]; the test answers
+//! with messages, trailers, or breaks the connection. In: calls of the client under test. Out: [`Call`]s.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
@@ -21,18 +21,17 @@ use keelson_proto::endpoints as pb;
 use prost::Message;
 use tokio::{net::UnixListener, sync::mpsc, task::JoinSet};
 
-/// A state is due within this time, however slow the machine; only a failing test waits so long.
+/// Timeout for a state; only a failing test waits this long.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 type BodyFrame = Result<Frame<Bytes>, Infallible>;
 
-/// A call that waits for its answer.
 pub(crate) struct Call {
     /// `Next`, `Watch` or `Report`.
     pub(crate) method: String,
     pub(crate) instance_id: u64,
     pub(crate) rev: u64,
-    /// Of `Next`: whether a change of staleness alone is an answer, and what the client knows of it.
+    /// Of `Next`: whether a change of staleness alone is answered, and what the client knows of it.
     pub(crate) follow_stale: Option<bool>,
     pub(crate) required: Option<local::EndpointConditions>,
     /// Of `Report`.
@@ -41,12 +40,12 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Sends any bytes; false when the client has left.
+    /// Sends bytes without framing; false when the client has left.
     pub(crate) async fn raw(&self, bytes: impl Into<Bytes>) -> bool {
         self.frames.send(Ok(Frame::data(bytes.into()))).await.is_ok()
     }
 
-    /// Sends bytes as a message.
+    /// Sends bytes as one message.
     pub(crate) async fn bytes(&self, message: &[u8]) -> bool {
         let mut frame = BytesMut::new();
         frame.put_u8(0);
@@ -55,31 +54,27 @@ impl Call {
         self.raw(frame.freeze()).await
     }
 
-    /// Sends a message.
     pub(crate) async fn send(&self, message: &impl Message) -> bool {
         self.bytes(&message.encode_to_vec()).await
     }
 
-    /// Ends the stream with a status; 0 is well.
+    /// Ends the stream with a status; 0 is OK.
     pub(crate) async fn status(self, code: i32) {
         let mut trailers = http::HeaderMap::new();
         trailers.insert("grpc-status", code.into());
         let _ = self.frames.send(Ok(Frame::trailers(trailers))).await;
     }
 
-    /// Sends the first item of a state.
     pub(crate) async fn next(&self, instance_id: u64, rev: u64) {
         let next = local::NextFilter { instance_id, rev, ..Default::default() };
         let node = local::NodeInfo { name: "node".into(), ..Default::default() };
         self.send(&local::NextItem { next: Some(next), node: Some(node), ..Default::default() }).await;
     }
 
-    /// Sends a Service of a state.
     pub(crate) async fn item(&self, name: &str, version: i32) {
         self.send(&local::NextItem { endpoints: Some(service(name, version)), ..Default::default() }).await;
     }
 
-    /// Answers `Next` with a state.
     pub(crate) async fn state(self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
         self.next(instance_id, rev).await;
         for (name, version) in services {
@@ -88,7 +83,6 @@ impl Call {
         self.status(0).await;
     }
 
-    /// Sends an item of `Watch`.
     pub(crate) async fn watch(&self, item: pb::watch_item::Item) -> bool {
         self.send(&pb::WatchItem { item: Some(item) }).await
     }
@@ -111,13 +105,13 @@ impl Call {
         self.watch(pb::watch_item::Item::Sync(sync)).await
     }
 
-    /// Until the client leaves.
+    /// Waits until the client leaves.
     pub(crate) async fn left(&self) {
         self.frames.closed().await;
     }
 }
 
-/// A Service that is told by its version.
+/// A Service that encodes a version.
 pub(crate) fn service(name: &str, version: i32) -> local::ServiceEndpoints {
     local::ServiceEndpoints {
         namespace: "ns".into(),
@@ -128,7 +122,7 @@ pub(crate) fn service(name: &str, version: i32) -> local::ServiceEndpoints {
     }
 }
 
-/// Listens until it is dropped, and then breaks every connection.
+/// Listens until it is dropped, which breaks every connection.
 pub(crate) struct Server {
     path: PathBuf,
     calls: mpsc::Receiver<Call>,
@@ -146,19 +140,18 @@ impl Server {
         Self { path, calls: received, _tasks: tasks }
     }
 
-    /// The next call.
     pub(crate) async fn call(&mut self) -> Call {
         tokio::time::timeout(LONG, self.calls.recv()).await.expect("the client calls").unwrap()
     }
 
-    /// The next call, which is one of this method, from this state on.
+    /// Expects the next call to be of this method, from this state on.
     pub(crate) async fn expect(&mut self, method: &str, instance_id: u64, rev: u64) -> Call {
         let call = self.call().await;
         assert_eq!((&*call.method, call.instance_id, call.rev), (method, instance_id, rev));
         call
     }
 
-    /// The next call, which is one of this method.
+    /// Expects the next call to be of this method.
     pub(crate) async fn expect_method(&mut self, method: &str) -> Call {
         let call = self.call().await;
         assert_eq!(call.method, method);
@@ -239,7 +232,7 @@ async fn answer(
     Ok(answer.body(StreamBody::new(frames)).unwrap())
 }
 
-/// A folder for a socket, and options that lead there and do not wait for long.
+/// A folder for a socket, and options with its address and short delays.
 pub(crate) fn place() -> (tempfile::TempDir, PathBuf, Options) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("endpoints.sock");
