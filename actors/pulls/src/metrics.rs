@@ -1,6 +1,6 @@
 //! Metrics of image pulls and CRI calls.
 //!
-//! Kubelet names where the kubelet has the metric. Labels are closed sets: no image name and nothing that a caller sends
+//! Kubelet names if the kubelet has the metric. Labels are closed sets: no image name and no value from a caller
 //! becomes a label.
 
 use std::time::Duration;
@@ -15,18 +15,17 @@ use prometheus_client::{
 /// Label of the kubelet's `runtime_operations` metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Operation {
-    /// A CRI method in snake case, such as `pull_image`; `other` for methods this build does not name.
+    /// A CRI method in snake case, such as `pull_image`; `other` for methods unknown to this build.
     pub operation_type: &'static str,
 }
 
 /// Label of the kubelet's `image_pull_duration_seconds`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SizeClass {
-    /// For example `10MB-100MB`; `N/A` where the size is not known.
+    /// For example `10MB-100MB`; `N/A` if the size is unknown.
     pub image_size_in_bytes: &'static str,
 }
 
-/// Result and reason of a finished pull.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PullResult {
     /// `succeeded`, `failed`, `refused`, `timed_out`, `cancelled`.
@@ -35,7 +34,6 @@ pub struct PullResult {
     pub reason: &'static str,
 }
 
-/// Why a pull was passed to the runtime without a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PassReason {
     pub reason: &'static str,
@@ -46,12 +44,11 @@ impl PassReason {
     pub const NO_DECISION: Self = Self { reason: "no_decision" };
     /// The coordinator failed on the request repeatedly.
     pub const COORDINATOR_FAILED: Self = Self { reason: "coordinator_failed" };
-    /// The coordinator does not run any more.
+    /// The coordinator does not run.
     pub const COORDINATOR_DISABLED: Self = Self { reason: "coordinator_disabled" };
     const ALL: [Self; 3] = [Self::NO_DECISION, Self::COORDINATOR_FAILED, Self::COORDINATOR_DISABLED];
 }
 
-/// Result of a takeover from a stopping agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HandoverResult {
     pub result: &'static str,
@@ -59,14 +56,14 @@ pub struct HandoverResult {
 
 impl HandoverResult {
     pub const TAKEN_OVER: Self = Self { result: "taken_over" };
-    /// The other agent speaks another version of the protocol, so its end was waited for.
+    /// The other agent uses another version of the protocol, so this one waited for it to stop.
     pub const OTHER_VERSION: Self = Self { result: "other_version" };
     /// The other agent did not answer, or not in time.
     pub const FAILED: Self = Self { result: "failed" };
     const ALL: [Self; 3] = [Self::TAKEN_OVER, Self::OTHER_VERSION, Self::FAILED];
 }
 
-/// A failed call on an API that only containerd has.
+/// A failed call on a containerd API that is not part of CRI.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ApiFailure {
     /// `leases` or `content`.
@@ -83,11 +80,11 @@ fn pull_buckets() -> Histogram {
 }
 
 fn operation_buckets() -> Histogram {
-    // The kubelet's: 5 ms, 14 buckets, each 2.5 times the last.
+    // The kubelet's: 5 ms, 14 buckets, each 2.5 times the previous one.
     Histogram::new(prometheus_client::metrics::histogram::exponential_buckets(0.005, 2.5, 14))
 }
 
-/// Results that are 0 from the start.
+/// All results are exported from the start.
 fn handovers() -> Family<HandoverResult, Counter> {
     let handovers = Family::default();
     for result in HandoverResult::ALL {
@@ -96,7 +93,7 @@ fn handovers() -> Family<HandoverResult, Counter> {
     handovers
 }
 
-/// Durable until a write fails.
+/// 1 until a write fails.
 fn durable() -> Gauge {
     let durable = Gauge::default();
     durable.set(1);
@@ -157,13 +154,12 @@ impl Metrics {
         self.operation_duration.get_or_create(&label).observe(took.as_secs_f64());
     }
 
-    /// Image pulls that were passed to the runtime without a decision, for any reason.
     #[must_use]
     pub fn passed_through_total(&self) -> u64 {
         PassReason::ALL.iter().map(|reason| self.passed_through.get_or_create(reason).get()).sum()
     }
 
-    /// Counts one pull, as the kubelet does: `bytes` is the image's size, if known.
+    /// Counts one pull, as the kubelet does. `bytes`: size of the image, if known.
     pub fn pulled(&self, took: Duration, bytes: Option<u64>) {
         let label = SizeClass { image_size_in_bytes: size_class(bytes) };
         self.pull_duration.get_or_create(&label).observe(took.as_secs_f64());

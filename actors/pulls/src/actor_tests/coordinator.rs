@@ -1,4 +1,4 @@
-//! The PullCoordinator: callers, restarts, full mailboxes, the end, and what it tells of itself.
+//! The PullCoordinator: callers, restarts, full mailboxes, the end, inspection.
 
 use super::*;
 use crate::{
@@ -89,7 +89,7 @@ fn a_restart_reloads_the_queue_and_tells_the_callers() {
     });
 }
 
-/// I9: repeated failure is shown and retried, it does not end the process.
+/// I9: repeated failure does not end the process.
 #[test]
 fn too_many_restarts_are_failing_and_retried() {
     run(async {
@@ -113,7 +113,7 @@ fn too_many_restarts_are_failing_and_retried() {
     });
 }
 
-/// I9: a panic in a handler costs its callers a refusal, which their front retries, and nothing else.
+/// I9: a panic in a handler only costs its callers a refusal, which their front retries.
 #[test]
 fn a_panic_restarts_the_coordinator_from_the_journal() {
     run(async {
@@ -159,7 +159,7 @@ fn a_full_mailbox_is_a_clear_answer_and_is_counted() {
         pass(10).await;
         let senders: Vec<_> = (0..8).map(|_| world.pulls.clone()).collect();
         let mut answers = Vec::new();
-        // Nothing is handled before the next await. Each sender has an address of its own.
+        // Nothing is handled before the next await. Each sender has its own address.
         for (n, sender) in senders.iter().enumerate() {
             let (_, answered, request) = world.request("r/a");
             let taken = sender.offer(request);

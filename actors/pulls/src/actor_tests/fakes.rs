@@ -1,4 +1,4 @@
-//! Neighbours that do as they are told and remember what happened.
+//! Scripted neighbours that record their calls.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -27,7 +27,6 @@ use crate::{
 
 pub(super) const SOCKET: &str = "unix:///run/fake.sock";
 
-/// What the runtime does with a pull.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Does {
     Succeed(Duration),
@@ -41,21 +40,20 @@ pub(super) struct Script {
     pub(super) down: Option<String>,
     pub(super) capabilities: Capabilities,
     pub(super) present: HashSet<String>,
-    /// By image, one for each attempt; then, or for others, a success after a second.
+    /// By image, one per attempt; afterwards, and for others, a success after a second.
     pub(super) pulls: HashMap<String, VecDeque<Does>>,
     pub(super) instant: bool,
     pub(super) progress: HashMap<String, Progress>,
     pub(super) drop_takes: Duration,
-    /// Names of methods that fail, of those that node status asks.
+    /// Failing methods, among those for the node status.
     pub(super) broken: HashSet<&'static str>,
-    /// How long these take.
     pub(super) report_takes: Duration,
     pub(super) images: Vec<RuntimeImage>,
-    /// What each lease holds; others hold 1000 bytes.
+    /// Others hold 1000 bytes.
     pub(super) lease_bytes: HashMap<String, u64>,
-    /// The image file system; `None` hangs.
+    /// `None` hangs.
     pub(super) image_fs: Option<FileSystem>,
-    /// Everything that was asked, in order.
+    /// All calls, in order.
     pub(super) log: Vec<String>,
     pub(super) probes: Vec<Instant>,
     pub(super) readings: Vec<Instant>,
@@ -67,9 +65,8 @@ type Watcher = Box<dyn Fn(&RuntimePull) + Send>;
 
 pub(super) struct FakeRuntime {
     script: Mutex<Script>,
-    /// Looks at every pull as it begins.
+    /// Called at the start of every pull.
     pub(super) watcher: Mutex<Option<Watcher>>,
-    /// The connection closes.
     pub(super) closed: Arc<Notify>,
     me: std::sync::Weak<FakeRuntime>,
 }
@@ -111,7 +108,6 @@ impl FakeRuntime {
         RuntimeError { endpoint: SOCKET.into(), reason: reason.into() }
     }
 
-    /// Answers a call of node status.
     fn report<T: Send + 'static>(
         &self,
         method: &'static str,
@@ -129,7 +125,7 @@ impl FakeRuntime {
     }
 }
 
-/// Notes that a pull was dropped before its end.
+/// Records that a pull was dropped before its end.
 struct Call {
     of: Arc<FakeRuntime>,
     image: String,
@@ -284,7 +280,7 @@ impl Runtime for FakeRuntime {
     }
 }
 
-/// The images in the journal, and whether each is running.
+/// Image, and whether it is running.
 pub(super) fn records(store: &FakeStore) -> Vec<(String, bool)> {
     let records = store.contents().scan(Table::Pulls).expect("the memory reads");
     let decode = |(_, value): (Vec<u8>, Vec<u8>)| {

@@ -1,4 +1,4 @@
-//! The actors themselves, with scripted neighbours, on paused time.
+//! The actors with scripted neighbours, on paused time.
 //!
 //! Owns: [`World`], both actors on a [`FakeRuntime`] and a [`FakeStore`].
 
@@ -47,7 +47,7 @@ struct World {
     next: std::cell::Cell<u64>,
 }
 
-/// A test that failed while the store was blocked must not wait for it forever.
+/// A test that failed while the store was blocked must not hang.
 impl Drop for World {
     fn drop(&mut self) {
         self.store.block(false);
@@ -65,7 +65,6 @@ impl World {
         Self::with_handed(policy, runtime, store, capacity, None)
     }
 
-    /// Starts with what a predecessor handed over, if anything.
     fn with_handed(
         policy: Policy,
         runtime: Arc<FakeRuntime>,

@@ -1,4 +1,4 @@
-//! Pods that are deleted while their pulls wait, and the coordinator's word on whether pulls get on.
+//! Pods that are deleted while their pulls wait, and whether pulls are stalled.
 
 use super::*;
 use crate::{
@@ -14,7 +14,7 @@ fn limit(limit: u32) -> Policy {
 }
 
 impl World {
-    /// A caller of a pod in namespace `default`, whose uid is its name.
+    /// A caller in namespace `default`; the uid of its pod is the pod's name.
     fn ask_for_pod(&self, image: &str, pod: &str) -> Answered {
         let metadata = cri::PodSandboxMetadata {
             name: pod.into(),

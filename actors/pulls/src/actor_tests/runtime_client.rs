@@ -273,7 +273,7 @@ fn the_actor_tells_what_it_knows() {
     });
 }
 
-/// I1: a file system that hangs costs one call, and holds nothing else up.
+/// I1: a file system that hangs costs one call, and blocks nothing else.
 #[test]
 fn an_image_file_system_that_hangs_is_asked_once_and_pulls_go_on() {
     run(async {

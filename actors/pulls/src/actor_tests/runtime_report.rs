@@ -1,4 +1,4 @@
-//! The RuntimeClient's report for node status, and how it learns of a death.
+//! The RuntimeClient's report for the node status, and detection of a dead runtime.
 
 use super::*;
 use crate::runtime::{ReportRuntime, RuntimeError};

@@ -1,4 +1,4 @@
-//! Persist first, then act; and what happens when persisting fails.
+//! Writes before actions, and failing writes.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -153,8 +153,8 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
     });
 }
 
-/// I8: the store of a successor is still being opened when it begins: that is no failure, and the journal is written as soon
-/// as it is open.
+/// I8: the store of a successor is still being opened when it starts: no failure, and the journal is written once it is
+/// open.
 #[test]
 fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
     run(async {
@@ -179,7 +179,7 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
         settle().await;
         pass(100).await;
         assert_eq!((second.metrics.store_durable.get(), records(&store).len()), (1, 2));
-        // One that never opens is an error in the end.
+        // A store that never opens is an error in the end.
         let (state, handed) = oneshot::channel();
         second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
         let handed = handed.await.expect("handed over").state;

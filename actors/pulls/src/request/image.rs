@@ -1,47 +1,41 @@
 //! Image references: what counts as the same image, and from which registry it comes.
 //!
-//! Owns: the reference grammar of the distribution specification as far as the agent needs it.
-//! In: the `image` field of a CRI `ImageSpec`. Out: [`ImageName`] or the reason why it is none.
-//! Written by hand and not taken from a library because the libraries' regular expressions cost
-//! several megabytes once compiled, a fifth of what the whole agent may use (decision 0004).
+//! Owns: the reference grammar of the distribution specification as far as the agent needs it. In: the `image` field of
+//! a CRI `ImageSpec`. Out: [`ImageName`] or an error. Written by hand because the regular expressions of the libraries
+//! cost several megabytes once compiled, a fifth of the memory limit of the whole agent (decision 0004).
 
 use std::sync::Arc;
 
-/// The longest repository path, without the registry, in bytes, as in the reference grammar
-/// (`RepositoryNameTotalLengthMax` of distribution/reference).
+/// Maximum length of the repository path, without the registry, in bytes (`RepositoryNameTotalLengthMax` of
+/// distribution/reference).
 pub const MAX_PATH: usize = 255;
-/// The longest registry, in bytes: a DNS name of 253 and a port. A longer one cannot be resolved.
+/// Maximum length of the registry, in bytes: a DNS name of 253 and a port. A longer one cannot be resolved.
 pub const MAX_REGISTRY: usize = 253 + 6;
-/// The longest tag, in bytes.
+/// In bytes.
 pub const MAX_TAG: usize = 128;
 
-/// Why a string is no image reference. No variant repeats the input: a malformed reference may hold
-/// a password (`https://user:password@host/...`), and these texts are logged.
+/// Why a string is not an image reference. No variant repeats the input: a malformed reference may hold a password
+/// (`https://user:password@host/...`), and these texts are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ImageNameError {
-    /// Nothing was named.
     #[error("the image name is empty; use a name such as registry.k8s.io/pause:3.10")]
     Empty,
-    /// Over [`MAX_PATH`].
     #[error("the repository path is longer than {MAX_PATH} characters")]
     TooLong,
-    /// A URL rather than a reference.
     #[error("an image reference has no scheme; remove \"://\" and the part before it")]
     Scheme,
-    /// Credentials in the reference.
     #[error(
         "the part after \"@\" is not a digest such as sha256:<64 hex digits>; an image reference must not \
          contain credentials"
     )]
     Digest,
-    /// The registry part.
     #[error("the registry part is not host[:port]")]
     Registry,
     #[error(
         "a repository path is lowercase letters and digits, joined by \".\", \"_\", \"__\" or \"-\", in components between single slashes"
     )]
     Path,
-    /// The tag, after the last colon.
+    /// After the last colon.
     #[error(
         "a tag is at most {MAX_TAG} letters, digits, \"_\", \".\" and \"-\", and does not start with \".\" or \"-\""
     )]
@@ -56,9 +50,8 @@ pub struct ImageName {
 }
 
 impl ImageName {
-    /// Parses a reference as container runtimes do: Docker Hub where no registry is named, `latest`
-    /// where neither tag nor digest is; a digest wins over a tag. A bare 64-digit image id is taken
-    /// as it is.
+    /// Parses a reference as container runtimes do: Docker Hub if no registry is named, `latest` if neither tag nor
+    /// digest is; a digest takes precedence over a tag. A bare 64-digit image ID is kept unchanged.
     ///
     /// # Errors
     /// The first rule that `reference` breaks.
@@ -99,13 +92,13 @@ impl ImageName {
         Ok(Self { full: format!("{registry}/{library}{path}{end}").into(), registry: registry.into() })
     }
 
-    /// The full form, `registry/path:tag` or `registry/path@digest`.
+    /// `registry/path:tag` or `registry/path@digest`.
     #[must_use]
     pub fn full(&self) -> &Arc<str> {
         &self.full
     }
 
-    /// The registry's `host[:port]`; empty for an image id.
+    /// `host[:port]`; empty for an image ID.
     #[must_use]
     pub fn registry(&self) -> &Arc<str> {
         &self.registry

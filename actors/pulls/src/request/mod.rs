@@ -1,10 +1,8 @@
-//! One caller's wish for an image.
+//! An image pull request.
 //!
-//! Owns: the decoded form of a CRI `PullImageRequest`, the rule for what is the same pull, and the name of a pull
-//! ([`PullId`]).
-//! In: the request's bytes from the CRI front. Out: [`PullCall`], whose `Debug` shows no secret.
-//! The bytes themselves travel on to the runtime unchanged, so that fields this agent does not know
-//! survive; they are kept in memory only.
+//! Owns: the decoded form of a CRI `PullImageRequest`, the rule for equal pulls, and the ID of a pull ([`PullId`]). In:
+//! the request's bytes from the CRI front. Out: [`PullCall`], whose `Debug` shows no secret. The bytes are passed on to
+//! the runtime unchanged, so that fields unknown to this agent survive; they are kept in memory only.
 
 mod image;
 mod redact;
@@ -19,28 +17,24 @@ use sha2::{Digest as _, Sha256};
 
 use self::redact::{REDACTED, redact};
 
-/// containerd's fallback for the runtime handler where the CRI field is empty.
+/// containerd's fallback for an empty runtime handler in the CRI field.
 pub const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
-/// Why a request cannot be taken. Sent to the caller as INVALID_ARGUMENT.
+/// Sent to the caller as INVALID_ARGUMENT.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The bytes are no `PullImageRequest`.
     #[error("cannot decode the PullImageRequest")]
     Malformed(#[source] prost::DecodeError),
-    /// No `image` at all.
     #[error("the PullImageRequest names no image")]
     NoImage,
-    /// The reference breaks the grammar.
     #[error("invalid image reference")]
     Image(#[source] ImageNameError),
-    /// The pull option is no number.
     #[error("annotation {PULL_OPTION_ANNOTATION} must be a whole number from 0 (no limit) to 65535")]
     Option,
 }
 
-/// Tells credentials apart without keeping them: a hash salted per process, never written anywhere.
-/// It travels to an agent that takes over, and nowhere else.
+/// Distinguishes credentials without keeping them: a hash salted per process, never stored. Sent only to an agent that
+/// takes over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CredentialsId([u8; 32]);
 
@@ -50,7 +44,7 @@ impl fmt::Debug for CredentialsId {
     }
 }
 
-/// The salt of [`CredentialsId`]s, held in memory only. An agent that takes over gets its predecessor's.
+/// Held in memory only. An agent that takes over gets its predecessor's.
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 pub struct CredentialsSalt([u8; 32]);
 
@@ -66,7 +60,7 @@ impl CredentialsSalt {
         Self(rand::random())
     }
 
-    /// The id of `auth`; `None` for a message with nothing in it, which is no credential.
+    /// `None` for an empty message, which is not a credential.
     fn id(&self, auth: &cri::AuthConfig) -> Option<CredentialsId> {
         let fields = secret_fields(auth);
         if fields.iter().all(|field| field.is_empty()) {
@@ -86,53 +80,50 @@ fn secret_fields(auth: &cri::AuthConfig) -> [&str; 5] {
     [&auth.username, &auth.password, &auth.auth, &auth.identity_token, &auth.registry_token]
 }
 
-/// What makes two requests one pull: the image, the runtime handler, the credentials and the pod's namespace.
+/// Requests with equal keys are one pull.
 ///
 /// A runtime may choose credentials and the signature policy by namespace, as CRI-O does: an anonymous pull that
-/// succeeds in one namespace proves nothing for another. The core leaves the namespace out where the runtime is known
-/// not to use it (`Capabilities::ignores_namespace`).
+/// succeeds in one namespace proves nothing for another. The core ignores the namespace if the runtime is known not to
+/// use it (`Capabilities::ignores_namespace`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PullKey {
-    /// The image's full form.
+    /// Full form.
     pub image: Arc<str>,
     /// Empty: the runtime's default handler.
     pub handler: Arc<str>,
     /// `None`: anonymous.
     pub credentials: Option<CredentialsId>,
-    /// Of the sandbox config; empty where it names none.
+    /// From the sandbox config; empty if it names none.
     pub namespace: Arc<str>,
 }
 
-/// The pod that asks, from the sandbox config.
+/// From the sandbox config.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Pod {
     /// `metadata.namespace`.
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.uid`; of a static pod the one that the kubelet has for it.
+    /// `metadata.uid`; for a static pod the kubelet's uid.
     pub uid: String,
 }
 
-/// Names a pull for as long as the agent's state lives.
+/// Unique while the agent's state exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PullId(pub u64);
 
-/// A pull request, decoded once.
 #[derive(Clone)]
 pub struct PullCall {
     /// As the caller wrote it.
     pub image: Arc<str>,
-    /// Its full form.
     pub name: ImageName,
-    /// What it is de-duplicated by.
     pub key: PullKey,
-    /// Absent where the request has no sandbox config.
+    /// `None` without a sandbox config.
     pub pod: Option<Pod>,
-    /// The pull option: how many pulls may be in flight for this one to start. `None`: not asked.
+    /// The pull option: the number of pulls in flight at which this one may start. `None`: not set.
     pub option: Option<u32>,
-    /// The first caller's custom metadata (trace context and the like), for the runtime. In memory
-    /// only, and never shown: what is in it is the caller's business.
+    /// The first caller's custom metadata (trace context and the like), for the runtime. In memory only, and never
+    /// shown: it belongs to the caller.
     pub metadata: Vec<(String, Bytes)>,
     wire: Bytes,
 }
@@ -150,10 +141,9 @@ impl fmt::Debug for PullCall {
 }
 
 impl PullCall {
-    /// Decodes a request.
     ///
     /// # Errors
-    /// What is wrong with it, in words that repeat none of it.
+    /// The text repeats no part of the request.
     pub fn decode(wire: Bytes, salt: &CredentialsSalt) -> Result<Self, RequestError> {
         let request = cri::PullImageRequest::decode(wire.clone()).map_err(RequestError::Malformed)?;
         let image = request.image.ok_or(RequestError::NoImage)?;
@@ -181,10 +171,10 @@ impl PullCall {
         Ok(Self { image: image.image.into(), name, key, pod, option, metadata: Vec::new(), wire })
     }
 
-    /// The call that a restarted agent makes for an anonymous pull that it finds in its journal.
+    /// The call for an anonymous pull that a restarted agent finds in its journal.
     ///
     /// # Errors
-    /// The journal's image is no reference (it was when it was written, unless it was edited).
+    /// The image is not a reference (only if the journal was edited).
     pub fn rebuild(image: &str, handler: &str, pod: Option<Pod>) -> Result<Self, ImageNameError> {
         let name = ImageName::parse(image)?;
         let metadata = pod.clone().map(|pod| cri::PodSandboxMetadata {
@@ -193,7 +183,7 @@ impl PullCall {
             namespace: pod.namespace,
             attempt: 0,
         });
-        // containerd obeys the handler only beside a sandbox config.
+        // containerd obeys the handler only together with a sandbox config.
         let sandbox = (metadata.is_some() || !handler.is_empty())
             .then(|| cri::PodSandboxConfig { metadata, ..Default::default() });
         let spec = cri::ImageSpec {
@@ -209,16 +199,15 @@ impl PullCall {
         Ok(Self { image: image.into(), name, key, pod, option: None, metadata: Vec::new(), wire })
     }
 
-    /// The call with its caller's metadata.
     #[must_use]
     pub fn with_metadata(mut self, metadata: Vec<(String, Bytes)>) -> Self {
         self.metadata = metadata;
         self
     }
 
-    /// The request's bytes for the runtime: as they came, plus the pull option if one is given.
-    /// An appended message of the same field merges into the first, and of two equal map keys the
-    /// last wins (the protobuf encoding rules), so nothing has to be decoded and encoded again.
+    /// The request's bytes for the runtime: unchanged, plus the pull option if one is given. An appended message of the
+    /// same field merges into the first, and of two equal map keys the last wins (the protobuf encoding rules), so
+    /// nothing has to be decoded and encoded again.
     #[must_use]
     pub fn wire(&self, option: Option<u32>) -> Bytes {
         let Some(option) = option else { return self.wire.clone() };
@@ -233,8 +222,8 @@ impl PullCall {
         wire.freeze()
     }
 
-    /// `text` with every secret of this request, and what may be secret of any URL, replaced, for logs and the
-    /// debug endpoint: a runtime's error may quote what it was given, and where a registry sent it.
+    /// Replaces every secret of this request, and parts of URLs that may be secret, for logs and the debug endpoint: a
+    /// runtime's error may quote its input, and the redirects of a registry.
     #[must_use]
     pub fn scrub(&self, text: &str) -> String {
         let mut text = redact(text);
@@ -244,7 +233,7 @@ impl PullCall {
         let Ok(request) = cri::PullImageRequest::decode(self.wire.clone()) else { return String::new() };
         let auth = request.auth.unwrap_or_default();
         let mut secrets: Vec<&str> = secret_fields(&auth).into_iter().filter(|s| !s.is_empty()).collect();
-        // The longest first: one secret may be a part of another.
+        // Longest first: one secret may be part of another.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         for secret in secrets {
             text = text.replace(secret, REDACTED);
@@ -311,7 +300,7 @@ mod tests {
         let call = decode(&request(password("hunter2hunter2")), &salt).expect("valid");
         assert!(!format!("{call:?}{salt:?}").contains("hunter2"));
         assert_eq!(call.scrub("401 for robot:hunter2hunter2"), "401 for [redacted]:[redacted]");
-        // I15: an anonymous pull has no credentials, and its errors may still hold a secret.
+        // I15: an anonymous pull has no credentials, but its errors may hold a secret.
         let anonymous = decode(&request(None), &salt).expect("valid");
         assert_eq!(
             anonymous.scrub("GET https://cdn.io/b?sig=5ecret: EOF"),
@@ -361,7 +350,7 @@ mod tests {
         assert_eq!(&*decode(&request, &salt).expect("valid").key.handler, "gvisor");
     }
 
-    /// I2: a runtime may decide by namespace what it lets a pod use.
+    /// I2: a runtime may authorize pods by namespace.
     #[test]
     fn the_namespace_is_part_of_the_key() {
         let salt = CredentialsSalt::random();

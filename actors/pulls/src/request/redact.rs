@@ -1,14 +1,13 @@
-//! Secrets that a runtime's error text may carry although no request had them.
+//! Secrets that a runtime's error text may contain although no request had them.
 //!
 //! Owns: [`redact`]. In: text of a runtime or registry. Out: the same text without the parts of URLs that may hold a
 //! secret. Registries redirect to storage with pre-signed URLs, whose query is a credential (`X-Amz-Signature`, `sig`),
-//! and runtimes quote the URL when the download fails, for anonymous pulls too.
+//! and runtimes quote the URL when the download fails, also for anonymous pulls.
 
-/// Stands in place of what was removed.
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// `text` with the user information, query and fragment of every URL replaced. Scheme, host and path stay: they say
-/// which server failed.
+/// Replaces the user information, query and fragment of every URL. Scheme, host and path stay: they show which server
+/// failed.
 pub(super) fn redact(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -24,7 +23,7 @@ pub(super) fn redact(text: &str) -> String {
     out
 }
 
-/// Where a URL that is quoted in a sentence is over at the latest.
+/// Where a URL in a sentence ends at the latest.
 fn ends_url(c: char) -> bool {
     c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | '`' | '<' | '>' | '\\' | '(' | ')')
 }
@@ -44,7 +43,7 @@ fn push_url(out: &mut String, url: &str) {
         Some(query) => {
             out.push_str(&path[..=query]);
             out.push_str(REDACTED);
-            // The punctuation of the sentence, such as Go's `Get "https://...": timeout`.
+            // Punctuation of the sentence, such as in Go's `Get "https://...": timeout`.
             out.push_str(&path[path.trim_end_matches([':', ',', '.', ';']).len().max(query + 1)..]);
         }
         None => out.push_str(path),
@@ -55,7 +54,7 @@ fn push_url(out: &mut String, url: &str) {
 mod tests {
     use super::*;
 
-    /// I15: no part of a signed URL is left, and what helps to find the fault is.
+    /// I15.
     #[test]
     fn signed_urls_lose_their_query_and_keep_host_and_path() {
         for (given, expected) in [

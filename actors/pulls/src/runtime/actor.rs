@@ -1,7 +1,7 @@
-//! The RuntimeClient: makes the calls and watches the runtime's health.
+//! The RuntimeClient: calls the runtime and watches its health.
 //!
 //! Owns: the probe timer, the progress readings, the deletions of leases; [`pulls`] has the tasks of running pulls. In:
-//! messages from the PullCoordinator and the StatusReporter. Out: what the runtime said, to the actor that subscribed.
+//! messages from the PullCoordinator and the StatusReporter. Out: the runtime's answers, to the subscriber.
 
 mod pulls;
 mod report;
@@ -41,29 +41,25 @@ use crate::{
     request::{PullCall, PullId},
 };
 
-/// Presence checks that run at once; the others wait their turn, so that a burst of ten thousand
-/// callers does not become a burst of ten thousand calls.
+/// Maximum number of concurrent presence checks: a burst of ten thousand callers must not become a burst of ten
+/// thousand calls.
 const PRESENCE_CHECKS: usize = 16;
-/// A pull is not looked at before it is this old: most small images are done by then, and the user
-/// has not looked yet.
+/// Minimum age of a pull before its progress is read: most small images are done by then.
 const PROGRESS_AFTER: Duration = Duration::from_millis(1500);
 pub struct RuntimeClientParts {
     /// containerd, CRI-O, or another agent.
     pub runtime: Arc<dyn Runtime>,
     pub clock: Clock,
-    /// Who reads the size of the image file system.
     pub file_systems: Arc<dyn FileSystemReader>,
-    /// Families that are shared with the other actors.
     pub metrics: Metrics,
     /// How often the progress of running pulls is read (`pulls.progress_interval`).
     pub progress_interval: watch::Receiver<Duration>,
-    /// What the last probe said, for readiness and the page.
+    /// Result of the last probe, for readiness and the page.
     pub health: watch::Sender<Health>,
-    /// Events, errors and latencies, for `keelson actors`.
     pub recorder: Arc<Recorder>,
 }
 
-/// The actor that makes the calls. Its state does not survive a restart: the subscriber asks again.
+/// Its state does not survive a restart: the subscriber asks again.
 pub struct RuntimeClient {
     core: Core,
     runtime: Arc<dyn Runtime>,
@@ -87,14 +83,13 @@ pub struct RuntimeClient {
 
 struct Running {
     task: AbortHandle,
-    /// Whether the subscriber wants to hear how it ends.
+    /// Whether the subscriber is notified of its end.
     wanted: Rc<Cell<bool>>,
     lease: Option<String>,
     since: Instant,
 }
 
 impl RuntimeClient {
-    /// An actor that has not started yet.
     #[must_use]
     pub fn new(parts: RuntimeClientParts) -> Self {
         Self {
@@ -156,7 +151,7 @@ impl RuntimeClient {
         self.probe = Some(ctx.spawn(wrap_future::<_, Self>(probe).map(then)));
     }
 
-    /// Probes when a connection has closed, but no more often than a runtime that is away is probed.
+    /// Probes when a connection has closed, at most as often as an unavailable runtime is probed.
     fn watch_connection(&mut self, ctx: &mut Context<Self>) {
         let closed = self.runtime.connection_closed();
         let closed = async move {
@@ -226,7 +221,7 @@ impl RuntimeClient {
         }));
     }
 
-    /// The pulls to read now, those that started first at the front.
+    /// The pulls to read now, oldest first.
     fn due(&self) -> Vec<RunningPull> {
         let now_unix_ms = self.clock.now().unix_ms;
         let mut due: Vec<(Instant, RunningPull)> = self
@@ -270,7 +265,7 @@ impl Supervised for RuntimeClient {
         self.probe = None;
         self.is_reading_image_fs = false;
         self.image_fs_failure.clear();
-        // Each task's guard tells the subscriber that its pull is lost.
+        // Each task's guard reports to the subscriber that its pull is lost.
         for (_, running) in self.running.drain() {
             running.task.abort();
         }
@@ -315,7 +310,7 @@ impl RuntimeClient {
         let (deleted, notes) = (lease.clone(), self.recorder().clone());
         let dropping = async move {
             if let Err(error) = deletion.await {
-                // It is reaped when the runtime is back, or expires.
+                // It is reaped when the runtime is up again, or expires.
                 notes.error(format!("cannot delete lease {deleted}: {error}"));
             }
         };

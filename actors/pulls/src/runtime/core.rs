@@ -1,11 +1,10 @@
-//! Whether the runtime serves, decided without I/O.
+//! Health of the runtime, decided without I/O.
 //!
-//! Owns: the health of the runtime and the time of the next probe. In: results of probes, calls
-//! that were lost, connections that closed. Out: when to probe, and changes worth telling. A lost call is
-//! not yet a dead runtime: it only makes the next probe come at once, and its answer be told even if it
-//! is the old one. Nor is a closed connection: it makes the next probe come at once. A runtime that serves stays
-//! up while it is only slow: it is down when its connection is gone or it says so, or after
-//! [`SILENT_PROBES`] probes in a row that it did not answer at all.
+//! Owns: the health of the runtime and the time of the next probe. In: results of probes, lost calls, closed
+//! connections. Out: times of probes, and changes to announce. A lost call does not mean that the runtime is down: the
+//! next probe is made at once, and its result is announced even if unchanged. A closed connection makes the next probe
+//! come at once. A slow runtime stays up: it is down when its connection is gone, when it reports that itself, or after
+//! [`SILENT_PROBES`] probes in a row without any answer.
 
 use std::time::Duration;
 
@@ -13,14 +12,13 @@ use keelson_actor_system::clock::Now;
 
 use super::types::{FailureKind, PROBE_INTERVAL, PROBES, ProbeFailure, RuntimeInfo};
 
-/// Number of probes in a row without any answer after which a runtime is down.
+/// Probes in a row without any answer after which a runtime is down.
 pub(crate) const SILENT_PROBES: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
     Unknown,
     Up {
-        /// What it said of itself.
         info: RuntimeInfo,
         /// Unix milliseconds of the change.
         since_unix_ms: i64,
@@ -36,22 +34,21 @@ pub enum Health {
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     Probed(Result<RuntimeInfo, ProbeFailure>),
-    /// A call broke off without an answer.
+    /// A call ended without an answer.
     CallLost,
     ConnectionClosed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Probe after this time, instead of any probe planned before.
+    /// Replaces any probe planned before.
     ProbeAfter(Duration),
-    /// Tell the neighbours what [`Core::health`] says now.
+    /// Announce [`Core::health`].
     Announce,
     /// The runtime began to fail probes, and stays up.
     Warn(String),
 }
 
-/// What the last probes have shown.
 #[derive(Debug)]
 pub(crate) struct Core {
     health: Health,
@@ -60,7 +57,7 @@ pub(crate) struct Core {
     silent: u32,
     /// Why the last probe failed although the runtime is up.
     degraded: Option<String>,
-    /// A call was lost since the last probe began: what the next one says is news.
+    /// A call was lost since the last probe began: the next result is announced.
     suspect: bool,
 }
 
@@ -76,7 +73,6 @@ impl Core {
         &self.health
     }
 
-    /// Why the last probe failed, if the runtime is up all the same.
     #[must_use]
     pub(crate) fn degraded(&self) -> Option<&str> {
         self.degraded.as_deref()
@@ -244,7 +240,7 @@ mod tests {
         assert_eq!(run(&mut core, Event::ConnectionClosed), []);
     }
 
-    /// I10: a probe that is missed does not stop new pulls.
+    /// I10: one missed probe does not stop new pulls.
     #[test]
     fn a_runtime_that_is_slow_is_up_and_one_that_says_nothing_three_times_is_down() {
         use FailureKind::{Busy, Gone, Silent};
@@ -277,7 +273,7 @@ mod tests {
         }
     }
 
-    /// I10: to be up in the first place it has to answer everything, as for the kubelet.
+    /// I10: as for the kubelet.
     #[test]
     fn a_runtime_that_is_not_up_yet_must_answer_the_whole_probe() {
         for kind in [FailureKind::Gone, FailureKind::Silent, FailureKind::Busy] {

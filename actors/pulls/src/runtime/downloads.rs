@@ -1,15 +1,14 @@
-//! Whether the downloads of running pulls move, wait or hang, decided without I/O.
+//! Whether the downloads of running pulls progress, wait or hang, decided without I/O.
 //!
-//! Owns: what earlier readings said of every unfinished blob (containerd: ingest). In: the running pulls and a
-//! reading of the runtime's downloads. Out: one [`Download`] for each of these pulls.
+//! Owns: earlier readings of every unfinished blob (containerd: ingest). In: the running pulls and a reading of the
+//! runtime's downloads. Out: one [`Download`] for each of these pulls.
 //!
-//! containerd 2 opens the ingest of a blob first and waits for its limit on downloads
-//! (`max_concurrent_downloads`, one semaphore for the whole daemon, first come, first served) afterwards. So an
-//! ingest that does not grow either holds one of these downloads and hangs, or it waits. containerd does not say
-//! which. It is known to hold one if
+//! containerd 2 opens the ingest of a blob first and waits for its limit on downloads (`max_concurrent_downloads`, one
+//! semaphore for the whole daemon, first come, first served) afterwards. An ingest that does not grow therefore either
+//! holds a download and hangs, or waits. containerd does not report which. It is known to hold one if
 //!
 //! - no other pull has an ingest that could hold one, or
-//! - it grew before, and no other ingest began to grow since it stopped: it cannot have given its turn away, or
+//! - it grew before, and no other ingest began to grow since it stopped: it cannot have released its download, or
 //! - an ingest that appeared after it stopped has grown: that one asked later and was served, or
 //! - none of the others has ever grown, and this pull was first.
 //!
@@ -23,33 +22,32 @@ use std::{
 use super::types::{Download, Ingest, Readings};
 use crate::request::PullId;
 
-/// How much later than another an ingest must have appeared to have asked later for sure: between the two steps,
-/// opening the ingest and asking for a download, containerd may be interrupted.
+/// Minimum age difference at which the younger ingest is known to have asked later: containerd may be interrupted
+/// between opening the ingest and asking for a download.
 const ASKED_LATER: Duration = Duration::from_secs(2);
 /// An ingest of no running pull that does not grow for this long was left behind by an earlier pull.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
-/// A pull, and which of its attempts.
+/// With the attempt.
 pub(super) type PullKey = (PullId, u32);
 
-/// A running pull that is read.
 #[derive(Debug, Clone)]
 pub(super) struct RunningPull {
     pub(super) key: PullKey,
     pub(super) lease: String,
-    /// When this attempt began, in Unix milliseconds.
+    /// Of this attempt, Unix milliseconds.
     pub(super) started_unix_ms: i64,
 }
 
 #[derive(Debug, Clone)]
 struct Tracked {
-    /// The pull that downloads it: the oldest of those that need it.
+    /// The oldest pull that needs it: that one downloads it.
     owner: Option<PullKey>,
     /// It was begun by its owner, and not left behind by an earlier pull.
     is_fresh: bool,
     first_seen: Duration,
     offset: u64,
-    /// When its owner was first seen to have written to it.
+    /// When its owner was first seen to write to it.
     began: Option<Duration>,
     /// When it was last seen to grow, or else first seen.
     moved: Duration,
@@ -72,7 +70,7 @@ impl Tracked {
         };
         let is_fresh = self.owner.is_none() && ingest.started_unix_ms >= pull.started_unix_ms;
         if !is_fresh {
-            // Taken over from another pull, or from an attempt that ended: nothing is known of the new one.
+            // Taken over from another pull or from an ended attempt: nothing is known of the new one.
             *self = Self::new(ingest, now);
         } else if ingest.offset > 0 {
             self.began.get_or_insert(self.first_seen);
@@ -82,11 +80,9 @@ impl Tracked {
     }
 }
 
-/// What readings so far have shown of each ingest and pull.
 #[derive(Debug, Default)]
 pub(super) struct DownloadTracker {
     ingests: HashMap<String, Tracked>,
-    /// When each running pull was first read.
     first_read: HashMap<PullKey, Duration>,
     /// The latest time at which any ingest began to grow.
     last_began: Duration,
@@ -95,7 +91,7 @@ pub(super) struct DownloadTracker {
 }
 
 impl DownloadTracker {
-    /// Takes a reading. `running` is in the order in which the pulls started; the answers are in the same order.
+    /// Processes a reading. `running` is ordered by start; the result has the same order.
     pub(super) fn observe(
         &mut self,
         running: &[RunningPull],
@@ -138,7 +134,7 @@ impl DownloadTracker {
         let first_read = self.first_read.get(&pull.key).copied().unwrap_or(now);
         let mine = |reference: &str, tracked: &Tracked| match reading.has_manifest {
             true => tracked.owner == Some(pull.key),
-            // Which of the manifests that are being fetched is this pull's is not known: it may be any.
+            // It is unknown which of the manifests under way belongs to this pull: it may be any.
             false => tracked.owner.is_none() && is_manifest(reference) && tracked.moved >= first_read,
         };
         let (own, others): (Vec<_>, Vec<_>) =
@@ -162,7 +158,7 @@ impl DownloadTracker {
         let others: Vec<&Tracked> =
             others.into_iter().map(|(_, tracked)| tracked).filter(|other| other.is_in_use(now)).collect();
         let has_grown = own().any(|tracked| tracked.began.is_some());
-        // An ingest that is taken up again is read first, which may take long, and asks for its download after.
+        // A resumed ingest is read first, which may take long, and asks for its download afterwards.
         let asked_at_once = has_grown || !reading.has_manifest || own().any(|tracked| tracked.is_fresh);
         let is_before = |other: &Tracked| {
             let of_other = running.iter().position(|one| Some(one.key) == other.owner);
@@ -183,7 +179,7 @@ impl Tracked {
     }
 }
 
-/// containerd names the ingest of a manifest or an index so.
+/// Names of ingests of manifests and indexes in containerd.
 fn is_manifest(reference: &str) -> bool {
     reference.starts_with("manifest-") || reference.starts_with("index-")
 }

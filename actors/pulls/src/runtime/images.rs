@@ -1,4 +1,4 @@
-//! The list of images, as long as it is fresh.
+//! The cached list of images.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -7,21 +7,20 @@ use tokio::time::Instant;
 
 use super::types::RuntimeError;
 
-/// How long a list of images is used (kubelet: 30 s); the end of a pull makes it old before that.
+/// How long a list of images is used (kubelet: 30 s); the end of a pull outdates it earlier.
 const FRESH: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct ImageCache {
     pub(super) images: Arc<Vec<RuntimeImage>>,
     pub(super) image_fs: Option<PathBuf>,
-    /// When they were asked for, and how many pulls had ended then.
+    /// When the images were requested, and how many pulls had ended then.
     read: Option<(Instant, u64)>,
-    /// Pulls that have ended.
     pub(super) ended: u64,
 }
 
 impl ImageCache {
-    /// Something changed: what is asked for from now on is newer than what is known.
+    /// The images may have changed: the next request reads them again.
     pub(super) fn outdate(&mut self) {
         self.ended += 1;
     }
@@ -41,7 +40,6 @@ impl ImageCache {
     }
 }
 
-/// What was read, and how fresh that is.
 pub(super) struct Reading {
     pub(super) images: Result<Vec<RuntimeImage>, RuntimeError>,
     pub(super) image_fs: Result<Option<PathBuf>, RuntimeError>,

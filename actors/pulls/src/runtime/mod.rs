@@ -1,9 +1,9 @@
-//! The container runtime: its health, what it can do, and the calls that the actors make of it.
+//! The container runtime: health, capabilities and calls.
 //!
-//! Owns: [`core`] (when to probe, what counts as up), and [`RuntimeClient`], the actor that makes
-//! the calls through the trait [`Runtime`].
-//! In: [`RuntimeCommand`]s of the PullCoordinator, [`ReportRuntime`] from the StatusReporter. Out: [`RuntimeEvent`]s for the
-//! PullCoordinator, a [`RuntimeReport`](keelson_actor_system::reports::RuntimeReport) for the StatusReporter.
+//! Owns: [`core`] (when to probe, what counts as up), and [`RuntimeClient`], the actor that makes the calls through the
+//! trait [`Runtime`]. In: [`RuntimeCommand`]s of the PullCoordinator, [`ReportRuntime`] from the StatusReporter. Out:
+//! [`RuntimeEvent`]s for the PullCoordinator, a [`RuntimeReport`](keelson_actor_system::reports::RuntimeReport) for the
+//! StatusReporter.
 
 mod actor;
 mod core;

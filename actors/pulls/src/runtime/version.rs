@@ -1,11 +1,9 @@
-//! The runtime's version as node status has it.
+//! The runtime's version in the node status.
 //!
-//! Owns: [`written`], which writes a version as the kubelet does. In: a version as a runtime gives it. Out: text.
 
-/// A version without the `v` before it, and with what follows its numbers only where that is a pre-release or build of
-/// semantic versioning: `v2.4.2` is `2.4.2`, and Debian's `1.6.20~ds1` is `1.6.20`. So the kubelet writes
-/// `nodeInfo.containerRuntimeVersion`, by which people and tools compare nodes. A text without two numbers stays what
-/// it is; the kubelet writes `Unknown`.
+/// Writes a version as the kubelet does in `nodeInfo.containerRuntimeVersion`: without a leading `v`, and with what
+/// follows its numbers only if that is a pre-release or build of semantic versioning: `v2.4.2` is `2.4.2`, and Debian's
+/// `1.6.20~ds1` is `1.6.20`. A text without two numbers is unchanged; the kubelet writes `Unknown`.
 pub(super) fn written(version: &str) -> String {
     let text = version.trim();
     let text = text.strip_prefix('v').unwrap_or(text);

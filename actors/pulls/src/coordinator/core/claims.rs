@@ -1,11 +1,11 @@
-//! Who still wants what the journal knows.
+//! Which pulls from the journal are still wanted.
 //!
-//! Owns: how old a record may be, what becomes of pulls from the journal whose pods are gone, and their place behind what
-//! callers wait for. In: records, the pods of the node, callers that ask again. Out: records that say when a pull was last
-//! wanted; pulls that are dropped, or go on.
+//! Owns: the maximum age of a record, the fate of pulls from the journal whose pods are gone, and their place behind
+//! pulls that callers wait for. In: records, the pods of the node, callers that ask again. Out: records with the time
+//! when a pull was last wanted; pulls that are dropped, or continue.
 //!
-//! A pull from the journal that no caller has asked for since the start is *unclaimed*. It uses slots that no other pull
-//! needs. The first caller that asks for it claims it, and it has its old place again.
+//! A pull from the journal that no caller has requested since the start is *unclaimed*. It uses slots that no other
+//! pull needs. The first caller that requests it claims it, and it gets its old place back.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 pub(super) const UNCLAIMED: u64 = u64::MAX / 2 + 1;
 
 impl PullRecord {
-    /// When a caller was last known to want it, Unix milliseconds.
+    /// When a caller last wanted it, Unix milliseconds.
     pub(super) fn wanted(&self) -> i64 {
         self.wanted_unix_ms.unwrap_or(self.requested_unix_ms)
     }
@@ -44,7 +44,7 @@ impl Core {
         too_old
     }
 
-    /// A caller asks for a pull from the journal: it has its old place again.
+    /// A caller requests a pull from the journal: it gets its old place back.
     pub(super) fn claim(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id).filter(|pull| pull.unclaimed) else { return };
         let unclaimed = pull.place();
@@ -63,7 +63,7 @@ impl Core {
         self.plan_wanted(now);
     }
 
-    /// A held pull that needs no credentials is queued.
+    /// Queues a held pull that needs no credentials.
     pub(super) fn go_on(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         let Stage::Held { until } = pull.stage else { return };
@@ -77,8 +77,8 @@ impl Core {
         self.ask_presence(id, now, fx);
     }
 
-    /// These pods of the node exist and have not ended. Pulls from the journal whose pod is not among them are dropped;
-    /// the others go on.
+    /// `live`: the pods of the node that exist and have not ended. Pulls from the journal of other pods are dropped;
+    /// the others continue.
     pub(super) fn pods_synced(&mut self, live: &HashSet<String>, now: Now, fx: &mut Vec<Effect>) {
         self.deleted_pods.set_synced();
         let mut waiting: Vec<PullId> = self
@@ -101,7 +101,7 @@ impl Core {
         }
     }
 
-    /// Plans the next time at which records are told that their pulls are still wanted.
+    /// Schedules the next update of the records of wanted pulls.
     pub(super) fn plan_wanted(&mut self, now: Now) {
         if self.wanted_at.is_none() {
             let at = now.mono + self.policy.record_max_age / 4;
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Callers wait for these pulls now: after a kill their records are as young as that.
+    /// Callers wait for these pulls now: after a kill, their records are as recent as this write.
     pub(super) fn write_wanted(&mut self, now: Now, fx: &mut Vec<Effect>) {
         self.wanted_at = None;
         for pull in self.pulls.values_mut().filter(|pull| !pull.callers.is_empty()) {

@@ -1,4 +1,4 @@
-//! I7: old records, records of pods that are gone, and whose turn it is after a restart.
+//! I7: old records, records of deleted pods, and the order after a restart.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -22,7 +22,6 @@ fn synced(bench: &mut Bench, live: &[&str]) {
     bench.event(PullEvent::PodsSynced(Arc::new(live)));
 }
 
-/// The agent is killed, and starts again after some time.
 fn kill_and_start_after(mut bench: Bench, hours: i64, policy: Policy) -> Bench {
     bench.now.unix_ms += hours * 3_600_000 + 1;
     let mut bench = bench.kill(policy);
@@ -106,7 +105,7 @@ fn i7_pods_that_are_gone_have_their_pulls_dropped_before_they_run() {
     synced(&mut bench, &["lives", "static", "other"]);
     assert_eq!(bench.started(), [PullId(2)]);
     assert_eq!(bench.journal.pulls.keys().copied().collect::<Vec<_>>(), [2, 3]);
-    // Told again after a relist.
+    // Reported again after a relist.
     synced(&mut bench, &["lives"]);
     assert_eq!((bench.queued(), bench.running()), (0, 1), "what runs goes on");
 }

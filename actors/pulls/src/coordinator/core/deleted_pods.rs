@@ -1,12 +1,12 @@
-//! Pods that are gone, and what that means for those that wait.
+//! Deleted pods, and the refusal of their waiting callers.
 //!
-//! Owns: [`DeletedPods`], the uids of pods that are deleted or terminating, and the refusal of their waiting callers. In:
-//! news of pods. Out: refusals; pulls without callers leave the queue. Running pulls go on: the bytes
-//! are on their way, and the kubelet waits for the answer anyway.
+//! Owns: [`DeletedPods`], the uids of pods that are deleted or terminating, and the refusal of their waiting callers.
+//! In: changes of pods. Out: refusals; pulls without callers leave the queue. Running pulls continue: the download is
+//! under way, and the kubelet waits for the answer anyway.
 //!
-//! The kubelet does not cancel the pull of a deleted pod, and the pod stays `Terminating` until the call returns, so
-//! that a place in the queue would hold it for as long as the queue is. Static pods never match: the sandbox config
-//! has the uid of their manifest, and their mirror pods at the API server have another.
+//! The kubelet does not cancel the pull of a deleted pod, and the pod stays `Terminating` until the call returns, so a
+//! place in the queue would hold it until its turn. Static pods never match: the sandbox config has the uid of their
+//! manifest, and their mirror pods at the API server have another.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -18,9 +18,9 @@ use keelson_actor_system::clock::Now;
 use super::{CallerId, Core, Effect, End, Note, Pull, Refusal, Stage};
 use crate::request::PullId;
 
-/// How many pods are remembered at most; then the one that went first is forgotten.
+/// Maximum number of pods remembered; above it the oldest is forgotten.
 const MOST: usize = 10_000;
-/// How long a pod is remembered after its object was deleted: the kubelet may still be trying.
+/// How long a pod is remembered after its object was deleted: the kubelet may still retry.
 const REMEMBER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -30,15 +30,14 @@ struct Gone {
     age: u64,
 }
 
-/// Pods that are deleted or terminating, by uid.
 #[derive(Debug, Default)]
 pub(in crate::coordinator) struct DeletedPods {
     pods: HashMap<String, Gone>,
     by_age: BTreeMap<u64, String>,
     next_age: u64,
-    /// All pods of the node were told of at least once.
+    /// A list of all pods of the node has been received.
     synced: bool,
-    /// Those whose objects are deleted, and until when they are remembered. An entry may outlive its pod.
+    /// Pods whose objects are deleted, and until when they are remembered. An entry may outlive its pod.
     leaving: VecDeque<(Duration, u64)>,
 }
 
@@ -59,12 +58,12 @@ impl DeletedPods {
         }
     }
 
-    /// The pod's object is deleted: nothing more will be heard of it.
+    /// The pod's object is deleted: no more news of it will arrive.
     fn forget(&mut self, uid: &str, now: Duration) {
         self.expire(now);
         if let Some(gone) = self.pods.get(uid) {
             self.leaving.push_back((now + REMEMBER, gone.age));
-            // Told again and again of the same pods, the list must not grow.
+            // The list must not grow if the same pods are reported repeatedly.
             if self.leaving.len() > MOST {
                 self.leaving.pop_front();
             }
@@ -82,7 +81,6 @@ impl DeletedPods {
         }
     }
 
-    /// Whether all pods of the node were told of.
     pub(super) fn is_synced(&self) -> bool {
         self.synced
     }
@@ -91,7 +89,7 @@ impl DeletedPods {
         self.synced = true;
     }
 
-    /// `namespace/name` of a pod that is gone.
+    /// As `namespace/name`.
     pub(super) fn pod(&self, uid: &str) -> Option<&str> {
         self.pods.get(uid).map(|gone| gone.pod.as_str())
     }
@@ -123,7 +121,7 @@ impl Core {
         self.deleted_pods.forget(uid, now.mono);
     }
 
-    /// Places from the journal, held or queued, without callers, that the pod asked for. Another caller that had
+    /// Drops places from the journal, held or queued, without callers, that the pod requested. Another caller that had
     /// joined that pull before the restart asks again.
     fn drop_places_of(&mut self, uid: &str, now: Now, fx: &mut Vec<Effect>) {
         let places = self.held.iter().copied().chain(self.queue.places());
@@ -143,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Why a caller must not wait: its pod is gone.
+    /// The refusal of a caller whose pod is gone.
     pub(super) fn refusal_for_gone(&self, id: CallerId) -> Option<Refusal> {
         let caller = self.callers.get(&id)?;
         let pod = self.deleted_pods.pod(&caller.pod.as_ref()?.uid)?;
@@ -151,25 +149,24 @@ impl Core {
         Some(Refusal::PodGone { pod: pod.to_owned(), image: image.to_string() })
     }
 
-    /// How many pods are remembered as gone.
     #[must_use]
     pub(crate) fn pods_gone(&self) -> usize {
         self.deleted_pods.pods.len()
     }
 
-    /// What is known of pods, for the next life of the coordinator.
+    /// For the next life of the coordinator.
     pub(in crate::coordinator) fn take_deleted_pods(&mut self) -> DeletedPods {
         std::mem::take(&mut self.deleted_pods)
     }
 
-    /// Takes over what an earlier core knew of pods. To be called before [`Core::restore`].
+    /// To be called before [`Core::restore`].
     pub(in crate::coordinator) fn set_deleted_pods(&mut self, gone: DeletedPods) {
         self.deleted_pods = gone;
     }
 }
 
 impl Pull {
-    /// The runtime does not work on it, and did not lose it either.
+    /// The runtime does not work on it, and did not lose it.
     pub(super) fn has_not_begun(&self) -> bool {
         matches!(self.stage, Stage::Queued { .. } | Stage::Pausing { .. } | Stage::Held { .. })
     }

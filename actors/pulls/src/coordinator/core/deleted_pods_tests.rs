@@ -1,4 +1,4 @@
-//! Case 6: pods that are deleted while their pulls wait; and whether pulls get on.
+//! Case 6: pods that are deleted while their pulls wait; and stalled pulls.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     assert_eq!((bench.running(), bench.queued()), (1, 0));
     bench.finish(bench.pull(next), ok());
     assert!(bench.succeeded(next));
-    // Told again, it means nothing more.
+    // A repeated report changes nothing.
     gone(&mut bench, "web");
 }
 
@@ -77,7 +77,7 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
     gone(&mut bench, "web");
     assert!(bench.waits(caller), "it holds its slot and goes on with the runtime");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    // Who joins what runs need not wait in a queue.
+    // A caller that joins a running pull does not wait in a queue.
     let joined = bench.ask(image("r/a").pod("web"));
     bench.finish(pull, ok());
     assert!(bench.succeeded(caller) && bench.succeeded(joined) && bench.cancels.is_empty());
@@ -91,7 +91,7 @@ fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
     assert_eq!((bench.queued(), bench.checks.len(), bench.journal.pulls.len()), (0, 0, 1));
-    // Nor does it take part in a pull of others that waits.
+    // It does not join a waiting pull of others either.
     let other = bench.ask(image("r/c").pod("db"));
     let late = bench.ask(image("r/c").pod("web"));
     is_refused(&bench, late, "web", "r/c");
@@ -169,7 +169,7 @@ fn case_06_a_restarted_coordinator_still_knows() {
 
 #[test]
 fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
-    // Its image was present, then proved to be a download: no slot is free.
+    // Its image was present, then turned out to be a download: no slot is free.
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b").pod("web"));

@@ -1,7 +1,7 @@
-//! Ends: answers, losses, and the runtime's coming and going.
+//! Ends of pulls: answers, losses, and outages of the runtime.
 //!
-//! Owns: what the runtime's word means for a pull and its callers, how long a lost pull waits, and
-//! which leases live on.
+//! Owns: the effect of the runtime's answer on a pull and its callers, how long a lost pull waits, and which leases are
+//! kept.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,11 +18,12 @@ use crate::{
     runtime::{Capabilities, Outcome, PullReply},
 };
 
-/// A pull that the runtime cancels within this time of being asked counts as joined to one that the agent had cancelled: CRI-O
-/// makes one pull of equal requests, also while it still takes the first one down. Later it may be the runtime's own time limit.
+/// A pull that the runtime cancels within this time after the request counts as joined to one that the agent had
+/// cancelled: CRI-O makes one pull of equal requests, also while it still stops the first one. Later it may be the
+/// runtime's own time limit.
 const SHARED_END: Duration = Duration::from_secs(10);
 
-/// How many pulls of one image are looked at when it has arrived.
+/// Maximum number of pulls of one image whose presence is checked when it has arrived.
 const ASK_AT_ONCE: usize = 256;
 
 impl Core {
@@ -71,7 +72,7 @@ impl Core {
         }
     }
 
-    /// Whether the runtime has not said how the pull itself went.
+    /// Whether the outcome says nothing about this pull itself.
     fn is_no_answer(&self, id: PullId, outcome: &Outcome, now: Now) -> bool {
         match outcome {
             Outcome::Lost(_) => true,
@@ -79,7 +80,7 @@ impl Core {
         }
     }
 
-    /// Whether this is taken for the end of an earlier pull, which the agent had cancelled.
+    /// Whether this is the end of an earlier pull, which the agent had cancelled.
     fn shared_an_end(&self, id: PullId, reply: &PullReply, now: Now) -> bool {
         reply.result.as_ref().is_err_and(|status| status.code == Code::Cancelled)
             && self.pulls.get(&id).is_some_and(|pull| now.mono.saturating_sub(pull.asked) < SHARED_END)
@@ -90,7 +91,7 @@ impl Core {
         self.pulls.get(&id).is_some_and(allowed)
     }
 
-    /// Whether the runtime refused for the limit that it was handed.
+    /// Whether the runtime refused because of the limit that it was passed.
     fn is_runtime_full(&self, reply: &PullReply) -> bool {
         self.runtime_enforces()
             && reply.result.as_ref().is_err_and(|status| {
@@ -99,8 +100,8 @@ impl Core {
             })
     }
 
-    /// The runtime keeps the limit, and it is reached there. Callers who want to hear that get the
-    /// runtime's words; for the others it is asked again after a pause.
+    /// The runtime enforces the limit, and it is reached. Callers that want a refusal get the runtime's answer; for the
+    /// others it is asked again after a pause.
     fn runtime_full(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         pull.losses = 0;
@@ -144,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Answers every caller with the runtime's words and forgets the pull.
+    /// Answers every caller with the runtime's reply, and forgets the pull.
     pub(super) fn conclude(&mut self, id: PullId, reply: &Arc<PullReply>, now: Now, fx: &mut Vec<Effect>) {
         self.report_end(id, HandedOutcome::Answered(reply.as_ref().into()), fx);
         let Some(pull) = self.pulls.get(&id) else { return };
@@ -174,8 +175,8 @@ impl Core {
         let succeeded = end == End::Succeeded;
         self.end_with(id, end, failure, now, fx);
         if succeeded {
-            // Others who want it with other credentials need not wait for a slot any more.
-            // Each of them that succeeds asks for more, so a few at a time are enough.
+            // Callers with other credentials no longer need a slot. Each success checks more of them, so a few at a
+            // time are enough.
             let others: Vec<PullId> =
                 self.by_image.get(&image).into_iter().flatten().take(ASK_AT_ONCE).copied().collect();
             for other in others {
@@ -184,12 +185,11 @@ impl Core {
         }
     }
 
-    /// Ends a pull that the runtime did not fail.
     pub(super) fn end(&mut self, id: PullId, end: End, now: Now, fx: &mut Vec<Effect>) {
         self.end_with(id, end, None, now, fx);
     }
 
-    /// Forgets a pull: slot, indexes, journal; and settles what becomes of its lease.
+    /// Forgets a pull: slot, indexes, journal; and settles its lease.
     fn end_with(
         &mut self,
         id: PullId,
@@ -232,7 +232,7 @@ impl Core {
         });
     }
 
-    /// Takes a pull out of every list, and its slot from it.
+    /// Removes a pull from every list, and frees its slot.
     pub(super) fn take_out(&mut self, id: PullId) -> Option<Pull> {
         self.release_slot(id);
         self.disarm_pull(id);
@@ -277,8 +277,8 @@ impl Core {
         }
     }
 
-    /// Whether more pulls hold slots than the limit allows now, this one among them: it was lowered,
-    /// or the runtime does not keep it any more.
+    /// Whether more pulls hold slots than the limit now allows, this one included: the limit was lowered, or the
+    /// runtime does not enforce it any more.
     fn over_limit(&self, id: PullId) -> bool {
         let limit = self.own_limit();
         limit > 0
@@ -288,7 +288,7 @@ impl Core {
 
     pub(super) fn held_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if self.pulls.get(&id).is_some_and(|pull| !pull.with_credentials) {
-            // Nothing was heard of its pod. It goes on, behind all that callers wait for.
+            // No list of pods arrived. It continues, behind all pulls that callers wait for.
             self.go_on(id, now, fx);
         } else if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
             let text = format!(
@@ -317,8 +317,8 @@ impl Core {
         }
     }
 
-    /// Lost pulls go on, the first ones first; those that the limit has no room for any more (it was
-    /// lowered, or another runtime came back that does not keep it) wait at their place.
+    /// Restarts lost pulls in their order; those that exceed the limit (it was lowered, or a different runtime does not
+    /// enforce it) wait at their place.
     fn ask_lost_again(&mut self, now: Now, fx: &mut Vec<Effect>) {
         let is_lost =
             |id: &PullId| self.pulls.get(id).is_some_and(|pull| matches!(pull.stage, Stage::Lost { .. }));
@@ -336,8 +336,8 @@ impl Core {
         }
     }
 
-    /// Callers who were held for the runtime wait like all others from now on, and presence, which
-    /// could not be asked for, can be.
+    /// Callers that were held for the runtime wait in the queue from now on, and presence, which could not be checked,
+    /// is checked.
     fn forget_outage(&mut self, now: Now, fx: &mut Vec<Effect>) {
         for (id, caller) in &mut self.callers {
             if let Some(at) = caller.hold.take() {
@@ -373,7 +373,6 @@ impl Core {
 }
 
 impl super::Pull {
-    /// It has no callers and is within its grace period.
     fn callers_gone(&self) -> bool {
         self.cancel_at.is_some()
     }

@@ -1,9 +1,9 @@
 //! Hand-over of pulls from an agent that ends to the one that replaces it.
 //!
-//! Owns: both sides. The ending agent keeps the pulls that its runtime works on, with their callers, and gives
-//! everything else away; from then on it starts nothing, and every other caller is sent to the successor. The
-//! successor counts pulls that go on in its predecessor like its own ([`Stage::Predecessor`]) until it is told how
-//! they ended, or until the predecessor is gone and it has to ask the runtime itself.
+//! Owns: both sides. The stopping agent keeps the pulls that its runtime works on, with their callers, and gives
+//! everything else away; from then on it starts nothing, and every other caller is sent to the successor. The successor
+//! counts pulls that continue in its predecessor like its own ([`Stage::Predecessor`]) until their end is reported, or
+//! until the predecessor is gone and it has to ask the runtime itself.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl Core {
-    /// Gives everything to a successor. Pulls that the runtime works on stay until they end.
+    /// Pulls that the runtime works on stay until they end.
     pub(crate) fn hand_over(&mut self, now: Now) -> (HandedState, Vec<Effect>) {
         let mut fx = Vec::new();
         let state = self.handed_state(now);
@@ -56,7 +56,6 @@ impl Core {
         (state, fx)
     }
 
-    /// Whether this core has handed its pulls over.
     #[must_use]
     pub(crate) fn is_handed_over(&self) -> bool {
         self.handed.is_some()
@@ -91,7 +90,7 @@ impl Core {
         self.truth(now).into_iter().filter_map(write).collect()
     }
 
-    /// Takes over what a predecessor handed over. To be called once, on an empty core.
+    /// To be called once, on an empty core.
     pub(crate) fn take_over(&mut self, state: HandedState, now: Now) -> Vec<Effect> {
         self.namespaces_matter = !state.ignores_namespace;
         if let Some(unread) = state.unread {
@@ -106,7 +105,7 @@ impl Core {
         fx
     }
 
-    /// A restored pull goes on in the predecessor: it holds its slot, and callers may join it.
+    /// A restored pull continues in the predecessor: it holds its slot, and callers may join it.
     fn follow_predecessor(&mut self, id: PullId, running: &RunningPull, now: Now) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         if let Stage::Held { until } = pull.stage {
@@ -127,7 +126,6 @@ impl Core {
         self.take_slot(id, if running.present { Lane::Present } else { Lane::Counted });
     }
 
-    /// The predecessor tells how a pull ended that went on there.
     pub(super) fn predecessor_ended(
         &mut self,
         id: PullId,
@@ -149,7 +147,7 @@ impl Core {
         }
     }
 
-    /// The predecessor is gone: what still went on there is pulled here.
+    /// Pulls that still ran in the predecessor are pulled here.
     pub(super) fn predecessor_gone(&mut self, now: Now, fx: &mut Vec<Effect>) {
         let lost =
             |id: &PullId| self.pulls.get(id).is_some_and(|pull| matches!(pull.stage, Stage::Predecessor));
@@ -163,8 +161,8 @@ impl Core {
         }
     }
 
-    /// A pull that went on in the predecessor waits for a slot here, at its place. Without a caller
-    /// there are no credentials for it: then it is held for one.
+    /// A pull that ran in the predecessor waits for a slot here, at its place. Without a caller there are no
+    /// credentials for it: then it is held.
     fn take_back(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get(&id) else { return };
         let bare = pull.with_credentials && pull.callers.is_empty();
@@ -185,7 +183,7 @@ impl Core {
         self.persist(id, fx);
     }
 
-    /// Sends a pull's callers to the successor and forgets the pull, which the successor has.
+    /// Sends a pull's callers to the successor and forgets the pull: the successor has it.
     pub(super) fn give_away(&mut self, id: PullId, fx: &mut Vec<Effect>) {
         self.report_end(id, HandedOutcome::Returned, fx);
         let callers: Vec<CallerId> =
@@ -196,14 +194,14 @@ impl Core {
         self.take_out(id);
     }
 
-    /// Tells the successor, once, how a pull ended that was handed over while it ran.
+    /// Reports to the successor, once, the end of a pull that was handed over while it ran.
     pub(super) fn report_end(&mut self, id: PullId, how: HandedOutcome, fx: &mut Vec<Effect>) {
         if self.handed.as_mut().is_some_and(|handed| handed.remove(&id)) {
             fx.push(Effect::TellSuccessor(HandedEnd { pull: id.0, how }));
         }
     }
 
-    /// What a caller gets that comes while the agent ends.
+    /// The refusal of callers that arrive while the agent stops.
     pub(super) fn refusal_at_the_end(&self) -> Option<Refusal> {
         match (self.draining, self.is_handed_over()) {
             (_, true) => Some(Refusal::Moved),
@@ -214,14 +212,14 @@ impl Core {
 }
 
 impl Pull {
-    /// Goes on where it is when the agent ends.
+    /// Continues in this process when the agent stops.
     fn goes_on(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Predecessor)
     }
 }
 
 impl Effect {
-    /// Not performed by an agent that has handed over: leases and journal belong to the successor.
+    /// Not performed after a hand-over: leases and journal belong to the successor.
     #[must_use]
     pub(crate) fn is_the_successors(&self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Restarts that callers do not notice (I8): two cores, one after the other, and what each does.
+//! I8: hand-over between two cores.
 
 use super::{
     CallerId, Policy, PullEvent, Refusal, Stage,
@@ -15,7 +15,7 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-/// Hands over to a second core with the same settings, whose runtime serves. Sends the state through JSON.
+/// Hands over, through JSON, to a second core with the same settings, whose runtime is up.
 fn replaced(old: &mut Bench) -> (Bench, HandedState) {
     let (state, effects) = old.core.hand_over(old.now);
     old.take(effects);
@@ -29,7 +29,7 @@ fn replaced(old: &mut Bench) -> (Bench, HandedState) {
     (new, state)
 }
 
-/// Tells the successor what the old core said in its last event.
+/// Passes the ends of the old core's last event to the successor.
 fn tell(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
     let ends = old.told();
     for end in &ends {
@@ -106,7 +106,7 @@ fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
         old.leave(caller);
         old.pass(seconds(10));
     };
-    // What happens, whether a caller joined in the new agent, and what is left there: running, starts.
+    // Event; whether a caller joined in the new agent; running pulls and starts there.
     for (name, act, joined, running, starts) in [
         ("the runtime is lost", lose, false, 1, 1),
         ("the runtime is lost, joined", lose, true, 1, 1),

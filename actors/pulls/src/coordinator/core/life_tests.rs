@@ -1,4 +1,4 @@
-//! The life of a pull: deadlines, callers that leave, stalls, losses, leases, restarts, the end.
+//! Deadlines, callers that leave, stalls, losses, leases, restarts, the end.
 
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ fn a_restart_takes_up_running_pulls_first_and_keeps_the_order() {
     let new = bench.ask(image("r/new"));
     assert!(bench.pull(new) > PullId(4), "no id names two pulls");
     let new = bench.pull(new).0;
-    // I7: what a caller waits for comes before what nobody has asked for again.
+    // I7: pulls that callers wait for come before those that no caller has requested again.
     for id in [1, new, 3, 2, 4] {
         assert_eq!(bench.starts.last().map(|(pull, _)| pull.0), Some(id));
         bench.finish(PullId(id), ok());

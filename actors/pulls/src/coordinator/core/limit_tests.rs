@@ -1,5 +1,5 @@
-//! Limits: how many, changed live, by registry, by pull option, kept by the runtime; reject mode;
-//! and the slots of present images beside them.
+//! Limits: count, live changes, per registry, pull option, enforced by the runtime; reject mode; slots of present
+//! images.
 
 use keelson_proto::Code;
 

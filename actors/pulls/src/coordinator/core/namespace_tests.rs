@@ -1,4 +1,4 @@
-//! I2: requests of different namespaces share a pull only where the runtime is known not to look at the namespace.
+//! I2: requests of different namespaces share a pull only if the runtime is known to ignore the namespace.
 
 use keelson_proto::Code;
 
@@ -16,7 +16,7 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-/// A core before this runtime; `None`: it has not answered yet.
+/// `None`: the runtime has not answered yet.
 fn before(runtime: Option<Capabilities>, policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     if let Some(capabilities) = runtime {
@@ -25,7 +25,7 @@ fn before(runtime: Option<Capabilities>, policy: Policy) -> Bench {
     bench
 }
 
-/// I2: by runtime, how many pulls the requests of two namespaces and one without a pod are.
+/// I2. Number of pulls, by runtime, for the requests of two namespaces and one without a pod.
 #[test]
 fn namespaces_share_only_where_the_runtime_ignores_them() {
     let unknown = Capabilities { leases: true, content: true, ..Capabilities::default() };
@@ -43,7 +43,7 @@ fn namespaces_share_only_where_the_runtime_ignores_them() {
     }
 }
 
-/// I2: the anonymous pull of a namespace that the runtime refuses does not succeed with that of another.
+/// I2: an anonymous pull in a namespace that the runtime refuses does not succeed with that of another.
 #[test]
 fn a_refused_namespace_is_refused_while_another_pulls() {
     let mut bench = before(Some(CRIO), limit(5));
@@ -55,7 +55,7 @@ fn a_refused_namespace_is_refused_while_another_pulls() {
     assert!(bench.succeeded(good));
 }
 
-/// I2: credentials of one request do not carry over to another namespace either.
+/// I2.
 #[test]
 fn equal_credentials_of_two_namespaces_are_two_pulls() {
     let mut bench = before(Some(CRIO), limit(5));
@@ -63,8 +63,8 @@ fn equal_credentials_of_two_namespaces_are_two_pulls() {
     assert_ne!(bench.pull(one), bench.pull(other));
 }
 
-/// I2: a request that came while the runtime was away is keyed as the strictest runtime needs it, and shared with later
-/// ones as soon as the runtime is known not to mind.
+/// I2: a request from a runtime outage is keyed as the strictest runtime needs it, and shared with later ones as soon
+/// as the runtime is known to ignore namespaces.
 #[test]
 fn requests_from_before_the_runtime_answered_stay_apart() {
     let mut bench = before(None, limit(1));
@@ -79,7 +79,7 @@ fn requests_from_before_the_runtime_answered_stay_apart() {
     assert!(bench.succeeded(second));
 }
 
-/// I2: what is known of a runtime holds while it is away, and another runtime that comes back is believed.
+/// I2: what is known of a runtime holds during an outage, until another runtime returns.
 #[test]
 fn the_runtime_that_comes_back_decides() {
     let mut bench = before(Some(CONTAINERD), limit(5));
@@ -91,7 +91,7 @@ fn the_runtime_that_comes_back_decides() {
     assert_ne!(bench.pull(third), bench.pull(first));
 }
 
-/// I2: after a restart a pull goes on for its own namespace alone.
+/// I2.
 #[test]
 fn a_resumed_pull_is_joined_by_its_own_namespace_only() {
     let mut bench = before(Some(CRIO), limit(5));
@@ -102,7 +102,7 @@ fn a_resumed_pull_is_joined_by_its_own_namespace_only() {
     assert_eq!(bench.core.pulls.len(), 2);
 }
 
-/// I2: a place that waits for credentials waits for those of its namespace.
+/// I2.
 #[test]
 fn a_held_place_is_for_its_own_namespace() {
     for (runtime, expected) in [(CRIO, 2), (CONTAINERD, 1)] {

@@ -1,11 +1,10 @@
-//! Presence: whether the runtime has an image already, asked before a pull takes a counted slot.
+//! Presence checks: whether the runtime already has an image, asked before a pull takes a counted slot.
 //!
-//! Owns: the question, its answer and the time limit of the answer. In: pulls that the limit applies to, the runtime's
-//! answers. Out: `CheckPresent`, and pulls that may run beside the limit. KEP-3673: an image that exists succeeds before
-//! anything is counted.
+//! Owns: the check, its result and its time limit. In: pulls under a limit, the runtime's answers. Out: `CheckPresent`,
+//! and pulls that may run beside the limit. KEP-3673: an image that exists succeeds before anything is counted.
 //!
-//! While the answer is awaited, no pull behind the asked one takes a counted slot, so that the order of arrival holds. An
-//! answer that is late, or an error, means that the pull counts.
+//! During a check, no pull behind the checked one takes a counted slot, so that the order of arrival holds. After a
+//! late answer or an error the pull counts.
 
 use std::time::Duration;
 
@@ -19,12 +18,12 @@ use crate::runtime::RuntimeCommand;
 pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Core {
-    /// Whether any limit applies to pulls of this class. Without one no pull is counted, and there is nothing to ask.
+    /// Whether any limit applies to pulls of this class. Otherwise no pull is counted, and there is nothing to check.
     fn is_limited(&self, class: &Class) -> bool {
         self.own_limit() > 0 || class.cap.is_some() || self.policy.per_registry > 0
     }
 
-    /// Asks whether the image of a queued pull is present, if the answer matters and is not known.
+    /// Checks whether the image of a queued pull is present, if that matters and is not known.
     pub(super) fn ask_presence(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if !self.policy.fast_lane || self.draining || !matches!(self.health, Health::Up(_)) {
             return;
@@ -42,7 +41,7 @@ impl Core {
         }
     }
 
-    /// The runtime's answer; `None`: it could not tell, and the pull counts.
+    /// The runtime's answer; `None`: unknown, and the pull counts.
     pub(super) fn presence(&mut self, id: PullId, present: Option<bool>, now: Now, fx: &mut Vec<Effect>) {
         self.stop_presence_timer(id);
         let Some(pull) = self.pulls.get_mut(&id) else { return };
@@ -75,7 +74,7 @@ impl Core {
         }
     }
 
-    /// Forgets questions whose answers will not come: the runtime is away.
+    /// Forgets checks that will not be answered: the runtime is unavailable.
     pub(super) fn forget_presence(&mut self) {
         let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
         for id in queued {
@@ -94,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Whether a queued pull has to wait for the answer before it may take a counted slot.
+    /// Whether a queued pull waits for the answer before it may take a counted slot.
     pub(super) fn awaits_presence(&self, id: PullId) -> bool {
         self.pulls.get(&id).is_some_and(|pull| {
             pull.presence_until.is_some() && matches!(pull.stage, Stage::Queued { presence: Presence::Asked })

@@ -1,4 +1,4 @@
-//! I13: present images never count. The question comes before the slot; what cannot be told counts.
+//! I13: present images never count. The check comes before the slot; an unknown image counts.
 
 use keelson_proto::Code;
 
@@ -12,7 +12,7 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-/// A core whose runtime answers about presence only when the test does.
+/// A core whose runtime answers presence checks only when the test does.
 fn bench(policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     bench.absent = false;
@@ -90,8 +90,8 @@ fn i13_without_a_limit_nothing_is_asked() {
     assert_eq!(bench.checks.len(), 1, "the pull option is a limit");
 }
 
-/// I8: a pull has its place in the journal as soon as it is received, so that `kill -9` while answers about presence are
-/// awaited, are late or came in another order changes no order.
+/// I8: a pull has its place in the journal as soon as it is received, so `kill -9` while presence checks are pending,
+/// late or answered in another order changes no order.
 #[test]
 fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
     type Answers = fn(&mut Bench, [PullId; 2]);
@@ -111,7 +111,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
         let mut bench = bench.kill(limit(1));
         bench.absent = false;
         bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-        // They come back the other way round, behind somebody new.
+        // They return in the other order, behind a new caller.
         let new = bench.ask(image("r/new").pod("n"));
         let [second, first] = [("r/2", "q"), ("r/1", "p")].map(|(name, pod)| bench.ask(image(name).pod(pod)));
         assert_eq!([first, second].map(|caller| bench.pull(caller)), pulls, "{case}");
@@ -141,7 +141,7 @@ fn i13_it_is_asked_again_after_an_outage_and_before_the_start() {
     assert_eq!((bench.checks.len(), bench.starts.len()), (2, 0));
     bench.present(bench.pull(caller), Some(true));
     assert_eq!(bench.running(), 0);
-    // After a restart, too.
+    // Also after a restart.
     let mut bench = bench.kill(limit(1));
     bench.absent = false;
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));

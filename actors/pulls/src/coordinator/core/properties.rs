@@ -1,9 +1,9 @@
-//! Random histories: whatever happens, in whatever order, these hold.
+//! Random histories: invariants for any events in any order.
 //!
-//! After every event: the core's own account ([`Core::check`](super::Core)), at most one answer for a
-//! caller and none for one that left, no start without its record, no start above a limit, first
-//! come first served among pulls that the same limits apply to, and a journal that says exactly what
-//! the core would write anew. After every kill: the same pulls, each once. In the end: nothing left.
+//! After every event: the core's own invariants ([`Core::check`](super::Core)), at most one answer per caller and none
+//! for one that left, no start without its record, no start above a limit, first come first served among pulls under
+//! the same limits, and a journal equal to a rewrite by the core. After every kill: the same pulls, each once. At the
+//! end: nothing left.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -149,7 +149,7 @@ impl Run {
         Self { bench, policy, left: BTreeSet::new() }
     }
 
-    /// The n-th pull of those there are, whatever it does.
+    /// The n-th existing pull, in any stage.
     fn which(&self, n: usize) -> PullId {
         let all: BTreeSet<PullId> = self.bench.core.pulls.keys().copied().collect();
         all.iter().nth(n % all.len().max(1)).copied().unwrap_or(PullId(u64::MAX))
@@ -232,12 +232,11 @@ impl Run {
         self.bench = bench.kill(self.policy.clone());
         self.bench.absent = absent;
         assert_eq!(before, ids(&self.bench), "none lost, none made");
-        // I8: whatever a pull waited for, its place among those that wait is kept.
+        // I8: a waiting pull keeps its place.
         assert_eq!(order_before, order(&self.bench), "the order of the queue");
         self.left.clear();
     }
 
-    /// One step, and everything that must hold after it.
     fn step(&mut self, step: Step) {
         let lone = !matches!(step, Step::Pass(_) | Step::Kill);
         let slots: HashSet<PullId> = self.bench.core.slots.iter().map(|(_, id)| *id).collect();
@@ -269,7 +268,7 @@ impl Run {
         }
     }
 
-    /// A pull that was just taken from the queue was the first of those that are like it.
+    /// A pull just taken from the queue was the first of its class.
     fn check_turn(&self, pull: &super::Pull) {
         let core = &self.bench.core;
         let registry = |pull: &super::Pull| pull.call.name.registry().clone();
@@ -291,7 +290,7 @@ impl Run {
         assert!(!plain || pull.order == pull.id.0, "its place is that of its arrival");
     }
 
-    /// Lets everything end well.
+    /// Lets everything finish successfully.
     fn settle(&mut self) {
         self.step(Step::Up(CONTAINERD));
         self.step(Step::Pressure(false));

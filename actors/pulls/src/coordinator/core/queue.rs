@@ -1,8 +1,7 @@
 //! The queue: first come, first served among those that may start.
 //!
-//! Owns: the order of waiting pulls. In: pulls with their place and class. Out: the first one whose
-//! class has room. Pulls of one class (registry, cap of the pull option) become startable together,
-//! so finding the next one looks at the head of each class and not at every pull.
+//! Owns: the order of waiting pulls. In: pulls with their place and class. Out: the first one whose class has room.
+//! Pulls of one class (registry, pull option) become startable together, so only the head of each class is examined.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,18 +10,18 @@ use std::{
 
 use crate::request::PullId;
 
-/// Pulls that the same limits apply to.
+/// Pulls under the same limits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Class {
-    /// Empty while there is no limit by registry.
+    /// Empty without a limit per registry.
     pub(super) registry: Arc<str>,
     /// The pull option.
     pub(super) cap: Option<u32>,
-    /// The image is present: no counted slot is for it.
+    /// The image is present: it needs no counted slot.
     pub(super) present: bool,
 }
 
-/// A place: the order it was given, then the id where two share one.
+/// The order, then the ID where two pulls share one.
 pub(super) type Place = (u64, PullId);
 
 #[derive(Debug, Default)]
@@ -63,7 +62,6 @@ impl Queue {
         true
     }
 
-    /// The first pull of a class that `may_start` agrees to.
     pub(super) fn next(&self, may_start: impl Fn(&Class) -> bool) -> Option<Place> {
         self.heads.iter().find(|(_, class)| may_start(class)).map(|(place, _)| *place)
     }
@@ -72,12 +70,11 @@ impl Queue {
         self.places.len()
     }
 
-    /// All places, the next one to start first.
+    /// Next to start first.
     pub(super) fn places(&self) -> impl Iterator<Item = Place> + '_ {
         self.places.keys().copied()
     }
 
-    /// How many are before `place`.
     pub(super) fn before(&self, place: Place) -> usize {
         self.places.range(..place).count()
     }

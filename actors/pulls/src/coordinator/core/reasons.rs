@@ -1,26 +1,25 @@
-//! Why a pull ended, and where its time went.
+//! Why a pull ended, and how long it waited and ran.
 //!
-//! Owns: the result and the reason of each pull that ended, and how long it waited in the queue and held a slot. In: the
-//! end of a pull and what its callers were told. Out: the fields of [`FinishedPull`](super::FinishedPull) that logs,
-//! metrics and people see. Reasons are a closed set of words: they are label values.
+//! Owns: the result and the reason of each pull that ended, and how long it waited in the queue and held a slot. In:
+//! the end of a pull and the answers of its callers. Out: fields of [`FinishedPull`](super::FinishedPull) for logs,
+//! metrics and the debug view. Reasons are a closed set: they are label values.
 //!
-//! A pull whose last callers were refused, or ran out of time, did not end for want of callers.
+//! A pull whose last callers were refused or timed out is not reported as cancelled for lack of callers.
 
 use std::time::Duration;
 
 use super::{Core, Effect, End, FailureClass, Lane, Pull, Refusal};
 use crate::request::PullId;
 
-/// What metrics count beside the pulls that ended.
+/// Counts of metrics beside the pulls that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tally {
-    /// A request joined a pull: in which state that was.
+    /// A request joined a pull in this state.
     Joined(&'static str),
-    /// A pull was taken back and is tried again: why.
+    /// A pull was taken back and is retried for this reason.
     Retried(&'static str),
 }
 
-/// How a pull ended, in words of a closed set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EndReason {
     /// `succeeded`, `failed`, `refused`, `timed_out` or `cancelled`.
@@ -29,12 +28,12 @@ pub(crate) struct EndReason {
     pub reason: &'static str,
 }
 
-/// Where the time of a pull went. A pull may wait and run more than once.
+/// A pull may wait and run more than once.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Spent {
     queued: Duration,
     running: Duration,
-    /// Since when it does what it does now, on the monotonic clock.
+    /// Since when it is in its present phase, on the monotonic clock.
     since: Duration,
 }
 
@@ -43,13 +42,13 @@ impl Spent {
         Self { since: now, ..Self::default() }
     }
 
-    /// It leaves the queue.
+    /// The pull leaves the queue.
     pub(super) fn start(&mut self, now: Duration) {
         self.queued += now.saturating_sub(self.since);
         self.since = now;
     }
 
-    /// It gives its slot back.
+    /// The pull frees its slot.
     pub(super) fn stop(&mut self, now: Duration) {
         self.running += now.saturating_sub(self.since);
         self.since = now;
@@ -72,14 +71,14 @@ impl Spent {
 }
 
 impl Core {
-    /// Why a pull ends, if neither the runtime's answer nor its callers say it.
+    /// Sets the reason for an end that follows neither from the runtime's answer nor from the callers.
     pub(super) fn because(&mut self, id: PullId, reason: &'static str) {
         if let Some(pull) = self.pulls.get_mut(&id) {
             pull.reason = Some(reason);
         }
     }
 
-    /// The reason of an end, and the end as people see it: that of a pull whose callers were refused is not "cancelled".
+    /// The end as shown, and its reason: a pull whose callers were refused is not "cancelled".
     pub(super) fn reason_of(&self, id: PullId, end: End) -> (End, EndReason) {
         let Some(pull) = self.pulls.get(&id) else {
             return (end, EndReason { result: "cancelled", reason: "Unknown" });
@@ -104,7 +103,6 @@ impl Core {
         }
     }
 
-    /// Counts a request that joins a pull.
     pub(super) fn joined(&self, id: PullId, fx: &mut Vec<Effect>) {
         if let Some(pull) = self.pulls.get(&id) {
             fx.push(Effect::Count(Tally::Joined(pull.joined_as())));
@@ -125,7 +123,6 @@ impl Pull {
 }
 
 impl Refusal {
-    /// For labels and logs.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -145,7 +142,7 @@ impl Refusal {
         }
     }
 
-    /// What it makes of a pull whose last caller gets it.
+    /// The result of a pull whose last caller gets this refusal.
     fn result(&self) -> &'static str {
         match self {
             Self::Deadline(..) => "timed_out",
@@ -155,7 +152,6 @@ impl Refusal {
     }
 }
 
-/// The reason of a failure that the runtime told.
 pub(super) fn of_failure(class: FailureClass) -> &'static str {
     match class {
         FailureClass::NoSpace => "NoSpace",

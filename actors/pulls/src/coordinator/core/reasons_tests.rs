@@ -1,4 +1,4 @@
-//! I17, I18, I20: who returns to a place, and why pulls end. Events on pods that wait.
+//! I17, I18, I20: returning callers, reasons of ends, Events on waiting pods.
 
 use std::time::Duration;
 
@@ -14,18 +14,17 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-/// Result and reason of the pull that ended last.
 fn last_end(bench: &Bench) -> (&'static str, &'static str) {
     let why = bench.core.finished.front().expect("a pull ended").why;
     (why.result, why.reason)
 }
 
-/// The slot is taken, and so many others wait.
+/// Takes the slot, and queues this number of other callers.
 fn busy(bench: &mut Bench, others: usize) -> Vec<CallerId> {
     (0..=others).map(|n| bench.ask(image(&format!("busy/{n}")).pod(&format!("busy-{n}")))).collect()
 }
 
-/// Frees the slot; says whether the pull of this caller has it now.
+/// Frees the slot; returns whether the pull of this caller gets it.
 fn is_next(bench: &mut Bench, running: CallerId, caller: CallerId) -> bool {
     bench.finish(bench.pull(running), ok());
     bench.starts.last().map(|(pull, _)| *pull) == Some(bench.pull(caller))

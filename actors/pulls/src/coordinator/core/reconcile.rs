@@ -1,8 +1,8 @@
-//! A journal that is read late: pulls began without it, from memory.
+//! A journal that is read late, after pulls began from memory.
 //!
 //! Owns: what must not happen before the journal has been read (leases that it names are not reaped), and how its
-//! records join the pulls of this process. In: the records. Out: pulls in the order running, new, journal. No pull
-//! is lost, and none that runs or has succeeded meanwhile is started a second time.
+//! records join the pulls of this process. In: the records. Out: pulls in the order running, new, journal. No pull is
+//! lost, and none that runs or has succeeded meanwhile is started again.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,20 +21,20 @@ use crate::{
     runtime::{Capabilities, RuntimeCommand},
 };
 
-/// Number of images remembered as pulled while the journal is unread. Beyond it a record costs one question to the
-/// runtime, whose answer is that the image is present.
+/// Maximum number of images remembered as pulled while the journal is unread. Beyond it a record costs one query to the
+/// runtime, which answers that the image is present.
 const MOST_SUCCEEDED: usize = 4096;
 
-/// What is remembered while the journal is unread.
+/// Remembered while the journal is unread.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The limit was changed, so the journal's is outdated.
     pub(super) limit_changed: bool,
-    /// Image and handler of pulls that succeeded.
+    /// Image and handler.
     succeeded: HashSet<(Arc<str>, Arc<str>)>,
 }
 
-/// Running pulls first, each in its old order, which the records then state.
+/// Running pulls first, each in its old order, which is then written into the records.
 fn in_queue_order(mut records: Vec<PullRecord>) -> Vec<PullRecord> {
     let order = |record: &PullRecord| (record.order.unwrap_or(record.id), record.id);
     records.sort_by_key(|record| (record.state != RecordState::Running, order(record)));
@@ -47,15 +47,15 @@ fn in_queue_order(mut records: Vec<PullRecord>) -> Vec<PullRecord> {
 }
 
 impl Core {
-    /// Begins without the journal. To be called once, on an empty core.
+    /// To be called once, on an empty core.
     pub(crate) fn begin_unread(&mut self, now: Now) {
         self.unread = Some(Unread::default());
-        // Above every id and order in the journal, unless the clock has stepped back.
+        // Above every ID and order in the journal, unless the clock has stepped back.
         self.next_id = self.next_id.max(u64::try_from(now.unix_ms).unwrap_or(1));
     }
 
-    /// As [`Core::begin_unread`], after a predecessor that has not read the journal either. Its successes are not
-    /// known here: a record of one costs one question to the runtime.
+    /// As [`Core::begin_unread`], after a predecessor that has not read the journal either. Its successes are unknown
+    /// here: a record of one costs one query to the runtime.
     pub(super) fn take_over_unread(&mut self, unread: UnreadJournal, now: Now) {
         self.begin_unread(now);
         self.unread = Some(Unread { limit_changed: unread.limit_changed, ..Unread::default() });
@@ -122,7 +122,6 @@ impl Core {
         self.by_image.get(&key.image)?.iter().find(same).copied()
     }
 
-    /// Gives a queued pull an earlier place.
     fn move_up(&mut self, id: PullId, order: u64) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         if !pull.is_queued() || pull.order <= order {
@@ -138,7 +137,7 @@ impl Core {
         self.enqueue(id);
     }
 
-    /// Remembers a success that the journal does not know of.
+    /// Remembers a success that is not in the journal.
     pub(super) fn succeeded_unread(&mut self, key: &PullKey) {
         if let Some(unread) = &mut self.unread
             && unread.succeeded.len() < MOST_SUCCEEDED
@@ -147,7 +146,7 @@ impl Core {
         }
     }
 
-    /// Lets the runtime delete the leases that no pull and no record needs. Not before the journal has been read.
+    /// Deletes the leases that no pull and no record needs. Not before the journal has been read.
     pub(super) fn reap(&self, fx: &mut Vec<Effect>) {
         if self.unread.is_none() && matches!(self.health, Health::Up(Capabilities { leases: true, .. })) {
             let mut keep: std::collections::BTreeSet<String> = self.kept.keys().cloned().collect();

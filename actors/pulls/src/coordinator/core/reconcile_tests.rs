@@ -1,4 +1,4 @@
-//! I4: pulls that began from memory, and a journal that is read after that.
+//! I4: a journal that is read after pulls began from memory.
 
 use super::{
     Core, Policy, PullEvent, Stage,
@@ -60,7 +60,7 @@ fn i4_what_runs_comes_first_then_what_callers_wait_for_then_the_journal() {
     ];
     bench.reconcile(records, vec![], None);
     assert_eq!(bench.started(), [bench.pull(running)], "nothing overtakes what runs");
-    // I7: nobody has asked for these again.
+    // I7: no caller has requested these again.
     assert_eq!(queue(&bench), ["r/new-1", "r/new-2", "r/old-running", "r/old-queued", "r/old-last"]);
     bench.ask(image("r/old-queued"));
     assert_eq!(queue(&bench), ["r/old-queued", "r/new-1", "r/new-2", "r/old-running", "r/old-last"]);
@@ -185,7 +185,7 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         if expect_unread {
             let records = vec![
                 record(7, "r/old", RecordState::Queued),
-                // Of an earlier agent; the pull goes on in the predecessor.
+                // From an earlier agent; the pull continues in the predecessor.
                 record(8, "r/running", RecordState::Running),
             ];
             new.reconcile(records, vec![], Some(5));

@@ -1,6 +1,6 @@
-//! Callers: they come, they wait, they leave.
+//! Callers: arrival, waiting, leaving.
 //!
-//! Owns: joining and making pulls, the patience of callers, and what their leaving means.
+//! Owns: joining and making pulls, the time limits of callers, and the effect of their leaving.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -50,22 +50,22 @@ impl Core {
             self.ask_presence(pull, now, fx);
         }
         self.schedule(now, fx);
-        // One that started has its record. The others get it now, also if they only wait for the answer about their
-        // presence: a kill must not let a later pull, whose answer came first, overtake.
+        // A pull that has started has its record. The others get it now, also while they only wait for the presence
+        // check: a kill must not let a later pull, whose check was answered first, overtake.
         if news && self.pulls.get(&pull).is_some_and(Pull::is_queued) {
             self.persist(pull, fx);
         }
     }
 
-    /// A caller whose pod is gone begins no pull, and joins none that waits: it might take up a place that others have.
+    /// A caller whose pod is gone starts no pull, and joins none that waits: it might take a place that others have.
     fn refusal_to_join(&self, joinable: Option<PullId>, call: &PullCall) -> Option<Refusal> {
         let pod = self.deleted_pods.pod(&call.pod.as_ref()?.uid)?;
         let waits = joinable.and_then(|id| self.pulls.get(&id)).is_none_or(Pull::has_not_begun);
         waits.then(|| Refusal::PodGone { pod: pod.to_owned(), image: call.image.to_string() })
     }
 
-    /// The pull that a caller with this call waits for: one with the same key, or a held one whose
-    /// credentials are gone (there is no result to share yet, so any credentials may take it up).
+    /// The pull that this call waits for: one with the same key, or a held one whose credentials are gone (there is no
+    /// result to share yet, so any credentials may take it over).
     fn joinable(&self, call: &PullCall) -> Option<PullId> {
         if let Some(id) = self.by_key.get(&self.key_of(call))
             && let Some(pull) = self.pulls.get(id)
@@ -85,7 +85,7 @@ impl Core {
         self.by_image.get(&call.key.image)?.iter().find(held).copied()
     }
 
-    /// What makes this call one pull with others, as far as is known of the runtime.
+    /// The key of a call, as far as the runtime's use of namespaces is known.
     pub(super) fn key_of(&self, call: &PullCall) -> PullKey {
         let mut key = call.key.clone();
         if !self.namespaces_matter {
@@ -94,7 +94,7 @@ impl Core {
         key
     }
 
-    /// Takes over what the runtime does with namespaces. Pulls that were apart stay apart; new callers join the first.
+    /// Sets what the runtime does with namespaces. Separate pulls stay separate; new callers join the first.
     pub(super) fn set_namespaces_matter(&mut self, matter: bool) {
         if self.namespaces_matter == matter {
             return;
@@ -113,14 +113,14 @@ impl Core {
         }
     }
 
-    /// A caller wants the pull (again). Returns whether a held place was taken.
+    /// Returns whether a held place was taken.
     fn join(&mut self, id: PullId, call: Arc<PullCall>) -> bool {
         let Some(pull) = self.pulls.get_mut(&id) else { return false };
         if let Some(at) = pull.cancel_at.take() {
             self.timers.remove(&(at, Timer::Grace(id)));
         }
         if matches!(pull.stage, Stage::Predecessor) {
-            // With its credentials, should the pull have to start again here.
+            // Keeps the caller's credentials, in case the pull has to restart here.
             pull.call = call;
             return false;
         }
@@ -138,7 +138,7 @@ impl Core {
     fn create(&mut self, call: Arc<PullCall>, now: Now) -> PullId {
         let id = PullId(self.next_id);
         self.next_id += 1;
-        // Ids start above every order that was ever given, so that id and order compare.
+        // IDs start above every order ever given, so that ID and order compare.
         let order = self.reentry_order(&call, now).unwrap_or(id.0);
         let pull = Pull {
             id,
@@ -201,7 +201,7 @@ impl Core {
         patience: Option<Duration>,
         now: Now,
     ) {
-        // A caller with the pull option asked for a limit of its own, and to be refused when it is reached.
+        // A caller with the pull option asked for its own limit, and to be refused when it is reached.
         let give_up = if self.policy.reject || option.is_some() {
             Some((now.mono + self.policy.reject_interval * self.policy.reject_retries, GiveUp::Rejected))
         } else {
@@ -239,7 +239,7 @@ impl Core {
         }
     }
 
-    /// A caller leaves of its own accord: its place is kept for a while, in case it comes back.
+    /// A caller left by itself: its place is kept for a while, in case it returns.
     fn keep_place(&mut self, id: CallerId, now: Now) {
         let Some(caller) = self.callers.get(&id) else { return };
         if let (Some(pod), Some(pull)) = (&caller.pod, self.pulls.get(&caller.pull)) {
@@ -249,7 +249,7 @@ impl Core {
         }
     }
 
-    /// Forgets a caller and its timers; says which pull it waited for.
+    /// Forgets a caller and its timers; returns the pull it waited for.
     pub(super) fn remove_caller(&mut self, id: CallerId) -> Option<PullId> {
         let caller = self.callers.remove(&id)?;
         if let Some(at) = caller.deadline {
@@ -276,7 +276,7 @@ impl Core {
         Some(caller.pull)
     }
 
-    /// Changes who waits for a pull; its place in the queue follows the option that results.
+    /// Changes the callers of a pull; its class in the queue follows the option that results.
     fn change_callers(&mut self, id: PullId, change: impl FnOnce(&mut Pull)) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         let before = pull.cap();
@@ -286,14 +286,14 @@ impl Core {
         }
     }
 
-    /// The last caller gone: a waiting pull is forgotten, a running one gets the grace period.
+    /// After the last caller left, a waiting pull is forgotten, and a running one gets the grace period.
     fn after_leaving(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         if !pull.callers.is_empty() {
             return;
         }
         match pull.stage {
-            // The predecessor knows whether it is wanted there.
+            // The predecessor knows whether it has callers there.
             Stage::Predecessor => {}
             Stage::Running if !self.policy.cancel_grace.is_zero() => {
                 let at = now.mono + self.policy.cancel_grace;
@@ -336,7 +336,7 @@ impl Core {
         let Some(caller) = self.callers.get(&id) else { return };
         let Some(pull) = self.pulls.get(&caller.pull) else { return };
         let waits = pull.is_queued() || matches!(pull.stage, Stage::Pausing { .. });
-        // Time spent waiting for an absent runtime is not time spent in a full queue.
+        // Waiting for an unavailable runtime does not count as time in a full queue.
         if !waits || !matches!(self.health, Health::Up(_)) {
             return;
         }
@@ -351,7 +351,7 @@ impl Core {
         self.refuse_and_leave(id, refusal, now, fx);
     }
 
-    /// The limit that keeps a pull waiting, and how many pulls in flight it counts.
+    /// The limit that makes a pull wait, and the number of pulls in flight under it.
     pub(super) fn reached(&self, pull: &Pull) -> (u32, u32) {
         let of_registry = self.by_registry.get(pull.call.name.registry()).copied().unwrap_or(0);
         let limit = match (self.limit(), pull.cap()) {
@@ -365,7 +365,7 @@ impl Core {
         }
     }
 
-    /// Gives callers whose time in the queue is over, or is not to count, all of it again.
+    /// Restarts the time limit of callers whose time in the queue is over, or does not count.
     pub(super) fn renew_patience(&mut self, id: CallerId, now: Now) {
         let Some(caller) = self.callers.get_mut(&id) else { return };
         let Some((at, why)) = &mut caller.give_up else { return };
@@ -380,7 +380,7 @@ impl Core {
 
     pub(super) fn hold_over(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get(&id) else { return };
-        // The call is out: the runtime may fail its probes and yet pull.
+        // The call is under way: the runtime may fail its probes and still pull.
         if self.pulls.get(&caller.pull).is_some_and(Pull::is_asked) {
             return;
         }

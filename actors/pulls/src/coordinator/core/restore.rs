@@ -1,10 +1,10 @@
-//! After a restart: the journal becomes pulls again.
+//! Pulls from the journal after a restart.
 //!
-//! Owns: what a record means to an agent that has just started. Running pulls come first, then the
-//! queue, each in its old order. An anonymous pull goes on by itself; one with credentials is held
-//! for a caller that brings them. Records that no caller has wanted for `pulls.record_max_age` are dropped, and where pods
-//! are watched a pull goes on by itself only once its pod is known to exist. Leases that no record names are left to the first reaping. What the
-//! records say of their order stays, unless running pulls have to overtake; what changes is written.
+//! Owns: how a record becomes a pull of an agent that has just started. Running pulls come first, then the queue, each
+//! in its old order. An anonymous pull continues by itself; one with credentials is held for a caller with credentials.
+//! Records that no caller has wanted for `pulls.record_max_age` are dropped, and where pods are watched a pull
+//! continues by itself only once its pod is known to exist. Leases without a record are left to the first reaping. The
+//! order in the records stays, unless running pulls have to overtake; changes are written.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,20 +20,19 @@ use crate::{
     request::{PullCall, PullId},
 };
 
-/// Higher ones are no ids that an agent gave: the journal was written by another program.
+/// Higher ones are not IDs of an agent: the journal was written by another program.
 const MOST_ID: u64 = u64::MAX / 2;
 
-/// Where records come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The disk: callers may never ask again.
+    /// The disk: callers may never return.
     Journal,
-    /// An agent that hands over: its callers are about to ask here.
+    /// A stopping agent: its callers are about to ask here.
     Predecessor,
 }
 
 impl Core {
-    /// Takes over what an earlier agent left. To be called once, on an empty core.
+    /// To be called once, on an empty core.
     pub(crate) fn restore(
         &mut self,
         records: Vec<PullRecord>,
@@ -56,7 +55,7 @@ impl Core {
         self.limit_override = limit_override;
         for kept in leases {
             let left = kept.expires_unix_ms.saturating_sub(now.unix_ms).max(0);
-            // A wall clock that stepped back must not keep bytes longer than a fresh failure would.
+            // A wall clock that stepped back must not keep bytes longer than a new failure would.
             let left = Duration::from_millis(left.unsigned_abs()).min(self.policy.progress_retention);
             self.keep_lease(kept.lease, kept.image.into(), now.mono + left);
         }
@@ -67,7 +66,7 @@ impl Core {
         let in_order = records.is_sorted_by_key(|record| (order(record), record.id));
         let (mut goes_on, mut held) = (0_u32, 0_u32);
         for (index, record) in records.into_iter().enumerate() {
-            // Counted from 0, an order is below the first id that a new pull will get.
+            // Counted from 0, an order is below the first ID of a new pull.
             let order = if in_order { order(&record) } else { index as u64 };
             match self.restore_one(&record, order, source, now, &mut fx) {
                 Some(true) => goes_on += 1,
@@ -88,7 +87,7 @@ impl Core {
         fx
     }
 
-    /// `None`: refused; else whether it goes on without a caller.
+    /// `None`: refused; else whether it continues without a caller.
     fn restore_one(
         &mut self,
         record: &PullRecord,
@@ -122,8 +121,7 @@ impl Core {
         } else {
             Stage::Queued { presence: Presence::Unasked }
         };
-        // Above every id and order: no id names two pulls, and what callers ask for again stays before all that
-        // comes.
+        // Above every ID and order: no ID is used twice, and pulls that callers request again stay before all new ones.
         self.next_id = self.next_id.max(record.id.max(order) + 1);
         self.insert(Pull {
             id,

@@ -20,7 +20,6 @@ fn policy() -> Policy {
     Policy { limit: 0, runtime_retries: 0, stall_timeout: None, ..Policy::default() }
 }
 
-/// Begins the pull of `name` and fails it after `bytes`.
 fn fail(bench: &mut Bench, name: &str, bytes: u64, code: Code, text: &str) {
     let pull = begin(bench, name, bytes);
     bench.finish(pull, fails(code, text));
@@ -55,7 +54,7 @@ fn checks_space(bench: &Bench) -> bool {
     bench.last.iter().any(|effect| matches!(effect, Effect::Runtime(RuntimeCommand::CheckImageFs)))
 }
 
-/// I1: a failed pull keeps its lease only if a retry can use the bytes.
+/// I1.
 #[test]
 fn only_what_a_retry_can_use_is_retained() {
     use FailureClass as F;
@@ -94,8 +93,7 @@ fn only_what_a_retry_can_use_is_retained() {
 
 const DENIED: &str = "pull access denied: insufficient_scope: authorization failed";
 
-/// I1: a caller whose credentials are wrong does not release what others have fetched, nor does it extend how long it is
-/// retained.
+/// I1: a caller with wrong credentials neither releases the content that others have fetched nor extends its retention.
 #[test]
 fn a_denied_pull_leaves_retained_content_to_those_who_may_use_it() {
     let mut bench = Bench::up(Policy { progress_retention: seconds(100), ..policy() });
@@ -110,7 +108,7 @@ fn a_denied_pull_leaves_retained_content_to_those_who_may_use_it() {
     assert_eq!((bench.core.kept_leases(), reasons(&bench)), (0, vec![ReleaseReason::Expired]));
 }
 
-/// I1: the same where both pulls run at the same time.
+/// I1.
 #[test]
 fn a_denied_pull_retains_for_one_that_failed_beside_it() {
     let mut bench = Bench::up(policy());
@@ -126,8 +124,8 @@ fn a_denied_pull_retains_for_one_that_failed_beside_it() {
     assert_eq!((bench.core.kept_leases(), bench.dropped.len()), (0, 1));
 }
 
-/// I1: the same for the content of a pull that was running when the agent was killed, whose place is taken by a caller with
-/// wrong credentials.
+/// I1: as above for a pull that was running when the agent was killed, whose place is taken by a caller with wrong
+/// credentials.
 #[test]
 fn a_denied_pull_retains_what_was_fetched_before_a_kill() {
     let mut bench = Bench::up(policy());
@@ -155,7 +153,7 @@ fn a_stall_a_cancel_and_a_lost_runtime_retain() {
     assert_eq!((retained(&bench), bench.released.len()), ((3, 40), 0));
 }
 
-/// I1: the oldest retained content goes first.
+/// I1.
 #[test]
 fn the_budget_releases_the_oldest_first() {
     let mut bench = Bench::up(Policy { retained_bytes_max: 1000, ..policy() });
@@ -183,7 +181,7 @@ fn nothing_is_retained_with_a_budget_of_0() {
     assert_eq!((retained(&bench), bench.dropped.len(), bench.released.len()), ((0, 0), 1, 0));
 }
 
-/// I1: a lease that holds no bytes is not kept.
+/// I1.
 #[test]
 fn an_empty_lease_is_released_once_it_is_measured() {
     let mut bench = Bench::up(policy());
@@ -210,7 +208,7 @@ fn a_measurement_of_a_lease_that_is_in_use_again_means_nothing() {
     assert_eq!(bench.dropped.len(), 1);
 }
 
-/// I1: released before the kubelet's image garbage collection needs it.
+/// I1: before the kubelet's image garbage collection needs it.
 #[test]
 fn low_space_releases_everything_and_retains_nothing() {
     let bytes = percent_free;
@@ -238,8 +236,8 @@ fn low_space_releases_everything_and_retains_nothing() {
     }
 }
 
-/// I1: more often than the kubelet does while anything is retained, so that the agent is the first to notice a disk that
-/// fills up quickly.
+/// I1: more often than the kubelet while anything is retained, so that the agent notices first that a disk fills up
+/// quickly.
 #[test]
 fn free_space_is_read_while_anything_is_retained_or_it_is_low() {
     let mut bench = Bench::up(policy());
@@ -259,7 +257,7 @@ fn free_space_is_read_while_anything_is_retained_or_it_is_low() {
     assert!(!checks_space(&bench), "switched off");
 }
 
-/// I1: nothing is retained under DiskPressure.
+/// I1.
 #[test]
 fn disk_pressure_releases_everything_and_retains_nothing() {
     let mut bench = Bench::up(policy());
@@ -274,7 +272,7 @@ fn disk_pressure_releases_everything_and_retains_nothing() {
     assert_eq!(bench.core.kept_leases(), 1);
 }
 
-/// I1: a full disk is not kept full by the bytes of other pulls.
+/// I1.
 #[test]
 fn a_pull_that_fails_for_lack_of_space_releases_everything() {
     let mut bench = Bench::up(policy());
@@ -316,7 +314,7 @@ fn a_restart_measures_what_is_retained_and_obeys_new_settings() {
     assert_eq!((retained(&bench), bench.journal.leases.len(), bench.dropped.len()), ((0, 0), 0, 1));
 }
 
-/// I1: the expiry in the runtime is short, and renewed for as long as the bytes are wanted.
+/// I1: the expiry in the runtime is short, and renewed while the bytes are wanted.
 #[test]
 fn leases_in_use_and_retained_ones_are_renewed() {
     let mut bench = Bench::up(policy());

@@ -1,7 +1,7 @@
-//! Slots: who starts when.
+//! Slots and starts of pulls.
 //!
-//! Owns: the two lanes, starting and re-starting pulls, and turning a pull of a present image that
-//! proves to be a download back into a counted one.
+//! Owns: the two lanes, starting and restarting pulls, and moving a pull of a present image that turns out to be a
+//! download to the counted lane.
 
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ use crate::{
 };
 
 impl Core {
-    /// Starts every queued pull that may start.
     pub(super) fn schedule(&mut self, now: Now, fx: &mut Vec<Effect>) {
         if self.draining || !matches!(self.health, Health::Up(_)) {
             return;
@@ -49,14 +48,13 @@ impl Core {
             && (self.policy.per_registry == 0 || of_registry() < self.policy.per_registry)
     }
 
-    /// Puts a pull into the queue at its own place, in the class that the policy gives it.
+    /// Queues a pull at its own place, in the class that the policy gives it.
     pub(super) fn enqueue(&mut self, id: PullId) {
         if let (Some(pull), Some(class)) = (self.pulls.get(&id), self.class_of(id)) {
             self.queue.insert(pull.place(), class);
         }
     }
 
-    /// The limits that apply to a pull.
     pub(super) fn class_of(&self, id: PullId) -> Option<Class> {
         let pull = self.pulls.get(&id)?;
         let registry =
@@ -95,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Asks the runtime for a pull that holds a slot, for the first time or again.
+    /// Requests a pull that holds a slot, for the first time or again.
     pub(super) fn ask_runtime(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         self.disarm_pull(id);
         let option = self.option_to_pass(id);
@@ -115,7 +113,7 @@ impl Core {
         self.watch_pull_time(id, now);
     }
 
-    /// Sets the time at which a running pull is given up, as the settings want it now.
+    /// Sets the deadline of a running pull by the present settings.
     pub(super) fn watch_pull_time(&mut self, id: PullId, now: Now) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         if let Some(at) = pull.give_up_at.take() {
@@ -128,7 +126,7 @@ impl Core {
         }
     }
 
-    /// The limit for a runtime that keeps it, no looser than what the callers themselves asked for.
+    /// The limit for a runtime that enforces it, no looser than the callers' own options.
     fn option_to_pass(&self, id: PullId) -> Option<u32> {
         if !self.runtime_enforces() {
             return None;
@@ -141,11 +139,11 @@ impl Core {
         }
     }
 
-    /// One lease for an image and handler: the next pull finds the bytes there.
+    /// One lease per image and handler: the next pull finds the bytes there.
     fn lease_name(&self, id: PullId) -> Option<String> {
         let Health::Up(capabilities) = &self.health else { return None };
-        // Even where nothing is to be kept: without a lease nothing is known of a pull's progress,
-        // and one that stalls could not be told from one that works.
+        // Even if nothing is retained: without a lease the progress of a pull is unknown, and a stalled pull cannot be
+        // distinguished from a working one.
         if !capabilities.leases {
             return None;
         }
@@ -158,7 +156,6 @@ impl Core {
         Some(format!("keelson-{}-{hex}", self.owner))
     }
 
-    /// Gives back the slot that a pull holds.
     pub(super) fn release_slot(&mut self, id: PullId) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         self.slots.remove(&pull.place());
@@ -207,8 +204,8 @@ impl Core {
         }
     }
 
-    /// The image was there, but its tag has moved on and layers are being fetched: it needs a slot
-    /// like any other. None free: it goes back to its place; the lease keeps what it has.
+    /// The image was present, but its tag has moved and layers are being fetched: it needs a counted slot. If none is
+    /// free, it returns to its place; the lease keeps the bytes.
     fn leave_present_lane(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         if let Some(at) = pull.lane_until.take() {
@@ -236,8 +233,8 @@ impl Core {
         }
     }
 
-    /// Takes the slot from a pull that does not run and puts it back at its place. Its callers' time
-    /// in the queue begins again: they did not spend it there.
+    /// Takes the slot from a pull that does not run and puts it back at its place. Its callers' time in the queue
+    /// restarts: they did not spend it there.
     pub(super) fn back_to_queue(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if self.is_handed_over() {
             return self.give_away(id, fx);
@@ -246,7 +243,7 @@ impl Core {
         self.release_slot(id);
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         pull.spent.stop(now.mono);
-        // Not asked again: the answer would be the same and would bring it back here.
+        // Not checked again: the answer would be the same, and the pull would return here.
         pull.stage = Stage::Queued { presence: Presence::Absent };
         let mut gone = false;
         for caller in pull.callers.clone() {
@@ -266,8 +263,8 @@ impl Core {
         self.enqueue(id);
     }
 
-    /// Gives up a pull that has downloaded without a new byte for too long. Only a reading can say so: waiting for
-    /// the runtime, unpacking, and readings that fail or do not come are not stalls.
+    /// Cancels a pull that has downloaded without a new byte for too long. Only a reading shows that: waiting for the
+    /// runtime, unpacking, and readings that fail or are missing are not stalls.
     fn end_if_stalled(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.stall_timeout) else { return };
         let idle = now.mono.saturating_sub(pull.idle_since);
@@ -291,7 +288,7 @@ impl Core {
         if keeps { "; the received content is retained for the next attempt" } else { "" }
     }
 
-    /// Cancels a running pull and tells its callers why.
+    /// Cancels a running pull and refuses its callers.
     fn end_running(&mut self, id: PullId, refusal: &Refusal, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get(&id) else { return };
         fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt: pull.attempts }));
@@ -305,7 +302,7 @@ impl Core {
 }
 
 impl Pull {
-    /// The runtime was asked, by this agent or by the one before it.
+    /// The runtime was asked, by this agent or its predecessor.
     pub(super) fn is_asked(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Predecessor)
     }

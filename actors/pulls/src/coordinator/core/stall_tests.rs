@@ -25,7 +25,7 @@ fn downloads(download: Download, bytes: u64) -> Progress {
     Progress { download, ..reading(Phase::Downloading, bytes) }
 }
 
-/// Reads the pull every second for so long.
+/// Reads the pull once per second.
 fn read_for(bench: &mut Bench, pull: PullId, time: Duration, progress: Progress) {
     for _ in 0..time.as_secs() {
         bench.pass(seconds(1));
@@ -35,7 +35,7 @@ fn read_for(bench: &mut Bench, pull: PullId, time: Duration, progress: Progress)
     }
 }
 
-/// I3: a stall is a download that does not grow, and nothing else.
+/// I3.
 #[test]
 fn only_a_download_that_does_not_grow_is_a_stall() {
     let unpacks = reading(Phase::Unpacking, 1000);
@@ -64,7 +64,7 @@ fn reading_of(phase: Phase, download: Download) -> Progress {
     Progress { download, ..reading(phase, 0) }
 }
 
-/// I3: the time of a stall does not include the time before it in which the pull waited.
+/// I3: the time of a stall excludes earlier waiting.
 #[test]
 fn a_stall_counts_from_when_the_pull_was_last_seen_to_move_or_to_wait() {
     for before in [Download::Waiting, Download::Unknown, Download::Moving] {
@@ -99,7 +99,7 @@ fn a_stall_counts_from_the_last_byte() {
     assert!(matches!(bench.refusal(caller), Refusal::Stalled { idle: STALL, .. }));
 }
 
-/// I3: readings that fail or do not come say nothing.
+/// I3.
 #[test]
 fn without_readings_nothing_stalls() {
     for read_before in [false, true] {

@@ -1,5 +1,5 @@
-//! The numbered cases of the pulls' specification, as far as the core decides them. Those that need
-//! sockets, a runtime or an API server are in the suites of `tests/`.
+//! The numbered cases of the specification of pulls that the core decides. Those that need sockets, a runtime or an API
+//! server are in the suites of `tests/`.
 
 use keelson_proto::Code;
 

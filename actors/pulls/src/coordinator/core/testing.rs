@@ -1,7 +1,7 @@
-//! Helpers of the core's tests.
+//! Test helpers.
 //!
-//! Owns: [`Bench`], a core with a clock that only the test moves, which checks the core's own account
-//! after every event; and short ways to make calls and replies.
+//! Owns: [`Bench`], a core with a test clock, which checks the core's invariants after every event; constructors of
+//! calls and replies.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -31,9 +31,9 @@ use crate::{
 /// A runtime with leases and progress, but without the pull option.
 pub(super) const CONTAINERD: Capabilities =
     Capabilities { pull_option: false, leases: true, content: true, ignores_namespace: true };
-/// One that keeps the limit itself.
+/// Enforces the limit itself.
 pub(super) const OBEDIENT: Capabilities = Capabilities { pull_option: true, ..CONTAINERD };
-/// One with neither leases nor progress, which may decide by namespace.
+/// Neither leases nor progress, and may decide by namespace.
 pub(super) const CRIO: Capabilities =
     Capabilities { pull_option: false, leases: false, content: false, ignores_namespace: false };
 
@@ -41,7 +41,6 @@ pub(super) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What a test says of a call.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ask {
     pub(super) image: String,
@@ -115,18 +114,17 @@ pub(super) fn lost(message: &str) -> Outcome {
     Outcome::Lost(Arc::new(PullReply::status(Code::Unavailable, message)))
 }
 
-/// What is downloaded has not grown since the reading before.
+/// A reading without new bytes since the one before.
 pub(super) fn reading(phase: Phase, bytes_done: u64) -> Progress {
     let download = if phase == Phase::Downloading { Download::Idle } else { Download::Unknown };
     Progress { phase, bytes_done, bytes_total: 1000, layers_done: 0, layers_total: 2, download }
 }
 
-/// An image file system of which so many percent are free.
 pub(super) fn percent_free(percent: u64) -> FileSystem {
     FileSystem { capacity_bytes: 1000, available_bytes: percent * 10, inodes: 100, inodes_free: 100 }
 }
 
-/// The journal as the effects write it.
+/// As written by the effects.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Journal {
     pub(super) pulls: BTreeMap<u64, PullRecord>,
@@ -146,7 +144,6 @@ impl Journal {
     }
 }
 
-/// A core, a clock, and everything the core said.
 pub(super) struct Bench {
     pub(super) core: Core,
     pub(super) now: Now,
@@ -155,31 +152,30 @@ pub(super) struct Bench {
     pub(super) notes: Vec<Note>,
     /// Effects of the last event, answers and notes included.
     pub(super) last: Vec<Effect>,
-    /// Every start since the beginning: pull, attempt.
+    /// Pull and attempt.
     pub(super) starts: Vec<(PullId, u32)>,
     pub(super) cancels: Vec<(PullId, u32)>,
     pub(super) checks: Vec<PullId>,
     pub(super) dropped: Vec<String>,
-    /// How many of them were to be collected at once.
     pub(super) collections: u32,
     pub(super) released: Vec<Release>,
     pub(super) notices: Vec<PodNotice>,
     pub(super) tallies: Vec<Tally>,
     pub(super) salt: CredentialsSalt,
-    /// The runtime says of each pull that only waits for this answer that its image is absent.
+    /// Answer pending presence checks with "absent".
     pub(super) absent: bool,
     next_caller: u64,
 }
 
 impl Bench {
-    /// A core whose runtime serves.
+    /// The runtime is up.
     pub(super) fn up(policy: Policy) -> Self {
         let mut bench = Self::new(policy);
         bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         bench
     }
 
-    /// A core that knows nothing of its runtime.
+    /// The runtime is unknown.
     pub(super) fn new(policy: Policy) -> Self {
         Self {
             core: Core::new(policy, "owner"),
@@ -202,7 +198,7 @@ impl Bench {
         }
     }
 
-    /// An agent killed and started again: another core, from this one's journal.
+    /// The agent is killed and started again: a new core from this one's journal.
     pub(super) fn kill(self, policy: Policy) -> Self {
         let mut next = Self::new(policy);
         next.now = self.now;
@@ -214,7 +210,6 @@ impl Bench {
         next
     }
 
-    /// The journal has been read, late.
     pub(super) fn reconcile(&mut self, records: Vec<PullRecord>, leases: Vec<KeptLease>, limit: Option<u32>) {
         let effects = self.core.reconcile(records, leases, limit, self.now);
         self.take(effects);
@@ -235,7 +230,7 @@ impl Bench {
         }
     }
 
-    /// What the successor was told in the last event.
+    /// Ends reported to the successor in the last event.
     pub(super) fn told(&self) -> Vec<HandedEnd> {
         let told = |effect: &Effect| match effect {
             Effect::TellSuccessor(end) => Some(end.clone()),
@@ -244,7 +239,6 @@ impl Bench {
         self.last.iter().filter_map(told).collect()
     }
 
-    /// Performs effects as the actor does.
     pub(super) fn take(&mut self, mut effects: Vec<Effect>) {
         if self.core.is_handed_over() {
             effects.retain(|effect| !effect.is_the_successors());
@@ -295,7 +289,6 @@ impl Bench {
         caller
     }
 
-    /// The pull that a caller waits for.
     pub(super) fn pull(&self, caller: CallerId) -> PullId {
         self.core.callers.get(&caller).unwrap_or_else(|| panic!("{caller:?} does not wait")).pull
     }
@@ -304,7 +297,7 @@ impl Bench {
         self.event(PullEvent::CallerLeft(caller));
     }
 
-    /// Ends the attempt that is under way.
+    /// Ends the current attempt.
     pub(super) fn finish(&mut self, pull: PullId, outcome: Outcome) {
         let attempt = self.core.pulls.get(&pull).map_or(0, |pull| pull.attempts);
         self.event(RuntimeEvent::PullFinished { pull, attempt, outcome });
@@ -318,7 +311,7 @@ impl Bench {
         self.event(RuntimeEvent::PullPresence { pull, present });
     }
 
-    /// Lets time pass, with a tick at each moment the core asks for.
+    /// Advances time, with a tick whenever the core asks for one.
     pub(super) fn pass(&mut self, time: Duration) {
         let end = self.now.mono + time;
         while let Some(at) = self.core.next_tick().filter(|at| *at <= end) {
@@ -345,7 +338,6 @@ impl Bench {
         self.core.callers.contains_key(&caller)
     }
 
-    /// The runtime's status that a caller got.
     #[track_caller]
     pub(super) fn status(&self, caller: CallerId) -> WireStatus {
         match self.answers.get(&caller) {
@@ -366,7 +358,7 @@ impl Bench {
         matches!(self.answers.get(&caller), Some(Answer::Runtime(reply)) if reply.result.is_ok())
     }
 
-    /// Pulls in the order of their first starts.
+    /// In the order of first starts.
     pub(super) fn started(&self) -> Vec<PullId> {
         self.starts.iter().map(|(pull, _)| *pull).collect()
     }
@@ -375,7 +367,7 @@ impl Bench {
         self.core.finished.iter().map(|pull| pull.end.clone()).collect()
     }
 
-    /// The effect that started a pull, if the last event did.
+    /// Lease and option of the pull's start, if the last event started it.
     pub(super) fn start_of(&self, pull: PullId) -> Option<(Option<String>, Option<u32>)> {
         self.last.iter().find_map(|effect| match effect {
             Effect::Start { pull: started, lease, option, .. } if *started == pull => {
@@ -397,7 +389,7 @@ impl Bench {
 }
 
 impl Core {
-    /// Everything that must hold between two events.
+    /// Checks all invariants between two events.
     pub(super) fn check(&self) {
         let lane = |lane| self.pulls.values().filter(|pull| pull.lane == Some(lane)).count();
         assert_eq!(self.counted as usize, lane(Lane::Counted), "counted slots");
@@ -451,7 +443,7 @@ impl Core {
         self.check_timers();
     }
 
-    /// No timer outlives what it is for, and none is missing.
+    /// No timer outlives its purpose, and none is missing.
     fn check_timers(&self) {
         use super::Timer as T;
         for (at, timer) in &self.timers {
@@ -486,14 +478,14 @@ impl Core {
         }
     }
 
-    /// The pull for which a slot is free, and which waits for the answer about its presence.
+    /// The pull with a free slot that waits for its presence check.
     fn undecided(&self) -> Option<PullId> {
         let (_, id) = self.queue.next(|class| self.slot_free(class))?;
         let decides = !self.draining && matches!(self.health, super::Health::Up(_));
         (decides && self.awaits_presence(id)).then_some(id)
     }
 
-    /// The journal that the core would write anew.
+    /// The journal as the core would rewrite it.
     pub(super) fn journal(&self, now: Now) -> Journal {
         let mut journal = Journal::default();
         for write in self.truth(now) {

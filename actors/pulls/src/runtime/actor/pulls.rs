@@ -1,7 +1,7 @@
 //! The calls of running pulls.
 //!
-//! Owns: one task for each attempt. Out: exactly one `PullFinished` for each attempt
-//! that was not cancelled; a `PullProgress` when the pull of a present image turns out to be a download.
+//! Owns: one task per attempt. Out: exactly one `PullFinished` for each attempt that was not cancelled; a
+//! `PullProgress` when the pull of a present image turns out to be a download.
 
 use std::{cell::Cell, rc::Rc, sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// How often the progress of a pull beside the limit is read until it downloads.
+/// Interval of progress readings of a pull beside the limit, until it downloads.
 const PRESENT_READING: Duration = Duration::from_millis(50);
-/// The size of a pulled image, for the kubelet's metric, is asked for so long after the pull: a burst
-/// of pulls must not compete with questions about those that are done.
+/// Delay of the query for the size of a pulled image, for the kubelet's metric: a burst of pulls must not compete with
+/// queries about finished ones.
 const SIZE_AFTER: Duration = Duration::from_secs(2);
 
 impl RuntimeClient {
-    /// How to notice that a pull downloads; none before a runtime without readings.
+    /// `None` if the runtime has no readings.
     fn download(&self, pull: PullId, lease: Option<String>) -> Option<DownloadWatch> {
         let content = matches!(self.core.health(), Health::Up { info, .. } if info.capabilities.content);
         let (runtime, subscriber) = (self.runtime.clone(), self.subscriber.clone());
@@ -42,7 +42,7 @@ impl RuntimeClient {
     }
 }
 
-/// Notices that the pull of a present image is a download: its tag has moved.
+/// Notices that the pull of a present image is a download, because its tag has moved.
 struct DownloadWatch {
     runtime: Arc<dyn Runtime>,
     subscriber: Arc<dyn Subscriber>,
@@ -51,8 +51,8 @@ struct DownloadWatch {
 }
 
 impl DownloadWatch {
-    /// Reads the progress every [`PRESENT_READING`] until something is being downloaded, and tells that. Never ends: it
-    /// is dropped with the pull. An image that is present is pulled within a few of these readings.
+    /// Reads the progress every [`PRESENT_READING`] until something is being downloaded, and reports that. Never ends:
+    /// it is dropped with the pull. A present image is pulled within a few of these readings.
     async fn notice(self) -> std::convert::Infallible {
         loop {
             tokio::time::sleep(PRESENT_READING).await;
@@ -68,7 +68,7 @@ impl DownloadWatch {
     }
 }
 
-/// Sees to it that an attempt ends exactly once, even if its task is dropped.
+/// Ends an attempt exactly once, even if its task is dropped.
 struct EndOnce {
     subscriber: Option<Arc<dyn Subscriber>>,
     wanted: Rc<Cell<bool>>,
@@ -117,7 +117,7 @@ impl RuntimeClient {
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         let wanted = Rc::new(Cell::new(true));
         let end = EndOnce { subscriber: self.subscriber.clone(), wanted: wanted.clone(), pull, attempt };
-        // A lease that is being deleted must be gone before it is made anew.
+        // A lease that is being deleted must be gone before it is created again.
         let dropping = lease.as_ref().and_then(|lease| self.dropping.get(lease)).cloned();
         let since = Instant::now();
         let turns = self.presence.clone();

@@ -1,6 +1,6 @@
-//! What node status needs of the runtime.
+//! The runtime's part of the node status.
 //!
-//! In: [`ReportRuntime`] from the StatusReporter. Out: a [`RuntimeReport`], or the reason why there is none.
+//! In: [`ReportRuntime`] from the StatusReporter. Out: a [`RuntimeReport`], or the error.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Reading {
     }
 }
 
-/// Counts a call under the name by which the kubelet counts it.
+/// Counts a call under the kubelet's name for it.
 async fn counted<T>(
     metrics: &Metrics,
     operation: &'static str,
@@ -47,7 +47,7 @@ async fn counted<T>(
     result
 }
 
-/// The error again that [`Health::Down`] holds as a sentence.
+/// The error that [`Health::Down`] holds as text.
 fn down(endpoint: &str, reason: &str) -> RuntimeError {
     let own = reason.strip_prefix(endpoint).and_then(|rest| rest.strip_prefix(": "));
     RuntimeError { endpoint: endpoint.to_owned(), reason: own.unwrap_or(reason).to_owned() }
@@ -84,7 +84,7 @@ impl Handler<ReportRuntime> for RuntimeClient {
         Box::pin(wrap_future::<_, Self>(ask).map(|asked, actor, _| {
             let (info, conditions, reading) = asked?;
             if let Some(reading) = reading {
-                // What was known before stands: a node is no worse for a list that is a little old.
+                // The last list stands: a slightly old list does no harm.
                 for error in reading.errors() {
                     tracing::warn!(%error, "cannot list images; node status keeps the last list");
                     actor.recorder().error(error.to_string());

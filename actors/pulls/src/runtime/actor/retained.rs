@@ -1,6 +1,6 @@
-//! What the core of pulls asks about retained content.
+//! Queries of the core of pulls about retained content.
 //!
-//! At most one reading of the image file system is under way: one that hangs holds nothing else up.
+//! At most one reading of the image file system is under way: one that hangs blocks nothing else.
 
 use std::{future::Future, path::PathBuf};
 

@@ -3,24 +3,22 @@
 use super::{super::types::PullReading, *};
 use Download::{Idle, Moving, Unknown, Waiting};
 
-/// What one reading says of a pull.
 #[derive(Debug, Clone)]
 enum Says {
     /// Its lease is not known.
     Nothing,
     /// Its manifest is not known yet.
     Resolves,
-    /// The blobs that it lacks and that somebody downloads.
+    /// The missing blobs that are being downloaded.
     Has(&'static [&'static str]),
 }
 use Says::{Has, Nothing, Resolves};
 
-/// Pulls that started one after the other, and a clock.
+/// Pulls started one after the other, and a clock.
 #[derive(Default)]
 struct Bench {
     tracker: DownloadTracker,
     now: Duration,
-    /// Attempts of pull 0, 1 and so on, and when each began.
     running: Vec<RunningPull>,
     ingests: BTreeMap<String, Ingest>,
 }
@@ -35,13 +33,12 @@ impl Bench {
         Self { running: running.collect(), ..Self::default() }
     }
 
-    /// An ingest that an earlier pull left behind.
     fn left_behind(mut self, reference: &str, offset: u64) -> Self {
         self.ingests.insert(reference.into(), Ingest { offset, started_unix_ms: 10 });
         self
     }
 
-    /// A second later, these ingests have these bytes; those that are not named stay as they are.
+    /// Reads after one more second, with these bytes; ingests that are not named stay as they are.
     fn read(&mut self, bytes: &[(&str, u64)], says: &[Says]) -> Vec<Download> {
         self.now += Duration::from_secs(1);
         for (reference, offset) in bytes {
@@ -108,19 +105,19 @@ fn a_blob_that_grows_or_appears_is_movement() {
     assert_eq!(bench.read(&[], &says), [Idle]);
 }
 
-/// I3: six pulls at once at containerd's limit of three downloads.
+/// I3: six pulls at containerd's limit of three downloads.
 #[test]
 fn those_that_wait_for_the_limit_of_the_runtime_do_not_hang() {
     let mut bench = Bench::new(3);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:b"]), Has(&["layer-sha256:c"])];
     bench.read(&[("layer-sha256:a", 0), ("layer-sha256:b", 0), ("layer-sha256:c", 0)], &says);
-    // The order among those that asked together is not known.
+    // The order among pulls that asked together is unknown.
     for offset in 1..100 {
         assert_eq!(bench.read(&[("layer-sha256:b", offset)], &says), [Waiting, Moving, Waiting]);
     }
-    // Even if the one that is served hangs: it is known to hold a download, the others are not.
+    // Even if the served one hangs: it is known to hold a download, the others are not.
     assert_eq!(bench.stays(&says), [Waiting, Idle, Waiting]);
-    // It is given up, and nobody is served: now the first must hold one.
+    // It is cancelled, and no other is served: now the first must hold a download.
     bench.running.remove(1);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:c"])];
     for _ in 0..60 {
@@ -142,7 +139,7 @@ fn who_asked_later_and_was_served_proves_that_an_earlier_one_hangs() {
     bench.read(&[("layer-sha256:d", 0)], &[Has(&["layer-sha256:a"]), Has(&["layer-sha256:d"])]);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:d"])];
     assert_eq!(bench.read(&[("layer-sha256:d", 1)], &says), [Idle, Moving]);
-    // That is not forgotten when the proof is gone, and others are there.
+    // That is remembered when the proof is gone, and others are present.
     bench.complete("layer-sha256:d");
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:e"])];
     bench.read(&[("layer-sha256:e", 0)], &says);
@@ -162,7 +159,7 @@ fn a_download_that_stopped_hangs_unless_another_may_have_got_its_turn() {
     bench.read(&[("layer-sha256:a", 0), ("layer-sha256:b", 0)], &says);
     bench.read(&[("layer-sha256:a", 1)], &says);
     bench.read(&[("layer-sha256:b", 1)], &says);
-    // The connection of a may have broken: then it is behind b now.
+    // The connection of a may have closed: then it is behind b now.
     assert_eq!(bench.read(&[("layer-sha256:b", 2)], &says), [Waiting, Moving]);
     bench.complete("layer-sha256:b");
     assert_eq!(bench.stays(&[Has(&["layer-sha256:a"]), Has(&[])]), [Idle, Unknown]);
@@ -175,7 +172,7 @@ fn a_blob_that_two_pulls_need_hangs_for_the_older_one_only() {
     assert_eq!(bench.read(&[("layer-sha256:a", 0)], &says), [Moving, Moving]);
     assert_eq!(bench.read(&[("layer-sha256:a", 1)], &says), [Moving, Moving]);
     assert_eq!(bench.stays(&says), [Idle, Waiting]);
-    // The older one is given up: the other takes the download over.
+    // The older one is cancelled: the other takes the download over.
     bench.running.remove(0);
     assert_eq!(bench.read(&[], &says[1..]), [Moving]);
     assert_eq!(bench.stays(&says[1..]), [Idle]);
@@ -204,7 +201,7 @@ fn what_somebody_else_downloads_may_hold_one_as_long_as_it_grows() {
     assert_eq!(bench.read(&[], &says), [Idle]);
 }
 
-/// I3: a pull that takes up what an earlier one left, and has to wait for the limit of the runtime.
+/// I3: a pull that resumes what an earlier one left, and has to wait for the runtime's limit.
 #[test]
 fn a_blob_that_is_taken_up_again_is_read_before_it_asks() {
     let mut bench = Bench::new(2).left_behind("layer-sha256:a", 7);
@@ -212,7 +209,7 @@ fn a_blob_that_is_taken_up_again_is_read_before_it_asks() {
     bench.read(&[("layer-sha256:b", 0)], &says);
     bench.read(&[("layer-sha256:b", 1)], &says);
     for n in 0..100_u64 {
-        // One after the other comes later and is served.
+        // Pulls arrive one after the other and are served.
         let later = format!("layer-sha256:{n}");
         bench.read(&[(&later, 0), ("layer-sha256:b", n + 2)], &says);
         assert_eq!(bench.read(&[(&later, 1), ("layer-sha256:b", n + 3)], &says)[0], Waiting);
@@ -248,11 +245,11 @@ fn a_pull_that_resolves_may_wait_with_its_manifest() {
     bench.complete("layer-sha256:a");
     assert_eq!(bench.stays(&[Has(&[]), Resolves]), [Unknown, Idle]);
 
-    // Two that resolve: the manifest that hangs may be of either.
+    // Two that resolve: the hanging manifest may belong to either.
     let mut bench = Bench::new(2);
     bench.read(&[("manifest-sha256:m", 0)], &[Resolves, Resolves]);
     assert_eq!(bench.stays(&[Resolves, Resolves]), [Idle, Waiting]);
-    // No manifest is asked for: both wait for their registry only.
+    // No manifest is requested: both wait for their registry only.
     let mut bench = Bench::new(2);
     assert_eq!(bench.stays(&[Resolves, Resolves]), [Idle, Idle]);
 }
