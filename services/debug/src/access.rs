@@ -1,6 +1,6 @@
-//! The right to change something through the debug socket.
+//! Authorization of changes through the debug socket.
 //!
-//! Owns: the decision for each call that changes something. In: the credentials of the process that connected
+//! Owns: the decision for each call that changes something. In: the credentials of the connected process
 //! (`SO_PEERCRED`, see unix(7)), and the view's answer for its user. Out: nothing, or PERMISSION_DENIED.
 //!
 //! The socket's mode and group give read access; changing the limit or the node's conditions needs more.
@@ -12,10 +12,8 @@ use tonic::{Request, Status};
 
 use crate::AgentView;
 
-/// Whether the process behind this call may change something.
-///
-/// # Errors
-/// PERMISSION_DENIED for a user with read access only, and for a connection without a known user.
+/// Checks that the process behind this call may change something. PERMISSION_DENIED for a user with read access only,
+/// and for a connection without a known user.
 pub(crate) fn may_change<T>(view: &impl AgentView, request: &Request<T>) -> Result<(), Status> {
     let Some(uid) = request.extensions().get::<Arc<Peer>>().and_then(|peer| peer.uid) else {
         return Err(Status::permission_denied("the user of this connection is unknown"));

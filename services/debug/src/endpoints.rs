@@ -1,31 +1,30 @@
-//! Questions about service endpoints, checked before the agent is asked.
+//! Validation of requests about service endpoints, before the agent is asked.
 //!
-//! Owns: how many Services a list may hold, which texts can be names, and the error for a Service that is not known.
-//! In: namespaces, names and numbers of requests. Out: the view's answers, or why there is none.
+//! Owns: the maximum number of Services in a list, which texts can be names, and the error for an unknown Service.
+//! In: namespaces, names and numbers of requests. Out: the view's answers, or an error.
 
 use keelson_proto::endpoints::{Explanation, ServiceSummary, State};
 
 use crate::{AgentView, ViewError, view::answer};
 
-/// No list holds more; several times what a cluster can have, and still a message that the CLI takes.
+/// Several times what a cluster can have, and still a message that the CLI accepts.
 pub(crate) const MAX_SERVICES: u32 = 100_000;
-/// The longest name that any object can have.
+/// The longest name of any object.
 const NAME_BYTES: usize = 253;
-/// A longer text is no part of any line.
+/// No line is longer.
 const FILTER_BYTES: usize = 256;
 
-/// Why a Service was not explained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ExplainError {
     /// Neither a Service nor an EndpointSlice of that name is known.
     #[error("{0}")]
     NotKnown(String),
-    /// The question is not valid, or the agent did not answer it.
+    /// The request is not valid, or the agent did not answer.
     #[error(transparent)]
     View(#[from] ViewError),
 }
 
-/// The status of the service endpoints, with up to `max` Services of `namespace`, or of all if that is empty.
+/// Returns up to `max` Services of `namespace`, or of all namespaces if it is empty.
 pub(crate) async fn state(view: &impl AgentView, namespace: &str, max: u32) -> Result<State, ViewError> {
     check_list(namespace, max)?;
     answer(view.endpoints(namespace, max)).await
@@ -42,7 +41,7 @@ fn check_list(namespace: &str, max: u32) -> Result<(), ViewError> {
     Ok(())
 }
 
-/// As [`state`], with the Services that match `filter` only, and their number, listed or not.
+/// As [`state`], but only Services that match `filter`; also returns their number, listed or not.
 pub(crate) async fn search(
     view: &impl AgentView,
     namespace: &str,
@@ -66,7 +65,7 @@ pub(crate) async fn search(
     Ok((state, found))
 }
 
-/// Whether a text in small letters is part of what a line of the list shows.
+/// `wanted` is in lower case.
 fn finds(wanted: &str, service: &ServiceSummary) -> bool {
     let has = |text: &str| text.to_lowercase().contains(wanted);
     has(&format!("{}/{}", service.namespace, service.name))
@@ -74,7 +73,6 @@ fn finds(wanted: &str, service: &ServiceSummary) -> bool {
         || service.cluster_ips.iter().chain(&service.ports).any(|text| has(text))
 }
 
-/// One Service, and why its endpoints are chosen or not.
 pub(crate) async fn explain(
     view: &impl AgentView,
     namespace: &str,
@@ -89,7 +87,7 @@ pub(crate) async fn explain(
     Err(not_there(namespace, name, &state))
 }
 
-/// The error for a Service that is not known, which may be because none is known.
+/// The error for an unknown Service. The cause may be that no Service is known yet.
 fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
     match state.state.as_str() {
@@ -109,7 +107,7 @@ fn check_name(what: &str, name: &str) -> Result<(), ViewError> {
     if (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(fits) {
         return Ok(());
     }
-    // A name that is no name may also be very long.
+    // An invalid name may also be very long.
     let shown: String = name.chars().take(80).collect();
     Err(ViewError::Invalid(format!(
         "{shown:?} is not a valid {what}: use 1 to {NAME_BYTES} letters, digits, '-', '_' and '.'"

@@ -1,4 +1,4 @@
-//! A scripted agent for tests: it gives scripted answers.
+//! A scripted agent for tests.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,27 +12,25 @@ pub(crate) struct Script {
     pub(crate) pulls: Result<pb::PullList, ViewError>,
     pub(crate) limit: Result<pb::Limit, ViewError>,
     pub(crate) heartbeats: Result<node::Heartbeats, ViewError>,
-    /// With every Service there is.
+    /// Contains every Service.
     pub(crate) endpoints: Result<ep::State, ViewError>,
     /// Of the only Service that can be explained.
     pub(crate) explanation: Result<ep::Explanation, ViewError>,
-    /// What setting and clearing a condition come to.
+    /// The result of setting and clearing a condition.
     pub(crate) condition: Result<bool, ConditionError>,
     pub(crate) ready: Vec<Check>,
     pub(crate) live: Vec<Check>,
-    /// Whether users who can look may also change something.
+    /// Whether users with read access may also change something.
     pub(crate) may_change: bool,
-    /// No answer ever comes.
+    /// Never answers.
     pub(crate) stuck: bool,
-    /// `max_queued` of every question about pulls.
+    /// `max_queued` of every request for pulls.
     pub(crate) asked: Vec<u32>,
-    /// `max_services` of every question about endpoints, with the namespace.
+    /// `max_services` of every request for endpoints, with the namespace.
     pub(crate) asked_endpoints: Vec<(String, u32)>,
-    /// Every limit that was set.
     pub(crate) set: Vec<Option<u32>>,
-    /// Every condition that was set.
     pub(crate) conditions: Vec<node::SetConditionRequest>,
-    /// The type of every condition that was cleared.
+    /// Types.
     pub(crate) cleared: Vec<String>,
 }
 
@@ -72,12 +70,11 @@ impl Fake {
         self.script.lock().unwrap()
     }
 
-    /// Something changed.
     pub(crate) fn bump(&self) {
         self.bump.send_modify(|n| *n += 1);
     }
 
-    /// The number of running pulls becomes `running`.
+    /// Sets the number of running pulls.
     pub(crate) fn run(&self, running: u32) {
         self.script().pulls.as_mut().unwrap().running = running;
         self.bump();

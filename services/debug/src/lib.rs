@@ -2,11 +2,11 @@
 //!
 //! Owns: the gRPC services `keelson.debug.v1.Debug`, `keelson.node.v1.Node` and `keelson.endpoints.v1.Inspection`
 //! ([`serve_grpc`]), and over HTTP the probes, metrics, JSON documents, the event stream and the page ([`serve_http`]).
-//! In: bound listeners, and an [`AgentView`], the trait through which the agent is inspected.
-//! Out: answers. Nothing here decides anything about pulls, heartbeats or endpoints; what can be changed, the
-//! limit and the node conditions of other processes, is passed on to the view.
+//! In: bound listeners, and an [`AgentView`], the trait through which the agent is inspected. Out: answers. Nothing
+//! here makes decisions about pulls, heartbeats or endpoints; changes of the limit and of the node conditions of other
+//! processes are passed to the view.
 //!
-//! Every client may be slow, stuck or broken: watchers get the newest state and not a backlog, and a view that does not
+//! Every client may be slow, stuck or broken: watchers get the latest state and not a backlog, and a view that does not
 //! answer becomes an error after [`ANSWER_TIMEOUT`].
 
 mod access;

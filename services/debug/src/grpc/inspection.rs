@@ -1,8 +1,8 @@
 //! The methods of `keelson.endpoints.v1.Inspection`.
 //!
-//! In: requests, checked by [`crate::endpoints`]. Out: the view's answers, or a status: INVALID_ARGUMENT (no such
-//! thing can be asked for), NOT_FOUND (neither a Service nor a slice of that name is known), RESOURCE_EXHAUSTED
-//! (busy: ask again), UNAVAILABLE (nothing is known yet, or there is no answer).
+//! In: requests, checked by [`crate::endpoints`]. Out: the view's answers, or a status: INVALID_ARGUMENT (invalid
+//! request), NOT_FOUND (neither a Service nor an EndpointSlice of that name is known), RESOURCE_EXHAUSTED
+//! (busy: retry), UNAVAILABLE (nothing is known yet, or there is no answer).
 
 use keelson_proto::endpoints::{self as pb, inspection_server::Inspection};
 use tonic::{Request, Response, Status};
@@ -21,7 +21,6 @@ impl From<ExplainError> for Status {
     }
 }
 
-/// The service on a view.
 #[derive(Debug)]
 pub(super) struct InspectionService<V> {
     view: V,

@@ -1,7 +1,8 @@
 //! The debug API over gRPC.
 //!
-//! Owns: the server on the unix socket: the services Debug, Node and Inspection, reflection (v1 and v1alpha) and health.
-//! In: a bound listener, the view, and the end. Out: answers until the end, then a short time to finish.
+//! Owns: the server on the unix socket: the services Debug, Node and Inspection, reflection (v1 and v1alpha) and
+//! health. In: a bound listener, the view, and a shutdown future. Out: answers until shutdown, then a short time to
+//! finish.
 
 mod inspection;
 mod node;
@@ -31,9 +32,7 @@ const API: GrpcApi = GrpcApi {
     calls: 128,
 };
 
-/// Serves the debug API on `listener` until `shutdown`.
-///
-/// Health follows [`AgentView::readyz`]. At the end watchers get UNAVAILABLE, and calls that do not
+/// Health follows [`AgentView::readyz`]. At shutdown watchers get UNAVAILABLE, and calls that do not
 /// finish within a second are cut off.
 ///
 /// # Errors

@@ -1,8 +1,8 @@
 //! The methods of `keelson.node.v1.Node`.
 //!
-//! In: requests, handed to the view as they are: the reporter decides which conditions are valid.
-//! Out: the view's answers, or a status: INVALID_ARGUMENT (the condition), PERMISSION_DENIED (its type belongs
-//! to another process, or the user may only look), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
+//! In: requests, passed to the view unchanged: the reporter decides which conditions are valid. Out: the view's
+//! answers, or a status: INVALID_ARGUMENT (the condition), PERMISSION_DENIED (its type belongs to another process, or
+//! the user has read access only), RESOURCE_EXHAUSTED (there are too many), NOT_FOUND (none of that type was set),
 //! UNAVAILABLE (heartbeats are disabled, or there is no answer).
 
 use std::future::Future;
@@ -28,7 +28,6 @@ impl From<ConditionError> for Status {
     }
 }
 
-/// The service on a view.
 #[derive(Debug)]
 pub(super) struct NodeService<V> {
     view: V,
@@ -40,7 +39,7 @@ impl<V: AgentView> NodeService<V> {
     }
 }
 
-/// Bounds the wait for a change, and makes a status of why it was not made.
+/// Bounds the wait for a change, and converts an error into a status.
 async fn change<T>(change: impl Future<Output = Result<T, ConditionError>>) -> Result<T, Status> {
     Ok(within(change).await??)
 }

@@ -1,8 +1,8 @@
 //! The methods of `keelson.debug.v1.Debug`.
 //!
-//! In: requests, checked here. Out: the view's answers, or a status that says what was wrong:
-//! PERMISSION_DENIED (a change by a user who may only look), INVALID_ARGUMENT (the request), NOT_FOUND (no such actor), RESOURCE_EXHAUSTED (busy: ask again),
-//! UNAVAILABLE (that part of the agent is not there now, or the agent stops).
+//! In: requests, checked here. Out: the view's answers, or a status that says what was wrong: PERMISSION_DENIED (a
+//! change by a user with read access only), INVALID_ARGUMENT (the request), NOT_FOUND (no such actor),
+//! RESOURCE_EXHAUSTED (busy: retry), UNAVAILABLE (that part of the agent does not run now, or the agent stops).
 
 use std::{pin::Pin, time::Duration};
 
@@ -18,15 +18,15 @@ use crate::{
     view::{answer, within},
 };
 
-/// What a request without `max_queued` gets.
+/// For a request without `max_queued`.
 pub(crate) const DEFAULT_QUEUED: u32 = 100;
-/// More would not fit the message size that clients accept by default.
+/// More would exceed the message size that clients accept by default.
 pub(crate) const MAX_QUEUED: u32 = 10_000;
 
 const DEFAULT_INTERVAL_MS: u32 = 500;
 const INTERVALS_MS: std::ops::RangeInclusive<u32> = 100..=3_600_000;
 
-/// `max_queued` as asked for, with the default, within the bound.
+/// The requested `max_queued`, or the default; an error above the maximum.
 pub(crate) fn max_queued(asked: u32) -> Result<u32, ViewError> {
     match asked {
         0 => Ok(DEFAULT_QUEUED),
@@ -35,12 +35,11 @@ pub(crate) fn max_queued(asked: u32) -> Result<u32, ViewError> {
     }
 }
 
-/// Names the actors that there are.
+/// Lists the existing actors.
 pub(crate) fn no_such_actor(name: &str, view: &impl AgentView) -> String {
     format!("actor {name:?} does not exist; the actors are: {}", view.actor_names().join(", "))
 }
 
-/// The service on a view.
 #[derive(Debug)]
 pub(crate) struct DebugService<V> {
     view: V,
@@ -144,8 +143,8 @@ impl<V: AgentView> Debug for DebugService<V> {
     }
 }
 
-/// The list now, and whenever it differs from the last one that was sent. Each is made when the
-/// watcher has room for it. A busy agent is asked again; any other error ends the stream.
+/// Sends the list now, and whenever it differs from the last one that was sent. Each list is made when the watcher has
+/// room for it. A busy agent is asked again; any other error ends the stream.
 fn watch<V: AgentView>(
     view: V,
     follower: Follower,

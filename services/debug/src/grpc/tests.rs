@@ -1,4 +1,4 @@
-//! The debug API over gRPC: the methods without a socket on paused time, and the server on one.
+//! The debug API over gRPC: the methods without a socket on paused time, and the server on a socket.
 
 mod inspection;
 
@@ -37,7 +37,6 @@ fn service(fake: &Fake) -> (DebugService<Fake>, CancellationToken) {
     (DebugService::new(fake.clone(), stop.clone()), stop)
 }
 
-/// A request over a unix socket, from the user who runs the test.
 fn connected<T>(message: T) -> Request<T> {
     let (stream, _) = UnixStream::pair().expect("a pair of sockets");
     let mut request = Request::new(message);
@@ -45,7 +44,7 @@ fn connected<T>(message: T) -> Request<T> {
     request
 }
 
-/// I12: who may only look changes nothing, and who does not say who it is neither; looking needs no right.
+/// I12: a user with read access only, and a connection without a known user, change nothing; reading needs no right.
 #[tokio::test]
 async fn changes_need_more_than_looking() {
     let fake = Fake::new();
@@ -251,14 +250,14 @@ async fn a_watcher_gets_the_newest_state_at_its_own_pace() {
     }
     assert_eq!(lists.next().await.unwrap().unwrap().running, 50);
     assert_eq!(start.elapsed(), Duration::from_millis(100));
-    // One that does not read for an hour is not asked for, and then gets one list and not a backlog.
+    // A watcher that does not read for an hour then gets one list and not a backlog.
     for running in 51..=3_650 {
         tokio::time::advance(Duration::from_secs(1)).await;
         fake.run(running);
     }
     assert_eq!(lists.next().await.unwrap().unwrap().running, 3_650);
     assert_eq!(fake.script().asked, [7, 7, 7]);
-    // Changes that change nothing for this watcher are not sent.
+    // Changes that do not affect this watcher are not sent.
     fake.bump();
     assert!(tokio::time::timeout(Duration::from_secs(60), lists.next()).await.is_err());
     stop.cancel();
@@ -296,7 +295,6 @@ async fn a_stuck_agent_is_unavailable() {
     assert_eq!(lists.next().await.unwrap().unwrap_err().code(), Code::Unavailable);
 }
 
-/// A server on a socket of its own.
 struct Served {
     _folder: TempDir,
     socket: PathBuf,
@@ -360,7 +358,7 @@ async fn health_follows_readiness() {
         match watched.message().await {
             Ok(Some(answer)) if answer.status() == ServingStatus::Serving => {}
             Ok(Some(answer)) => break assert_eq!(answer.status(), ServingStatus::NotServing),
-            // The server may be gone before the last word is out.
+            // The server may be gone before the last message is sent.
             Ok(None) | Err(_) => break,
         }
     }
@@ -444,7 +442,7 @@ async fn many_watchers_of_which_most_never_read() {
         for _ in 0..WATCHERS / 4 / 2 {
             idle.push(client.watch_pulls(watch(0, 100)).await.unwrap().into_inner());
         }
-        // Calls of their own beside the watchers of the same connection.
+        // Separate calls beside the watchers of the same connection.
         assert_eq!(client.get_version(pb::GetVersionRequest {}).await.unwrap().into_inner().node_name, "n1");
     }
     let mut client = DebugClient::new(channel(&served.socket).await);
@@ -460,7 +458,7 @@ async fn many_watchers_of_which_most_never_read() {
     }
     assert_eq!(fake.watchers(), idle.len() + 1);
     served.stop.send(()).unwrap();
-    // The end reaches those who read, and is not held up by those who do not.
+    // The end reaches watchers that read, and does not wait for those that do not.
     let end: Status = loop {
         match reader.message().await {
             Ok(Some(_)) => {}
@@ -480,7 +478,7 @@ async fn garbage_harms_nobody() {
         [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense-frames"]
     {
         let mut stream = UnixStream::connect(&served.socket).await.unwrap();
-        // The server may hang up before all of it is written.
+        // The server may close the connection before all of it is written.
         let _ = stream.write_all(garbage).await;
         let _ = stream.shutdown().await;
         let mut answer = Vec::new();

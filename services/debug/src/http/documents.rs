@@ -2,7 +2,7 @@
 //!
 //! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
 //! `/debug/node`, `/debug/storage`, `/debug/config`.
-//! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people with curl.
+//! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people who use curl.
 
 use axum::{
     extract::{Path, Query, State, rejection::QueryRejection},
@@ -31,7 +31,7 @@ pub(super) async fn metrics<V: AgentView>(State(shared): State<Shared<V>>) -> Re
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
-/// `/debug/actors` is an object, so that something can be added to it.
+/// `/debug/actors` is an object, so that fields can be added to it.
 #[derive(Serialize)]
 pub(super) struct Actors {
     actors: Vec<pb::Actor>,

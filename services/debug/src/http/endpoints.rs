@@ -19,7 +19,7 @@ use crate::{
     endpoints::{self, ExplainError},
 };
 
-/// What a request without `max` gets.
+/// For a request without `max`.
 const DEFAULT_SERVICES: u32 = 1_000;
 
 impl From<ExplainError> for Failure {
@@ -35,7 +35,7 @@ impl From<ExplainError> for Failure {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct StateQuery {
     namespace: String,
-    /// Part of what a line of the list shows.
+    /// A part of a line of the list.
     filter: String,
     max: u32,
 }
@@ -46,7 +46,6 @@ impl Default for StateQuery {
     }
 }
 
-/// The status of the service endpoints, with the requested Services.
 #[derive(Serialize)]
 pub(super) struct StateDocument {
     #[serde(flatten)]

@@ -1,9 +1,9 @@
-//! `/debug/events`: what the page shows, as server-sent events.
+//! `/debug/events`: the content of the page, as server-sent events.
 //!
 //! Owns: two kinds of events, each a document. `state`, `{now_unix_ms, version, pulls, pulls_error, heartbeats,
-//! heartbeats_error, actors}`, comes each time. `endpoints`, `{endpoints, endpoints_error, watchers, faults}`, comes after
-//! the first `state` and then only when it has changed; it holds no Services, which `/debug/endpoints` lists.
-//! In: the view and its changes. Out: a stream that ends when the agent stops.
+//! heartbeats_error, actors}`, is sent each time. `endpoints`, `{endpoints, endpoints_error, watchers, faults}`, is
+//! sent after the first `state` and then only when it has changed; it holds no Services, which `/debug/endpoints`
+//! lists. In: the view and its changes. Out: a stream that ends when the agent stops.
 
 use std::time::SystemTime;
 
@@ -22,10 +22,9 @@ use crate::{
     view::{answer, within},
 };
 
-/// How many watchers and faults an event names: a page shows no more, and there may be a thousand of each.
+/// Maximum number of watchers and of faults in an event: a page shows no more, and there may be a thousand of each.
 const NAMED: usize = 100;
 
-/// An event `state`.
 #[derive(Serialize)]
 struct Now {
     /// The agent's clock, so that waits are right on a machine whose clock differs.
@@ -60,15 +59,15 @@ impl Now {
     }
 }
 
-/// An event `endpoints`. Ages in it are times, so that it stays the same while nothing happens.
+/// Ages are times, so that an event does not change while nothing happens.
 #[derive(Serialize, PartialEq)]
 struct Endpoints {
     /// `null`: see `endpoints_error`.
     endpoints: Option<endpoints::State>,
     endpoints_error: String,
-    /// How many there are, named or not.
+    /// Number of watchers, listed or not.
     watchers: usize,
-    /// The same.
+    /// Number of faults, listed or not.
     faults: usize,
 }
 
@@ -86,7 +85,7 @@ impl Endpoints {
     }
 }
 
-/// Empty if there is an answer.
+/// The error; empty if there is an answer.
 fn why_not<T>(answer: &Result<T, ViewError>) -> String {
     answer.as_ref().err().map(ToString::to_string).unwrap_or_default()
 }
@@ -95,7 +94,6 @@ pub(super) async fn events<V: AgentView>(State(shared): State<Shared<V>>) -> Res
     shared.event_streams.open("agent", shared.view.changes(), Reader { view: shared.view, sent: None })
 }
 
-/// The events of one stream.
 struct Reader<V> {
     view: V,
     /// The last event `endpoints`.

@@ -1,7 +1,7 @@
 //! The debug API over HTTP: probes, metrics, JSON documents, the event stream and the page.
 //!
-//! Owns: the routes. In: a bound listener, the view, and the end. Out: answers to GET and HEAD; nothing can be changed over
-//! HTTP.
+//! Owns: the routes. In: a bound listener, the view, and a shutdown future. Out: answers to GET and HEAD; nothing can
+//! be changed over HTTP.
 
 mod documents;
 mod endpoints;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{AgentView, ServeError, view::within};
 
-/// What the handlers share.
+/// Shared by the handlers.
 #[derive(Debug, Clone)]
 struct Shared<V> {
     view: V,
@@ -33,12 +33,11 @@ struct Shared<V> {
 
 /// Serves probes, metrics, JSON and the page on `listener` until `shutdown`.
 ///
-/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than
-/// `localhost` and those in `names` (`debug.http_hosts`) are refused, so that no web site can reach it through the user's
-/// browser.
+/// There is no authentication: bind it to loopback. Requests whose `Host` is a name other than `localhost` and those in
+/// `names` (`debug.http_hosts`) are refused, so that no web site can reach it through the user's browser.
 ///
 /// # Errors
-/// The listener has no local address; a single connection's trouble is no error.
+/// The listener has no local address; errors of single connections are not returned.
 pub async fn serve_http<V: AgentView>(
     listener: TcpListener,
     view: V,
@@ -49,7 +48,6 @@ pub async fn serve_http<V: AgentView>(
     http::serve(listener, |bound, stop| router(view, own(bound), stop), shutdown).await
 }
 
-/// All routes, behind the gate.
 fn router<V: AgentView>(view: V, own: Hosts, stop: CancellationToken) -> Router {
     let shared = Shared { view, event_streams: EventStreams::new(stop) };
     let routes = page::PAGE

@@ -1,4 +1,4 @@
-//! The page: what it has beside the parts of every page. In: `services/debug/page/`.
+//! The page, without the parts that all pages share. In: `services/debug/page/`.
 
 use keelson_serve::http::Page;
 

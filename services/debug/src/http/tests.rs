@@ -1,4 +1,4 @@
-//! Every route over HTTP, without a socket, and the server on one.
+//! Every route over HTTP, without a socket, and the server on a socket.
 
 mod endpoints;
 
@@ -254,7 +254,7 @@ async fn the_page_needs_nothing_from_elsewhere() {
     assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{policy}");
     assert!(!policy.contains("unsafe"), "{policy}");
     assert_eq!(headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
-    // Every file that it names is served, from here.
+    // Every file that it refers to is served by this server.
     let names = html.split(['"', '\'']).filter(|text| text.starts_with("/assets/"));
     let mut files: Vec<String> = names.map(String::from).collect();
     let mut next = 0;
@@ -334,7 +334,7 @@ async fn other_hosts_are_refused_on_every_path() {
         let evil = Request::get(*path).header(header::HOST, "evil.example:9440").body(Body::empty()).unwrap();
         assert_eq!(send(&fake, evil).await.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
     }
-    // E21: a name that the settings have is served, whatever its port, and the refusal names the setting.
+    // E21: a name in the settings is served with any port, and the refusal names the setting.
     for (host, expected) in [
         ("Node-7.Example.com:9440", StatusCode::OK),
         ("node-7.example.com", StatusCode::OK),
@@ -383,7 +383,7 @@ impl Events {
         }
     }
 
-    /// The next document with its kind; `None` at the end. Comments are passed over.
+    /// The next document with its kind; `None` at the end. Comments are skipped.
     async fn any(&mut self) -> Option<(String, Value)> {
         loop {
             let chunk = self.0.next().await?.unwrap();

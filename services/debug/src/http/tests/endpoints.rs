@@ -58,7 +58,7 @@ async fn parts_of_the_list() {
         assert_eq!(names(&document), listed, "{query}");
         assert_eq!((&document["matching"], &document["services"]), (&json!(matching), &json!(3)), "{query}");
     }
-    // Only a search looks at more than it shows.
+    // Only a search examines more Services than it shows.
     let asked: Vec<u32> = fake.script().asked_endpoints.iter().map(|(_, max)| *max).collect();
     assert_eq!(asked, [1, 0, 100_000, 100_000, 100_000, 100_000, 100_000, 100_000, 1_000]);
 }
@@ -155,7 +155,7 @@ async fn endpoints_have_an_event_of_their_own_when_they_changed() {
     assert_eq!(kind, "endpoints");
     assert_eq!((&first["endpoints"]["rev"], &first["endpoints_error"]), (&json!(7), &json!("")));
     assert_eq!(first["endpoints"]["list"], json!([]), "the event has the status only");
-    // Other parts change: there is no event `endpoints`.
+    // Other parts change: no event `endpoints` is sent.
     fake.run(2);
     assert_eq!(events.any().await.unwrap().0, "state");
     // Refreshed without a change.
