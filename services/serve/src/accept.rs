@@ -1,6 +1,6 @@
-//! Accepting connections, and failures of it.
+//! Accepting connections, and its failures.
 //!
-//! Owns: [`LogLimit`], [`AcceptFailures`], and the bound on connections of one listener ([`admit`]).
+//! Owns: [`LogLimit`], [`AcceptFailures`], and the maximum number of connections of one listener ([`admit`]).
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
@@ -9,17 +9,17 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Pause after a failure to accept.
+/// Pause after a failed accept.
 pub const PAUSE: Duration = Duration::from_millis(50);
-/// Between two log lines on the same lasting problem.
+/// Minimum interval between two log lines about the same lasting problem.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Lets a lasting problem be logged once in 10 s.
+/// Limits the log lines about a lasting problem to one in 10 s.
 #[derive(Debug, Default)]
 pub struct LogLimit(Option<Instant>);
 
 impl LogLimit {
-    /// Whether to log now; if so, the next 10 s are quiet.
+    /// Whether to log now; if so, it returns false for the next 10 s.
     pub fn is_due(&mut self) -> bool {
         let is_due = self.0.is_none_or(|at| at.elapsed() >= LOG_EVERY);
         if is_due {
@@ -29,8 +29,8 @@ impl LogLimit {
     }
 }
 
-/// Failures of one listener to accept. The usual cause is that no file descriptor is left: those in use come back, so none of
-/// them is a reason to stop.
+/// Failed accepts of one listener. The usual cause is that no file descriptor is left. Descriptors in use are freed
+/// some time, so a failure is no reason to stop.
 #[derive(Debug)]
 pub struct AcceptFailures {
     server: &'static str,
@@ -44,7 +44,7 @@ impl AcceptFailures {
         Self { server, log: LogLimit::default() }
     }
 
-    /// Logs the failure, if none was logged lately, and pauses.
+    /// Logs the failure, unless one was logged lately, and pauses.
     pub async fn pause(&mut self, error: &io::Error) {
         if self.log.is_due() {
             tracing::warn!(server = self.server, %error, "cannot accept a connection");
@@ -53,7 +53,7 @@ impl AcceptFailures {
     }
 }
 
-/// The next connection, once a slot is free for it.
+/// The next connection, once a slot is free.
 pub(crate) async fn admit<S, F: Future<Output = io::Result<S>>>(
     slots: &Arc<Semaphore>,
     failures: &mut AcceptFailures,

@@ -1,6 +1,7 @@
 //! Connections that end when their peer does not read.
 //!
-//! Owns: [`Guarded`], a connection that holds its slot, and whose writes fail when its peer reads nothing for [`STALL`].
+//! Owns: [`Guarded`], a connection that holds its slot, and whose writes fail when its peer reads nothing for
+//! [`STALL`].
 
 use std::{
     future::Future as _,
@@ -16,10 +17,9 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-/// How long a peer may leave what was written to it unread.
+/// Maximum time that a peer may leave written data unread.
 pub(crate) const STALL: Duration = Duration::from_secs(30);
 
-/// A connection with its slot and its write watchdog.
 #[derive(Debug)]
 pub(crate) struct Guarded<IO> {
     io: IO,
@@ -32,7 +32,7 @@ impl<IO> Guarded<IO> {
         Self { io, stalled: None, _slot: slot }
     }
 
-    /// Passes a finished write on, and lets a pending one fail when its time is up.
+    /// Returns a finished write, and fails a pending one when its time is up.
     fn watched<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.stalled = None;

@@ -1,9 +1,9 @@
 //! When a watcher is due its next message.
 //!
-//! Owns: [`Follower`], the one rule behind `WatchPulls` and `/debug/events`: the first message at once,
+//! Owns: [`Follower`], the rule behind `WatchPulls` and `/debug/events`: the first message at once,
 //! then one per change, never two within the interval, and always made from the state at the time it is
-//! sent. A watcher that reads slowly asks less often and so costs only itself: there is no backlog.
-//! In: the view's change counter and the server's end. Out: "now".
+//! sent. A watcher that reads slowly gets fewer messages and no backlog.
+//! In: the view's change counter and the server's shutdown. Out: when the next message is due.
 
 use std::time::Duration;
 
@@ -13,20 +13,19 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Whether there is a next message, and why.
+/// Why the next message is due, or why there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Something changed, or it is the first one.
+    /// Something changed, or it is the first message.
     Changed,
-    /// There was no change for the refresh time.
+    /// No change for the refresh interval.
     Refresh,
-    /// The server stops.
     Stopping,
-    /// The view is gone.
+    /// The view no longer exists.
     Gone,
 }
 
-/// Paces one watcher.
+/// Limits the rate of messages to one watcher.
 #[derive(Debug)]
 pub struct Follower {
     changes: watch::Receiver<u64>,
@@ -37,7 +36,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// At most one message every `interval`, and one every `refresh` even if nothing changes.
+    /// At most one message per `interval`, and one per `refresh` even without a change.
     pub fn new(
         changes: watch::Receiver<u64>,
         stop: CancellationToken,
@@ -47,7 +46,7 @@ impl Follower {
         Self { changes, stop, interval, refresh, sent: None }
     }
 
-    /// Waits until a message is due. The caller makes it after this returned, from the state of then.
+    /// Waits until a message is due. The caller makes it after this returned, from the state at that time.
     pub async fn due(&mut self) -> Due {
         if self.stop.is_cancelled() {
             return Due::Stopping;
@@ -56,13 +55,13 @@ impl Follower {
             None => Due::Changed,
             Some(sent) => self.next(sent).await,
         };
-        // Before the state is read: a change during the reading makes another message due.
+        // Before the state is read: a change during the read makes another message due.
         self.changes.mark_unchanged();
         self.sent = Some(Instant::now());
         due
     }
 
-    /// Makes another message due after the interval although nothing changed: the last one failed.
+    /// Makes another message due after the interval without a change, because the last one failed.
     pub fn again(&mut self) {
         self.changes.mark_changed();
     }

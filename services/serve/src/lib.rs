@@ -1,8 +1,8 @@
-//! What the servers of Keelson share.
+//! Servers of Keelson: the shared parts.
 //!
-//! Owns: sockets ([`unix`], [`tcp`]), accepting connections ([`AcceptFailures`]), gRPC framing, server,
-//! health and reflection ([`grpc`]), and over HTTP the gate, probes, JSON documents, event streams and pages ([`http`]).
-//! In: bound listeners, and what is to be served. Out: answers. Nothing here knows an actor, a setting or what is served.
+//! Owns: sockets ([`unix`], [`tcp`]), accepting connections ([`AcceptFailures`]), gRPC framing, server, health and
+//! reflection ([`grpc`]), and over HTTP the gate, probes, JSON documents, event streams and pages ([`http`]). In: bound
+//! listeners, and what is to be served. Out: answers. Nothing here depends on actors, settings or a service.
 
 mod accept;
 mod connection;

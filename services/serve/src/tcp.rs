@@ -1,4 +1,4 @@
-//! TCP sockets to listen on.
+//! Listening TCP sockets.
 
 use std::{
     io,
@@ -11,26 +11,20 @@ use tokio::net::{TcpListener, TcpSocket};
 /// As in Go's servers.
 const BACKLOG: u32 = 1024;
 
-/// Listens at one address of its own family alone. Must be called within a runtime.
-///
-/// # Errors
-/// The system refuses.
+/// Listens at one address, of its own family only. Must be called within a runtime.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     open(address, true)
 }
 
-/// Listens at an address of the settings. As in kube-proxy (and other programs in Go), `0.0.0.0` and `[::]` are every address
-/// of both families, where the kernel has both.
-///
-/// # Errors
-/// The system refuses.
+/// Listens at an address of the settings. As in kube-proxy (and other programs in Go), `0.0.0.0` and `[::]` mean all
+/// addresses of both families, if the kernel has both.
 pub fn listen_widely(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return open(address, true);
     }
     let both = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port());
     match open(both, false) {
-        // Other errors may be for want of IPv6.
+        // Other errors may be caused by missing IPv6.
         Err(error) if address.is_ipv4() && error.kind() != io::ErrorKind::AddrInUse => open(address, true),
         opened => opened,
     }

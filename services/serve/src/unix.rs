@@ -1,7 +1,7 @@
 //! Unix sockets: binding them, and replacing files of processes that are gone.
 //!
 //! Owns: the socket file of a listener. In: a path. Out: [`Bound`], which removes its file when it is
-//! dropped, if it is still its own. A socket is bound under a temporary name and renamed into place,
+//! dropped, if the file is still its own. A socket is bound under a temporary name and renamed into place,
 //! so that a client never finds a file that no process listens on yet.
 
 use std::{
@@ -17,31 +17,20 @@ use tokio::{
     time::Instant,
 };
 
-/// Between two tries to listen.
+/// Pause between two attempts to listen.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another process listens there.
     #[error("{path}: another process is listening on this socket; stop it or use another path", path = .0.display())]
     InUse(PathBuf),
-    /// Another file is there.
     #[error("{path}: the file exists and is not a socket; remove it or use another path", path = .0.display())]
     NotASocket(PathBuf),
-    /// The system refused.
     #[error("{path}: cannot {doing}", path = path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
+    Io { path: PathBuf, doing: &'static str, source: io::Error },
 }
 
-/// A listening socket and the file it is reached by.
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,
@@ -65,9 +54,6 @@ impl Drop for OwnFile {
 
 impl Bound {
     /// Listens at `path` with file mode `mode`; must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// Another process listens there, another file is there, or the system refuses.
     pub async fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
         let io = |doing| move |source| ListenError::Io { path: path.to_owned(), doing, source };
         match fs::symlink_metadata(path) {
@@ -76,7 +62,7 @@ impl Bound {
             }
             Ok(_) => match UnixStream::connect(path).await {
                 Ok(_) => return Err(ListenError::InUse(path.to_owned())),
-                // Left over from a process that was killed, perhaps while we connected.
+                // Left over from a process that was killed, perhaps while this one connected.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -111,11 +97,8 @@ impl Bound {
         Ok(Self { listener, file: Some(file) })
     }
 
-    /// As [`Bound::bind`], but waits for up to `patience` while another process listens there: one that was killed
-    /// does so until the kernel has taken it down.
-    ///
-    /// # Errors
-    /// As of [`Bound::bind`].
+    /// As [`Bound::bind`], but waits for up to `patience` while another process listens there: a killed process
+    /// does so until the kernel has cleaned it up.
     pub async fn bind_within(path: &Path, mode: u32, patience: Duration) -> Result<Self, ListenError> {
         let since = Instant::now();
         let mut is_logged = false;
@@ -133,10 +116,7 @@ impl Bound {
         }
     }
 
-    /// A listener that the agent before this one bound at `path`: its file is this process's now.
-    ///
-    /// # Errors
-    /// The system refuses to make it non-blocking.
+    /// A listener that the previous agent bound at `path`: this process owns the file now.
     pub fn adopted(listener: std::os::unix::net::UnixListener, path: &Path) -> io::Result<Self> {
         let bound = Self::inherited(listener)?;
         let file = fs::symlink_metadata(path)
@@ -145,28 +125,25 @@ impl Bound {
         Ok(Self { file, ..bound })
     }
 
-    /// A listener of another process (socket activation): its file is left alone.
-    ///
-    /// # Errors
-    /// The system refuses to make it non-blocking.
+    /// A listener of another process (socket activation): its file is not removed.
     pub fn inherited(listener: std::os::unix::net::UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { listener: UnixListener::from_std(listener)?, file: None })
     }
 
-    /// The listener, and what removes its file when dropped.
+    /// The listener, and a guard that removes its file when dropped.
     #[must_use]
     pub fn into_parts(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile(self.file))
     }
 }
 
-/// Removes a listener's file when dropped, if it is still its own.
+/// Removes a listener's file when dropped, if the file is still its own.
 #[derive(Debug)]
 pub struct SocketFile(Option<OwnFile>);
 
 impl SocketFile {
-    /// Leaves the file alone: it belongs to another process now.
+    /// Keeps the file: another process owns it now.
     pub fn disown(self) {
         std::mem::forget(self.0);
     }
@@ -210,7 +187,7 @@ mod tests {
         assert!(matches!(Bound::bind(&below, 0o600).await, Err(ListenError::Io { .. })));
     }
 
-    /// I5: a process that was killed listens until the kernel has taken it down.
+    /// I5: a killed process listens until the kernel has cleaned it up.
     #[tokio::test(start_paused = true)]
     async fn a_socket_that_another_process_gives_up_in_time_is_waited_for() {
         let folder = folder();

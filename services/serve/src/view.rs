@@ -1,36 +1,32 @@
-//! Questions of a server to the process that it belongs to.
+//! Requests of a server to its process.
 //!
-//! Owns: the errors of such questions, and the bound on how long an answer may take.
+//! Owns: the errors of such requests, and the timeout of their answers.
 
 use std::{future::Future, time::Duration};
 
-/// How long an answer may take before the client gets an error instead. A process that detects which part of it does not
-/// answer has to do so in less.
+/// Maximum time for an answer before the client gets an error instead. A process that detects which of its parts does
+/// not answer has to do so in less.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// One check of `/livez` or `/readyz`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// A short name without spaces.
+    /// Without spaces.
     pub name: String,
-    /// Whether it passes.
     pub ok: bool,
-    /// Why it fails, a sentence; with `ok`, a warning or nothing.
+    /// Why it fails, a sentence; if `ok`, a warning or empty.
     pub message: String,
-    /// Since when it fails; 0 if that is not known.
+    /// When it began to fail; 0 if not known.
     pub since_unix_ms: i64,
 }
 
-/// Why a question was not answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ViewError {
-    /// The mailbox is full or a slot is taken, and the question was not taken. A retry helps.
+    /// The mailbox is full or no slot is free, and the request was not accepted. A retry helps.
     #[error("{0}")]
     Busy(String),
-    /// The part of the process that answers is not there now.
+    /// The part of the process that answers does not run now.
     #[error("{0}")]
     Unavailable(String),
-    /// The question is not valid.
     #[error("{0}")]
     Invalid(String),
 }
@@ -45,10 +41,8 @@ impl From<ViewError> for tonic::Status {
     }
 }
 
-/// Waits for an answer, for up to [`ANSWER_TIMEOUT`]. `what` did not happen after that, and `meaning` is what may be the cause.
-///
-/// # Errors
-/// There was no answer in time.
+/// Waits for an answer, for up to [`ANSWER_TIMEOUT`]. The error says that `what` did not happen; `meaning` is its
+/// likely cause.
 pub async fn within_time<T>(
     what: &str,
     meaning: &str,

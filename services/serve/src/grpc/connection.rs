@@ -1,7 +1,7 @@
 //! A gRPC client's connection.
 //!
-//! Owns: [`Peer`], the process at the other end, and [`serve`], HTTP/2 on one connection. In: a stream that was just
-//! accepted. Out: its requests, to the services; for anything but HTTP/2 a short answer and the end.
+//! Owns: [`Peer`], the process at the other end, and [`serve`], HTTP/2 on one connection. In: an accepted stream. Out:
+//! its requests, to the services; for anything but HTTP/2 a short answer and the end.
 
 use std::{
     fs, io,
@@ -27,16 +27,16 @@ use super::api::GrpcApi;
 
 /// What an HTTP/2 client sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How long a client may take to send it.
+/// Maximum time until a client has sent the preface.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A peer that does not answer a ping is gone, though its socket may be open (a cut network, a stopped process).
+/// A peer that does not answer a ping is gone, though its socket may be open (a broken network, a stopped process).
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that a connection buffers for a client that does not read.
 pub const SEND_BUFFER: usize = 128 * 1024;
-/// The largest block of headers of a request.
+/// Maximum size of the headers of a request.
 const HEADERS: u32 = 16 * 1024;
-/// How long an HTTP/1 client (a browser, curl) may take to read its answer.
+/// Time for an HTTP/1 client (a browser, curl) to read its answer.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The process at the other end of a connection. Every request has it as an extension, in an [`Arc`].
@@ -44,18 +44,18 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub struct Peer {
     /// `pid 1234 (name)` or an address.
     pub name: String,
-    /// The listener's name.
+    /// Name of the listener.
     pub listener: Arc<str>,
     /// The process ID in this process's PID namespace.
     pub pid: Option<u32>,
-    /// The user, over a unix socket.
+    /// The user, over a unix socket only.
     pub uid: Option<u32>,
     /// Closes the connection.
     pub cut: CancellationToken,
 }
 
 impl Peer {
-    /// Of a unix socket, by SO_PEERCRED: the process that connected, though another one may hold the connection by now.
+    /// From SO_PEERCRED: the process that connected; another process may hold the connection by now.
     #[must_use]
     pub fn of_unix(stream: &UnixStream, listener: Arc<str>) -> Self {
         let peer = stream.peer_cred().ok();
@@ -65,14 +65,13 @@ impl Peer {
                 Some(command) => format!("pid {pid} ({command})"),
                 None => format!("pid {pid}"),
             },
-            // One of another pid namespace has no number in ours.
+            // A process of another PID namespace has no number here.
             None => "process in another pid namespace".to_owned(),
         };
         let pid = pid.and_then(|pid| u32::try_from(pid).ok());
         Self { name, listener, pid, uid: peer.map(|peer| peer.uid()), ..Self::default() }
     }
 
-    /// Of a TCP connection.
     #[must_use]
     pub fn of_tcp(stream: &TcpStream, listener: Arc<str>) -> Self {
         let name = stream.peer_addr().map_or_else(|_| "gone".to_owned(), |address| address.to_string());
@@ -80,7 +79,7 @@ impl Peer {
     }
 }
 
-/// The name that a process gives itself, made fit for a terminal.
+/// The process's name, sanitized for a terminal.
 fn command(pid: i32) -> Option<String> {
     let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
     let name = String::from_utf8_lossy(name.trim_ascii_end()).into_owned();
@@ -88,7 +87,7 @@ fn command(pid: i32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Serves one connection, to its end; after `stop` it takes no new calls.
+/// Serves one connection until it ends; after `stop` it accepts no new calls.
 pub(super) async fn serve<T>(
     mut io: T,
     peer: Arc<Peer>,
@@ -99,7 +98,7 @@ pub(super) async fn serve<T>(
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let GrpcApi { name: server, .. } = api;
-    // What is wrong with a client's connection matters to a debugger of that client only.
+    // Errors of a client's connection are of interest only to a person who debugs that client.
     tokio::select! {
         met = timeout(HANDSHAKE, preface(&mut io, api)) => match met {
             Ok(Ok(())) => {}
@@ -127,7 +126,7 @@ pub(super) async fn serve<T>(
             }
         }
     };
-    // What waits for a peer that does not read is given up with the connection.
+    // Data that waits for a peer that does not read is dropped with the connection.
     let Some(ended) = peer.cut.run_until_cancelled(serving).await else { return };
     if let Err(error) = ended {
         tracing::debug!(server, peer = peer.name, %error, "gRPC connection failed");
@@ -146,7 +145,7 @@ fn builder(calls: u32) -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// Reads what an HTTP/2 client sends first, and answers one that sends something else.
+/// Reads the preface, and answers a client that sends something else.
 async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
     let mut first = [0; PREFACE.len()];
     let mut length = 0;
@@ -166,7 +165,7 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) ->
     Ok(())
 }
 
-/// Answers, and reads on for a little: closing over unread bytes would take the answer back.
+/// Answers, and reads on for a short time: closing with unread bytes would discard the answer.
 async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
     let text =
         format!("This is the {} of keelson: gRPC over HTTP/2 ({}).\n", api.name, api.services.join(", "));
@@ -185,7 +184,7 @@ async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -
     Ok(())
 }
 
-/// A connection whose first bytes were read already and are read again.
+/// A connection whose first bytes were read already and are returned again.
 #[derive(Debug)]
 struct Prefaced<T> {
     io: T,

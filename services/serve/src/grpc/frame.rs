@@ -1,7 +1,7 @@
 //! The parts of gRPC over HTTP/2 that servers without generated code need.
 //!
-//! Owns: message framing, status trailers, timeouts. In: headers and bytes. Out: the same. Source of every rule: "gRPC over
-//! HTTP2" (doc/PROTOCOL-HTTP2.md of gRPC).
+//! Owns: message framing, status trailers, timeouts. In: headers and bytes. Out: the same. Source of every rule: "gRPC
+//! over HTTP2" (doc/PROTOCOL-HTTP2.md of gRPC).
 
 use std::time::Duration;
 
@@ -10,16 +10,15 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use tonic::{Code, Status};
 
-/// The largest message, both ways, as in the kubelet and containerd: 16 MiB.
+/// Maximum size of a message in both directions, as in the kubelet and containerd: 16 MiB.
 pub const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Flag byte and length before a message.
 pub const PREFIX: usize = 5;
 
-/// The caller's deadline.
 pub const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// Why a request's body is not one message. The text goes to the caller.
+/// Why a request's body is not one message. The text is sent to the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Shorter than its prefix says, or than a prefix.
@@ -28,16 +27,16 @@ pub enum FrameError {
     /// More than one message for a unary call.
     #[error("the request body holds more than one gRPC message")]
     TooMany,
-    /// Compression was never offered.
+    /// Compression is not offered.
     #[error("compressed requests are not supported; send identity encoding")]
     Compressed,
-    /// Over [`MAX_MESSAGE`].
+    /// Larger than [`MAX_MESSAGE`].
     #[error("the message is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
 }
 
 impl FrameError {
-    /// As gRPC servers answer them.
+    /// The code with which gRPC servers answer it.
     #[must_use]
     pub fn code(self) -> Code {
         match self {
@@ -48,10 +47,7 @@ impl FrameError {
     }
 }
 
-/// The one message of a unary request's whole body.
-///
-/// # Errors
-/// It is not exactly one uncompressed message.
+/// The message of a unary request's body, which must be exactly one uncompressed message.
 pub fn unframe(mut body: Bytes) -> Result<Bytes, FrameError> {
     let Some((prefix, _)) = body.split_at_checked(PREFIX) else { return Err(FrameError::Truncated) };
     let (flag, length) =
@@ -69,7 +65,7 @@ pub fn unframe(mut body: Bytes) -> Result<Bytes, FrameError> {
     }
 }
 
-/// A message with its prefix.
+/// Adds the prefix to a message.
 #[must_use]
 pub fn frame(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::new();
@@ -77,16 +73,15 @@ pub fn frame(message: &[u8]) -> Bytes {
     framed.freeze()
 }
 
-/// Appends a message with its prefix, uncompressed.
+/// Appends an uncompressed message with its prefix.
 pub fn append(frames: &mut BytesMut, message: &[u8]) {
     frames.reserve(PREFIX + message.len());
     frames.put_u8(0);
-    // No message of 4 GiB is ever made.
+    // Messages never reach 4 GiB.
     frames.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     frames.put_slice(message);
 }
 
-/// The headers of a successful response.
 #[must_use]
 pub fn response_headers() -> Response<()> {
     let mut response = Response::new(());
@@ -94,7 +89,7 @@ pub fn response_headers() -> Response<()> {
     response
 }
 
-/// Status fields, for trailers or for a response that is nothing but trailers. The message is escaped as by grpc-go, so that a
+/// Status fields, for trailers or for a trailers-only response. The message is escaped as by grpc-go, so that a
 /// runtime's error is passed on byte for byte.
 #[must_use]
 pub fn status(code: Code, message: &str, details: &[u8]) -> HeaderMap {
@@ -111,7 +106,7 @@ pub fn status(code: Code, message: &str, details: &[u8]) -> HeaderMap {
     trailers
 }
 
-/// Bytes outside printable ASCII, and `%` itself, as `%XX`.
+/// Encodes bytes outside printable ASCII, and `%` itself, as `%XX`.
 fn percent_encode(text: &str) -> HeaderValue {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -124,7 +119,6 @@ fn percent_encode(text: &str) -> HeaderValue {
     HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// A response that is nothing but a status.
 #[must_use]
 pub fn trailers_only(trailers: HeaderMap) -> Response<()> {
     let mut response = response_headers();
@@ -133,13 +127,13 @@ pub fn trailers_only(trailers: HeaderMap) -> Response<()> {
     response
 }
 
-/// The status of a response or trailers, if they carry one.
+/// The status of a response or of trailers; `None` if there is none.
 #[must_use]
 pub fn code_of(headers: &HeaderMap) -> Option<i32> {
     headers.get(Status::GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
-/// The caller's deadline, from `grpc-timeout`; an unreadable one is no deadline.
+/// The caller's deadline, from `grpc-timeout`; an invalid value counts as no deadline.
 #[must_use]
 pub fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(GRPC_TIMEOUT)?.to_str().ok()?;
@@ -159,7 +153,7 @@ pub fn timeout(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// A `grpc-timeout` of this length, rounded up to milliseconds; at most eight digits are allowed.
+/// A `grpc-timeout` value, rounded up to milliseconds; the format has at most eight digits.
 #[must_use]
 pub fn timeout_value(left: Duration) -> HeaderValue {
     let millis = left.as_micros().div_ceil(1000);

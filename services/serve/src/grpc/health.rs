@@ -1,7 +1,7 @@
 //! `grpc.health.v1`.
 //!
-//! Owns: the health of a server as a whole and of each of its services, which are alike. In: whether it serves. Out: SERVING
-//! or NOT_SERVING.
+//! Owns: the health of a server as a whole and of each of its services, which is the same. In: whether it serves. Out:
+//! SERVING or NOT_SERVING.
 
 use std::{convert::Infallible, fmt, future::Future, time::Duration};
 
@@ -11,10 +11,9 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 
-/// Between two looks at readiness, which can change without an event.
+/// Polling interval of readiness, which can change without an event.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The health of one server.
 #[derive(Clone)]
 pub struct GrpcHealth {
     reporter: HealthReporter,
@@ -28,13 +27,12 @@ impl fmt::Debug for GrpcHealth {
 }
 
 impl GrpcHealth {
-    /// Of these services, full names.
+    /// `services`: full names.
     #[must_use]
     pub fn new(services: &'static [&'static str]) -> Self {
         Self { reporter: HealthReporter::new(), services }
     }
 
-    /// Reports whether the server serves.
     pub async fn set(&self, is_serving: bool) {
         let status = if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         self.reporter.set_service_status("", status).await;
@@ -43,7 +41,7 @@ impl GrpcHealth {
         }
     }
 
-    /// Reports once a second what `is_ready` answers.
+    /// Reports the result of `is_ready` once a second.
     pub async fn follow<F: Future<Output = bool>>(&self, is_ready: impl Fn() -> F) -> Infallible {
         loop {
             tokio::time::sleep(EVERY).await;

@@ -1,7 +1,7 @@
-//! The gRPC server under the services.
+//! The gRPC server below the services.
 //!
-//! Owns: listeners, the number of their connections, reflection (v1 and v1alpha). In: bound listeners, services, and the end.
-//! Out: answers until the end, then a short time to finish.
+//! Owns: listeners, the number of their connections, reflection (v1 and v1alpha). In: bound listeners, services, and a
+//! shutdown future. Out: answers until shutdown, then a short time to finish.
 
 use std::{convert::Infallible, future::Future, io, sync::Arc, time::Duration};
 
@@ -24,32 +24,26 @@ use crate::{
     accept::{AcceptFailures, admit},
 };
 
-/// How long calls may take to end when the server stops.
+/// Time for calls to end when the server stops.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A socket that is listened on, and its name: `unix:///...` or `tcp://...`.
+/// A listening socket and its name: `unix:///...` or `tcp://...`.
 #[derive(Debug)]
 pub enum Listener {
-    /// A unix socket. Its file is its maker's to remove.
+    /// Its file belongs to the caller, who removes it.
     Unix(UnixListener, String),
-    /// A TCP socket.
     Tcp(TcpListener, String),
 }
 
-/// A listener between two runtimes.
+/// A listener that is not registered with a runtime.
 #[derive(Debug)]
 pub enum DetachedListener {
-    /// As [`Listener::Unix`].
     Unix(std::os::unix::net::UnixListener, String),
-    /// As [`Listener::Tcp`].
     Tcp(std::net::TcpListener, String),
 }
 
 impl Listener {
-    /// Takes it out of the runtime that polls it.
-    ///
-    /// # Errors
-    /// The system refuses.
+    /// Deregisters it from the runtime that polls it.
     pub fn detach(self) -> io::Result<DetachedListener> {
         Ok(match self {
             Self::Unix(listener, name) => DetachedListener::Unix(listener.into_std()?, name),
@@ -57,7 +51,6 @@ impl Listener {
         })
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -74,10 +67,7 @@ impl Listener {
 }
 
 impl DetachedListener {
-    /// Puts it into the current runtime.
-    ///
-    /// # Errors
-    /// The system refuses.
+    /// Registers it with the current runtime.
     pub fn attach(self) -> io::Result<Listener> {
         Ok(match self {
             Self::Unix(listener, name) => Listener::Unix(UnixListener::from_std(listener)?, name),
@@ -99,7 +89,7 @@ impl Accepted {
                 connection::serve(stream, peer, api, routes, stop).await;
             }
             Self::Tcp(stream) => {
-                // A small write should go out at once; without the option answers are only slower.
+                // Sends small writes at once; without the option answers are only slower.
                 let _ = stream.set_nodelay(true);
                 let peer = Arc::new(Peer::of_tcp(&stream, listener));
                 connection::serve(stream, peer, api, routes, stop).await;
@@ -108,9 +98,9 @@ impl Accepted {
     }
 }
 
-/// Serves `routes` in this runtime until `shutdown`, with reflection and `health`, which `background` keeps true. `routes` gets
-/// a token that is cancelled at the end, for streams that would not end by themselves; calls that do not end within a second
-/// after that are cut off, and at once if the future is dropped. It also ends when the task of a listener has panicked.
+/// Serves `routes` in this runtime until `shutdown`, with reflection and `health`, which `background` updates. `routes`
+/// gets a token that is cancelled at shutdown, for streams that do not end by themselves. Calls that do not end within
+/// a second after that are cut off, or at once if the future is dropped. Also ends when the task of a listener panics.
 ///
 /// # Errors
 /// The descriptors are broken.
@@ -123,14 +113,14 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let stop = CancellationToken::new();
-    // Streams of connections that are left end as well if this future is dropped.
+    // If this future is dropped, streams of open connections end as well.
     let _stop_on_drop = stop.clone().drop_guard();
     let reflection = || {
         let all = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("grpc.health.v1.Health");
-        // The descriptors also hold APIs that are not served here.
+        // The descriptors also contain APIs that are not served here.
         api.services.iter().fold(all, |some, service| some.with_service_name(*service))
     };
     let routes = routes(stop.clone())
@@ -160,10 +150,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// As [`serve`], on one unix socket and with a health that follows `is_ready`, which is asked once a second.
-///
-/// # Errors
-/// As [`serve`].
+/// As [`serve`], on one unix socket and with a health that follows `is_ready`, which is called once a second.
 pub async fn serve_ready<F: Future<Output = bool>>(
     listener: UnixListener,
     api: GrpcApi,
@@ -177,7 +164,7 @@ pub async fn serve_ready<F: Future<Output = bool>>(
     serve(vec![listener], api, &health, routes, health.follow(is_ready), shutdown).await
 }
 
-/// Takes connections from one listener until `stop`, then waits for the open ones to end.
+/// Accepts connections from one listener until `stop`, then waits for the open ones to end.
 async fn accept(listener: Listener, api: GrpcApi, routes: Routes, stop: CancellationToken) {
     let name: Arc<str> = listener.name().into();
     let slots = Arc::new(Semaphore::new(api.connections));

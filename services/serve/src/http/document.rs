@@ -1,6 +1,6 @@
 //! JSON documents and errors.
 //!
-//! Owns: how they look: indented for people with curl, and `{"error": "..."}`.
+//! Owns: their form: indented for people who use curl, and `{"error": "..."}`.
 
 use axum::{
     http::{
@@ -13,10 +13,9 @@ use serde::Serialize;
 
 use crate::ViewError;
 
-/// The content type of what `prometheus-client` writes.
+/// The content type of the output of `prometheus-client`.
 pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// An error as a response.
 #[derive(Debug)]
 pub struct Failure {
     status: StatusCode,
@@ -63,7 +62,7 @@ impl<T: Serialize> IntoResponse for Document<T> {
                 ([(CONTENT_TYPE, "application/json")], json).into_response()
             }
             Err(error) => {
-                // Only a map with keys that are no strings could fail, and there is none.
+                // Encoding fails only for a map with keys that are not strings, and no document has one.
                 tracing::error!(%error, "cannot encode a debug document as JSON");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }

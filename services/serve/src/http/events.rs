@@ -1,7 +1,7 @@
 //! Server-sent events.
 //!
-//! Owns: the number of streams, their pace and their end. An event comes at once, on every change (at most twice a second),
-//! and every five seconds even without one, so that a client can tell a quiet process from a lost connection.
+//! Owns: the number of streams, their rate and their end. An event is sent at once, on every change (at most twice a
+//! second), and every five seconds even without one, so that a client can tell a quiet process from a lost connection.
 //! In: a counter of changes, and an [`EventReader`]. Out: a response that ends when the process stops.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
@@ -21,18 +21,17 @@ use tokio_util::sync::CancellationToken;
 use super::Failure;
 use crate::{Due, Follower};
 
-/// Event streams at once, fewer than connections, so that there is always room for probes.
+/// Maximum number of concurrent event streams; less than that of connections, so that probes always find a free one.
 const STREAMS: usize = 64;
 const INTERVAL: Duration = Duration::from_millis(500);
 const REFRESH: Duration = Duration::from_secs(5);
-/// Comments show the connection to be alive even while the process does not answer.
+/// Interval of comments, which show that the connection is open while the process does not answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// What a browser is asked to wait before it reconnects.
+/// The delay that a browser is asked for before it reconnects.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Makes the events of one stream.
 pub trait EventReader: Send + 'static {
-    /// The events of now; `false`: they are not complete, so that events are due again after the interval.
+    /// The current events; `false`: they are not complete, so that events are due again after the interval.
     fn read(&mut self) -> impl Future<Output = (Vec<Event>, bool)> + Send;
 }
 
@@ -44,13 +43,13 @@ pub struct EventStreams {
 }
 
 impl EventStreams {
-    /// Until `stop`.
     #[must_use]
     pub fn new(stop: CancellationToken) -> Self {
         Self { slots: Arc::new(Semaphore::new(STREAMS)), stop }
     }
 
-    /// A stream of the process `what` (`agent`), or 503 if there are too many. Events are made when there is room for them.
+    /// A stream of the process `what` (`agent`), or 503 if there are too many. Events are made when the client has room
+    /// for them.
     pub fn open(&self, what: &str, changes: watch::Receiver<u64>, reader: impl EventReader) -> Response {
         let Ok(slot) = self.slots.clone().try_acquire_owned() else {
             let text = format!("too many event streams are open; close another page of this {what}");
@@ -75,9 +74,8 @@ impl EventStreams {
     }
 }
 
-/// An event with a document.
 pub fn event(name: &str, document: &impl Serialize) -> Event {
     let event = Event::default().event(name).retry(RETRY).json_data(document);
-    // Only a map with keys that are no strings could fail; a comment then keeps the stream going.
+    // Encoding fails only for a map with keys that are not strings; a comment then keeps the stream open.
     event.unwrap_or_else(|_| Event::default().comment("cannot encode the state"))
 }

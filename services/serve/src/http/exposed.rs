@@ -1,12 +1,12 @@
 //! Small HTTP servers at ports that any client on the network may reach.
 //!
-//! Owns: [`serve`]: HTTP/1.1 on each connection, bounded in number and time. In: method, path and Accept header of requests.
-//! Out: what [`Pages`] answers.
+//! Owns: [`serve`]: HTTP/1.1 on each connection, bounded in number and time. In: method, path and Accept header of
+//! requests. Out: the answers of [`Pages`].
 //!
-//! A pod can open connections as well as a load balancer can. So a new connection is always accepted: where there are too
-//! many, or no file descriptor is left, the oldest one of the source that has most is closed ([`OpenConnections`]). Listeners
-//! share most of their slots ([`SharedSlots`]), so that clients of one use up neither the file descriptors nor the slots of
-//! another.
+//! A pod can open connections as well as a load balancer can, so a new connection is always accepted. If there are too
+//! many, or no file descriptor is left, the oldest connection of the source with the most is closed
+//! ([`OpenConnections`]). Listeners share most of their slots ([`SharedSlots`]), so that clients of one use up neither
+//! the file descriptors nor the slots of another.
 
 use std::{
     cmp::Reverse,
@@ -38,14 +38,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::accept::AcceptFailures;
 
-/// The largest head; hyper takes no less.
+/// Maximum size of a request head; the minimum of hyper.
 const HEAD_BYTES: usize = 8 * 1024;
-/// Limit on the answer under way once a connection is to be closed.
+/// Time for a pending answer once a connection is to be closed.
 const GRACE: Duration = Duration::from_secs(5);
-/// Pause after a failure to accept for which a connection was ended, to free a file descriptor.
+/// Pause after a failed accept for which a connection was closed to free a file descriptor.
 const FREED_RETRY: Duration = Duration::from_millis(1);
 
-/// Slots for connections that all listeners share.
+/// Connection slots that all listeners share.
 #[derive(Debug)]
 struct SharedSlots {
     free: AtomicUsize,
@@ -65,19 +65,19 @@ impl SharedSlots {
     }
 }
 
-/// Half of 1,024 file descriptors, for a hard limit that cannot be raised above that.
+/// Half of 1,024 file descriptors, in case the hard limit cannot be raised above that.
 static SHARED: SharedSlots = SharedSlots::new(512);
 
-/// What one listener's clients may use.
+/// The limits of one listener.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Slots of the listener alone. A connection that finds neither one of these nor a shared one closes another connection
-    /// of the listener.
+    /// Slots of the listener alone. A connection that finds neither one of these nor a shared one replaces another
+    /// connection of the listener.
     own: usize,
     shared: &'static SharedSlots,
-    /// How long the head of a request may take to arrive, and a connection may stay idle.
+    /// Maximum time until the head of a request has arrived, and maximum idle time of a connection.
     head: Duration,
-    /// How long a connection may last, so that none is held for good by one that reads nothing.
+    /// Maximum lifetime of a connection, so that a client that reads nothing cannot hold it indefinitely.
     lifetime: Duration,
 }
 
@@ -85,21 +85,18 @@ struct Limits {
 static LIMITS: Limits =
     Limits { own: 16, shared: &SHARED, head: Duration::from_secs(10), lifetime: Duration::from_secs(120) };
 
-/// The response to a request.
 pub type Answer = Response<Full<Bytes>>;
 
-/// What a server answers.
 pub trait Pages: Send + Sync + 'static {
-    /// The answer to a request.
     fn answer(&self, method: &Method, path: &str) -> Answer;
 
-    /// As [`Self::answer`], for pages that have several forms. `accept`: the header, or nothing.
+    /// As [`Self::answer`], for pages in several formats. `accept`: the header, or empty.
     fn answer_in(&self, method: &Method, path: &str, _accept: &str) -> Answer {
         self.answer(method, path)
     }
 }
 
-/// An answer of a status, a type and a body; browsers must not guess the type.
+/// Sets `nosniff`: browsers must not guess the type.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -108,14 +105,13 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     answer
 }
 
-/// The answer with one more header.
 #[must_use]
 pub fn with_header(mut answer: Answer, name: HeaderName, value: impl Into<HeaderValue>) -> Answer {
     answer.headers_mut().insert(name, value.into());
     answer
 }
 
-/// Answers requests at `listener` until `stop`. Connections end with the future, and the listener is closed.
+/// Answers requests at `listener` until `stop`. If the future is dropped, the connections and the listener are closed.
 pub async fn serve(listener: TcpListener, pages: Arc<dyn Pages>, stop: CancellationToken) {
     serve_within(LIMITS, listener, pages, stop).await;
 }
@@ -151,7 +147,7 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| matches!(Errno::from_raw(errno), Errno::EMFILE | Errno::ENFILE))
 }
 
-/// Connections of one listener by source address, each with the token that ends it, numbered in the order of arrival.
+/// Connections of one listener by source address, each with its cancellation token, numbered in the order of arrival.
 #[derive(Debug)]
 struct OpenConnections(Mutex<Sources>);
 
@@ -164,7 +160,7 @@ struct Sources {
     next: u64,
 }
 
-/// The place of a connection, which is free when this is dropped.
+/// The slot of a connection, freed when this is dropped.
 #[derive(Debug)]
 struct Place {
     open: Arc<OpenConnections>,
@@ -184,10 +180,10 @@ impl OpenConnections {
         }))
     }
 
-    /// Adds a connection. If there is no slot for it, the oldest of the source that has the most is ended; of several such
+    /// Adds a connection. If there is no slot for it, the oldest of the source with the most is ended; of several such
     /// sources, the one whose oldest connection is the oldest.
     fn add(self: Arc<Self>, source: IpAddr, end: CancellationToken) -> Place {
-        // Through a socket of both families IPv4 addresses arrive as mapped ones.
+        // On a dual-stack socket IPv4 addresses arrive as mapped ones.
         let source = source.to_canonical();
         let mut sources = self.lock();
         while !sources.take_slot() && sources.end_one() {}
@@ -199,13 +195,13 @@ impl OpenConnections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sources> {
-        // No step in between leaves it half written.
+        // No update leaves it inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Sources {
-    /// Counts one connection more. `false`: there is no slot for it.
+    /// Counts one more connection. `false`: there is no slot for it.
     fn take_slot(&mut self) -> bool {
         let is_free = self.count < self.own || self.shared.take();
         self.count += usize::from(is_free);
@@ -241,7 +237,7 @@ impl Sources {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // One that was ended to make room has no place any more.
+        // A connection that was ended to make room has no slot any more.
         self.open.lock().remove(self.source, self.number);
     }
 }
@@ -290,7 +286,6 @@ mod tests {
         }
     }
 
-    /// The body of a response, on a connection of its own.
     async fn get(at: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(at).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");
@@ -302,7 +297,7 @@ mod tests {
         body.to_owned()
     }
 
-    /// A connection from a loopback address that sends nothing.
+    /// Connects from a loopback address and sends nothing.
     async fn silent(from: [u8; 4], to: SocketAddr) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
@@ -316,12 +311,13 @@ mod tests {
         client.read_to_end(&mut bytes).await.ok();
     }
 
-    /// P3: idle connections of one source and of many do not keep others out, and are closed when others need their place.
+    /// P3: idle connections of one source or of many do not keep others out, and are closed when others need their
+    /// slot.
     #[tokio::test]
     async fn p3_idle_connections_do_not_keep_others_out() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr().unwrap();
-        // Nothing ends by its time.
+        // No connection ends by its timeout.
         let hour = Duration::from_secs(3600);
         static SLOTS: SharedSlots = SharedSlots::new(12);
         let limits = Limits { own: 4, shared: &SLOTS, head: hour, lifetime: hour };
@@ -329,14 +325,14 @@ mod tests {
         let prober = silent([127, 0, 0, 2], at).await;
         let mut idle = Vec::new();
         for number in 0..200_u8 {
-            // First from one source, then each from another one.
+            // First all from one source, then each from a different one.
             let source = if number < 100 { 9 } else { number };
             idle.push(silent([127, 0, 0, source], at).await);
             if number.is_multiple_of(10) {
                 assert_eq!(get(at, "/path").await, "GET /path");
             }
             if number == 99 {
-                // The source with many lost its own; the other one's is open.
+                // The source with many lost its own; that of the other one is open.
                 let mut byte = [0];
                 assert!(timeout(Duration::from_millis(50), prober.peek(&mut byte)).await.is_err());
                 idle.drain(..80).collect::<Vec<_>>().into_iter().for_each(drop);
@@ -371,7 +367,7 @@ mod tests {
             places.push(open.clone().add(source, end.clone()));
         }
         let ended: Vec<bool> = tokens.iter().map(CancellationToken::is_cancelled).collect();
-        // Of two sources with as many, the one whose first came first: 1 makes room for 3, then 0 for 4.
+        // If two sources have the same number, the one with the older first connection loses: 1 for 3, then 0 for 4.
         assert_eq!(ended, [true, true, false, false, false]);
         assert_eq!(open.lock().count, 3);
         drop(places);
@@ -401,7 +397,7 @@ mod tests {
         assert_eq!((counts(), SLOTS.free.load(Ordering::Relaxed)), ([0, 0], 3));
     }
 
-    /// P3: runs itself in a process of its own, whose limit of file descriptors no other test shares.
+    /// P3: runs itself in a process of its own, because the limit of file descriptors applies to a process.
     #[test]
     fn p3_a_listener_without_file_descriptors_answers() {
         const NAME: &str = "http::exposed::tests::p3_a_listener_without_file_descriptors_answers";
@@ -425,7 +421,7 @@ mod tests {
         for _ in 0..40 {
             idle.push(silent([127, 0, 0, 9], at).await);
         }
-        // They are accepted in order, so all of them are when one more is answered.
+        // Connections are accepted in order, so all of them are when one more is answered.
         assert_eq!(get(at, "/path").await, "GET /path");
         // One descriptor below the limit is free: the client's.
         let next = std::fs::File::open("/dev/null").unwrap();
@@ -450,7 +446,7 @@ mod tests {
         stop.cancel();
         server.await.unwrap();
         assert_eq!(idle.read(&mut [0]).await.map_err(|error| error.kind()).unwrap_or(0), 0);
-        // A program that another test starts holds a copy of the socket until it runs.
+        // A program that another test starts holds a copy of the socket until exec.
         let refused = loop {
             if let Err(error) = TcpStream::connect(at).await {
                 break error;

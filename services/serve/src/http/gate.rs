@@ -1,8 +1,8 @@
-//! What every request passes and every answer carries.
+//! Checks of every request and headers of every answer.
 //!
 //! Owns: the check of the `Host` against DNS rebinding, the methods that are served, and the headers
 //! that keep a browser from doing more with an answer than showing it.
-//! In: requests. Out: 400, 405 or 421, or what the routes behind answer, with headers.
+//! In: requests. Out: 400, 405 or 421, or the answer of the routes behind it, with headers.
 
 use std::{
     convert::Infallible,
@@ -26,23 +26,23 @@ use axum::{
 
 use super::Failure;
 
-/// Own scripts and styles, requests to this server, and nothing else; in no frame.
+/// Own scripts and styles, requests to this server, and nothing else; no framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The hosts by which a server may be called.
+/// The hosts that requests to a server may name.
 #[derive(Debug, Clone)]
 pub struct Hosts {
-    /// The address that it is bound to.
+    /// The address of the listener.
     pub bound: SocketAddr,
-    /// Names besides its addresses and `localhost`; in lower case, without a closing dot.
+    /// Names besides its addresses and `localhost`; in lower case, without a trailing dot.
     pub names: Arc<[String]>,
     /// The setting that holds the names, for the error.
     pub setting: &'static str,
 }
 
-/// Routes behind the gate: only GET and HEAD, only hosts that are this server's, and headers by which a browser does no more
-/// with an answer than show it.
+/// Routes behind the gate: only GET and HEAD, only this server's hosts, and headers that keep a browser from doing more
+/// with an answer than showing it.
 pub fn gated(routes: Router, own: Hosts) -> Router {
     let own = Arc::new(own);
     routes.layer(from_fn(move |request: Request, next: Next| {
@@ -105,9 +105,9 @@ fn hosts(request: &Request) -> Result<Vec<Authority>, Failure> {
     }
 }
 
-/// A page of another site reaches this server only through a name that its owner controls, so names are
-/// refused but for those that always mean this machine. Of addresses, loopback and the bound one are
-/// served; on a wildcard address every one of the machine's. What the settings name is served, too.
+/// A page of another site reaches this server only through a name that its owner controls. Names are therefore refused,
+/// except those that always mean this machine and those of the settings. Of addresses, loopback and the bound one are
+/// served; on a wildcard address, every address of the machine.
 fn host_allowed(own: &Hosts, host: &str) -> bool {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let is_listed = |name: &str| own.names.iter().any(|own| own == name);

@@ -1,7 +1,8 @@
 //! HTTP: servers for people and tools on the node, and servers that the network reaches.
 //!
-//! Owns: [`serve`] and [`gated`] (loopback servers: limits, hosts and methods), [`probe`], JSON documents ([`Document`],
-//! [`Failure`]), event streams ([`EventStreams`]) and pages ([`Page`]); [`exposed`] for ports that any client may reach.
+//! Owns: [`serve`] and [`gated`] (loopback servers: limits, hosts and methods), [`probe`], JSON documents
+//! ([`Document`], [`Failure`]), event streams ([`EventStreams`]) and pages ([`Page`]); [`exposed`] for ports that any
+//! client may reach.
 
 mod document;
 mod events;

@@ -1,8 +1,8 @@
 //! Pages and their files, built into the binary.
 //!
-//! Owns: what every page has: the frame, the style, and the scripts that keep elements up to date, write numbers and times, and
-//! follow the process (`services/serve/page/`). In: what a page has of its own. Out: the routes of `/` and `/assets/`. Nothing
-//! is fetched from elsewhere, so that a page works on a node without access to other networks.
+//! Owns: the parts that all pages share: the frame, the style, and the scripts that update elements, format numbers and
+//! times, and follow the process (`services/serve/page/`). In: the own parts of a page. Out: the routes of `/` and
+//! `/assets/`. Nothing is loaded from elsewhere, so that a page works on a node without access to other networks.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::get};
 use bytes::Bytes;
@@ -21,25 +21,24 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("process.js", include_str!("../../page/process.js")),
 ];
 
-/// What a page has of its own.
+/// The parts of a page that are its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Page {
     /// Title and heading.
     pub title: &'static str,
-    /// ID of the section that the first link of the page skips to, and what that is.
+    /// ID of the section that the first link of the page skips to, and the text of the link.
     pub skip_to: (&'static str, &'static str),
     /// Banners, what to do without JavaScript, and `<main>`.
     pub content: &'static str,
     /// Paths and names of the documents that the page links to.
     pub documents: &'static [(&'static str, &'static str)],
-    /// Follows the shared style sheet.
+    /// Appended to the shared style sheet.
     pub style: &'static str,
     /// Names and texts; the frame loads `page.js`.
     pub scripts: &'static [(&'static str, &'static str)],
 }
 
 impl Page {
-    /// The routes of the page and its files.
     pub fn routes<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
         let file = |content_type: &'static str, text: String| {
             let text = Bytes::from(text);

@@ -1,6 +1,6 @@
-//! `/livez` and `/readyz`, as Kubernetes components have them.
+//! `/livez` and `/readyz`, as in Kubernetes components.
 //!
-//! Owns: how checks are shown: `ok`, or with `?verbose` and on failure one line per check. Out: 200 or 500.
+//! Owns: the format of checks: `ok`, or with `?verbose` and on failure one line per check. Out: 200 or 500.
 
 use std::time::SystemTime;
 
@@ -12,12 +12,11 @@ use keelson_proto::unix_ms;
 
 use crate::{Check, ViewError, text::one_line};
 
-/// Stands for checks that did not come.
+/// The check that is shown if there is no answer.
 fn silent(reason: &str) -> Vec<Check> {
     vec![Check { name: "answers".into(), ok: false, message: reason.into(), since_unix_ms: 0 }]
 }
 
-/// The response to a probe.
 pub fn probe(endpoint: &str, checks: Result<Vec<Check>, ViewError>, query: Option<&str>) -> Response {
     let checks = checks.unwrap_or_else(|error| silent(&error.to_string()));
     let passed = checks.iter().all(|check| check.ok);
@@ -37,7 +36,7 @@ fn report(endpoint: &str, checks: &[Check], passed: bool, now_unix_ms: i64) -> S
     for check in checks {
         let line = match (check.ok, since(check, now_unix_ms)) {
             (true, _) if matches!(check.message.as_str(), "" | "ok") => format!("[+]{} ok\n", check.name),
-            // It passes with a warning.
+            // A check that passes with a warning.
             (true, _) => format!("[+]{} ok: {}\n", check.name, one_line(&check.message)),
             (false, since) => format!("[-]{} failed: {}{since}\n", check.name, one_line(&check.message)),
         };

@@ -1,7 +1,7 @@
-//! The HTTP server under the routes.
+//! The HTTP server below the routes.
 //!
-//! Owns: connections, their number and their time limits. In: a bound listener, routes, and the end.
-//! Out: answers until the end, then a short time to finish.
+//! Owns: connections, their number and their timeouts. In: a bound listener, routes, and a shutdown future.
+//! Out: answers until shutdown, then a short time to finish.
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -25,20 +25,20 @@ use crate::{
     connection::Guarded,
 };
 
-/// Connections at once; a browser uses two to six.
+/// Maximum number of concurrent connections; a browser uses two to six.
 const CONNECTIONS: usize = 256;
-/// How long a request's head may take to arrive, and how long a connection may stay idle.
+/// Maximum time until a request's head has arrived, and maximum idle time of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// The largest request head.
+/// Maximum size of a request head.
 const HEAD_BYTES: usize = 16 * 1024;
-/// How long answers may take to finish at the end.
+/// Time for answers to finish at shutdown.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Serves routes on `listener` until `shutdown`. `routes` gets the address, and a token that is cancelled at the end, for
-/// streams that would not end by themselves; what it returns should be [`gated`](super::gated).
+/// Serves routes on `listener` until `shutdown`. `routes` gets the address, and a token that is cancelled at shutdown,
+/// for streams that do not end by themselves; what it returns should be [`gated`](super::gated).
 ///
 /// # Errors
-/// The listener has no local address; a single connection's trouble is no error.
+/// The listener has no local address; errors of single connections are not returned.
 pub async fn serve(
     listener: TcpListener,
     routes: impl FnOnce(SocketAddr, CancellationToken) -> Router,
@@ -46,7 +46,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let bound = listener.local_addr().map_err(ServeError::LocalAddress)?;
     let stop = CancellationToken::new();
-    // Streams of connections that are left end as well if this future is dropped.
+    // If this future is dropped, streams of open connections end as well.
     let _stop_on_drop = stop.clone().drop_guard();
     let router = routes(bound, stop.clone());
     let graceful = GracefulShutdown::new();
@@ -91,14 +91,13 @@ mod tests {
 
     use super::*;
 
-    /// A connection over an in-memory pipe.
     fn connect() -> DuplexStream {
         let (ours, theirs) = duplex(64 * 1024);
         let app = Router::new().route("/livez", get(|| async { "ok" }));
         let graceful = GracefulShutdown::new();
         let watcher = graceful.watcher();
         tokio::spawn(async move {
-            // The server does not stop while the connection lasts.
+            // The server does not stop while the connection is open.
             let _held = graceful;
             serve_connection(Guarded::new(theirs, None), app, watcher).await;
         });
