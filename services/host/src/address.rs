@@ -3,9 +3,9 @@
 //! Owns: the choice among the interfaces' addresses. In: the routing tables, the interfaces. Out: at most one
 //! address of each family, IPv4 first.
 //!
-//! The interface of the first default route that has a global unicast address gives the address. Where such an
+//! The first interface of a default route with a global unicast address provides the address. If such an
 //! interface has link-local addresses only, as in networks that route by BGP over unnumbered links (RFC 5549),
-//! a global address of the loopback interface serves. Without a routing table any interface that is up does.
+//! a global address of the loopback interface is used. Without a routing table any interface that is up is used.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,12 +26,12 @@ pub(crate) struct Address {
 /// The interfaces of IPv4 and of IPv6 default routes, in the kernel's order.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DefaultRoutes {
-    /// `None`: the machine has no routing table that could be read.
+    /// `None`: there is no readable routing table.
     v4: Option<Vec<String>>,
     v6: Vec<String>,
 }
 
-/// Every address of every interface, in the kernel's order.
+/// In the kernel's order.
 pub(crate) fn interfaces() -> Result<Vec<Address>, nix::Error> {
     let address = |entry: nix::ifaddrs::InterfaceAddress| {
         let storage = entry.address?;
@@ -42,7 +42,7 @@ pub(crate) fn interfaces() -> Result<Vec<Address>, nix::Error> {
     Ok(getifaddrs()?.filter_map(address).collect())
 }
 
-/// The addresses to report, best first. What cannot be read is named in `errors`.
+/// The addresses to report, preferred first. Unreadable files are named in `errors`.
 pub(crate) fn choose(tree: &Tree, addresses: &[Address], errors: &mut Vec<String>) -> Vec<IpAddr> {
     let routes = default_routes(tree, errors);
     [false, true].into_iter().filter_map(|v6| choose_of(&routes, addresses, v6)).collect()
@@ -63,11 +63,11 @@ fn default_routes(tree: &Tree, errors: &mut Vec<String>) -> DefaultRoutes {
         }
     };
     let v4 = table(V4_ROUTES, v4_default_routes);
-    // A kernel without IPv6 has no such file.
+    // A kernel without IPv6 does not have this file.
     DefaultRoutes { v4, v6: table(V6_ROUTES, v6_default_routes).unwrap_or_default() }
 }
 
-/// Lines of interface, destination and gateway in hex, after a heading.
+/// Parses lines of interface, destination and gateway in hex, after a heading.
 fn v4_default_routes(text: &str) -> Option<Vec<String>> {
     let mut routes = Vec::new();
     for line in text.lines().filter(|line| !line.starts_with("Iface") && !line.trim().is_empty()) {
@@ -80,7 +80,7 @@ fn v4_default_routes(text: &str) -> Option<Vec<String>> {
     Some(routes)
 }
 
-/// Lines of destination, its prefix, source, its prefix, gateway, four numbers, interface.
+/// Parses lines of destination, its prefix, source, its prefix, gateway, four numbers, interface.
 fn v6_default_routes(text: &str) -> Option<Vec<String>> {
     let mut routes = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -88,7 +88,7 @@ fn v6_default_routes(text: &str) -> Option<Vec<String>> {
         let (destination, gateway, interface) = (fields.first()?, fields.get(4)?, fields.get(9)?);
         let destination = u128::from_str_radix(destination, 16).ok()?;
         let gateway = u128::from_str_radix(gateway, 16).ok()?;
-        // The kernel's own entries, which reject, have no gateway.
+        // The kernel's own reject entries have no gateway.
         if destination == 0 && gateway != 0 {
             routes.push((*interface).to_owned());
         }
@@ -117,7 +117,7 @@ fn choose_of(routes: &DefaultRoutes, addresses: &[Address], v6: bool) -> Option<
     interfaces.iter().find_map(of_route).map(|address| address.ip)
 }
 
-/// Private addresses are; loopback, link-local, multicast, broadcast and unspecified ones are not.
+/// True for private addresses; false for loopback, link-local, multicast, broadcast and unspecified ones.
 fn is_global_unicast(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {

@@ -1,7 +1,7 @@
-//! What does not change while the machine runs.
+//! Facts that do not change while the machine runs.
 //!
-//! Owns: names, versions and identities of the machine. In: files, uname(2). Out: [`HostFacts`]; what cannot be
-//! read is empty, and said in the log.
+//! Owns: names, versions and identities of the machine. In: files, uname(2). Out: [`HostFacts`]; an unreadable
+//! fact is empty and logged.
 
 use std::ffi::OsStr;
 
@@ -10,7 +10,7 @@ use keelson_heartbeats::host::HostFacts;
 use crate::tree::{ReadError, Tree};
 
 const MACHINE_ID: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
-/// DMI on most machines; firmware's device tree on POWER, the first that exists.
+/// DMI on most machines, the firmware's device tree on POWER; the first one that exists.
 const SYSTEM_UUID: [&str; 3] =
     ["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid"];
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
@@ -51,7 +51,7 @@ fn said(read: Result<String, ReadError>) -> String {
     })
 }
 
-/// The first of the files that can be read; the error is that of the first.
+/// The first readable file; the error is that of the first.
 fn first(tree: &Tree, paths: &[&str]) -> Result<String, ReadError> {
     let mut error = None;
     for path in paths {
@@ -63,7 +63,7 @@ fn first(tree: &Tree, paths: &[&str]) -> Result<String, ReadError> {
     Err(error.unwrap_or_else(|| tree.content("", "any of the files")))
 }
 
-/// `PRETTY_NAME` of os-release, else `Linux` as os-release(5) has it.
+/// `PRETTY_NAME` of os-release, else `Linux` (the default of os-release(5)).
 fn pretty_name(text: &str) -> String {
     let value = text.lines().rev().find_map(|line| line.trim().strip_prefix("PRETTY_NAME="));
     let value = value.map(unquote).filter(|value| !value.is_empty());
@@ -85,7 +85,7 @@ fn unquote(value: &str) -> String {
     plain
 }
 
-/// Go's name of an architecture, which labels of nodes and image indexes use.
+/// Go's name of an architecture, used in labels of nodes and image indexes.
 fn architecture(rust: &'static str, little_endian: bool) -> &'static str {
     match (rust, little_endian) {
         ("x86_64", _) => "amd64",
@@ -95,7 +95,7 @@ fn architecture(rust: &'static str, little_endian: bool) -> &'static str {
         ("powerpc64", false) => "ppc64",
         ("loongarch64", _) => "loong64",
         ("mips64", true) => "mips64le",
-        // arm, riscv64, s390x and others have one name.
+        // The names of arm, riscv64, s390x and others are the same.
         (same, _) => same,
     }
 }

@@ -1,8 +1,8 @@
 //! Sizes of file systems.
 //!
-//! Owns: one thread for each path that is being asked for. In: paths. Out: [`FileSystem`]s, or why there is
-//! none. A file system on a server that does not answer holds statvfs(2) for as long as it likes: the caller
-//! stops to wait, and the next one waits for the same call instead of losing another thread to it.
+//! Owns: one thread for each path that is being measured. In: paths. Out: [`FileSystem`]s, or an error. A network file
+//! system whose server does not answer can block statvfs(2) indefinitely: the caller stops waiting, and the next one
+//! waits for the same call instead of blocking another thread.
 
 use std::{
     collections::HashMap,
@@ -20,15 +20,14 @@ use futures_util::{
 use keelson_actor_system::file_system::FileSystem;
 use tokio::sync::oneshot;
 
-/// A file system that has not answered by then is not waited for.
+/// Maximum wait for a file system.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Why the size of a file system is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileSystemError {
     #[error("cannot read the capacity of the file system of {path}: {reason}", path = .path.display())]
     Failed { path: PathBuf, reason: String },
-    /// It does not answer.
+    /// No answer in time.
     #[error("the file system of {path} did not answer within {PATIENCE:?}; check its server if it is a \
              network file system", path = .path.display())]
     Hangs { path: PathBuf },
@@ -37,7 +36,7 @@ pub(crate) enum FileSystemError {
 type Answer = Result<FileSystem, FileSystemError>;
 type Measure = Arc<dyn Fn(&Path) -> io::Result<FileSystem> + Send + Sync>;
 
-/// Measures file systems. Copies share their threads.
+/// Clones share their threads.
 #[derive(Clone)]
 pub(crate) struct FileSystems {
     measure: Measure,
@@ -51,7 +50,7 @@ impl fmt::Debug for FileSystems {
 }
 
 impl FileSystems {
-    /// By statvfs(2).
+    /// Measures with statvfs(2).
     pub(crate) fn new() -> Self {
         Self::measured_by(Arc::new(statvfs))
     }
@@ -64,7 +63,7 @@ impl FileSystems {
         self.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file system that holds `path`.
+    /// Measures the file system that holds `path`.
     pub(crate) async fn read(&self, path: PathBuf) -> Answer {
         let answer = self.ask(&path);
         tokio::time::timeout(PATIENCE, answer).await.unwrap_or(Err(FileSystemError::Hangs { path }))
@@ -80,11 +79,11 @@ impl FileSystems {
         let failed = |path: &Path, reason: String| FileSystemError::Failed { path: path.to_owned(), reason };
         let (tell, told) = oneshot::channel();
         let (of, me) = (path.to_owned(), self.clone());
-        // A thread of its own: the runtime waits for its own ones when the process ends.
+        // A plain thread: the runtime waits for its own threads when the process ends.
         let thread = thread::Builder::new().name("file-system".to_owned()).spawn(move || {
             let answer = (me.measure)(&of).map_err(|error| failed(&of, error.to_string()));
             me.asking().remove(&of);
-            // The caller may have left.
+            // The caller may have stopped waiting.
             let _ = tell.send(answer);
         });
         if let Err(error) = thread {
@@ -95,7 +94,7 @@ impl FileSystems {
             told.await.unwrap_or_else(|_| Err(failed(&at, "its thread exited without an answer".to_owned())))
         };
         let answer = answer.boxed().shared();
-        // The thread waits for the lock before it takes itself off.
+        // The thread takes this lock before it removes its entry.
         asking.insert(path.to_owned(), answer.clone());
         answer
     }

@@ -1,8 +1,8 @@
-//! What the node is made of.
+//! Readings of the host for node status.
 //!
-//! Owns: [`LinuxHost`], the readings of a Linux machine for node status. In: calls of the trait [`Host`] that the
-//! actors declare. Out: what `/proc`, `/sys`, `/etc` and the kernel say, in the kubelet's sense of each figure.
-//! Nothing here fails as a whole: a file that cannot be read or understood costs what it would have told, and is
+//! Owns: [`LinuxHost`], the readings of a Linux machine. In: calls of the trait [`Host`] that the actors declare.
+//! Out: data of `/proc`, `/sys`, `/etc` and the kernel, in the kubelet's sense of each figure.
+//! Nothing here fails as a whole: a file that is unreadable or invalid costs only its own figures, and is
 //! named in the errors of the reading.
 
 #[cfg(not(target_os = "linux"))]
@@ -32,7 +32,7 @@ use file_systems::FileSystems;
 use memory::MemInfo;
 use tree::{ReadError, Tree};
 
-/// The machine that this process runs on. Copies share what they know.
+/// The machine that this process runs on. Clones share state.
 #[derive(Debug, Clone)]
 pub struct LinuxHost {
     tree: Tree,
@@ -47,15 +47,15 @@ impl Default for LinuxHost {
 }
 
 impl LinuxHost {
-    /// The machine as `/` shows it.
+    /// Reads the machine's files below `/`.
     #[must_use]
     pub fn new() -> Self {
         Self::at("/")
     }
 
-    /// The machine whose `proc`, `sys` and `etc` lie in `root`: a container that has the host's file system
-    /// elsewhere, a test. Interfaces, uname and clock are those of this process in any case, and the paths of
-    /// a [`HostAsk`] are taken as they are.
+    /// Reads the machine's `proc`, `sys` and `etc` below `root`: for a container that has the host's file system
+    /// mounted elsewhere, or a test. Interfaces, uname and clock are always those of this process, and the paths of a
+    /// [`HostAsk`] are used unchanged.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { tree: Tree::new(root.into()), file_systems: FileSystems::new(), facts: Arc::default() }
@@ -110,7 +110,7 @@ fn keep<T, E: std::fmt::Display>(read: Result<T, E>, errors: &mut Vec<String>) -
     read.map_err(|error| errors.push(error.to_string())).ok()
 }
 
-/// Everything but the file systems: files that the kernel makes up on the spot.
+/// Everything but the file systems: files that the kernel generates on read.
 fn read_kernel(tree: &Tree) -> HostReadings {
     let mut errors = Vec::new();
     let cpus = keep(machine::cpus(tree), &mut errors);
@@ -120,7 +120,7 @@ fn read_kernel(tree: &Tree) -> HostReadings {
     };
     let memory_capacity_bytes = of_memory(|_, meminfo| meminfo.total());
     let swap_capacity_bytes = of_memory(|_, meminfo| meminfo.swap());
-    // Nothing is available of what is not known, and the reason has been named.
+    // Without a known capacity nothing is available, and the cause is in `errors` already.
     let memory_available_bytes = memory_capacity_bytes.and_then(|_| of_memory(memory::available));
     let huge_pages = memory::huge_pages(tree, &mut errors);
     let limit = machine::task_limit(tree, &mut errors);

@@ -1,13 +1,13 @@
 //! Processors and processes.
 //!
-//! Owns: what is read of the processors' and the scheduler's files. In: files. Out: counts.
+//! Owns: the parsing of the processors' and the scheduler's files. In: files. Out: counts.
 
 use crate::tree::{ReadError, Tree};
 
 const ONLINE: &str = "sys/devices/system/cpu/online";
 const CPUINFO: &str = "proc/cpuinfo";
 const LOADAVG: &str = "proc/loadavg";
-/// The kernel obeys the smaller of the two.
+/// The kernel enforces the smaller of the two.
 const TASK_LIMITS: [&str; 2] = ["proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"];
 
 pub(crate) fn cpus(tree: &Tree) -> Result<u32, ReadError> {
@@ -30,7 +30,7 @@ fn cpus_of_cpuinfo(tree: &Tree) -> Result<u32, ReadError> {
     }
 }
 
-/// How many a list such as `0-3,6` names; none is no answer.
+/// The number of elements of a list such as `0-3,6`; `None` if it is empty.
 fn count_list(list: &str) -> Option<u32> {
     let mut count = 0_u32;
     for part in list.split(',') {
@@ -41,7 +41,7 @@ fn count_list(list: &str) -> Option<u32> {
     Some(count)
 }
 
-/// The most tasks that can be, by those limits that can be read; the others are named in `errors`.
+/// The maximum number of tasks by the readable limits; the others are named in `errors`.
 pub(crate) fn task_limit(tree: &Tree, errors: &mut Vec<String>) -> Option<u64> {
     let mut limits = Vec::new();
     for file in TASK_LIMITS {
@@ -53,7 +53,7 @@ pub(crate) fn task_limit(tree: &Tree, errors: &mut Vec<String>) -> Option<u64> {
     limits.into_iter().min()
 }
 
-/// Tasks that are: `/proc/loadavg` counts them without the 16-bit limit that sysinfo(2) has.
+/// Current number of tasks; `/proc/loadavg` counts them without the 16-bit limit of sysinfo(2).
 pub(crate) fn tasks(tree: &Tree) -> Result<u64, ReadError> {
     let text = tree.text(LOADAVG)?;
     let tasks = text.split_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());

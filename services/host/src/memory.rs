@@ -1,9 +1,9 @@
 //! Memory, as the kubelet counts it.
 //!
-//! Owns: what is read of `/proc/meminfo`, the root cgroup and the huge page pools. In: files. Out: bytes.
+//! Owns: the parsing of `/proc/meminfo`, the root cgroup and the huge page pools. In: files. Out: bytes.
 //!
-//! `memory.available`, which decides about MemoryPressure, is the capacity less the working set of the root
-//! cgroup, and the working set is usage less inactive file pages. Where the usage stands depends on the kernel:
+//! `memory.available`, which determines MemoryPressure, is the capacity less the working set of the root
+//! cgroup, and the working set is usage less inactive file pages. The source of the usage depends on the kernel:
 //!
 //! | the machine has | usage | inactive file pages |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | no memory controller | `MemTotal` - `MemFree` | `Inactive(file)` |
 //!
 //! The first three are what cAdvisor reads for the kubelet. Without a memory controller a kubelet does not start
-//! at all; the last line is the nearest that such a kernel has to offer.
+//! at all; the last line is the closest equivalent on such a kernel.
 
 use std::fs;
 
@@ -26,7 +26,6 @@ const V2_USAGE: &str = "sys/fs/cgroup/memory.current";
 const V2_STAT: &str = "sys/fs/cgroup/memory.stat";
 const HUGE_PAGES: &str = "sys/kernel/mm/hugepages";
 
-/// `/proc/meminfo`.
 #[derive(Debug, Clone)]
 pub(crate) struct MemInfo {
     tree: Tree,
@@ -56,7 +55,7 @@ impl MemInfo {
         self.bytes("SwapTotal")
     }
 
-    /// Working set by what the kernel says of the machine as a whole.
+    /// Working set of the machine as a whole, without cgroups.
     fn working_set(&self) -> Result<u64, ReadError> {
         let used = self.total()?.saturating_sub(self.bytes("MemFree")?);
         Ok(used.saturating_sub(self.bytes("Inactive(file)")?))
@@ -76,7 +75,7 @@ pub(crate) fn available(tree: &Tree, meminfo: &MemInfo) -> Result<u64, ReadError
     Ok(total.saturating_sub(working_set))
 }
 
-/// Nothing where the file does not exist.
+/// `None` if the file does not exist.
 fn if_there<T>(read: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -103,13 +102,13 @@ fn v2_working_set(tree: &Tree) -> Result<Option<u64>, ReadError> {
     Ok(Some(usage.saturating_sub(value("inactive_file", "a number for inactive_file")?)))
 }
 
-/// A line of memory.stat such as `inactive_file 123`.
+/// Parses a line of memory.stat such as `inactive_file 123`.
 fn stat_value(stat: &str, key: &str) -> Option<u64> {
     let value = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     value.trim().parse().ok()
 }
 
-/// Pools of huge pages by page size: bytes of a page, bytes in all. What cannot be read is named in `errors`.
+/// Pools of huge pages by page size: bytes of a page, bytes in total. Unreadable files are named in `errors`.
 pub(crate) fn huge_pages(tree: &Tree, errors: &mut Vec<String>) -> Vec<(u64, u64)> {
     let folder = tree.path(HUGE_PAGES);
     let entries = match fs::read_dir(&folder) {

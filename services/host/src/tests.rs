@@ -1,4 +1,4 @@
-//! Readings of made-up machines, and of the one that runs the tests.
+//! Readings of simulated machines, and of the one that runs the tests.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// One on which everything but memory control is in order.
+    /// A valid machine without a memory controller.
     fn sound() -> Self {
         let machine = Self { folder: tempfile::tempdir().expect("a folder") };
         machine
@@ -48,7 +48,7 @@ impl Machine {
         self
     }
 
-    /// A file that is there and cannot be read, not even by root: a folder.
+    /// Makes a file unreadable, even for root: a folder in its place.
     fn unreadable(self, path: &str) -> Self {
         let _ = fs::remove_file(self.folder.path().join(path));
         fs::create_dir_all(self.folder.path().join(path)).expect("makes a folder");
@@ -137,7 +137,7 @@ fn processors_are_counted_in_cpuinfo_where_sysfs_has_no_list() {
     }
 }
 
-/// What is wrong with a machine, the file that the error names, and what alone is lost.
+/// What is wrong with a machine, the file that the error names, and the only fields that are lost.
 #[test]
 fn a_broken_file_costs_its_field_and_is_named() {
     type Lost = fn(&HostReadings) -> bool;
@@ -249,7 +249,7 @@ fn address(interface: &str, flags: InterfaceFlags, ip: &str) -> Address {
     Address { interface: interface.into(), flags, ip: ip.parse().expect("an address") }
 }
 
-/// What the routing tables and the interfaces are, and which addresses are chosen.
+/// Routing tables and interfaces, and the addresses that are chosen.
 #[test]
 fn addresses_are_chosen_by_the_kubelets_rule() {
     const UP: InterfaceFlags = InterfaceFlags::IFF_UP;
@@ -359,7 +359,7 @@ async fn file_systems_are_read_where_they_are_asked_for() {
     assert!(readings.errors.len() == 1 && readings.errors[0].contains("gone"), "{:?}", readings.errors);
 }
 
-/// This machine, against what the standard library and the kernel say in other ways.
+/// This machine, compared with other sources of the standard library and the kernel.
 #[tokio::test]
 async fn this_machine_makes_sense() {
     let host = LinuxHost::new();
