@@ -155,7 +155,7 @@ impl Shared {
         self.changed();
     }
 
-    /// Sets how the agent is reached, and logs when that changes.
+    /// Sets how the agent is reached, and records an event when that changes.
     pub(super) fn link(&self, link: Link) {
         let mut standing = self.standing();
         if standing.link == link {

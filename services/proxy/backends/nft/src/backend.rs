@@ -1,6 +1,6 @@
-//! The backend: both families' tables behind the interface of the proxy.
+//! The nftables backend: the tables of both families behind the interface of the proxy.
 //!
-//! Owns: [`NftBackend`] and its observer. In: calls of the proxy. Out: transactions, by [`NfTables`].
+//! Owns: [`NftBackend`] and its observer. In: calls of the proxy. Out: transactions, through [`NfTables`].
 
 mod offload;
 
@@ -38,7 +38,6 @@ use crate::{
     table::{Ruleset, Table},
 };
 
-/// What does not change about the backend.
 pub(crate) const INFO: BackendInfo = BackendInfo {
     name: "nft",
     proxy_mode: "nftables",
@@ -48,17 +47,15 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 /// Opens a connection to nf_tables, in the network namespace of the calling thread.
 type Connect = Box<dyn Fn() -> Result<Box<dyn NfTables>, KernelError> + Send>;
 
-/// What observers have read last of each family; `Some(None)`: there is no table.
+/// What observers last read of each family; `Some(None)`: there is no table.
 type Snapshots = Arc<Mutex<[Option<Option<Found>>; 2]>>;
 
-/// A family.
 struct FamilyState {
     table: Table,
     disabled: Option<String>,
     offload: Offload,
 }
 
-/// The nftables backend of both families.
 pub struct NftBackend {
     connect: Connect,
     /// `None`: opened to print.
@@ -83,7 +80,7 @@ impl From<KernelError> for BackendError {
 }
 
 impl NftBackend {
-    /// Opens the backend: numbers and slots are those of the tables that an earlier run left.
+    /// Opens the backend. Numbers and slots are those of the tables that an earlier run left.
     ///
     /// # Errors
     /// The kernel supports no family, does not permit it, or does not answer.
@@ -126,7 +123,6 @@ impl NftBackend {
         self.families.iter().filter(|state| state.disabled.is_none())
     }
 
-    /// The connection and a family.
     fn open_state(&mut self, family: Family) -> Result<(&mut dyn NfTables, &mut FamilyState), KernelError> {
         match &mut self.tables {
             Some(tables) => Ok((tables.as_mut(), &mut self.families[family as usize])),
@@ -147,7 +143,8 @@ impl NftBackend {
         Ok(outcome)
     }
 
-    /// The kernel counts transactions of all tables: those of one family are not another program's for the other one.
+    /// The kernel counts transactions of all tables: our transactions in one family must not count as another program's
+    /// in the other.
     fn count_transactions(&mut self, of: Family, transactions: usize) {
         for family in Family::ALL.into_iter().filter(|family| *family != of) {
             self.families[family as usize].table.others(transactions);
@@ -198,7 +195,7 @@ fn open_family(
     Ok(state)
 }
 
-/// What the fixed rules depend on until the node is known; no rule of it is committed to stay.
+/// Base of the fixed rules until the node is known; no rule made from it stays in the kernel.
 fn placeholder(family: Family, options: &Options) -> Base {
     Base {
         family,
@@ -209,8 +206,8 @@ fn placeholder(family: Family, options: &Options) -> Base {
     }
 }
 
-/// Makes everything that may ever be needed and deletes it again, in one transaction: the kernel checks every part of it, and
-/// has nothing afterwards.
+/// Creates everything that may ever be needed and deletes it again, in one transaction: the kernel checks every part,
+/// and nothing is left afterwards.
 fn rehearse(tables: &mut dyn NfTables, base: &Base) -> Result<(), KernelError> {
     let counted = |choice| {
         let affinity = Chain::Affinity { choice, count: 1, seconds: 1, group: 0 };
@@ -297,7 +294,7 @@ impl Backend for NftBackend {
         self.finish(family, result)
     }
 
-    /// Deletes and prepares chains, and brings the interfaces of the flowtable up to date.
+    /// Deletes and prepares chains, and syncs the interfaces of the flowtable.
     fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
         let (tables, state) = self.open_state(family)?;
         let result = state.table.collect(tables, now);
@@ -331,7 +328,7 @@ impl Backend for NftBackend {
             Err(error) => return Check::Unread(error.into()),
         };
         match state.table.check(seen, tables, now) {
-            // Reading failed, programming did not.
+            // The read failed, not a sync.
             Err(error) if state.table.is_trusted() => Check::Unread(error.into()),
             result => Check::Done(self.finish(family, result)),
         }

@@ -1,36 +1,36 @@
 //! The chains of the table.
 //!
-//! Owns: their names, and which of them a map may lead to. In and out: values.
+//! Owns: their names, and which of them a map may refer to. In and out: values.
 
 use std::{fmt, ops::RangeInclusive};
 
 use keelson_proxy::model::Protocol;
 
-/// Which set of endpoints a chain chooses from.
+/// The set of endpoints that a chain chooses from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Choice {
-    /// ClusterSet: maps `slots`, `affinity-slots`, `affinity-endpoints`.
+    /// Maps `slots`, `affinity-slots`, `affinity-endpoints`.
     Cluster,
-    /// LocalSet: maps `local-slots`, `local-affinity-slots`, `local-affinity-endpoints`.
+    /// Maps `local-slots`, `local-affinity-slots`, `local-affinity-endpoints`.
     Local,
 }
 
-/// Lengths of prefixes, from 1 to 128, each once.
+/// Prefix lengths from 1 to 128, without duplicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixLengths(u128);
 
 impl PrefixLengths {
-    /// Lists of more lengths than this would make the name of a chain too long.
+    /// Listing more lengths than this would make the name of a chain too long.
     const LISTED: usize = 24;
 
-    /// Of these lengths. 0 and more than 128 are none.
+    /// Ignores 0 and lengths above 128.
     #[must_use]
     pub fn new(lengths: impl IntoIterator<Item = u8>) -> Self {
         let bit = |length: u8| 1_u128.checked_shl(u32::from(length.checked_sub(1)?));
         Self(lengths.into_iter().filter_map(bit).fold(0, |bits, bit| bits | bit))
     }
 
-    /// From the shortest to the longest.
+    /// In ascending order.
     pub fn iter(self) -> impl Iterator<Item = u8> {
         (1..=128).filter(move |length| self.0 >> (length - 1) & 1 == 1)
     }
@@ -44,7 +44,7 @@ impl PrefixLengths {
 }
 
 impl fmt::Display for PrefixLengths {
-    /// `8-16-24`, or in hexadecimal the bits of very many.
+    /// `8-16-24`, or the bits in hexadecimal if there are too many.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !(1..=Self::LISTED).contains(&(self.0.count_ones() as usize)) {
             return write!(f, "x{:x}", self.0);
@@ -65,7 +65,7 @@ pub enum Chain {
     NatPostrouting,
     /// filter, prerouting, priority dstnat - 10: loadBalancerSourceRanges.
     FilterPrerouting,
-    /// filter, output, priority -110: the same.
+    /// filter, output, priority -110: loadBalancerSourceRanges.
     FilterOutputFirst,
     /// filter, input, priority filter.
     FilterInput,
@@ -73,75 +73,71 @@ pub enum Chain {
     FilterForward,
     /// filter, output, priority filter.
     FilterOutput,
-    /// filter, forward, priority 200, behind the filters of other programs: adds established flows of Services to the
-    /// flowtable. Only there where flows are offloaded.
+    /// filter, forward, priority 200, after the filters of other programs: adds established flows of Services to the
+    /// flowtable. Exists only if flows are offloaded.
     FilterForwardOffload,
-    /// The same for TCP alone.
+    /// The same for TCP only.
     FilterForwardOffloadTcp,
-    /// Finds the number of a frontend and goes on to [`Self::Internal`] or [`Self::External`].
+    /// Looks up the number of a frontend and continues with [`Self::Internal`] or [`Self::External`].
     Services,
-    /// To a cluster IP: masquerade where it has to be, then `internal-choice`.
+    /// Traffic to a cluster IP: masquerade if needed, then `internal-choice`.
     Internal,
-    /// To an external address, a load-balancer address or a node port: `external-policy`, else masquerade and
+    /// Traffic to an external IP, a load-balancer IP or a node port: `external-policy`, otherwise masquerade and
     /// `external-choice`.
     External,
-    /// The same where externalTrafficPolicy is Local: the short-circuit for pods and the node itself, then `local-choice`.
+    /// The same for externalTrafficPolicy Local: the short-circuit for pods and the node itself, then `local-choice`.
     ExternalLocal,
-    /// Ports that no Service has of cluster IPs: reject; addresses that no Service has of ServiceCIDRs: drop.
+    /// Rejects traffic to unused ports of cluster IPs, and drops traffic to unused addresses of ServiceCIDRs.
     ClusterIpsCheck,
     /// Reject, as the target of maps.
     Reject,
-    /// Looks for the source of a packet in the ranges of a frontend.
+    /// Looks up the source of a packet in the ranges of a frontend.
     Sources {
-        /// The protocol of the frontend.
+        /// Protocol of the frontend.
         protocol: Protocol,
-        /// The lengths of prefixes that its ranges have.
+        /// Prefix lengths of its ranges.
         lengths: PrefixLengths,
     },
     /// Chooses one of `count` endpoints at random.
     LoadBalance {
-        /// From which set.
         choice: Choice,
-        /// Of how many, from 1.
+        /// At least 1.
         count: u32,
     },
-    /// The same with ClientIP affinity: looks for what the client had.
+    /// The same with ClientIP affinity: looks up the client's endpoint first.
     Affinity {
-        /// From which set.
         choice: Choice,
-        /// Of how many, from 1.
+        /// At least 1.
         count: u32,
-        /// How long the kernel remembers, in seconds.
+        /// Affinity timeout.
         seconds: u32,
-        /// In which of the maps ([`SetName::affinity`](super::element::SetName::affinity)).
+        /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,
     },
-    /// Where an affinity was found: used if the endpoint is in the set, else forgotten.
+    /// An affinity was found: uses the endpoint if it is in the set, otherwise deletes the affinity.
     AffinityKept {
-        /// From which set.
         choice: Choice,
-        /// Of how many, from 1.
+        /// At least 1.
         count: u32,
-        /// How long the kernel remembers, in seconds.
+        /// Affinity timeout.
         seconds: u32,
-        /// In which of the maps ([`SetName::affinity`](super::element::SetName::affinity)).
+        /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,
     },
-    /// Where none was found: chooses and remembers.
+    /// No affinity was found: chooses and remembers an endpoint.
     AffinityNew {
-        /// From which set.
         choice: Choice,
-        /// Of how many, from 1.
+        /// At least 1.
         count: u32,
-        /// How long the kernel remembers, in seconds.
+        /// Affinity timeout.
         seconds: u32,
-        /// In which of the maps ([`SetName::affinity`](super::element::SetName::affinity)).
+        /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,
     },
 }
 
 impl Chain {
-    /// Those that are always there, in the order in which they are made: a chain comes after those it leads to.
+    /// Chains that always exist, in order of creation: a chain comes after those it refers to.
     pub const FIXED: [Self; 14] = [
         Self::Reject,
         Self::Internal,
@@ -159,27 +155,26 @@ impl Chain {
         Self::FilterOutput,
     ];
 
-    /// Counts of endpoints whose chain is always there: see [`Self::prepared`]. Each costs something, too: whenever a slot is
-    /// added, the kernel goes through all rules that refer to `slots`, about 0.05 microseconds for each chain.
+    /// Endpoint counts whose chain always exists: see [`Self::prepared`]. Each has a cost: whenever a slot is added,
+    /// the kernel visits all rules that refer to `slots`, about 0.05 microseconds per chain.
     pub const PREPARED_COUNTS: RangeInclusive<u32> = 1..=16;
 
-    /// The chains that choose from ClusterSet among [`Self::PREPARED_COUNTS`]. They are made with the table, while `slots` is
-    /// empty, and are never deleted: when the first rule of a new chain refers to a map, the kernel checks every element of
-    /// it, which takes 30 to 50 ms at 100,000 slots.
+    /// The chains that choose from ClusterSet with one of [`Self::PREPARED_COUNTS`]. They are created with the table,
+    /// while `slots` is empty, and never deleted: when the first rule of a new chain refers to a map, the kernel checks
+    /// every element of the map, which takes 30 to 50 ms at 100,000 slots.
     pub fn prepared() -> impl Iterator<Item = Self> {
         Self::PREPARED_COUNTS.map(|count| Self::LoadBalance { choice: Choice::Cluster, count })
     }
 
-    /// Whether it is one of [`Self::prepared`].
     #[must_use]
     pub fn is_prepared(self) -> bool {
         matches!(self, Self::LoadBalance { choice: Choice::Cluster, count } if Self::PREPARED_COUNTS.contains(&count))
     }
 
-    /// Those that add flows to the flowtable. A table has one of them at most.
+    /// The chains that add flows to the flowtable. A table has at most one of them.
     pub const OFFLOAD: [Self; 2] = [Self::FilterForwardOffload, Self::FilterForwardOffloadTcp];
 
-    /// A chain by its name; none if no chain of ours is called so.
+    /// Parses the name of a chain; `None` if it is not one of ours.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let mut named = Self::FIXED.into_iter().chain(Self::OFFLOAD);
@@ -216,11 +211,12 @@ impl Chain {
             }
             _ => return None,
         };
-        // What is written differently (leading zeros, more parts) is somebody else's.
+        // A name that is written differently (leading zeros, more parts) belongs to another program.
         (chain.to_string() == name).then_some(chain)
     }
 
-    /// The chains that this one needs besides, which are made before it. Those of an affinity are always together.
+    /// Further chains that this one needs and that are created before it. The chains of an affinity always exist
+    /// together.
     #[must_use]
     pub fn companions(self) -> Vec<Self> {
         match self {

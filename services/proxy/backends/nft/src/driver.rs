@@ -1,6 +1,6 @@
 //! Opens the backend, and removes its tables.
 //!
-//! Owns: [`Nft`]. In: options. Out: an [`NftBackend`]; tables that are gone.
+//! Owns: [`Nft`]. In: options. Out: an [`NftBackend`]; removed tables.
 
 use keelson_proxy::{
     backend::{Access, Backend, BackendError, BackendInfo, Driver, RuleOwner},
@@ -14,7 +14,6 @@ use crate::{
     kube_proxy,
 };
 
-/// The nftables backend.
 #[derive(Debug, Clone, Copy)]
 pub struct Nft;
 
@@ -33,7 +32,6 @@ impl Driver for Nft {
     }
 }
 
-/// Removes the tables of an owner.
 pub(crate) fn remove_tables(
     netlink: &mut Netlink,
     owner: RuleOwner,

@@ -1,8 +1,8 @@
 //! The sets and maps of the table, and their elements.
 //!
-//! Owns: [`SetName`], [`Element`] and the kernel's form of keys and values. In and out: values. A key or value is kept as
-//! the bytes that the kernel has of it: fields one after the other, each padded to 4 bytes; addresses and ports in network
-//! order, numbers and the index of a slot in the host's.
+//! Owns: [`SetName`], [`Element`] and the kernel's form of keys and values. In and out: values. A key or value is kept
+//! as the bytes of the kernel: fields in order, each padded to 4 bytes; addresses and ports in network byte order,
+//! numbers and slot indexes in host byte order.
 
 use std::{fmt, net::IpAddr};
 
@@ -10,11 +10,11 @@ use keelson_proxy::model::{Endpoint, Protocol};
 
 use super::chain::{Chain, Choice};
 
-/// How many maps of affinities there are.
+/// Number of session affinity maps.
 pub const AFFINITY_GROUPS: u8 = 8;
 
-/// A set or map of the table `keelson`. "Number" is what stands for a service port, "endpoint number" for an endpoint of
-/// one that has affinity: see [`Number`].
+/// A set or map of the table `keelson`. "Number" identifies a service port, "endpoint number" an endpoint of a service
+/// port with affinity: see [`Number`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetName {
     /// Map: V . protocol . port : number.
@@ -23,16 +23,16 @@ pub enum SetName {
     ExternalPorts,
     /// Map: protocol . node port : number.
     NodePorts,
-    /// Set: addresses at which node ports are served. Unused where they answer at all local ones.
+    /// Set: addresses at which node ports are served. Unused if these are all local ones.
     NodePortAddresses,
-    /// Map: choice and count of a number ([`Number::with_count`]) : verdict, the chain that chooses so.
+    /// Map: choice and count of a number ([`Number::with_count`]) : verdict, the chain that chooses.
     Counts,
-    /// Map: number : verdict, the chain that chooses for traffic to V, where the number does not tell the count.
+    /// Map: number : verdict, the chain that chooses for traffic to V, if the number does not contain the count.
     InternalChoice,
-    /// Map: number : verdict, to [`Chain::ExternalLocal`] where externalTrafficPolicy is Local.
+    /// Map: number : verdict, to [`Chain::ExternalLocal`] if externalTrafficPolicy is Local.
     ExternalPolicy,
-    /// Map: number : verdict, the chain that chooses from ClusterSet for traffic to X, W and NP, where the number does not
-    /// tell the count.
+    /// Map: number : verdict, the chain that chooses from ClusterSet for traffic to X, W and NP, if the number does not
+    /// contain the count.
     ExternalChoice,
     /// Map: number : verdict, the chain that chooses from LocalSet for traffic to X, W and NP.
     LocalChoice,
@@ -48,24 +48,17 @@ pub enum SetName {
     AffinityEndpoints,
     /// Map: endpoint number : endpoint address . port, of LocalSet.
     LocalAffinityEndpoints,
-    /// Map, dynamic, with timeouts: client address . number : endpoint number. Written by the kernel alone. There are
+    /// Map, dynamic, with timeouts: client address . number : endpoint number. Written only by the kernel. There are
     /// several, so that one Service with many clients takes no room from most others: see [`Self::affinity`].
     Affinity0,
-    /// The same.
     Affinity1,
-    /// The same.
     Affinity2,
-    /// The same.
     Affinity3,
-    /// The same.
     Affinity4,
-    /// The same.
     Affinity5,
-    /// The same.
     Affinity6,
-    /// The same.
     Affinity7,
-    /// Set: pod address . pod address . protocol . port: a pod that has reached itself.
+    /// Set: pod address . pod address . protocol . port: a pod that reaches itself.
     Hairpin,
     /// Set: every V.
     ClusterIps,
@@ -75,15 +68,15 @@ pub enum SetName {
     Refused,
     /// Map: protocol . node port : drop, or goto [`Chain::Reject`].
     RefusedNodePorts,
-    /// Map: W . protocol . port that has source ranges : verdict, the chain that looks for them.
+    /// Map: W . protocol . port with source ranges : verdict, the chain that looks them up.
     Filtered,
-    /// Set: W . port . network . kind ([`SetName::range_kind`]): who may. The protocol is a part of the kind because nft 1.0.6 ends with
-    /// a failed assertion where it lists a set whose keys have five fields, one of them an integer.
+    /// Set: W . port . network . kind ([`SetName::range_kind`]): admitted sources. The protocol is part of the kind
+    /// because nft 1.0.6 fails an assertion when it lists a set whose keys have five fields, one of them an integer.
     SourceRanges,
 }
 
 impl SetName {
-    /// All of them, in the order in which they are made.
+    /// In order of creation.
     pub const ALL: [Self; 30] = [
         Self::ClusterIpPorts,
         Self::ExternalPorts,
@@ -117,7 +110,7 @@ impl SetName {
         Self::SourceRanges,
     ];
 
-    /// Maps of clients that the kernel remembers.
+    /// Maps of clients, written by the kernel.
     pub const AFFINITY: [Self; AFFINITY_GROUPS as usize] = [
         Self::Affinity0,
         Self::Affinity1,
@@ -129,7 +122,7 @@ impl SetName {
         Self::Affinity7,
     ];
 
-    /// The map of a group ([`Number::affinity_group`]); groups begin again after the last.
+    /// The map of a group ([`Number::affinity_group`]), modulo the number of maps.
     #[must_use]
     pub fn affinity(group: u8) -> Self {
         Self::AFFINITY.into_iter().cycle().nth(group.into()).unwrap_or(Self::Affinity0)
@@ -172,13 +165,12 @@ impl SetName {
         }
     }
 
-    /// A set by its name in the kernel.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|set| set.as_str() == name)
     }
 
-    /// Whether the elements are written by the kernel: they are neither compared nor deleted.
+    /// Whether the kernel writes the elements: they are neither compared nor deleted.
     #[must_use]
     pub const fn is_dynamic(self) -> bool {
         const FIRST: usize = SetName::Affinity0 as usize;
@@ -186,19 +178,20 @@ impl SetName {
         matches!(self as usize, FIRST..=LAST)
     }
 
-    /// What tells ranges of one network apart in [`Self::SourceRanges`].
+    /// Distinguishes ranges of one network in [`Self::SourceRanges`].
     #[must_use]
     pub fn range_kind(protocol: Protocol, prefix_len: u8) -> u32 {
         u32::from(protocol.number()) << 8 | u32::from(prefix_len)
     }
 
-    /// Whether keys are intervals: an element has a [`Element::key_end`] (both ends belong to it).
+    /// Whether keys are intervals: elements have a [`Element::key_end`] (inclusive).
     #[must_use]
     pub const fn is_interval(self) -> bool {
         matches!(self, Self::ServiceCidrs)
     }
 
-    /// Whether packets enter by it: its elements are set after those that they lead to, and deleted before.
+    /// Whether packets enter through it: its elements are added after those that they refer to, and deleted before
+    /// them.
     #[must_use]
     pub const fn is_entry(self) -> bool {
         matches!(
@@ -221,33 +214,34 @@ impl fmt::Display for SetName {
     }
 }
 
-/// Identifies a service port, or an endpoint of a service port with session affinity, while the first packet of a connection
-/// traverses the chains. It is kept in the priority of the packet (`meta priority`), see [`is_set`](Self::is_set).
+/// Identifies a service port, or an endpoint of a service port with session affinity, while the first packet of a
+/// connection traverses the chains. It is kept in the priority of the packet (`meta priority`), see
+/// [`is_set`](Self::is_set).
 ///
-/// A service port without affinity has an ID from 1 to 0xf_ffff. Frontends lead to the ID combined with the choice and count of
-/// endpoints ([`Self::with_count`]), so a changed count changes the value of a map and not a verdict, or to the ID alone
-/// ([`Self::uncounted`]). A service port with affinity has a multiple of 65,536 from 0x8000_0000; its endpoints have the
-/// 65,535 numbers after it, so the number of an endpoint contains that of its service port.
+/// A service port without affinity has an ID from 1 to 0xf_ffff. Frontends map to the ID combined with the choice and
+/// count of endpoints ([`Self::with_count`]), so a changed count changes the value of a map and not a verdict, or to
+/// the ID alone ([`Self::uncounted`]). A service port with affinity has a multiple of 65,536 from 0x8000_0000; its
+/// endpoints have the 65,535 numbers after it, so the number of an endpoint contains that of its service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u32);
 
 impl Number {
     /// The first number of a service port with affinity.
     pub const FIRST_WITH_AFFINITY: u32 = 0x8000_0000;
-    /// The bits that tell service ports without affinity apart.
+    /// The bits that distinguish service ports without affinity.
     pub const ID_MASK: Self = Self(0x000f_ffff);
-    /// The bits of the number of an endpoint that are those of its service port.
+    /// The bits of an endpoint's number that identify its service port.
     pub const SERVICE_MASK: Self = Self(0xffff_0000);
     /// All bits but [`Self::ID_MASK`].
     pub const CLASS_MASK: Self = Self(!Self::ID_MASK.0);
-    /// Every number in a packet has at least one of these bits; a priority that other programs set has none of them, unless
-    /// it is a traffic class below a handle of 4000 or more.
+    /// Every number in a packet has at least one of these bits; a priority that other programs set has none of them,
+    /// unless it is a traffic class below a handle of 4000 or more.
     pub const SET_MASK: Self = Self(0xc000_0000);
-    /// The bits that tell whether a number contains a count of ClusterSet.
+    /// The bits that show whether a number contains a count of ClusterSet.
     pub const CLUSTER_MASK: Self = Self(0xe000_0000);
-    /// These bits of a number that contains a count of ClusterSet.
+    /// The value of these bits in a number that contains a count of ClusterSet.
     pub const CLUSTER: Self = Self(0x4000_0000);
-    /// The highest count that a number can tell.
+    /// The highest count that a number can contain.
     pub const COUNT_MAX: u32 = 0x1ff;
     const PLAIN: u32 = 0x4000_0000;
     const LOCAL: u32 = 0x2000_0000;
@@ -270,8 +264,8 @@ impl Number {
         Self(self.0 & Self::ID_MASK.0 | Self::PLAIN | local | count << Self::COUNT_SHIFT)
     }
 
-    /// As a packet has it where the count of endpoints is not a part of it: with the count 0 of LocalSet, which no service port
-    /// has. Unchanged with affinity.
+    /// The number in a packet if the count of endpoints is not part of it: with the count 0 of LocalSet, which no
+    /// service port has. Unchanged with affinity.
     #[must_use]
     pub const fn uncounted(self) -> Self {
         if self.has_affinity() { self } else { self.with_count(Choice::Local, 0) }
@@ -283,7 +277,7 @@ impl Number {
         if self.has_affinity() { self } else { Self(self.0 & Self::ID_MASK.0) }
     }
 
-    /// Of a key or value that is a number alone.
+    /// `bytes`: a key or value that is a number alone.
     #[must_use]
     pub fn of(bytes: Key) -> Option<Self> {
         <[u8; 4]>::try_from(bytes.as_slice()).ok().map(|bytes| Self(u32::from_ne_bytes(bytes)))
@@ -307,20 +301,19 @@ impl Number {
         Self(self.0 & Self::CLASS_MASK.0)
     }
 
-    /// Whether it is of a service port with affinity, or of its endpoints.
+    /// Of a service port with affinity, or of its endpoints.
     #[must_use]
     pub const fn has_affinity(self) -> bool {
         self.0 >= Self::FIRST_WITH_AFFINITY
     }
 
-    /// In which of the maps of affinities the clients of a service port are. Numbers are given out in turn, so as many service
-    /// ports as there are groups have one each.
+    /// The affinity map with the clients of a service port. Numbers are assigned in turn, so as many service ports as
+    /// there are groups have one each.
     #[must_use]
     pub const fn affinity_group(self) -> u8 {
         (self.0 >> 16) as u8 % AFFINITY_GROUPS
     }
 
-    /// The bits that `mask` has.
     #[must_use]
     pub const fn masked(self, mask: Self) -> Self {
         Self(self.0 & mask.0)
@@ -334,7 +327,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// The longest key: two IPv6 addresses and two other fields.
+/// The longest key, in bytes: two IPv6 addresses and two other fields.
 pub const KEY_MAX: usize = 40;
 
 /// Bytes in the kernel's form, up to [`KEY_MAX`].
@@ -345,13 +338,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Of bytes from the kernel; none if they are more than any key of ours has.
+    /// `None` if longer than any key of ours.
     #[must_use]
     pub fn from_slice(slice: &[u8]) -> Option<Self> {
         let mut bytes = [0; KEY_MAX];
@@ -359,13 +351,11 @@ impl Key {
         Some(Self { len: u8::try_from(slice.len()).ok()?, bytes })
     }
 
-    /// No fields yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { len: 0, bytes: [0; KEY_MAX] }
     }
 
-    /// With another address.
     #[must_use]
     pub fn ip(self, ip: IpAddr) -> Self {
         match ip {
@@ -374,38 +364,34 @@ impl Key {
         }
     }
 
-    /// With a number.
     #[must_use]
     pub fn number(self, number: Number) -> Self {
         self.index(number.0)
     }
 
-    /// With a protocol.
     #[must_use]
     pub fn protocol(self, protocol: Protocol) -> Self {
         self.field(&[protocol.number(), 0, 0, 0])
     }
 
-    /// With a port.
     #[must_use]
     pub fn port(self, port: u16) -> Self {
         let [high, low] = port.to_be_bytes();
         self.field(&[high, low, 0, 0])
     }
 
-    /// With the index of a slot, or another number in the order of bytes of the host.
+    /// Appends the index of a slot, or another number in host byte order.
     #[must_use]
     pub fn index(self, index: u32) -> Self {
         self.field(&index.to_ne_bytes())
     }
 
-    /// With address and port of an endpoint.
     #[must_use]
     pub fn endpoint(self, endpoint: Endpoint) -> Self {
         self.ip(endpoint.ip).port(endpoint.port)
     }
 
-    /// The longest there is has [`KEY_MAX`] bytes: what would be more is left out, which no key of ours is.
+    /// Fields beyond [`KEY_MAX`] bytes are ignored; no key of ours is longer.
     fn field(mut self, field: &[u8]) -> Self {
         let start = usize::from(self.len);
         debug_assert!(start + field.len() <= KEY_MAX, "a key of {} bytes", start + field.len());
@@ -432,46 +418,38 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A verdict that a map gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// drop.
     Drop,
-    /// goto.
     Goto(Chain),
 }
 
-/// What a map gives.
+/// The value of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
-    /// Nothing: it is a set.
+    /// The element of a set.
     None,
     /// Bytes, as in keys.
     Data(Key),
-    /// A verdict.
     Verdict(Verdict),
 }
 
-/// An element of a set or map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Element {
-    /// Of which.
     pub set: SetName,
-    /// Its key; of an interval, the first one.
+    /// Of an interval, the first key.
     pub key: Key,
     /// Of an interval, the last key.
     pub key_end: Option<Key>,
-    /// What the map gives.
     pub value: Value,
 }
 
-/// What becomes of one element.
+/// A change of one element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// It is added; there is none of its key.
+    /// No element with this key exists.
     Add(Element),
-    /// It is deleted.
     Delete(Element),
-    /// The first is deleted and the second, of the same key, is added, in one transaction.
+    /// The first is deleted and the second, with the same key, is added, in one transaction.
     Replace(Element, Element),
 }

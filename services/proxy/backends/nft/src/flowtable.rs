@@ -1,18 +1,18 @@
-//! The flowtable: how the kernel has it, and what makes its devices those that it shall have.
+//! The flowtable: its form in the kernel, and changes of its devices.
 //!
 //! Owns: [`FoundFlowtable`] and the differences of devices. In: names of interfaces. Out: [`Change`]s. Pure.
 //!
-//! A flow of the flowtable is looked for when a packet comes in by one of the devices, before conntrack and all chains. A
-//! device that disappears leaves the flowtable by itself, from Linux 6.16 on when it is asked to.
+//! The kernel looks up flows when a packet comes in by one of the devices, before conntrack and all chains. Before
+//! Linux 6.16, a device that disappears leaves the flowtable by itself; since then, it has to be removed.
 
 use std::collections::BTreeSet;
 
 use super::kernel::Change;
 
-/// Devices that a flowtable of ours has at most: more of them do not fit into one answer of the kernel.
+/// Maximum number of devices of our flowtable: more do not fit into one answer of the kernel.
 pub(crate) const DEVICES_MAX: usize = 1024;
 
-/// Devices in one message; the kernel takes 256 (`NFT_NETDEVICE_MAX`).
+/// Devices per message; the kernel accepts 256 (`NFT_NETDEVICE_MAX`).
 const IN_MESSAGE: usize = 128;
 
 /// `NF_NETDEV_INGRESS`, the hook of every flowtable.
@@ -21,31 +21,30 @@ pub(super) const INGRESS: u32 = 0;
 /// The priority of the hook: `filter`.
 pub(super) const PRIORITY: i32 = 0;
 
-/// `NF_FLOWTABLE_COUNTER`: packets are counted in conntrack, where accounting is on (`nf_conntrack_acct`).
+/// `NF_FLOWTABLE_COUNTER`: conntrack counts packets, if accounting is on (`nf_conntrack_acct`).
 pub(super) const FLAGS: u32 = 2;
 
-/// A flowtable as the kernel has it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FoundFlowtable {
-    /// The number of the hook; 0 is ingress.
+    /// 0 is ingress.
     pub hook: u32,
     /// Lower is earlier.
     pub priority: i32,
     /// Bits of `NF_FLOWTABLE_*`: 1 is hardware offload, 2 the counter.
     pub flags: u32,
-    /// The names of the interfaces by which packets come to it.
+    /// Names of the input interfaces.
     pub devices: BTreeSet<String>,
 }
 
 impl FoundFlowtable {
-    /// Whether it is made as ours, whatever its devices are.
+    /// Whether it has our hook, priority and flags; devices are not compared.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.hook, self.priority, self.flags) == (INGRESS, PRIORITY, FLAGS)
     }
 }
 
-/// What makes the devices of a flowtable the wanted ones, without those that the kernel refused just now: removals first.
+/// Changes from `found` to `wanted` devices, removals first.
 #[must_use]
 pub(crate) fn device_changes(found: &BTreeSet<String>, wanted: &BTreeSet<String>) -> Vec<Change> {
     let lists = |names: Vec<String>, change: fn(Vec<String>) -> Change| {
@@ -56,7 +55,7 @@ pub(crate) fn device_changes(found: &BTreeSet<String>, wanted: &BTreeSet<String>
     surplus.into_iter().chain(missing).collect()
 }
 
-/// The same change, one device at a time: the kernel refuses a whole list because of a single device that has just
+/// Splits a change into one per device: the kernel rejects a whole list because of a single device that has just
 /// disappeared.
 #[must_use]
 pub(crate) fn one_by_one(change: &Change) -> Vec<Change> {

@@ -1,7 +1,8 @@
-//! Offload of established flows: whether each family has it, and the interfaces of its flowtable.
+//! Offload of established flows: whether each family supports it, and the interfaces of its flowtable.
 //!
-//! Owns: [`Offload`]. In: the node's interfaces, time. Out: transactions of [`Table::sync_devices`]; lines for the state.
-//! Nothing here delays a Service: what the kernel refuses is retried, and flows are forwarded as without the flowtable.
+//! Owns: [`Offload`]. In: the node's interfaces, time. Out: transactions of [`Table::sync_devices`]; lines for the
+//! state. Nothing here delays a Service: what the kernel refuses is retried, and flows are forwarded as without the
+//! flowtable.
 //!
 //! [`Table::sync_devices`]: crate::table::Table::sync_devices
 
@@ -19,38 +20,36 @@ use keelson_proxy::{
 use super::NftBackend;
 use crate::{flowtable::DEVICES_MAX, kernel::KernelError};
 
-/// Offload of established flows in one family.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Offload {
-    /// Not asked for.
+    /// Not configured.
     #[default]
     Disabled,
-    /// Asked for, and the kernel has no flowtables, for this reason.
+    /// Configured, but the kernel has no flowtables, for this reason.
     Unsupported(String),
-    /// The flowtable is there, with the interfaces that match.
+    /// The flowtable exists, with the matching interfaces.
     Enabled(Devices),
 }
 
-/// Where the interfaces of a flowtable stand.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Devices {
-    /// How many there are to be.
+    /// Number of wanted interfaces.
     pub(super) wanted: usize,
-    /// Flows of UDP are kept out.
+    /// UDP flows are kept out.
     pub(super) tcp_only: bool,
-    /// How many more match, for which there is no room.
+    /// Number of further matching interfaces, for which there is no room.
     pub(super) left_out: usize,
-    /// Why one could not be added or removed.
+    /// Why an interface could not be added or removed.
     pub(super) failure: Option<String>,
-    /// How often in a row.
+    /// Number of failures in a row.
     failures: u32,
-    /// When the kernel was last asked for them; none: ask it now.
+    /// When the interfaces were last read from the kernel; `None`: read them now.
     asked: Option<Instant>,
 }
 
 impl Devices {
-    /// Whether the kernel is to be asked for them: after a change, after a failure, and once in a while, because devices
-    /// leave the flowtable without anybody's doing.
+    /// Whether to read the interfaces: after a change, after a failure, and once per sync period, because devices may
+    /// leave the flowtable without a notification.
     fn is_due(&self, now: Instant, sync_period: Duration) -> bool {
         let pause = match self.failures {
             0 => sync_period,
@@ -61,7 +60,7 @@ impl Devices {
 }
 
 impl Offload {
-    /// What a try of the kernel's flowtables says.
+    /// `tried`: result of probing the kernel's flowtables.
     pub(super) fn of_try(family: Family, tried: Result<(), KernelError>) -> Self {
         match tried {
             Ok(()) => Self::Enabled(Devices::default()),
@@ -75,7 +74,7 @@ impl Offload {
         }
     }
 
-    /// For the state; none if it was not asked for.
+    /// For the state; `None` if not configured.
     #[must_use]
     pub(super) fn in_words(&self) -> Option<String> {
         match self {
@@ -93,7 +92,7 @@ impl Offload {
         }
     }
 
-    /// The kernel is to be asked at the next tick.
+    /// Makes the next tick read the interfaces.
     pub(super) fn distrust(&mut self) {
         if let Self::Enabled(devices) = self {
             devices.asked = None;
@@ -101,7 +100,7 @@ impl Offload {
     }
 }
 
-/// The first names that have room, and how many have none.
+/// The first names that have room, and the number of the others.
 fn with_room(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
     match names.iter().nth(DEVICES_MAX).cloned() {
         None => (names, 0),
@@ -113,7 +112,6 @@ fn with_room(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
 }
 
 impl NftBackend {
-    /// The node's interfaces have changed.
     pub(super) fn set_flowtable_interfaces(&mut self, interfaces: &[Interface]) {
         let (names, left_out) = with_room(matching(&self.flowtable_interfaces, interfaces));
         for state in &mut self.families {
@@ -124,14 +122,14 @@ impl NftBackend {
                     "too many interfaces match proxy.flowtable_interfaces; some are ignored"
                 );
             }
-            // Even where the names are the same, one may be another interface than before.
+            // Even with the same names, an interface may have been created again.
             (devices.wanted, devices.left_out, devices.asked) = (names.len(), left_out, None);
             state.table.set_devices(Some(names.clone()));
         }
         self.has_interfaces = true;
     }
 
-    /// Keeps UDP flows out of the flowtable of a family. Whether they were in it before.
+    /// Keeps UDP flows out of the flowtable of a family. Returns whether they were allowed before.
     pub(super) fn offload_tcp_only(&mut self, family: Family) -> bool {
         let state = &mut self.families[family as usize];
         let Offload::Enabled(devices) = &mut state.offload else { return false };
@@ -143,12 +141,12 @@ impl NftBackend {
         false
     }
 
-    /// Brings the interfaces of the flowtable to the kernel, if that is due. What the kernel refuses is retried.
+    /// Syncs the interfaces of the flowtable, if due. What the kernel refuses is retried.
     pub(super) fn sync_devices(&mut self, family: Family, now: Instant) -> Result<(), KernelError> {
         let (sync_period, has_interfaces) = (self.sync_period, self.has_interfaces);
         let (tables, state) = self.open_state(family)?;
         let Offload::Enabled(devices) = &mut state.offload else { return Ok(()) };
-        // Interfaces that an earlier run added stay until those of the node are known.
+        // Interfaces that an earlier run added stay until the node's interfaces are known.
         if !has_interfaces || !devices.is_due(now, sync_period) {
             return Ok(());
         }

@@ -27,27 +27,26 @@ mod pace;
 mod scale;
 mod single_stack;
 
-/// The kernel, behind a layer that loses or refuses transactions by a script.
+/// The kernel behind a layer that loses or rejects transactions as scripted.
 struct Flaky {
     kernel: Netlink,
     script: Script,
 }
 
-/// What becomes of the next commits, and how many there were.
+/// Results of the next commits, and the number of commits so far.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<(VecDeque<Fault>, usize)>>);
 
 #[derive(Clone, Copy)]
 enum Fault {
-    /// The kernel refuses, and has nothing of it.
+    /// The kernel rejects the transaction.
     Refused(Errno),
-    /// The kernel has not what is needed.
+    /// The kernel lacks a feature.
     Unsupported,
-    /// The kernel has it, and nobody hears of that.
+    /// The transaction is committed, but its acknowledgement is lost.
     Lost,
-    /// All is well.
     None,
-    /// The structure of the table cannot be read; commits go on.
+    /// The structure of the table cannot be read; commits succeed.
     Unread,
 }
 
@@ -119,7 +118,7 @@ fn node() -> NodeInfo {
     }
 }
 
-/// A Service `ns/sN` at 10.96.x.y:80 with so many endpoints, of its own and beginning at `from`.
+/// A Service `ns/sN` at 10.96.x.y:80 with `count` endpoints of its own, beginning at `from`.
 fn ports(number: u16, from: u16, count: u16) -> [Vec<ServicePort>; 2] {
     let [high, low] = number.to_be_bytes();
     let endpoint = |index: u16| {
@@ -171,7 +170,7 @@ fn open_flaky(script: &Script, options: Options) -> Result<(SyncLoop, Box<dyn Ob
     open(move |kernel| Flaky { kernel, script: script.clone() }, options)
 }
 
-/// What a comparison would change, apart from the interfaces of the flowtable.
+/// What a full sync would change, except the interfaces of the flowtable.
 fn differences(sync_loop: &mut SyncLoop) -> Vec<String> {
     let mut lines = sync_loop.changes().unwrap();
     lines.retain(|line| !line.contains(" to flowtable ") && !line.contains(" from flowtable "));
@@ -186,7 +185,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A sync loop over what the kernel has.
+    /// A sync loop over the existing kernel state.
     fn open() -> Self {
         Self::with(options())
     }
@@ -228,7 +227,7 @@ impl Stage {
         all
     }
 
-    /// Checks a family by what was read.
+    /// Checks a family against what was read.
     fn check(&mut self, family: Family) -> Option<Synced> {
         match self.sync_loop.check(family, self.now) {
             Checked::Postponed => panic!("nothing waits"),
@@ -237,14 +236,13 @@ impl Stage {
         }
     }
 
-    /// Status of the offload of a family.
     fn offload(&self, family: Family) -> Option<String> {
         let prefix = format!("flowtable {family}: ");
         let features = self.sync_loop.backend().features();
         features.iter().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
     }
 
-    /// What the kernel has is what is planned, chains and rules as well.
+    /// Asserts that the kernel has the wanted state, chains and rules included.
     fn assert_exact(&mut self) {
         assert_eq!(differences(&mut self.sync_loop), [""; 0]);
     }
@@ -311,8 +309,8 @@ fn case_56_no_change_is_no_operation_and_one_endpoint_is_a_few() {
 
         stage.set(11, 0, 9);
         let one = stage.sync();
-        // Its slot, the values of its two frontends, and an element of `counts`: no other service port has nine. The chain is
-        // a prepared one.
+        // Its slot, the values of its two frontends, and an element of `counts`: no other service port has nine
+        // endpoints. The chain is a prepared one.
         assert_eq!((one.transactions, one.added, one.deleted, one.structure), (1, 3, 3, 0), "{one:?}");
         stage.set(12, 1, 10);
         let other = stage.sync();
@@ -365,7 +363,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
         let mut stage = Stage::open();
         (0..50).for_each(|number| stage.set(number, 0, 4));
         stage.begin();
-        // Removals make places that a fresh start would fill otherwise.
+        // Removals leave holes that a fresh start would fill.
         stage.set(3, 1, 3);
         stage.set(14, 2, 2);
         stage.sync();
@@ -389,7 +387,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
         third.set(3, 1, 3);
         third.set(14, 2, 2);
         let outcome = third.begin().remove(0).result.unwrap();
-        // Service 49 has affinity: a number in two maps and V, four places with an endpoint each, W, and its address.
+        // Service 49 has affinity: a number in two maps and V, four slots with an endpoint each, W, and its address.
         assert_eq!((outcome.added, outcome.structure), (0, 0), "{outcome:?}");
         assert_eq!(outcome.deleted, 13, "{outcome:?}");
         third.assert_exact();
@@ -407,7 +405,7 @@ fn case_58_endpoints_that_come_back_find_their_chain() {
         stage.set(1, 0, 70);
         assert_eq!(stage.sync().structure, 0, "the chain was still there");
         stage.assert_exact();
-        // A chain that nobody needs rests for a minute.
+        // An unused chain is kept for [`CHAIN_REST`].
         stage.set(1, 0, 0);
         stage.sync();
         stage.later(CHECK_INTERVAL);
@@ -432,7 +430,8 @@ fn settings_that_change_rules_change_rules_alone() {
         stage.sync_loop.set_node(pods("10.244.3.0/24"), stage.now);
         (0..20).for_each(|number| stage.set(number, 0, 3));
         stage.begin();
-        // P4: without an address the node answers nowhere, which is one element less. The rules are others for the pods.
+        // P4: a node without an address serves node ports nowhere, which is one element less. The rules for pods
+        // change.
         stage.sync_loop.set_node(NodeInfo { i_ps: None, ..pods("10.244.4.0/24") }, stage.now);
         let outcome = stage.sync();
         assert!(

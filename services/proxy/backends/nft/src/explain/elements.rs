@@ -20,7 +20,7 @@ pub(super) struct ReachableElements {
 }
 
 impl ReachableElements {
-    /// Everything that a packet to `target` can meet, wherever it is sent on to.
+    /// Everything that a packet to `target` can meet, wherever it is sent.
     pub(super) fn of_target(plan: &Plan, target: Target) -> Self {
         Self::of(plan.reachable_elements(target.address, target.protocol, target.port))
     }
@@ -37,7 +37,6 @@ impl ReachableElements {
         table
     }
 
-    /// The element of a key.
     pub(super) fn get(&self, set: SetName, key: Key) -> Option<&Element> {
         match set.is_interval() {
             true => self.intervals.iter().find(|element| element.set == set && holds(element, key)),
@@ -45,7 +44,7 @@ impl ReachableElements {
         }
     }
 
-    /// Who may reach a frontend, by [`SetName::SourceRanges`], ordered.
+    /// Networks that may reach a frontend, from [`SetName::SourceRanges`], ordered.
     pub(super) fn ranges(&self, target: Target) -> Vec<IpNet> {
         let frontend = Key::new().ip(target.address).port(target.port);
         let range = |(set, key): &(SetName, Key)| {
@@ -62,13 +61,13 @@ impl ReachableElements {
     }
 }
 
-/// Fields in front of the last are the same at both ends, so the order of bytes is that of the last field.
+/// All fields but the last are equal at both ends, so the byte order is that of the last field.
 fn holds(element: &Element, key: Key) -> bool {
     element.key.as_slice() <= key.as_slice()
         && element.key_end.is_some_and(|end| key.as_slice() <= end.as_slice())
 }
 
-/// The address that bytes are.
+/// `None` if the length is not that of an address.
 pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
     v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))

@@ -1,6 +1,4 @@
-//! How things are named.
-//!
-//! In: keys, ranges, verdicts. Out: short texts.
+//! Texts for keys, ranges and verdicts.
 
 use ipnet::IpNet;
 use keelson_proxy::model::{Endpoint, Family};
@@ -10,7 +8,7 @@ use crate::{
     ruleset::element_text,
 };
 
-/// Ranges that are named; more are counted.
+/// Number of ranges that are listed; further ones are counted.
 const NAMED: usize = 4;
 
 /// A key as nft writes it: `10.96.0.10 . tcp . 80`.
@@ -18,7 +16,6 @@ pub(super) fn key(family: Family, set: SetName, key: Key) -> String {
     element_text(family, &Element { set, key, key_end: None, value: Value::None })
 }
 
-/// What a map's verdict does.
 pub(super) fn verdict(verdict: Verdict) -> String {
     match verdict {
         Verdict::Drop => "drop".into(),

@@ -1,4 +1,4 @@
-//! What an address and port are.
+//! Describes an address and port.
 //!
 //! In: the plan, the node's addresses, the target. Out: a sentence, and the service port if there is one.
 
@@ -43,14 +43,14 @@ pub(super) fn describe(context: &RuleContext<'_>, target: Target) -> (String, St
             Some(why) if context.is_local(address) => {
                 return (format!("{name} has the node port {port}/{protocol}, but {why}"), String::new());
             }
-            // Somebody else's address, whatever node ports there are.
+            // An address of another host, whatever node ports exist.
             Some(_) => {}
         }
     }
     (elsewhere(context, target), String::new())
 }
 
-/// Why node ports do not answer at an address; none: they do.
+/// Why node ports are not served at an address; `None` if they are.
 pub(super) fn no_answer(context: &RuleContext<'_>, address: IpAddr) -> Option<String> {
     let listed = &context.plan.node_facts().node_port_addresses;
     match context.base.node_ports {
@@ -71,11 +71,11 @@ pub(super) fn no_answer(context: &RuleContext<'_>, address: IpAddr) -> Option<St
     }
 }
 
-/// What belongs to no service port.
+/// A target that belongs to no service port.
 fn elsewhere(context: &RuleContext<'_>, target: Target) -> String {
     let Target { address, port, protocol } = target;
     let of = |has: &dyn Fn(&PortView<'_>) -> bool| {
-        // Services of one address are few; the first in the order of names speaks for them.
+        // Few Services share an address; the first by name is named.
         context.plan.service_ports().filter(has).map(|port| port.service.to_string()).min()
     };
     if context.plan.is_cluster_ip(address) {
@@ -105,7 +105,7 @@ fn elsewhere(context: &RuleContext<'_>, target: Target) -> String {
     )
 }
 
-/// What matters of the service port for this frontend.
+/// Properties of the service port that matter for this frontend.
 fn facts(found: &FoundFrontend<'_>) -> String {
     let mut text = String::new();
     let (local, which) = match found.kind {
@@ -124,7 +124,7 @@ fn facts(found: &FoundFrontend<'_>) -> String {
     text
 }
 
-/// Who else claims it.
+/// Other service ports that claim it.
 fn rivals(context: &RuleContext<'_>, found: &FoundFrontend<'_>) -> String {
     let conflict = context.plan.conflicts().into_iter().find(|conflict| conflict.frontend == found.frontend);
     let others: Vec<String> =
@@ -136,7 +136,7 @@ fn rivals(context: &RuleContext<'_>, found: &FoundFrontend<'_>) -> String {
     }
 }
 
-/// Why a frontend leads nowhere; none: it leads to endpoints.
+/// Why a frontend has no endpoints; `None` if it has some.
 pub(super) fn why_refused(found: &FoundFrontend<'_>) -> Option<&'static str> {
     match found.target {
         FrontendTarget::Number(_) => None,

@@ -1,7 +1,7 @@
-//! Where a packet comes from.
+//! Sources of packets.
 //!
-//! Owns: [`PacketSource`], and which of them a question is about. In: the question, the detector, the node's addresses, source
-//! ranges. Out: sources that the rules treat differently; each has one way.
+//! Owns: [`PacketSource`], and the sources that a question covers. In: the question, the detector, the node's
+//! addresses, source ranges. Out: sources that the rules treat differently; each has one way.
 
 use std::net::IpAddr;
 
@@ -14,30 +14,26 @@ use keelson_proxy::{
 use super::{RuleContext, elements::ReachableElements, format};
 use crate::element::{Key, SetName};
 
-/// From where a packet comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// By an interface, from a pod.
     Pod,
-    /// The node itself.
     Node,
     /// By an interface, from anywhere else.
     Outside,
 }
 
-/// One kind of source.
 #[derive(Debug, Clone)]
 pub(super) struct PacketSource {
-    /// For people.
+    /// For display.
     pub(super) label: String,
     pub(super) origin: Origin,
-    /// Its address, if that is known.
+    /// `None`: unknown.
     pub(super) address: Option<IpAddr>,
-    /// Where the address is not known: whether it is in the source ranges of the target.
+    /// If the address is unknown: whether it is in the source ranges of the target.
     pub(super) admitted: bool,
 }
 
-/// The sources that a question is about.
 pub(super) fn sources(
     context: &RuleContext<'_>,
     elements: &ReachableElements,
@@ -63,7 +59,7 @@ fn pod(context: &RuleContext<'_>) -> PacketSource {
     PacketSource { label, origin: Origin::Pod, address: None, admitted: true }
 }
 
-/// The kernel sends to an address of its own from that very address, and to others from the node's.
+/// The kernel uses the destination as the source for an address of its own, and the node's address otherwise.
 fn node(context: &RuleContext<'_>, target: Target) -> PacketSource {
     let address = match context.is_local(target.address) {
         true => Some(target.address),
@@ -77,7 +73,7 @@ fn outside() -> PacketSource {
     PacketSource { label: "outside".into(), origin: Origin::Outside, address: None, admitted: true }
 }
 
-/// The source of an address; where only the interface tells a pod, either.
+/// The source with an address; two if only the interface distinguishes pods.
 fn one(context: &RuleContext<'_>, address: IpAddr) -> Vec<PacketSource> {
     let source = |what: String, origin| PacketSource {
         label: format!("{address}, {what}"),
@@ -104,7 +100,7 @@ fn one(context: &RuleContext<'_>, address: IpAddr) -> Vec<PacketSource> {
     }
 }
 
-/// One of unknown address is two where source ranges let some in.
+/// Splits a source of unknown address in two if source ranges admit only a part.
 fn by_range(
     context: &RuleContext<'_>,
     elements: &ReachableElements,
@@ -138,7 +134,7 @@ fn by_range(
     }
 }
 
-/// Whether the ranges hold some, and all, of the addresses of a network; of unknown addresses they hold some.
+/// Whether the ranges contain some, and all, of the addresses of a network; of unknown addresses they contain some.
 fn overlap(ranges: &[IpNet], net: Option<IpNet>) -> (bool, bool) {
     let Some(net) = net else { return (!ranges.is_empty(), false) };
     let all = ranges.iter().any(|range| range.contains(&net));

@@ -1,8 +1,8 @@
-//! A packet on its way through the rules.
+//! Evaluates the rules for a packet.
 //!
-//! Owns: [`Walk`]. In: the rules, the elements, a source, a target. Out: a [`pb::Way`]. First the packet goes through the
-//! hooks before routing, where it may be refused or translated; then every endpoint that it may have been translated to,
-//! or the target itself, through those after it.
+//! Owns: [`Walk`]. In: the rules, the elements, a source, a target. Out: a [`pb::Way`]. First the packet traverses the
+//! hooks before routing, where it may be refused or translated; then every possible endpoint, or the target itself,
+//! traverses the later hooks.
 
 mod lookup;
 mod statements;
@@ -27,45 +27,44 @@ use crate::{
     ruleset::{FLOWTABLE, Rule, Statement, rules},
 };
 
-/// Chains lead to others that were made before them, so there is no circle; a plan that breaks this ends here.
+/// Chains refer only to chains that were created before them, so there is no loop; the limit ends the walk if a plan
+/// violates this.
 const DEPTH: usize = 32;
 
-/// What a chain makes of a packet.
+/// Result of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Flow {
-    /// It goes on behind the jump to this chain, or with the next hook.
+    /// Continues after the jump to this chain, or with the next hook.
     Return,
     Drop,
     Reject,
-    /// Its destination becomes one of these, and the hook is over.
+    /// The destination becomes one of these, and the hook ends.
     Translated(Vec<Endpoint>),
 }
 
-/// A packet, as far as rules look at it.
+/// The parts of a packet that rules match.
 #[derive(Debug, Clone)]
 struct Packet {
     destination: IpAddr,
-    /// The numbers, one of which it has. Empty: it has none.
+    /// The possible numbers. Empty: none is set.
     numbers: Vec<Number>,
     port: u16,
     marked: bool,
     translated: bool,
     masqueraded: bool,
-    /// What the rules did so far.
+    /// Explanation so far.
     steps: Vec<String>,
 }
 
-/// What a statement does with a rule.
+/// Effect of a statement on its rule.
 enum StatementResult {
-    /// The next statement.
+    /// Continue with the next statement.
     Continue,
-    /// It does not match.
     NoMatch,
-    /// The rule is over.
+    /// The rule ends.
     End(Flow),
 }
 
-/// One way.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
     context: &'a RuleContext<'a>,
@@ -75,11 +74,11 @@ pub(super) struct Walk<'a> {
     family: Family,
 }
 
-/// What the statements of a rule did so far.
+/// Notes on the statements of a rule so far.
 #[derive(Debug, Default)]
 struct RuleNotes {
     matched: Vec<String>,
-    /// Why the rule does not match, if that is worth saying.
+    /// Why the rule does not match, if that is worth mentioning.
     unmatched: Option<String>,
 }
 
@@ -93,7 +92,7 @@ impl<'a> Walk<'a> {
         Self { context, elements, source, target, family: target.family() }
     }
 
-    /// All of it.
+    /// Evaluates the whole way.
     pub(super) fn way(&self) -> pb::Way {
         let mut packet = Packet {
             destination: self.target.address,
@@ -129,7 +128,7 @@ impl<'a> Walk<'a> {
         way
     }
 
-    /// What becomes of those that it may have been translated to.
+    /// Evaluates the hooks after translation for each possible endpoint.
     fn endpoints(&self, mut packet: Packet, endpoints: Vec<Endpoint>, way: &mut pb::Way) {
         packet.translated = true;
         let (mut masqueraded, mut plain) = (Vec::new(), Vec::new());
@@ -148,7 +147,7 @@ impl<'a> Walk<'a> {
                 worst = flow;
             }
         }
-        // Those to whom a mark makes no difference are listed apart.
+        // Endpoints that a mark does not affect are listed separately.
         way.masqueraded = !masqueraded.is_empty() && (packet.marked || plain.is_empty());
         packet.steps.extend(self.source_step(packet.marked, &masqueraded, &plain));
         packet.steps.extend(self.offload_step(masqueraded.iter().chain(&plain)));
@@ -160,7 +159,7 @@ impl<'a> Walk<'a> {
         way.steps = packet.steps;
     }
 
-    /// That later packets bypass the chains, where an endpoint is not on the node itself.
+    /// Notes that later packets bypass the chains, if an endpoint is not on the node itself.
     fn offload_step<'e>(&self, mut endpoints: impl Iterator<Item = &'e Endpoint>) -> Option<String> {
         let chain = self.context.offload?;
         let protocol = Statement::Protocol(self.target.protocol);
@@ -175,7 +174,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// What source the endpoints see.
+    /// Notes the source address that the endpoints see.
     fn source_step(&self, marked: bool, masqueraded: &[Endpoint], plain: &[Endpoint]) -> Vec<String> {
         let mut steps = Vec::new();
         let chain = Chain::NatPostrouting;
@@ -212,12 +211,12 @@ impl<'a> Walk<'a> {
         self.elements.get(SetName::Hairpin, key).is_some()
     }
 
-    /// The hooks from routing on, to an address.
+    /// Evaluates the hooks from routing on.
     fn deliver(&self, packet: &mut Packet, to: IpAddr) -> Flow {
         let here = self.context.is_local(to);
         let hooks: &[Chain] = match (self.source.origin, here) {
             (Origin::Node, false) => &[Chain::FilterOutput, Chain::NatPostrouting],
-            // It leaves by the loopback interface and comes in again; the nat hooks see a connection once.
+            // The packet leaves by the loopback interface and comes in again; the nat hooks see a connection once.
             (Origin::Node, true) => {
                 &[Chain::FilterOutput, Chain::NatPostrouting, Chain::FilterPrerouting, Chain::FilterInput]
             }
@@ -262,12 +261,12 @@ impl<'a> Walk<'a> {
         Flow::Return
     }
 
-    /// None: the next rule.
+    /// `None`: continue with the next rule.
     fn rule(&self, chain: Chain, rule: &Rule, packet: &mut Packet, depth: usize) -> Option<Flow> {
         let mut notes = RuleNotes::default();
         let mut matched = packet.clone();
         for statement in &rule.statements {
-            // What a rule leads to comes after what it says itself.
+            // The steps of the target chain come after those of the rule.
             if let Statement::Goto(to) | Statement::Jump(to) = statement {
                 self.add_step(chain, &notes, &mut matched);
                 let flow = self.chain(*to, &mut matched, depth + 1);
@@ -305,7 +304,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where a map of verdicts leads.
+    /// Continues with the chain that a verdict map selects.
     fn goto(&self, map: SetName, key: Option<Key>, packet: &mut Packet, depth: usize) -> Flow {
         match key.and_then(|key| self.elements.get(map, key)).map(|element| element.value) {
             Some(Value::Verdict(Verdict::Goto(to))) => self.chain(to, packet, depth + 1),

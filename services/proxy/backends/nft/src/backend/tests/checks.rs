@@ -1,4 +1,4 @@
-//! What other programs change, in our tables and beside them.
+//! Changes by other programs, in our tables and in theirs.
 
 use super::*;
 use crate::driver::remove_tables;
@@ -33,7 +33,7 @@ fn what_somebody_else_changed_is_repaired_within_thirty_seconds() {
             assert!(repaired > 0, "{command:?}");
             stage.assert_exact();
         }
-        // Ours alone: nothing to read.
+        // Only our own commits: nothing to read.
         stage.set(1, 50, 3);
         stage.sync();
         let quiet = stage.later(CHECK_INTERVAL);
@@ -44,7 +44,7 @@ fn what_somebody_else_changed_is_repaired_within_thirty_seconds() {
     });
 }
 
-/// P2: what was read for a check may be older than the table.
+/// What was read for a check may be older than the table.
 #[test]
 fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
     in_namespace(|| {
@@ -56,7 +56,7 @@ fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
         assert!(stage.sync_loop.begin_checks(stage.now).contains(&Family::V4));
         assert!(kernel().read(Family::V4).unwrap().unwrap().is_complete());
         stage.observer.read(Family::V4).unwrap();
-        // Elements of every kind come, go and are replaced, of intervals too; and chains come.
+        // Elements of every kind are added, deleted and replaced, intervals too; and chains are added.
         (0..15).for_each(|number| stage.set(number, 40, 5));
         (15..20).for_each(|number| stage.set(number, 0, 0));
         assert!(matches!(stage.sync_loop.check(Family::V4, stage.now), Checked::Postponed));
@@ -64,7 +64,7 @@ fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
         let commits = stage.script.commits();
         assert!(stage.check(Family::V4).is_none(), "no difference is drift");
         assert_eq!(stage.script.commits(), commits);
-        // Drift beside such differences is found, and nothing else is done.
+        // Drift among such differences is found, and nothing else is changed.
         nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.0.30 . tcp . 80 }"]);
         nft(&["add", "element", "ip", "keelson", "cluster-ips", "{ 192.0.2.77 }"]);
         stage.observer.read(Family::V4).unwrap();
@@ -82,7 +82,6 @@ fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
     });
 }
 
-/// P2: a program that commits all the time stops neither reading nor changing, and what it does is no drift.
 #[test]
 fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
     in_namespace(|| {
@@ -93,7 +92,7 @@ fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let noise = {
             let stop = stop.clone();
-            // A thread is in the namespace of the one that starts it.
+            // A new thread is in the namespace of its parent.
             std::thread::spawn(move || {
                 let mut commits = 0;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
@@ -125,7 +124,6 @@ fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
     });
 }
 
-/// P2: checks do not keep a chain that nothing leads to.
 #[test]
 fn p2_a_chain_rests_on_through_checks() {
     in_namespace(|| {

@@ -1,4 +1,4 @@
-//! Transactions that the kernel refuses.
+//! Transactions that the kernel rejects.
 
 use super::*;
 use crate::table::REFUSED_REST;
@@ -52,7 +52,7 @@ fn case_59_a_failure_is_tried_again_as_a_full_sync() {
         let status = stage.sync_loop.family(Family::V4);
         assert_eq!(status.failure.as_ref().unwrap().times, 1);
         assert!(status.pending.is_some());
-        // Not before its time, whatever else comes.
+        // Not before the retry is due, whatever else changes.
         stage.set(2, 100, 5);
         assert!(stage.sync_loop.sync(stage.now).iter().all(|synced| synced.family == Family::V6));
         let second = stage.later(FIRST_PAUSE);
@@ -67,7 +67,7 @@ fn case_59_a_failure_is_tried_again_as_a_full_sync() {
     });
 }
 
-/// P2: a check that cannot read is no failure of programming, and is made once more.
+/// P2: a failed read for a check is no failed sync, and is retried.
 #[test]
 fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
     in_namespace(|| {
@@ -87,7 +87,7 @@ fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
     });
 }
 
-/// P21: only what another program changed is counted as repaired.
+/// P21: only drift counts as repaired.
 #[test]
 fn p21_a_retry_of_our_own_changes_repairs_nothing() {
     in_namespace(|| {
@@ -104,7 +104,8 @@ fn p21_a_retry_of_our_own_changes_repairs_nothing() {
     });
 }
 
-/// A chain that the kernel refuses to delete is a failure that is reported, with a full sync after it, and not one each second.
+/// A chain that the kernel refuses to delete is reported as a failure and followed by one full sync, not by one per
+/// second.
 #[test]
 fn what_is_refused_while_chains_are_deleted_is_reported_and_leaves_checks_alone() {
     in_namespace(|| {

@@ -1,4 +1,4 @@
-//! Offload of established flows, with flowtables that are imitated: the kernel may have none.
+//! Offload of established flows, with a fake of the kernel's flowtables: the kernel may have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +10,27 @@ use crate::{
     ruleset::{FLOWTABLE, Rule},
 };
 
-/// What the imitated kernel has of a family.
+/// State of a family in the fake kernel.
 #[derive(Clone, Default)]
 struct Imitated {
     flowtables: BTreeMap<String, FoundFlowtable>,
     chain: Option<Chain>,
     rules: Vec<Rule>,
-    /// Flowtables that were ever made.
+    /// Number of flowtables ever created.
     made: usize,
 }
 
 #[derive(Default)]
 struct Shared {
     families: [Imitated; 2],
-    /// The interfaces that there are.
+    /// Existing interfaces.
     interfaces: BTreeSet<String>,
     has_none: bool,
-    /// Names that were added in vain.
+    /// Names whose addition failed.
     refused: Vec<String>,
 }
 
-/// The kernel with flowtables.
+/// The kernel with fake flowtables.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Shared>>);
 
@@ -43,7 +43,7 @@ impl Kernel {
         stage
     }
 
-    /// The node has these interfaces: a name and its number. One that is gone leaves the flowtables by itself.
+    /// Sets the node's interfaces, as name and index. Removed ones leave the flowtables, as in the kernel.
     fn interfaces(&self, stage: &mut Stage, list: &[(&str, usize)]) {
         let interfaces: Vec<Interface> =
             list.iter().map(|&(name, index)| Interface { name: name.to_owned(), index }).collect();
@@ -71,7 +71,7 @@ impl Kernel {
         Some(flowtable.devices.iter().cloned().collect())
     }
 
-    /// The other program's doing.
+    /// A change by another program.
     fn change(&self, change: impl FnOnce(&mut Imitated)) {
         change(&mut self.0.lock().unwrap().families[0]);
         nft(&["add table ip other-program; delete table ip other-program"]);
@@ -170,7 +170,7 @@ impl NfTables for Imitation {
             .iter()
             .all(|change| matches!(change, Change::Rules(chain, _) if Chain::OFFLOAD.contains(chain)))
         {
-            // So that the kernel counts it as a transaction.
+            // So that the kernel counts a transaction.
             let base = placeholder(family, &options());
             real.push(Change::Rules(Chain::Reject, rules(&base, Chain::Reject)));
         }
@@ -223,21 +223,21 @@ fn the_devices_of_the_flowtable_follow_the_interfaces() {
         assert_eq!(kernel.devices(), names(&["eth0", "veth1"]));
         assert_eq!(kernel.0.lock().unwrap().families[0].rules.len(), 2);
 
-        // One goes, one comes, one is another of the same name.
+        // One is removed, one is added, one is created again under the same name.
         kernel.lose("eth0");
         kernel.lose("veth1");
         kernel.interfaces(&mut stage, &[("eth0", 9), ("veth2", 5)]);
         stage.later(Duration::ZERO);
         assert_eq!(kernel.devices(), names(&["eth0", "veth2"]));
 
-        // What disappears without a notice is put back after a while.
+        // A device that left without a notification is added again after a while.
         kernel.lose("veth2");
         stage.later(Duration::from_secs(1));
         assert_eq!(kernel.devices(), names(&["eth0"]));
         stage.later(Duration::from_secs(30));
         assert_eq!(kernel.devices(), names(&["eth0", "veth2"]));
 
-        // No transaction of devices counts as another program's.
+        // Transactions of devices do not count as another program's.
         let reads = stage.sync_loop.begin_checks(stage.now + READ_INTERVAL);
         assert_eq!(reads, [], "nothing is checked");
         stage.assert_exact();
@@ -355,7 +355,7 @@ fn udp_is_kept_out_where_the_kernel_does_not_let_go_of_it() {
         assert_eq!(words, "enabled for TCP (interfaces: 1)");
         assert_eq!(stage.offload(Family::V6).unwrap(), "enabled (interfaces: 1)");
 
-        // The kernel is the same after a restart.
+        // The kernel keeps its state over a restart.
         let mut stage = kernel.open(offloading(&PATTERNS));
         stage.begin();
         kernel.interfaces(&mut stage, &[("eth0", 2)]);

@@ -10,7 +10,7 @@ fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
         (0..20).for_each(|number| stage.set(number, 0, 2));
         assert_eq!(stage.begin().len(), 2);
         let after_start = stage.script.commits();
-        // A hundred changes a second for ten seconds; the transactions themselves take some of the time.
+        // A hundred changes a second for ten seconds; the transactions take some of the time.
         let mut deferred = 0;
         for change in 0_u16..1_000 {
             stage.set(change % 20, 1 + change, 2);
@@ -22,20 +22,20 @@ fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
         let commits = stage.script.commits() - after_start;
         assert!((15..=20).contains(&commits), "{commits} commits");
         assert!(deferred > 900, "{deferred} changes waited");
-        // What waits is committed when it is due, and is the newest state.
+        // Pending changes are committed when due, as the newest state.
         let due = stage.sync_loop.due().unwrap();
         stage.now = due;
         assert!(stage.sync_loop.sync(due).iter().any(|synced| synced.family == Family::V4));
         assert!(stage.sync_loop.is_current() && stage.sync_loop.due().is_none());
         stage.assert_exact();
-        // After a quiet time the first change waits for nothing.
+        // After a quiet time the first change does not wait.
         stage.now += period * 20;
         stage.set(3, 7, 2);
         assert_eq!(stage.sync().transactions, 1);
     });
 }
 
-/// P14: a tick that has chains to delete loses nothing that waits for the pace.
+/// P14: a tick that deletes chains must not lose changes that wait for the pace.
 #[test]
 fn p14_changes_that_wait_for_the_pace_outlive_a_tick() {
     in_namespace(|| {

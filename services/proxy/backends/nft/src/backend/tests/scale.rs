@@ -1,11 +1,10 @@
-//! P18: what it costs to change how many endpoints a Service has.
+//! P18: the cost of changing the number of endpoints of a Service.
 
 use super::*;
 
-/// The highest count whose chain is prepared.
+/// The highest count with a prepared chain.
 const LAST: u16 = *Chain::PREPARED_COUNTS.end() as u16;
 
-/// A Service without affinity and source ranges.
 fn plain(number: u16, from: u16, count: u16) -> [Vec<ServicePort>; 2] {
     let mut all = ports(number, from, count);
     for port in all.iter_mut().flatten() {
@@ -20,7 +19,7 @@ impl Stage {
         self.sync_loop.set(&name(number), plain(number, from, count), self.now);
     }
 
-    /// Time from the call to the kernel's answer, and what was done.
+    /// Time until the kernel has answered, and the outcome.
     fn scaled(&mut self, number: u16, from: u16, count: u16) -> (Duration, Outcome) {
         let begun = Instant::now();
         self.set_plain(number, from, count);
@@ -29,13 +28,12 @@ impl Stage {
     }
 }
 
-/// Processor time of this thread so far, the kernel's work for it included.
+/// CPU time of this thread so far, including the kernel's.
 fn processor() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
 }
 
-/// Processor time of some work.
 fn cost(work: impl FnOnce()) -> Duration {
     let before = processor();
     work();
@@ -47,7 +45,7 @@ fn median(mut all: Vec<Duration>) -> Duration {
     all[all.len() / 2]
 }
 
-/// The figures of docs/performance.md: what a first sync and a change take, kernel included.
+/// The figures of docs/performance.md: cost of a first sync and of a change, including the kernel's.
 #[test]
 #[ignore = "measures: cargo test -p keelson-proxy-nft --lib measure_scaling -- --ignored --nocapture"]
 fn measure_scaling() {
@@ -104,7 +102,7 @@ fn measure_scaling() {
     });
 }
 
-/// Every prepared count, one after the other and each alone, is data: no chain is made, and none is deleted later.
+/// Changes between prepared counts, one by one, create and delete no chain.
 #[test]
 fn p18_no_prepared_count_changes_the_structure() {
     in_namespace(|| {
@@ -122,7 +120,7 @@ fn p18_no_prepared_count_changes_the_structure() {
         stage.later(CHAIN_REST * 2);
         assert_eq!(nft(&["list", "chains", "ip"]), before);
         assert_eq!(stage.sync_loop.family(Family::V4).tally.repaired, 0);
-        // More endpoints than that make a chain, which is deleted when it has rested.
+        // A larger count creates a chain, which is deleted when it has long been unused.
         assert_eq!(stage.scaled(3, 0, LAST + 1).1.structure, 1);
         stage.set_plain(3, 0, 1);
         stage.sync();
@@ -152,7 +150,7 @@ fn p18_an_older_table_gets_the_chains_that_it_lacks() {
         assert_eq!((outcome.added, outcome.deleted), (0, 0), "{outcome:?}");
         again.assert_exact();
         assert_eq!(sorted(&nft(&["list", "chains", "ip"])), sorted(&all));
-        // They are deleted by hand only.
+        // Only other programs delete them.
         delete_chains(4..=9);
         let repaired = again.later(READ_INTERVAL).remove(0).result.unwrap();
         assert!(repaired.repaired && repaired.structure == 2 * 6, "{repaired:?}");
@@ -160,7 +158,7 @@ fn p18_an_older_table_gets_the_chains_that_it_lacks() {
     });
 }
 
-/// Over many slots each chain takes the kernel long, so they are made some a second.
+/// With many slots, each chain takes the kernel long, so a few are created per second.
 #[test]
 fn p18_over_many_slots_the_chains_are_made_a_few_at_a_time() {
     in_namespace(|| {
@@ -173,7 +171,7 @@ fn p18_over_many_slots_the_chains_are_made_a_few_at_a_time() {
         (0..2_000).for_each(|number| again.set_plain(number, 0, 10));
         let outcome = again.begin().remove(0).result.unwrap();
         assert_eq!(outcome.structure, 2 * 3, "65,536 / 20,000: {outcome:?}");
-        // What is in use is made at once, and changes go on meanwhile; a check does not make all of them.
+        // A chain in use is created at once, and changes continue meanwhile; a check does not create all of them.
         assert_eq!(again.scaled(3, 0, LAST).1.structure, 1);
         nft(&["add", "table", "ip", "mine"]);
         again.now += READ_INTERVAL;
@@ -185,14 +183,14 @@ fn p18_over_many_slots_the_chains_are_made_a_few_at_a_time() {
             again.now += Duration::from_secs(1);
             ticks += 1;
         }
-        // Without the one in use, the three that were there first and the one that a Service needed.
+        // Without the one in use, the three that existed and the one that a Service needed.
         assert_eq!(ticks, (LAST - 5).div_ceil(3), "3 chains a second");
         again.assert_exact();
         assert_eq!(again.sync_loop.family(Family::V4).tally.repaired, 0);
     });
 }
 
-/// As another program would do it. Nothing may lead to them.
+/// As another program would do it. Nothing may refer to the chains.
 fn delete_chains(counts: impl Iterator<Item = u16>) {
     let commands =
         counts.map(|count| format!("flush chain ip keelson lb-{count}; delete chain ip keelson lb-{count}"));

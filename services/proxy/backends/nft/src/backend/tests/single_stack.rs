@@ -57,7 +57,7 @@ fn p10_a_family_that_the_kernel_lacks_is_disabled_and_the_other_programmed() {
     }
 }
 
-/// Only what the kernel lacks disables a family: a capability that is missing is an error at once.
+/// Only missing kernel support disables a family: a missing capability is an error at once.
 #[test]
 fn p10_no_permission_is_not_a_missing_family() {
     in_namespace(|| {
@@ -79,7 +79,7 @@ fn p10_a_node_with_ipv6_disabled_gets_ipv4_alone() {
     });
 }
 
-/// As kube-proxy: the node's addresses disable no family that the kernel has.
+/// As in kube-proxy: missing node addresses disable no family that the kernel supports.
 #[test]
 fn p10_a_node_without_ipv6_addresses_gets_both() {
     in_namespace(|| {

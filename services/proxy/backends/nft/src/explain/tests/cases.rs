@@ -92,7 +92,7 @@ fn case_36_detectors_by_interface() {
             (W, "outside", "forwarded L1 -M"),
             (W, "node", "forwarded L1 R1 +M"),
         ]);
-        // An address does not tell by which interface it comes.
+        // The address alone does not tell the input interface.
         let ways = world.explain(V, "10.244.0.9").ways;
         let short: Vec<String> = ways.iter().map(super::short).collect();
         assert_eq!(short, ["forwarded L1 R1 -M", "forwarded L1 R1 +M"], "{ways:?}");
@@ -149,7 +149,7 @@ fn case_40_source_ranges() {
         (W, "node", "forwarded L1 +M"),
         (W, "203.0.113.10", "forwarded L1 +M"),
     ]);
-    // A load balancer's address that is bound here is what the node itself sends from.
+    // The node itself sends from a load-balancer address that is bound to it.
     let mut bound = world;
     bound.local.push(ip("203.0.113.10"));
     bound.check(&[(W, "node", "forwarded L1 +M")]);
@@ -262,7 +262,8 @@ fn endpoints_at_addresses_of_the_node_are_not_masqueraded_from_outside() {
     World::new(vec![port]).check(&[(V, "outside", "forwarded R1 192.168.0.1:6443 +M")]);
 }
 
-/// What is translated is checked no more: kube-proxy's forward chains would reject it (docs/kube-proxy-differences.md).
+/// Translated packets are not checked again: kube-proxy's forward chains would reject them
+/// (docs/kube-proxy-differences.md).
 #[test]
 fn p12_endpoints_that_are_refused_themselves_are_sent_to() {
     let mut other = web(&[]);
@@ -270,7 +271,7 @@ fn p12_endpoints_that_are_refused_themselves_are_sent_to() {
     other.cluster_ip = ip("10.96.0.11");
     (other.external_ips, other.load_balancer_ips, other.node_port) = (vec![], vec![], 0);
     let mut port = web(&["R1"]);
-    // One is a frontend without endpoints, one a cluster IP at a port that it does not have.
+    // The first is a frontend without endpoints, the second a cluster IP at an unused port.
     port.cluster.push(Endpoint { ip: ip("10.96.0.11"), port: 80 });
     let world = World::new(vec![port.clone(), other.clone()]);
     world.check(&[(V, "pod", "forwarded R1 10.96.0.11:80 -M"), ("10.96.0.11:80", "pod", "rejected")]);
@@ -332,7 +333,7 @@ fn offload_is_told_where_packets_are_forwarded() {
         way.steps.iter().filter(|step| step.contains("filter-forward-offload")).count()
     };
     let remote = web(&["R1"]);
-    // An endpoint at an address of the node is delivered here.
+    // An endpoint at an address of the node is delivered locally.
     let mut on_node = web(&[]);
     (on_node.cluster, on_node.has_any) = (vec![Endpoint { ip: ip(N), port: 8080 }], true);
     let mut udp = web(&["R1"]);

@@ -1,4 +1,4 @@
-//! What is said of addresses and ports.
+//! Descriptions of addresses and ports.
 
 use super::*;
 

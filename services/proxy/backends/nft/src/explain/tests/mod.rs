@@ -1,4 +1,4 @@
-//! What is told of packets, for every row of the tables of what Services mean.
+//! Explanations for every row of the tables in service-semantics.
 
 mod cases;
 mod frontends;
@@ -81,14 +81,14 @@ impl World {
         explain(&self.context(), &question(target, from))
     }
 
-    /// The only way, in short: `forwarded 10.244.0.2:8080 10.244.1.2:8080 +M`.
+    /// The only way, in short form: `forwarded 10.244.0.2:8080 10.244.1.2:8080 +M`.
     fn way(&self, target: &str, from: &str) -> String {
         let ways = self.explain(target, from).ways;
         assert_eq!(ways.len(), 1, "{ways:?}");
         short(&ways[0])
     }
 
-    /// Every row: to where, from whom, what becomes of it.
+    /// Rows: target, source, expected result.
     fn check(&self, rows: &[(&str, &str, &str)]) {
         for (target, from, expected) in rows {
             assert_eq!(self.way(target, from), *expected, "{from} -> {target}");

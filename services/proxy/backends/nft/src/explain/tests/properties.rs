@@ -1,4 +1,4 @@
-//! Explanations against what Services mean, for any Services: a reference of its own, which knows of no rules.
+//! Explanations compared with a reference that knows no rules, for arbitrary Services.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ prop_compose! {
         let external_local = external_local && port.is_external();
         port = local(port, internal_local, external_local);
         if internal_local && !port.is_external() {
-            // ClusterSet is used by nothing, so endpoints elsewhere are known by this alone.
+            // ClusterSet is unused, so `has_any` alone tells that endpoints exist elsewhere.
             port.cluster.clear();
             port.has_any = !port.local.is_empty() || elsewhere;
         }
@@ -61,7 +61,7 @@ prop_compose! {
         ports in vec(any_port(), 0..=6),
         (detector, masquerade_all, all_local) in any::<(bool, bool, bool)>(),
     ) -> Setup {
-        // A Service has one cluster IP, and each of its ports once.
+        // A Service has one cluster IP, and no port twice.
         let mut ports: Vec<ServicePort> = ports;
         ports.sort_by(|a, b| a.name.cmp(&b.name));
         ports.dedup_by(|later, first| later.name == first.name);
@@ -89,14 +89,14 @@ impl Setup {
         if self.all_local { world.facts(|facts| facts.node_port_addresses.clear()) } else { world }
     }
 
-    /// What shall become of a packet, in short.
+    /// The expected result, in short form.
     fn expected(&self, world: &World, target: Target, from: IpAddr) -> String {
         let Target { address, port, protocol } = target;
         let is_node = world.local.contains(&from);
         let is_pod = self.detector && net("10.244.0.0/16").contains(&from);
         let mut claims: Vec<&ServicePort> =
             self.ports.iter().filter(|it| it.name.protocol == protocol).collect();
-        // A cluster IP is nobody else's, and what a controller gave comes before what somebody wrote.
+        // A cluster IP comes first, then addresses that a controller assigned, then those that a user wrote.
         let rank = |it: &ServicePort| {
             let kinds = [it.cluster_ip == address, it.load_balancer_ips.contains(&address)];
             kinds.into_iter().position(|is| is).unwrap_or(kinds.len())
@@ -203,7 +203,7 @@ proptest! {
         }
     }
 
-    /// Kinds of sources are told the same as one of the kind.
+    /// A kind of source is explained like any of its members.
     #[test]
     fn kinds_are_like_their_members(setup in setup()) {
         let world = setup.world();
@@ -215,7 +215,7 @@ proptest! {
                 };
                 let of_kind = ways(kind);
                 for member in members {
-                    // A pod that reaches itself is told of within the way of its kind.
+                    // A pod that reaches itself is mentioned within the way of its kind.
                     let of_member = ways(Source::Address(ip(member)));
                     let same = |way: &String| of_kind.contains(way) || of_kind.contains(&way.replace("+M", "-M"));
                     prop_assert!(of_member.iter().all(same), "{} {}: {:?} {:?}", target, member, of_kind, of_member);

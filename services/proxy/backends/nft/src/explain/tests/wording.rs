@@ -1,4 +1,4 @@
-//! The steps, as people read them.
+//! The text of the steps.
 
 use super::*;
 

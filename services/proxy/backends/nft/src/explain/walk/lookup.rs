@@ -1,4 +1,4 @@
-//! Keys of a packet, and what maps give for them.
+//! Keys of a packet, and their values in maps.
 //!
 //! Owns: [`Values`]. In: fields, a packet that may have one of several numbers. Out: keys and values.
 
@@ -8,13 +8,13 @@ use crate::{
     ruleset::Field,
 };
 
-/// What a map gave.
+/// Result of a map lookup.
 #[derive(Debug)]
 pub(super) struct Values {
     pub(super) found: Vec<Key>,
-    /// Keys for which it has nothing.
+    /// Number of keys without an element.
     lacking: usize,
-    /// If there was but one.
+    /// The key, if there was only one.
     pub(super) key: Option<Key>,
 }
 
@@ -30,7 +30,7 @@ impl Values {
 }
 
 impl Walk<'_> {
-    /// What a map gives for a key, which may be one of several.
+    /// Looks up a key, which may be one of several.
     pub(super) fn values(&self, fields: &[Field], map: SetName, packet: &Packet) -> Option<Values> {
         let keys: Vec<Key> = match fields {
             [field @ (Field::Number | Field::Id), Field::Random(below)] => {
@@ -61,7 +61,7 @@ impl Walk<'_> {
         Key::new().ip(packet.destination).protocol(self.target.protocol).port(packet.port)
     }
 
-    /// The key of fields; none where one of them is not known.
+    /// `None` if a field is unknown.
     pub(super) fn key(&self, fields: &[Field], packet: &Packet) -> Option<Key> {
         let number = || match packet.numbers.as_slice() {
             [number] => Some(*number),

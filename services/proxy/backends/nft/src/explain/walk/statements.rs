@@ -1,6 +1,7 @@
-//! What each statement of a rule does with a packet.
+//! Evaluates the statements of a rule.
 //!
-//! Owns: what a statement does with a packet, and the text for it. In: a statement, a packet. Out: whether the rule goes on; steps.
+//! Owns: the effect of a statement on a packet, and the text for it. In: a statement, a packet. Out: whether the rule
+//! continues; steps.
 
 use std::net::IpAddr;
 
@@ -32,7 +33,7 @@ impl Walk<'_> {
         notes: &mut RuleNotes,
     ) -> StatementResult {
         match statement {
-            // It is the first packet of a connection.
+            // The packet is the first of its connection.
             Statement::New => StatementResult::Continue,
             Statement::Established => StatementResult::NoMatch,
             Statement::Protocol(protocol) => when(*protocol == self.target.protocol),
@@ -67,7 +68,7 @@ impl Walk<'_> {
                 StatementResult::End(Flow::Return)
             }
             Statement::SetNumber(fields, map) => self.set_number(fields, *map, packet, notes),
-            // Comes only where the kernel remembers a client, which is described as a choice.
+            // Reached only if the kernel remembers a client, which is described as a choice.
             Statement::SetNumberToService | Statement::Forget { .. } => StatementResult::Continue,
             Statement::Remember { seconds, .. } => {
                 notes
@@ -114,7 +115,7 @@ impl Walk<'_> {
         when(self.context.is_local(packet.destination))
     }
 
-    /// Why a node port that there is does not answer here.
+    /// Why an existing node port is not served at this address.
     fn node_port_elsewhere(&self, address: IpAddr) -> Option<String> {
         let Target { protocol, port, .. } = self.target;
         let key = Key::new().protocol(protocol).port(port);
@@ -145,7 +146,7 @@ impl Walk<'_> {
         self.pod(is_in, inside, &format!("is in {net}"), &format!("is not in {net}"), rule, notes)
     }
 
-    /// Whether it comes from a pod, where the rule wants that to be so or not so.
+    /// Whether the packet matches a rule for traffic from pods, or from other sources.
     fn pod(
         &self,
         is: bool,
@@ -177,7 +178,7 @@ impl Walk<'_> {
         packet: &Packet,
         notes: &mut RuleNotes,
     ) -> StatementResult {
-        // Fields that are not known are those of a hairpin, which is described with the endpoints.
+        // Unknown fields are those of a hairpin, which is described with the endpoints.
         let Some(key) = self.key(fields, packet) else { return StatementResult::NoMatch };
         let found = self.elements.get(set, key).is_some();
         if !found && set == SetName::NodePortAddresses {
@@ -189,7 +190,7 @@ impl Walk<'_> {
         when(found == inside)
     }
 
-    /// Whether source ranges let the source in.
+    /// Whether source ranges admit the source.
     pub(super) fn sources(&self, chain: Chain, packet: &mut Packet) -> Flow {
         let ranges = self.elements.ranges(self.target);
         let holding: Vec<IpNet> = match self.source.address {
