@@ -41,7 +41,6 @@ impl Findings {
     }
 }
 
-/// How a source spells keys, for suggestions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spelling {
     /// `key`, within its section.

@@ -9,7 +9,6 @@ use serde_json::Value as Json;
 
 use crate::error::{Fault, quote};
 
-/// An unchecked value of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Raw {
     Bool(bool),

@@ -63,7 +63,6 @@ pub(crate) fn env_name(section: &str, name: &str) -> String {
     format!("KEELSON_{}__{name}", section.to_uppercase())
 }
 
-/// One setting in canonical form.
 pub(crate) struct Flat {
     pub(crate) key: String,
     pub(crate) live: bool,

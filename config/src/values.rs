@@ -316,7 +316,6 @@ choice! {
 }
 
 choice! {
-    /// Handling of a missing Node.
     Register {
         /// Created at the start, but not after it is deleted later.
         Once = "once",

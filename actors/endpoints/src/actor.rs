@@ -1,6 +1,6 @@
-//! The EndpointPublisher: performs what the core decides.
+//! The EndpointPublisher: performs the effects of the core.
 //!
-//! Owns: the core, the one timer, the one write under way. In: messages. Out: records, the [`EndpointsFeed`] that readers
+//! Owns: the core, the timer, the pending write. In: messages. Out: records, the [`EndpointsFeed`] that readers
 //! follow, the view for the node's condition.
 //!
 //! [`EndpointsFeed`]: super::EndpointsFeed
@@ -34,30 +34,28 @@ use super::{
 
 pub struct EndpointPublisherParts {
     pub store: Arc<dyn StateStore>,
-    /// What is remembered outside of the store. None: the store is trusted to be where it was left.
+    /// State outside of the store, to detect a restored backup. `None`: the store is trusted.
     pub marker: Option<Marker>,
     pub clock: Clock,
     pub policy: EndpointsPolicy,
     pub metrics: EndpointMetrics,
-    /// Where readers find the newest state: the other end of [`super::EndpointsFeed::published`].
+    /// The sender of [`super::EndpointsFeed::published`].
     pub published: watch::Sender<Option<Arc<Published>>>,
-    /// What changed lately, of the same feed.
     pub history: Arc<History>,
-    /// How the chore fares, for the node's condition.
     pub endpoints_view: watch::Sender<EndpointsView>,
-    /// Raised by one with each change that people could see.
+    /// Incremented with each change of the inspected state.
     pub changes: watch::Sender<u64>,
     pub recorder: Arc<Recorder>,
 }
 
 pub struct EndpointPublisher {
-    /// None until the disk was read.
+    /// `None` until the disk is read.
     core: Option<Core>,
-    /// What a former self left behind.
+    /// What the previous instance of the actor left behind.
     kept: Kept,
     policy: EndpointsPolicy,
     store: Arc<dyn StateStore>,
-    /// Held while the store is used: a write of a former self ends before its successor reads.
+    /// Held while the store is used: a write of the previous instance ends before its successor reads.
     store_turn: Arc<Mutex<()>>,
     marker: Option<Marker>,
     clock: Clock,
@@ -71,7 +69,6 @@ pub struct EndpointPublisher {
 }
 
 impl EndpointPublisher {
-    /// An actor that has not started yet.
     #[must_use]
     pub fn new(parts: EndpointPublisherParts) -> Self {
         Self {
@@ -92,7 +89,6 @@ impl EndpointPublisher {
         }
     }
 
-    /// An event of a source through the core, and everything that follows from it.
     fn source(&mut self, event: SourceEvent, ctx: &mut Context<Self>) -> Answer {
         let (kind, objects, marks) = match &event {
             SourceEvent::Services(seen) => of_kind(SourceKind::Services, seen),
@@ -106,7 +102,7 @@ impl EndpointPublisher {
             self.count(kind, objects);
         }
         let now = self.clock.now();
-        // Messages wait until the disk was read.
+        // The actor handles no message before the disk is read.
         let Some(core) = &mut self.core else { return Answer::ListAgain };
         let (answer, effects) = core.take(event, now, rand::random());
         self.perform(effects, ctx);
@@ -130,7 +126,6 @@ impl EndpointPublisher {
         self.metrics.events.get_or_create(&Resource { resource: kind.resource() }).inc_by(events);
     }
 
-    /// One event through the core, and everything that follows from it.
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
         let now = self.clock.now();
         let Some(core) = &mut self.core else { return };
@@ -204,7 +199,6 @@ impl EndpointPublisher {
         });
     }
 
-    /// Brings metrics and summary up to date.
     fn show(&self) {
         let Some(core) = &self.core else { return };
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -228,7 +222,7 @@ impl EndpointPublisher {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Reads what is on disk, off this thread and before any message is handled.
+    /// Reads the disk on another thread, before any message is handled.
     fn reload(&mut self, ctx: &mut Context<Self>) {
         let mut kept = std::mem::take(&mut self.kept);
         if let Some(memory) = kept.memory.take() {
@@ -240,7 +234,7 @@ impl EndpointPublisher {
             let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             record::load(&**store, &node_name)
         });
-        // The disk of a process that starts is waited for, readers see nothing yet.
+        // At process start, wait for the disk without limit, because readers see nothing yet.
         let limit = if kept.is_restart { self.policy.write_timeout } else { Duration::MAX };
         let load = tokio::time::timeout(limit, load);
         ctx.wait(wrap_future::<_, Self>(load).map(move |loaded, actor, ctx| {
@@ -266,7 +260,7 @@ impl EndpointPublisher {
             };
             let shown = actor.shown();
             let (restored, is_renamed) = match restored {
-                // A former self of the actor has looked already.
+                // A previous instance of the actor has checked the state already.
                 Some(restored) if !kept.is_restart => actor.checked(restored),
                 restored => (restored, false),
             };
@@ -274,7 +268,7 @@ impl EndpointPublisher {
         }));
     }
 
-    /// The state on disk, under a new instance ID if it may be older than what was served last. Whether it is.
+    /// Gives the state on disk a new instance ID if it may be older than the last one served. Returns whether it did.
     fn checked(&self, mut restored: Restored) -> (Option<Restored>, bool) {
         let meta = &mut restored.meta;
         let Some(reason) = self.marker.as_ref().and_then(|marker| marker.doubt(meta.instance_id, meta.rev))
@@ -287,7 +281,7 @@ impl EndpointPublisher {
         (Some(restored), true)
     }
 
-    /// Begins with what readers see, where the disk has something else or does not answer.
+    /// Begins with the published state if the disk has another one or does not answer.
     fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept, ctx: &mut Context<Self>) {
         let disk = Disk::Behind { retry: self.clock.now().mono, failures: 1 };
         let shown = self.shown();
@@ -312,7 +306,7 @@ impl EndpointPublisher {
     }
 }
 
-/// The number of objects in what was seen of a kind, and whether there is more than objects: marks of a list.
+/// Number of objects, and whether `seen` contains marks of a list as well.
 fn of_kind<T>(kind: SourceKind, seen: &[Seen<T>]) -> (SourceKind, u64, bool) {
     let objects = seen.iter().filter(|seen| matches!(seen, Seen::Put(_) | Seen::Gone(_))).count();
     (kind, objects as u64, seen.len() > objects)
@@ -323,8 +317,8 @@ supervised!(EndpointPublisher);
 impl Supervised for EndpointPublisher {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
-        // What sources said is forgotten, which they learn with what they say next; what is not said again unless it
-        // changes is kept.
+        // Listed objects are dropped: the next event of each source is answered with `ListAgain`. The Node and the
+        // health of watches are kept, because sources send them only when they change.
         if let Some(core) = self.core.take() {
             self.kept = core.keep(rand::random());
         }

@@ -1,4 +1,4 @@
-//! The EndpointPublisher: its writes, its timer, restarts, the way in for sources, and what readers see.
+//! The EndpointPublisher: writes, timer, restarts, events of sources, and published states.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -23,7 +23,6 @@ use crate::{
     view::tests::{http, n1, svc},
 };
 
-/// A publisher, its readers' end and what it tells.
 struct Publisher {
     mailbox: Mailbox<EndpointPublisher>,
     feed: EndpointsFeed,
@@ -188,7 +187,7 @@ fn a_revision_is_on_disk_before_anybody_sees_it() {
     });
 }
 
-/// E19: a revision is a sync of the disk. A change that comes alone is not delayed.
+/// E19: each revision is a sync of the disk. A single change is not delayed.
 #[test]
 fn e19_two_hundred_changes_a_second_are_ten_revisions_a_second() {
     run(async {
@@ -206,7 +205,7 @@ fn e19_two_hundred_changes_a_second_are_ten_revisions_a_second() {
         }
         pass(100).await;
         assert_eq!(publisher.names().len(), 1001);
-        // 5 s, the ten that came first, and some room for when they began.
+        // 5 s at 10 per second, the ten of the burst, and some tolerance.
         let revisions = publisher.metrics.revisions.get() - 2;
         assert!((55..=66).contains(&revisions), "{revisions} revisions of 1000 changes in 5 s");
         let changed = publisher.feed.history.between(publisher.id().expect("one").0, 1, publisher.rev());
@@ -219,7 +218,6 @@ fn e19_two_hundred_changes_a_second_are_ten_revisions_a_second() {
     });
 }
 
-/// A store with what another had at some time: a backup, or what is restored of it.
 fn copy(of: &dyn StateStore) -> Arc<MemoryStore> {
     let (to, mut batch) = (MemoryStore::new(), Batch::new());
     for (key, value) in of.scan(Table::Endpoints).expect("memory reads") {
@@ -229,7 +227,7 @@ fn copy(of: &dyn StateStore) -> Arc<MemoryStore> {
     Arc::new(to)
 }
 
-/// E12: a state folder that was restored from a backup must not use the numbers of later revisions again.
+/// E12: a state folder restored from a backup must not reuse the numbers of later revisions.
 #[test]
 fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
     run(async {
@@ -246,7 +244,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         first.reaches(2).await;
         drop(first);
 
-        // A restart goes on.
+        // A restart continues.
         let second = start(&store, "b");
         second.reaches(2).await;
         assert_eq!(second.id(), Some((instance_id, 2)));
@@ -255,7 +253,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         second.reaches(3).await;
         drop(second);
 
-        // Restored: revisions 2 and 3 would be used again.
+        // The backup has revision 1: revisions 2 and 3 would be used again.
         let restored = start(&backup, "b");
         restored.reaches(1).await;
         let (anew, rev) = restored.id().expect("one");
@@ -266,7 +264,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         assert_eq!(restored.id(), Some((anew, 2)));
         drop(restored);
 
-        // The new one is on disk and goes on in turn, until the node boots.
+        // The new instance ID is on disk and is kept until the node boots.
         let again = start(&backup, "b");
         again.reaches(2).await;
         assert_eq!(again.id(), Some((anew, 2)));
@@ -275,7 +273,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         booted.reaches(2).await;
         let id = booted.id().expect("one");
         assert!(id.0 != anew && id.1 == 2, "{id:?}");
-        // It gets to the disk without any change.
+        // The instance ID is written without any other change.
         pass(1_000).await;
         drop(booted);
         let after = start(&backup, "c");
@@ -332,7 +330,7 @@ fn restarts_and_shows_the_same(reason: &str) {
         publisher.reaches(1).await;
         let (id, shows) = (publisher.id(), *publisher.changes.borrow());
         publisher.mailbox.deliver(Restart { reason: reason.into() });
-        // What is said while it is away waits for it.
+        // An event sent during the restart waits for it.
         assert_eq!(publisher.put(&named("new")).await, Answer::ListAgain);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
         assert_eq!(*publisher.view.borrow(), EndpointsView::Current);

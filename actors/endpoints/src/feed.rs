@@ -1,8 +1,8 @@
-//! What readers follow.
+//! The feed that readers follow.
 //!
 //! Owns: [`Published`], a state at one revision, [`History`], which Services changed at which revision, and
-//! [`EndpointsFeed`], both together. In: revisions of the EndpointPublisher. Out: immutable states: a reader that takes a
-//! long time with one keeps no more of it than what later states do not share.
+//! [`EndpointsFeed`], both together. In: revisions of the EndpointPublisher. Out: immutable states. A slow reader
+//! keeps only the memory that its state does not share with later ones.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -18,49 +18,46 @@ use super::ServiceName;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// A `localnetv1.NextItem` with nothing but `Endpoints`; the same bytes are a `keelson.endpoints.v1.WatchItem`
-    /// with `set`.
+    /// A `localnetv1.NextItem` with only `Endpoints` set; the same bytes are a `keelson.endpoints.v1.WatchItem` with
+    /// `set`.
     pub message: Bytes,
-    /// The revision at which it became so.
+    /// The revision of its last change.
     pub rev: u64,
 }
 
-/// Whether a state is the newest there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Freshness {
-    /// As far as is known.
+    /// As far as known.
     Current,
-    /// The source cannot be asked: this is what was last heard of.
+    /// The source is unavailable or not synced: this is the last known state.
     Stale {
-        /// Why, in a sentence that does not change while nothing changes.
+        /// A sentence that does not change while nothing changes.
         reason: Arc<str>,
-        /// Since when, in Unix milliseconds.
         since_unix_ms: i64,
     },
 }
 
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// Random, as old as the state on disk; never 0.
+    /// Random, kept with the state on disk; never 0.
     pub instance_id: u64,
     pub rev: u64,
-    /// Every Service, in the order of their names.
+    /// Every Service, ordered by name.
     pub services: RedBlackTreeMapSync<ServiceName, Item>,
     pub node: Arc<NodeInfo>,
-    /// Whether there may be a newer state.
     pub freshness: Freshness,
-    /// When the oldest change that led to this revision was made, in Unix milliseconds, if it is known.
+    /// When the oldest change that led to this revision was made, in Unix milliseconds, if known.
     pub triggered_unix_ms: Option<i64>,
-    /// Bytes of all Services.
+    /// Encoded size of all Services.
     pub bytes: u64,
-    /// Bytes of the Services that were replaced or deleted since the process started. Two states keep no more than the
-    /// difference between theirs that they do not share.
+    /// Encoded size of all Services that were replaced or deleted since the process started. The difference between
+    /// two states is the maximum of what they do not share.
     pub replaced: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Services that were set or deleted; which of both says the newer state.
+    /// Services that were set or deleted; the newer state tells which.
     pub services: BTreeSet<ServiceName>,
     pub node: bool,
 }
@@ -75,10 +72,10 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Entries {
     instance_id: u64,
-    /// Everything after this revision is known.
+    /// All changes after this revision are known.
     since: u64,
     kept: VecDeque<Entry>,
-    /// Names in `kept`.
+    /// Number of names in `kept`.
     names: usize,
 }
 
@@ -91,24 +88,24 @@ pub struct History {
 }
 
 impl History {
-    /// An empty one with a maximum number of revisions and of names in them. A revision with more names than that
-    /// is not kept at all: who is behind it gets the whole state, which is then no larger.
+    /// `most_revs` and `most_names` are maxima. A revision with more names is not kept: a reader behind it gets the
+    /// full state, which is no larger.
     #[must_use]
     pub fn new(most_revs: usize, most_names: usize) -> Arc<Self> {
         Arc::new(Self { entries: Mutex::default(), most_revs, most_names })
     }
 
     fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
-        // Nothing in here panics half way.
+        // No code panics while it holds the lock.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets everything; changes after `rev` of `instance_id` will be noted.
+    /// Forgets everything; changes after `rev` of `instance_id` follow.
     pub fn restart(&self, instance_id: u64, rev: u64) {
         *self.entries() = Entries { instance_id, since: rev, ..Entries::default() };
     }
 
-    /// Notes what changed at `rev`, which follows the one noted before. To be called before the state is published.
+    /// Records what changed at `rev`, which follows the last recorded one. Call it before the state is published.
     pub fn note(&self, rev: u64, services: Vec<ServiceName>, node: bool) {
         let mut entries = self.entries();
         entries.names += services.len();
@@ -120,7 +117,7 @@ impl History {
         }
     }
 
-    /// What changed after revision `from`, up to and with `to`; none when that is not known.
+    /// What changed after revision `from`, up to and including `to`; `None` if unknown.
     #[must_use]
     pub fn between(&self, instance_id: u64, from: u64, to: u64) -> Option<Changes> {
         let entries = self.entries();
@@ -137,10 +134,10 @@ impl History {
     }
 }
 
-/// Where readers find the newest state. Cheap to clone.
+/// Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EndpointsFeed {
-    /// None until there is a state that may be served.
+    /// `None` until there is a state that may be served.
     pub published: watch::Receiver<Option<Arc<Published>>>,
     pub history: Arc<History>,
 }

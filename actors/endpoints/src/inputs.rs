@@ -1,10 +1,10 @@
-//! Everything the sources said.
+//! The objects received from the sources.
 //!
-//! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last heard, and which Services may mean something
-//! else since they were last computed. In: what was [`Seen`], by kind. Out: the meaning of one Service, computed
-//! out anew each time it is asked for.
+//! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last received, and the Services whose view may
+//! have changed since it was last computed. In: objects as [`Seen`], by kind. Out: the view of one Service, computed
+//! on each call.
 //!
-//! Objects are kept as the bytes of what is read of them, since there are many and few are looked at: a cluster of
+//! Objects are kept encoded and reduced to the fields that are read, because most are rarely used: a cluster of
 //! 10,000 Services with 10 endpoints each takes about as many megabytes as its slices have on the wire.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,36 +21,34 @@ use super::{
     view::{self, owner, triggered_unix_ms, trim_service, trim_slice},
 };
 
-/// Longer names are none: Kubernetes allows 253 bytes for a name and 63 for a namespace.
+/// Longer names are ignored: Kubernetes allows 253 bytes for a name and 63 for a namespace.
 const MAX_NAME_LEN: usize = 1024;
 
-/// How far the sources have told of one kind.
+/// Progress of listing one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
-    /// Nothing was listed.
     #[default]
     Unknown,
-    /// A listing is under way.
     Listing,
-    /// What is known is all there is.
+    /// All objects are known.
     Listed,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     stage: Stage,
-    /// Which listing is the newest.
+    /// Number of the last listing.
     listing: u32,
 }
 
 #[derive(Debug)]
 struct Packed {
     bytes: Box<[u8]>,
-    /// The listing that it was last part of.
+    /// The last listing that contained it.
     listing: u32,
 }
 
-/// A Service and its slices. Slices may come before it and stay after it went.
+/// A Service and its slices. Slices may arrive before the Service and stay after its deletion.
 #[derive(Debug, Default)]
 struct Entry {
     service: Option<Packed>,
@@ -63,10 +61,9 @@ impl Entry {
     }
 }
 
-/// What may have changed, and for each Service when its oldest change was made.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
-    /// Services, with the Unix milliseconds of the oldest change that tells its time.
+    /// With the Unix milliseconds of the oldest change whose time is known.
     pub(super) services: HashMap<ServiceName, Option<i64>>,
     pub(super) node: bool,
 }
@@ -85,22 +82,20 @@ impl Dirty {
 #[derive(Debug)]
 pub(super) struct Inputs {
     entries: HashMap<ServiceName, Entry>,
-    /// Which Service each slice belongs to: it may change.
+    /// The Service of each slice, which can change.
     owners: HashMap<ServiceName, ServiceName>,
     services: usize,
     cidrs: BTreeMap<ServiceName, (ServiceCidr, u32)>,
     node: Option<NodeView>,
-    /// The Node as an earlier process knew it.
     remembered: Option<NodeView>,
-    /// The ServiceCIDRs as an earlier process knew them.
     remembered_cidrs: Vec<String>,
     progress: [Progress; 3],
     dirty: Dirty,
-    /// Changes made before this, in Unix milliseconds, tell nothing of how long they took.
+    /// Times of changes before this are ignored, in Unix milliseconds.
     since_unix_ms: i64,
 }
 
-/// The place of a listed kind in [`Inputs::progress`].
+/// Index of a listed kind in [`Inputs::progress`].
 fn place(kind: SourceKind) -> Option<usize> {
     match kind {
         SourceKind::Services => Some(0),
@@ -124,14 +119,13 @@ fn pack(object: &impl Message, listing: u32) -> Packed {
     Packed { bytes: object.encode_to_vec().into(), listing }
 }
 
-/// What [`pack`] made; it reads back.
 fn unpack<T: Message + Default>(packed: &Packed) -> Option<T> {
     T::decode(&*packed.bytes).ok()
 }
 
 impl Inputs {
-    /// Nothing heard yet. Times of changes before `since_unix_ms` are ignored, as kube-proxy does: they are of before
-    /// the agent could know of them.
+    /// Times of changes before `since_unix_ms` are ignored, as in kube-proxy, because they precede the start of the
+    /// agent.
     pub(super) fn new(since_unix_ms: i64) -> Self {
         Self {
             entries: HashMap::new(),
@@ -165,13 +159,11 @@ impl Inputs {
         self.take(2, seen, Self::put_cidr, Self::remove_cidr, Self::sweep_cidrs)
     }
 
-    /// Takes the Node as an earlier process knew it.
     pub(super) fn remember_node(&mut self, node: &NodeInfo) {
         self.remembered = Some(view::node_view(node));
         self.remembered_cidrs.clone_from(&node.service_cid_rs);
     }
 
-    /// Takes the Node as it is now.
     pub(super) fn node(&mut self, node: NodeView) {
         let node = node.or_last(self.node.as_ref().or(self.remembered.as_ref()));
         let Some(former) = self.node.replace(node) else {
@@ -221,7 +213,7 @@ impl Inputs {
                 }
             }
         }
-        // A source that has nothing to tell learns by telling nothing that it has to begin anew.
+        // A source without changes learns here that it must list again.
         if self.progress[place].stage == Stage::Unknown { Answer::ListAgain } else { Answer::Taken }
     }
 
@@ -280,7 +272,7 @@ impl Inputs {
                 }
             }
             Err(at) => {
-                // Most Services have one slice or two.
+                // Most Services have one or two slices.
                 slices.reserve_exact(1);
                 slices.insert(at, (name.clone(), packed));
                 self.owners.insert(name, owner.clone());
@@ -315,7 +307,7 @@ impl Inputs {
         });
     }
 
-    /// Takes over what an earlier process knew of a kind, until it is listed. Of Services and slices nothing is.
+    /// Uses what an earlier process knew of a kind that cannot be listed. For Services and slices there is nothing.
     fn recall(&mut self, place: usize) {
         if place == 2 && self.cidrs.is_empty() && !self.remembered_cidrs.is_empty() {
             let metadata = Some(ObjectMeta { name: "remembered".to_owned(), ..ObjectMeta::default() });
@@ -343,17 +335,16 @@ impl Inputs {
         self.dirty.node |= self.cidrs.len() != before;
     }
 
-    /// The same name, sharing its memory with the one that is kept already.
+    /// Returns an equal name that shares memory with the one already kept.
     fn known(&self, name: ServiceName) -> ServiceName {
         self.entries.get_key_value(&name).map_or(name, |(known, _)| known.clone())
     }
 
-    /// Whether everything is known that there is, as of one moment of each source.
+    /// Whether every kind is listed completely.
     pub(super) fn synced(&self) -> bool {
         SourceKind::ALL.into_iter().all(|kind| self.kind_synced(kind))
     }
 
-    /// Whether everything of this kind is known.
     pub(super) fn kind_synced(&self, kind: SourceKind) -> bool {
         match place(kind) {
             Some(place) => self.progress[place].stage == Stage::Listed,
@@ -361,7 +352,7 @@ impl Inputs {
         }
     }
 
-    /// How many objects of this kind are kept. Slices that belong to no Service are not.
+    /// Number of kept objects of this kind. Slices without a Service are not counted.
     pub(super) fn objects(&self, kind: SourceKind) -> usize {
         match kind {
             SourceKind::Services => self.services,
@@ -379,7 +370,7 @@ impl Inputs {
         !self.dirty.is_empty()
     }
 
-    /// What may have changed since this was last asked.
+    /// What may have changed since the last call.
     pub(super) fn take_dirty(&mut self) -> Dirty {
         std::mem::take(&mut self.dirty)
     }
@@ -388,7 +379,7 @@ impl Inputs {
         entry.slices.iter().filter_map(|(_, slice)| unpack(slice)).collect()
     }
 
-    /// What a Service means now; none when it has no frontend.
+    /// `None` if the Service has no frontend.
     pub(super) fn view(&self, name: &ServiceName) -> Option<ServiceEndpoints> {
         let entry = self.entries.get(name)?;
         let service = unpack(entry.service.as_ref()?)?;
@@ -400,7 +391,7 @@ impl Inputs {
         view::node_info(self.node.as_ref().unwrap_or(&nobody), self.cidrs.values().map(|(cidr, _)| cidr))
     }
 
-    /// Why a Service means what it means; none when nothing is known of it.
+    /// `None` if nothing is known of the Service.
     pub(super) fn explain(&self, name: &ServiceName, node_name: &str) -> Option<pb::Explanation> {
         let entry = self.entries.get(name)?;
         let service = entry.service.as_ref().and_then(unpack);
@@ -412,7 +403,7 @@ impl Inputs {
         Some(explanation)
     }
 
-    /// Bytes of all objects.
+    /// Size of all objects in bytes.
     pub(super) fn bytes(&self) -> usize {
         let of = |entry: &Entry| {
             let slices: usize = entry.slices.iter().map(|(_, slice)| slice.bytes.len()).sum();

@@ -1,11 +1,11 @@
-//! What Services mean on this node.
+//! The endpoints of Services on this node.
 //!
-//! Owns: the meaning of one Service ([`view`]), the inputs it is made of and the revisions that come of their changes
-//! ([`core`]), and [`EndpointPublisher`], the actor that takes changes from a source, keeps state and identity
-//! on disk and publishes.
+//! Owns: the view of one Service ([`view`]), its inputs and the revisions made of their changes ([`core`]), and
+//! [`EndpointPublisher`], the actor that receives changes from a source, keeps state and instance ID on disk and
+//! publishes.
 //! In: [`SourceEvent`]s of a source, by an [`EventSink`]. Out: an [`EndpointsFeed`] that any number of readers follow
-//! without troubling the actor, and [`EndpointsView`](keelson_actor_system::reports::EndpointsView) for the node's
-//! condition. No sockets are opened here.
+//! without messages to the actor, and [`EndpointsView`](keelson_actor_system::reports::EndpointsView) for the node's
+//! condition. This crate opens no sockets.
 //!
 //! ```text
 //!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► on disk ──► feed

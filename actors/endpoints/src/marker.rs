@@ -1,11 +1,12 @@
-//! What of the endpoints is remembered outside of the state folder.
+//! State of the endpoints outside of the state folder.
 //!
-//! Owns: [`Marker`], a file in the agent's folder under `/run` that names the newest revision that readers were shown. In:
-//! revisions that are on disk and about to be shown. Out: why a state on disk must not go on under its instance ID, if so.
+//! Owns: [`Marker`], a file in the agent's folder under `/run` with the last published revision. In: revisions that
+//! are on disk and about to be published. Out: the reason why a state on disk must not continue under its instance
+//! ID, if there is one.
 //!
-//! A state folder that was restored from a backup has an older revision: the agent would use the numbers of the later ones
-//! again, for other content, and a reader that has one of those would take itself for up to date. The folder cannot tell by
-//! itself. `/run` is in no backup, is empty after a boot, and outlives every agent process.
+//! A state folder that was restored from a backup has an older revision. The agent would reuse the numbers of later
+//! revisions for other content, and a client that has one of those would consider itself up to date. The folder alone
+//! does not reveal this. `/run` is in no backup, is empty after a boot, and outlives every agent process.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,10 +15,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How many bytes of the file are read at most; a marker has some hundred.
+/// Maximum number of bytes read; a marker has about a hundred.
 const LARGEST: u64 = 4096;
 
-/// The newest revision that readers were shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     boot_id: String,
@@ -26,7 +26,7 @@ struct Mark {
 }
 
 impl Mark {
-    /// One line. Its length depends on the boot ID alone, so that one write replaces all of it.
+    /// One line. Its length depends only on the boot ID, so one write replaces it entirely.
     fn line(&self) -> String {
         format!("keelson-endpoints 1 {:016x} {:016x} {}\n", self.instance_id, self.rev, self.boot_id)
     }
@@ -40,7 +40,7 @@ impl Mark {
     }
 }
 
-/// Why a state on disk must not go on under its instance ID; none: it may.
+/// Why a state on disk must not continue under its instance ID; `None`: it may.
 fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Option<String> {
     match mark {
         None => Some("no record of the served instance since the node booted".to_owned()),
@@ -60,40 +60,40 @@ fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Opti
     }
 }
 
-/// The first [`LARGEST`] bytes of a file.
+/// Reads at most [`LARGEST`] bytes.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(LARGEST).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// The file that names the newest revision that readers were shown.
 #[derive(Debug)]
 pub struct Marker {
     path: PathBuf,
     boot_id: String,
     file: Option<File>,
-    /// What the file says, as far as this process has written it.
+    /// What this process has written to the file.
     written: Option<(u64, u64)>,
-    /// That it cannot be written was logged.
+    /// A failed write was logged.
     is_failing: bool,
 }
 
 impl Marker {
-    /// The file may be missing; its folder should be there.
+    /// The file may be missing; its folder should exist.
     #[must_use]
     pub fn new(path: PathBuf, boot_id: String) -> Self {
         Self { path, boot_id, file: None, written: None, is_failing: false }
     }
 
-    /// Why a state on disk must not go on under its instance ID; none: it may. What cannot be read counts as missing.
+    /// Why a state on disk must not continue under its instance ID; `None`: it may. An unreadable file counts as
+    /// missing.
     pub(super) fn doubt(&self, instance_id: u64, rev: u64) -> Option<String> {
         let mark = read(&self.path).ok().and_then(|text| Mark::parse(&text));
         doubt(mark.as_ref(), &self.boot_id, instance_id, rev)
     }
 
-    /// Notes a revision that is on disk, before readers see it. Without the note readers are told everything anew after the
-    /// next start, and nothing worse.
+    /// Records a revision that is on disk, before it is published. If this fails, clients receive the full state
+    /// after the next start.
     pub(super) fn note(&mut self, instance_id: u64, rev: u64) {
         if self.written == Some((instance_id, rev)) {
             return;
@@ -119,12 +119,12 @@ impl Marker {
             None => {
                 let mut options = OpenOptions::new();
                 let file = options.write(true).create(true).truncate(false).mode(0o600).open(&self.path)?;
-                // What another program or version left may be longer.
+                // A line of another program or version may be longer.
                 file.set_len(line.len() as u64)?;
                 self.file.insert(file)
             }
         };
-        // A process that is killed leaves the old line or the new one.
+        // A process that is killed leaves either the old line or the new one.
         file.write_all_at(line.as_bytes(), 0)
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         fs::write(&path, "x".repeat(1000)).expect("writes");
         marker().note(7, 6);
         assert_eq!(marker().doubt(7, 6), None, "what was longer is replaced");
-        // A folder that is not there costs nothing but the note.
+        // Without the folder, only the marker is missing.
         let mut nowhere = Marker::new(folder.path().join("no/such"), boot.into());
         nowhere.note(7, 6);
         assert!(nowhere.doubt(7, 6).is_some());

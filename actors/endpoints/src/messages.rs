@@ -1,4 +1,4 @@
-//! Messages of the EndpointPublisher, beside [`SourceEvent`](super::SourceEvent).
+//! Messages of the EndpointPublisher, besides [`SourceEvent`](super::SourceEvent).
 
 use keelson_actor_system::messages;
 use keelson_proto::endpoints as pb;
@@ -8,26 +8,26 @@ use super::ServiceName;
 messages! {
     #[derive(Debug)]
     pub enum ClientEvent {
-        /// The first client follows: the sources are about to be watched.
+        /// The first client connected: the sources are about to be watched.
         Followed,
-        /// A client has a revision of an instance that it did not get from this process.
+        /// A client has a later revision of an instance ID, which it did not get from this process.
         LaterRevision { instance_id: u64, rev: u64 },
     }
 }
 
 messages! {
-    /// The actor's state as JSON, for people.
+    /// The actor's state as JSON, for debugging.
     InspectEndpoints => String {}
-    /// Number of Services that clients see. An answer says that the actor is at work.
+    /// Number of published Services. A response proves that the actor runs.
     EndpointsCount => u64 {}
-    /// Sync status, and a summary of some Services. What the actor does not know is left empty: the source and its place,
-    /// files, listeners, watchers.
+    /// Sync status, and a summary of some Services. Fields that the actor does not know stay empty: the source and
+    /// its place, files, listeners, watchers.
     ListServices => pb::State {
-        /// Only Services of this namespace; empty: of all.
+        /// Empty: all namespaces.
         namespace: String,
         max: usize,
     }
-    /// Why a Service means what it means; `None`: neither it nor a slice of it is known.
+    /// `None`: neither the Service nor a slice of it is known.
     ExplainService => Option<pb::Explanation> {
         name: ServiceName,
     }

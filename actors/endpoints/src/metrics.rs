@@ -11,7 +11,7 @@ use prometheus_client::{
     },
 };
 
-/// A kind of objects, as [`super::SourceKind::resource`] has it.
+/// As returned by [`super::SourceKind::resource`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Resource {
     pub resource: &'static str,

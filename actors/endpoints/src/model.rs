@@ -1,7 +1,7 @@
-//! What sources hand over.
+//! Events of sources.
 //!
-//! Owns: [`SourceEvent`] and what it is made of, and [`EventSink`], to whom sources hand events. In: objects, reduced to
-//! what is read of them. Out: nothing; these are values.
+//! Owns: [`SourceEvent`] and its parts, and [`EventSink`], which receives events. In: objects, reduced to the fields
+//! that are read. Out: nothing; these are values.
 
 use std::net::IpAddr;
 
@@ -13,23 +13,22 @@ pub use keelson_proto::{
     names::ServiceName,
 };
 
-/// What was seen of a kind of objects, in the order in which it happened. An object is known by the namespace and the
-/// name in its metadata.
+/// Observations of a kind of objects, in order. Objects are identified by the namespace and name in their metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen<T, G = ServiceName> {
-    /// A listing begins. Until it is whole nothing new is published, so that no state mixes two moments.
+    /// A listing begins. Nothing is published until it is complete, so that no state mixes two moments.
     Listing,
-    /// This object is new or has changed; or it is, when it comes within a listing.
+    /// A new or changed object, or an object of the listing.
     Put(Box<T>),
-    /// This object was deleted, or is no longer one that the source looks at.
+    /// A deleted object, or one that the source no longer selects.
     Gone(G),
-    /// The listing is whole: what did not come within it does not exist.
+    /// The listing is complete: objects that it did not contain do not exist.
     Listed,
-    /// The listing is refused, and nothing waits for it: what was known before stays, also what an earlier process knew.
+    /// The listing was refused, and nothing waits for it: known objects stay, including those from an earlier
+    /// process.
     Refused,
 }
 
-/// The kinds of objects that a source looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceKind {
     Services,
@@ -41,7 +40,7 @@ pub enum SourceKind {
 impl SourceKind {
     pub const ALL: [Self; 4] = [Self::Services, Self::EndpointSlices, Self::ServiceCidrs, Self::Node];
 
-    /// As the API names the resource, for labels and JSON.
+    /// Resource name in the API, for labels and JSON.
     #[must_use]
     pub fn resource(self) -> &'static str {
         match self {
@@ -53,11 +52,10 @@ impl SourceKind {
     }
 }
 
-/// What the view and its readers need of the Node. A change of the Node that changes none of this is none.
+/// The fields of the Node that the view and its readers use. Changes of other fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeView {
     pub name: String,
-    /// Whether there is a Node of that name.
     pub exists: bool,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
@@ -65,17 +63,17 @@ pub struct NodeView {
     pub ips: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<String>,
-    /// Not being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`. Of a Node that was deleted: as it was last
-    /// seen.
+    /// Not being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`. Of a deleted Node: the last known
+    /// value.
     pub eligible: bool,
 }
 
 impl NodeView {
-    /// The facts to go by, of which `last` are those so far.
+    /// Fills missing facts from `last`.
     ///
-    /// A Node that was deleted keeps its last facts, and one without addresses its last addresses: what is missing for a while
-    /// must not change what answers on the node. Source: kube-proxy, which keeps the last Node it has seen, and the
-    /// addresses that it found at its start.
+    /// A deleted Node keeps its last facts, and a Node without addresses its last addresses, because facts that are
+    /// temporarily missing must not change what the node serves. Source: kube-proxy, which keeps the last Node it has
+    /// seen, and the addresses that it found at its start.
     #[must_use]
     pub fn or_last(mut self, last: Option<&Self>) -> Self {
         let Some(last) = last.filter(|last| last.name == self.name) else { return self };
@@ -89,16 +87,15 @@ impl NodeView {
     }
 }
 
-/// An event of a source, and the message that reports it to the EndpointPublisher.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SourceEvent {
-    /// The source may leave out Services that carry the label `service.kubernetes.io/service-proxy-name` or are headless,
+    /// The source may omit Services that have the label `service.kubernetes.io/service-proxy-name` or are headless,
     /// as kube-proxy's watch does.
     Services(Vec<Seen<Service>>),
     EndpointSlices(Vec<Seen<EndpointSlice>>),
     ServiceCidrs(Vec<Seen<ServiceCidr>>),
     Node(NodeView),
-    /// The status of the watch of a kind.
+    /// Health of the watch of a kind.
     Health(SourceKind, ChoreHealth),
 }
 
@@ -118,18 +115,16 @@ impl ActorMessage for SourceEvent {
     }
 }
 
-/// What becomes of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Taken,
-    /// It was not: who takes events has forgotten what came before it. The source says everything of this kind again,
-    /// from a listing on.
+    /// Not taken, because the receiver has lost the earlier events. The source must send everything of this kind
+    /// again, beginning with a listing.
     ListAgain,
 }
 
-/// Who takes the events of a source.
 pub trait EventSink: Send + Sync + 'static {
-    /// Takes one event; the answer comes when there is room for the next, so a source that waits for it cannot
+    /// Takes one event. The future completes when there is room for the next, so a source that waits for it cannot
     /// fill memory. Events of one kind are sent one after the other.
     fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer>;
 }

@@ -1,17 +1,17 @@
-//! What of the endpoints outlives the process.
+//! The endpoints state on disk.
 //!
-//! Owns: the form of the records and the order of their writes. In: a state as it is about to be published. Out:
-//! records in the table `endpoints` of the store, and the state they add up to.
+//! Owns: the format of the records and the order of their writes. In: a state that is about to be published. Out:
+//! records in the table `endpoints` of the store, and the state read from them.
 //!
-//! | key | what |
+//! | key | content |
 //! |---|---|
-//! | `meta` | [`Meta`]: identity, revision, node |
+//! | `meta` | [`Meta`]: instance ID, revision, node |
 //! | `s/<namespace>/<name>` | a Service, or that it was deleted, and at which revision |
 //! | `p/<namespace>/<name>/<n>` | the n-th further part of a Service that is too large for one record |
 //!
-//! What fits into one batch is written whole or not at all. A batch of 10,000 records would cost the store 90 MB of
-//! memory, a hundred batches of 100 a sixth of that; so what is larger is written in several, the first of which
-//! marks the whole as incomplete and the last of which takes the mark away. What is found incomplete counts as lost.
+//! A write that fits into one batch is atomic. A batch of 10,000 records would cost the store 90 MB of memory, a
+//! hundred batches of 100 a sixth of that, so larger writes are split. The first batch marks the state as incomplete
+//! and the last one clears the mark. A state that is found incomplete is discarded.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,58 +23,54 @@ use rpds::RedBlackTreeMapSync;
 
 use super::{Item, ServiceName};
 
-/// The form of the records; another one counts as lost.
+/// Format of the records; a state of another version is discarded.
 const VERSION: u32 = 1;
 const META: &[u8] = b"meta";
-/// Records in one batch.
+/// Maximum records in one batch.
 pub(super) const CHUNK_RECORDS: usize = 128;
-/// Bytes after which a batch is full: one record may come on top.
+/// Size after which a batch is full; one more record may follow.
 const CHUNK_BYTES: usize = 1024 * 1024;
-/// Bytes of a Service in one record; the store takes 1 MiB.
+/// Bytes of a Service in one record; the store accepts 1 MiB.
 const PART_BYTES: usize = 512 * 1024;
 
-/// What there is but once.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Meta {
-    /// The form of the records.
     #[prost(uint32, tag = "1")]
     pub(super) version: u32,
     #[prost(fixed64, tag = "2")]
     pub(super) instance_id: u64,
     #[prost(uint64, tag = "3")]
     pub(super) rev: u64,
-    /// The node that the state is for.
     #[prost(string, tag = "4")]
     pub(super) node_name: String,
     #[prost(message, optional, tag = "5")]
     pub(super) node: Option<NodeInfo>,
-    /// The revision at which the node became so.
+    /// The revision of the last change of `node`.
     #[prost(uint64, tag = "6")]
     pub(super) node_rev: u64,
-    /// After this revision, every deletion has its record.
+    /// Each deletion after this revision has a record.
     #[prost(uint64, tag = "7")]
     pub(super) since: u64,
     #[prost(uint64, tag = "8")]
     pub(super) services: u64,
-    /// How many deleted ones have a record.
+    /// Number of records of deleted Services.
     #[prost(uint64, tag = "9")]
     pub(super) deleted: u64,
-    /// When the revision was made, in Unix milliseconds.
     #[prost(int64, tag = "10")]
     pub(super) published_unix_ms: i64,
-    /// More was to be written.
+    /// Further batches were to follow.
     #[prost(bool, tag = "11")]
     pub(super) incomplete: bool,
-    /// When the state was current last, in Unix milliseconds; 0: an older agent wrote this.
+    /// When the state was last current, in Unix milliseconds; 0: written by an older agent.
     #[prost(int64, tag = "12")]
     pub(super) current_unix_ms: i64,
-    /// The boot ID of the node at that time.
+    /// Boot ID of the node at that time.
     #[prost(string, tag = "13")]
     pub(super) boot_id: String,
 }
 
 impl Meta {
-    /// When the state was current last, in Unix milliseconds.
+    /// Unix milliseconds.
     pub(super) fn last_current(&self) -> i64 {
         if self.current_unix_ms == 0 { self.published_unix_ms } else { self.current_unix_ms }
     }
@@ -86,14 +82,13 @@ struct ServiceRecord {
     rev: u64,
     #[prost(bytes = "bytes", tag = "2")]
     message: Bytes,
-    /// How many further parts the message has.
     #[prost(uint32, tag = "3")]
     parts: u32,
     #[prost(bool, tag = "4")]
     deleted: bool,
 }
 
-/// What is looked at in a Service that comes from disk, and how many endpoints it has.
+/// The fields of a Service from disk that are checked, and its number of endpoints.
 #[derive(Clone, PartialEq, Message)]
 struct Head {
     #[prost(message, optional, tag = "2")]
@@ -110,7 +105,6 @@ struct ServiceHead {
     endpoints: Vec<()>,
 }
 
-/// How many endpoints an encoded Service has.
 pub(super) fn endpoints_in(message: &Bytes) -> u64 {
     let head = Head::decode(message.clone()).ok().and_then(|head| head.endpoints);
     head.map_or(0, |head| head.endpoints.len() as u64)
@@ -119,54 +113,50 @@ pub(super) fn endpoints_in(message: &Bytes) -> u64 {
 #[derive(Debug, Clone)]
 pub(super) struct Change {
     pub(super) name: ServiceName,
-    /// How many bytes its message had before.
+    /// Encoded size before the change.
     pub(super) former_bytes: usize,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Write {
-    /// Changes of what is on disk.
     Changes {
-        /// Afterwards.
+        /// After the change.
         meta: Box<Meta>,
         services: RedBlackTreeMapSync<ServiceName, Item>,
         changes: Vec<Change>,
-        /// Deleted Services whose records go.
+        /// Deleted Services whose records are removed.
         forgotten: Vec<ServiceName>,
     },
-    /// Everything, in place of whatever is on disk.
+    /// The full state, which replaces what is on disk.
     Whole {
-        /// What there is but once.
         meta: Box<Meta>,
         services: RedBlackTreeMapSync<ServiceName, Item>,
-        /// Deleted Services, with the revision at which they were.
+        /// With the revision of the deletion.
         deleted: BTreeMap<ServiceName, u64>,
     },
 }
 
 impl Write {
-    /// InstanceID and revision of what is written.
+    /// Instance ID and revision of the written state.
     pub(super) fn identity(&self) -> (u64, u64) {
         let (Self::Changes { meta, .. } | Self::Whole { meta, .. }) = self;
         (meta.instance_id, meta.rev)
     }
 }
 
-/// A state as it was on disk.
 #[derive(Debug, Clone)]
 pub(super) struct Restored {
     pub(super) meta: Meta,
     pub(super) services: RedBlackTreeMapSync<ServiceName, Item>,
-    /// Deleted Services, with the revision at which they were.
+    /// With the revision of the deletion.
     pub(super) deleted: BTreeMap<ServiceName, u64>,
-    /// How many endpoints the Services have.
     pub(super) endpoints: u64,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Loaded {
     Nothing,
-    /// What cannot be used, and why.
+    /// The state cannot be used, for this reason.
     Lost(String),
     Whole(Box<Restored>),
 }
@@ -179,7 +169,7 @@ fn part_key(name: &ServiceName, part: usize) -> Vec<u8> {
     format!("p/{name}/{part:04}").into_bytes()
 }
 
-/// How many further parts a message of this length in bytes has.
+/// Number of further parts of a message of this length in bytes.
 fn parts(bytes: usize) -> usize {
     bytes.div_ceil(PART_BYTES).saturating_sub(1)
 }
@@ -258,8 +248,8 @@ impl Chunks<'_> {
     }
 }
 
-/// Writes, and returns when it is durable. After an error what is on disk is what was there before, or all of this,
-/// or counts as lost.
+/// Returns when the write is durable. After an error, the disk holds the state before, or all of this one, or an
+/// incomplete one that is discarded.
 ///
 /// # Errors
 /// The store's.
@@ -310,10 +300,8 @@ fn split_key(key: &[u8]) -> Option<Key> {
     }
 }
 
-/// Reads the state of a node.
-///
 /// # Errors
-/// The store's. What it reads and does not make sense is no error: it is lost.
+/// Those of the store. Records that cannot be decoded are no error but [`Loaded::Lost`].
 pub(super) fn load(store: &dyn StateStore, node_name: &str) -> Result<Loaded, StoreError> {
     let records = store.scan(Table::Endpoints)?;
     if records.is_empty() {
@@ -327,7 +315,7 @@ fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored
     let (mut meta, mut more) = (None, HashMap::<(ServiceName, usize), Vec<u8>>::new());
     let (mut services, mut deleted) = (RedBlackTreeMapSync::new_sync(), BTreeMap::new());
     let mut endpoints = 0;
-    // Keys are in order: meta, then parts, then Services.
+    // Keys are sorted: meta, then parts, then Services.
     for (key, value) in records {
         match split_key(&key).ok_or_else(|| format!("no record has the key {key:?}"))? {
             Key::Meta => meta = Some(check_meta(&value, node_name)?),

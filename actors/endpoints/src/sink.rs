@@ -1,4 +1,4 @@
-//! How sources reach the EndpointPublisher: by its mailbox, while it has room.
+//! Sends events of sources to the mailbox of the EndpointPublisher, and waits while it is full.
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::inspect::Mailbox;
@@ -8,7 +8,8 @@ use super::{Answer, EndpointPublisher, EndpointsCount, EventSink, SourceEvent};
 impl EventSink for Mailbox<EndpointPublisher> {
     fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
         async move {
-            // What changed since a list is lost with the actor that had the list. The others are complete by themselves.
+            // Changes that follow a list are lost with the actor that had the list. Other events are complete by
+            // themselves.
             let is_complete = matches!(event, SourceEvent::Node(_) | SourceEvent::Health(..));
             let again = is_complete.then(|| event.clone());
             let mut next = Some(event);

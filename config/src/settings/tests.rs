@@ -1,5 +1,3 @@
-//! The table is consistent.
-
 use super::*;
 
 #[test]

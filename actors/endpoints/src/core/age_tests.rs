@@ -1,4 +1,4 @@
-//! P7: what becomes of a state from disk that is old.
+//! P7: handling of an old state from disk.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn on_boot(boot_id: &str) -> EndpointsPolicy {
     EndpointsPolicy { boot_id: boot_id.into(), ..policy() }
 }
 
-/// An agent that has been current for half an hour, in the boot "one".
+/// An agent that was synced for half an hour, with boot ID `one`.
 fn current() -> Bench {
     let mut bench = Bench::with(on_boot("one"), Brittle::new());
     bench.tell_all(&services(), &[]);
@@ -29,7 +29,7 @@ fn current() -> Bench {
     bench
 }
 
-/// Lets the agent be away for some time, and start in a boot.
+/// Restarts the agent after this time, with this boot ID.
 fn away(bench: &mut Bench, millis: u64, boot_id: &str) {
     bench.now.unix_ms += i64::try_from(millis).expect("small");
     bench.policy = on_boot(boot_id);
@@ -85,7 +85,7 @@ fn p7_what_is_listed_replaces_a_state_that_is_too_old_and_its_node_is_still_know
     let mut bench = current();
     let before = bench.id().expect("shown");
     away(&mut bench, 2 * HOUR, "two");
-    // A Node that was deleted meanwhile: what is known of it is from the disk.
+    // The Node was deleted meanwhile: its facts come from the disk.
     bench.tell_all(&services(), &[]);
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
     let id = bench.id().expect("shown");
@@ -119,14 +119,14 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
     let since = stale_since(&bench).expect("stale");
     assert!((last - 300_000..=last).contains(&since), "{} ms before the end", last - since);
 
-    // Another process, and a watch that fails: the state is no younger for it.
+    // Another process, and a watch that fails: the stale time does not change.
     bench.health(SourceKind::Services, Some("refused"));
     away(&mut bench, 10 * MINUTE, "two");
     assert_eq!(stale_since(&bench), Some(since));
     bench.health(SourceKind::Services, Some("refused"));
     assert_eq!(stale_since(&bench), Some(since));
 
-    // What is listed makes nobody hear of another time before it is current.
+    // Listing does not change the stale time before the state is current.
     let shows = bench.shows;
     bench.tell_all(&services(), &[]);
     assert_eq!((stale_since(&bench), bench.shows), (Some(since), shows));
@@ -138,7 +138,7 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
     assert_eq!(stale_since(&bench), Some(bench.now.unix_ms), "it was current until now");
 }
 
-/// While the first revision after a start is written, readers see the state from disk, and hear of no other time.
+/// While the first revision after a start is written, readers see the state from disk with an unchanged stale time.
 #[test]
 fn p7_a_write_makes_the_state_before_it_no_younger() {
     let mut bench = current();
@@ -165,7 +165,7 @@ fn p7_a_quiet_state_is_stamped_every_five_minutes_while_it_is_current() {
     assert_eq!(bench.core.writes, writes, "it is not known to be current");
 }
 
-/// What was served once in this boot is served for the rest of it, whatever its age.
+/// A state that was served once in this boot is served until the next boot, whatever its age.
 #[test]
 fn p7_a_state_that_was_served_in_this_boot_is_served_after_a_restart() {
     let mut bench = current();
@@ -177,7 +177,7 @@ fn p7_a_state_that_was_served_in_this_boot_is_served_after_a_restart() {
     assert!(bench.shown.is_none(), "it was current last two hours ago");
 }
 
-/// An agent that was away for long, and finds nothing new, leaves word of it at once.
+/// If the age of the state is confirmed after a long absence, the new time is written at once.
 #[test]
 fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
     let mut bench = current();

@@ -1,22 +1,22 @@
 //! Deleted Services.
 //!
-//! Owns: which Services were deleted lately and at which revision, so that who resumes from before that learns of it,
-//! even across a restart. In: deletions. Out: those that need not be remembered any more.
+//! Owns: which Services were deleted recently and at which revision, so that a client that resumes from an earlier
+//! revision receives the deletions, even across a restart. In: deletions. Out: those that are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::ServiceName;
 
-/// Remembered at most.
+/// Maximum number of deleted Services that are remembered.
 const MOST: usize = 10_000;
-/// How many more are forgotten at a revision than are added, so that no revision has to forget very many.
+/// Number of entries forgotten per revision beyond those added, so that the work per revision is bounded.
 const HEADWAY: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Deleted {
     by_name: BTreeMap<ServiceName, u64>,
     by_rev: BTreeSet<(u64, ServiceName)>,
-    /// After this revision, every deletion is known.
+    /// All deletions after this revision are known.
     since: u64,
 }
 
@@ -50,7 +50,7 @@ impl Deleted {
         }
     }
 
-    /// Forgets, at revision `rev` that deleted `added`, what is older than `history` revisions or too much.
+    /// Forgets entries that are older than `history` revisions or exceed the maximum. `rev` deleted `added` Services.
     pub(super) fn forget(&mut self, rev: u64, history: u64, added: usize) -> Vec<ServiceName> {
         let mut forgotten = Vec::new();
         let oldest = rev.saturating_sub(history);

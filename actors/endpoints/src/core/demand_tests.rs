@@ -1,4 +1,4 @@
-//! Sources that are asked only once a client follows, and readers that have revisions that were not made here.
+//! Sources watched on demand, and clients that have revisions of another process.
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
@@ -29,7 +29,7 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
     assert!(!bench.core.is_stale() && !bench.core.is_watched());
     assert_eq!(bench.core.next_tick(), None, "there is nothing to wait for");
     bench.pass(3_600_000);
-    // The Node may be known all the same.
+    // The Node can be known nevertheless.
     bench.node(crate::view::tests::n1());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
 
@@ -41,7 +41,7 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
     bench.list_services(&[named("web")]);
     bench.list_slices(&[]);
     assert_eq!((standing(&bench).as_str(), bench.view.clone()), ("current", Some(EndpointsView::Current)));
-    // It stays so in an actor that starts anew.
+    // A restarted actor keeps it.
     bench.restart_actor();
     assert!(bench.core.is_watched());
 }
@@ -94,7 +94,7 @@ fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
     }
 }
 
-/// E12: others may have later revisions of this instance as well.
+/// E12: other clients may have later revisions of this instance ID as well.
 #[test]
 fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     let mut bench = Bench::synced(&[named("a")], &[]);
@@ -115,7 +115,7 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     assert_eq!(bench.content(), content);
     assert!(bench.notes.iter().any(|note| note.contains("restored from a backup")), "{:?}", bench.notes);
     assert_eq!(bench.core.on_disk(), Some((anew, rev)), "it is on disk at once");
-    // A later claim may be wrong or hostile: the folder was restored at most once in this process.
+    // A second claim may be wrong or hostile: the folder is restored at most once per process.
     bench.handle(later(anew, rev + 40));
     assert_eq!(bench.id(), Some((anew, rev)));
     bench.pass(1_000);
@@ -125,7 +125,7 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     assert_eq!(bench.id(), Some((anew, rev + 1)));
 }
 
-/// E12: the write that is under way is of the former instance ID.
+/// E12: the pending write has the previous instance ID.
 #[test]
 fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
     let mut bench = Bench::synced(&[named("a")], &[]);

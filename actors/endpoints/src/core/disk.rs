@@ -1,7 +1,7 @@
-//! What is written to the disk, when, and what happens when it fails or hangs.
+//! What is written to the disk and when, and how failed or hanging writes are handled.
 //!
-//! Owns: [`Disk`], the write that is under way. In: states to write, the ends of writes, time. Out: writes, and states
-//! that are published because they are on disk, or in spite of the disk.
+//! Owns: [`Disk`], the pending write. In: states to write, results of writes, time. Out: writes, and states that are
+//! published because they are on disk, or although the disk does not take them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{
     record::{Change, Meta, Restored, Write, endpoints_in},
 };
 
-/// Pauses before the whole state is written again after a failed write.
+/// Pauses before the full state is written again after a failed write.
 const REWRITES: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(60) };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Disk {
     Same,
-    /// Nothing that is of use: the next state is written whole.
+    /// Nothing usable: the next state is written in full.
     Other,
-    /// Not what readers see, since a write failed.
+    /// Older than the published state, because a write failed.
     Behind {
         retry: Duration,
         failures: u32,
@@ -32,17 +32,17 @@ pub(crate) enum Disk {
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) number: u64,
-    /// When it began, monotonic.
+    /// Monotonic.
     pub(super) since: Duration,
-    /// It took longer than the limit: nothing waits for it.
+    /// The write took longer than the limit; nothing waits for it.
     pub(super) overdue: bool,
     identity: (u64, u64),
-    /// What is published afterwards; none: the write is of what readers see already.
+    /// Published after the write; `None`: the written state is already published.
     pub(super) state: Option<(Published, Revision)>,
 }
 
 impl Core {
-    /// What the actor's next self shall know. `random` makes an identity.
+    /// State for the next instance of the actor. `random` makes an instance ID.
     pub(crate) fn keep(&self, random: u64) -> Kept {
         let mut kept = Kept {
             node: self.inputs.current_node().cloned(),
@@ -62,7 +62,7 @@ impl Core {
             kept.memory = Some(restored);
             return kept;
         }
-        // A revision that is being written may get to the disk, and another will have its number.
+        // The pending revision may reach the disk, and the next instance would use its number for other content.
         restored.meta.instance_id = identity(random, Some(shown.instance_id));
         restored.meta.since = shown.rev;
         restored.deleted.clear();
@@ -70,7 +70,6 @@ impl Core {
         kept
     }
 
-    /// When the write that is under way has taken too long.
     pub(super) fn overdue_at(&self) -> Option<Duration> {
         let coming = self.coming.as_ref().filter(|coming| !coming.overdue)?;
         Some(coming.since.saturating_add(self.policy.write_timeout))
@@ -93,14 +92,15 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) {
         let mut meta = Box::new(self.meta(&published, now.unix_ms));
-        // Readers still see the state before it, which is no younger for it.
+        // The published state stays stale since the same time until the write ends.
         if self.failing().is_none() {
             meta.current_unix_ms = now.unix_ms;
         }
         let write = match self.disk {
             Disk::Same => Write::Changes { meta, services: published.services.clone(), changes, forgotten },
             Disk::Other => self.whole(meta, &published),
-            // The disk may still take an earlier revision of this identity, and this one would be made again after a restart.
+            // An earlier revision with this instance ID may still reach the disk, and a restart would reuse the
+            // number of this revision.
             Disk::Behind { .. } if self.is_writing(published.instance_id) => {
                 return self.publish_anew(Some((published, revision)), now, random, effects);
             }
@@ -112,7 +112,6 @@ impl Core {
         self.start_write(write, Some((published, revision)), now, effects);
     }
 
-    /// Whether a revision of this identity is being written.
     fn is_writing(&self, instance_id: u64) -> bool {
         self.coming.as_ref().is_some_and(|coming| coming.identity.0 == instance_id)
     }
@@ -141,7 +140,7 @@ impl Core {
         self.start_write(write, None, now, effects);
     }
 
-    /// Goes on without the write that is under way, as if it had failed.
+    /// Continues without the pending write, as if it had failed.
     pub(super) fn give_up(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let Some(coming) = &mut self.coming else { return };
         coming.overdue = true;
@@ -150,7 +149,7 @@ impl Core {
         let is_first = self.failures() == 0;
         self.fall_behind(now);
         if let (true, Disk::Behind { retry, .. }) = (is_first, &mut self.disk) {
-            // What readers see is written as soon as the disk answers.
+            // Write the published state as soon as the disk answers.
             *retry = now.mono;
         }
         effects.push(Effect::Count(Counted::WriteFailed));
@@ -163,12 +162,12 @@ impl Core {
         self.publish_anew(state, now, random, effects);
     }
 
-    /// Instance ID and revision that are on disk, whole; readers see them, or are about to.
+    /// Instance ID and revision on disk, complete; they are published, or about to be.
     pub(crate) fn on_disk(&self) -> Option<(u64, u64)> {
         self.on_disk
     }
 
-    /// Takes that a reader has this revision.
+    /// A client reports that it has this revision.
     pub(super) fn note_later(&mut self, instance_id: u64, rev: u64) {
         let is_later =
             self.shown.as_ref().is_some_and(|shown| shown.instance_id == instance_id && shown.rev < rev);
@@ -177,8 +176,8 @@ impl Core {
         }
     }
 
-    /// Shows the state under a new instance ID if a reader has a later revision of this one: others may as well, and would take
-    /// themselves for up to date once we come to it.
+    /// Publishes the state under a new instance ID if a client has a later revision of this one. Other clients may
+    /// have such revisions too, and would consider themselves up to date once this instance ID reaches them.
     pub(super) fn rename(&mut self, random: u64, effects: &mut Vec<Effect>) {
         let (Later::Seen { rev }, None, Some(shown)) = (self.later, &self.coming, self.shown.clone()) else {
             return;
@@ -193,12 +192,12 @@ impl Core {
         let instance_id = identity(random, Some(shown.instance_id));
         let published = Arc::new(Published { instance_id, ..(*shown).clone() });
         self.shown = Some(published.clone());
-        // The disk gets it next.
+        // Write it next.
         self.stamped = None;
         effects.push(Effect::Publish { restart: Some(published.rev), revisions: Vec::new(), published });
     }
 
-    /// Publishes a state that is not on disk, under a new identity.
+    /// Publishes a state that is not on disk, under a new instance ID.
     fn publish_anew(
         &mut self,
         state: Option<(Published, Revision)>,
@@ -213,14 +212,14 @@ impl Core {
         }
     }
 
-    /// What readers see, if it is on disk: when the disk fails now, it needs another identity.
+    /// The published state, if it is on disk: if the disk fails now, it needs another instance ID.
     fn newest_on_disk(&self) -> Option<(Published, Revision)> {
         let shown = self.shown.as_ref().filter(|_| self.disk == Disk::Same)?;
         let revision = Revision { rev: shown.rev, services: Vec::new(), node: false };
         Some(((**shown).clone(), revision))
     }
 
-    /// The disk does not have what readers see. Returns when that is written again.
+    /// Records that the disk is behind the published state. Returns the pause before the next write.
     fn fall_behind(&mut self, now: Now) -> Duration {
         let failures = self.failures().saturating_add(1);
         let pause = REWRITES.pause(failures);
@@ -228,7 +227,7 @@ impl Core {
         pause
     }
 
-    /// How many writes have failed in a row.
+    /// Number of failed writes in a row.
     fn failures(&self) -> u32 {
         match self.disk {
             Disk::Behind { failures, .. } => failures,

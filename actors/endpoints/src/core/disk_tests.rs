@@ -1,4 +1,4 @@
-//! P6: what readers see while the disk hangs, is slow or fails.
+//! P6: the published state while the disk hangs, is slow or fails.
 
 use super::testing::Bench;
 use crate::{
@@ -14,7 +14,7 @@ fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
     http(name, endpoints).of("ns", service).build()
 }
 
-/// P6: a disk that does not answer delays revisions for a bounded time.
+/// P6: a disk that does not answer delays a revision by at most the write timeout.
 #[test]
 fn p6_a_disk_that_hangs_stops_no_revision() {
     let mut bench = Bench::synced(&[named("a")], &[slice_of("a-1", "a", "L1")]);
@@ -34,7 +34,7 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
         "{:?}",
         bench.notes
     );
-    // Further revisions wait for nothing, and there is no second write beside the one that hangs.
+    // Further revisions do not wait, and no second write is started.
     for number in 1..=3 {
         bench.pass(100);
         bench.put_service(&named(&format!("c{number}")));
@@ -42,7 +42,7 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
     }
     assert_eq!(bench.writes.len(), 1);
     let (newest, names) = (bench.id(), bench.names());
-    // The disk answers, with what is too old by now; what readers see is written.
+    // The disk completes the outdated write; then the published state is written.
     bench.slow = false;
     bench.write();
     assert!(bench.core.durable(), "{:?}", bench.notes);
@@ -52,8 +52,8 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
     assert_eq!((bench.id(), bench.names()), (newest, names));
 }
 
-/// P6: a disk that takes longer than the limit for every write, but takes it: it has the state in the end, and is not
-/// written to without a pause.
+/// P6: if every write succeeds but exceeds the limit, the state reaches the disk, and writes are retried with
+/// back-off.
 #[test]
 fn p6_a_slow_disk_gets_the_state_and_pauses() {
     let mut bench = Bench::synced(&[named("a")], &[]);
@@ -69,7 +69,7 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
     assert!(!bench.core.durable(), "readers see it under another identity");
     write_takes_6_s(&mut bench);
     assert!(bench.core.durable(), "{:?}", bench.notes);
-    // Changes while it writes: the next try comes after a pause, ever later.
+    // Changes during the write: the next attempt follows after an increasing pause.
     for (number, pause) in (1..).zip([0, 10_000, 20_000, 40_000, 60_000, 60_000]) {
         bench.pass(pause);
         if pause > 0 {
@@ -92,7 +92,7 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
     }
 }
 
-/// P6: an actor that starts anew does not wait for a write of its former self that hangs, and reuses no revision.
+/// P6: a restarted actor does not wait for a hanging write of its predecessor, and reuses no revision.
 #[test]
 fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
     for overdue in [false, true] {
@@ -112,7 +112,7 @@ fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
         assert_ne!(after.0, before.0, "the disk may get what was written under {before:?}: {after:?}");
         assert_eq!(bench.names(), ["ns/a", "ns/c"]);
     }
-    // Before anything was shown.
+    // Nothing was published yet.
     let mut bench = Bench::new();
     bench.slow = true;
     bench.tell_all(&[named("a")], &[]);
@@ -121,7 +121,7 @@ fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
     assert_eq!((bench.names(), bench.core.durable()), (vec!["ns/a".to_owned()], false));
 }
 
-/// P6: killed while the disk hangs, and between its answer and the next write: no identity means two states.
+/// P6: killed while the disk hangs, or between its answer and the next write: no instance ID names two states.
 #[test]
 fn p6_a_kill_while_the_disk_hangs_takes_no_revision_back() {
     for answers in [false, true] {

@@ -1,6 +1,6 @@
-//! Whether what readers see is the newest there is.
+//! Whether the published state is the newest.
 //!
-//! Owns: [`Freshness`] and the view that the node's condition is made of. In: how the watches fare, and time. Out:
+//! Owns: [`Freshness`] and the view that the node's condition is made of. In: the health of watches, and time. Out:
 //! both, when they change.
 
 use std::{sync::Arc, time::Duration};
@@ -19,23 +19,20 @@ use crate::{
     record::{Meta, Write},
 };
 
-/// For how long after a start a state from disk counts as current for the node's condition, unless a watch fails. A
-/// condition that turns with each restart of an agent would be noise; readers are told at once that the state is
-/// not confirmed yet.
+/// Time after a start for which a state from disk counts as current in the node's condition, unless a watch fails. A
+/// condition that changes with each restart of an agent would be noise; readers learn at once that the state is not
+/// confirmed yet.
 const GRACE: Duration = Duration::from_secs(10);
-/// How often the time at which a state was last current is written to the disk while nothing else is.
+/// Interval in which the time of the last sync is written to the disk if nothing else is.
 const STAMP_EVERY: Duration = Duration::from_secs(300);
-/// Why a state from disk is stale.
 const NOT_HEARD: &str = "the source has not answered since the start";
-/// Why nothing is asked of the source.
 const NOT_FOLLOWED: &str =
     "no client has connected yet (endpoints.watch); `keelson watch --once` starts the watch";
-/// Why there is none.
 const NOT_LISTED: &str = "the source is not synced yet";
 
 impl Core {
-    /// The watch that has been failing for longest: what is wrong, and since when. A failure of ServiceCIDRs is shown with the
-    /// sources and makes no state stale: no endpoint depends on them.
+    /// The watch that has been failing for longest: kind, reason, and Unix milliseconds. A failing watch of
+    /// ServiceCIDRs makes no state stale, because no endpoint depends on them; it is shown with the sources.
     pub(super) fn failing(&self) -> Option<(SourceKind, &str, i64)> {
         let required = self.health.iter().filter(|(kind, _)| **kind != SourceKind::ServiceCidrs);
         let failing = required.filter_map(|(kind, health)| match health {
@@ -45,13 +42,12 @@ impl Core {
         failing.min_by_key(|(kind, _, since)| (*since, *kind))
     }
 
-    /// The watch that has been failing for longest, in words.
     fn failing_words(&self) -> Option<(String, i64)> {
         let (kind, reason, since_unix_ms) = self.failing()?;
         Some((format!("{}: {reason}", kind.resource()), since_unix_ms))
     }
 
-    /// How new the state is that readers see. It is stale since it was last current, in whatever process.
+    /// Freshness of the published state. It is stale since it was last current, in any process.
     pub(super) fn freshness(&self) -> Freshness {
         let reason = match self.failing_words() {
             Some((reason, _)) => reason.into(),
@@ -61,7 +57,7 @@ impl Core {
         Freshness::Stale { reason, since_unix_ms: self.current_unix_ms }
     }
 
-    /// Takes how a watch fares. What it found before it failed was current until then.
+    /// Takes the health of a watch. The state was current until the failure.
     pub(super) fn source_health(&mut self, kind: SourceKind, health: ChoreHealth, now: Now) {
         let until = match health {
             ChoreHealth::Failing { since_unix_ms, .. } => now.unix_ms.min(since_unix_ms),
@@ -71,15 +67,15 @@ impl Core {
         self.health.insert(kind, health);
     }
 
-    /// Notes that the state is current at this time, if it is.
+    /// Records that the state is current at this time, if it is.
     pub(super) fn confirm(&mut self, unix_ms: i64) {
         if self.heard && !self.is_behind() && self.failing().is_none() {
             self.current_unix_ms = unix_ms;
         }
     }
 
-    /// Notes that the sources have told what there is, which readers see already. The disk is told of it at once if it has
-    /// the time of long ago.
+    /// Records that all sources are listed and equal the published state. If the time on disk is old, the new one is
+    /// written at once.
     pub(super) fn note_first_sync(&mut self, now: Now) {
         let first = !std::mem::replace(&mut self.heard, true);
         let age = Duration::from_millis(now.unix_ms.abs_diff(self.current_unix_ms));
@@ -89,7 +85,7 @@ impl Core {
         self.confirm(now.unix_ms);
     }
 
-    /// When the disk is told that the state is still current; monotonic.
+    /// When to write that the state is still current; monotonic.
     pub(super) fn stamp_at(&self) -> Option<Duration> {
         let possible = self.disk == Disk::Same && self.coming.is_none() && self.shown.is_some();
         let is_current = self.heard && self.failing().is_none();
@@ -99,7 +95,7 @@ impl Core {
         }
     }
 
-    /// Writes when the state was last current.
+    /// Writes the time of the last sync.
     pub(super) fn stamp(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(shown) = self.shown.clone() else { return };
         let meta = Box::new(self.meta(&shown, self.shown_unix_ms));
@@ -108,11 +104,11 @@ impl Core {
         self.start_write(write, None, now, effects);
     }
 
-    /// Why a state on disk is too old to be shown: the node has booted since, and by now other pods may have the addresses
-    /// in it. While a node runs, an old state beats none, and its proxies have programmed it anyway.
+    /// Why a state on disk is too old to be published: the node has booted since, and other pods may have its
+    /// addresses. Without a boot, an old state is better than none, and the proxies have programmed it anyway.
     pub(super) fn too_old(&self, meta: &Meta, now: Now) -> Option<String> {
         let booted = meta.boot_id.is_empty() || meta.boot_id != self.policy.boot_id;
-        // A clock that is far behind tells no age.
+        // If the clock is far behind, the age is unknown; the distance is used.
         let age = Duration::from_millis(now.unix_ms.abs_diff(meta.last_current()));
         let limit = self.policy.max_age_after_boot;
         (booted && age > limit).then(|| {
@@ -126,7 +122,7 @@ impl Core {
         })
     }
 
-    /// Begins without the state on disk; of it, only the Node is used.
+    /// Starts without the state on disk, except its Node.
     pub(super) fn withhold(&mut self, node: Option<&NodeInfo>, reason: String, effects: &mut Vec<Effect>) {
         if let Some(node) = node {
             self.inputs.remember_node(node);
@@ -136,11 +132,11 @@ impl Core {
         effects.push(Effect::Note { warn: true, text: reason });
     }
 
-    /// Tells readers and the node's condition what has changed of it.
+    /// Reports changes of the freshness to readers and to the node's condition.
     pub(super) fn tell(&mut self, now: Now, effects: &mut Vec<Effect>) {
         if let Some(shown) = self.shown.clone() {
             let freshness = self.freshness();
-            // A watch that works again makes a state current only with what it brought.
+            // A recovered watch makes the state current only after its objects are published.
             let early = freshness == Freshness::Current && self.is_behind();
             if shown.freshness != freshness && !early {
                 let published = Arc::new(Published { freshness, ..(*shown).clone() });
@@ -155,18 +151,18 @@ impl Core {
         }
     }
 
-    /// Why there is no state though no watch fails.
+    /// Why there is no state although no watch fails.
     fn not_shown(&self) -> &str {
         self.withheld.as_deref().unwrap_or(NOT_LISTED)
     }
 
-    /// Whether something that was said is not in what readers see.
+    /// Whether the sources reported something that is not published.
     fn is_behind(&self) -> bool {
         let coming = self.coming.as_ref().is_some_and(|coming| coming.state.is_some());
         coming || self.inputs.is_dirty() || !self.inputs.synced()
     }
 
-    /// For the node's condition, whose reason must not change with the words of an error.
+    /// For the node's condition, whose reason must not change with the text of an error.
     fn stale_cause(&self) -> StaleCause {
         match self.failing().and_then(|(kind, ..)| self.health.get(&kind)) {
             Some(ChoreHealth::Failing { refused: true, .. }) => StaleCause::SourceRefused,
@@ -175,7 +171,6 @@ impl Core {
         }
     }
 
-    /// Whether the sources are asked at all.
     pub(crate) fn is_watched(&self) -> bool {
         !self.policy.on_demand || self.followed.is_some()
     }
@@ -185,7 +180,7 @@ impl Core {
         let stale = |reason: &str| EndpointsView::Stale { cause, reason: reason.to_owned() };
         let in_grace = self.grace_ends().is_some_and(|end| now.mono < end);
         if self.policy.on_demand && (in_grace || !self.is_watched()) {
-            // Readers from before a restart come back within seconds.
+            // Clients from before a restart reconnect within seconds.
             let before = self.view.clone().unwrap_or(EndpointsView::Starting);
             return if in_grace { before } else { EndpointsView::NotWatched };
         }
@@ -202,8 +197,8 @@ impl Core {
         }
     }
 
-    /// Until when the source is waited for before the node's condition says that it was not heard; monotonic. None: it was
-    /// heard or fails, the time is over and that was said, or nothing is expected of it.
+    /// End of the time in which the node's condition does not report that the source has not answered; monotonic.
+    /// `None`: it answered or fails, this was reported, or no answer is expected.
     pub(super) fn grace_ends(&self) -> Option<Duration> {
         let waits =
             !self.heard && self.failing().is_none() && (self.shown.is_some() || self.followed.is_some());
@@ -214,7 +209,7 @@ impl Core {
         (waits && !was_said).then_some(self.followed.unwrap_or(self.started.mono) + GRACE)
     }
 
-    /// As the debug API names it, with the reason and since when, in Unix milliseconds.
+    /// State as named by the debug API, the reason, and since when in Unix milliseconds.
     pub(super) fn standing(&self) -> (&'static str, String, i64) {
         if !self.is_watched() {
             return ("not-watched", NOT_FOLLOWED.to_owned(), self.started.unix_ms);

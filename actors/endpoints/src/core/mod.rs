@@ -1,22 +1,21 @@
-//! Which state readers see, when, and under which identity: pure.
+//! Which state is published, when, and under which instance ID. Pure.
 //!
-//! Owns: the newest state, the one that is being written, and what follows from changes, failures and time. In:
+//! Owns: the published state, the one that is being written, and the reactions to changes, failures and time. In:
 //! [`SourceEvent`]s, [`Event`]s and `now`. Out: an [`Answer`], [`Effect`]s.
 //!
-//! * A revision comes of a difference in bytes, never of an event alone.
-//! * A revision is on disk before anybody sees it, so that no revision is ever used for two contents: an agent that is
-//!   killed goes on from what is on disk, which is what was seen last, or the one revision after it.
-//! * When that cannot be written (a full disk), readers still get it, but under a new identity. The one on disk could
-//!   not go on after a restart: it would use the same revisions for other content. So readers are told everything
-//!   anew, once then and once after a restart that finds the disk still full, and nothing is ever taken for what it
-//!   is not. From then on revisions are made in memory, and the whole state is written again and again, ever
-//!   more rarely, until it is on disk.
-//! * While some kind of object is being listed nothing new is published: part of what is known would be of before the
-//!   listing and part of after it.
-//! * A state from disk is shown at once, as stale. When the sources turn out to say the same it becomes current as it
-//!   is, and no client sees anything new.
-//! * It is not shown at all if the node has booted since it was last current and that is too long ago: other pods may
-//!   have its addresses.
+//! * A revision is made if bytes differ, never because of an event alone.
+//! * A revision is on disk before it is published, so that no revision number ever has two contents. An agent that is
+//!   killed continues from the state on disk, which is the one published last or the revision after it.
+//! * If a revision cannot be written (full disk), it is published under a new instance ID. The instance ID on disk
+//!   cannot continue after a restart, because it would use the same revision numbers for other content. Clients
+//!   therefore receive the full state, once then, and once after a restart that finds the disk still full. From then on
+//!   revisions are made in memory, and writing the full state is retried with back-off until it is on disk.
+//! * Nothing is published while a kind of object is being listed: the state would mix objects from before and after
+//!   the listing.
+//! * A state from disk is published at once, as stale. If the listed sources equal it, it becomes current without a
+//!   new revision.
+//! * A state from disk is not published if the node has booted since it was last current and that is too long ago:
+//!   other pods may have its addresses.
 
 #[cfg(test)]
 mod age_tests;
@@ -60,31 +59,27 @@ use super::{
     record::{Change, Meta, Restored, endpoints_in},
 };
 
-/// What an actor that starts anew keeps of its former self.
+/// What a restarted actor keeps of its previous instance.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// The Node, as last heard.
     pub(super) node: Option<NodeView>,
-    /// How the watches fared, as last heard.
     pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
-    /// What readers see, if that is not what is on disk.
+    /// The published state, if it differs from the one on disk.
     pub(super) memory: Option<Restored>,
-    /// What readers see, under a new identity: for a disk that does not answer.
+    /// The published state under a new instance ID, used if the disk does not answer.
     pub(super) fallback: Option<Restored>,
-    /// When the first client began to follow, monotonic.
+    /// Monotonic.
     pub(super) followed: Option<Duration>,
-    /// Whether there was a former self.
     pub(super) is_restart: bool,
 }
 
-/// Where a core begins.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) restored: Option<Restored>,
     pub(super) disk: Disk,
-    /// `restored` has got a new instance ID, which is not on disk.
+    /// `restored` has a new instance ID, which is not on disk.
     pub(super) is_renamed: bool,
-    /// What readers see, from a former self of the actor.
+    /// The state published by the previous instance of the actor.
     pub(super) shown: Option<Arc<Published>>,
     pub(super) kept: Kept,
 }
@@ -95,37 +90,36 @@ pub(super) struct Core {
     inputs: Inputs,
     health: BTreeMap<SourceKind, ChoreHealth>,
     started: Now,
-    /// When what readers see was current last, in Unix milliseconds.
+    /// When the published state was last current, in Unix milliseconds.
     current_unix_ms: i64,
-    /// When the disk last took a state, or began to; monotonic. None: it is to have one now.
+    /// When a write last started, monotonic. `None`: write now.
     stamped: Option<Duration>,
-    /// Why the state on disk is not shown.
+    /// Why the state on disk is not published.
     withheld: Option<String>,
-    /// Whether what readers see was compared with what the sources say.
+    /// Whether the published state was compared with the listed sources.
     heard: bool,
     shown: Option<Arc<Published>>,
-    /// When it was made, in Unix milliseconds, and at which revision its node became so.
+    /// When `shown` was made, in Unix milliseconds, and the revision of its last change of the node.
     shown_unix_ms: i64,
     node_rev: u64,
     /// Endpoints of all Services in `shown`, or in the state that is being written.
     endpoints: u64,
     deleted: Deleted,
     disk: Disk,
-    /// Instance ID and revision that are known to be on disk.
     on_disk: Option<(u64, u64)>,
     coming: Option<Coming>,
     writes: u64,
     pace: Pace,
-    /// When the first client began to follow, monotonic; of use only where sources are asked on demand.
+    /// Monotonic; used only if sources are watched on demand.
     followed: Option<Duration>,
-    /// A later revision that a reader has, until a new instance ID was given for it. There is one reason for that in the
-    /// life of a process: the state folder was restored before it started.
+    /// A later revision reported by a client, until a new instance ID is made for it. This happens at most once per
+    /// process, because its only cause is a state folder restored before the start.
     later: Later,
     replaced: u64,
     view: Option<EndpointsView>,
 }
 
-/// Whether a reader has revealed that the state on disk was restored from a backup.
+/// Whether a client revealed that the state on disk was restored from a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Later {
     NotSeen,
@@ -133,12 +127,12 @@ enum Later {
     Renamed,
 }
 
-/// Encodes a Service as both APIs send it.
+/// Encodes a Service as in both APIs.
 fn encode(service: keelson_proto::localnetv1::ServiceEndpoints) -> Bytes {
     NextItem { endpoints: Some(service), ..NextItem::default() }.encode_to_vec().into()
 }
 
-/// A random identity that is neither 0 nor `former`.
+/// An instance ID that is neither 0 nor `former`.
 pub(super) fn identity(random: u64, former: Option<u64>) -> u64 {
     [random, random.wrapping_add(1), random.wrapping_add(2)]
         .into_iter()
@@ -146,7 +140,7 @@ pub(super) fn identity(random: u64, former: Option<u64>) -> u64 {
         .unwrap_or(1)
 }
 
-/// The revisions after `since` that a state shows.
+/// The revisions after `since` that can be derived from a state.
 fn revisions(restored: &Restored, since: u64) -> Vec<Revision> {
     let mut by_rev = BTreeMap::<u64, (Vec<ServiceName>, bool)>::new();
     let set = restored.services.iter().map(|(name, item)| (item.rev, name));
@@ -166,12 +160,11 @@ fn revisions(restored: &Restored, since: u64) -> Vec<Revision> {
 }
 
 impl Core {
-    /// A core, and what it does first.
     pub(super) fn new(policy: EndpointsPolicy, start: Start, now: Now) -> (Self, Vec<Effect>) {
         let Start { restored, mut disk, is_renamed, shown, kept } = start;
         let later =
             |shown: &Published, meta: &Meta| shown.instance_id == meta.instance_id && shown.rev > meta.rev;
-        // What readers have seen must not be taken back: that cannot be, unless something else writes to the disk.
+        // A published revision must not be taken back. This occurs only if another program writes to the disk.
         let restored = restored.filter(|restored| {
             let usable = !shown.as_ref().is_some_and(|shown| later(shown, &restored.meta));
             if !usable {
@@ -217,7 +210,6 @@ impl Core {
         (core, effects)
     }
 
-    /// Shows what was there before.
     fn restore(
         &mut self,
         restored: Restored,
@@ -234,7 +226,8 @@ impl Core {
         let revisions = revisions(&restored, going_on.map_or(meta.since, |shown| shown.rev));
         self.current_unix_ms = meta.last_current();
         if meta.boot_id != self.policy.boot_id || is_renamed {
-            // Served once in this boot, it is served for the rest of it. And a new instance ID gets to the disk.
+            // A state that was served in this boot is served until the next one, so write the boot ID; a new instance
+            // ID is written too.
             self.stamped = None;
         }
         if self.disk == Disk::Same && !is_renamed {
@@ -275,7 +268,7 @@ impl Core {
         }
     }
 
-    /// Takes what a source says. `random` is used where an identity is made.
+    /// `random` makes an instance ID if one is needed.
     pub(super) fn take(&mut self, event: SourceEvent, now: Now, random: u64) -> (Answer, Vec<Effect>) {
         let answer = match event {
             SourceEvent::Services(seen) => self.inputs.services(seen),
@@ -330,7 +323,7 @@ impl Core {
         self.tell(now, effects);
     }
 
-    /// When something is to be done though nothing happens; monotonic.
+    /// When the core needs a tick if no event occurs; monotonic.
     pub(super) fn next_tick(&self) -> Option<Duration> {
         let rewrite = self.rewrite_at().filter(|_| self.coming.is_none());
         [self.overdue_at(), rewrite, self.revise_at(), self.stamp_at(), self.grace_ends()]
@@ -339,7 +332,8 @@ impl Core {
             .min()
     }
 
-    /// When the next revision may be made; none: there is nothing to make one of, or it may not be.
+    /// When the next revision may be made; `None`: nothing changed, a write is pending, or the sources are not
+    /// synced.
     fn revise_at(&self) -> Option<Duration> {
         let wanted = self.inputs.is_dirty() || !self.heard;
         let is_free = self.coming.as_ref().is_none_or(|coming| coming.overdue);
@@ -347,7 +341,7 @@ impl Core {
         (wanted && possible).then_some(self.pace.next())
     }
 
-    /// Computes what may have changed, and makes a revision of what has.
+    /// Computes what may have changed, and makes a revision if anything has.
     fn revise(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let mut dirty = self.inputs.take_dirty();
         let former = self.shown.clone();
@@ -395,7 +389,7 @@ impl Core {
         self.write_or_publish(published, revision, (changes, forgotten), now, random, effects);
     }
 
-    /// Brings `services` up to date; what changed, in order, and when the oldest change was made.
+    /// Updates `services`. Returns the changes, sorted by name, and when the oldest was made.
     fn compute_dirty(
         &mut self,
         dirty: &Dirty,
@@ -429,7 +423,7 @@ impl Core {
         (changes, oldest)
     }
 
-    /// Remembers what was deleted; the names that are forgotten for it.
+    /// Remembers deleted Services. Returns the names that are forgotten in exchange.
     fn bury(&mut self, changes: &[Change], published: &Published) -> Vec<ServiceName> {
         let mut added = 0;
         for Change { name, .. } in changes {
@@ -451,14 +445,14 @@ impl Core {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        // A state that was shown already may only have got a new instance ID.
+        // A state that was published already may only have a new instance ID.
         self.heard |= self.shown.as_ref().is_none_or(|shown| shown.rev < published.rev);
         self.shown_unix_ms = now.unix_ms;
         let freshness = self.freshness();
         let published = Arc::new(Published { freshness, ..published });
         let delay_ms = published.triggered_unix_ms.map(|triggered| now.unix_ms.saturating_sub(triggered));
         self.shown = Some(published.clone());
-        // A history that begins at this revision or later has nothing to note of it.
+        // A history that begins at this revision or later does not contain it.
         let revisions = if restart >= Some(revision.rev) { Vec::new() } else { vec![revision] };
         effects.push(Effect::Publish { restart, revisions, published });
         effects.push(Effect::Count(Counted::Revision { delay_ms }));

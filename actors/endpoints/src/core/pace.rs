@@ -1,20 +1,20 @@
 //! How often revisions are made: each is a sync of the disk.
 //!
-//! Owns: [`Pace`]. In: revisions. Out: when the next one may be made. Pure.
+//! Owns: [`Pace`]. In: revisions. Out: the earliest time of the next one. Pure.
 //!
 //! `keelson proxy` limits its commits in the same way (docs/decisions/0032, 0044).
 
 use std::time::Duration;
 
-/// Revisions that may follow each other at once after a quiet time.
+/// Revisions that may follow each other without delay after a pause.
 const BURST: u32 = 10;
 
-/// When the next revision may be made. Times are monotonic.
+/// The earliest time of the next revision. Times are monotonic.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Between revisions of a lasting burst; 0: no limit.
+    /// Minimum interval during continuous changes; 0: no limit.
     period: Duration,
-    /// When the allowance of revisions is full again.
+    /// When the full burst is available again.
     full_at: Duration,
 }
 
@@ -27,7 +27,7 @@ impl Pace {
         self.full_at = self.full_at.max(at) + self.period;
     }
 
-    /// When the next one may be made; in the past: at once.
+    /// A time in the past means at once.
     pub(super) fn next(&self) -> Duration {
         self.full_at.saturating_sub(self.period.saturating_mul(BURST))
     }
@@ -39,14 +39,14 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_millis(100);
 
-    /// When revisions are made of changes that come at a constant rate for `lasting`.
+    /// Times of the revisions if changes come at a constant rate for `lasting`.
     fn made(pace: &mut Pace, begin: Duration, every: Duration, lasting: Duration) -> Vec<Duration> {
         let (mut now, mut all) = (begin, Vec::new());
         while now < begin + lasting {
             let at = now.max(pace.next());
             pace.made(at);
             all.push(at);
-            // The next change after that.
+            // The next change.
             now = now.max(at) + every;
         }
         all
@@ -80,7 +80,7 @@ mod tests {
             let first = all.iter().filter(|at| **at < begin + ms(1_000)).count();
             assert!(in_first_second.contains(&first), "{period:?}: {first} in the first second");
             assert!(in_ten_seconds.contains(&all.len()), "{period:?}: {} in ten seconds", all.len());
-            // After a quiet time it is as at first.
+            // After a pause, the burst is available again.
             let later = Duration::from_secs(60);
             let again = made(&mut pace, later, every, ms(10_000));
             let shifted: Vec<_> = again.iter().map(|at| *at - (later - begin)).collect();

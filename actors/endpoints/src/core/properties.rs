@@ -1,6 +1,6 @@
-//! Random histories: sources, failures and ends of processes in any order; in the end readers see the truth.
+//! Random histories: sources, failures and restarts in any order; in the end the published state equals the sources.
 //!
-//! [`Bench`] holds every state on the way to what must always be true.
+//! [`Bench`] checks its invariants for every state on the way.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Names of Services, and of slices: few, so that things meet.
+/// Number of names of Services, and of slices: few, so that collisions occur.
 const NAMES: usize = 5;
 
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ enum Step {
     Service(usize, Option<u8>),
     Slice(usize, Option<(usize, u8)>),
     Zone(Option<bool>),
-    /// A listing of Services begins, with what is true then; `true`: it also ends.
+    /// Starts a listing of Services with the current objects; `true`: also ends it.
     ListServices(bool),
     ListSlices(bool),
     EndListings,
@@ -60,13 +60,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is true, and a source that says so in order.
+/// The true objects, and a source that reports them in order.
 struct World {
     bench: Bench,
     services: BTreeMap<usize, Service>,
     slices: BTreeMap<usize, EndpointSlice>,
     node: NodeView,
-    /// Listings that have begun, and are told of changes like everybody.
+    /// Listings in progress; they receive changes like every watch.
     listing: [bool; 2],
 }
 
@@ -163,7 +163,7 @@ impl World {
                 }
             }
             Step::RestartActor => {
-                // A write that is under way ends first, also if nothing waits for it.
+                // A pending write ends first, even if nothing waits for it.
                 if let Some((_, write)) = self.bench.writes.pop() {
                     let _ = crate::record::write(&*self.bench.store, &write);
                 }
@@ -182,7 +182,6 @@ impl World {
         }
     }
 
-    /// What readers should see.
     fn truth(&self) -> BTreeMap<ServiceName, keelson_proto::localnetv1::ServiceEndpoints> {
         let of = |service: &Service| {
             let metadata = service.metadata.as_ref().expect("named");
@@ -260,7 +259,7 @@ proptest! {
         }), 1..60),
         restart_at in 0_usize..60,
     ) {
-        // A disk that is slow is not given up.
+        // Do not give up a slow disk.
         let patient = EndpointsPolicy { write_timeout: Duration::MAX, ..policy() };
         let mut world = world(patient, &[0, 1, 2], &[0, 1]);
         for (number, step) in steps.into_iter().enumerate() {

@@ -1,7 +1,7 @@
-//! What people see of the chore.
+//! State and explanations for the debug API.
 //!
-//! Owns: [`pb::State`] as far as the core knows it, and explanations. In: questions. Out: answers; Services are
-//! decoded only as many as are asked for.
+//! Owns: [`pb::State`] as far as the core knows it, and explanations. In: requests. Out: responses; only the
+//! requested number of Services is decoded.
 
 use keelson_actor_system::cluster::ChoreHealth;
 use keelson_proto::{endpoints as pb, localnetv1 as ln};
@@ -11,7 +11,7 @@ use super::{Core, Disk};
 use crate::{Item, ServiceName, SourceKind};
 
 impl Core {
-    /// How the chore fares, and at most `max` Services of a namespace, or of all when it is empty.
+    /// Status, and at most `max` Services of a namespace, or of all namespaces if it is empty.
     pub(crate) fn state(&self, namespace: &str, max: usize) -> pb::State {
         let (state, reason, since_unix_ms) = self.standing();
         let shown = self.shown.as_ref();
@@ -60,7 +60,7 @@ impl Core {
         of.map(|(name, item)| summary(name, item)).collect()
     }
 
-    /// Why a Service means what it means; none when neither it nor a slice of it is known.
+    /// `None`: neither the Service nor a slice of it is known.
     pub(crate) fn explain(&self, name: &ServiceName) -> Option<pb::Explanation> {
         let item = self.shown.as_ref().and_then(|shown| shown.services.get(name));
         let explained = self.inputs.explain(name, &self.policy.node_name);
@@ -68,7 +68,7 @@ impl Core {
         Some(pb::Explanation { rev: item.map_or(0, |item| item.rev), ..explained? })
     }
 
-    /// Of what readers see; 0: they see nothing.
+    /// The published revision; 0: none.
     pub(crate) fn rev(&self) -> u64 {
         self.shown.as_ref().map_or(0, |shown| shown.rev)
     }
@@ -81,24 +81,22 @@ impl Core {
         self.endpoints
     }
 
-    /// Whether what readers see may be old, or is nothing. Without clients it is never stale.
+    /// Whether the published state may be old, or is missing. Without clients it is never stale.
     pub(crate) fn is_stale(&self) -> bool {
         self.is_watched() && self.standing().0 != "current"
     }
 
-    /// Whether what readers see is on disk.
     pub(crate) fn durable(&self) -> bool {
         !matches!(self.disk, Disk::Behind { .. })
     }
 
-    /// What sources told: of each kind whether it is whole, and how many there are.
+    /// For each kind: whether it is synced, and the number of objects.
     pub(crate) fn sources(&self) -> impl Iterator<Item = (SourceKind, bool, usize)> {
         SourceKind::ALL
             .into_iter()
             .map(|kind| (kind, self.inputs.kind_synced(kind), self.inputs.objects(kind)))
     }
 
-    /// In a line.
     pub(crate) fn summary(&self) -> String {
         let (state, reason, _) = self.standing();
         let mut text = match &self.shown {
@@ -114,7 +112,7 @@ impl Core {
         text
     }
 
-    /// The state as JSON, with what only people who look for faults want to know.
+    /// The state as JSON, with details for debugging.
     pub(crate) fn inspect(&self, state: &pb::State) -> serde_json::Value {
         let mut value = serde_json::to_value(state).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
@@ -150,7 +148,7 @@ fn node_state(node: &ln::NodeInfo) -> pb::NodeState {
 }
 
 fn decode(item: &Item) -> ln::ServiceEndpoints {
-    // It was encoded here, or its form was looked at when it came from disk; what is left out is shown as empty.
+    // Encoded here or validated when read from disk; if decoding fails, the Service is shown as empty.
     let message = ln::NextItem::decode(item.message.clone()).unwrap_or_default();
     message.endpoints.unwrap_or_default()
 }
@@ -185,7 +183,7 @@ fn port(port: &ln::PortMapping) -> String {
     format!("{name}{}{node}/{}", port.port, port.protocol().as_str_name())
 }
 
-/// What can be said of a Service that no source has told of since the start.
+/// The explanation of a Service that no source has reported since the start.
 fn from_disk(name: &ServiceName, item: &Item) -> pb::Explanation {
     let service = decode(item);
     pb::Explanation {

@@ -1,4 +1,4 @@
-//! What outlives the process, and what does not. A restart is of the process unless a test says otherwise.
+//! What survives a restart and what does not. Restarts are of the process unless a test says otherwise.
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 use keelson_storage::{Batch, StateStore as _, Table};

@@ -1,4 +1,4 @@
-//! What readers see of what sources say, without restarts. Numbers of cases are those of the conformance list.
+//! The published state for given events, without restarts. Numbers of cases are those of the conformance list.
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 use keelson_proto::{
@@ -151,7 +151,7 @@ fn a_change_is_worked_out_for_its_service_alone() {
     assert_eq!(bench.changed_since(2), Some((vec![], true)));
 }
 
-/// P4: facts of the node that are missing for a while stay what they were.
+/// P4: facts of the node that are temporarily missing keep their last values.
 #[test]
 fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     let full = NodeView {
@@ -169,12 +169,12 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     let node = |bench: &Bench| (*bench.shown.as_ref().unwrap().node).clone();
     let before = node(&bench);
     let worked = bench.worked;
-    // Without addresses: nothing has changed.
+    // Without addresses, nothing changes.
     let rev = bench.rev();
     bench.node(NodeView { ips: Vec::new(), ..full.clone() });
     bench.pass(100);
     assert_eq!(bench.rev(), rev);
-    // On its way out, then gone: as it was last seen.
+    // Being deleted, then deleted: the last known facts are kept.
     bench.node(NodeView { eligible: false, ..full.clone() });
     bench.pass(100);
     bench.node(gone.clone());
@@ -186,7 +186,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.pass(100);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before.clone() });
     assert_eq!(bench.worked, worked, "no Service depends on any of it");
-    // After a restart, and though nobody has seen a Node since.
+    // Also after a restart without a Node.
     bench.restart();
     bench.node(gone);
     bench.pass(100);
@@ -194,7 +194,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.list_services(&[named("a")]);
     bench.list_slices(&[slice_of("a-1", "a", "L1")]);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before });
-    // What a Node says counts: another address, no zone.
+    // Facts that the Node has replace the old ones: another address, no zone.
     let changed = NodeView { zone: None, ips: vec!["192.0.2.2".parse().unwrap()], ..full };
     bench.node(changed);
     bench.pass(100);
@@ -262,7 +262,7 @@ fn what_other_kinds_say_during_a_listing_is_shown_with_it() {
     bench.put_slice(&slice_of("a-1", "a", "L1"));
     bench.node(NodeView { zone: Some("b".into()), ..n1() });
     bench.services(vec![put(&named("a")), put(&named("gone"))]);
-    // The source begins anew.
+    // The source lists again.
     bench.services(vec![Seen::Listing, put(&named("a")), gone("ns/a"), put(&named("b"))]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1);
@@ -359,7 +359,7 @@ fn what_was_made_and_deleted_again_meanwhile_never_was() {
     assert_eq!((bench.rev(), bench.writes.len()), (2, 0));
 }
 
-/// P19: a role without `servicecidrs` leaves endpoints as current as they are.
+/// P19: without permission to list `servicecidrs`, endpoints stay current.
 #[test]
 fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
     let mut bench = Bench::synced(&[named("a")], &[]);
@@ -376,7 +376,7 @@ fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
     assert_eq!(bench.stale(), "services: also refused");
 }
 
-/// An API server that starts refuses for a moment, until it has read its roles.
+/// An API server that starts rejects requests for a moment, until it has read its roles.
 #[test]
 fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() {
     let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();

@@ -1,8 +1,8 @@
 //! A core with a store, a history and readers, for tests.
 //!
-//! [`Bench`] performs effects as the actor does and holds every state that readers see to what must always be true:
-//! within an identity revisions never go back, no revision ever has two contents, and the history leads from any
-//! state that was ever seen to the newest, or says that it does not know.
+//! [`Bench`] performs effects as the actor does and checks the invariants of every published state: within an
+//! instance ID revisions never decrease, no revision has two contents, and the history leads from any published state
+//! to the newest, or reports that it cannot.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use crate::{
 
 pub(crate) const START_MS: i64 = 1_800_000_000_000;
 
-/// A store in memory that fails after so many batches.
+/// A store in memory that fails after a number of batches.
 #[derive(Debug)]
 pub(crate) struct Brittle {
     pub(crate) inner: MemoryStore,
@@ -76,7 +76,6 @@ impl StateStore for Brittle {
     }
 }
 
-/// What a reader has after it read a state.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Content {
     pub(crate) services: BTreeMap<ServiceName, Vec<u8>>,
@@ -98,15 +97,14 @@ pub(crate) struct Bench {
     pub(crate) history: Arc<History>,
     pub(crate) shown: Option<Arc<Published>>,
     pub(crate) view: Option<EndpointsView>,
-    /// Writes are not performed by themselves.
+    /// Writes are performed only by [`Bench::write`].
     pub(crate) slow: bool,
     pub(crate) writes: Vec<(u64, Write)>,
     pub(crate) notes: Vec<String>,
-    /// How often readers were shown something, and Services were worked out.
+    /// Number of published states, and of computed Services.
     pub(crate) shows: usize,
     pub(crate) worked: u64,
     pub(crate) delays: Vec<Option<i64>>,
-    /// Every state that was ever shown.
     seen: BTreeMap<(u64, u64), Content>,
     random: u64,
 }
@@ -156,7 +154,7 @@ impl Bench {
         bench
     }
 
-    /// One whose sources have told of these, and nothing since.
+    /// A bench whose sources have listed these objects.
     pub(crate) fn synced(services: &[Service], slices: &[EndpointSlice]) -> Self {
         let mut bench = Self::new();
         bench.tell_all(services, slices);
@@ -175,7 +173,7 @@ impl Bench {
         self.random
     }
 
-    /// The process ends and another begins.
+    /// Ends the process and starts another.
     pub(crate) fn restart(&mut self) -> Loaded {
         let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
         self.now = Now { unix_ms: self.now.unix_ms + 1000, ..self.now };
@@ -185,7 +183,6 @@ impl Bench {
         loaded
     }
 
-    /// The actor starts anew.
     pub(crate) fn restart_actor(&mut self) {
         let random = self.random();
         let mut kept = self.core.keep(random);
@@ -198,7 +195,7 @@ impl Bench {
         }
     }
 
-    /// The actor starts anew, and the disk does not answer.
+    /// Restarts the actor while the disk does not answer.
     pub(crate) fn restart_actor_without_disk(&mut self) {
         let random = self.random();
         let mut kept = self.core.keep(random);
@@ -262,7 +259,6 @@ impl Bench {
         }
     }
 
-    /// Performs the write that is under way.
     pub(crate) fn write(&mut self) {
         if let Some((number, write)) = self.writes.pop() {
             let result = record::write(&*self.store, &write).map_err(|error| error.to_string());
@@ -270,7 +266,7 @@ impl Bench {
         }
     }
 
-    /// Begins the write that is under way, and ends the process after so many batches.
+    /// Begins the pending write, and ends the process after this number of batches.
     pub(crate) fn kill_in_write(&mut self, batches: i64) -> Loaded {
         if let Some((_, write)) = self.writes.pop() {
             self.store.fail_after(batches);
@@ -295,7 +291,7 @@ impl Bench {
         self.check_history(&content);
     }
 
-    /// A reader that has an earlier state of this identity and follows the history has the newest.
+    /// A reader that has an earlier state of this instance ID and applies the history has the newest state.
     fn check_history(&self, newest: &Content) {
         let Some(shown) = &self.shown else { return };
         let earlier = self.seen.range((shown.instance_id, 0)..=(shown.instance_id, shown.rev));
@@ -315,7 +311,7 @@ impl Bench {
         }
     }
 
-    /// From how many earlier revisions of this identity the history leads to the newest, and of how many.
+    /// Number of earlier revisions of this instance ID from which the history leads to the newest, and their total.
     pub(crate) fn resumable(&self) -> (usize, usize) {
         let shown = self.shown.as_ref().expect("something is shown");
         let mut earlier = 0;
@@ -327,7 +323,7 @@ impl Bench {
         (known.count(), earlier)
     }
 
-    /// Lets time pass, with ticks where they are asked for.
+    /// Advances time, with the ticks that the core requests.
     pub(crate) fn pass(&mut self, millis: u64) {
         let end = self.now.mono + Duration::from_millis(millis);
         for _ in 0..10_000 {
@@ -396,12 +392,11 @@ impl Bench {
         self.shown.as_ref().map_or(0, |shown| shown.rev)
     }
 
-    /// The Services that readers see, in order.
+    /// The published Services, in order.
     pub(crate) fn names(&self) -> Vec<String> {
         self.shown.iter().flat_map(|shown| shown.services.keys()).map(ToString::to_string).collect()
     }
 
-    /// A Service as readers see it.
     pub(crate) fn service(&self, name: &str) -> keelson_proto::localnetv1::ServiceEndpoints {
         let (namespace, name) = name.split_once('/').expect("a name");
         let shown = self.shown.as_ref().expect("something is shown");
@@ -412,7 +407,7 @@ impl Bench {
             .expect("one")
     }
 
-    /// Why what readers see is stale; empty: it is current.
+    /// Empty: current.
     pub(crate) fn stale(&self) -> String {
         match &self.shown.as_ref().expect("something is shown").freshness {
             Freshness::Current => String::new(),
@@ -420,19 +415,18 @@ impl Bench {
         }
     }
 
-    /// What changed after `from`.
     pub(crate) fn changed_since(&self, from: u64) -> Option<(Vec<String>, bool)> {
         let shown = self.shown.as_ref()?;
         let changes = self.history.between(shown.instance_id, from, shown.rev)?;
         Some((changes.services.iter().map(ToString::to_string).collect(), changes.node))
     }
 
-    /// What readers see.
+    /// The published state.
     pub(crate) fn content(&self) -> Content {
         Content::of(self.shown.as_ref().expect("something is shown"))
     }
 
-    /// Identities that were ever shown.
+    /// Number of instance IDs that were published.
     pub(crate) fn identities(&self) -> usize {
         self.seen.keys().map(|(instance, _)| instance).collect::<BTreeSet<_>>().len()
     }

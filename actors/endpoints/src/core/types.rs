@@ -1,5 +1,3 @@
-//! What goes into the core and what comes out of it.
-
 use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::reports::EndpointsView;
@@ -8,19 +6,19 @@ use super::super::{ClientEvent, Published, ServiceName, record::Write};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointsPolicy {
-    /// The name of this node. A state on disk that is for another node is not used.
+    /// Name of this node. A state on disk for another node is not used.
     pub node_name: String,
-    /// Between two revisions while changes keep coming; ten may follow each other at once after a quiet time.
+    /// Minimum interval of revisions during continuous changes; ten may follow each other at once after a pause.
     pub min_interval: Duration,
-    /// Whether the sources are asked only once a client follows.
+    /// Sources are watched only once a client connects.
     pub on_demand: bool,
-    /// For how many revisions a deleted Service stays known, so that readers can resume across a restart.
+    /// Number of revisions for which a deleted Service is remembered, so that clients can resume across a restart.
     pub history: u64,
-    /// How long a write to the disk may delay a revision.
+    /// Maximum time that a write to the disk delays a revision.
     pub write_timeout: Duration,
-    /// The kernel's boot ID; empty: not known.
+    /// The kernel's boot ID; empty: unknown.
     pub boot_id: String,
-    /// How long ago a state on disk may have been current, at most, to be served after the node has booted.
+    /// Maximum age of a state on disk that is served after a boot of the node.
     pub max_age_after_boot: Duration,
 }
 
@@ -40,9 +38,9 @@ impl Default for EndpointsPolicy {
 
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The time that [`super::Core::next_tick`] asked for has come.
+    /// The time requested by [`super::Core::next_tick`].
     Tick,
-    /// From now on the sources are watched, or a client has a revision of an instance that was not made here.
+    /// A client connected, or has a revision that this process did not make.
     Client(ClientEvent),
     Written {
         number: u64,
@@ -54,30 +52,28 @@ pub(crate) enum Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Revision {
     pub(crate) rev: u64,
-    /// Services that were set or deleted, in order.
     pub(crate) services: Vec<ServiceName>,
     pub(crate) node: bool,
 }
 
-/// What is to be done, in this order.
 #[derive(Debug)]
 pub(crate) enum Effect {
     Write {
-        /// Grows.
+        /// Increases.
         number: u64,
         write: Write,
     },
-    /// Bring the history up to date, then show the state to readers.
+    /// Update the history, then publish the state.
     Publish {
-        /// The history begins anew after this revision.
+        /// The history restarts after this revision.
         restart: Option<u64>,
-        /// What is to be noted in it, oldest first.
+        /// Entries for the history, oldest first.
         revisions: Vec<Revision>,
         published: Arc<Published>,
     },
     View(EndpointsView),
     Count(Counted),
-    /// Write to the events of the actor and the log.
+    /// Write to the log and the events of the actor.
     Note {
         warn: bool,
         text: String,
@@ -87,7 +83,7 @@ pub(crate) enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Counted {
     Revision {
-        /// How long after the oldest change that led to it, in milliseconds, if that is known.
+        /// Time since the oldest change that led to the revision, in milliseconds, if known.
         delay_ms: Option<i64>,
     },
     Worked(u64),

@@ -1,10 +1,9 @@
-//! The Service as the Endpoints API has it.
+//! The Service in the form of the Endpoints API.
 //!
-//! Owns: how decisions are put into `ServiceEndpoints`. In: an [`Evaluation`]. Out: the message; equal decisions give
-//! equal bytes.
+//! Owns: the conversion of decisions into `ServiceEndpoints`. In: an [`Evaluation`]. Out: the message; equal
+//! decisions give equal bytes.
 //!
-//! Every message field of it is present, also when it is empty: clients with generated code may then read through them
-//! without asking.
+//! Every message field is present, even if empty, so that clients with generated code need no checks.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -18,18 +17,17 @@ use super::{
     parse::{Family, PerFamily},
 };
 
-/// Texts of both families.
 pub(super) fn ip_set<T: ToString>(of: &PerFamily<Vec<T>>) -> IpSet {
     let texts = |family| of[family].iter().map(T::to_string).collect();
     IpSet { v4: texts(Family::V4), v6: texts(Family::V6) }
 }
 
-/// The message, if the Service is served.
+/// `None` if the Service is not served.
 pub(super) fn service_endpoints(evaluation: &Evaluation<'_>) -> Option<ServiceEndpoints> {
     let facts = &evaluation.facts;
     facts.served.ok()?;
     let cluster = |family| facts.cluster[family].into_iter().collect();
-    // Counted only where a health check could ask for it, so that elsewhere it makes no revision.
+    // Counted only if a health check can request it, so that otherwise it makes no revision.
     let local_ready =
         if facts.external_local { merge::local_ready(&evaluation.candidates) } else { PerFamily::default() };
     Some(ServiceEndpoints {
@@ -58,7 +56,7 @@ pub(super) fn service_endpoints(evaluation: &Evaluation<'_>) -> Option<ServiceEn
     })
 }
 
-/// Those that are sent: they hold, they are ready or serving, and the Service has their port.
+/// Endpoints that are published: selected among copies, ready or serving, and for a port of the Service.
 fn sent<'e, 'a>(evaluation: &'e Evaluation<'a>) -> impl Iterator<Item = &'e Candidate<'a>> {
     let ports = evaluation.facts.ports.len();
     let is_sent =
@@ -72,7 +70,7 @@ fn ports(evaluation: &Evaluation<'_>) -> Vec<PortMapping> {
         *numbers.entry((it.port, it.number)).or_default() += 1;
     }
     let mut most: Vec<(usize, u16)> = vec![(0, 0); evaluation.facts.ports.len()];
-    // In rising order of numbers: of equally common ones the lowest stays.
+    // In ascending order of numbers: among equally frequent ones the lowest is kept.
     for ((port, number), count) in numbers {
         if let Some(most) = most.get_mut(port as usize).filter(|most| most.0 < count) {
             *most = (count, number);
@@ -92,7 +90,7 @@ fn ports(evaluation: &Evaluation<'_>) -> Vec<PortMapping> {
         .collect()
 }
 
-/// Ports of an address share a message when they agree about everything else and each comes once.
+/// Ports of an address share a message if everything else is equal and each port occurs once.
 fn endpoints(evaluation: &Evaluation<'_>) -> Vec<Endpoint> {
     let mut endpoints: Vec<Endpoint> = Vec::new();
     let (mut last, mut first_of_address) = (None, 0);

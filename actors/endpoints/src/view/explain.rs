@@ -1,7 +1,7 @@
-//! The decisions about a Service, told to people.
+//! The decisions about a Service in words.
 //!
-//! Owns: how decisions are put into an `Explanation`. In: an [`Evaluation`], the same that the view is made of, so that
-//! both can never differ. Out: the message; the revision is not known here.
+//! Owns: the conversion of decisions into an `Explanation`. In: the same [`Evaluation`] that the view is made of, so
+//! that the two cannot differ. Out: the message; the revision is not known here.
 
 use std::{
     fmt::Write as _,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::NodeView;
 
-/// Texts of both families, IPv4 first.
+/// IPv4 first.
 fn texts<T: ToString>(of: &PerFamily<Vec<T>>) -> Vec<String> {
     Family::ALL.into_iter().flat_map(|family| &of[family]).map(T::to_string).collect()
 }
@@ -67,7 +67,7 @@ struct PortExplainer<'e, 'a> {
     port: &'e Port<'a>,
 }
 
-/// What becomes of traffic, before it is said where it comes from and where it goes.
+/// The outcome for traffic, without its origin and destination.
 struct Fate {
     verdict: &'static str,
     endpoints: Vec<String>,
@@ -150,8 +150,8 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
         }
     }
 
-    /// Every kind of traffic that there is, in the order of section 2's table: the cluster IP, then what is reached
-    /// from outside.
+    /// Every kind of traffic, in the order of the table in section 2: the cluster IP, then the frontends reached from
+    /// outside.
     fn traffic(&self, family: Family, decision: &Decision) -> Vec<pb::TrafficExplanation> {
         let facts = &self.evaluation.facts;
         let mut rows = Vec::new();
@@ -266,7 +266,7 @@ fn slices(evaluation: &Evaluation<'_>) -> Vec<pb::SliceExplanation> {
     evaluation.slices.iter().zip(holding).map(|(it, holding)| slice(it, holding)).collect()
 }
 
-/// `holding`: how many endpoints of its ports count.
+/// `holding`: number of its ports' endpoints that are selected.
 fn slice(it: &SliceUse<'_>, holding: usize) -> pb::SliceExplanation {
     let reason = match it.used {
         Err(reason) => reason.to_string(),

@@ -1,8 +1,7 @@
-//! What is kept of the inputs, and the node.
+//! The parts of the inputs that are kept, and the node.
 //!
-//! Owns: which fields of Services and slices are read at all, and the node as the Endpoints API has it. In: objects as
-//! sources have them. Out: the same with everything else taken out, so that what does not matter is neither kept nor
-//! compared.
+//! Owns: which fields of Services and slices are read, and the node in the form of the Endpoints API. In: objects of
+//! sources. Out: the same objects without all other fields, so that these are neither kept nor compared.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -20,12 +19,12 @@ use super::{
 };
 use crate::{NodeView, ServiceCidr};
 
-/// The annotation with the time of the change that led to a slice, as RFC 3339 has it.
+/// The time of the change that led to a slice, in RFC 3339.
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// Drops labels and annotations that are never read, so that a source holds less than the API server sends.
+/// Drops labels and annotations that are never read, so that a source keeps less memory.
 pub fn reduce(metadata: &mut Option<ObjectMeta>) {
-    // New maps, because an emptied one keeps its memory.
+    // New maps, because a cleared one keeps its memory.
     fn only(all: &mut BTreeMap<String, String>, read: &[&str]) {
         *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
     }
@@ -43,14 +42,12 @@ fn trim(metadata: &mut Option<ObjectMeta>, labels: &[&str]) {
     }
 }
 
-/// Reduces a Service to what is read of it.
 #[must_use]
 pub fn trim_service(mut service: Service) -> Service {
     trim(&mut service.metadata, &[PROXY_NAME]);
     service
 }
 
-/// Reduces a slice to what is read of it.
 #[must_use]
 pub fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
     trim(&mut slice.metadata, &[SERVICE_NAME, HEADLESS]);
@@ -60,15 +57,15 @@ pub fn trim_slice(mut slice: EndpointSlice) -> EndpointSlice {
     slice
 }
 
-/// When the change that led to this slice was made, in Unix milliseconds: the annotation
-/// `endpoints.kubernetes.io/last-change-trigger-time`. Read it before [`trim_slice`], which drops it.
+/// When the change that led to this slice was made, in Unix milliseconds. Call it before [`trim_slice`], which drops
+/// the annotation `endpoints.kubernetes.io/last-change-trigger-time`.
 #[must_use]
 pub fn triggered_unix_ms(slice: &EndpointSlice) -> Option<i64> {
     let at: jiff::Timestamp = slice.metadata.as_ref()?.annotations.get(TRIGGER_TIME)?.parse().ok()?;
     Some(at.as_millisecond())
 }
 
-/// What [`node_info`] was made of, but for the order of addresses of different families.
+/// Inverts [`node_info`], except for the order of addresses of different families.
 pub(crate) fn node_view(info: &NodeInfo) -> NodeView {
     let ips = info.i_ps.iter().flat_map(|ips| ips.v4.iter().chain(&ips.v6));
     NodeView {
@@ -81,7 +78,6 @@ pub(crate) fn node_view(info: &NodeInfo) -> NodeView {
     }
 }
 
-/// The node as the Endpoints API has it.
 pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a ServiceCidr>) -> NodeInfo {
     let mut ips: PerFamily<Vec<IpAddr>> = PerFamily::default();
     for ip in node.ips.iter().map(IpAddr::to_canonical) {

@@ -1,10 +1,10 @@
 //! The endpoints of a Service, from all its slices.
 //!
-//! Owns: which slices count, which endpoints each port of the Service gets from them, and which of several copies of an
-//! endpoint holds. In: slices in any order. Out: [`Merged`], ordered by address, port and number.
+//! Owns: which slices count, which endpoints each port of the Service gets from them, and which copy of an endpoint
+//! is selected. In: slices in any order. Out: [`Merged`], ordered by address, port and number.
 //!
-//! As kube-proxy has it: `pkg/proxy/endpointslicecache.go`. There the order of slices is undefined, and with it which of
-//! two copies of an endpoint holds when both or neither are terminating; here that is decided by [`Candidate::wins`].
+//! As in kube-proxy: `pkg/proxy/endpointslicecache.go`. There the order of slices is undefined, and with it which of
+//! two copies is selected if both or neither are terminating; here [`Candidate::wins`] decides.
 
 use std::{cmp::Ordering, net::IpAddr};
 
@@ -16,16 +16,15 @@ use super::{
 };
 use crate::{NodeView, ServiceName};
 
-/// The label that names the Service of a slice.
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// The label of slices of headless Services; any value counts.
+/// On slices of headless Services, with any value.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// An endpoint as one slice has it, for one port of the Service.
+/// An endpoint in one slice, for one port of the Service.
 #[derive(Debug, Clone)]
 pub(super) struct Candidate<'a> {
     pub(super) ip: IpAddr,
-    /// The place in [`Facts::ports`]; more than there are: a port that the Service does not have.
+    /// Index in [`Facts::ports`]; beyond its end: a port that the Service does not have.
     pub(super) port: u32,
     pub(super) number: u16,
     pub(super) slice: u32,
@@ -33,51 +32,48 @@ pub(super) struct Candidate<'a> {
     pub(super) ready: bool,
     pub(super) serving: bool,
     pub(super) terminating: bool,
-    /// On this node.
     pub(super) local: bool,
     pub(super) hints: Hints,
-    /// Whether another copy of it holds.
+    /// Another copy is selected.
     pub(super) superseded: bool,
-    /// Its place in regard to traffic that may go anywhere, and to traffic that must stay on the node.
+    /// Its place in the cluster set, for traffic to any node, and in the local set.
     pub(super) cluster_place: Place,
     pub(super) local_place: Place,
 }
 
-/// Where an endpoint stands in regard to one of the two sets, and by which rule.
+/// Whether an endpoint is in one of the two sets, and by which rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Out: no traffic of this port asks for the set.
+    /// Out: no traffic of this port uses the set.
     Unused,
-    /// In: it is ready.
+    /// In: ready.
     Ready,
-    /// In: it is ready and its hints name this node.
+    /// In: ready, with a hint for this node.
     HintedNode,
-    /// In: it is ready and its hints name this node's zone.
+    /// In: ready, with a hint for this node's zone.
     HintedZone,
-    /// In: it is terminating and serving, and nothing is ready that could be in the set.
+    /// In: terminating and serving, while no endpoint for the set is ready.
     Draining,
-    /// Out: it is ready, but its hints name other nodes.
+    /// Out: ready, but with hints for other nodes.
     OtherNode,
-    /// Out: it is ready, but its hints name other zones.
+    /// Out: ready, but with hints for other zones.
     OtherZone,
-    /// Out: it is on another node.
+    /// Out: on another node.
     Remote,
-    /// Out: it is terminating and something is ready.
+    /// Out: terminating, while another endpoint is ready.
     NotNeeded,
-    /// Out: it is neither ready nor both terminating and serving.
+    /// Out: neither ready nor both terminating and serving.
     NotEligible,
-    /// Out: another copy of it holds.
+    /// Out: another copy is selected.
     Superseded,
 }
 
 impl Place {
-    /// Whether this is a place in the set.
     pub(super) fn is_in(self) -> bool {
         matches!(self, Self::Ready | Self::HintedNode | Self::HintedZone | Self::Draining)
     }
 }
 
-/// What the hints of an endpoint say about this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Hints {
     pub(super) has_nodes: bool,
@@ -89,7 +85,7 @@ pub(super) struct Hints {
 impl Hints {
     fn of(endpoint: &Endpoint, node: &NodeView) -> Self {
         let Some(hints) = &endpoint.hints else { return Self::default() };
-        // A node without a name or a zone is named by none.
+        // No hint names a node without a name or zone.
         let zone = node.zone.as_deref().filter(|zone| !zone.is_empty());
         let name = Some(node.name.as_str()).filter(|name| !name.is_empty());
         Self {
@@ -101,7 +97,7 @@ impl Hints {
     }
 }
 
-/// An endpoint apart from its address and ports.
+/// An endpoint without its address and ports.
 #[derive(Clone, Copy)]
 struct State {
     ready: bool,
@@ -132,28 +128,27 @@ pub(super) struct SliceUse<'a> {
     pub(super) faults: Vec<Fault<'a>>,
 }
 
-/// Why nothing of a slice counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unused<'a> {
-    /// It does not say which Service is its own.
+    /// It names no Service.
     NoService,
-    /// It is another Service's.
+    /// It belongs to another Service.
     OtherService(&'a str),
     Headless,
-    /// Its address type is none that has addresses.
+    /// Not an address type of IP addresses.
     AddressType(&'a str),
     /// The Service has no cluster IP of this family.
     NoClusterIp(Family),
-    /// The Service has no frontend at all.
+    /// The Service has no frontend.
     ServiceUnserved,
 }
 
-/// Something of a slice that is left out.
+/// A part of a slice that is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault<'a> {
     PortWithoutName(Option<i32>),
     PortNumber(&'a str, Option<i32>),
-    /// The Service has no port of this name and protocol.
+    /// Name and protocol: the Service has no such port.
     PortUnmatched(&'a str, &'a str),
     NoAddress,
     Address(&'a str),
@@ -164,7 +159,7 @@ pub(super) enum Fault<'a> {
 pub(super) struct Merged<'a> {
     /// Ordered by name.
     pub(super) slices: Vec<SliceUse<'a>>,
-    /// Ordered by address, port and number; of copies the one that holds comes first.
+    /// Ordered by address, port and number; the selected one of several copies comes first.
     pub(super) candidates: Vec<Candidate<'a>>,
 }
 
@@ -172,21 +167,21 @@ fn name(slice: &EndpointSlice) -> &str {
     slice.metadata.as_ref().map_or("", |metadata| &metadata.name)
 }
 
-/// The Service that a slice says it belongs to: namespace and name.
+/// Namespace and name of the Service that a slice names.
 pub(super) fn service_of(slice: &EndpointSlice) -> Option<(&str, &str)> {
     let metadata = slice.metadata.as_ref()?;
     let name = metadata.labels.get(SERVICE_NAME).filter(|name| !name.is_empty())?;
     Some((&metadata.namespace, name))
 }
 
-/// The Service that a slice belongs to; `None`: it names none. Slices that are not used, such as those of headless
-/// Services, have one too.
+/// The Service of a slice; `None`: it names none. Also set for slices that are not used, such as those of headless
+/// Services.
 #[must_use]
 pub fn owner(slice: &EndpointSlice) -> Option<ServiceName> {
     service_of(slice).map(|(namespace, name)| ServiceName::new(namespace, name))
 }
 
-/// All slices, and the endpoints of those that count for the Service of this name.
+/// Merges the slices that count for the Service of this name.
 pub(super) fn merge<'a>(
     (namespace, service): (&str, &str),
     facts: &Facts<'_>,
@@ -197,7 +192,7 @@ pub(super) fn merge<'a>(
         .iter()
         .map(|slice| SliceUse { slice, used: used((namespace, service), facts, slice), faults: Vec::new() })
         .collect();
-    // Beyond the name only so that words come in one order too.
+    // The keys after the name only make the order of texts deterministic.
     uses.sort_by(|a, b| {
         let order =
             |it: &SliceUse<'a>| (name(it.slice), it.slice.address_type.as_str(), it.slice.endpoints.len());
@@ -245,7 +240,7 @@ struct Merging<'a, 'f> {
     facts: &'f Facts<'f>,
     node: &'f NodeView,
     candidates: Vec<Candidate<'a>>,
-    /// Ports of slices that the Service does not have: name and protocol.
+    /// Name and protocol of ports in slices that the Service does not have.
     others: Vec<(&'a str, &'a str)>,
 }
 
@@ -254,7 +249,7 @@ impl<'a> Merging<'a, '_> {
         let mut ports: Vec<(u32, u16)> = Vec::with_capacity(slice.ports.len());
         for port in &slice.ports {
             match self.port(port, faults) {
-                // The same port twice would only make every endpoint a copy of itself.
+                // A repeated port would make every endpoint a copy of itself.
                 Some(port) if !ports.contains(&port) => ports.push(port),
                 _ => {}
             }
@@ -280,7 +275,7 @@ impl<'a> Merging<'a, '_> {
         }
     }
 
-    /// Which port of the Service a slice's port is, and where endpoints listen for it.
+    /// The port of the Service that a slice's port belongs to, and the number at which endpoints listen.
     fn port(&mut self, port: &'a EndpointPort, faults: &mut Vec<Fault<'a>>) -> Option<(u32, u16)> {
         let Some(name) = port.name.as_deref() else {
             faults.push(Fault::PortWithoutName(port.port));
@@ -299,7 +294,7 @@ impl<'a> Merging<'a, '_> {
         Some((u32::try_from(place).ok()?, number))
     }
 
-    /// The health check counts endpoints of every port, also of those that the Service does not have.
+    /// The health check counts endpoints of every port, including those that the Service does not have.
     fn other(&mut self, port: (&'a str, &'a str)) -> Option<usize> {
         if !self.facts.external_local {
             return None;
@@ -326,19 +321,19 @@ fn address<'a>(endpoint: &'a Endpoint, family: Family, faults: &mut Vec<Fault<'a
 }
 
 impl<'a> Candidate<'a> {
-    /// What copies of an endpoint have in common.
+    /// Equal for copies of an endpoint.
     fn key(&self) -> (IpAddr, u32, u16) {
         (self.ip, self.port, self.number)
     }
 
-    /// Terminating, and still to be sent traffic when there is nothing better. Ready endpoints never count as that.
+    /// Terminating, but usable if no endpoint is ready. Ready endpoints are never draining.
     pub(super) fn draining(&self) -> bool {
         !self.ready && self.serving && self.terminating
     }
 
-    /// Which of two copies holds: the lesser. One that is not terminating (kube-proxy's rule), then one that is
-    /// ready, then one that is serving, then that of the slice whose name comes later; and within a slice by what the
-    /// copies say, so that the order in which they come decides nothing.
+    /// Selects the lesser of two copies: one that is not terminating (kube-proxy's rule), then one that is ready,
+    /// then one that is serving, then that of the slice with the later name. Within a slice, the content decides, so
+    /// that the order has no effect.
     fn wins<'n>(&self, other: &Self, name_of: impl Fn(u32) -> &'n str) -> Ordering {
         let rank = |it: &Self| (it.terminating, !it.ready, !it.serving);
         let rest = |it: &Self| (!it.local, it.hints.ordered());
@@ -370,7 +365,7 @@ fn hint_names(endpoint: &Endpoint) -> impl Iterator<Item = &str> {
     nodes.chain(std::iter::once("")).chain(zones)
 }
 
-/// How many distinct addresses of each family are ready on this node, over all ports.
+/// Number of distinct ready addresses of each family on this node, over all ports.
 pub(super) fn local_ready(candidates: &[Candidate<'_>]) -> PerFamily<u32> {
     let mut count = PerFamily::default();
     let mut last = None;

@@ -1,8 +1,8 @@
-//! The meaning of one Service on this node.
+//! The view of one Service on this node.
 //!
 //! Owns: which Services count, which endpoints take which traffic, and why. In: a Service, its EndpointSlices and the
-//! node. Out: the Service as the Endpoints API has it, and the same decisions in words. Everything here is a function of
-//! its arguments: equal arguments give equal bytes, in whatever order the slices come.
+//! node. Out: the Service in the form of the Endpoints API, and the same decisions in words. All functions are pure:
+//! equal arguments give equal bytes, regardless of the order of the slices.
 //!
 //! ```text
 //!  Service ──facts──┐
@@ -40,13 +40,13 @@ use self::{
 };
 use super::{EndpointSlice, NodeView, Service};
 
-/// The Service as the Endpoints API has it; none when it has no frontend.
+/// `None` if the Service has no frontend.
 #[must_use]
 pub fn view(service: &Service, slices: &[EndpointSlice], node: &NodeView) -> Option<ServiceEndpoints> {
     build::service_endpoints(&Evaluation::of(service, slices, node))
 }
 
-/// The same decisions in words; `rev` is left 0. A Service that is not there has slices only.
+/// The decisions in words; `rev` stays 0. Without a Service, only slices are explained.
 #[must_use]
 pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeView) -> pb::Explanation {
     let evaluation = match service {
@@ -56,7 +56,6 @@ pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeV
     explain::explanation(&evaluation, node)
 }
 
-/// Everything that is decided about a Service.
 #[derive(Debug, Clone)]
 struct Evaluation<'a> {
     namespace: &'a str,
@@ -64,7 +63,7 @@ struct Evaluation<'a> {
     facts: Facts<'a>,
     slices: Vec<SliceUse<'a>>,
     candidates: Vec<Candidate<'a>>,
-    /// One a port of [`Facts::ports`].
+    /// One per port of [`Facts::ports`].
     decisions: Vec<PerFamily<Decision>>,
 }
 
@@ -75,7 +74,7 @@ impl<'a> Evaluation<'a> {
         Self::with((namespace, name), Facts::of(service), slices, node)
     }
 
-    /// Of slices whose Service is not there; the first that names one says its name.
+    /// For slices without a Service; its name is that in the first slice that names one.
     fn without_service(slices: &'a [EndpointSlice], node: &NodeView) -> Self {
         let name = slices.iter().find_map(merge::service_of).unwrap_or_default();
         Self::with(name, Facts::unserved(Unserved::Missing), slices, node)

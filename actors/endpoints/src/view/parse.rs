@@ -1,16 +1,17 @@
-//! Addresses and CIDRs as Kubernetes has them in text.
+//! Addresses and CIDRs in the text forms of Kubernetes.
 //!
-//! Owns: what counts as an address or a CIDR, and their canonical form. In: text of any kind. Out: values of `std`, or
+//! Owns: which texts are addresses or CIDRs, and their canonical form. In: any text. Out: values of `std`, or
 //! nothing.
 //!
-//! Kubernetes keeps reading what old clusters stored (`k8s.io/utils/net`, `ParseIPSloppy` and `ParseCIDRSloppy`): zeros
-//! that lead a number mean nothing, `10.0.0.041` is `10.0.0.41`. An IPv4 address mapped into IPv6 is that IPv4 address.
+//! Kubernetes still accepts what old clusters stored (`k8s.io/utils/net`, `ParseIPSloppy` and `ParseCIDRSloppy`):
+//! leading zeros of a number are ignored, so `10.0.0.041` is `10.0.0.41`. An IPv4 address mapped into IPv6 is that
+//! IPv4 address.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// An address family; to a Service each is a proxy of its own.
+/// kube-proxy runs one proxy per family of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Family {
     V4,
@@ -27,7 +28,7 @@ impl Family {
         }
     }
 
-    /// As `ipFamilies` and `addressType` have it.
+    /// As in `ipFamilies` and `addressType`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -75,10 +76,10 @@ pub(super) fn address(text: &str) -> Option<IpAddr> {
     as_written(text).map(|address| address.to_canonical())
 }
 
-/// The network, if it is one; bits behind the prefix are cleared.
+/// `None` if it is not a CIDR; host bits are cleared.
 pub(super) fn cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     if !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
@@ -93,12 +94,12 @@ pub(super) fn cidr(text: &str) -> Option<IpNet> {
     Some(IpNet::new(network, prefix).ok()?.trunc())
 }
 
-/// Without the mapping of IPv4 in IPv6 being resolved: a CIDR's prefix counts bits of what is written.
+/// Does not resolve IPv4 mapped in IPv6, because the prefix of a CIDR counts the bits as written.
 fn as_written(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(|| without_leading_zeros(text)?.parse().ok())
 }
 
-/// None when there are none: the text is then no address for another reason.
+/// `None` if there are none: then the text is invalid for another reason.
 fn without_leading_zeros(text: &str) -> Option<String> {
     let mut kept = String::new();
     let mut characters = text.chars().peekable();

@@ -1,7 +1,7 @@
 //! Decisions in words.
 //!
-//! Owns: the sentence for each rule that may decide. In: the typed reasons of the other modules. Out: text for people; no
-//! program reads it.
+//! Owns: the sentence for each rule. In: the typed reasons of the other modules. Out: text for people; no program
+//! parses it.
 
 use std::fmt::{self, Write as _};
 
@@ -12,7 +12,6 @@ use super::{
 };
 use crate::NodeView;
 
-/// Why traffic is rejected.
 pub(super) const NOTHING: &str = "no endpoint on any node is ready, or terminating and still serving";
 
 impl fmt::Display for Unserved<'_> {
@@ -152,7 +151,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// Of many only the first are named.
+/// Names only the first of many.
 pub(super) fn faults(faults: &[Fault<'_>]) -> String {
     const NAMED: usize = 5;
     let mut text = String::new();
@@ -224,12 +223,11 @@ fn missing_hints(missing: usize, ready: usize, of: &str) -> String {
     format!("{missing} of {ready} ready endpoints {have} no hints for {of}, so hints for {of} are not used")
 }
 
-/// The rule that decided about an endpoint.
 pub(super) fn endpoint(it: &Candidate<'_>, decision: &Decision, node: &NodeView) -> String {
     let cluster = place(it.cluster_place, it, node, (decision.tally.ready, ""));
     let local = place(it.local_place, it, node, (decision.tally.local_ready, " on this node"));
     match (it.cluster_place, it.local_place) {
-        // What goes for every node goes for this one.
+        // The cluster set alone decides, or both sets have the same reason.
         (_, Place::Unused) | (Place::Draining, Place::Draining) => cluster,
         (Place::Unused, _) => local,
         _ if cluster == local => cluster,
@@ -237,7 +235,7 @@ pub(super) fn endpoint(it: &Candidate<'_>, decision: &Decision, node: &NodeView)
     }
 }
 
-/// Why the copy of an endpoint does not hold that another, of this slice, holds against.
+/// Why this copy of an endpoint is not selected, but that of `slice`.
 pub(super) fn superseded(it: &Candidate<'_>, holder: &Candidate<'_>, slice: &str) -> String {
     let because = if it.terminating != holder.terminating {
         "is not terminating"
@@ -251,7 +249,7 @@ pub(super) fn superseded(it: &Candidate<'_>, holder: &Candidate<'_>, slice: &str
     format!("not selected: slice {slice} has the same address and port, and its endpoint {because}")
 }
 
-/// `ready`: how many are ready that could be in the set, and where those are.
+/// `ready`: number of ready endpoints for the set, and their location.
 fn place(place: Place, it: &Candidate<'_>, node: &NodeView, (ready, here): (usize, &str)) -> String {
     let name = &node.name;
     match place {
@@ -291,7 +289,6 @@ fn other_hints<'a>(kind: &str, hints: impl Iterator<Item = &'a str>, this: &str)
     )
 }
 
-/// What internalTrafficPolicy does.
 pub(super) fn internal_policy(facts: &Facts<'_>) -> &'static str {
     if facts.internal_local {
         "Local: traffic to cluster IPs stays on this node"
@@ -300,7 +297,6 @@ pub(super) fn internal_policy(facts: &Facts<'_>) -> &'static str {
     }
 }
 
-/// What externalTrafficPolicy does.
 pub(super) fn external_policy(facts: &Facts<'_>) -> &'static str {
     if facts.external_local {
         "Local: traffic from outside to external IPs, load balancer IPs and node ports stays on this node; \

@@ -1,9 +1,9 @@
-//! What of a Service counts.
+//! The facts of a Service that count.
 //!
-//! Owns: whether a Service is served, its frontends of each family, its policies, and what of it is left out and why.
-//! In: a Service. Out: [`Facts`], which borrow the Service's names.
+//! Owns: whether a Service is served, its frontends of each family, its policies, and which fields are ignored and
+//! why. In: a Service. Out: [`Facts`], which borrow the Service's names.
 //!
-//! As kube-proxy has it: `pkg/proxy/serviceport.go`, `servicechangetracker.go`, `util/utils.go`.
+//! As in kube-proxy: `pkg/proxy/serviceport.go`, `servicechangetracker.go`, `util/utils.go`.
 
 use std::net::IpAddr;
 
@@ -15,15 +15,14 @@ use keelson_proto::{
 
 use super::parse::{self, Family, PerFamily};
 
-/// The label by which a Service asks for another proxy; any value counts, even an empty one.
+/// The label that selects another proxy; any value counts, even an empty one.
 pub(super) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// What the API server sets when affinity is asked for without a time, in seconds.
+/// Set by the API server if affinity has no timeout, in seconds.
 const AFFINITY_DEFAULT: i32 = 10_800;
-/// The longest affinity that the API allows, in seconds.
+/// Maximum affinity timeout of the API, in seconds.
 const AFFINITY_MOST: i32 = 86_400;
 
-/// What of a Service counts.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Facts<'a> {
     /// Whether it has a frontend; if not, the first reason.
@@ -31,19 +30,19 @@ pub(super) struct Facts<'a> {
     /// `spec.type`.
     pub(super) kind: &'a str,
     pub(super) cluster: PerFamily<Option<IpAddr>>,
-    /// `spec.clusterIP` if that is served, else the first in the order of `ipFamilies` that is.
+    /// `spec.clusterIP` if it is served, else the first served one in the order of `ipFamilies`.
     pub(super) primary: Option<IpAddr>,
-    /// Sorted, each once; as the two that follow.
+    /// Sorted and distinct, as the two that follow.
     pub(super) external: PerFamily<Vec<IpAddr>>,
     pub(super) load_balancer: PerFamily<Vec<IpAddr>>,
-    /// Empty: every source may.
+    /// Empty: every source is allowed.
     pub(super) ranges: PerFamily<Vec<IpNet>>,
     pub(super) internal_local: bool,
-    /// Where it has an effect.
+    /// True only if it has an effect.
     pub(super) external_local: bool,
     /// In seconds; 0: no affinity.
     pub(super) affinity: i32,
-    /// Where it has an effect; 0: none.
+    /// Set only if it has an effect; 0: none.
     pub(super) health_check_node_port: u16,
     pub(super) ports: Vec<Port<'a>>,
     pub(super) ignored: Vec<Ignored<'a>>,
@@ -58,36 +57,35 @@ pub(super) struct Port<'a> {
     pub(super) node_port: u16,
 }
 
-/// Why a Service has no frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unserved<'a> {
     Missing,
-    /// It carries [`PROXY_NAME`], with this value.
+    /// It has the label [`PROXY_NAME`] with this value.
     OtherProxy(&'a str),
     NoClusterIp,
     Headless,
     ExternalName,
-    /// No cluster IP that can be used, of any family.
+    /// It has no usable cluster IP of any family.
     NoFamily,
     NoPort,
 }
 
-/// Something in a Service that has no effect.
+/// A field of a Service that has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ignored<'a> {
-    /// `ipFamilies` names this family, but the cluster IP in its place is none of it.
+    /// `ipFamilies` names this family, but the cluster IP at its index has another.
     ClusterIp(Family, &'a str),
-    /// `ipFamilies` has this and `clusterIPs` nothing in its place.
+    /// `ipFamilies` has this entry, and `clusterIPs` none at its index.
     FamilyWithoutIp(&'a str),
     Address(AddressKind, &'a str),
-    /// An address of a family in which the Service has no cluster IP.
+    /// An address of a family without a cluster IP.
     AddressOfFamily(AddressKind, IpAddr),
-    /// A load balancer's address that is reached through the load balancer.
+    /// An address of the load balancer with an `ipMode` other than VIP.
     IngressNotVip(&'a str, &'a str),
     /// Not a CIDR.
     SourceRange(&'a str),
     SourceRangeOfFamily(IpNet),
-    /// The ranges of this family filter nothing, since one is everything.
+    /// The ranges of this family do not filter, because one contains every address.
     SourceRangesOfEverything(Family),
     PortNumber {
         name: &'a str,
@@ -111,14 +109,13 @@ pub(super) enum Ignored<'a> {
         name: &'a str,
         number: i32,
     },
-    /// externalTrafficPolicy Local on a Service that is not reached from outside.
+    /// externalTrafficPolicy Local on a Service without frontends for outside traffic.
     ExternalPolicy,
     HealthCheckNodePort(i32),
-    /// An affinity outside of the range, in seconds.
+    /// An affinity timeout out of range, in seconds.
     Affinity(i32),
 }
 
-/// Where an address stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressKind {
     External,
@@ -129,7 +126,7 @@ pub(super) fn port_number(number: i32) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number != 0)
 }
 
-/// A protocol as the API names it; without a name it is TCP, as the API's default is.
+/// An empty name is TCP, the default of the API.
 pub(super) fn protocol(name: &str) -> Option<Protocol> {
     match name {
         "" | "TCP" => Some(Protocol::Tcp),
@@ -140,7 +137,6 @@ pub(super) fn protocol(name: &str) -> Option<Protocol> {
 }
 
 impl<'a> Facts<'a> {
-    /// What of the Service counts.
     pub(super) fn of(service: &'a Service) -> Self {
         let mut ignored = Vec::new();
         let Some(spec) = &service.spec else {
@@ -169,7 +165,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Of a Service of which nothing else is known.
+    /// For a Service that is unknown otherwise.
     pub(super) fn unserved(reason: Unserved<'a>) -> Self {
         Self {
             served: Err(reason),
@@ -188,7 +184,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether a port is reached in this family by more than its cluster IP.
+    /// Whether a port has a frontend other than its cluster IP in this family.
     pub(super) fn reached_from_outside(&self, port: &Port<'_>, family: Family) -> bool {
         port.node_port != 0 || !self.external[family].is_empty() || !self.load_balancer[family].is_empty()
     }
@@ -213,7 +209,7 @@ fn served<'a>(
     }
 }
 
-/// The cluster IP of each family, and the one that stands for all of them.
+/// The cluster IP of each family, and the primary one.
 fn cluster_ips<'a>(
     spec: &'a ServiceSpec,
     ignored: &mut Vec<Ignored<'a>>,
@@ -233,7 +229,7 @@ fn cluster_ips<'a>(
             ignored.push(Ignored::FamilyWithoutIp(name));
             continue;
         };
-        // Only the first place of a family is looked at, whatever is there.
+        // Only the first entry of a family counts, even if it is unusable.
         if std::mem::replace(&mut seen[family], true) {
             ignored.push(Ignored::ClusterIp(family, text));
             continue;
@@ -250,13 +246,13 @@ fn cluster_ips<'a>(
     (ips, primary)
 }
 
-/// The load balancer's addresses that are reached by this node capturing them.
+/// Load balancer addresses for which this node captures the traffic.
 fn load_balancer_vips<'a>(service: &'a Service, ignored: &mut Vec<Ignored<'a>>) -> Vec<&'a str> {
     let load_balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let mut vips = Vec::new();
     for ingress in load_balancer.iter().flat_map(|load_balancer| &load_balancer.ingress) {
         match ingress.ip_mode.as_deref() {
-            // It has a host name only.
+            // Only a host name.
             _ if ingress.ip.is_empty() => {}
             None | Some("VIP") => vips.push(ingress.ip.as_str()),
             Some(mode) => ignored.push(Ignored::IngressNotVip(&ingress.ip, mode)),
@@ -265,7 +261,7 @@ fn load_balancer_vips<'a>(service: &'a Service, ignored: &mut Vec<Ignored<'a>>) 
     vips
 }
 
-/// Sorted, each once, of the families in which there is a cluster IP.
+/// Sorted and distinct, of families with a cluster IP.
 fn addresses<'a>(
     kind: AddressKind,
     texts: impl IntoIterator<Item = &'a str>,
@@ -356,8 +352,8 @@ fn affinity<'a>(spec: &'a ServiceSpec, ignored: &mut Vec<Ignored<'a>>) -> i32 {
     }
 }
 
-/// The ports that can be used, in the order of the Service. The API server lets neither a name nor a number with
-/// its protocol occur twice; where they do, the last of a name counts, as in kube-proxy, and the first of a number.
+/// The usable ports, in the order of the Service. The API server rejects a repeated name, and a repeated number with
+/// the same protocol. If they occur, the last one of a name counts, as in kube-proxy, and the first one of a number.
 fn ports<'a>(all: &'a [ServicePort], ignored: &mut Vec<Ignored<'a>>) -> Vec<Port<'a>> {
     let mut ports: Vec<Port<'a>> = Vec::with_capacity(all.len());
     for (place, port) in all.iter().enumerate() {

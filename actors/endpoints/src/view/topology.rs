@@ -1,10 +1,10 @@
 //! Which endpoints take traffic.
 //!
-//! Owns: for each port of a Service in each family the topology mode, and which endpoints are in the set for traffic that
-//! may go anywhere and in the set for traffic that must stay on the node. In: merged endpoints. Out: their [`Place`] in
-//! regard to both sets, and a [`Decision`] for each port and family.
+//! Owns: for each port of a Service in each family the topology mode, and which endpoints are in the cluster set
+//! (traffic to any node) and in the local set (traffic that must stay on the node). In: merged endpoints. Out: their
+//! [`Place`] in both sets, and a [`Decision`] for each port and family.
 //!
-//! As kube-proxy has it: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
+//! As in kube-proxy: `pkg/proxy/topology.go`, `CategorizeEndpoints`.
 
 use super::{
     merge::{Candidate, Place},
@@ -12,22 +12,22 @@ use super::{
     service::Facts,
 };
 
-/// How hints choose among ready endpoints.
+/// How hints select among ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Mode {
     #[default]
     Anywhere,
-    /// Those whose hints name this node.
+    /// Those with a hint for this node.
     Node,
-    /// Those whose hints name this node's zone.
+    /// Those with a hint for this node's zone.
     Zone,
 }
 
-/// How many endpoints of a port and family are what.
+/// Numbers of endpoints of a port and family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Tally {
     pub(super) ready: usize,
-    /// Of the ready ones, those with hints for nodes, and those of them that name this one.
+    /// Ready ones with hints for nodes, and those of them with a hint for this node.
     pub(super) with_node_hints: usize,
     pub(super) naming_node: usize,
     /// The same for zones.
@@ -55,7 +55,7 @@ impl Tally {
         self.local_draining += usize::from(draining && it.local);
     }
 
-    /// A mode needs hints on every ready endpoint, and one that names this node or its zone.
+    /// A mode requires hints on every ready endpoint, and one for this node or its zone.
     fn mode(&self) -> Mode {
         if self.with_node_hints == self.ready && self.naming_node > 0 {
             Mode::Node
@@ -67,10 +67,9 @@ impl Tally {
     }
 }
 
-/// What was decided for a port in a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Decision {
-    /// Whether some traffic may go anywhere, and whether some must stay on the node.
+    /// Whether some traffic may go to any node, and whether some must stay on the node.
     pub(super) uses_cluster: bool,
     pub(super) uses_local: bool,
     pub(super) mode: Mode,
@@ -78,7 +77,7 @@ pub(super) struct Decision {
 }
 
 impl Decision {
-    /// Whether some endpoint could serve the port, here or elsewhere.
+    /// Whether any endpoint, here or elsewhere, could serve the port.
     pub(super) fn has_any(&self) -> bool {
         self.tally.ready + self.tally.draining > 0
     }
@@ -113,7 +112,7 @@ impl Decision {
     }
 }
 
-/// Decides for every port, in the order of the Service, and tells every candidate its place.
+/// Decides for every port, in the order of the Service, and sets the places of every candidate.
 pub(super) fn decide(facts: &Facts<'_>, candidates: &mut [Candidate<'_>]) -> Vec<PerFamily<Decision>> {
     let mut decisions: Vec<PerFamily<Decision>> = facts
         .ports

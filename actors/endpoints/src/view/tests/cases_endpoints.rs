@@ -1,4 +1,4 @@
-//! The cases about how slices become the endpoints of a port.
+//! Cases: how slices become the endpoints of a port.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn case_08_of_two_copies_one_that_is_not_terminating_holds() {
         let conditions = scene.served().endpoints[0].conditions.unwrap();
         assert!(conditions.ready && !conditions.terminating, "{a} {b}");
     }
-    // Even when it is not ready: kube-proxy does not ask.
+    // Even if it is not ready, which kube-proxy does not check.
     scene(svc(), [http("a", "R1+"), http("b", "R1!")]).expect("REJECT", "REJECT", "REJECT");
 }
 
@@ -57,7 +57,7 @@ fn where_kube_proxy_leaves_it_open_the_better_copy_holds_then_the_later_slice() 
     let is_local = |slices: [Slice; 2]| scene(svc(), slices).served().endpoints[0].conditions.unwrap().local;
     assert!(is_local([local("a", "n2"), local("b", "n1")]));
     assert!(!is_local([local("a", "n1"), local("b", "n2")]));
-    // Within a slice it is what they say that decides, not their order.
+    // Within a slice, the content decides, not the order.
     let twice = |first: &str, second: &str| {
         [
             slice("a")
@@ -77,7 +77,7 @@ fn case_09_every_slice_has_its_own_number() {
     let found = scene(balanced().port("p", "TCP", 80), slices);
     assert_eq!(ports(&found), ["p: R1:80 R2:8080 R3:8080"]);
     assert_eq!(found.served().ports[0].target_port, 8080);
-    // As often one as the other: the lower.
+    // Equally frequent: the lower number.
     let even = [slice("b").port("p", "TCP", 8080).words("R1"), slice("a").port("p", "TCP", 80).words("R2")];
     assert_eq!(scene(balanced().port("p", "TCP", 80), even).served().ports[0].target_port, 80);
     // An address with two numbers is two endpoints.
@@ -131,7 +131,7 @@ fn case_12_only_the_first_address_counts_and_only_a_node_name_makes_an_endpoint_
         .endpoint("ten", Some("n1"));
     let found = scene(svc().external_local(), [slice.clone()]);
     found.expect("{L1 L4 L5}", "{L5}", "{L1 L4 L5}");
-    // Nor is anything on a node that has no name.
+    // Nor is any endpoint local on a node without a name.
     let mut nameless = scene(svc().external_local(), [slice]);
     nameless.node.name.clear();
     nameless.expect("{L1 L4 L5}", "DROP", "{L1 L4 L5}");

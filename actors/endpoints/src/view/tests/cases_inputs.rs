@@ -1,4 +1,4 @@
-//! The cases about what of Services and slices counts at all.
+//! Cases: which Services, slices and fields count.
 
 use keelson_proto::localnetv1::Protocol;
 
@@ -164,14 +164,14 @@ fn cluster_ips_are_paired_with_families() {
     };
     let expected = |one: &str, v4: &str, v6: &str| (one.to_owned(), v4.to_owned(), v6.to_owned());
     assert_eq!(ips(svc().dual_stack()), expected(V, V, V6));
-    // Without families the single field decides.
+    // Without `ipFamilies`, `clusterIP` decides.
     assert_eq!(ips(svc().dual_stack().edit(|spec| spec.ip_families.clear())), expected(V, V, ""));
     // More families than addresses.
     assert_eq!(ips(svc().edit(|spec| spec.ip_families.push("IPv6".to_owned()))), expected(V, V, ""));
-    // An address of another family than the one in its place.
+    // An address of another family than the one at its index.
     let crossed = svc().dual_stack().edit(|spec| spec.cluster_ips[1] = "10.96.0.11".to_owned());
     assert_eq!(ips(crossed), expected(V, V, ""));
-    // The single field is none of those that are served.
+    // `clusterIP` is none of the served addresses.
     let other = svc().dual_stack().edit(|spec| {
         spec.cluster_ip = "10.96.0.99".to_owned();
         spec.ip_families = vec!["IPv6".to_owned(), "IPv4".to_owned()];
@@ -292,7 +292,7 @@ fn case_43_only_vips_are_captured() {
     let ips = found.served().i_ps.unwrap();
     assert_eq!(ips.load_balancer_i_ps.unwrap().v4, ["203.0.113.2", W]);
     assert_eq!(found.explain().ignored.len(), 2);
-    // Whatever the type is.
+    // For every type.
     let ips = scene(service.kind("ClusterIP"), []).served().i_ps.unwrap();
     assert_eq!(ips.load_balancer_i_ps.unwrap().v4, ["203.0.113.2", W]);
     let ips = scene(internal().port("http", "TCP", 80), []).served().i_ps.unwrap();

@@ -1,11 +1,11 @@
-//! The cases about which endpoints take which traffic.
+//! Cases: which endpoints take which traffic.
 //!
-//! Each is read off what is published, by section 2's table alone. Masquerading, node addresses and timing are a proxy's
-//! own affair; of such cases the sets are here.
+//! Each case is derived from the published state by the table in section 2. Masquerading, node addresses and timing
+//! belong to the proxy; such cases are covered here as far as the sets go.
 
 use super::*;
 
-/// The three fates: of traffic to the cluster IP, from outside, and from pods and the node.
+/// `fates`: of traffic to the cluster IP, from outside, and from pods and the node.
 #[track_caller]
 fn check(service: Svc, endpoints: &str, fates: [&str; 3]) {
     let [cluster_ip, outside, inside] = fates;
@@ -57,7 +57,7 @@ fn case_25_no_zone_or_no_hint_for_it() {
         found.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
     }
     check(svc(), "R1@b R2@c R3!@a", ["{R1 R2}"; 3]);
-    // A hint for the zone without name is one for no zone.
+    // A hint for a zone with an empty name matches no zone.
     let nameless = scene(svc(), [http("a", "R1@ R2@b")]).zone(None);
     nameless.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
 }
@@ -77,7 +77,7 @@ fn case_27_node_hints_that_do_not_apply_leave_it_to_zones() {
 
 #[test]
 fn case_28_hints_alone_decide() {
-    // trafficDistribution is not even read: there is no field for it.
+    // trafficDistribution has no effect: it is not read.
     check(svc(), "L1 R1", ["{L1 R1}"; 3]);
     check(svc(), "L1@b R1@a", ["{R1}"; 3]);
 }
@@ -99,13 +99,13 @@ fn case_30_hints_do_not_choose_among_terminating_endpoints_and_zones_may_change(
 #[test]
 fn case_31_internal_policy_local() {
     check(svc().internal_local(), "L1 R1", ["{L1}", "{L1 R1}", "{L1 R1}"]);
-    // Without frontends for outside traffic the cluster set is not asked for.
+    // Without frontends for outside traffic, the cluster set is not used.
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
     assert_eq!((inner.fate(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
     let selected: Vec<_> =
         inner.served().endpoints.iter().map(|it| it.conditions.unwrap().selected).collect();
     assert_eq!(selected, [true, false]);
-    // externalTrafficPolicy has no effect on a Service that is not reached from outside.
+    // externalTrafficPolicy has no effect on a Service without frontends for outside traffic.
     let inner = scene(internal().port("http", "TCP", 80).external_local(), [http("a", "L1 R1")]);
     let served = inner.served();
     assert_eq!((served.external_traffic_to_local, inner.local_set()), (false, "{}".to_owned()));
@@ -120,7 +120,7 @@ fn external_policy_has_an_effect_with_external_ips_also() {
     check(service.kind(""), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
     let node_port = internal().kind("NodePort").port("http", "TCP", 80).node_port(30080).external_local();
     check(node_port, "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
-    // The type says that it is; in this family there is no frontend that outside traffic could reach.
+    // The type has such frontends, but this family has none.
     let bare = internal().kind("LoadBalancer").port("http", "TCP", 80).external_local();
     let bare = scene(bare, [http("a", "L1 R1")]);
     assert_eq!((bare.served().external_traffic_to_local, bare.local_set()), (true, "{}".to_owned()));
@@ -209,7 +209,7 @@ fn case_51_local_ready_addresses_are_counted_once() {
         http("c", "L61 R61").kind("IPv6"),
     ];
     assert_eq!(health(&scene(service, slices)), (32000, 2, 1));
-    // Also those of ports that the Service does not have: kube-proxy counts what slices have.
+    // Ports that the Service does not have count as well: kube-proxy counts the ports of slices.
     let other = [slice("a").port("other", "TCP", 1).words("L1"), http("b", "L2")];
     assert_eq!(health(&scene(checked(svc()), other)), (32000, 2, 0));
     let copies =
@@ -224,7 +224,7 @@ fn case_52_terminating_endpoints_do_not_count_as_ready_and_still_serve() {
     let found = scene(checked(svc()), [http("a", "L1~")]);
     assert_eq!(health(&found), (32000, 0, 0));
     assert_eq!(found.fate(To::Outside), "{L1}");
-    // One that is published although it is not ready does count.
+    // An endpoint that is not ready but published (publishNotReadyAddresses) counts.
     assert_eq!(health(&scene(checked(svc()), [http("a", "L1+")])), (32000, 1, 0));
 }
 
@@ -240,7 +240,7 @@ fn case_53_the_health_check_port_needs_external_policy_local_on_a_load_balancer(
     }
 }
 
-/// What a proxy counts as ports without local endpoints: internal, external.
+/// Whether a proxy counts the port as one without local endpoints: internal, external.
 fn without_local(scene: &Scene) -> [bool; 2] {
     let served = scene.served();
     let nothing_local = list(members(&served, 0, false, |port| port.local)) == "{}";

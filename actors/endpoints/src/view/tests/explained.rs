@@ -1,5 +1,3 @@
-//! What people are told: the sentence of each rule.
-
 use super::*;
 
 /// Each endpoint of the first port with its reason, as `R1: reason`.
@@ -85,7 +83,7 @@ fn both_sets_are_explained_when_they_differ() {
         "R2: not selected: neither ready nor serving",
     ];
     assert_eq!(reasons(&found), expected);
-    // Where both sets are the terminating ones, one sentence does.
+    // If both sets contain the terminating ones, one sentence is enough.
     let found = scene(svc().external_local(), [http("a", "L1~ R1~")]);
     let expected = [
         "L1: selected: terminating and still serving, because no endpoint is ready",

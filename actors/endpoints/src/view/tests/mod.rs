@@ -1,9 +1,9 @@
 //! Tests of the view, and builders of Services and slices that other tests may use.
 //!
-//! In tables an endpoint is a word: `L1` is 10.1.0.1 on node n1, the node of the view, and `R1` is 10.2.0.1 on node n2;
-//! a `6` before the number makes it fd00:1::1 or fd00:2::1. What follows the number says how it differs from a ready
-//! endpoint without hints: `~` terminating but serving, `!` not ready, `-` terminating and not serving, `+` ready
-//! although terminating, `s` serving only, `@a,b` hints for zones a and b, `#n1` hints for node n1.
+//! In tables an endpoint is a word: `L1` is 10.1.0.1 on node n1, the node of the view, and `R1` is 10.2.0.1 on node
+//! n2; a `6` before the number makes it fd00:1::1 or fd00:2::1. The suffix is the difference from a ready endpoint
+//! without hints: `~` terminating but serving, `!` not ready, `-` terminating and not serving, `+` ready although
+//! terminating, `s` serving only, `@a,b` hints for zones a and b, `#n1` hints for node n1.
 
 mod cases_endpoints;
 mod cases_inputs;
@@ -31,7 +31,6 @@ pub(crate) const V6: &str = "fd00:96::10";
 pub(crate) const X: &str = "198.51.100.7";
 pub(crate) const W: &str = "203.0.113.9";
 
-/// A Service being built: `ns/web`.
 #[derive(Debug, Clone)]
 pub(crate) struct Svc(Service);
 
@@ -54,7 +53,7 @@ pub(crate) fn balanced() -> Svc {
     internal().kind("LoadBalancer").ingress(W, None)
 }
 
-/// [`balanced`] with port http, 80/TCP, at node port 30080: what the conformance cases start from.
+/// [`balanced`] with port http, 80/TCP, at node port 30080: the base of the conformance cases.
 pub(crate) fn svc() -> Svc {
     balanced().port("http", "TCP", 80).node_port(30080)
 }
@@ -99,7 +98,7 @@ impl Svc {
         self
     }
 
-    /// Also at [`V6`].
+    /// Adds [`V6`].
     pub(crate) fn dual_stack(self) -> Self {
         self.edit(|spec| {
             spec.cluster_ips.push(V6.to_owned());
@@ -134,7 +133,7 @@ impl Svc {
     }
 }
 
-/// A slice being built, of `ns/web`.
+/// Of `ns/web`.
 #[derive(Debug, Clone)]
 pub(crate) struct Slice(EndpointSlice);
 
@@ -151,7 +150,7 @@ pub(crate) fn slice(name: &str) -> Slice {
     })
 }
 
-/// A slice whose port http is 8080/TCP, with the endpoints that the words name.
+/// A slice whose port http is 8080/TCP, with the endpoints in the words.
 pub(crate) fn http(name: &str, endpoints: &str) -> Slice {
     slice(name).port("http", "TCP", 8080).words(endpoints)
 }
@@ -191,7 +190,6 @@ impl Slice {
         self.edit(|slice| slice.ports.push(port))
     }
 
-    /// A ready endpoint.
     pub(crate) fn endpoint(self, address: &str, node: Option<&str>) -> Self {
         let endpoint = Endpoint {
             addresses: vec![address.to_owned()],
@@ -213,7 +211,7 @@ impl Slice {
         })
     }
 
-    /// Endpoints as the module's words have them.
+    /// Endpoints as words, see the module.
     pub(crate) fn words(self, words: &str) -> Self {
         words.split_whitespace().fold(self, |slice, word| {
             let endpoint = endpoint_of(word);
@@ -297,19 +295,17 @@ fn list(addresses: impl Iterator<Item = String>) -> String {
     format!("{{{}}}", words.join(" "))
 }
 
-/// A Service as it is seen on a node, and what that means for traffic.
 pub(crate) struct Scene {
     pub(crate) service: Service,
     pub(crate) slices: Vec<EndpointSlice>,
     pub(crate) node: NodeView,
 }
 
-/// On node n1.
 pub(crate) fn scene(service: Svc, slices: impl IntoIterator<Item = Slice>) -> Scene {
     Scene { service: service.build(), slices: slices.into_iter().map(Slice::build).collect(), node: n1() }
 }
 
-/// Traffic of one family to a Service's first port, and what becomes of it: `{L1 R1}`, `DROP` or `REJECT`.
+/// Traffic of one family to a Service's first port. Its fate is `{L1 R1}`, `DROP` or `REJECT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum To {
     /// The cluster IP, from anywhere.
@@ -326,7 +322,7 @@ impl Scene {
         self
     }
 
-    /// What is published; and whatever was left out of the inputs makes no difference to it.
+    /// The view. Asserts that the fields dropped from the inputs do not change it.
     pub(crate) fn view(&self) -> Option<ServiceEndpoints> {
         let found = view(&self.service, &self.slices, &self.node);
         let slices: Vec<_> = self.slices.iter().rev().cloned().map(trim_slice).collect();
@@ -351,7 +347,7 @@ impl Scene {
         list(members(&self.served(), 0, false, |port| port.local))
     }
 
-    /// As a data path reads it off the published state, by section 2's table: nothing else is known to it.
+    /// The fate as a data path derives it from the published state, by the table in section 2.
     pub(crate) fn fate(&self, to: To) -> String {
         fate(&self.served(), 0, false, to)
     }
@@ -387,7 +383,7 @@ fn addresses(endpoint: &localnetv1::Endpoint, six: bool) -> Vec<String> {
     if six { ips.v6 } else { ips.v4 }
 }
 
-/// Of the port at `index`, in one family.
+/// The fate of the port at `index`, in one family.
 pub(crate) fn fate(of: &ServiceEndpoints, index: u32, six: bool, to: To) -> String {
     let port = &of.ports[index as usize];
     let has_any = if six { port.has_any_v6 } else { port.has_any_v4 };
@@ -405,7 +401,7 @@ pub(crate) fn fate(of: &ServiceEndpoints, index: u32, six: bool, to: To) -> Stri
     }
 }
 
-/// The addresses of everything that is sent, as conntrack's clean-up needs it.
+/// The addresses of all published endpoints, as needed to clean up conntrack.
 fn sent(of: &ServiceEndpoints) -> String {
     list(
         of.endpoints

@@ -1,4 +1,4 @@
-//! What holds for every input.
+//! Properties that hold for every input.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-/// Inputs in which everything meets everything: few names, many coincidences.
+/// Few names, so that many coincide.
 fn dense_endpoint(six: bool) -> impl Strategy<Value = Endpoint> {
     let bit = || option::of(any::<bool>());
     let names = |of: &'static [&'static str]| vec(select(of), 0..3);
@@ -60,7 +60,7 @@ fn dense_slice() -> impl Strategy<Value = Slice> {
     (labels, kind, proptest::bool::weighted(0.1), vec(dense_port(), 1..4)).prop_flat_map(
         |((namespace, service), kind, headless, ports)| {
             vec(dense_endpoint(kind == "IPv6"), 0..6).prop_map(move |mut endpoints| {
-                // Two copies in one slice are not what the text is about.
+                // Two copies in one slice are covered by another test.
                 let mut seen = BTreeSet::new();
                 endpoints.retain(|endpoint| seen.insert(endpoint.addresses.clone()));
                 let made = slice("").of(namespace, service).kind(kind);
@@ -71,7 +71,6 @@ fn dense_slice() -> impl Strategy<Value = Slice> {
     )
 }
 
-/// Each under a name of its own.
 fn dense_slices() -> impl Strategy<Value = Vec<EndpointSlice>> {
     vec(dense_slice(), 0..5).prop_map(|slices| {
         let named = slices.into_iter().zip('a'..).map(|(slice, name)| {
@@ -108,7 +107,6 @@ fn dense_node() -> impl Strategy<Value = NodeView> {
         .prop_map(|zone| NodeView { zone: zone.map(str::to_owned), ..n1() })
 }
 
-/// The sets of a port in a family as they are published.
 fn published(of: &ServiceEndpoints, index: usize, six: bool) -> Sets {
     let mut sets = Sets { has_any: of.ports[index].has_any_v4, ..Sets::default() };
     if six {
@@ -130,7 +128,6 @@ fn published(of: &ServiceEndpoints, index: usize, six: bool) -> Sets {
     sets
 }
 
-/// The sets of a port in a family as they are explained.
 fn explained(
     family: &pb::FamilyExplanation,
     is_in: impl Fn(&pb::EndpointExplanation) -> bool,
@@ -187,7 +184,6 @@ fn check_explanation(view: Option<&ServiceEndpoints>, explained_as: &pb::Explana
     }
 }
 
-/// What must hold whatever the inputs are.
 fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, seed: u64) {
     let found = view(service, slices, node);
     let told = explain(Some(service), slices, node);
@@ -223,7 +219,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-/// Anything at all, with enough sense in it that not all is refused at the first look.
+/// Any text, with enough valid parts that not everything is rejected at once.
 fn any_text() -> impl Strategy<Value = String> {
     prop_oneof![
         ".{0,8}",
@@ -365,7 +361,7 @@ proptest! {
         check_always(&service, &slices, &node, seed);
     }
 
-    /// Copies within one slice, and several slices of one name, which no API server lets be.
+    /// Copies within one slice, and several slices of one name, which the API server does not allow.
     #[test]
     fn order_changes_nothing_even_when_slices_contradict_themselves(
         service in dense_service(),

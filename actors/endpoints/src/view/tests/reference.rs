@@ -1,7 +1,7 @@
-//! The rules once more, one after the other as they are told, without regard to cost.
+//! A reference implementation of the rules, one after the other, without regard to cost.
 //!
-//! Sections 1 and 2 of the semantics in sets: for every port and family the endpoints by address and number, and of those
-//! the ones in each set. What kube-proxy leaves open is decided as `Candidate::wins` says.
+//! Sections 1 and 2 of the semantics as sets: for every port and family the endpoints by address and number, and the
+//! members of each set. What kube-proxy leaves open is decided as in `Candidate::wins`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -141,7 +141,6 @@ fn topology<'a>(ready: &[(&'a Place, &'a Copy)], node: &NodeView) -> Vec<&'a Pla
         .unwrap_or_else(|| ready.iter().map(|(place, _)| *place).collect())
 }
 
-/// The sets of one port in one family.
 pub(super) fn sets(
     service: &Service,
     port: &ServicePort,
@@ -184,7 +183,7 @@ pub(super) fn sets(
     sets
 }
 
-/// Distinct addresses that are ready on the node, over all ports that slices have.
+/// Number of distinct ready addresses on the node, over all ports in slices.
 pub(super) fn local_ready(service: &Service, slices: &[EndpointSlice], node: &NodeView, six: bool) -> usize {
     let family = if six { "IPv6" } else { "IPv4" };
     let served = service.spec.clone().unwrap().ip_families.iter().any(|it| it == family);
