@@ -1,4 +1,4 @@
-//! `ImageStatus`, the call that kubelets make most on the image service.
+//! `ImageStatus`, the most frequent call of a kubelet to the image service.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use keelson_harness::{agent::Settings, containerd::Kind, cri::Cri, images::Image
 
 use super::{Row, quantile};
 
-/// Calls a turn, and turns a side; the sides alternate.
+/// Calls per turn, and turns per side; the sides alternate.
 const CALLS: usize = 250;
 const TURNS: usize = 40;
 

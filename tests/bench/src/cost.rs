@@ -1,4 +1,4 @@
-//! Owns: what processes cost in processor time. In: process ids. Out: [`Cpu`].
+//! Owns: processor time of processes. In: process ids. Out: [`Cpu`].
 
 use std::fs;
 use std::time::Duration;
@@ -6,12 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Processor time, user and system, of all threads of a process since it started.
+/// User and system time of all threads of a process since it started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cpu(Duration);
 
 impl Cpu {
-    /// Of the process with this id.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let stat =
             fs::read_to_string(format!("/proc/{pid}/stat")).context("the processor time of a process")?;
@@ -21,12 +20,11 @@ impl Cpu {
         Ok(Self(Duration::from_secs_f64(ticks(&stat)? as f64 / per_second as f64)))
     }
 
-    /// Of this process.
     pub(crate) fn own() -> Result<Self> {
         Self::of(std::process::id())
     }
 
-    /// What came on top of an earlier reading.
+    /// The difference to an earlier reading.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

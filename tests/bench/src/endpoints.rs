@@ -1,8 +1,8 @@
-//! Service endpoints of a large cluster: how fast, how seldom, how small.
+//! Service endpoints of a large cluster: latency, revisions, memory.
 //!
-//! Owns: which measurements there are. In: a cluster of its own; `KEELSON_BENCH_SERVICES` (10000), each with ten
-//! endpoints. Out: tables. API server, etcd, containerd and agent are real; the objects are written by an administrator, and
-//! no controller runs.
+//! Owns: the choice of measurements. In: its own cluster; `KEELSON_BENCH_SERVICES` (10000), each with ten endpoints.
+//! Out: tables. API server, etcd, containerd and agent are real; an administrator writes the objects, and no controller
+//! runs.
 
 mod full;
 mod latency;
@@ -19,12 +19,12 @@ use keelson_cluster::endpoints::bulk;
 
 use stage::{EACH, Stage};
 
-/// What can be measured; the names of the command line begin with `endpoints-`.
+/// Names of the measurements; on the command line they have the prefix `endpoints-`.
 const PARTS: [&str; 5] = ["revisions", "start", "full", "latency", "memory"];
-/// How many Services the smaller of the two starts has.
+/// Number of Services of the smaller start.
 const FEW: usize = 1_000;
 
-/// Measures the parts that are wanted by their names (`endpoints` means all of them).
+/// Runs the measurements named in `wanted` (`endpoints` means all of them).
 pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
     let all = wanted.is_empty() || wanted.iter().any(|wanted| wanted == "endpoints");
     let run = |part: &str| all || wanted.iter().any(|name| name.strip_prefix("endpoints-") == Some(part));

@@ -1,8 +1,8 @@
-//! Thousands of nodes: what their Leases cost the API server, beside full status writes, which Leases replaced.
+//! Thousands of nodes: cost of their Leases for the API server, beside full status writes, which Leases replaced.
 //!
-//! Owns: the simulation. In: a cluster of its own; `KEELSON_BENCH_NODES` (5000) and `KEELSON_BENCH_SECONDS` (60).
-//! Out: a table. The nodes are in this process: for the Leases each is a LeaseRenewer, the agent's own actor with its
-//! own timer, and all of them share a few connections. The API server, etcd and the Leases are real.
+//! Owns: the simulation. In: its own cluster; `KEELSON_BENCH_NODES` (5000) and `KEELSON_BENCH_SECONDS` (60). Out: a
+//! table. The nodes are in this process: each Lease is a LeaseRenewer, the agent's own actor with its own timer, and
+//! all of them share a few connections. The API server, etcd and the Leases are real.
 
 mod beats;
 mod objects;
@@ -34,16 +34,15 @@ use beats::{Beats, Figures};
 /// The kubelet's default, and the interval that follows from it.
 const DURATION: Duration = Duration::from_secs(40);
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Over which the nodes start: a whole number of intervals, so that they stay as evenly spread as they started.
+/// Time over which the nodes start: a whole number of intervals, so that they stay evenly spread.
 const SPREAD: Duration = Duration::from_secs(30);
-/// Connections that the nodes share: an API server takes a hundred requests at once on one.
+/// Connections that the nodes share: an API server handles a hundred concurrent requests on one.
 const CONNECTIONS: usize = 16;
-/// How much must be on time for a number of nodes to be within what the machine can do.
+/// Share of heartbeats that must be on time for the machine to support a number of nodes.
 const ENOUGH: f64 = 0.99;
-/// Tries of a status write before the next interval, as the kubelet's (`nodeStatusUpdateRetry`).
+/// Attempts of a status write before the next interval, as in the kubelet (`nodeStatusUpdateRetry`).
 const STATUS_TRIES: usize = 5;
 
-/// What the nodes do.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Lease,
@@ -56,9 +55,9 @@ struct Run {
     nodes: usize,
     seconds: f64,
     figures: Figures,
-    /// Processor time a confirmed heartbeat: API server, etcd, the nodes.
+    /// Processor time per confirmed heartbeat: API server, etcd, the nodes.
     cpu: [Duration; 3],
-    /// Keys and values put, a confirmed heartbeat.
+    /// Bytes of keys and values put per confirmed heartbeat.
     stored: f64,
 }
 
@@ -66,7 +65,7 @@ pub(super) async fn fleet() -> Result<()> {
     let (most, window) = (number("KEELSON_BENCH_NODES", 5_000)?, number("KEELSON_BENCH_SECONDS", 60)?);
     let window = Duration::from_secs(u64::try_from(window)?);
     let scratch = Scratch::new()?;
-    // The harness reads the audit log, which costs more than a heartbeat does; nobody reads it here.
+    // Not needed here, and it costs more than a heartbeat.
     let options = ApiOptions { args: vec!["--audit-log-path=".to_owned()], ..ApiOptions::default() };
     let cluster = Cluster::start_with(&scratch, &options).await?;
     let source = ClusterSource::Kubeconfig { path: cluster.admin_kubeconfig(), context: None };
@@ -79,7 +78,7 @@ pub(super) async fn fleet() -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let leases = run(&cluster, &source, Way::Lease, most, window).await?;
     leases.print();
-    // As many as with Leases first, then fewer until they are on time.
+    // First as many as with Leases, then fewer until they are on time.
     let mut nodes = most;
     loop {
         let status = run(&cluster, &source, Way::Status, nodes, window).await?;
@@ -92,12 +91,12 @@ pub(super) async fn fleet() -> Result<()> {
     Ok(())
 }
 
-/// A client with a connection of its own, for the runtime that uses it.
+/// A client with a new connection, for the runtime that uses it.
 fn connection(source: &ClusterSource) -> ApiServer {
     ApiServer::new(ApiServerParts::new(source.clone()))
 }
 
-/// Makes the Nodes, and says how many bytes etcd keeps for each.
+/// Creates the Nodes, and returns the bytes that etcd stores for each.
 async fn make_nodes(cluster: &Cluster, source: &ClusterSource, count: usize) -> Result<u64> {
     let before = cluster.etcd.writes().await?;
     let api = connection(source);
@@ -112,7 +111,7 @@ async fn make_nodes(cluster: &Cluster, source: &ClusterSource, count: usize) -> 
     Ok((after.put_bytes - before.put_bytes) / (after.puts - before.puts).max(1))
 }
 
-/// What was used up so far.
+/// Resources used so far.
 struct Meter {
     at: Instant,
     cpu: [Cpu; 3],
@@ -131,7 +130,7 @@ impl Meter {
     }
 }
 
-/// Lets the nodes run, and measures a window when all of them are in their stride.
+/// Runs the nodes, and measures a window once all of them are in steady state.
 async fn run(
     cluster: &Cluster,
     source: &ClusterSource,
@@ -141,8 +140,8 @@ async fn run(
 ) -> Result<Run> {
     let beats = Arc::new(Beats::new(nodes));
     let fleet = Fleet::start(way, nodes, source.clone(), beats.clone())?;
-    // The first renewal of a Lease also forgets who wrote it; from the second one on they are all alike. Where a
-    // machine cannot do even that in time, what it does then is the figure.
+    // The first renewal of a Lease also removes its managed fields; from the second one on all are equal. If the
+    // machine cannot do even that in time, its result is the figure.
     let patience = Instant::now() + SPREAD + 3 * INTERVAL;
     tokio::time::sleep(SPREAD + 2 * INTERVAL).await;
     while beats.fewest() < 2 && Instant::now() < patience {
@@ -189,7 +188,7 @@ impl Run {
     }
 }
 
-/// Nodes that run, all on one thread.
+/// Running nodes, all on one thread.
 struct Fleet {
     stop: oneshot::Sender<()>,
     thread: std::thread::JoinHandle<Result<()>>,
@@ -211,18 +210,18 @@ impl Fleet {
         Ok(Self { stop, thread: thread.context("cannot start a thread")? })
     }
 
-    /// Ends them; requests under way are dropped.
+    /// Stops them; requests in flight are dropped.
     fn stop(self) -> Result<()> {
-        // It is gone already if something went wrong, which is told next.
+        // Already closed if an error occurred, which is returned next.
         let _ = self.stop.send(());
         self.thread.join().map_err(|_| anyhow!("the thread of the nodes panicked"))?
     }
 }
 
-/// Starts node after node, and goes on until it is dropped.
+/// Starts the nodes one by one, and continues until it is dropped.
 async fn live(way: Way, nodes: usize, connections: &[ApiServer], beats: &Arc<Beats>) -> Result<()> {
     let (start, mut reporters) = (tokio::time::Instant::now(), JoinSet::new());
-    // An actor ends with the last address to it.
+    // An actor ends with its last address.
     let mut renewers = Vec::new();
     for node in 0..nodes {
         tokio::time::sleep_until(start + SPREAD.mul_f64(node as f64 / nodes as f64)).await;
@@ -238,7 +237,7 @@ async fn live(way: Way, nodes: usize, connections: &[ApiServer], beats: &Arc<Bea
     std::future::pending().await
 }
 
-/// A node by its Lease: the agent's actor.
+/// A node with a Lease: the agent's actor.
 fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
     let recorder = Recorder::new("LeaseRenewer", 4);
     let name = objects::name(api.node);
@@ -264,7 +263,7 @@ fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
     supervise::start(None, recorder, |_| LeaseRenewer::new(parts))
 }
 
-/// A node by its status, as before there were Leases: a write of it every interval, counted from the end of the last.
+/// A node with status writes, as before Leases: one write per interval, counted from the end of the last.
 async fn report(api: ApiServer, node: usize, beats: Arc<Beats>) {
     let name = objects::name(node);
     loop {
@@ -280,7 +279,7 @@ async fn report(api: ApiServer, node: usize, beats: Arc<Beats>) {
     }
 }
 
-/// The API server of one node, whose renewals are noted.
+/// The API server of one node, whose renewals are recorded.
 struct Measured {
     api: ApiServer,
     node: usize,
@@ -323,6 +322,6 @@ impl LeaseApi for Measured {
         self.api.node_uid(node)
     }
 
-    /// The connections are of other nodes too: one node's trouble must not be everybody's.
+    /// Other nodes share the connections: an error of one node must not close them.
     fn close_connections(&self) {}
 }

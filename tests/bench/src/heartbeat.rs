@@ -1,11 +1,11 @@
 //! Heartbeats of one node: the agent's beside the stock kubelet's.
 //!
-//! Owns: the measurement. In: a cluster of its own, one containerd for both; `KEELSON_BENCH_MINUTES` (4). Out: a table.
-//! Node `a` is a kubelet's, node `b` an agent's in role `node`; then an agent in role `companion` joins the kubelet.
-//! Each has a proxy before the API server that counts bytes and knows nothing of them ([`bursts`]), and etcd tells
-//! every put with its size. A Lease is renewed at its real interval; a status that has not changed is reported more
-//! often than it would be, for the figures of one report, and counts as often as it would be by default settings. The
-//! companion is as it is by default: it has no Lease, and a status that has not changed is never written.
+//! Owns: the measurement. In: its own cluster, one containerd for both; `KEELSON_BENCH_MINUTES` (4). Out: a table. Node
+//! `a` has a kubelet, node `b` an agent in role `node`; then an agent in role `companion` joins the kubelet. Each has a
+//! proxy before the API server that only counts bytes ([`bursts`]), and etcd reports every put with its size. A Lease
+//! is renewed at its real interval; an unchanged status is reported more often than by default, to get the figures of
+//! one report, and is counted at the default interval. The companion has default settings: it has no Lease, and never
+//! writes an unchanged status.
 
 mod bursts;
 mod hour;
@@ -25,39 +25,39 @@ use super::megabytes;
 use bursts::Cost;
 pub(super) use hour::hour;
 
-/// Reports of an unchanged status in an hour by default settings: the kubelet's every 5 min, the agent's every 15 min.
+/// Reports of an unchanged status per hour with default settings: the kubelet's every 5 min, the agent's every 15 min.
 const KUBELET_REPORTS: f64 = 12.0;
 const AGENT_REPORTS: f64 = 4.0;
-/// How often it is reported here: another rhythm than the Lease's, so that the two seldom fall together; the same for
-/// the two that are compared.
+/// Report interval here: different from the Lease's, so that the two seldom coincide; the same for the two that are
+/// compared.
 const REPORTED: &str = "7s";
 /// Images that both report.
 const IMAGES: usize = 30;
-/// By then the first status is over, and the agent's Lease has no managers any more.
+/// Time after which the first status is over, and the agent's Lease has no managed fields any more.
 const SETTLE: Duration = Duration::from_secs(35);
-/// Whom to measure.
+/// A client to measure.
 struct Client<'a> {
     user: &'a str,
     proxy: &'a TcpProxy,
-    /// None: it is expected to write nothing.
+    /// None if it must write nothing.
     lease: Option<&'a str>,
     node: &'a str,
     pid: u32,
     reports: f64,
 }
 
-/// What was found, an hour where it says nothing else.
+/// Results, per hour unless stated otherwise.
 struct Side {
     renewals: f64,
-    /// Of an unchanged status, with default settings.
+    /// Reports of an unchanged status, with default settings.
     reports: f64,
     renewal: Cost,
     report: Cost,
-    /// A status report of somebody else, as the watch of the Node brings it.
+    /// A status report of another client, received by the watch of the Node.
     heard: Cost,
-    /// Bytes of all else on its connections: bookmarks of watches, PINGs.
+    /// All other bytes on its connections: bookmarks of watches, PINGs.
     other: f64,
-    /// Key and value in etcd, of one write.
+    /// Bytes of key and value in etcd, of one write.
     stored_lease: f64,
     stored_node: f64,
     memory: f64,
@@ -118,12 +118,11 @@ pub(super) async fn heartbeat() -> Result<()> {
     Ok(())
 }
 
-/// Everything but whom to measure.
 struct Stage {
     containerd: Containerd,
     cluster: Cluster,
     scratch: Scratch,
-    /// How often kubelet and agents report a status that has not changed, if not by default.
+    /// Interval at which kubelet and agents report an unchanged status; None for the default.
     reported: Option<&'static str>,
 }
 
@@ -168,7 +167,7 @@ impl Stage {
             .set("kube.kubeconfig", identity.kubeconfig_via(&way.endpoint())?.display().to_string())
             .set("node.role", role)
             .set("node.root_dir", self.scratch.path().display().to_string())
-            // Like the kubelet of the harness: the disk of a machine that measures may be full.
+            // Like the kubelet of the harness: the disk of the machine may be full.
             .set("node.eviction_hard", "memory.available<1Mi");
         let settings = match self.reported {
             Some(time) => settings
@@ -179,7 +178,7 @@ impl Stage {
         Agent::start(&self.scratch, &self.containerd.endpoint(), &settings).await
     }
 
-    /// Lets all settle, and watches them side by side.
+    /// Waits until all are in steady state, and measures them side by side.
     async fn measure(&self, clients: &[Client<'_>], window: Duration) -> Result<Vec<Side>> {
         tokio::time::sleep(SETTLE).await;
         let (begin, counted) = (jiff::Timestamp::now(), self.cluster.etcd.writes().await?);
@@ -228,7 +227,7 @@ fn is_report(event: &AuditEvent) -> bool {
 }
 
 impl Client<'_> {
-    /// What it asked for, and what its watch of the Node hears of others.
+    /// Its requests, and those of others that its watch of the Node receives.
     fn concerned(&self, audit: &[AuditEvent]) -> Vec<AuditEvent> {
         let heard = |event: &AuditEvent| is_report(event) && event.name == self.node;
         audit.iter().filter(|event| event.user == self.user || heard(event)).cloned().collect()
@@ -280,7 +279,7 @@ impl Client<'_> {
 }
 
 impl Side {
-    /// Of an hour: so much for each renewal, so much for each report.
+    /// Per hour: `renewal` for each renewal, and `report` for each report.
     fn hour(&self, renewal: f64, report: f64) -> f64 {
         self.renewals * renewal + self.reports * report
     }

@@ -1,9 +1,9 @@
-//! `make bench`: what the agent costs, beside direct containerd in the same run.
+//! `make bench`: cost of the agent, beside direct containerd in the same run.
 //!
-//! Owns: the measurements of image pulls, of heartbeats, of service endpoints and of a proxy's rules. In: the release build, containerd, a registry and a
-//! cluster of its own.
-//! Out: a table for `docs/performance.md` on standard output. Every figure that has a peer alternates
-//! with it, so that what else the machine does hits both. Nothing here fails for being slow.
+//! Owns: the measurements of image pulls, heartbeats, service endpoints and a proxy's rules. In: the release build,
+//! containerd, a registry and its own cluster.
+//! Out: a table for `docs/performance.md` on standard output. Every figure with a peer alternates with it, so that
+//! other load on the machine affects both. No measurement fails because it is slow.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -24,7 +24,6 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use keelson_harness::containerd::Kind;
 
-/// One line of the table.
 struct Row {
     what: String,
     direct: String,
@@ -43,8 +42,9 @@ impl Row {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     keelson_harness::process::quiet();
-    // Names on the command line pick measurements: calls, pulls, memory, restart, heartbeat, hour, fleet, storm,
-    // store DIR, endpoints, and endpoints-revisions, -start, -full, -latency, -memory; proxy, after which its own flags may stand.
+    // Names on the command line select measurements: calls, pulls, memory, restart, heartbeat, hour, fleet, storm,
+    // store DIR, endpoints, and endpoints-revisions, -start, -full, -latency, -memory; proxy, followed by its own
+    // flags.
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let run = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     if ["calls", "pulls", "memory", "restart"].into_iter().any(run) {
@@ -71,11 +71,11 @@ async fn main() -> Result<ExitCode> {
         println!();
         heartbeat::heartbeat().await?;
     }
-    // Only when it is asked for: it lasts an hour.
+    // Only if it is named: it takes an hour.
     if wanted.iter().any(|wanted| wanted == "hour") {
         heartbeat::hour().await?;
     }
-    // Only when it is asked for, with the folder whose disk is meant.
+    // Only if it is named, with a folder on the disk to measure.
     if let [store, folder] = &wanted[..]
         && store == "store"
     {
@@ -95,7 +95,6 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A number from the environment.
 fn number(variable: &str, otherwise: usize) -> Result<usize> {
     match std::env::var(variable) {
         Ok(text) => text.parse().with_context(|| format!("{variable} is {text:?}, not a number")),
@@ -110,7 +109,7 @@ fn quantile<T: Copy>(sorted: &[T], q: f64) -> Option<T> {
     sorted.get(index).copied()
 }
 
-/// Megabytes of resident memory.
+/// Resident memory in MB.
 fn megabytes(pid: u32) -> Result<f64> {
     Ok(keelson_harness::process::resident_kib(pid)? as f64 / 1024.0)
 }

@@ -27,7 +27,7 @@ pub(super) async fn idle() -> Result<Row> {
     let agent = node.agent(&Settings::limit(3)).await?;
     let images = node.push(&[ImageSpec::single("bench/idle", 4096)], None).await?;
     agent.cri().await?.pull_image(&node.name(&images[0])).await?;
-    // Two probes of the runtime later.
+    // After two probes of the runtime.
     tokio::time::sleep(Duration::from_secs(25)).await;
     Ok(row("idle memory (VmRSS), after a pull".into(), megabytes(agent.pid().context("it runs")?)?, "20 MB"))
 }

@@ -1,9 +1,10 @@
-//! `make bench-proxy`: Services in the kernel, by `keelson proxy` and by the real kube-proxy (mode nftables) in the same run.
+//! `make bench-proxy`: Services in the kernel, with `keelson proxy` and with the real kube-proxy (mode nftables) in the
+//! same run.
 //!
-//! Owns: what is measured, in which order. In: a cluster of its own for each size, one API server for both; flags
-//! ([`options`]). Out: tables. Each of the two has a network of its own ([`World`](keelson_cluster::net::World)) with its rules in the
-//! namespace of the node, and runs alone while it is measured. That something is in the kernel is seen from outside, in the same way for
-//! both ([`kernel`]).
+//! Owns: the selection and order of measurements. In: its own cluster for each size, one API server for both; flags
+//! ([`options`]). Out: tables. Each of the two has a separate network ([`World`](keelson_cluster::net::World)) with its
+//! rules in the namespace of the node, and runs alone while it is measured. The state of the kernel is observed from
+//! outside, in the same way for both ([`kernel`]).
 
 mod change;
 mod churn;
@@ -27,7 +28,7 @@ use report::Report;
 use stage::Stage;
 use subject::Subject;
 
-/// Measures what the command line names. What was found is printed even if something went wrong later.
+/// Runs the measurements that the command line names. Prints the results even if a later one fails.
 pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
     let Some(options) = Options::of(wanted)? else { return Ok(()) };
     let mut report = Report::default();
@@ -38,7 +39,7 @@ pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
 
 async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     let scratch = Scratch::new()?;
-    // The agent has everything on that it has on a node.
+    // The agent has all services enabled, as on a node.
     let containerd =
         Containerd::start(&scratch, containerd::Kind::V2, &containerd::Options::default()).await?;
     for size in &options.sizes {
@@ -49,7 +50,7 @@ async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Everything at one size, in a cluster that ends with it.
+/// All measurements at one size, in a cluster that ends with it.
 async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Report) -> Result<()> {
     let mut stage = Stage::new(size).await?;
     let mut subjects = Vec::new();
@@ -75,8 +76,8 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
     Ok(())
 }
 
-/// One of the two. It has ended afterwards, and its rules are still there; or the answer is no, because it did not come to
-/// its end.
+/// Measures one of the two. Afterwards it has exited, and its rules are still there; returns false if it did not
+/// complete.
 async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &mut Report) -> Result<bool> {
     let ready = if options.has(Part::Cold) {
         cold::cold(stage, subject, options, report).await?

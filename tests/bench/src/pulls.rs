@@ -1,4 +1,4 @@
-//! Forty small images at once, without a limit: what the agent adds where it has nothing to do.
+//! Forty small images at once, without a limit: the overhead of the agent.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{Row, quantile};
 
 const IMAGES: usize = 40;
-/// Rounds a side; each pulls images that nobody has pulled before.
+/// Rounds per side; each pulls images that were never pulled before.
 const ROUNDS: usize = 13;
 
 pub(super) async fn small_images(kind: Kind) -> Result<Row> {
@@ -17,7 +17,7 @@ pub(super) async fn small_images(kind: Kind) -> Result<Row> {
     let agent = node.agent(&Settings::new()).await?;
     let (direct, through) = (node.runtime.cri().await?, agent.cri().await?);
     let (mut by_direct, mut by_agent) = (Vec::new(), Vec::new());
-    // The first round of each side warms up and does not count; the sides take turns at going first.
+    // The first round of each side warms up and does not count; the sides alternate in going first.
     let mut ratios = Vec::new();
     for round in 0..=ROUNDS {
         let (straight, around) = if round % 2 == 0 {
@@ -42,7 +42,7 @@ pub(super) async fn small_images(kind: Kind) -> Result<Row> {
         what: format!("{IMAGES} small images, no limit, median of {ROUNDS}, {kind:?}"),
         direct: format!("{:.3} s", direct.as_secs_f64()),
         agent: format!("{:.3} s", agent.as_secs_f64()),
-        // Of the rounds, not of the medians: what the disk does in a round hits both sides of it.
+        // Of the rounds, not of the medians: disk load in a round affects both sides of it.
         ratio: quantile(&ratios, 0.5),
         target: "1.02",
     })
@@ -51,7 +51,7 @@ pub(super) async fn small_images(kind: Kind) -> Result<Row> {
 async fn pull(node: &Node, cri: &Cri, side: &str, round: usize) -> Result<Duration> {
     let specs: Vec<ImageSpec> =
         (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/{side}/{round}/{n}"), 64 * 1024)).collect();
-    // Straight from the registry: the proxy of the suites would be a part of what is measured.
+    // Directly from the registry: the proxy of the suites would be part of the measurement.
     let images = node.push(&specs, None).await?;
     let names: Vec<String> = images.iter().map(|image| image.at(node.registry.address())).collect();
     let since = Instant::now();

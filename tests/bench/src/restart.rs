@@ -19,15 +19,15 @@ const ROUNDS: usize = 15;
 
 /// Planned restarts under load.
 const RESTARTS: usize = 20;
-/// What a kubelet's client library asks meanwhile, over as many pairs of connections;
-/// `KEELSON_BENCH_CALLS_PER_SECOND` sets another rate, for a machine that is busy already.
+/// Rate of a kubelet's client library meanwhile; `KEELSON_BENCH_CALLS_PER_SECOND` sets another rate, for a busy
+/// machine.
 const CALLS_PER_SECOND: u32 = 1000;
 const CLIENTS: u32 = 4;
-/// How long the load runs without restarts, on each side and in each turn.
+/// Duration of the load without restarts, on each side and in each turn.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// The clock starts with the kill, the next agent is started at once, and it stops with the first
-/// answer to the kubelet's first call.
+/// Measures the time from the kill, after which the next agent is started at once, to the first response to the
+/// kubelet's first call.
 pub(super) async fn kill_to_serving() -> Result<Vec<Row>> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push(&[ImageSpec::single("bench/restart", 4096)], None).await?;
@@ -69,8 +69,8 @@ async fn serves(socket: &Path) -> Instant {
     }
 }
 
-/// A thousand calls a second of the kinds that kubelets make, by their own client library: beside the runtime directly
-/// without restarts, and through the agent while that is restarted again and again.
+/// A thousand calls per second of the kinds that kubelets make, with their client library: to the runtime directly
+/// without restarts, and through the agent during repeated restarts.
 pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push(&[ImageSpec::single("bench/load", 4096)], None).await?;
@@ -101,7 +101,7 @@ pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
     let load = start(&agent.endpoint()).await?;
     let mut replaced = Vec::new();
     for _ in 0..RESTARTS {
-        // Killed when it is dropped, and it may still hold calls.
+        // Killed on drop, and it may still hold calls.
         replaced.push(agent.replace().await?);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }

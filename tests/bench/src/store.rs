@@ -1,6 +1,6 @@
-//! The store on the disk that holds a folder: how long it takes, and its memory.
+//! The store on the disk of a folder: its latency and memory.
 //!
-//! Owns: a store of its own. In: the folder. Out: a table.
+//! Owns: its own store. In: the folder. Out: a table.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
-//! What comes down on an API server that was away: agents, and beside them nodes of client-go.
+//! Requests to an API server after an outage: from agents, and beside them from nodes of client-go.
 //!
-//! Owns: the measurement. In: a cluster of its own; `KEELSON_BENCH_STORM_NODES` (500) and `KEELSON_BENCH_OUTAGE` (180
-//! seconds). Out: a table. Each agent is a process in role `node` with a follower of its endpoints, and watches its Node,
-//! its pods, Services, EndpointSlices and ServiceCIDRs; each node of client-go does the same and has the kubelet's Lease
-//! controller. One side after the other meets the same API server, which is killed and comes back after the outage.
-//! Requests are counted by the API server's audit log.
+//! Owns: the measurement. In: its own cluster; `KEELSON_BENCH_STORM_NODES` (500) and `KEELSON_BENCH_OUTAGE` (180
+//! seconds). Out: a table. Each agent is a process in role `node` with a follower of its endpoints, and watches its
+//! Node, its pods, Services, EndpointSlices and ServiceCIDRs; each node of client-go does the same and has the
+//! kubelet's Lease controller. One side after the other uses the same API server, which is killed and restarted after
+//! the outage. Requests are counted in the API server's audit log.
 
 mod agents;
 
@@ -29,21 +29,19 @@ const PREFIX: &str = "storm-";
 /// Services of the cluster, and endpoints of each.
 const SERVICES: usize = 100;
 const ENDPOINTS: usize = 5;
-/// Until all Leases are renewed in step with nothing but their own timers.
+/// Time until all Leases are renewed at the pace of their own timers.
 const SETTLE: Duration = Duration::from_secs(30);
-/// How long all nodes may take to see a marker.
+/// Timeout for all nodes to see a marker.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Who is measured.
 enum Side {
     Agents(Agents),
     ClientGo(Reflectors),
 }
 
-/// What was found of one side.
 struct Found {
     name: &'static str,
-    /// Requests in the first 10 s and 60 s after the API server took the first one.
+    /// Requests in the first 10 s and 60 s after the API server accepted the first one.
     requests: [usize; 2],
     /// The same, answered with 429 or 5xx.
     refused: [usize; 2],
@@ -76,7 +74,7 @@ pub(super) async fn storm() -> Result<()> {
     Ok(())
 }
 
-/// A certificate and a kubeconfig a node.
+/// A certificate and a kubeconfig per node.
 async fn identities(cluster: &Cluster, scratch: &Scratch, nodes: usize) -> Result<PathBuf> {
     let folder = scratch.dir("kubeconfigs")?;
     for node in 0..nodes {
@@ -102,7 +100,7 @@ async fn make_nodes(cluster: &Cluster, nodes: usize) -> Result<()> {
         .await
 }
 
-/// Makes what every node must see to be current: a Service with an endpoint.
+/// Creates what every node must see to be current: a Service with an endpoint.
 async fn mark(cluster: &Cluster, name: &str) -> Result<()> {
     let writer = Writer::new(&cluster.admin, "default").await?;
     writer.create(Kind::Service, &service(name, &[port("http", 80)], &json!({}))).await?;
@@ -119,7 +117,7 @@ impl Side {
         }
     }
 
-    /// Whether a request is of this side.
+    /// Whether a request was made by this side.
     fn made(&self, event: &AuditEvent) -> bool {
         let agent = match self {
             Self::Agents(_) => "keelson",
@@ -128,7 +126,7 @@ impl Side {
         event.user_agent.starts_with(agent) && event.user.starts_with("system:node:")
     }
 
-    /// Waits until every node has seen a marker, and says when each did.
+    /// Waits until every node has seen a marker, and returns when each did.
     async fn all_saw(&self, name: &str, nodes: usize) -> Result<Vec<u64>> {
         let until = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -223,7 +221,6 @@ fn print(nodes: usize, outage: Duration, found: &[Found]) {
     }
 }
 
-/// Where the kubeconfig of a node is.
 fn kubeconfig(folder: &Path, node: usize) -> PathBuf {
     folder.join(format!("kubeconfig-{node}"))
 }

@@ -1,5 +1,5 @@
 //! Owns: the folder `run` below the current one. In: nothing. Out: a folder that no other run uses and that holds
-//! nothing of an earlier one; when dropped, only logs are left in it.
+//! nothing of an earlier one; after drop, only logs are left in it.
 
 use anyhow::{Context as _, Result, bail};
 use keelson_harness::scratch::clear;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 /// The longest path of a socket in the folder, relative to it.
 const LONGEST_SOCKET: &str = "containerd/containerd.sock.ttrpc";
-/// What the kernel takes as the path of a unix socket.
+/// Maximum length in bytes of the path of a unix socket.
 const SOCKET_LIMIT: usize = 107;
 const LOGS: &str = "logs";
 
 pub(crate) struct Folder {
     path: PathBuf,
-    /// Held as long as the folder is in use; the lock is the kernel's and ends with this process in any case.
+    /// Held as long as the folder is in use; the kernel releases the lock when this process exits.
     _lock: File,
 }
 
@@ -46,12 +46,12 @@ impl Folder {
         &self.path
     }
 
-    /// The folder as a reader in the checkout would name it.
+    /// The path relative to the checkout.
     pub(crate) fn shown(&self) -> &'static str {
         "run"
     }
 
-    /// Copies the logs to where they stay.
+    /// Copies the logs to the folder in which they stay.
     pub(crate) fn keep_logs(&self) {
         let logs = self.path.join(LOGS);
         let kept = fs::create_dir_all(&logs).and_then(|()| {
@@ -75,9 +75,9 @@ impl Drop for Folder {
     }
 }
 
-/// Clears everything in a folder but what is to be kept. The folder itself stays: it carries the lock.
+/// Clears everything in a folder but `keep`. The folder itself stays: it holds the lock.
 fn clear_within(folder: &Path, keep: &[&str]) {
-    // First for the whole: what runs may hold any part of it.
+    // First for the whole folder: a process may hold any part of it.
     keelson_harness::process::end_all_of(folder);
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| keep.contains(&name)) {

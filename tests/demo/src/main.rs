@@ -1,8 +1,8 @@
-//! `make run`: images pulled through the agent into a real containerd, three at a time, for a person to look at.
+//! `make run`: images pulled through the agent into a real containerd, three at a time, as a demonstration.
 //!
-//! Owns: the folder `run` of the checkout and everything that is started in it. In: Ctrl-C, and
-//! `KEELSON_DEMO_ONCE=1` to end when all images are there. Out: text and progress on the terminal; when it ends,
-//! nothing it started runs any more, an agent that the reader started again included.
+//! Owns: the folder `run` of the checkout and everything that is started in it. In: Ctrl-C, and `KEELSON_DEMO_ONCE=1`
+//! to end when all images are pulled. Out: text and progress on the terminal; when it ends, it stops everything it
+//! started, also an agent that the user restarted.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // It talks to a person.
 

@@ -1,5 +1,5 @@
-//! Owns: the part of the kubelet. In: the images. Out: each pulled through the agent's socket, asked for again after
-//! an error or a lost connection, with the waits between growing.
+//! Owns: image pulls like a kubelet's. In: the images. Out: each is pulled through the agent's socket, and retried with
+//! back-off after an error or a lost connection.
 
 use crate::folder::Folder;
 use crate::stage::Stage;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The kubelet starts at 10 s and ends at 300 s; nobody wants to watch that.
+/// The kubelet starts at 10 s and ends at 300 s, which is too long for a demonstration.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(8);
 
-/// Running pulls. Dropping it ends them.
+/// Running pulls. Cancelled on drop.
 pub(crate) struct Pulls {
     _tasks: JoinSet<()>,
     done: watch::Receiver<usize>,
@@ -44,10 +44,10 @@ impl Pulls {
         Ok(Self { _tasks: tasks, done, count: stage.images.len(), started: Instant::now() })
     }
 
-    /// Waits until every image is there, and says how long that took.
+    /// Waits until every image is pulled, and returns the elapsed time.
     pub(crate) async fn all(&self) -> Duration {
         let mut done = self.done.clone();
-        // The sender lives in the tasks, so it is gone only when all are through.
+        // The sender lives in the tasks, so it is gone only when all have ended.
         let _ = done.wait_for(|done| *done == self.count).await;
         self.started.elapsed()
     }
@@ -72,7 +72,7 @@ impl Caller {
         }
     }
 
-    /// Into a file: the terminal belongs to the progress.
+    /// Writes to a file: the terminal belongs to the progress display.
     fn note(&self, line: &str) {
         if let Err(error) = writeln!(&*self.log, "{line}") {
             eprintln!("cannot write the log of pulls: {error}");

@@ -1,5 +1,5 @@
-//! Owns: what the reader sees. In: the stage and the pulls. Out: what is where, progress (`keelson pulls --watch`),
-//! and a word whenever the agent is gone or back.
+//! Owns: the output on the terminal. In: the stage and the pulls. Out: paths and addresses, progress (`keelson pulls
+//! --watch`), and a message when the agent exits or is back.
 
 use crate::folder::Folder;
 use crate::pulls::Pulls;
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often a progress display that fails is started before it is left alone.
+/// Maximum number of starts of a progress display that fails.
 const TRIES: u32 = 5;
 
-/// Shows everything until the caller drops the future; with `once` it returns when all images are there.
+/// Shows everything until the caller drops the future; with `once` it returns when all images are pulled.
 pub(crate) async fn until_stopped(
     stage: &mut Stage,
     pulls: &Pulls,
@@ -100,15 +100,15 @@ fn conclude(stage: &Stage, took: Duration, once: bool) {
     }
 }
 
-/// The command that starts the agent again.
+/// The command that restarts the agent.
 fn command(stage: &Stage) -> String {
     format!("{} agent --config {}", stage.agent.program().display(), stage.agent.config().display())
 }
 
-/// Keeps the progress display going while the agent runs, and returns when the agent does not run any more.
+/// Keeps the progress display running while the agent runs, and returns when the agent has exited.
 async fn lost(stage: &mut Stage, progress: &mut Progress, there: bool) {
     let first = stage.agent_pid();
-    // Another pid means that it went and came between two looks.
+    // Another pid means that it was restarted between two checks.
     while first.is_some() && stage.agent_pid() == first {
         if !there {
             progress.keep();
@@ -117,7 +117,6 @@ async fn lost(stage: &mut Stage, progress: &mut Progress, there: bool) {
     }
 }
 
-/// Waits until an agent is ready again.
 async fn back(stage: &mut Stage) {
     let url = format!("{}/readyz", stage.agent.url());
     loop {
@@ -129,7 +128,6 @@ async fn back(stage: &mut Stage) {
     }
 }
 
-/// `keelson pulls --watch` in this terminal.
 struct Progress {
     program: PathBuf,
     args: Vec<String>,
@@ -149,7 +147,6 @@ impl Progress {
         }
     }
 
-    /// Starts it if it does not run.
     fn keep(&mut self) {
         if let Some(child) = &mut self.child {
             match child.try_wait() {
@@ -170,12 +167,12 @@ impl Progress {
         }
     }
 
-    /// Ends it, giving it the chance to leave the terminal as it found it.
+    /// Ends it with SIGINT, so that it restores the terminal.
     async fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         self.failures = 0;
         if let Ok(pid) = i32::try_from(child.id()) {
-            // That it has ended by itself is fine.
+            // It may have exited by itself.
             let _ = kill(Pid::from_raw(pid), Signal::SIGINT);
         }
         for _ in 0..20 {
@@ -192,7 +189,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Ctrl-C has reached it too; an error means that it has ended.
+            // Ctrl-C has reached it too; an error means that it has exited.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,4 +1,4 @@
-//! Owns: what the demonstration runs on. In: the folder. Out: registry with images, slow proxy, containerd, agent.
+//! Owns: the processes of the demonstration. In: the folder. Out: registry with images, slow proxy, containerd, agent.
 
 use crate::folder::Folder;
 use anyhow::{Context as _, Result};
@@ -16,18 +16,18 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How many images there are, and how many are pulled at once.
+/// Number of images, and of concurrent pulls.
 pub(crate) const IMAGES: usize = 9;
 pub(crate) const LIMIT: i64 = 3;
 
-/// A layer comes at this rate, so that an image takes about eight seconds and can be watched.
+/// Rate of a layer: an image takes about eight seconds and can be watched.
 const BYTES_A_SECOND: u64 = 1 << 20;
 const LAYERS: [u64; 3] = [8 << 20, 5 << 20, 2 << 20];
 
-/// The port of the debug page, if it is free.
+/// Port of the debug page, if it is free.
 const USUAL_PORT: u16 = 9440;
 
-/// What the agent may take to drain.
+/// Drain timeout of the agent.
 const DRAIN: Duration = Duration::from_secs(30);
 
 pub(crate) struct Stage {
@@ -63,7 +63,7 @@ impl Stage {
         Ok(Self { agent, images, proxy, containerd, _registry: registry })
     }
 
-    /// The agent that runs now: the one that was started here, or the one that the reader started in its place.
+    /// The running agent: the one that was started here, or the one that the user started instead.
     pub(crate) fn agent_pid(&mut self) -> Option<u32> {
         match self.agent.ended() {
             Ok(None) => self.agent.pid(),
@@ -71,7 +71,6 @@ impl Stage {
         }
     }
 
-    /// Ends everything in order.
     pub(crate) async fn end(&mut self) {
         if let Some(pid) = self.agent_pid() {
             signal(pid, Signal::SIGTERM);
@@ -86,7 +85,7 @@ impl Stage {
         }
     }
 
-    /// Ends the agent at once, also one that was started by hand; everything else ends with the stage.
+    /// Kills the agent, also one that was started by hand; everything else ends with the stage.
     pub(crate) fn kill(&mut self) {
         if let Some(pid) = self.agent_pid() {
             signal(pid, Signal::SIGKILL);
@@ -94,7 +93,7 @@ impl Stage {
     }
 }
 
-/// Copies the sample manifests, for the reader to change.
+/// Copies the sample manifests, which the user may change.
 fn copy_manifests(to: &Path) -> Result<()> {
     let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/manifests");
     fs::create_dir_all(to).context("cannot create the manifests directory")?;
@@ -107,12 +106,12 @@ fn copy_manifests(to: &Path) -> Result<()> {
 
 fn signal(pid: u32, signal: Signal) {
     if let Ok(pid) = i32::try_from(pid) {
-        // That it is gone already is what is wanted.
+        // It may have exited already.
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }
 
-/// The agent that the pid file in the state folder names, if it runs.
+/// The agent in the pid file of the state folder, if it runs.
 fn restarted(state: &Path) -> Option<u32> {
     let pid = fs::read_to_string(state.join("keelson.pid")).ok()?.trim().parse().ok()?;
     process::is_program(pid, "keelson").then_some(pid)

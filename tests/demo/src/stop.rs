@@ -1,4 +1,4 @@
-//! Owns: the signals that ask for the end. In: SIGINT, SIGTERM, SIGHUP. Out: one wake-up each.
+//! Owns: the signals that end the demonstration. In: SIGINT, SIGTERM, SIGHUP. Out: one wake-up each.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -20,7 +20,6 @@ impl Stop {
         })
     }
 
-    /// Waits for the next of them.
     pub(crate) async fn asked(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

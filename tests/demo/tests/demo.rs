@@ -1,5 +1,5 @@
-//! `make run` from beginning to end, without a terminal: the agent is killed in the middle and started again with
-//! the command that was printed, every image arrives, and nothing is left.
+//! `make run` from beginning to end, without a terminal: the agent is killed during pulls and restarted with the
+//! printed command, every image is pulled, and nothing is left.
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::process::{Program, is_program, runs};
@@ -18,7 +18,7 @@ async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() ->
     let run = scratch.path().join("run");
     let log = scratch.path().join("demo.log");
     let printed = || fs::read_to_string(&log).unwrap_or_default();
-    // It works in the folder that it is called from.
+    // It works in the current folder.
     let script = "cd \"$1\" && exec \"$2\"";
     let demo = Program {
         name: "keelson-demo".to_owned(),
@@ -77,7 +77,7 @@ fn agent_pid(run: &Path) -> Result<u32> {
     Ok(pid)
 }
 
-/// How many blobs containerd is writing.
+/// Number of blobs that containerd is writing.
 fn ingests(run: &Path) -> usize {
     fs::read_dir(run.join("containerd/root/io.containerd.content.v1.content/ingest"))
         .map_or(0, Iterator::count)

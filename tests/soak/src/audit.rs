@@ -1,16 +1,16 @@
-//! Owns: the judgement on what the registries sent. In: the records of their proxies, which neither agent nor runtime
-//! can influence. Out: violations of the limit, and layers that were sent twice.
+//! Owns: checks of what the registries sent. In: the records of their proxies, which neither agent nor runtime can
+//! influence. Out: violations of the limit, and layers that were sent twice.
 //!
-//! The limit: a pull is in flight while the layers of its repository are being sent. Nobody ends the pulls of a process
-//! that was killed before its runtime notices that, so requests that are older than a death count until the death.
-//! Overlaps that a runtime needs to end a pull that its caller left are short; only longer ones are violations.
+//! The limit: a pull is in flight while the layers of its repository are being sent. The pulls of a killed process
+//! continue until its runtime notices, so requests that are older than a death count until the death. Overlaps that a
+//! runtime needs to end a pull that its caller left are short; only longer ones are violations.
 //!
-//! Nothing is fetched twice: containerd writes 1 MiB at a time and goes on with what is on its disk, so each
-//! interruption of a layer may cost [`PART`] bytes, and nothing else may cost any. An interruption is a request that was
-//! cut, or one that was answered whole just before something ended its pull: the registry has sent the end by then, but
-//! the runtime has not stored it. Layers that were being fetched while the image disk was full are left out, because
-//! containerd drops what it cannot store, and those of an agent that was killed while its state disk was broken, because
-//! the next one cannot tell which content it held. CRI-O is judged otherwise: [`crio`].
+//! No byte is fetched twice: containerd writes 1 MiB at a time and continues with the content on its disk, so each
+//! interruption of a layer may cost [`PART`] bytes, and nothing else may cost any. An interruption is a request that
+//! was cut, or one that was completed just before its pull ended: the registry has sent the last bytes by then, but the
+//! runtime has not stored them. Not checked are layers that were being fetched while the image disk was full, because
+//! containerd drops what it cannot store, and those of an agent that was killed while its state disk was broken,
+//! because the next one cannot tell which content it held. CRI-O has other rules: [`crio`].
 
 mod crio;
 
@@ -24,19 +24,18 @@ use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-/// Bytes that one interruption may cost: the part that containerd has not written (1 MiB), and what lies in buffers.
+/// Bytes that one interruption may cost: the part that containerd has not written (1 MiB), and the contents of buffers.
 const PART: u64 = 2 << 20;
 
 /// Longer than any runtime takes to end a cancelled pull on a busy machine.
 const BRIEF: Duration = Duration::from_secs(3);
 
-/// A pull that outlives the death of its agent or runtime by more than this is one that nobody counts.
+/// A pull that outlives the death of its agent or runtime by more than this is not counted against the limit by anyone.
 const DEATH: Duration = Duration::from_secs(10);
 
 /// Longer than a runtime takes to store the end of a layer on a busy machine.
 const STORING: Duration = Duration::from_secs(2);
 
-/// What the registries sent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sent {
     pub(crate) requests: usize,
@@ -44,9 +43,9 @@ pub(crate) struct Sent {
     pub(crate) layers: usize,
     /// Requests for layers that were interrupted.
     pub(crate) interruptions: u64,
-    /// Bytes sent beyond the size of the layers, of layers that are judged.
+    /// Bytes sent beyond the size of the layers, for layers that are checked.
     pub(crate) repeated_bytes: u64,
-    /// Layers that were being fetched while a disk was broken, which are not judged.
+    /// Layers that were being fetched while a disk was broken, which are not checked.
     pub(crate) layers_not_judged: usize,
     pub(crate) most_pulls_at_once: usize,
     /// Times over the limit that were short enough.
@@ -100,7 +99,7 @@ fn is_layer(seen: &&Seen) -> bool {
     seen.method == http::Method::GET && seen.kind == Kind::Layer
 }
 
-/// The most pulls at once, and the times with more than `limit`.
+/// The maximum number of concurrent pulls, and the times with more than `limit`.
 fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> (usize, Vec<Overlap>) {
     let mut moments: Vec<(Instant, bool, &str)> = Vec::new();
     for get in seen.iter().filter(is_layer) {
@@ -111,7 +110,7 @@ fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> 
         moments.push((get.started, true, repo));
         moments.push((death.copied().unwrap_or(end), false, repo));
     }
-    // An end goes before a beginning at the same moment.
+    // An end sorts before a beginning at the same moment.
     moments.sort();
     let (mut open, mut most) = (HashMap::<&str, usize>::new(), 0);
     let (mut overlaps, mut current) = (Vec::new(), None::<Overlap>);
@@ -137,7 +136,7 @@ fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> 
     (most, overlaps)
 }
 
-/// What may have ended a pull.
+/// Events that may have ended a pull.
 struct Ends<'a> {
     windows: &'a [Window],
     unsuccessful: &'a [Unsuccessful],
@@ -184,12 +183,13 @@ fn judge_bytes(
     }
 }
 
-/// How long after its disk was broken the journal may lag behind: it is written again 5 s after a write that failed, and an
+/// Time that the journal may lag behind after its disk was broken: it is written again 5 s after a failed write, and an
 /// agent that is killed before that does not know its pulls.
 const JOURNAL_LAGS: Duration = Duration::from_secs(10);
 
 impl Ends<'_> {
-    /// How often the fetch of a layer was cut, as the registry or the runtime saw it. The last request cannot have been.
+    /// How often the fetch of a layer was cut, as the registry or the runtime saw it. The last request cannot have
+    /// been.
     fn interruptions(&self, gets: &[&Seen]) -> u64 {
         let cut = |get: &&&Seen| get.outcome != Outcome::Complete || self.ended_storing(get);
         let cut = gets.iter().filter(cut).count();
@@ -204,11 +204,11 @@ impl Ends<'_> {
         let tag = get.repo.as_ref().map(|repo| format!("/{repo}:"));
         let of_image = |image: &str| tag.as_ref().is_some_and(|tag| image.contains(tag));
         self.unsuccessful.iter().any(|end| from <= end.at && end.at <= to && of_image(&end.image))
-            // Layers of one pull end with the first that fails, and nobody asks a kubelet how its pulls ended.
+            // Layers of one pull end with the first that fails, and the results of a kubelet's pulls are not known.
             || self.overlaps(&[Broken::AgentKilled, Broken::Runtime, Broken::Registry], from, to).next().is_some()
     }
 
-    /// Whether what was fetched may have been lost with a disk.
+    /// Whether the fetched bytes may have been lost with a disk.
     fn lost_by_a_disk(&self, gets: &[&Seen]) -> bool {
         let (Some(from), Some(to)) = (
             gets.iter().map(|get| get.started).min(),

@@ -1,5 +1,5 @@
-//! Owns: callers of PullImage that are no kubelet: impatient ones, ones that leave, ones without the right password.
-//! In: wants. Out: arrivals, and violations where a call ended in a way that nothing excuses.
+//! Owns: callers of PullImage other than a kubelet: some with a deadline, some that cancel, some without the right
+//! password. In: wants. Out: arrivals, and violations if a call ended in a way that no fault excuses.
 
 use crate::Phase;
 use crate::deck::{chooser, seconds};
@@ -18,25 +18,25 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-/// Callers at a time: twice as many as there are slots, so that there is a queue.
+/// Concurrent callers: twice as many as there are slots, so that there is a queue.
 const CALLERS: usize = 8;
 
 /// What may make a pull fail. A planned restart and a broken state disk must not.
 const EXCUSES: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::ImageDisk, Broken::Registry];
 
-/// A pull that is joined began earlier than the call, and the runtime tries broken requests again before it fails.
+/// A joined pull began earlier than the call, and the runtime retries broken requests before it fails.
 const AFTERMATH: Duration = Duration::from_secs(30);
 
-/// After its connection is closed, a call that has not ended by then never will.
+/// A call that has not ended this long after its connection is closed never will.
 const LOST: Duration = Duration::from_secs(5);
 
 /// How one call is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
-    /// It waits for as long as it takes, as a kubelet does.
+    /// Waits for as long as it takes, as a kubelet does.
     Plain,
     Deadline(Duration),
-    /// The caller leaves.
+    /// Cancels the call after this time.
     Cancel(Duration),
     WrongPassword,
 }
@@ -52,7 +52,7 @@ impl Manner {
     }
 }
 
-/// Starts callers that go on until the run is over.
+/// Starts callers that continue until the run is over.
 pub(crate) fn start(
     supply: &Supply,
     stage: &Arc<Stage>,
@@ -96,7 +96,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Asks for an image until it is there.
+    /// Pulls an image until it is there.
     async fn serve(&mut self, want: &Want) -> Result<()> {
         while self.phase() != Phase::Done {
             let calls = if self.rng.random_bool(0.15) { self.rng.random_range(2..=3) } else { 1 };
@@ -117,7 +117,7 @@ impl Caller {
             let arrived = async { join_all(calls).await.contains(&true) && this.is_there(want).await };
             let arrived = tokio::select! {
                 arrived = arrived => arrived,
-                // A call may hang forever; then its image is missing, which is a violation of its own.
+                // A call may hang forever; then its image is missing, which is a separate violation.
                 _ = over.wait_for(|phase| *phase == Phase::Done) => return Ok(()),
             };
             if arrived {
@@ -135,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// Makes one call, and says whether the image should be there now.
+    /// Makes one call, and returns whether the image should be there now.
     async fn call(&self, want: &Want, manner: Manner, pull: Pull, always: bool) -> bool {
         if !always && matches!(self.image_status(want).await, Some(Ok(true))) {
             self.timeline.count("pull: not needed");
@@ -161,7 +161,7 @@ impl Caller {
         self.ask(async |cri: Cri| Ok(cri.image_status(&want.name).await?.is_some())).await
     }
 
-    /// Makes one call. `None`: the client lost it, with its connection.
+    /// Makes one call. None if the client lost it, with its connection.
     async fn ask<T>(&self, call: impl AsyncFnOnce(Cri) -> Result<T, Status>) -> Option<Result<T, Status>> {
         let (cri, closed) = match Cri::for_one_call(&self.stage.socket) {
             Ok(made) => made,
@@ -229,7 +229,7 @@ impl Caller {
                     }
                     return false;
                 }
-                // The calls of the load are judged; these are many more of the same kind.
+                // The calls of the load are checked; these are many more of the same kind.
                 _ if self.phase() == Phase::Done => return false,
                 _ => tokio::time::sleep(Duration::from_millis(200)).await,
             }

@@ -1,11 +1,11 @@
-//! Owns: random choices. In: a seed and the name of who chooses. Out: the same choices for the same seed.
+//! Owns: random choices. In: a seed and the name of the chooser. Out: the same choices for the same seed.
 
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use std::time::Duration;
 
-/// A generator of its own for everybody who chooses, so that one does not change the choices of another.
+/// A separate generator for every chooser, so that one does not change the choices of another.
 pub(crate) fn chooser(seed: u64, name: &str) -> SmallRng {
     // FNV-1a.
     let own = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -14,7 +14,6 @@ pub(crate) fn chooser(seed: u64, name: &str) -> SmallRng {
     SmallRng::seed_from_u64(seed ^ own)
 }
 
-/// A random time in this range of seconds.
 pub(crate) fn seconds(rng: &mut SmallRng, from: f64, to: f64) -> Duration {
     Duration::from_secs_f64(rng.random_range(from..to))
 }
@@ -31,7 +30,7 @@ impl<T: Clone> Deck<T> {
         Self { cards, left: Vec::new() }
     }
 
-    /// The next card; `None` when there are none at all.
+    /// None if there are no cards at all.
     pub(crate) fn draw(&mut self, rng: &mut SmallRng) -> Option<T> {
         if self.left.is_empty() {
             self.left.clone_from(&self.cards);

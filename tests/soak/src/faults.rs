@@ -1,8 +1,8 @@
-//! Owns: what is broken when. In: a seed. Out: faults in two lanes, so that a process may die while a disk is full.
+//! Owns: the schedule of faults. In: a seed. Out: faults in two lanes, so that a process may die while a disk is full.
 //!
-//! One lane breaks processes: the agent is killed or restarted, the runtime killed or restarted. The other breaks what
-//! is around them: the registries and the disks. In a lane one fault follows the other, every fault once before one
-//! comes again. Each is undone before its lane goes on or ends.
+//! One lane breaks processes: the agent is killed or restarted, the runtime killed or restarted. The other breaks their
+//! environment: the registries and the disks. In a lane one fault follows the other, every fault once before one is
+//! repeated. Each is undone before its lane continues or ends.
 
 use crate::Phase;
 use crate::deck::{Deck, chooser, seconds};
@@ -52,7 +52,7 @@ pub(crate) enum Fault {
 const PROCESSES: [Fault; 4] =
     [Fault::AgentKill, Fault::AgentRestart, Fault::RuntimeKill, Fault::RuntimeRestart];
 
-/// What a fault is called in the report.
+/// The name in the report.
 pub(crate) fn name(fault: Fault) -> String {
     fault.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -1,12 +1,12 @@
 //! `make soak MINUTES=n`: random image pulls and random faults for n minutes, with invariants that are checked throughout.
 //!
-//! Owns: the run. In: how long, a seed, a runtime. Out: a report as text and JSON, a time line of everything that was
-//! done, and exit code 1 when an invariant was violated.
+//! Owns: the run. In: duration, a seed, a runtime. Out: a report as text and JSON, a timeline of everything that was
+//! done, and exit code 1 if an invariant was violated.
 //!
 //! The stage ([`stage`]) is real: a runtime, registries, an API server, a stock kubelet, the agent in front of the
-//! runtime. Callers ([`callers`], [`pods`]) want images from a supply ([`supply`]) that never runs dry; faults
-//! ([`faults`]) are drawn from the seed and always undone. [`monitor`] watches the agent meanwhile, [`audit`] judges
-//! afterwards what the registries sent. [`timeline`] is what all of them write to.
+//! runtime. Callers ([`callers`], [`pods`]) pull images from a supply ([`supply`]) that never runs dry; faults
+//! ([`faults`]) are drawn from the seed and always undone. [`monitor`] watches the agent meanwhile, [`audit`] then
+//! checks what the registries sent. All of them write to [`timeline`].
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -77,18 +77,16 @@ impl Runtime {
     }
 }
 
-/// What the parts of a run are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Faults are injected and images are wanted.
     Faults,
     /// No faults and no new wants: everything wanted must arrive.
     Settle,
-    /// The run is over.
     Done,
 }
 
-/// Without any arrival for this long after the last fault, the missing images are a violation.
+/// Time without any arrival after the last fault, after which the missing images are a violation.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(150);
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 4)]

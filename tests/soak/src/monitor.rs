@@ -1,5 +1,5 @@
-//! Owns: what is watched from outside all the time. In: the agent's process, its `/livez`, its CRI socket.
-//! Out: memory and open files of every life, and violations where a call fails or the agent does not answer.
+//! Owns: continuous checks from outside. In: the agent's process, its `/livez`, its CRI socket. Out: memory and open
+//! files of every life, and violations if a call fails or the agent does not answer.
 
 use crate::Phase;
 use crate::stage::Stage;
@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Pass-through calls a second, by the client library of the kubelet.
+/// Pass-through calls per second, with the client library of the kubelet.
 const CALLS_PER_SECOND: u32 = 20;
 
-/// Resident memory that the agent may never exceed, in MiB.
+/// Maximum resident memory of the agent, in MiB.
 const MAX_MEMORY: f64 = 128.0;
-/// Open files that the agent may never exceed: each caller has a connection, and each call in flight may have one.
+/// Maximum number of open files of the agent: each caller has a connection, and each call in flight may have one.
 const MAX_FILES: usize = 256;
-/// Open files at the end, when nothing is pulled any more.
+/// Maximum number of open files at the end, without pulls.
 const MAX_FILES_AT_REST: usize = 96;
-/// A life shorter than this says nothing about growth.
+/// Growth is not computed for a life shorter than this.
 const LONG_LIFE: usize = 120;
 
-/// `/livez` may take this long on a busy machine.
+/// Timeout of `/livez` on a busy machine.
 const LIVEZ_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long after a death calls may fail: grpc-go waits up to 3 s before it connects again.
+/// Time after a death in which calls may fail: grpc-go waits up to 3 s before it reconnects.
 const BACK_OFF: Duration = Duration::from_secs(6);
 
 /// One life of the agent: one process.
@@ -46,7 +46,6 @@ pub(crate) struct Life {
     memory: Vec<f64>,
 }
 
-/// What was seen.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Observed {
     pub(crate) lives: usize,
@@ -82,7 +81,7 @@ impl Monitor {
         Ok(Self { stage: stage.clone(), timeline: timeline.clone(), load, samples, livez })
     }
 
-    /// Ends the watch when the agent has come to rest, and judges what was seen.
+    /// Stops watching when the agent is idle, and checks the results.
     pub(crate) async fn stop(self) -> Result<Observed> {
         self.rests().await;
         let left =
@@ -135,7 +134,7 @@ impl Monitor {
     }
 }
 
-/// Whether a failed call has an excuse; one that has none is a violation.
+/// Whether a fault excuses a failed call; otherwise it is a violation.
 fn is_excused(call: &FailedCall, timeline: &Timeline) -> bool {
     let (from, to) = (timeline.moment(call.started_millis), timeline.moment(call.ended_millis));
     let excuses = [Broken::AgentKilled, Broken::Runtime];

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Pods that start at a time.
+/// Pods that start at the same time.
 const WORKERS: usize = 2;
 
-/// Starts users who want pods until the run is over.
+/// Starts workers that create pods until the run is over.
 pub(crate) fn start(
     supply: &Supply,
     stage: &Arc<Stage>,
@@ -67,7 +67,7 @@ impl User {
         Ok(())
     }
 
-    /// Makes pods of this image until one runs. A pod of its own each time: the kubelet's back-off is a pod's.
+    /// Creates pods of this image until one runs. A new pod each time, because the kubelet's back-off is per pod.
     async fn serve(&mut self, want: &Want) -> Result<()> {
         while self.phase() != Phase::Done {
             self.made += 1;
@@ -96,7 +96,7 @@ impl User {
         Ok(())
     }
 
-    /// Makes a pod and says whether it runs before `patience` is over.
+    /// Creates a pod and returns whether it runs within `patience`.
     async fn runs(&self, name: &str, image: &str, always: bool, patience: Duration) -> Result<bool> {
         let pods = self.stage.cluster.admin.pods("default");
         let policy = if always { "Always" } else { "IfNotPresent" };

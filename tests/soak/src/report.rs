@@ -1,4 +1,4 @@
-//! Owns: the report of a run. In: what was counted, watched and judged. Out: text and JSON.
+//! Owns: the report of a run. In: counts, observations and violations. Out: text and JSON.
 
 use crate::Args;
 use crate::audit::Sent;
@@ -12,7 +12,6 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Everything about a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     seed: u64,
@@ -26,7 +25,7 @@ pub(crate) struct Report {
     sent: Sent,
     agent: Observed,
     violations: Vec<Violation>,
-    /// Where everything that happened is written down.
+    /// Path of the timeline.
     timeline: String,
 }
 
@@ -55,7 +54,6 @@ impl Report {
         }
     }
 
-    /// Whether every invariant held.
     pub(crate) fn is_clean(&self) -> bool {
         self.violations.is_empty()
     }

@@ -1,6 +1,6 @@
-//! Owns: everything that takes part: two registries behind proxies, a runtime whose images have a small disk of their
-//! own, an agent whose state has one too, an API server and a stock kubelet.
-//! In: which runtime and which limit. Out: access to each, and control over the lives of agent and runtime.
+//! Owns: everything that takes part: two registries behind proxies, a runtime whose images have a separate small disk,
+//! an agent whose state has one too, an API server and a stock kubelet.
+//! In: the kind of runtime and the limit. Out: access to each, and control of the agent's and the runtime's processes.
 
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
@@ -20,17 +20,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// The node of the kubelet.
 pub(crate) const NODE: &str = "soak";
 
 const MIB: u64 = 1 << 20;
 const IMAGE_DISK: u64 = 1536 * MIB;
 const STATE_DISK: u64 = 64 * MIB;
 
-/// Bytes a second of a blob while no registry is slow on purpose: layers take long enough to be interrupted.
+/// Bytes per second of a blob while no registry is slow on purpose: layers take long enough to be interrupted.
 pub(crate) const RATE: u64 = 4 * MIB;
 
-/// A registry and what stands before it.
+/// A registry and the proxy before it.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) registry: Registry,
@@ -39,12 +38,11 @@ pub(crate) struct Source {
     pub(crate) private: bool,
 }
 
-/// Everything that takes part. Fields are dropped in this order: who uses something goes before it.
+/// Everything that takes part. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
 pub(crate) struct Stage {
     kubelet: Kubelet,
     pub(crate) agent: Mutex<Agent>,
-    /// Which runtime.
     pub(crate) kind: Kind,
     pub(crate) runtime: Mutex<Containerd>,
     pub(crate) cluster: Cluster,
@@ -54,9 +52,9 @@ pub(crate) struct Stage {
     pub(crate) image_disk: LoopDisk,
     /// The CRI socket of the agent.
     pub(crate) socket: PathBuf,
-    /// The address of the agent's HTTP side.
+    /// Address of the agent's HTTP server.
     pub(crate) url: String,
-    /// The process of the agent; 0 while none runs.
+    /// Pid of the agent; 0 while none runs.
     pub(crate) agent_pid: AtomicU32,
     _scratch: Scratch,
 }
@@ -115,18 +113,17 @@ impl Stage {
         })
     }
 
-    /// The source that is open to all or the one that is not.
     pub(crate) fn source(&self, private: bool) -> &Source {
         let [open, closed] = &self.sources;
         if private { closed } else { open }
     }
 
-    /// A connection to the agent of its own, which is made with the first call and again when it is lost.
+    /// A new connection to the agent, which is made at the first call and again when it is lost.
     pub(crate) fn cri(&self) -> Result<Cri> {
         Cri::lazy(&self.socket)
     }
 
-    /// Pushes an image into the registry itself, past its proxy.
+    /// Pushes an image into the registry, bypassing its proxy.
     pub(crate) async fn push(&self, private: bool, spec: &ImageSpec) -> Result<Image> {
         let source = self.source(private);
         spec.push(source.registry.address(), source.private.then_some(&ALICE)).await
@@ -162,7 +159,7 @@ impl Stage {
         self.start_agent(&mut agent, timeline).await
     }
 
-    /// Starts the agent. One that does not start is a violation, and is started again as an init system does.
+    /// Starts the agent. A failed start is a violation, and is retried as an init system does.
     async fn start_agent(&self, agent: &mut Agent, timeline: &Timeline) -> Result<()> {
         const TRIES: usize = 30;
         for n in 1..=TRIES {
@@ -177,7 +174,6 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies the logs of everybody into `out`.
     pub(crate) async fn keep_logs(&self, out: &Path) -> Result<()> {
         let keep = |name: &str, log: Result<String>| -> Result<()> {
             let path = out.join(name);
@@ -190,7 +186,7 @@ impl Stage {
     }
 }
 
-/// An image that does nothing, and does it for ever.
+/// An image that does nothing and never exits.
 pub(crate) fn program(repo: &str) -> ImageSpec {
     let program = peers::cri_driver().unwrap_or_default();
     ImageSpec::program(repo, &program, &["pause"])

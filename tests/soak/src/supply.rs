@@ -1,8 +1,8 @@
-//! Owns: which images are wanted. In: arrivals. Out: wants that never run dry while faults are injected.
+//! Owns: the wanted images. In: arrivals. Out: wants that never run dry while faults are injected.
 //!
-//! Images come in groups of one to four. Those of a group may share a layer, and every layer belongs to one group only,
+//! Images come in groups of one to four. Those of a group may share a layer, and every layer belongs to only one group,
 //! so that the registry should send it once. When a whole group has arrived, its images are removed from the runtime
-//! and from the registry: neither disk grows with the length of the run.
+//! and from the registry, so that neither disk grows with the length of the run.
 
 use crate::Phase;
 use crate::deck::chooser;
@@ -18,10 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// An image that somebody wants.
 #[derive(Debug)]
 pub(crate) struct Want {
-    /// The name by which it is pulled.
+    /// The name with which it is pulled.
     pub(crate) name: String,
     /// Whether its registry asks for credentials.
     pub(crate) private: bool,
@@ -35,14 +34,13 @@ struct Group {
     missing: usize,
 }
 
-/// A layer of one of the groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Layer {
     pub(crate) repo: String,
     pub(crate) size: u64,
 }
 
-/// What is wanted. Clones share it.
+/// Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Supply {
     stage: Arc<Stage>,
@@ -64,11 +62,11 @@ struct Inner {
 
 /// Wants that wait for a caller, so that every caller finds one.
 const DIRECT_AHEAD: usize = 6;
-/// How often an image is pushed to a registry before that counts as a failure of the run.
+/// Attempts to push an image to a registry before the run fails.
 const PUSHES: u32 = 10;
 const PODS_AHEAD: usize = 2;
 
-/// Sizes of layers: below and above the first MiB that containerd writes unseen.
+/// Sizes of layers in bytes: below and above the first MiB that containerd writes unseen.
 const SIZES: [u64; 5] = [64 << 10, 512 << 10, 1 << 20, 3 << 20, 6 << 20];
 
 impl Supply {
@@ -90,27 +88,25 @@ impl Supply {
         self.lock().pods.pop_front()
     }
 
-    /// The images that are wanted and have not arrived.
+    /// The wanted images that have not arrived.
     pub(crate) fn missing(&self) -> BTreeSet<String> {
         self.lock().missing.clone()
     }
 
-    /// How many images have arrived.
     pub(crate) fn arrived_count(&self) -> u64 {
         self.lock().arrived
     }
 
-    /// The bytes of all layers that were wanted, each once.
+    /// Bytes of all layers that were wanted, each counted once.
     pub(crate) fn wanted_bytes(&self) -> u64 {
         self.lock().wanted_bytes
     }
 
-    /// The layers of all groups.
     pub(crate) fn layers(&self) -> HashMap<BlobDigest, Layer> {
         self.lock().layers.clone()
     }
 
-    /// Notes that an image has arrived. The last one of a group takes the group away.
+    /// Records the arrival of an image. The last one of a group removes the group.
     pub(crate) async fn arrived(&self, want: &Want) -> Result<()> {
         self.timeline.note("arrived", &want.name);
         let complete = {
@@ -132,7 +128,7 @@ impl Supply {
         let source = self.stage.source(private);
         for image in images {
             let name = image.at(source.proxy.address());
-            // What is broken meanwhile is not broken for long; an image that stays takes some room only.
+            // Faults do not last long; an image that stays takes only some space.
             for _ in 0..20 {
                 match tokio::time::timeout(Duration::from_secs(20), cri.remove(&name)).await {
                     Ok(Ok(())) => break,
@@ -144,8 +140,8 @@ impl Supply {
         Ok(())
     }
 
-    /// Pushes an image. Blobs that groups have in common, such as equal configurations, may go with another group between
-    /// the push of the blob and that of the manifest; then all of it is pushed again.
+    /// Pushes an image. Blobs that groups have in common, such as equal configs, may be removed with another group
+    /// between the push of the blob and that of the manifest; then all of it is pushed again.
     async fn push(&self, private: bool, spec: &ImageSpec) -> Result<Image> {
         let mut left = PUSHES;
         loop {
@@ -205,7 +201,6 @@ fn layer(rng: &mut SmallRng) -> LayerSpec {
     LayerSpec::random(size, rng.next_u64())
 }
 
-/// Keeps the supply filled while faults are injected.
 pub(crate) async fn produce(supply: Supply, phases: watch::Receiver<Phase>) -> Result<()> {
     let mut rng = chooser(supply.seed, "supply");
     let mut number = 0;

@@ -1,5 +1,5 @@
-//! Owns: what happened when. In: notes, windows in which something was broken on purpose, violations.
-//! Out: a file with one JSON object per line, and whether a moment has an excuse.
+//! Owns: the events of a run. In: notes, windows in which something was broken on purpose, violations. Out: a file with
+//! one JSON object per line, and whether a fault excuses a moment.
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -28,7 +28,6 @@ pub(crate) enum Broken {
     Registry,
 }
 
-/// A time in which something was broken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) what: Broken,
@@ -43,7 +42,6 @@ pub(crate) struct Unsuccessful {
     pub(crate) at: Instant,
 }
 
-/// An invariant that did not hold.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Violation {
     pub(crate) at_seconds: f64,
@@ -51,7 +49,7 @@ pub(crate) struct Violation {
     pub(crate) what: String,
 }
 
-/// What happened. Clones share it.
+/// Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline(Arc<Shared>);
 
@@ -71,7 +69,7 @@ struct Inner {
     violations: Vec<Violation>,
 }
 
-/// Violations of one invariant that are listed; the others are counted.
+/// Maximum number of listed violations per invariant; the others are counted.
 const LISTED: usize = 20;
 
 impl Timeline {
@@ -98,12 +96,10 @@ impl Timeline {
         at.saturating_duration_since(self.0.began).as_secs_f64()
     }
 
-    /// The moment of a Unix time in milliseconds.
     pub(crate) fn moment(&self, unix_millis: u64) -> Instant {
         self.0.began + Duration::from_millis(unix_millis).saturating_sub(self.0.began_unix)
     }
 
-    /// Notes what happened.
     pub(crate) fn note(&self, kind: &str, what: &str) {
         self.write(&mut self.lock(), kind, what);
     }
@@ -115,17 +111,14 @@ impl Timeline {
         }
     }
 
-    /// Counts something.
     pub(crate) fn count(&self, what: &str) {
         *self.lock().counts.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// Everything that was counted.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.lock().counts.clone()
     }
 
-    /// Notes that an invariant did not hold.
     pub(crate) fn violation(&self, invariant: &str, what: &str) {
         let mut inner = self.lock();
         self.write(&mut inner, "violation", &format!("{invariant}: {what}"));
@@ -138,23 +131,21 @@ impl Timeline {
         }
     }
 
-    /// How many violations are listed.
+    /// Number of listed violations.
     pub(crate) fn violations(&self) -> usize {
         self.lock().violations.len()
     }
 
-    /// The violations.
     pub(crate) fn listed_violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
     }
 
-    /// Notes that a pull ended without success: its caller left or was told of a failure.
+    /// Records that a pull ended without success: its caller left or got an error.
     pub(crate) fn unsuccessful(&self, image: &str) {
         let ended = Unsuccessful { image: image.to_owned(), at: Instant::now() };
         self.lock().unsuccessful.push(ended);
     }
 
-    /// All pulls so far that ended without success.
     pub(crate) fn all_unsuccessful(&self) -> Vec<Unsuccessful> {
         self.lock().unsuccessful.clone()
     }
@@ -166,7 +157,6 @@ impl Timeline {
         OpenWindow { timeline: self.clone(), at: inner.windows.len() - 1 }
     }
 
-    /// All windows so far.
     pub(crate) fn windows(&self) -> Vec<Window> {
         self.lock().windows.clone()
     }
@@ -183,7 +173,6 @@ fn overlaps(windows: &[Window], broken: &[Broken], from: Instant, to: Instant, a
     })
 }
 
-/// A window that is open.
 #[derive(Debug)]
 pub(crate) struct OpenWindow {
     timeline: Timeline,

@@ -1,7 +1,7 @@
 //! A full state, to one caller and to a hundred.
 //!
-//! Owns: the measurement. In: an agent that serves everything. Out: a table. Callers and agent share the machine: what
-//! reading costs the callers is in the figures.
+//! Owns: the measurement. In: an agent that serves all Services. Out: a table. Callers and agent share the machine: the
+//! figures include the cost of reading for the callers.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ use super::stage::{Role, Stage, serves};
 use crate::cost::Cpu;
 use crate::quantile;
 
-/// Answers that one caller gets.
+/// Responses to one caller.
 const ROUNDS: usize = 100;
-/// Callers at once.
+/// Number of concurrent callers.
 const CALLERS: usize = 100;
-/// How often they come.
+/// Rounds of concurrent callers.
 const TURNS: usize = 3;
 
 pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
@@ -41,7 +41,7 @@ pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
     stage.end(agent).await
 }
 
-/// One caller, again and again.
+/// One caller, repeatedly.
 async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
     let caller = Caller::connect(target).await?;
     let next = || async { whole(&caller.next(0, 0).await?.1, state) };
@@ -75,7 +75,7 @@ async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
     Ok(())
 }
 
-/// Many callers at the same moment, each on a connection of its own; how long until all have it.
+/// Many callers at the same moment, each on a separate connection; measures the time until all have the state.
 async fn many(agent: &Agent, target: &str, state: &Received) -> Result<()> {
     let mut callers = Vec::new();
     for _ in 0..CALLERS {
@@ -107,13 +107,13 @@ fn options(target: &str) -> Result<Options> {
     Ok(Options { target: target.parse().context("no target")?, ..Options::default() })
 }
 
-/// Fails unless all of it came.
+/// Fails unless the state is complete.
 fn whole(received: &Received, state: &Received) -> Result<()> {
     ensure!(received.services == state.services && !received.stale, "{received:?} is not {state:?}");
     Ok(())
 }
 
-/// How long each round took, ordered, and the agent's processor time a round.
+/// Time of each round, sorted, and the agent's processor time per round.
 struct Figures {
     times: Vec<Duration>,
     cpu: Duration,
@@ -124,7 +124,7 @@ where
     F: Future<Output = Result<()>>,
 {
     let pid = agent.pid().context("it runs")?;
-    // What is made once is made now.
+    // Work that is done only once is done now.
     round().await?;
     let before = Cpu::of(pid)?;
     let mut times = Vec::new();
@@ -144,7 +144,7 @@ fn row(what: &str, target: &str, figures: &Figures) {
     println!("| {what} | {:.1} ms | {p99} | {:.1} ms | {target} |", ms(0.5), figures.cpu.as_secs_f64() * 1e3);
 }
 
-/// A consumer that leaves when the state is whole.
+/// A consumer that disconnects when the state is complete.
 struct Counted {
     cancel: keelson_client::CancellationToken,
     services: usize,

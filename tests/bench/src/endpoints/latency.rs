@@ -1,8 +1,8 @@
 //! From a change at the API server to its consumer.
 //!
-//! Owns: the measurement. In: an agent that serves everything, a consumer, changes one by one. Out: a table. What is told
-//! is the time that the consumer of the agent has it after a plain watch of the API server in this process has; such a watch is
-//! what the consumer would have instead.
+//! Owns: the measurement. In: an agent that serves all Services, a consumer, single changes. Out: a table. The figure
+//! is the delay of the agent's consumer against a plain watch of the API server in this process, which is what the
+//! consumer would have without the agent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,13 +29,13 @@ use tokio::time::MissedTickBehavior;
 use super::stage::{PATIENCE, Role, Stage, metric, serves};
 use crate::quantile;
 
-/// Changes of each kind that are measured.
+/// Measured changes of each kind.
 const SAMPLES: u16 = 400;
-/// Between two of them, at least and at most, in milliseconds.
+/// Range of the interval between two changes, in milliseconds.
 const PAUSE: std::ops::Range<u64> = 60..140;
-/// Changes of other Services a second meanwhile.
+/// Changes of other Services per second meanwhile.
 const BACKGROUND: u32 = 20;
-/// Those that are measured are known by the port's number, from this on; other changes have smaller ones.
+/// Measured changes are identified by their port number, from this on; other changes have smaller ones.
 const FIRST: u16 = 20_000;
 
 pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
@@ -46,7 +46,7 @@ pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
         "| a change among {services} Services: beyond a plain watch event | p50 | p99 | most | write to disk, mean | target (p99) |"
     );
     println!("|---|---|---|---|---|---|");
-    // Other numbers in each run: what is there already is no change.
+    // Other numbers in each run: writing an existing number is no change.
     let mut firsts = (FIRST..).step_by(usize::from(SAMPLES));
     for (api, name) in [(Api::Watch, "Watch"), (Api::Next, "Next")] {
         for background in [false, true] {
@@ -66,7 +66,7 @@ pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
 struct Seen {
     watched: HashMap<u16, Instant>,
     delivered: HashMap<u16, Instant>,
-    /// Whole states that the consumer got.
+    /// Number of complete states that the consumer received.
     states: usize,
 }
 
@@ -82,7 +82,6 @@ struct Run<'a> {
     services: usize,
     api: Api,
     background: bool,
-    /// The number of the first change.
     first: u16,
 }
 
@@ -104,7 +103,7 @@ impl Run<'_> {
         let mut random = SmallRng::seed_from_u64(2);
         for number in self.first..self.first + SAMPLES {
             tokio::time::sleep(Duration::from_millis(random.random_range(PAUSE))).await;
-            // The others have the second half.
+            // Background changes use the second half.
             change(&writer, random.random_range(0..self.services / 2), number).await?;
         }
         eventually(PATIENCE, "the consumer has all changes", || async {
@@ -127,7 +126,7 @@ impl Run<'_> {
         Found::new(&seen, (after.0 - before.0) / (after.1 - before.1).max(1.0))
     }
 
-    /// Seconds that writes of the state took, and how many there were.
+    /// Total seconds of state writes, and their number.
     async fn written(&self) -> Result<(f64, f64)> {
         let name = "keelson_endpoints_persist_duration_seconds";
         Ok((
@@ -137,13 +136,13 @@ impl Run<'_> {
     }
 }
 
-/// The endpoints of a Service listen at another port from now on.
+/// Changes the port of the endpoints of a Service.
 async fn change(writer: &Writer, service: usize, number: u16) -> Result<()> {
     let name = format!("{}-a", bulk::name(service));
     writer.patch(Kind::Slice, &name, &json!({"ports": [port("http", number)]})).await.map(drop)
 }
 
-/// Changes what is not measured.
+/// Makes the changes that are not measured.
 async fn others(writer: Writer, services: usize, stop: Arc<Notify>) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(3);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / BACKGROUND);
@@ -158,7 +157,7 @@ async fn others(writer: Writer, services: usize, stop: Arc<Notify>) -> Result<()
     }
 }
 
-/// A watch as anybody would have one: JSON, by the client library of Kubernetes.
+/// A plain watch: JSON, with the client library of Kubernetes.
 async fn watch(stage: &Stage, seen: Shared) -> Result<JoinHandle<Result<()>>> {
     let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
     let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
@@ -178,12 +177,12 @@ async fn watch(stage: &Stage, seen: Shared) -> Result<JoinHandle<Result<()>>> {
     }))
 }
 
-/// The number of a change that is measured.
+/// The number of a measured change.
 fn measured(port: i32) -> Option<u16> {
     u16::try_from(port).ok().filter(|number| *number >= FIRST)
 }
 
-/// Notes when which change is part of a whole state.
+/// Records when each change is part of a complete state.
 struct Collector {
     seen: Shared,
     numbers: Vec<u16>,
@@ -201,7 +200,7 @@ impl Handlers for Collector {
         let at = Instant::now();
         let mut seen = lock(&self.seen);
         seen.states += 1;
-        // What the first state holds was not changed in this run.
+        // The first state holds no changes of this run.
         if seen.states > 1 {
             for number in self.numbers.drain(..) {
                 seen.delivered.entry(number).or_insert(at);
@@ -212,7 +211,7 @@ impl Handlers for Collector {
     }
 }
 
-/// A consumer of the agent. It leaves on drop.
+/// A consumer of the agent. Disconnects on drop.
 struct Consumer(CancellationToken);
 
 impl Consumer {
@@ -244,9 +243,9 @@ impl Drop for Consumer {
 }
 
 struct Found {
-    /// Milliseconds, ordered; less than none when the consumer was first.
+    /// Milliseconds, sorted; negative if the consumer was first.
     beyond: Vec<f64>,
-    /// Seconds a write.
+    /// Seconds per write.
     written: f64,
 }
 
@@ -259,7 +258,7 @@ impl Found {
             let before = watched.saturating_duration_since(*delivered).as_secs_f64();
             beyond.push((after - before) * 1e3);
         }
-        // A change that was overtaken by another one of the same Service is never seen.
+        // A change that another one of the same Service replaced is never seen.
         ensure!(beyond.len() * 20 >= usize::from(SAMPLES) * 19, "only {} changes were seen", beyond.len());
         beyond.sort_unstable_by(f64::total_cmp);
         eprintln!("{} changes were measured, {} states came", beyond.len(), seen.states);

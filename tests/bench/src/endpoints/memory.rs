@@ -1,6 +1,6 @@
-//! What a large state takes of memory.
+//! Memory of a large state.
 //!
-//! Owns: the measurement. In: agents of both roles, with the chore and without. Out: a table.
+//! Owns: the measurement. In: agents of both roles, with service endpoints and without. Out: a table.
 
 use std::fs;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use serde_json::json;
 
 use super::stage::{Role, Stage, metric, serves};
 
-/// By then what a start needs is over.
+/// Time after which allocations of the start are over.
 const SETTLE: Duration = Duration::from_secs(20);
-/// Changes, and how many of them a second.
+/// Number of changes, and changes per second.
 const CHANGES: usize = 2_000;
 const A_SECOND: u32 = 100;
 
@@ -52,7 +52,7 @@ pub(super) async fn memory(stage: &Stage, services: usize) -> Result<()> {
     Ok(())
 }
 
-/// Changes slices at random, and waits until the agent knows.
+/// Changes slices at random, and waits until the agent has them.
 async fn churn(stage: &Stage, agent: &Agent, services: usize) -> Result<()> {
     let writer = Writer::new(&stage.cluster.admin, bulk::NAMESPACE).await?;
     let mut random = SmallRng::seed_from_u64(1);
@@ -80,15 +80,15 @@ fn row(role: Role, what: &str, target: &str, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// Of a process, in MB of 2^20 bytes.
+/// Memory of a process, in MB of 2^20 bytes.
 struct Memory {
-    /// What is resident.
+    /// Resident.
     rss: f64,
-    /// What of it is in no file.
+    /// Resident and backed by no file.
     anonymous: f64,
-    /// Resident, pages that are shared with others in part.
+    /// Resident, with a proportional share of shared pages.
     pss: f64,
-    /// The most that was resident.
+    /// Maximum resident.
     most: f64,
 }
 
@@ -108,7 +108,7 @@ impl Memory {
     }
 }
 
-/// The value of a line of such a file, which is in kB.
+/// The value of a line, which is in kB.
 fn value(text: &str, name: &str) -> Result<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
     let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().context("not a number of kB")?;

@@ -1,6 +1,6 @@
-//! A caller that costs as little as it can.
+//! A caller with minimal cost.
 //!
-//! Owns: [`Caller`], which counts messages and decodes none but the last. In: the agent's socket. Out: [`Received`].
+//! Owns: [`Caller`], which counts messages and decodes only the last. In: the agent's socket. Out: [`Received`].
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -20,18 +20,18 @@ use super::stage::PATIENCE;
 
 const NEXT: &str = "/localnetv1.Endpoints/Next";
 const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
-/// As the client library has it.
+/// The window of the client library.
 const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// What a client has that sets nothing.
+/// The default window of HTTP/2.
 const LIBRARY_WINDOW: u32 = (1 << 16) - 1;
-/// Between two tries to connect.
+/// Interval between attempts to connect.
 const TRY_AGAIN: Duration = Duration::from_millis(2);
 /// The keys of `WatchItem.set` and `WatchItem.sync`.
 const SET: u8 = 2 << 3 | 2;
 const SYNC: u8 = 4 << 3 | 2;
 
-/// Leaves messages as they come.
+/// Does not decode messages.
 struct RawCodec<T>(PhantomData<T>);
 
 impl<T: Message + 'static> Codec for RawCodec<T> {
@@ -67,7 +67,6 @@ impl<T: Message + 'static> Decoder for RawCodec<T> {
     }
 }
 
-/// A whole state that was received.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Received {
     pub(super) rev: u64,
@@ -76,17 +75,16 @@ pub(super) struct Received {
     pub(super) bytes: usize,
 }
 
-/// A connection.
 #[derive(Clone)]
 pub(super) struct Caller(Channel);
 
 impl Caller {
-    /// Connects, when somebody is there.
+    /// Connects. Fails if nothing listens.
     pub(super) async fn connect(target: &str) -> Result<Self> {
         Self::connect_with(target, STREAM_WINDOW, CONNECTION_WINDOW).await
     }
 
-    /// The same with the windows that HTTP/2 begins with.
+    /// The same with the default windows of HTTP/2.
     pub(super) async fn with_small_windows(target: &str) -> Result<Self> {
         Self::connect_with(target, LIBRARY_WINDOW, LIBRARY_WINDOW).await
     }
@@ -97,7 +95,7 @@ impl Caller {
         Ok(Self(endpoint.connect().await.context("cannot connect to the Endpoints API")?))
     }
 
-    /// Connects as soon as somebody is there.
+    /// Connects as soon as the agent listens.
     pub(super) async fn wait_for(target: &str) -> Result<Self> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -117,7 +115,7 @@ impl Caller {
         Ok(answer.context("the agent refuses")?.into_inner())
     }
 
-    /// One answer of `Next`: waits for a state other than this revision of this instance.
+    /// One response of `Next`: waits for a state other than this revision of this instance.
     pub(super) async fn next(&self, instance_id: u64, rev: u64) -> Result<(u64, Received)> {
         let request = NextFilter { instance_id, rev, ..NextFilter::default() };
         let mut stream = self.call(NEXT, request).await?;
@@ -132,12 +130,12 @@ impl Caller {
         Ok((next.instance_id, received))
     }
 
-    /// The whole state, as `Watch` begins with it.
+    /// The complete state at the beginning of `Watch`.
     pub(super) async fn reset(&self) -> Result<Received> {
         self.watch(false).await
     }
 
-    /// Follows until the state is current; counts everything up to there.
+    /// Follows until the state is current; counts everything before.
     pub(super) async fn current(&self) -> Result<Received> {
         self.watch(true).await
     }

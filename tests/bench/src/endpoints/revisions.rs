@@ -1,7 +1,7 @@
-//! How many of the API server's events become a revision.
+//! How many events of the API server become a revision.
 //!
-//! Owns: the measurement. In: a thousand Services with 1,500 pods, whose slices change as controllers change them; agents
-//! side by side that take at least so long between two revisions. Out: a table.
+//! Owns: the measurement. In: a thousand Services with 1,500 pods, whose slices change as controllers change them;
+//! agents side by side with different minimum intervals between revisions. Out: a table.
 
 use std::time::{Duration, Instant};
 
@@ -18,16 +18,16 @@ use super::stage::{NODES, Role, Stage, metric, serves};
 const SERVICES: usize = 1_000;
 /// Every second Service has two, the others one.
 const PODS: usize = 1_500;
-/// The least between two revisions: the agent's default, something between, and kube-proxy's default.
+/// Minimum interval between two revisions: the agent's default, a value in between, and kube-proxy's default.
 const INTERVALS: [&str; 3] = ["10ms", "100ms", "1s"];
-/// How many write at the same time when all is done as fast as it can be.
+/// Number of concurrent writers when writing at full speed.
 const WRITERS: usize = 32;
-/// Pods that are replaced one by one, and how many events of that a second.
+/// Pods that are replaced one by one, and events per second.
 const STEADY: usize = 100;
 const A_SECOND: u32 = 20;
-/// Writes that say nothing about endpoints.
+/// Number of writes that do not change endpoints.
 const IDLE: usize = 1_000;
-/// By then every agent has published what there is.
+/// Time after which every agent has published the present state.
 const SETTLE: Duration = Duration::from_secs(4);
 
 pub(super) async fn revisions(stage: &Stage) -> Result<()> {
@@ -84,7 +84,7 @@ async fn start(stage: &Stage, services: usize) -> Result<Vec<Agent>> {
     Ok(agents)
 }
 
-/// Of each agent: events and revisions so far.
+/// Events and revisions of each agent so far.
 async fn counts(agents: &[Agent]) -> Result<Vec<(f64, f64)>> {
     let mut counts = Vec::new();
     for agent in agents {
@@ -109,7 +109,6 @@ fn row(what: &str, before: &[(f64, f64)], after: &[(f64, f64)], took: Option<Dur
     println!("| {what} | {events} | {a_second} | {} |", shares.join(" | "));
 }
 
-/// What is written.
 #[derive(Clone, Copy)]
 enum Way {
     Make,
@@ -139,12 +138,11 @@ fn name(number: usize) -> String {
     format!("svc-{number:04}")
 }
 
-/// How many pods a Service has.
 fn pods(number: usize) -> usize {
     1 + (number + 1) % 2
 }
 
-/// A pod, as its slice has it.
+/// A pod as its slice shows it.
 #[derive(Clone)]
 struct Pod {
     address: String,
@@ -153,7 +151,7 @@ struct Pod {
     terminating: bool,
 }
 
-/// Each has an address that no other has had lately.
+/// A pod with an address that no recent one had.
 fn pod(service: usize, pod: usize, age: usize) -> Pod {
     let (at, age) = (service * 2 + pod, age % 128);
     Pod {
@@ -176,7 +174,7 @@ fn the_slice(number: usize, pods: &[Pod]) -> Value {
     slice(&name(number), "a", &[port("http", 8080)], &endpoints)
 }
 
-/// A Service comes, then its empty slice; its pods get addresses one after the other, and become ready.
+/// Creates a Service, then its empty slice; its pods get addresses one after the other, and become ready.
 async fn made(writer: Writer, number: usize) -> Result<()> {
     writer.create(Kind::Service, &service(&name(number), &[port("http", 80)], &json!({}))).await?;
     let mut all = Vec::new();
@@ -190,8 +188,8 @@ async fn made(writer: Writer, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// The pods of a Service are replaced as a Deployment replaces them: a new one gets an address and becomes ready, then the
-/// old one terminates and goes. `age` tells generations of pods apart.
+/// Replaces the pods of a Service like a Deployment: a new one gets an address and becomes ready, then the old one
+/// terminates and is removed. `age` is the generation of the pods.
 async fn replaced(writer: Writer, number: usize, age: usize, a_second: Option<u32>) -> Result<()> {
     let old = |at| Pod { ready: true, ..pod(number, at, age - 1) };
     let mut all: Vec<_> = (0..pods(number)).map(old).collect();
@@ -217,7 +215,7 @@ async fn replaced(writer: Writer, number: usize, age: usize, a_second: Option<u3
     Ok(())
 }
 
-/// Somebody notes something that has nothing to do with endpoints, as leader elections once did.
+/// Writes an annotation that does not concern endpoints, as leader elections once did.
 async fn annotated(writer: Writer, number: usize) -> Result<()> {
     let patch = json!({"metadata": {"annotations": {"example.org/renewed": number.to_string()}}});
     let of = name(number % SERVICES);
@@ -226,7 +224,7 @@ async fn annotated(writer: Writer, number: usize) -> Result<()> {
     writer.patch(kind, &of, &patch).await.map(drop)
 }
 
-/// Does something for each number, [`WRITERS`] at the same time.
+/// Runs `each` for every number, [`WRITERS`] at the same time.
 async fn at_once<F: Future<Output = Result<()>>>(count: usize, each: impl Fn(usize) -> F) -> Result<()> {
     stream::iter(0..count).map(each).buffer_unordered(WRITERS).try_collect().await
 }

@@ -1,6 +1,6 @@
-//! What all of the measurements share.
+//! Shared by all measurements.
 //!
-//! Owns: a cluster with one Node, and agents of it. In: settings. Out: [`Stage`], and what an agent says of itself.
+//! Owns: a cluster with one Node, and agents of it. In: settings. Out: [`Stage`], and metrics of an agent.
 
 use std::fs;
 use std::time::Duration;
@@ -18,12 +18,11 @@ use serde_json::json;
 
 /// The nodes: some of those that the endpoints are spread over.
 pub(super) const NODES: [&str; 3] = ["bulk-node-007", "bulk-node-008", "bulk-node-009"];
-/// Endpoints of each Service.
+/// Endpoints per Service.
 pub(super) const EACH: usize = 10;
-/// How long a large state may take.
+/// Timeout for a large state.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How the agent stands to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Companion,
@@ -39,11 +38,11 @@ impl Role {
     }
 }
 
-/// A cluster, a runtime and who the agents are.
+/// A cluster, a runtime and the identities of the agents.
 pub(super) struct Stage {
     pub(super) cluster: Cluster,
     containerd: Containerd,
-    /// Of each node.
+    /// By node.
     companions: Vec<(&'static str, Identity)>,
     node: Identity,
     pub(super) scratch: Scratch,
@@ -53,7 +52,7 @@ impl Stage {
     pub(super) async fn new() -> Result<Self> {
         let scratch = Scratch::new()?;
         let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
-        // The harness reads the audit log; nobody reads it here.
+        // Not needed here.
         let options = ApiOptions { args: vec!["--audit-log-path=".to_owned()], ..ApiOptions::default() };
         let cluster = Cluster::start_with(&scratch, &options).await?;
         cluster.admin.apply(COMPANION_RIGHTS).await?;
@@ -78,7 +77,7 @@ impl Stage {
         self.agent_of(NODES[0], role, settings)
     }
 
-    /// The same of another node; in role `node` there is one only.
+    /// The same of another node; in role `node` there is only one.
     pub(super) fn agent_of(&self, node: &str, role: Role, settings: Settings) -> Result<Agent> {
         let identity = match role {
             Role::Companion => {
@@ -91,25 +90,25 @@ impl Stage {
             .set("agent.node_name", node)
             .set("node.role", role.name())
             .set("node.root_dir", self.scratch.path().display().to_string())
-            // The disk of a machine that measures may be full.
+            // The disk of the machine may be full.
             .set("node.eviction_hard", "memory.available<1Mi")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
         Agent::new(&self.scratch, &self.containerd.endpoint(), &settings)
     }
 
-    /// Ends an agent, and takes its state with it.
+    /// Ends an agent, and removes its state.
     pub(super) async fn end(&self, mut agent: Agent) -> Result<()> {
         agent.terminate().await?;
         fs::remove_dir_all(agent.state_dir()).context("cannot remove the agent's state")
     }
 }
 
-/// A value of `/metrics`, by its whole name with labels; 0 when it is not there yet.
+/// A value of `/metrics`; `name` includes all labels; 0 if it does not exist yet.
 pub(super) async fn metric(agent: &Agent, name: &str) -> Result<f64> {
     Ok(agent.metric(name).await?.unwrap_or_default())
 }
 
-/// Waits until an agent serves so many Services, currently.
+/// Waits until an agent serves this number of Services and is not stale.
 pub(super) async fn serves(agent: &Agent, services: usize) -> Result<()> {
     eventually(PATIENCE, "the agent serves everything", || async {
         let (have, stale) = (

@@ -1,7 +1,7 @@
-//! From nothing to a whole state, and from disk to one.
+//! From no state to a complete one, and from disk to one.
 //!
-//! Owns: the measurement. In: a cluster that has everything already. Out: rows of one table. Beside the agent, in the same
-//! run, the least that anybody can do: a client that asks for the same lists and throws them away.
+//! Owns: the measurement. In: a cluster with all objects. Out: rows of one table. Beside the agent, in the same run,
+//! the minimum: a client that requests the same lists and discards them.
 
 use std::time::{Duration, Instant};
 
@@ -19,23 +19,22 @@ use crate::quantile;
 /// Starts of each kind; the sides take turns.
 const TURNS: usize = 5;
 
-/// What is asked for: what the agent asks for.
+/// The lists that the agent requests.
 const LISTS: [&str; 2] = [
     "/api/v1/services?labelSelector=!service.kubernetes.io/service-proxy-name&fieldSelector=spec.clusterIP!%3DNone\
      &resourceVersion=0",
     "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=!service.kubernetes.io/headless&resourceVersion=0",
 ];
 
-/// What one start took.
 #[derive(Clone, Copy, Default)]
 struct Took {
-    /// Until a caller that waits has a whole state.
+    /// Time until a waiting caller has a complete state.
     whole: Duration,
-    /// Until the state is said to be current.
+    /// Time until the state is reported as current.
     current: Duration,
     /// The agent's processor time until then.
     cpu: Duration,
-    /// What of the time went into writing to disk.
+    /// Part of the time for writing to disk.
     disk: Duration,
     /// The API server's processor time.
     api: Duration,
@@ -76,7 +75,7 @@ async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> R
     let caller = tokio::spawn(async move {
         let caller = Caller::wait_for(&target).await?;
         let first = whole(&caller, services, begun).await?;
-        // That a state from disk is current is told by Watch only: for Next it is no news.
+        // Only Watch reports that a state from disk is current: for Next that is no change.
         if first.0.stale {
             caller.current().await?;
         }
@@ -97,7 +96,7 @@ async fn whole(caller: &Caller, services: usize, begun: Instant) -> Result<(Rece
     Ok((received, begun.elapsed()))
 }
 
-/// Asks for both lists at once, over a client of its own, and counts bytes.
+/// Requests both lists at once, over a new client, and counts bytes.
 async fn list(stage: &Stage, accept: &'static str) -> Result<(Took, usize)> {
     let api = stage.cluster.api.pid().context("the API server runs")?;
     let client = stage.cluster.admin.client();

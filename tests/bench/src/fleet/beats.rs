@@ -1,16 +1,16 @@
-//! Owns: when heartbeats were asked for and confirmed, and whether they came on time. In: the end of each request.
-//! Out: [`Figures`] of a window.
+//! Owns: when heartbeats were sent and confirmed, and whether they were on time. In: the end of each request. Out:
+//! [`Figures`] of a window.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::quantile;
 
-/// The longest that may lie between two heartbeats of a node: the interval with the kubelet's jitter of 4 %, and a
-/// second for the request and a busy machine.
+/// The longest time between two heartbeats of a node that is on time: the interval with the kubelet's jitter of 4 %,
+/// and a second for the request and a busy machine.
 pub(super) const LIMIT: Duration = Duration::from_millis(10_000 * 104 / 100 + 1_000);
 
-/// One request that was a heartbeat.
+/// One heartbeat request.
 #[derive(Clone, Copy, Debug)]
 struct Beat {
     node: usize,
@@ -19,25 +19,23 @@ struct Beat {
     well: bool,
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(super) struct Beats {
     nodes: usize,
     all: Mutex<Vec<Beat>>,
 }
 
-/// What a window of time showed.
+/// Results of a time window.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
     /// Heartbeats that the server confirmed.
     pub(super) confirmed: usize,
-    /// Requests that failed.
     pub(super) failed: usize,
-    /// Heartbeats that came within [`LIMIT`] of the node's last one, of all that were due.
+    /// Share of due heartbeats that came within [`LIMIT`] of the node's last one.
     pub(super) on_time: f64,
-    /// Seconds between one and the next of a node, 99 of 100 being below.
+    /// 99th percentile of the seconds between two heartbeats of a node.
     pub(super) gap_p99: f64,
-    /// How long a confirmed request took: half of them less, 99 of 100 less.
+    /// Latency of confirmed requests: median and 99th percentile.
     pub(super) latency: (Duration, Duration),
 }
 
@@ -50,19 +48,18 @@ impl Beats {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a request of `node` that has just ended.
+    /// Records a request of `node` that has just ended.
     pub(super) fn note(&self, node: usize, asked: Instant, well: bool) {
         self.all().push(Beat { node, asked, ended: Instant::now(), well });
     }
 
-    /// How many heartbeats the node with the fewest has had confirmed.
+    /// Number of confirmed heartbeats of the node with the fewest.
     pub(super) fn fewest(&self) -> usize {
         let mut counts = vec![0; self.nodes];
         self.all().iter().filter(|beat| beat.well).for_each(|beat| counts[beat.node] += 1);
         counts.into_iter().min().unwrap_or(0)
     }
 
-    /// What happened between two moments.
     pub(super) fn between(&self, from: Instant, to: Instant) -> Figures {
         let all = self.all();
         let ended: Vec<&Beat> = all.iter().filter(|beat| from < beat.ended && beat.ended <= to).collect();
@@ -82,8 +79,8 @@ impl Beats {
     }
 }
 
-/// The times between each node's heartbeats that ended in the window, sorted; and how many nodes are overdue at its
-/// end. A node's first heartbeat ends no gap.
+/// The sorted times between each node's heartbeats that ended in the window, and the number of nodes that are overdue
+/// at its end. A node's first heartbeat ends no gap.
 fn gaps(all: &[Beat], nodes: usize, from: Instant, to: Instant) -> (Vec<Duration>, usize) {
     let mut last: Vec<Option<Instant>> = vec![None; nodes];
     let mut gaps = Vec::new();
@@ -115,7 +112,7 @@ mod tests {
             well,
         };
         let beats = Beats::new(3);
-        // The third node falls silent, and what fails is no heartbeat.
+        // The third node stops, and failed requests are no heartbeats.
         beats.all().extend([
             beat(0, 5, true),
             beat(1, 6, true),
@@ -128,7 +125,7 @@ mod tests {
         assert_eq!(beats.fewest(), 1);
         let figures = beats.between(at(10), at(30));
         assert_eq!((figures.confirmed, figures.failed), (3, 1));
-        // 10 s and 11 s are, 20 s is not, nor is the silent one.
+        // 10 s and 11 s are on time; 20 s and the silent node are not.
         assert!((figures.on_time - 0.5).abs() < 1e-9, "{figures:?}");
         assert!((figures.gap_p99 - 20.0).abs() < 1e-9, "{figures:?}");
         assert_eq!(figures.latency.0, Duration::from_millis(5));

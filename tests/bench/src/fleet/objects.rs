@@ -1,11 +1,10 @@
-//! Owns: Node objects as large as those of real nodes, and the status write of the days before Leases. In: a name.
-//! Out: objects and patches.
+//! Owns: Node objects as large as those of real nodes, and the status write that Leases replaced. In: a name. Out:
+//! objects and patches.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
-/// The kubelet's conditions.
 const CONDITIONS: [(&str, &str, &str); 4] = [
     ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
     ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
@@ -15,12 +14,11 @@ const CONDITIONS: [(&str, &str, &str); 4] = [
 /// As many as a kubelet lists (`nodeStatusMaxImages`).
 const IMAGES: usize = 50;
 
-/// The name of a node of the fleet.
 pub(super) fn name(node: usize) -> String {
     format!("fleet-{node:05}")
 }
 
-/// A Node with the labels, images and conditions of a node that has work.
+/// A Node with the labels, images and conditions of a node with workloads.
 pub(super) fn node(number: usize) -> Result<Node> {
     let name = name(number);
     let resources = json!({
@@ -66,7 +64,7 @@ pub(super) fn node(number: usize) -> Result<Node> {
     serde_json::from_value(object).context("this is no Node")
 }
 
-/// An image by its digest and its tag.
+/// An image with digest and tag.
 fn image(number: usize) -> Value {
     let repository = format!("registry.example.org/team-{}/service-{number}", number % 7);
     let digest = format!("{:064x}", number as u128 * 0x9e37_79b9_7f4a_7c15);
@@ -84,7 +82,7 @@ fn now() -> String {
     format!("{:.0}", jiff::Timestamp::now())
 }
 
-/// The strategic merge patch of a status of which nothing has changed but the time, as the kubelet sends it.
+/// The strategic merge patch of a status in which only timestamps have changed, as the kubelet sends it.
 pub(super) fn heartbeat() -> Value {
     let now = now();
     json!({"status": {

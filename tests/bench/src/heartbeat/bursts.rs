@@ -1,9 +1,10 @@
-//! Owns: which bytes on the wire are whose heartbeat. In: what passed a proxy, and when; the audit log. Out: [`Cost`]s.
+//! Owns: attribution of bytes on the wire to heartbeats. In: what passed a proxy, and when; the audit log. Out:
+//! [`Cost`]s.
 //!
-//! TLS hides what the bytes are, so they are told by their time: nearly always the line is silent, and what passes
-//! between two silences is a *burst*. A burst in which the API server received one request and no other is that
-//! request with its answer, with what TLS and HTTP/2 add, and with what the write set off (the event of the node's own
-//! watch). The median leaves out those into which a bookmark of a watch fell.
+//! TLS hides the contents, so bytes are attributed by their time: the line is nearly always silent, and what passes
+//! between two silences is a *burst*. A burst in which the API server received exactly one request is that request with
+//! its response, the overhead of TLS and HTTP/2, and the effects of the write (the event of the node's own watch). The
+//! median excludes those that include a bookmark of a watch.
 
 use jiff::{SignedDuration, Timestamp};
 use keelson_cluster::kube::{AuditEvent, Chunk};
@@ -12,17 +13,17 @@ use super::super::quantile;
 
 /// The shortest silence.
 const SILENCE: SignedDuration = SignedDuration::from_millis(300);
-/// How far a burst's edge may be from the API server's time of the request.
+/// Maximum distance of a burst's edge from the API server's time of the request.
 const SLACK: SignedDuration = SignedDuration::from_millis(50);
 
-/// What one request of a kind costs on the wire.
+/// Cost of one request of a kind on the wire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     /// Bytes to the server.
     pub(super) request: usize,
     /// Bytes from the server.
     pub(super) response: usize,
-    /// Of how many requests it is the median.
+    /// Number of requests of which it is the median.
     pub(super) of: usize,
 }
 
@@ -52,8 +53,8 @@ fn bursts(chunks: &[Chunk]) -> Vec<Burst> {
     bursts
 }
 
-/// What the requests that `of_kind` takes cost, by the bursts that hold nothing else. `events` are all requests of
-/// the client.
+/// Cost of the requests that match `of_kind`, from the bursts that hold nothing else. `events` are all requests of the
+/// client.
 pub(super) fn cost(chunks: &[Chunk], events: &[AuditEvent], of_kind: impl Fn(&AuditEvent) -> bool) -> Cost {
     let (mut up, mut down) = (Vec::new(), Vec::new());
     for burst in bursts(chunks) {

@@ -1,7 +1,7 @@
-//! What heartbeats write to etcd in an hour by default settings.
+//! Writes of heartbeats to etcd per hour with default settings.
 //!
-//! Owns: the count. In: the stage of [`heartbeat`](super), where kubelet, agent and companion run at the same time and report at
-//! their real intervals; `KEELSON_BENCH_HOUR` (60 minutes). Out: a table.
+//! Owns: the count. In: the stage of [`heartbeat`](super), where kubelet, agent and companion run at the same time and
+//! report at their real intervals; `KEELSON_BENCH_HOUR` (60 minutes). Out: a table.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use keelson_cluster::kube::{Journal, Put};
 
 use super::{COMPANION, SETTLE, Stage, megabytes};
 
-/// What a put counts for.
+/// Weight of a put.
 type Size = fn(&Put) -> usize;
 
 pub(in super::super) async fn hour() -> Result<()> {

@@ -1,7 +1,7 @@
 //! From a change at the API server to the rules.
 //!
-//! Owns: the measurement, and a plain watch of the API server beside it. In: who has everything in the kernel; changes one by
-//! one, each after a rest. Out: a row for each kind of change.
+//! Owns: the measurement, and a plain watch of the API server beside it. In: a subject that is in sync; single changes,
+//! each after a rest. Out: a row for each kind of change.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,32 +24,31 @@ use super::stage::Stage;
 use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
-/// So many there are at least, however long they take.
+/// Minimum number of changes, however long they take.
 const AT_LEAST: usize = 3;
-/// On top of the pause that it needs, at most, in milliseconds: no rhythm of ours meets one of its own.
+/// Maximum jitter added to the required pause, in milliseconds: prevents resonance with timers of the subject.
 const JITTER: u64 = 80;
 
-/// When a plain watch told of a change, by the resource version of the slice.
+/// When a plain watch reported a change, by the resource version of the slice.
 type Seen = Arc<Mutex<HashMap<String, Instant>>>;
 
-/// A change that was written.
 struct Written {
     version: String,
     acknowledged: Instant,
     moved: Instant,
 }
 
-/// What changes of a Service.
+/// The part of a Service that changes.
 #[derive(Clone, Copy, Debug)]
 enum Changed {
-    /// An endpoint: another takes its place.
+    /// Replaces an endpoint.
     Endpoint,
-    /// The number of endpoints: one more, and one less the next time.
+    /// Adds an endpoint, and removes it the next time.
     Count,
 }
 
 impl Changed {
-    /// As the tables call it.
+    /// The name in tables.
     fn title(self) -> &'static str {
         match self {
             Self::Endpoint => "another endpoint",
@@ -84,7 +83,7 @@ async fn one_by_one(
     let mut random = SmallRng::seed_from_u64(2);
     let (mut written, begun) = (Vec::new(), Instant::now());
     let before = total(&subject.usage()?);
-    // The Service that has an endpoint more than the others.
+    // The Service that has one endpoint more than the others.
     let mut scaled = None;
     while scaled.is_some()
         || written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
@@ -106,7 +105,7 @@ async fn one_by_one(
         let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
         written.push(Written { version, acknowledged, moved });
     }
-    // What belongs to the last one.
+    // Transactions that belong to the last change.
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let processor = total(&subject.usage()?) - before;
     ensure!(!watch.is_finished(), "the plain watch ended: {:?}", watch.await);
@@ -145,15 +144,14 @@ async fn one_by_one(
     subject.answers_soon(stage).await
 }
 
-/// Milliseconds from one to the other, less than none if it was earlier.
+/// Milliseconds; negative if `later` was earlier.
 fn after(later: Instant, earlier: Instant) -> f64 {
     let after = later.saturating_duration_since(earlier).as_secs_f64();
     let before = earlier.saturating_duration_since(later).as_secs_f64();
     (after - before) * 1e3
 }
 
-/// A watch as anybody would have one: JSON, by the client library of Kubernetes. What it has heard of is noted with the
-/// time.
+/// A plain watch: JSON, with the client library of Kubernetes. Records the time of every event.
 async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
     let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
     let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
@@ -161,7 +159,7 @@ async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
     Ok(tokio::spawn(async move {
         loop {
             let mut events = api.watch(&WatchParams::default().timeout(290), &version).await?.boxed();
-            // It ends after its time, and is taken up where it ended.
+            // It ends after its timeout, and is resumed at its version.
             while let Some(event) = events.try_next().await? {
                 let at = Instant::now();
                 match event {

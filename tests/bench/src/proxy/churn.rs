@@ -1,6 +1,6 @@
-//! A hundred changes a second.
+//! A hundred changes per second.
 //!
-//! Owns: the measurement. In: who has everything in the kernel. Out: a row: what it takes, and how far behind it is at the end.
+//! Owns: the measurement. In: a subject that is in sync. Out: a row: resources used, and the lag at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use super::stage::{SOON, Stage, touch};
 use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
-/// Changes a second.
+/// Changes per second.
 const A_SECOND: u32 = 100;
-/// Writes at the same time, at most: where the API server is slow.
+/// Maximum number of concurrent writes, if the API server is slow.
 const AT_ONCE: usize = 16;
-/// Ports of changes, which come again and again.
+/// Ports of changes, used repeatedly.
 const PORTS: std::ops::Range<u16> = 1024..8000;
 
 pub(super) async fn churn(
@@ -42,7 +42,7 @@ pub(super) async fn churn(
     let acknowledged = Instant::now();
     let lag = in_effect(stage, subject, acknowledged).await?;
     let until = Instant::now();
-    // Whatever it does afterwards is part of what it takes.
+    // Work afterwards is part of the cost.
     ensure!(generations.rests(2 * subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let after = subject.memory()?;
     let usage: Vec<_> =
@@ -60,7 +60,7 @@ pub(super) async fn churn(
     subject.is_whole(stage)
 }
 
-/// Changes slices at random; tells how many.
+/// Changes slices at random; returns the number of changes.
 pub(super) async fn write(stage: &Stage, long: Duration) -> Result<usize> {
     let mut random = SmallRng::seed_from_u64(1);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / A_SECOND);
@@ -86,12 +86,13 @@ pub(super) async fn write(stage: &Stage, long: Duration) -> Result<usize> {
     Ok(written)
 }
 
-/// From the last change, of a real Service, until a new connection is answered where it says; none if that never happens.
+/// Time from the last change, of a real Service, until a new connection is answered by the new endpoints; None if that
+/// never happens.
 async fn in_effect(stage: &Stage, subject: &Subject, acknowledged: Instant) -> Result<Option<Duration>> {
     while acknowledged.elapsed() < PATIENCE {
         let asked = Instant::now();
         if subject.answers(stage).await? {
-            // The question went by it; the answer took its time.
+            // The request followed the change; the response took longer.
             return Ok(Some(asked.saturating_duration_since(acknowledged)));
         }
         tokio::time::sleep(SOON).await;

@@ -1,7 +1,7 @@
 //! From no rules to all of them.
 //!
-//! Owns: the measurement. In: a cluster that has everything already. Out: rows: the time from the start of a process until the
-//! last transaction that everything needed.
+//! Owns: the measurement. In: a cluster with all objects. Out: rows: the time from the start of a process until the
+//! last transaction of the sync.
 
 use std::time::Instant;
 
@@ -14,18 +14,18 @@ use super::stage::Stage;
 use super::subject::{Kind, PROGRAM, Subject};
 use super::usage::{Children, Usage};
 
-/// There is another round only if all so far together took less, in seconds.
+/// Another round is run only if all so far took less in total, in seconds.
 const ROUNDS_WITHIN: f64 = 30.0;
 
-/// Measures cold syncs. Afterwards it runs with everything in the kernel; if it does not, because that took too long, it is
-/// stopped and the answer is no.
+/// Measures cold syncs. Afterwards the subject runs in sync; if the sync took too long, it is stopped and false is
+/// returned.
 pub(super) async fn cold(
     stage: &Stage,
     subject: &mut Subject,
     options: &Options,
     report: &mut Report,
 ) -> Result<bool> {
-    // Last without the agent's start, so that it runs on as it was started.
+    // Last without the agent's start, so that it keeps running.
     let ways: &[bool] = if subject.kind == Kind::Keelson { &[true, false] } else { &[true] };
     for both in ways {
         let mut row = Cold {
@@ -68,7 +68,7 @@ async fn one(
         subject.start_agent(stage).await?;
     }
     let generations = Generations::watch(subject.namespace())?;
-    // Of the agent; what starts now has taken nothing yet.
+    // Counted for the agent; a process that is started now has used nothing yet.
     let before = total(&subject.usage()?);
     let begun = Instant::now();
     subject.start().await?;

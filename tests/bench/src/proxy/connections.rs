@@ -1,10 +1,10 @@
-//! New connections by way of the rules.
+//! New connections through the rules.
 //!
-//! Owns: the measurement, with servers and clients of its own. In: worlds in which all rules are, and one without any. Out: a
-//! row for each. Clients are threads in a pod, on the node or outside, servers threads in other pods of the same node; each connection is a new socket.
-//! TCP: connected, and reset, so that no port has to wait for its time to be over; UDP: one question, one answer. First packets:
-//! one packet of UDP again and again, dropped behind the last hook of the node, so that conntrack forgets the flow and each is the
-//! first one of a flow; what is left of the cost of a connection is the way through the rules.
+//! Owns: the measurement, with its own servers and clients. In: worlds with all rules, and one without any. Out: a row
+//! for each. Clients are threads in a pod, on the node or outside, servers threads in other pods of the same node; each
+//! connection is a new socket. TCP: connected, and reset, so that no port stays in TIME_WAIT; UDP: one request, one
+//! response. First packets: UDP packets that are dropped after the last hook of the node, so that conntrack forgets the
+//! flow and each is the first one of a flow; what remains of the cost of a connection is the evaluation of the rules.
 
 use std::fs::File;
 use std::io;
@@ -25,16 +25,16 @@ use super::report::{Report, Way};
 use super::stage::{LOAD_PORT, Load, Stage};
 use super::subject::Subject;
 
-/// Clients at the same time, when as many connections as possible are made.
+/// Concurrent clients for the maximum rate of connections.
 const CLIENTS: usize = 8;
-/// How long each measurement of a round takes. Many short rounds in turn: a machine that is shared is not the same for long.
+/// Duration of each measurement of a round. Many short rounds in turn: the speed of a shared machine changes.
 const LONG: Duration = Duration::from_secs(1);
-/// How long a connection or an answer may take.
+/// Timeout of a connection or a response.
 const ANSWER: Duration = Duration::from_secs(1);
-/// How often a server looks whether it is to end.
+/// Interval at which a server checks whether to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Drops what leaves the node, behind all other hooks.
+/// Drops what leaves the node, after all other hooks.
 const DROP: &str =
     "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
 
@@ -44,7 +44,7 @@ enum Protocol {
     Udp,
 }
 
-/// One way to the endpoints, with who serves there.
+/// One path to the endpoints, with their servers.
 struct Route<'a> {
     way: Way,
     world: &'a World,
@@ -83,13 +83,13 @@ pub(super) async fn connections(
             });
         }
     }
-    // Threads of clients and waiting for them are nothing for the runtime's own.
+    // Client threads block, which the runtime's own threads must not.
     let measured = tokio::task::block_in_place(|| {
         for _ in 0..options.turns {
             for route in &mut routes {
                 route.round()?;
             }
-            // Another one is the first.
+            // Another one is first in the next round.
             routes.rotate_left(1);
         }
         let turned = options.turns % routes.len();
@@ -100,13 +100,12 @@ pub(super) async fn connections(
     measured
 }
 
-/// The way without a proxy.
 const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 
-/// Who asks whom.
+/// Name, client, destinations.
 type Ask = (&'static str, fn(&World) -> Asker, Vec<SocketAddr>);
 
-/// The ways that are measured by the rules of each.
+/// The paths that are measured with the rules of each subject.
 fn ways(stage: &Stage) -> [Ask; 7] {
     [
         ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
@@ -157,9 +156,9 @@ impl Route<'_> {
         cost
     }
 
-    /// So many clients for some time.
+    /// Runs `clients` clients for [`LONG`].
     fn measure(&self, protocol: Protocol, clients: usize) -> Result<Done> {
-        // What the kernel remembers of earlier ones would be met again: there are so many ports only.
+        // Otherwise new flows collide with conntrack entries of earlier ones: the number of ports is limited.
         self.world.node().conntrack(&["-F"])?;
         let begin = Instant::now() + Duration::from_millis(50);
         let threads: Vec<_> = (0..clients)
@@ -183,13 +182,14 @@ impl Route<'_> {
     }
 }
 
-/// What clients have done.
+/// Results of the clients.
 #[derive(Default)]
 struct Done {
-    /// Microseconds until each connection was made, or answered.
+    /// Microseconds until each connection was established, or answered.
     times: Vec<f64>,
     failed: usize,
-    /// Microseconds of processor time: the way to the endpoint and back is a part of it, as the kernel goes it for the sender.
+    /// Microseconds of processor time: includes the path to the endpoint and back, which the kernel runs in the
+    /// sender's context.
     processor: f64,
 }
 
@@ -200,7 +200,6 @@ fn processor() -> Result<f64> {
     Ok(nanoseconds.parse::<f64>()? / 1e3)
 }
 
-/// A thread in a namespace.
 fn inside<T: Send + 'static>(
     namespace: &Namespace,
     job: impl FnOnce() -> Result<T> + Send + 'static,
@@ -235,7 +234,7 @@ fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<
     Ok(done)
 }
 
-/// Sends packets to each in turn; tells the microseconds of processor time of one.
+/// Sends packets to each in turn; returns the microseconds of processor time per packet.
 fn send(targets: &[SocketAddr]) -> Result<f64> {
     let open = |to: &SocketAddr| {
         let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -246,7 +245,7 @@ fn send(targets: &[SocketAddr]) -> Result<f64> {
     let (begin, before, mut sent) = (Instant::now(), processor()?, 0_u32);
     while begin.elapsed() < LONG {
         for socket in &sockets {
-            // On the node itself the sender hears of the drop.
+            // On the node itself the sender gets an error for the drop.
             let _ = socket.send(b"?");
             sent += 1;
         }
@@ -254,10 +253,10 @@ fn send(targets: &[SocketAddr]) -> Result<f64> {
     Ok((processor()? - before) / f64::from(sent))
 }
 
-/// Connects and resets the connection; tells how long the first took.
+/// Connects and resets the connection; returns the latency of the connect.
 fn connect(to: SocketAddr) -> io::Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    // Bounds connecting, too.
+    // Limits connecting too.
     socket.set_write_timeout(Some(ANSWER))?;
     let started = Instant::now();
     socket.connect(&SockAddr::from(to))?;
@@ -266,7 +265,7 @@ fn connect(to: SocketAddr) -> io::Result<Duration> {
     Ok(took)
 }
 
-/// Asks and waits for the answer; tells how long that took.
+/// Sends a request and returns the latency of the response.
 fn ask(to: SocketAddr) -> io::Result<Duration> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(ANSWER))?;
@@ -277,7 +276,7 @@ fn ask(to: SocketAddr) -> io::Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// Who serves TCP and UDP at an endpoint. Ends on drop.
+/// TCP and UDP servers of an endpoint. Stopped on drop.
 struct Servers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
@@ -291,13 +290,13 @@ impl Servers {
         let socket = namespace.socket(Type::DGRAM, None, at)?;
         for socket in [&listener, &socket] {
             socket.set_nonblocking(false)?;
-            // Bounds accepting, too.
+            // Limits accepting too.
             socket.set_read_timeout(Some(LOOK))?;
         }
         let (tcp_stop, udp_stop) = (stop.clone(), stop.clone());
         let tcp = thread::spawn(move || {
             while !tcp_stop.load(Ordering::Relaxed) {
-                // Nothing is read or written. A connection that is gone already, or none, is nothing to stop for.
+                // Nothing is read or written. A connection that is closed already, or none, is not an error.
                 drop(listener.accept());
             }
             Ok(())
@@ -307,7 +306,7 @@ impl Servers {
             let mut buffer = [0; 16];
             while !udp_stop.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                    // Who has gone meanwhile needs no answer.
+                    // The client may be gone.
                     let _ = socket.send_to(&buffer[..length], from);
                 }
             }
@@ -321,7 +320,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // They have nothing to tell.
+            // The threads return nothing.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,8 @@
-//! When the kernel's rules change, seen from outside and in the same way for every proxy.
+//! When the kernel's rules change, observed from outside and in the same way for every proxy.
 //!
-//! Owns: [`Nft`], questions to the nf_tables of a network namespace; [`Generations`], who asks again and again which generation
-//! its rules are. In: a namespace. Out: times and counts. Only the number of the generation is asked for while something is
-//! measured, which takes none of the locks that a transaction takes.
+//! Owns: [`Nft`], requests to the nf_tables of a network namespace; [`Generations`], which polls the generation of its
+//! rules. In: a namespace. Out: times and counts. During a measurement only the generation number is requested, which
+//! takes none of the locks that a transaction takes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,20 +23,20 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 
-/// Between two questions for the generation.
+/// Poll interval of the generation.
 const BETWEEN: Duration = Duration::from_micros(200);
-/// A datagram of a dump is at most half of this.
+/// A datagram of a dump is at most half of this, in bytes.
 const DATAGRAM_MAX: usize = 64 * 1024;
-/// A dump that something disturbed is asked for again this often.
+/// Number of attempts of a dump that is interrupted.
 const TRIES: u32 = 10;
-/// The number of `NLM_F_DUMP_INTR`: what is dumped changed meanwhile.
+/// The number of `NLM_F_DUMP_INTR`: the objects changed during the dump.
 const INTERRUPTED: u16 = 0x10;
-/// The length of `nfgenmsg`, after which the attributes begin.
+/// Length of `nfgenmsg`, after which the attributes begin.
 const GENERIC: usize = 4;
 /// `NFTA_SET_ELEM_LIST_ELEMENTS`.
 const ELEMENTS: u16 = 3;
 
-/// What of the rules is counted: a set or map of an IPv4 table.
+/// A set or map of an IPv4 table whose elements are counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Set {
     pub(super) table: &'static str,
@@ -51,11 +51,10 @@ pub(super) struct Nft {
     received: Vec<u8>,
 }
 
-/// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Whole,
-    /// What was asked about changed meanwhile.
+    /// The objects changed during the dump.
     Disturbed,
     Failed(Errno),
 }
@@ -71,7 +70,7 @@ impl Nft {
         Ok(Self { socket, sequence: 0, received: Vec::with_capacity(DATAGRAM_MAX) })
     }
 
-    /// The number of the rules' present generation: each transaction makes another one.
+    /// Generation number of the rules: each transaction increments it.
     pub(super) fn generation(&mut self) -> Result<u32> {
         let mut id = None;
         let question = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
@@ -86,7 +85,7 @@ impl Nft {
         id.with_context(|| format!("the kernel does not tell the generation of its rules: {end:?}"))
     }
 
-    /// How many elements a set has; none if there is no such set.
+    /// Number of elements of a set; 0 if there is no such set.
     pub(super) fn count(&mut self, set: Set) -> Result<usize> {
         for _ in 0..TRIES {
             let mut count = 0;
@@ -94,7 +93,7 @@ impl Nft {
                 vec![SetElementList::Table(set.table.to_owned()), SetElementList::Set(set.name.to_owned())];
             let question = NfTablesMessage::GetSetElement(SetElementMessage { attributes });
             let end = self.ask(NLM_F_DUMP, question, |attributes| {
-                // What the elements are is of no interest: there are very many of them.
+                // The elements are not parsed: there are very many of them.
                 for attribute in NlasIterator::new(attributes) {
                     let attribute = attribute.context("an attribute that is none")?;
                     if attribute.kind() == ELEMENTS {
@@ -113,7 +112,7 @@ impl Nft {
         bail!("{} changed whenever it was counted", set.name)
     }
 
-    /// Asks, and hands on the attributes of each message of the answer.
+    /// Sends a request, and passes the attributes of each message of the response to a callback.
     fn ask(
         &mut self,
         flags: u16,
@@ -145,7 +144,7 @@ impl Nft {
                     end = End::Disturbed;
                 }
                 match message.message_type() {
-                    // Both begin with a number, which for an error is less than none.
+                    // Both begin with a number, which is negative for an error.
                     NLMSG_ERROR | NLMSG_DONE => {
                         let number = message.payload().first_chunk().context("an end without a number")?;
                         let number = i32::from_ne_bytes(*number);
@@ -161,14 +160,14 @@ impl Nft {
     }
 }
 
-/// When the generation moved so far, and what went wrong with asking.
+/// When the generation changed so far, and the error that ended the polling.
 #[derive(Debug, Default)]
 struct Moves {
     at: Vec<Instant>,
     failed: Option<String>,
 }
 
-/// A thread that asks for the generation every 0.2 ms, and notes when it has moved. It ends on drop.
+/// A thread that polls the generation every 0.2 ms, and records changes. Stopped on drop.
 #[derive(Debug)]
 pub(super) struct Generations {
     moves: Arc<Mutex<Moves>>,
@@ -189,7 +188,7 @@ impl Generations {
                 let at = Instant::now();
                 match generation {
                     Ok(id) if id == last => {}
-                    // Between two questions there may have been several.
+                    // Between two polls there may have been several.
                     Ok(id) => {
                         lock(&noted).at.extend(vec![at; id.wrapping_sub(last) as usize]);
                         last = id;
@@ -204,7 +203,7 @@ impl Generations {
         Ok(Self { moves, stop, thread: Some(thread) })
     }
 
-    /// Every move so far, oldest first.
+    /// Every change so far, oldest first.
     pub(super) fn all(&self) -> Result<Vec<Instant>> {
         let moves = lock(&self.moves);
         match &moves.failed {
@@ -213,14 +212,14 @@ impl Generations {
         }
     }
 
-    /// The moves after a time.
+    /// The changes after a time.
     pub(super) fn after(&self, time: Instant) -> Result<Vec<Instant>> {
         let all = self.all()?;
         let first = all.partition_point(|at| *at <= time);
         Ok(all.get(first..).unwrap_or_default().to_vec())
     }
 
-    /// Waits for the first move after a time, this long at most.
+    /// Waits for the first change after a time, for at most `patience`.
     pub(super) async fn first_after(&self, time: Instant, patience: Duration) -> Result<Option<Instant>> {
         let until = Instant::now() + patience;
         loop {
@@ -234,7 +233,7 @@ impl Generations {
         }
     }
 
-    /// Waits until nothing has moved for so long, this long at most, and says whether that came about.
+    /// Waits until nothing has changed for `long`, for at most `patience`, and returns whether that happened.
     pub(super) async fn rests(&self, long: Duration, patience: Duration) -> Result<bool> {
         let started = Instant::now();
         loop {
@@ -254,7 +253,7 @@ impl Drop for Generations {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell but what it noted.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }

@@ -1,8 +1,8 @@
 //! A long run: changes, a neighbour that commits, kills, and connections that are checked one by one.
 //!
-//! Owns: the run and its verdict. In: who has everything in the kernel. Out: a row. Some Services, which are [`Moving`], get other
-//! endpoints all the time; each connection to them must be answered by one of theirs, and by one that was removed only while the
-//! proxy may not know it yet.
+//! Owns: the run and its verdict. In: a subject that is in sync. Out: a row. The endpoints of some Services
+//! ([`Moving`]) change all the time; each connection to them must be answered by one of theirs, and by a removed one
+//! only while the proxy may not have the change yet.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -29,22 +29,22 @@ use super::stage::{NODE, Stage};
 use super::subject::{self, Kind, Subject};
 use super::usage::Memory;
 
-/// Connections a second.
+/// Connections per second.
 const CONNECTIONS: u32 = 200;
-/// Between two changes of one Moving.
+/// Interval between two changes of one Moving.
 const MOVE: Duration = Duration::from_millis(500);
-/// Between two kills.
+/// Interval between two kills.
 const KILL: Duration = Duration::from_secs(60);
-/// How long a killed process is away.
+/// Time before a killed process is restarted.
 const AWAY: Duration = Duration::from_secs(1);
-/// How long one question may take.
+/// Timeout of one request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// After so long an endpoint that was removed must not answer any more, kills included. kube-proxy is only told of.
+/// Time after which a removed endpoint must not answer any more, kills included. For kube-proxy it is only reported.
 const STALE: Duration = Duration::from_secs(10);
-/// Violations that are kept in words.
+/// Number of violations that are described.
 const WORDS: usize = 20;
 
-/// Asks and changes for as long as the options say. Everything runs again afterwards.
+/// Sends requests and makes changes for as long as the options say. Everything runs again afterwards.
 pub(super) async fn long(
     stage: &Stage,
     subject: &mut Subject,
@@ -101,7 +101,7 @@ pub(super) async fn long(
     Ok(())
 }
 
-/// A Service whose endpoints change all the time, and nobody else's listen at its port.
+/// A Service whose endpoints change all the time; no other endpoints listen at its port.
 struct Moving {
     name: String,
     ip: IpAddr,
@@ -109,7 +109,7 @@ struct Moving {
     history: Mutex<History>,
 }
 
-/// When each endpoint was removed; none: it is there.
+/// When each endpoint was removed; None while it exists.
 type History = BTreeMap<IpAddr, Option<Instant>>;
 
 impl Moving {
@@ -136,7 +136,7 @@ impl Moving {
         turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while stop.run_until_cancelled(turn.tick()).await.is_some() {
             let next = pods(random.random());
-            // What is added counts before it can be seen, what is removed after that is written.
+            // An addition counts before it can be seen, a removal after it is written.
             lock(&self.history).extend(next.iter().map(|pod| (*pod, None)));
             let patch = json!({"endpoints": endpoints(&next)});
             writer.patch(Object::Slice, &format!("{}-a", self.name), &patch).await?;
@@ -150,14 +150,14 @@ impl Moving {
         Ok(())
     }
 
-    /// How long before a connection began its endpoint had been removed; none if it never was one.
+    /// Time between the removal of the endpoint and the start of a connection; None if it never was an endpoint.
     fn staleness(&self, by: SocketAddr, began: Instant) -> Option<Duration> {
         let removed = *lock(&self.history).get(&by.ip()).filter(|_| by.port() == self.port)?;
         Some(removed.map_or(Duration::ZERO, |removed| began.saturating_duration_since(removed)))
     }
 }
 
-/// Some pods, at least one, of both nodes.
+/// At least one pod, of both nodes.
 fn pods(version: u32) -> Vec<IpAddr> {
     let all = (1..=plan::LOCALS).map(plan::local).chain((1..=plan::REMOTES).map(plan::remote));
     let chosen: Vec<IpAddr> = all
@@ -176,15 +176,15 @@ fn endpoints(pods: &[IpAddr]) -> Vec<Value> {
         .collect()
 }
 
-/// What connections showed.
+/// Results of connections.
 #[derive(Default)]
 struct Found {
     connections: usize,
-    /// Answered by what never was an endpoint.
+    /// Answered by a pod that never was an endpoint.
     wrong: usize,
     /// Refused or not answered.
     failed: usize,
-    /// Answered by what had been removed for longer than [`STALE`].
+    /// Answered by an endpoint removed for longer than [`STALE`].
     stale: usize,
     stalest: Duration,
     words: Vec<String>,
@@ -226,7 +226,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes connections from everywhere, in turn.
+/// Opens connections from all clients, in turn.
 async fn ask(
     askers: Vec<Asker>,
     moving: Vec<Arc<Moving>>,
@@ -262,13 +262,13 @@ async fn ask(
     Ok(())
 }
 
-/// What was killed, and the memory before each kill.
+/// The number of kills, and the memory before each.
 struct Killed {
     kills: usize,
     memory: Vec<Vec<Memory>>,
 }
 
-/// Kills agent and proxy in turn, and starts them again.
+/// Kills agent and proxy in turn, and restarts them.
 async fn kill(subject: &mut Subject, long: Duration) -> Result<Killed> {
     let began = Instant::now();
     let mut killed = Killed { kills: 0, memory: Vec::new() };
@@ -279,7 +279,7 @@ async fn kill(subject: &mut Subject, long: Duration) -> Result<Killed> {
         if left <= KILL {
             return Ok(killed);
         }
-        // The last minute is left alone, so that everything runs at the end.
+        // No kills in the last minute, so that everything runs at the end.
         if left > 2 * KILL {
             subject.kill(killed.kills.is_multiple_of(2))?;
             killed.kills += 1;

@@ -1,8 +1,8 @@
-//! Beside another program that commits to nf_tables 50 times a second, as some CNIs do.
+//! Beside another program that commits to nf_tables 50 times per second, as some CNIs do.
 //!
-//! Owns: the measurement, and that program ([`Neighbour`]). In: who has everything in the kernel. Out: rows: changes one by one, a
-//! restart with a change meanwhile, and the repair of an element that somebody removed, each alone and beside the neighbour.
-//! Commits are heard of from the kernel, which says whose they are ([`Commits`]).
+//! Owns: the measurement, and that program ([`Neighbour`]). In: a subject that is in sync. Out: rows: single changes, a
+//! restart with a change meanwhile, and the repair of an element that was removed, each alone and beside the neighbour.
+//! Commits are received from the kernel, which names their process ([`Commits`]).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,17 +21,17 @@ use super::report::{Beside, Report};
 use super::stage::Stage;
 use super::subject::{Kind, PATIENCE, Subject};
 
-/// How often the neighbour commits.
+/// Commit interval of the neighbour.
 const EVERY: Duration = Duration::from_millis(20);
 /// Restarts of each kind.
 const RESTARTS: usize = 3;
-/// The name of the neighbour's thread, by which its commits are known, and of its table.
+/// Name of the neighbour's thread, which identifies its commits, and of its table.
 const NAME: &str = "neighbour";
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// The largest buffer for what the kernel tells: a full sync of kube-proxy is one commit.
+/// Size in bytes of the receive buffer: a full sync of kube-proxy is one commit.
 const BUFFER: usize = 256 << 20;
-/// How often it is looked whether to end.
+/// Interval at which a thread checks whether to end.
 const LOOK: Duration = Duration::from_millis(200);
 
 const NFTABLES: u16 = 10;
@@ -73,7 +73,7 @@ pub(super) async fn beside(
     Ok(())
 }
 
-/// Milliseconds from the API server's answer to a change until it is committed, sorted.
+/// Milliseconds from the API server's response to a change until its commit, sorted.
 async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<Vec<f64>> {
     let commits = Commits::hear(subject)?;
     let (mut took, begun) = (Vec::new(), Instant::now());
@@ -82,7 +82,7 @@ async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<
         let sent = Instant::now();
         stage.touch(took.len() % stage.size.services, stage.new_port()?).await?;
         let acknowledged = Instant::now();
-        // One that never comes is not looked for again.
+        // One that never comes is not awaited again.
         let Some(committed) = commits.first_after(sent).await? else { break };
         took.push(committed.saturating_duration_since(acknowledged).as_secs_f64() * 1e3);
     }
@@ -90,12 +90,12 @@ async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<
     Ok(took)
 }
 
-/// From the start of a proxy until a change is committed that came while it was away; none if that does not happen.
+/// Time from the start of a proxy until the commit of a change made while it was stopped; None if that does not happen.
 async fn restart(stage: &Stage, subject: &mut Subject) -> Result<Option<Duration>> {
     subject.stop(false).await?;
     stage.touch(1, stage.new_port()?).await?;
     if subject.kind == Kind::Keelson {
-        // The agent runs, and has it before the proxy begins.
+        // The agent runs, and has the change before the proxy starts.
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let commits = Commits::hear(subject)?;
@@ -106,7 +106,7 @@ async fn restart(stage: &Stage, subject: &mut Subject) -> Result<Option<Duration
     Ok(Some(first.duration_since(begun)))
 }
 
-/// Until an element is back that somebody removed. kube-proxy does not look.
+/// Time until a removed element is restored. kube-proxy does not check.
 async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
     if subject.kind != Kind::Keelson {
         return Ok(None);
@@ -121,7 +121,7 @@ async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
     Ok(Some(first.duration_since(begun)))
 }
 
-/// When a proxy has committed.
+/// The commits of a proxy.
 struct Commits {
     heard: Arc<Mutex<Heard>>,
     stop: Arc<AtomicBool>,
@@ -136,7 +136,7 @@ struct Heard {
 impl Commits {
     fn hear(subject: &Subject) -> Result<Self> {
         let socket = open(subject.namespace())?;
-        // kube-proxy commits by `nft`; beside Keelson it is the bench that does.
+        // kube-proxy commits with `nft`; beside Keelson it is the bench that does.
         let others: &'static [&str] = if subject.kind == Kind::Keelson { &[NAME, "nft"] } else { &[NAME] };
         socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("no buffer for what the kernel tells")?;
         socket.add_membership(GROUP).context("the kernel tells of no commits")?;
@@ -162,7 +162,7 @@ impl Commits {
         }
     }
 
-    /// None: it did not come within [`PATIENCE`].
+    /// None if it did not come within [`PATIENCE`].
     async fn first_after(&self, time: Instant) -> Result<Option<Instant>> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -176,7 +176,7 @@ impl Commits {
         }
     }
 
-    /// Waits until nobody has committed for so long.
+    /// Waits until no commit has come for `long`.
     async fn rest(&self, long: Duration) -> Result<()> {
         let started = Instant::now();
         loop {
@@ -200,7 +200,7 @@ fn lock(heard: &Mutex<Heard>) -> std::sync::MutexGuard<'_, Heard> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes the commits that are told of next, if there are any soon.
+/// Records the next commits, if any come soon.
 fn receive(socket: &Socket, others: &[&str], heard: &Mutex<Heard>) -> Result<()> {
     let mut bytes = Vec::with_capacity(1 << 20);
     match socket.recv(&mut bytes, 0) {
@@ -224,7 +224,7 @@ fn receive(socket: &Socket, others: &[&str], heard: &Mutex<Heard>) -> Result<()>
     Ok(())
 }
 
-/// The name of the thread that made this generation.
+/// Name of the thread that made this generation.
 fn made_by(attributes: &[u8]) -> Result<String> {
     for attribute in NlasIterator::new(attributes) {
         let attribute = attribute.context("an attribute that is none")?;
@@ -244,7 +244,7 @@ fn open(namespace: &Namespace) -> Result<Socket> {
     socket.context("cannot open a netlink socket")
 }
 
-/// Makes and removes a table of its own, 50 times a second, until it is dropped.
+/// Creates and deletes its own table 50 times per second, until it is dropped.
 pub(super) struct Neighbour {
     stop: Arc<AtomicBool>,
     commits: Arc<Mutex<Result<u64>>>,
@@ -285,13 +285,13 @@ impl Drop for Neighbour {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // What went wrong is in the count.
+            // Errors are in the count.
             let _ = thread.join();
         }
     }
 }
 
-/// A transaction that makes a table and removes it.
+/// A transaction that creates a table and deletes it.
 fn batch() -> Vec<u8> {
     let mut all = message(BATCH_BEGIN, REQUEST, 0, NFTABLES, &[]);
     let mut name = NAME.as_bytes().to_vec();

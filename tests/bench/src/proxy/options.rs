@@ -1,4 +1,4 @@
-//! What is measured. In: the words after `proxy` on the command line. Out: [`Options`].
+//! Owns: the choice of measurements. In: the words after `proxy` on the command line. Out: [`Options`].
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::subject::Kind;
 
-/// How many Services, and how many endpoints each of them has.
+/// Number of Services, and endpoints per Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) services: usize,
@@ -19,10 +19,9 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// From nothing to everything.
+    /// From nothing to in sync.
     Cold,
     /// One change.
     Change,
@@ -32,7 +31,7 @@ pub(super) enum Part {
     Neighbour,
     /// Everything at once, with kills, for a long time. Only if it is named.
     Long,
-    /// Connections by way of the rules.
+    /// Connections through the rules.
     Connections,
 }
 
@@ -47,27 +46,26 @@ impl Part {
     ];
 }
 
-/// What is measured, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) sizes: Vec<Size>,
     pub(super) parts: Vec<Part>,
     pub(super) subjects: Vec<Kind>,
-    /// Cold syncs of each kind at most.
+    /// Maximum number of cold syncs of each kind.
     pub(super) rounds: usize,
-    /// How long a cold sync may take before it is given up.
+    /// Timeout of a cold sync.
     pub(super) patience: Duration,
-    /// Changes one by one, at most.
+    /// Maximum number of single changes.
     pub(super) changes: usize,
-    /// For how long there are changes one by one, at most.
+    /// Maximum duration of the single changes.
     pub(super) changing: Duration,
-    /// For how long there are very many changes.
+    /// Duration of the very many changes.
     pub(super) churn: Duration,
-    /// For how long the long run goes on.
+    /// Duration of the long run.
     pub(super) long: Duration,
     /// Rounds of connections.
     pub(super) turns: usize,
-    /// Source ranges of Services that nobody connects to.
+    /// Source ranges of Services without connections.
     pub(super) ranges: usize,
 }
 
@@ -90,12 +88,12 @@ impl Default for Options {
     }
 }
 
-/// What the flags are, for who misspelt one.
+/// The flags, printed for an unknown one.
 const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
-    /// Of the whole command line: none if the proxy is not among what is wanted.
+    /// From the whole command line; None if `proxy` is not in it.
     pub(super) fn of(wanted: &[String]) -> Result<Option<Self>> {
         if wanted.is_empty() {
             return Ok(Some(Self::default()));
@@ -145,12 +143,12 @@ impl Options {
         self.parts.contains(&part)
     }
 
-    /// Whether connections are measured at this size: where there are few Services, and at the main size.
+    /// Whether connections are measured at this size: with few Services, and at the main size.
     pub(super) fn has_connections(&self, size: Size) -> bool {
         self.has(Part::Connections) && (size.services <= 100 || self.is_main(size))
     }
 
-    /// Whether this is the size at which there are very many changes: 10,000 x 10 if it is measured at all.
+    /// Whether this is the size of the churn measurement: 10,000 x 10 if it is measured at all.
     pub(super) fn is_main(&self, size: Size) -> bool {
         let usual = Size { services: 10_000, each: 10 };
         let main = if self.sizes.contains(&usual) { Some(&usual) } else { self.sizes.first() };

@@ -1,7 +1,7 @@
-//! What was found.
+//! Results.
 //!
-//! Owns: [`Report`]: tables that are printed when all is measured, or when something went wrong after some of it was. In: rows.
-//! Out: Markdown on standard output.
+//! Owns: [`Report`]: tables that are printed after all measurements, or after an error. In: rows. Out: Markdown on
+//! standard output.
 
 use std::time::Duration;
 
@@ -16,32 +16,31 @@ pub(super) struct Cold {
     pub(super) service_ports: usize,
     pub(super) endpoints: usize,
     pub(super) kind: Kind,
-    /// Whether the agent started at the same time.
+    /// The agent started at the same time.
     pub(super) both: bool,
-    /// Until everything was in the kernel; none where it was given up.
+    /// Time until all rules were in the kernel; None if it timed out.
     pub(super) took: Vec<Option<Duration>>,
     pub(super) patience: Duration,
     /// Seconds of processor time, of all processes.
     pub(super) processor: Vec<f64>,
     pub(super) transactions: Vec<usize>,
-    /// By its own figure, in seconds.
+    /// The subject's own metric, in seconds.
     pub(super) own: Option<f64>,
 }
 
-/// One Service changed, again and again.
+/// Changes of single Services.
 pub(super) struct Change {
     pub(super) size: Size,
     pub(super) kind: Kind,
-    /// What changed.
     pub(super) what: &'static str,
-    /// Milliseconds from the API server's answer to the writer until the rules had changed, ordered; less than none when the
-    /// answer came later.
+    /// Milliseconds from the API server's response to the writer until the rules had changed, sorted; negative if the
+    /// response came later.
     pub(super) acknowledged: Vec<f64>,
-    /// The same from when a plain watch told of it.
+    /// The same from the event of a plain watch.
     pub(super) watched: Vec<f64>,
-    /// Milliseconds of processor time a change, of all processes.
+    /// Milliseconds of processor time per change, of all processes.
     pub(super) processor: f64,
-    /// Transactions a change.
+    /// Transactions per change.
     pub(super) transactions: f64,
 }
 
@@ -52,20 +51,19 @@ pub(super) struct Churn {
     pub(super) written: usize,
     pub(super) lasted: Duration,
     pub(super) transactions: usize,
-    /// From the last change until a connection went by it.
+    /// Time from the last change until a connection used it.
     pub(super) lag: Option<Duration>,
     pub(super) usage: Vec<Usage>,
     pub(super) before: Vec<Memory>,
     pub(super) after: Vec<Memory>,
 }
 
-/// Memory at some time.
 pub(super) struct Resident {
     pub(super) size: Size,
     pub(super) kind: Kind,
     pub(super) when: &'static str,
     pub(super) memory: Vec<Memory>,
-    /// The most that an `nft` it ran had, in MB.
+    /// Maximum memory of an `nft` that it ran, in MB.
     pub(super) children: f64,
 }
 
@@ -73,54 +71,53 @@ pub(super) struct Resident {
 pub(super) struct Beside {
     pub(super) size: Size,
     pub(super) kind: Kind,
-    /// Commits of the other a second.
+    /// Commits of the other program per second.
     pub(super) rate: f64,
-    /// Milliseconds from the API server's answer to a change until its commit, sorted.
+    /// Milliseconds from the API server's response to a change until its commit, sorted.
     pub(super) changes: Vec<f64>,
-    /// From the start of a proxy until the commit of what had changed meanwhile.
-    /// None: not within the bench's patience.
+    /// Time from the start of a proxy until the commit of what had changed meanwhile. None if not within the bench's
+    /// timeout.
     pub(super) restarts: Vec<Option<Duration>>,
-    /// Until an element is back that somebody removed.
+    /// Time until a removed element is restored.
     pub(super) repair: Option<Duration>,
 }
 
-/// A long run.
 pub(super) struct Long {
     pub(super) size: Size,
     pub(super) kind: Kind,
     pub(super) lasted: Duration,
-    /// Changes.
+    /// Number of changes.
     pub(super) written: usize,
-    /// Commits of another program a second.
+    /// Commits of another program per second.
     pub(super) neighbour: f64,
     pub(super) kills: usize,
-    /// Each minute.
+    /// One entry per minute.
     pub(super) memory: Vec<Vec<Memory>>,
     pub(super) connections: usize,
-    /// Answered by what never was an endpoint of the Service.
+    /// Answered by a pod that never was an endpoint of the Service.
     pub(super) wrong: usize,
     /// Refused or not answered.
     pub(super) failed: usize,
-    /// For how long an endpoint that was removed still answered.
+    /// Longest time that a removed endpoint still answered.
     pub(super) stalest: Duration,
 }
 
-/// Connections by one way.
+/// Connections on one path.
 #[derive(Default)]
 pub(super) struct Way {
     pub(super) size: Size,
-    /// By whose rules.
+    /// The subject whose rules were used.
     pub(super) kind: Option<Kind>,
     pub(super) name: &'static str,
-    /// A second, of each round.
+    /// Connections per second, of each round.
     pub(super) tcp_rate: Vec<f64>,
     pub(super) udp_rate: Vec<f64>,
-    /// Microseconds of processor time a connection, of each round: of one client alone.
+    /// Microseconds of processor time per connection, of each round, with one client.
     pub(super) tcp_cost: Vec<f64>,
     pub(super) udp_cost: Vec<f64>,
     /// Microseconds of processor time of the first packet of a flow, of each round.
     pub(super) first_cost: Vec<f64>,
-    /// Microseconds, of all rounds: of one client alone.
+    /// Microseconds, of all rounds, with one client.
     pub(super) tcp: Vec<f64>,
     pub(super) udp: Vec<f64>,
     pub(super) failed: usize,
@@ -138,7 +135,6 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Prints what there is.
     pub(super) fn print(&self) {
         self.print_cold();
         self.print_change();
@@ -337,7 +333,7 @@ impl Report {
         }
     }
 
-    /// The median of the ratios of our processor times to those of kube-proxy in the same rounds.
+    /// Median of the ratios of our processor times to those of kube-proxy in the same rounds.
     fn ratio(&self, way: &Way, costs: fn(&Way) -> &Vec<f64>) -> String {
         let other = |other: &&Way| {
             (other.size, other.name, other.kind) == (way.size, way.name, Some(Kind::KubeProxy))
@@ -390,7 +386,7 @@ impl Report {
 }
 
 impl Cold {
-    /// None if most of them were given up.
+    /// None if most of them timed out.
     fn median(&self) -> Option<Duration> {
         let mut took: Vec<_> = self.took.iter().map(|took| took.unwrap_or(Duration::MAX)).collect();
         took.sort_unstable();
@@ -406,7 +402,7 @@ impl Cold {
     }
 }
 
-/// A sum, and what it is of where there are several: `31.2 MB (20.1 + 11.1)`.
+/// A sum, with its parts if there are several: `31.2 MB (20.1 + 11.1)`.
 fn parts(memory: &[Memory], of: impl Fn(&Memory) -> f64) -> String {
     let each: Vec<f64> = memory.iter().map(of).collect();
     let sum: f64 = each.iter().sum();

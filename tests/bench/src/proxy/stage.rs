@@ -1,7 +1,8 @@
-//! What all of the measurements at one size share.
+//! Shared by all measurements at one size.
 //!
-//! Owns: a cluster with one Node, its Services and slices. In: a size. Out: [`Stage`]: objects, and changes of them. Beside
-//! those of [`bulk`] there are a few Services whose endpoints are real: pods of a [`World`](keelson_cluster::net::World).
+//! Owns: a cluster with one Node, its Services and slices. In: a size. Out: [`Stage`]: objects, and changes of them.
+//! Beside those of [`bulk`] there are a few Services whose endpoints are real: pods of a
+//! [`World`](keelson_cluster::net::World).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -21,33 +22,33 @@ use serde_json::{Value, json};
 
 use super::options::Size;
 
-/// The node: one of those that the endpoints are spread over. It has no zone, so no endpoint is left out for a hint.
+/// The node: one of those that the endpoints are spread over. It has no zone, so no endpoint is excluded by a hint.
 pub(super) const NODE: &str = "bulk-node-007";
-/// How many Services of each [`Load`] share the load of connections: so that ports of clients last.
+/// Number of Services of each [`Load`] that share the connections, so that client ports suffice.
 pub(super) const LOADED: usize = 16;
-/// The node port of the first of those that have one.
+/// Node port of the first Service that has one.
 const NODE_PORT: u16 = 31_000;
-/// Where their endpoints listen, TCP and UDP.
+/// Port of their endpoints, TCP and UDP.
 pub(super) const LOAD_PORT: u16 = 9000;
-/// Where the endpoints of the Service that is asked who answers may listen.
+/// Possible ports of the endpoints of [`ASKED`].
 const ANSWERING: [u16; 2] = [8080, 8081];
-/// The Service of which one asks who answers.
+/// The Service that tests whether a change is in effect.
 const ASKED: &str = "asked";
-/// Ports of changes are above those of objects that were made.
+/// Ports of changes are above those of created objects.
 const FIRST: u16 = 20_000;
-/// Source ranges of each Service that nobody connects to.
+/// Source ranges of each Service without connections.
 const RANGES_EACH: usize = 100;
-/// Maximum number of such Services: each has an address of its own in 172.31.0.0/16.
+/// Maximum number of such Services: each has a separate address in 172.31.0.0/16.
 const RANGED_MOST: usize = 1 << 16;
 
-/// What Services of real endpoints are measured by connections.
+/// The features of Services that connections are measured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
     /// With a cluster IP.
     Plain,
     /// The same with ClientIP affinity.
     Sticky,
-    /// With a load balancer's address and a node port, which are masqueraded.
+    /// With a load balancer address and a node port, which are masqueraded.
     Exposed,
     /// The same with source ranges.
     Ranged,
@@ -77,7 +78,7 @@ impl Load {
         }
     }
 
-    /// The load balancer's address of one of them, if it has one.
+    /// The load balancer address of a Service, if it has one.
     fn ingress(self, number: usize) -> Option<IpAddr> {
         let third = match self {
             Self::Plain | Self::Sticky => return None,
@@ -87,7 +88,6 @@ impl Load {
         Some(IpAddr::from([172, 30, third, u8::try_from(number).unwrap_or(u8::MAX)]))
     }
 
-    /// The ports of one of them.
     fn ports(self, number: usize) -> [Value; 2] {
         let mut ports = [port("t", 80), udp("u", 80)];
         if self == Self::Exposed {
@@ -99,21 +99,20 @@ impl Load {
     }
 }
 
-/// A cluster and its objects.
 pub(super) struct Stage {
     pub(super) size: Size,
     pub(super) scratch: Scratch,
     pub(super) cluster: Cluster,
-    /// Who the agent is.
+    /// Identity of the agent.
     pub(super) companion: Identity,
     pub(super) writer: Writer,
-    /// The cluster IPs of the Services that share a load.
+    /// Cluster IPs of the Services that share a load.
     loaded: Vec<(Load, IpAddr)>,
     asked: Option<IpAddr>,
-    /// Number of Services that have source ranges and that nobody connects to, and of their source ranges.
+    /// Number of Services with source ranges but without connections.
     more_ranged: usize,
     ranges: usize,
-    /// Which of the ports answers.
+    /// Index of the port that answers.
     answering: AtomicU16,
     next: AtomicU16,
 }
@@ -122,7 +121,7 @@ impl Stage {
     /// The cluster, without Services.
     pub(super) async fn new(size: Size) -> Result<Self> {
         let scratch = Scratch::new()?;
-        // The harness reads the audit log; nobody reads it here.
+        // Not needed here.
         let options = ApiOptions { args: vec!["--audit-log-path=".to_owned()], ..ApiOptions::default() };
         let cluster = Cluster::start_with(&scratch, &options).await?;
         cluster.admin.apply(RIGHTS).await?;
@@ -151,9 +150,9 @@ impl Stage {
         })
     }
 
-    /// Makes all Services and slices, with this number of source ranges of Services that nobody connects to.
+    /// Creates all Services and slices, with this number of source ranges on Services without connections.
     pub(super) async fn fill(&mut self, ranges: usize) -> Result<()> {
-        // First, so that the API server gives their addresses to nobody else.
+        // First, so that the API server does not allocate their addresses.
         let made = bulk::make(&self.cluster, self.size.services, self.size.each).await?;
         eprintln!("{} Services with endpoints were created in {:.0} s", self.size, made.took.as_secs_f64());
         let asked = service(ASKED, &[port("http", 80)], &json!({}));
@@ -173,7 +172,7 @@ impl Stage {
         self.make_ranged(ranges).await
     }
 
-    /// Makes Services with this number of source ranges in total.
+    /// Creates Services with this number of source ranges in total.
     async fn make_ranged(&mut self, ranges: usize) -> Result<()> {
         let services = ranges.div_ceil(RANGES_EACH);
         ensure!(services <= RANGED_MOST, "{ranges} source ranges are too many");
@@ -197,7 +196,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Makes a Service whose endpoints are the pods of the node, and tells its cluster IP.
+    /// Creates a Service whose endpoints are the pods of the node, and returns its cluster IP.
     async fn make(&self, service: Value, ports: &[Value]) -> Result<IpAddr> {
         let made = self.writer.create(Kind::Service, &service).await?;
         let name = made["metadata"]["name"].as_str().context("a Service has a name")?;
@@ -209,24 +208,24 @@ impl Stage {
         ip.parse().with_context(|| format!("{ip:?} is no address"))
     }
 
-    /// How many source ranges Services have that nobody connects to.
+    /// Number of source ranges of Services without connections.
     pub(super) fn ranges(&self) -> usize {
         self.ranges
     }
 
-    /// How many service ports have endpoints.
+    /// Number of service ports with endpoints.
     pub(super) fn service_ports(&self) -> usize {
         // Every fourth has a second one.
         let of_bulk = self.size.services + self.size.services.div_ceil(4);
         of_bulk + 2 * LOADED * Load::ALL.len() + 1 + self.more_ranged
     }
 
-    /// How many addresses of load balancers they have, each counted once for each service port.
+    /// Number of load balancer addresses, each counted once for each service port.
     pub(super) fn ingress_ports(&self) -> usize {
         2 * LOADED * Load::ALL.iter().filter(|load| load.ingress(0).is_some()).count() + self.more_ranged
     }
 
-    /// How many endpoints those without affinity have, each counted once for each service port.
+    /// Number of endpoints of Services without affinity, each counted once for each service port.
     pub(super) fn endpoints(&self) -> usize {
         let of_bulk = self.size.services + self.size.services.div_ceil(4);
         let without_affinity = Load::ALL.iter().filter(|load| **load != Load::Sticky).count();
@@ -234,18 +233,18 @@ impl Stage {
         of_bulk * self.size.each + real * usize::from(plan::LOCALS)
     }
 
-    /// How many Services the agent serves, the API server's own not counted.
+    /// Number of Services that the agent serves, without the API server's own.
     pub(super) fn services(&self) -> usize {
         self.size.services + LOADED * Load::ALL.len() + 1 + self.more_ranged
     }
 
-    /// The cluster IPs of the Services that share a load.
+    /// Cluster IPs of the Services that share a load.
     pub(super) fn loaded(&self, load: Load) -> Vec<SocketAddr> {
         let of = self.loaded.iter().filter(|(other, _)| *other == load);
         of.map(|(_, ip)| SocketAddr::new(*ip, 80)).collect()
     }
 
-    /// Their load balancers' addresses.
+    /// Their load balancer addresses.
     pub(super) fn ingresses(load: Load) -> Vec<SocketAddr> {
         let addresses = (0..LOADED).filter_map(|number| load.ingress(number));
         addresses.map(|ip| SocketAddr::new(ip, 80)).collect()
@@ -257,18 +256,17 @@ impl Stage {
         ports.map(|port| SocketAddr::new(plan::NODE.v4.into(), port)).collect()
     }
 
-    /// Where their endpoints are.
     pub(super) fn load_endpoints(&self) -> Vec<SocketAddr> {
         (1..=plan::LOCALS).map(|number| plan::local(number).at(Family::V4, LOAD_PORT)).collect()
     }
 
-    /// Where to ask who answers, and which port does.
+    /// The address of [`ASKED`], and the port of the endpoints that answer.
     pub(super) fn asked(&self) -> Result<(SocketAddr, u16)> {
         let ip = self.asked.context("there are no Services yet")?;
         Ok((SocketAddr::new(ip, 80), self.answering.load(Ordering::Relaxed)))
     }
 
-    /// From now on the other port answers.
+    /// Switches to the other port.
     pub(super) async fn switch(&self) -> Result<()> {
         let now = self.answering.load(Ordering::Relaxed);
         let other = ANSWERING.into_iter().find(|port| *port != now).context("there are two")?;
@@ -285,26 +283,26 @@ impl Stage {
         Ok(port)
     }
 
-    /// The endpoints of a Service listen at another port from now on.
+    /// Changes the port of the endpoints of a Service.
     pub(super) async fn touch(&self, service: usize, number: u16) -> Result<String> {
         touch(&self.writer, service, number).await
     }
 
-    /// Gives a Service one endpoint more than the others have, or takes it away again. Returns the resource version of
-    /// the slice.
+    /// Adds one endpoint to a Service, or removes it again. Returns the resource version of the slice.
     pub(super) async fn scale(&self, service: usize, more: bool) -> Result<String> {
         let endpoints = bulk::endpoints(service, self.size.each, usize::from(more));
         patch(&self.writer, service, &json!({"endpoints": endpoints})).await
     }
 }
 
-/// The `number`th network from 64.0.0.0/24 on: the world has none of them. Every second one, as neighbours would be merged.
+/// The `number`th network from 64.0.0.0/24 on, outside the world's networks. Only every second one, because adjacent
+/// ones would be merged.
 fn network(number: usize) -> String {
     let [.., a, b, c] = ((64 << 16) + 2 * number).to_be_bytes();
     format!("{a}.{b}.{c}.0/24")
 }
 
-/// The same for who has a writer only. Returns the resource version of the slice.
+/// The same with only a writer. Returns the resource version of the slice.
 pub(super) async fn touch(writer: &Writer, service: usize, number: u16) -> Result<String> {
     let mut ports = vec![port("http", number)];
     if service.is_multiple_of(4) {
@@ -325,5 +323,5 @@ fn udp(name: &str, number: u16) -> Value {
     json!({"name": name, "protocol": "UDP", "port": number})
 }
 
-/// Ticks often enough that what is waited for is seen soon.
+/// Poll interval.
 pub(super) const SOON: Duration = Duration::from_millis(5);

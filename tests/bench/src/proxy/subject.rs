@@ -1,7 +1,7 @@
-//! Who is measured: an agent with `keelson proxy`, or kube-proxy.
+//! The subject of a measurement: an agent with `keelson proxy`, or kube-proxy.
 //!
-//! Owns: [`Subject`], in a network of its own. In: a stage. Out: processes that start and end, how much of their work is in
-//! the kernel, what they take.
+//! Owns: [`Subject`], in its own network. In: a stage. Out: control of its processes, the progress of their sync in the
+//! kernel, the resources they use.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -22,11 +22,11 @@ use super::kernel::{Generations, Nft, Set};
 use super::stage::{NODE, Stage};
 use super::usage::{Memory, Usage, children};
 
-/// After so long without a transaction it is looked whether everything is there.
+/// Time without a transaction after which completeness is checked.
 pub(super) const REST: Duration = Duration::from_millis(500);
-/// How long something may take that is not measured.
+/// Timeout of steps that are not measured.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
-/// How long one question to an endpoint may take.
+/// Timeout of one request to an endpoint.
 const ANSWER: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// As the tables call it.
+    /// The name in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Keelson => "agent + `keelson proxy`",
@@ -53,8 +53,8 @@ impl Kind {
         }
     }
 
-    /// How long it must have rested before another change is one by itself: longer than kube-proxy's `minSyncPeriod`, which
-    /// is 1 s, and what it deletes later.
+    /// Rest after which another change is separate: longer than kube-proxy's `minSyncPeriod`, which is 1 s, and its
+    /// delayed deletions.
     pub(super) fn pause(self) -> Duration {
         match self {
             Self::Keelson => Duration::from_millis(100),
@@ -63,10 +63,10 @@ impl Kind {
     }
 }
 
-/// What kube-proxy runs to change rules.
+/// The program that kube-proxy runs to change rules.
 pub(super) const PROGRAM: &str = "nft";
 
-/// Where kube-proxy tells its own figures, inside its namespace.
+/// Metrics address of kube-proxy, inside its namespace.
 const METRICS: &str = "127.0.0.1:10249";
 const OWN_FIGURE: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds";
 
@@ -75,7 +75,7 @@ enum Programs {
     KubeProxy { proxy: KubeProxy, _api: Forward },
 }
 
-/// One of the two, in a world of its own.
+/// One of the two, in its own world.
 pub(super) struct Subject {
     pub(super) kind: Kind,
     pub(super) world: World,
@@ -83,7 +83,8 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// Makes its world and prepares its programs, none of which runs afterwards. To be called before there are Services.
+    /// Creates its world and prepares its programs without leaving one running. Must be called before there are
+    /// Services.
     pub(super) async fn new(stage: &Stage, runtime: &str, kind: Kind) -> Result<Self> {
         let world = World::new()?;
         let programs = match kind {
@@ -91,10 +92,10 @@ impl Subject {
                 let settings = Settings::new()
                     .set("agent.node_name", NODE)
                     .set("node.role", "companion")
-                    // It is to be current before a proxy starts.
+                    // It must be current before a proxy starts.
                     .set("endpoints.watch", "always")
                     .set("node.root_dir", stage.scratch.path().display().to_string())
-                    // The disk of a machine that measures may be full.
+                    // The disk of the machine may be full.
                     .set("node.eviction_hard", "memory.available<1Mi")
                     .set("kube.kubeconfig", stage.companion.kubeconfig().display().to_string());
                 let agent = Box::new(Agent::new(&stage.scratch, runtime, &settings)?);
@@ -120,7 +121,8 @@ impl Subject {
         self.world.node()
     }
 
-    /// Starts whatever of it does not run, all at once, and waits until the processes serve; not until they have synced.
+    /// Starts the processes that do not run, at the same time, and waits until they serve, but not for their first
+    /// sync.
     pub(super) async fn start(&mut self) -> Result<()> {
         let namespace = self.world.node();
         match &mut self.programs {
@@ -135,7 +137,7 @@ impl Subject {
         }
     }
 
-    /// Starts what the proxy follows, if that is a process of its own, and waits until it has everything.
+    /// Starts the agent, if there is one, and waits until it has all objects.
     pub(super) async fn start_agent(&mut self, stage: &Stage) -> Result<()> {
         let Programs::Keelson { agent, .. } = &mut self.programs else { return Ok(()) };
         if agent.pid().is_none() {
@@ -151,7 +153,7 @@ impl Subject {
         .await
     }
 
-    /// Ends the proxy, and with `all` what it follows, too, whose state is removed. The rules stay.
+    /// Stops the proxy, and with `all` the agent too, whose state is removed. The rules stay.
     pub(super) async fn stop(&mut self, all: bool) -> Result<()> {
         match &mut self.programs {
             Programs::Keelson { agent, proxy } => {
@@ -165,12 +167,12 @@ impl Subject {
             }
             Programs::KubeProxy { proxy, .. } => {
                 let Some(pid) = proxy.pid() else { return Ok(()) };
-                // What it has started would finish its work, and change the rules later.
+                // Its children would finish their work, and change the rules later.
                 let programs = children(pid);
                 proxy.terminate().await?;
                 for program in programs.into_iter().filter(|pid| is_program(*pid, PROGRAM)) {
                     let pid = Pid::from_raw(program.try_into().context("a pid is positive")?);
-                    // An error here means that it ended at this very moment.
+                    // An error here means that it exited at this moment.
                     let _ = kill(pid, Signal::SIGKILL);
                 }
             }
@@ -178,7 +180,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Kills the proxy with SIGKILL, or what it follows, if that is a process of its own.
+    /// Sends SIGKILL to the proxy, or with `agent` to the agent.
     pub(super) fn kill(&mut self, agent: bool) -> Result<()> {
         match &mut self.programs {
             Programs::Keelson { agent: one, .. } if agent => one.kill9(),
@@ -187,21 +189,22 @@ impl Subject {
         }
     }
 
-    /// Who asks: a pod, the node, and somebody outside.
+    /// Clients: a pod, the node, and one outside.
     pub(super) fn askers(&self) -> Vec<Asker> {
         vec![self.world.pod(), self.world.host(), self.world.client()]
     }
 
-    /// Removes all rules, and waits until the kernel has rest from that.
+    /// Removes all rules, and waits until the kernel has finished.
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
-        // Memory is given back later.
+        // Memory is released later.
         tokio::time::sleep(4 * REST).await;
         Ok(())
     }
 
-    /// Waits until everything is in the kernel: the sets and maps have as many elements as they must, and no transaction
-    /// followed for [`REST`]. Tells when the last one was, or none if that took longer than `patience`.
+    /// Waits until all rules are in the kernel: the sets and maps have the expected number of elements, and no
+    /// transaction followed for [`REST`]. Returns the time of the last one, or None if that took longer than
+    /// `patience`.
     pub(super) async fn synced(
         &self,
         stage: &Stage,
@@ -228,7 +231,7 @@ impl Subject {
         }
     }
 
-    /// What the kernel has too few or too many of.
+    /// The first set or map with a wrong number of elements.
     fn missing(&self, stage: &Stage, nft: &mut Nft) -> Result<Option<String>> {
         let (ports, endpoints) = (stage.service_ports(), stage.endpoints());
         let expected = match self.kind {
@@ -243,7 +246,7 @@ impl Subject {
             }
         }
         if self.kind == Kind::Keelson && stage.ranges() > 0 {
-            // Those that connections meet are not counted in.
+            // Those of Services with connections are not counted.
             let count = nft.count(Set { table: "keelson", name: "source-ranges" })?;
             if count < stage.ranges() {
                 return Ok(Some(format!("there are {count} source ranges and not {}", stage.ranges())));
@@ -252,7 +255,7 @@ impl Subject {
         Ok(None)
     }
 
-    /// That everything is in the kernel, or an error that says what is not.
+    /// Fails unless all rules are in the kernel.
     pub(super) fn is_whole(&self, stage: &Stage) -> Result<()> {
         match self.missing(stage, &mut Nft::open(self.namespace())?)? {
             Some(missing) => bail!("{}: {missing}", self.kind.name()),
@@ -260,14 +263,13 @@ impl Subject {
         }
     }
 
-    /// Asks a real Service from a pod: whether its present endpoints answer.
+    /// Sends a request to a real Service from a pod: whether its present endpoints answer.
     pub(super) async fn answers(&self, stage: &Stage) -> Result<bool> {
         let (service, port) = stage.asked()?;
         let outcome = self.world.pod().ask(service, Transport::Tcp, ANSWER).await?;
         Ok(matches!(outcome, Outcome::Answered { by, .. } if by.port() == port))
     }
 
-    /// Waits until they do.
     pub(super) async fn answers_soon(&self, stage: &Stage) -> Result<()> {
         let what = format!("a Service answers by the rules of {}", self.kind.name());
         eventually(Duration::from_secs(10), &what, || async {
@@ -277,7 +279,7 @@ impl Subject {
         .await
     }
 
-    /// The process ids, that of the agent first.
+    /// The agent first.
     fn pids(&self) -> Vec<u32> {
         match &self.programs {
             Programs::Keelson { agent, proxy } => agent.pid().into_iter().chain(proxy.pid()).collect(),
@@ -285,36 +287,35 @@ impl Subject {
         }
     }
 
-    /// The proxy's process id.
     pub(super) fn pid(&self) -> Result<u32> {
         self.pids().last().copied().context("it does not run")
     }
 
-    /// Of each process, that of the agent first.
+    /// Of each process, the agent first.
     pub(super) fn usage(&self) -> Result<Vec<Usage>> {
         self.pids().into_iter().map(Usage::of).collect()
     }
 
-    /// Of each process, that of the agent first.
+    /// Of each process, the agent first.
     pub(super) fn memory(&self) -> Result<Vec<Memory>> {
         self.pids().into_iter().map(Memory::of).collect()
     }
 
-    /// How long its full syncs took by its own figure: the mean, in seconds. kube-proxy's alone.
+    /// Mean duration of its full syncs by its own metric, in seconds. Only kube-proxy has it.
     pub(super) async fn own_figure(&self) -> Result<Option<f64>> {
         if self.kind == Kind::Keelson {
             return Ok(None);
         }
         let metrics = METRICS.parse().context("an address")?;
         let text = http_get_from(self.namespace(), metrics, "/metrics").await?.success()?.text();
-        // A family each; that of IPv6 has nothing to do.
+        // One per family; IPv6 has no work.
         let value = |what| metric(&text, &format!("{OWN_FIGURE}_{what}{{ip_family=\"IPv4\"}}"));
         let (sum, count) = (value("sum")?, value("count")?);
         Ok((count > 0.0).then(|| sum / count))
     }
 }
 
-/// A value among metrics, by its whole name with labels; 0 when it is not there yet.
+/// A metric by its full name with labels; 0 if it does not exist yet.
 fn metric(text: &str, name: &str) -> Result<f64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap_or("0");
     value.trim().parse().with_context(|| format!("{name} is {value:?}"))

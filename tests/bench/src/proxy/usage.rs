@@ -1,6 +1,6 @@
-//! What a process takes, with the programs that it runs.
+//! Resources of a process and of the programs that it runs.
 //!
-//! Owns: [`Usage`], processor time; [`Memory`], resident memory; [`Children`], the memory of programs that come and go. In:
+//! Owns: [`Usage`], processor time; [`Memory`], resident memory; [`Children`], the memory of short-lived programs. In:
 //! process ids. Out: seconds and megabytes (of 2^20 bytes).
 
 use std::fs;
@@ -14,16 +14,16 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_harness::process::is_program;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Between two looks at programs that come and go.
+/// Poll interval for short-lived programs.
 const BETWEEN: Duration = Duration::from_millis(20);
 
-/// Processor time since a process began, in seconds. What the kernel does for a transaction of rules is done within the
-/// system call that sends it, so it is system time of the process that asked.
+/// Processor time since a process started, in seconds. The kernel handles a transaction of rules within the system call
+/// that sends it, so it is system time of that process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     pub(super) user: f64,
     pub(super) system: f64,
-    /// Both of its children that have ended, such as every `nft` that it ran.
+    /// User and system time of exited children, such as every `nft` that it ran.
     pub(super) children: f64,
 }
 
@@ -39,7 +39,7 @@ impl Usage {
         Ok(Self { user, system, children: of_children + of_children_system })
     }
 
-    /// What came on top of an earlier reading.
+    /// The difference to an earlier reading.
     pub(super) fn since(self, earlier: Self) -> Self {
         Self {
             user: self.user - earlier.user,
@@ -53,8 +53,8 @@ impl Usage {
     }
 }
 
-/// `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat` (proc(5)), in ticks. The name before them is in brackets and
-/// may hold anything.
+/// `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat` (proc(5)), in ticks. The name before them is in brackets
+/// and may hold anything.
 fn times(stat: &str) -> Result<[u64; 4]> {
     let (_, fields) = stat.rsplit_once(')').context("no name in /proc/PID/stat")?;
     let fields: Vec<u64> =
@@ -67,9 +67,9 @@ fn times(stat: &str) -> Result<[u64; 4]> {
 pub(super) struct Memory {
     /// VmRSS.
     pub(super) now: f64,
-    /// VmHWM: the most so far.
+    /// VmHWM: the maximum so far.
     pub(super) most: f64,
-    /// Pss: what is shared with other processes counts in part.
+    /// Pss: a proportional share of pages shared with other processes.
     pub(super) share: f64,
 }
 
@@ -78,21 +78,21 @@ impl Memory {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("the memory of process {pid}"))?;
         let value = |name| megabytes(&status, name).with_context(|| format!("no {name} of process {pid}"));
-        // A process that ends has no maps any more.
+        // A process that is exiting has no maps any more.
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         let share = megabytes(&rollup, "Pss:").unwrap_or_default();
         Ok(Self { now: value("VmRSS:")?, most: value("VmHWM:")?, share })
     }
 }
 
-/// The value of such a line, which is in kB.
+/// The value of a line, which is in kB; returned in MB.
 fn megabytes(status: &str, name: &str) -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     Some(kilobytes / 1024.0)
 }
 
-/// A thread that looks for the largest run of a program by a process. It ends on drop.
+/// A thread that finds the largest run of a program by a process. Stopped on drop.
 #[derive(Debug)]
 pub(super) struct Children {
     most: Arc<AtomicU64>,
@@ -101,14 +101,14 @@ pub(super) struct Children {
 }
 
 impl Children {
-    /// A child that is not that program yet shares the memory of its parent, and is left out.
+    /// A child that has not yet executed the program shares the memory of its parent, and is left out.
     pub(super) fn watch(pid: u32, program: &'static str) -> Self {
         let (most, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (noted, stopped) = (most.clone(), stop.clone());
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 for child in children(pid).into_iter().filter(|child| is_program(*child, program)) {
-                    // One that has ended meanwhile was seen before.
+                    // One that has exited meanwhile was seen before.
                     let kilobytes = Memory::of(child).map_or(0.0, |memory| memory.most * 1024.0);
                     noted.fetch_max(kilobytes as u64, Ordering::Relaxed);
                 }
@@ -118,7 +118,7 @@ impl Children {
         Self { most, stop, thread: Some(thread) }
     }
 
-    /// The most that one of them had, in MB, as far as was seen.
+    /// Maximum memory of one of them, in MB, as far as it was seen.
     pub(super) fn most(&self) -> f64 {
         self.most.load(Ordering::Relaxed) as f64 / 1024.0
     }
@@ -128,13 +128,13 @@ impl Drop for Children {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell but what it noted.
+            // The thread returns nothing.
             let _ = thread.join();
         }
     }
 }
 
-/// The processes that the threads of a process have started and that have not ended.
+/// Running children of all threads of a process.
 pub(super) fn children(pid: u32) -> Vec<u32> {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let of_thread = |thread: &Path| fs::read_to_string(thread.join("children")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Owns: many agents, each a process with a follower. In: a kubeconfig a node. Out: which of them have served a name.
+//! Owns: many agents, each a process with a follower. In: a kubeconfig per node. Out: which of them have served a name.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,13 +11,13 @@ use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::scratch::Scratch;
 use tokio::task::JoinSet;
 
-/// How many are started at the same time.
+/// Number of concurrent starts.
 const STARTING: usize = 8;
 
 /// When each node had a Service with an endpoint, by its name, in Unix milliseconds.
 type Sightings = Arc<Mutex<HashMap<String, HashMap<usize, u64>>>>;
 
-/// The running agents. They end with this value.
+/// Stopped on drop.
 pub(super) struct Agents {
     seen: Sightings,
     _agents: Vec<Agent>,
@@ -68,7 +68,7 @@ impl Agents {
     }
 }
 
-/// Looks for markers among the Services of one agent.
+/// Finds markers among the Services of one agent.
 struct Looker {
     node: usize,
     seen: Sightings,

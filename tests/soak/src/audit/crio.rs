@@ -1,10 +1,10 @@
-//! Owns: the judgement on repeated layers for CRI-O, which has neither leases nor a content API. In: the same records. Out:
-//! layers that an image asked for again without a reason.
+//! Owns: checks of repeated layers for CRI-O, which has neither leases nor a content API. In: the same records. Out:
+//! layers that an image requested again without a reason.
 //!
-//! CRI-O keeps nothing of a pull that ends early, not even layers that had arrived, and fetches a layer that two images
-//! share once for each. Bytes prove nothing there. What must hold is that nobody ends a pull without a reason: between two
-//! requests of one image for one layer, one of its callers saw a pull fail or left, the agent was killed, or runtime,
-//! registry or image disk was broken. A planned restart of the agent and a broken state disk are no reason.
+//! CRI-O keeps nothing of a pull that ends early, not even complete layers, and fetches a layer that two images share
+//! once for each. So bytes prove nothing. The invariant is that no pull ends without a reason: between two requests of
+//! one image for one layer, one of its callers saw a pull fail or left, the agent was killed, or runtime, registry or
+//! image disk was broken. A planned restart of the agent and a broken state disk are no reason.
 
 use super::{Ends, Layer, Sent, is_layer, line};
 use crate::timeline::{Broken, Timeline};
@@ -13,11 +13,11 @@ use keelson_harness::registry_proxy::Seen;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A pull whose callers have left goes on for this long, `pulls.cancel_grace` and a little more, and may begin with another
-/// layer meanwhile.
+/// A pull whose callers have left continues for this long, `pulls.cancel_grace` and a little more, and may begin
+/// another layer meanwhile.
 const GRACE: Duration = Duration::from_secs(4);
 
-/// What ends pulls for everybody.
+/// What ends all pulls.
 const REASONS: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::Registry, Broken::ImageDisk];
 
 pub(super) fn judge_requests(
