@@ -1,10 +1,11 @@
 //! The objects of all files.
 //!
-//! Owns: [`Catalog`]: the last valid version of every file, which of two files counts if both have an object of one name,
-//! and what has changed since the last changes were taken. In: the objects of a file. Out: [`Change`]s for every kind. No I/O.
+//! Owns: [`Catalog`]: the last valid version of every file, which file has precedence if two have an object of one
+//! name, and what has changed since the last changes were taken. In: the objects of a file. Out: [`Change`]s for every
+//! kind. No I/O.
 //!
-//! Of objects of one name the one in the file whose name is first counts. That depends on nothing but the files' contents, not
-//! on what was written when.
+//! Of objects of one name, that of the file whose name sorts first is used. This depends only on the contents of the
+//! files, not on the order of writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,17 +28,16 @@ struct Stored {
     body: Body,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     files: BTreeMap<FileName, BTreeMap<Key, Stored>>,
     /// The files that have an object of the name.
     owners: BTreeMap<Key, BTreeSet<FileName>>,
-    /// Names that more than one file has.
+    /// Names that occur in more than one file.
     contested: BTreeSet<Key>,
-    /// Files that are missing, perhaps only for a moment. Their objects count if no other file has them.
+    /// Missing files, perhaps only for a moment. Their objects are used if no other file has them.
     leaving: BTreeSet<FileName>,
-    /// Of every name that may have changed: its object when changes were last taken.
+    /// The object of each name that may have changed, as of the last time changes were taken.
     before: BTreeMap<Key, Option<Body>>,
 }
 
@@ -61,7 +61,6 @@ impl Catalog {
         self.files.contains_key(file)
     }
 
-    /// Sets the objects of a file.
     pub(super) fn set(&mut self, file: &FileName, objects: Vec<Object>) {
         self.remove(file);
         let mut kept = BTreeMap::new();
@@ -77,7 +76,6 @@ impl Catalog {
         self.files.insert(file.clone(), kept);
     }
 
-    /// Removes a file.
     pub(super) fn remove(&mut self, file: &FileName) {
         let keys: Vec<Key> = self.files.get(file).into_iter().flat_map(BTreeMap::keys).cloned().collect();
         for key in keys {
@@ -116,7 +114,7 @@ impl Catalog {
         }
     }
 
-    /// Takes what has changed since the last call, by kind. Kinds without a change are left out.
+    /// Takes the changes since the last call, by kind. Kinds without a change are left out.
     pub(super) fn changes(&mut self) -> BTreeMap<SourceKind, Vec<Change>> {
         let mut changes: BTreeMap<SourceKind, Vec<Change>> = BTreeMap::new();
         for (key, before) in std::mem::take(&mut self.before) {
@@ -128,7 +126,6 @@ impl Catalog {
         changes
     }
 
-    /// All objects of a kind.
     pub(super) fn all(&self, kind: SourceKind) -> Vec<Change> {
         let of_kind = self.owners.keys().filter(|key| key.0 == kind);
         let objects = of_kind.filter_map(|key| {
@@ -138,7 +135,7 @@ impl Catalog {
         objects.collect()
     }
 
-    /// Objects that do not count, because a file that comes first has one of that name.
+    /// Objects that are not used, because a file that sorts first has one of the same name.
     pub(super) fn overruled(&self) -> Vec<(FileName, Fault)> {
         let mut faults = Vec::new();
         for key in &self.contested {

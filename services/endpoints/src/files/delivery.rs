@@ -1,10 +1,10 @@
-//! Sending changes to the sink.
+//! Sends changes to the sink.
 //!
-//! Owns: [`Delivery`]: which events are sent and in which order, so that no state mixes two moments. In: changes, by kind.
-//! Out: [`SourceEvent`]s.
+//! Owns: [`Delivery`]: which events are sent and in which order, so that no state mixes two moments. In: changes, by
+//! kind. Out: [`SourceEvent`]s.
 //!
-//! A change of one kind is one event. A change of several kinds is sent within a listing of ServiceCIDRs, of which there
-//! are few: as long as a listing is open nothing is published, so that no state has the Services of one moment and the
+//! A change of one kind is one event. A change of several kinds is sent within a listing of ServiceCIDRs, of which
+//! there are few: nothing is published while a listing is open, so that no state has the Services of one moment and the
 //! endpoints of another.
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc, time::Duration};
@@ -21,18 +21,18 @@ const CHUNK: usize = 500;
 /// The kind whose listing encloses changes of several kinds.
 const HOLDER: SourceKind = SourceKind::ServiceCidrs;
 
-/// Pause before another listing for a sink that keeps asking for one, doubling.
+/// Minimum pause before another listing for a sink that keeps requesting one; doubles.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 const MOST_PAUSE: Duration = Duration::from_secs(5);
 
-/// All objects of a kind, as they are now.
+/// All current objects of a kind.
 pub(super) type All<'a> = &'a (dyn Fn(SourceKind) -> Vec<Change> + Send + Sync);
 
-/// What one sink was sent.
+/// What the sink was sent.
 pub(super) struct Delivery {
     sink: Arc<dyn EventSink>,
     node_name: String,
-    /// Kinds of which the sink has everything.
+    /// Kinds that the sink has in full.
     listed: BTreeSet<SourceKind>,
 }
 
@@ -109,13 +109,13 @@ impl Delivery {
         }
     }
 
-    /// Sends what has changed; `all`: the objects after the change.
+    /// `all`: the objects after the change.
     pub(super) async fn send_changes(
         &mut self,
         mut changes: BTreeMap<SourceKind, Vec<Change>>,
         all: All<'_>,
     ) {
-        // A kind that the sink does not have is listed below, with its changes.
+        // A kind that the sink does not have is listed below, including its changes.
         changes.retain(|kind, _| self.listed.contains(kind));
         let held = changes.len() > 1 && self.listed.contains(&HOLDER);
         if held {
@@ -133,7 +133,7 @@ impl Delivery {
         self.catch_up(all).await;
     }
 
-    /// Sends empty changes: a sink that has lost its state asks for a listing then, and need not wait for a change.
+    /// Sends empty changes, so that a sink that has lost its state can request a listing without waiting for a change.
     pub(super) async fn remind(&mut self, all: All<'_>) {
         for kind in SourceKind::ALL {
             if kind != SourceKind::Node && self.listed.contains(&kind) {
@@ -143,7 +143,6 @@ impl Delivery {
         self.catch_up(all).await;
     }
 
-    /// Sends the health of the source.
     pub(super) async fn health(&mut self, health: &ChoreHealth) {
         for kind in SourceKind::ALL {
             let event = SourceEvent::Health(kind, health.clone());

@@ -1,14 +1,13 @@
-//! What a manifest consists of, before it is known whether all of it is valid. No I/O.
+//! The content of a manifest before it is known whether all of it is valid. No I/O.
 
 use keelson_endpoint_publisher::SourceKind;
 use serde_json::{Map, Value};
 
 use super::object::{self, Object, ObjectError, Role};
 
-/// Something that is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// From 1; 0 when it is the file as a whole.
+    /// From 1; 0 if it concerns the whole file.
     pub(super) line: u32,
     pub(super) reason: String,
 }
@@ -45,7 +44,7 @@ impl Document {
     }
 }
 
-/// An object's fields, but for `items`.
+/// The fields of an object, except `items`.
 #[derive(Debug)]
 pub(super) struct Fields {
     pub(super) line: u32,
@@ -53,7 +52,7 @@ pub(super) struct Fields {
     pub(super) items: Items,
 }
 
-/// What is under `items`.
+/// The value of `items`.
 #[derive(Debug)]
 pub(super) enum Items {
     None,

@@ -1,10 +1,10 @@
 //! The folder on disk.
 //!
-//! Owns: [`Folder`]: which files there are, what was read of them and what is wrong with them. In: the file system, and
-//! [`Hints`] of what has changed. Out: a [`Catalog`] that is up to date, and faults.
+//! Owns: [`Folder`]: which files exist, what was read of them, and their faults. In: the file system, and [`Hints`]
+//! about changes. Out: an up-to-date [`Catalog`], and faults.
 //!
-//! Everything here blocks, and belongs on a thread that may. Only files whose stamp has changed are read, and only those
-//! whose content has changed are parsed.
+//! Everything here blocks, and must run on a blocking thread. Only files whose stamp has changed are read, and only
+//! those whose content has changed are parsed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -28,14 +28,14 @@ use super::{
     settle::{Due, FilesTiming, Pending, Stamp},
 };
 
-/// Looks in a row for a state that does not change while it is read.
+/// Maximum number of consecutive scans to find a state that does not change while it is read.
 const MOST_ROUNDS: usize = 5;
 
-/// Times of a file system may be this coarse: a file that was read within this time after a write may have been written
-/// again since, and look the same.
+/// Granularity of file system times: a file that was read within this time after a write may have been written
+/// again since without a visible change.
 const COARSEST_TIME: Duration = Duration::from_secs(2);
 
-/// What is known of changes without a look at the folder.
+/// What is known of changes without scanning the folder.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Hints {
     /// Files that were closed after writing or moved here: they are complete.
@@ -45,7 +45,7 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Adds what was noticed later.
+    /// Merges later hints.
     pub(super) fn add(&mut self, later: Self) {
         self.whole.retain(|name| !later.open.contains(name));
         self.open.retain(|name| !later.whole.contains(name));
@@ -54,27 +54,25 @@ impl Hints {
     }
 }
 
-/// An entry of the folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     stamp: Stamp,
     link: bool,
 }
 
-/// What was read of a file.
 #[derive(Debug)]
 struct Known {
     stamp: Stamp,
     link: bool,
-    /// Of the content; none when it could not be read.
+    /// Of the content; `None` if it could not be read.
     hash: Option<[u8; 32]>,
-    /// The file may have changed without a trace.
+    /// The file may have changed without a visible change of its stamp.
     doubtful: bool,
     faults: Vec<Fault>,
 }
 
 impl Known {
-    /// Whether the file is to be read again though it looks the same.
+    /// Whether the file has to be read again although its stamp is unchanged.
     fn again(&self, wall: SystemTime) -> bool {
         self.hash.is_none() || (self.doubtful && !is_new(&self.stamp, wall))
     }
@@ -88,7 +86,6 @@ struct Listing {
     unclear: BTreeSet<FileName>,
 }
 
-/// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileFault {
     pub(super) file: FileName,
@@ -96,16 +93,15 @@ pub(super) struct FileFault {
     pub(super) earlier_in_use: bool,
 }
 
-/// What a look at the folder leads to.
+/// The result of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Look {
-    /// Some file is to be looked at again after this time.
+    /// Scan again after this time for some file.
     pub(super) again: Option<Duration>,
-    /// The folder is new and still being filled: what was found is not complete.
+    /// The folder is new and still being filled: the result is not complete.
     pub(super) filling: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -117,7 +113,6 @@ pub(super) struct Folder {
     pending: HashMap<FileName, Pending>,
     open: HashSet<String>,
     odd: Vec<(FileName, Fault)>,
-    /// Device and inode of the folder.
     identity: Option<(u64, u64)>,
     /// Since when the folder is being filled.
     filling: Option<Instant>,
@@ -145,7 +140,7 @@ impl Folder {
     /// Brings the catalog up to date.
     ///
     /// # Errors
-    /// When the folder cannot be read; everything stays as it was.
+    /// The folder cannot be read; the catalog is not changed.
     pub(super) fn look(&mut self, hints: Hints, now: Instant, wall: SystemTime) -> io::Result<Look> {
         self.open.retain(|name| !hints.whole.contains(name));
         self.open.extend(hints.open.into_iter().filter(|name| parse::is_manifest(name)));
@@ -175,7 +170,7 @@ impl Folder {
             if round == MOST_ROUNDS || !(several || vanished) {
                 break;
             }
-            // A rename between two reads would otherwise be seen in part.
+            // Otherwise a rename between two reads would be seen in part.
             let newer = self.list()?;
             if newer.files == listing.files && !vanished {
                 break;
@@ -194,7 +189,7 @@ impl Folder {
         Ok(Look { again, filling: self.filling.is_some() })
     }
 
-    /// What is in the folder, and when it will have been quiet for long enough if it is not yet.
+    /// The content of the folder, and, while it is still being filled, when it will have been quiet for long enough.
     fn begin(&mut self, now: Instant, wall: SystemTime) -> io::Result<(Listing, Option<Duration>)> {
         let metadata = fs::metadata(&self.path)?;
         let listing = self.list()?;
@@ -253,7 +248,7 @@ impl Folder {
         self.known.keys().filter(|name| !here(name)).cloned().collect()
     }
 
-    /// Which files are to be read or given up now, and when to look again for the others.
+    /// Which files to read or drop now, and when to scan again for the others.
     fn due(
         &mut self,
         listing: &Listing,
@@ -314,7 +309,7 @@ impl Folder {
         self.catalog.remove(name);
     }
 
-    /// Reads a file; false when it is gone by now.
+    /// Reads a file; returns false if it no longer exists.
     fn read(&mut self, name: &FileName, entry: Entry, wall: SystemTime) -> bool {
         let (stamp, content) = match read(&self.path.join(&**name), self.max_file_bytes) {
             Ok((stamp, content)) => (stamp, Ok(content)),
@@ -342,7 +337,7 @@ impl Folder {
         };
         let faults = match parsed {
             Ok(mut objects) => {
-                // Of Nodes only this one is used.
+                // Of Nodes only that of this node is used.
                 objects.retain(|object| object.key.0 != SourceKind::Node || object.key.1 == self.node);
                 self.catalog.set(name, objects);
                 Vec::new()
@@ -353,7 +348,7 @@ impl Folder {
         true
     }
 
-    /// Everything that is wrong, in the order of files and lines.
+    /// All faults, in the order of files and lines.
     pub(super) fn faults(&self) -> Vec<FileFault> {
         let broken = self.known.iter().flat_map(|(name, known)| {
             let earlier_in_use = self.catalog.has(name);
@@ -404,7 +399,7 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
     }
 }
 
-/// How long ago a file was written; none when that is in the future.
+/// Time since a file was written; `None` if that is in the future.
 fn age(stamp: &Stamp, wall: SystemTime) -> Option<Duration> {
     let now = wall.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let seconds = u64::try_from(stamp.modified.0).unwrap_or(0);
@@ -412,12 +407,11 @@ fn age(stamp: &Stamp, wall: SystemTime) -> Option<Duration> {
     now.checked_sub(Duration::new(seconds, nanos))
 }
 
-/// Whether the time of the file system may be the same still.
+/// Whether a later write could have the same file system time.
 fn is_new(stamp: &Stamp, wall: SystemTime) -> bool {
     age(stamp, wall).is_some_and(|age| age < COARSEST_TIME)
 }
 
-/// Why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
     #[error("cannot read the file: {0}")]
@@ -429,7 +423,7 @@ enum ReadError {
 }
 
 fn read(path: &Path, most: u64) -> Result<(Stamp, Vec<u8>), ReadError> {
-    // Without NONBLOCK a pipe that has taken the file's place would be waited for.
+    // Without NONBLOCK the open would block on a pipe that has replaced the file.
     let file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -443,11 +437,11 @@ fn read(path: &Path, most: u64) -> Result<(Stamp, Vec<u8>), ReadError> {
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > most {
         return Err(ReadError::TooLarge(most));
     }
-    // As it was before it was read: if it was written to meanwhile it is read again.
+    // The stamp from before the read: if the file was written meanwhile, it is read again.
     Ok((stamp(&metadata), bytes))
 }
 
-/// What the API shows.
+/// The faults as the API returns them.
 pub(super) fn shown(faults: &[FileFault]) -> Arc<[keelson_proto::endpoints::FileFault]> {
     let shown = faults.iter().map(|fault| keelson_proto::endpoints::FileFault {
         file: fault.file.to_string(),

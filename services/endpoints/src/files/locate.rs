@@ -1,7 +1,7 @@
 //! The line of a field.
 //!
-//! Owns: finding a line. In: a text, the number of a document and the way to a field in it. Out: the line of the field,
-//! or of what is nearest to it. No I/O. Used for faults only, so that valid files do not pay for it.
+//! Owns: finding a line. In: a text, the number of a document and the path of a field in it. Out: the line of the
+//! field, or of the nearest one. No I/O. Used for faults only, so that valid files do not pay for it.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use serde_saphyr::Spanned;
 
 use super::{object::Step, yaml};
 
-/// A text as lines.
+/// A node of the text with its line.
 enum Node {
     Leaf,
     Seq(Vec<Spanned<Node>>),
@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// Documents, of which only one is of interest.
+/// All documents, of which one is needed.
 #[derive(Default)]
 struct Documents(Vec<Spanned<Node>>);
 
@@ -110,8 +110,8 @@ impl Extend<Spanned<Node>> for Documents {
     }
 }
 
-/// The line, from 1, of the field at `path` in document number `document` (from 0, those that are empty not counted);
-/// of the innermost one on the way that is there, if it is not. None when the text cannot be read.
+/// The line, from 1, of the field at `path` in document number `document` (from 0, empty ones not counted). If the
+/// field does not exist, that of its innermost existing parent. `None` if the text cannot be parsed.
 pub(super) fn line(text: &str, document: usize, path: &[Step]) -> Option<u32> {
     let documents: Documents =
         serde_saphyr::from_str_multiple_with_options(text, yaml::options(text)).ok()?;

@@ -1,24 +1,24 @@
 //! A folder of manifests as a source.
 //!
 //! Owns: [`FilesSource`], which reads a folder of plain Kubernetes manifests, watches it and sends its content to an
-//! [`EventSink`], as the API server's source does. In: files. Out: [`SourceEvent`]s, and by
-//! [`FilesHandle`] what is wrong with which file.
+//! [`EventSink`], as the API server's source does. In: files. Out: [`SourceEvent`]s, and through
+//! [`FilesHandle`] the faults of the files.
 //!
 //! **What is read.** `*.yaml`, `*.yml` (any number of documents) and `*.json` (any number of objects) directly in the
-//! folder; folders in it are not looked into, as the kubelet does it with static pods. Names that begin with a
-//! dot are skipped, and so is what editors leave (`x.yaml~`, `x.yaml.swp`, `x.yaml.tmp`). Of the objects those of kind `v1`
-//! Service and Node (the one of this node), `discovery.k8s.io/v1` EndpointSlice and
-//! `networking.k8s.io/v1` ServiceCIDR are read, also as items of `List` or of a list of their kind; others are passed
-//! over. Nothing is filled in but the namespace, `default`.
+//! folder, not in its subfolders, as the kubelet does with static pods. Names that begin with a
+//! dot are skipped, and so are files that editors leave (`x.yaml~`, `x.yaml.swp`, `x.yaml.tmp`). Objects of kind `v1`
+//! Service and Node (only this node's), `discovery.k8s.io/v1` EndpointSlice and
+//! `networking.k8s.io/v1` ServiceCIDR are read, also as items of `List` or of a list of their kind; others are ignored.
+//! The only default that is filled in is the namespace, `default`.
 //!
-//! **What counts.** A file is used as a whole. While it is not valid its last valid version stays in use, until it is
-//! repaired or deleted; a file that was never valid has none. Of two objects of one name the one in the
-//! file whose name is first counts.
+//! **What is used.** A file is used as a whole. While it is not valid its last valid version stays in use, until it is
+//! repaired or deleted; a file that was never valid has none. Of two objects of one name, that of the file whose name
+//! sorts first is used.
 //!
-//! **When it is read.** At once when it was moved into place, or closed after writing; else when it has been quiet for
-//! a short time ([`FilesTiming`]). Links are followed; `..data` of a mounted ConfigMap that is switched over changes all its files
-//! at once. A file that vanished is missed only after a short time, for many editors move the old one away first. While the folder is
-//! missing what was last known stays, and the kinds' health says so.
+//! **When it is read.** At once if it was moved into place, or closed after writing; else after it has been quiet for
+//! a short time ([`FilesTiming`]). Links are followed; when `..data` of a mounted ConfigMap is switched, all its files
+//! change at once. A file that vanished is dropped only after a short time, because many editors move the old one away
+//! first. While the folder is missing, the last known content stays, and the health of the kinds says so.
 //!
 //! ```text
 //!  inotify ──hints──► folder (stamps, hashes) ──changed files──► parse ──objects──► catalog ──changes──► delivery ──events──► sink
@@ -63,35 +63,30 @@ pub use self::settle::FilesTiming;
 #[cfg(doc)]
 use keelson_endpoint_publisher::SourceEvent;
 
-/// The largest file that is read, in bytes.
+/// Default of [`FilesParts::max_file_bytes`].
 pub const MOST_FILE_BYTES: u64 = 32 * 1024 * 1024;
 
-/// While nothing but writing is noticed, notices are not taken more often than this.
+/// Minimum interval between reads of notices while a program is writing.
 const WRITING_PAUSE: Duration = Duration::from_millis(5);
 
-/// The longest rest after a look.
+/// Maximum pause after a scan.
 const MOST_REST: Duration = Duration::from_millis(250);
 
-/// What a [`FilesSource`] is made of.
 #[derive(Clone)]
 pub struct FilesParts {
-    /// The folder. It need not exist.
+    /// Need not exist.
     pub folder: PathBuf,
-    /// The name of this node.
     pub node_name: String,
-    /// Receives the events.
     pub sink: Arc<dyn EventSink>,
-    /// The largest file that is read, in bytes; [`MOST_FILE_BYTES`] if there is no reason for another.
+    /// Maximum size of a file in bytes.
     pub max_file_bytes: u64,
-    /// Whether the kernel is asked for notices of changes. Where it is known to give none, changes are found by looking
-    /// every [`FilesTiming::poll`].
+    /// Use inotify. On file systems without notices, changes are found by a scan every [`FilesTiming::poll`].
     pub notices: bool,
-    /// Intervals; the default unless a test has a reason.
     pub timing: FilesTiming,
 }
 
 impl FilesParts {
-    /// With the usual limits.
+    /// With default limits.
     #[must_use]
     pub fn new(folder: PathBuf, node_name: String, sink: Arc<dyn EventSink>) -> Self {
         let timing = FilesTiming::default();
@@ -114,25 +109,24 @@ struct Shared {
     faults: Mutex<Arc<[FileFault]>>,
 }
 
-/// The faults of a source. Cheap to clone; shows the last ones when the source is gone.
+/// The faults of a source. Cheap to clone; returns the last ones when the source is gone.
 #[derive(Debug, Clone)]
 pub struct FilesHandle(Arc<Shared>);
 
 impl FilesHandle {
-    /// Everything that is wrong with the files, ordered by name and line.
+    /// All faults, ordered by file name and line.
     #[must_use]
     pub fn faults(&self) -> Vec<FileFault> {
         self.0.faults.lock().unwrap_or_else(PoisonError::into_inner).to_vec()
     }
 
-    /// The folder.
     #[must_use]
     pub fn place(&self) -> &str {
         &self.0.place
     }
 }
 
-/// A folder of manifests as a source. See the module. A clone that runs after this one failed has the same handles.
+/// A folder of manifests as a source. A clone that runs after this one failed has the same handles.
 #[derive(Clone)]
 pub struct FilesSource {
     parts: FilesParts,
@@ -145,7 +139,6 @@ impl fmt::Debug for FilesSource {
     }
 }
 
-/// What a look found.
 type Found = Result<Look, String>;
 
 fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
@@ -153,20 +146,18 @@ fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
 }
 
 impl FilesSource {
-    /// A source that has not begun.
     #[must_use]
     pub fn new(parts: FilesParts) -> Self {
         let shared = Shared { place: parts.folder.display().to_string(), faults: Mutex::new(Arc::new([])) };
         Self { parts, shared: Arc::new(shared) }
     }
 
-    /// For inspection while it runs.
     #[must_use]
     pub fn handle(&self) -> FilesHandle {
         FilesHandle(Arc::clone(&self.shared))
     }
 
-    /// Reads, watches and sends until it is dropped; nothing ends it.
+    /// Reads, watches and sends until it is dropped; does not return.
     pub async fn run(self) {
         let FilesParts { folder: path, node_name, sink, max_file_bytes, notices, timing } = self.parts;
         info!(folder = %path.display(), "reading manifests");
@@ -192,7 +183,7 @@ impl FilesSource {
     }
 }
 
-/// The kernel's notices, as far as they are to be had.
+/// The kernel's notices, if they are available.
 struct Watch {
     path: PathBuf,
     wanted: bool,
@@ -202,7 +193,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Watches the folder before it is looked at, so that every later change is noticed.
+    /// Watches the folder before it is scanned, so that every later change is noticed.
     fn follow(&mut self) {
         if !self.wanted || !self.path.is_dir() {
             self.notices = None;
@@ -256,7 +247,7 @@ struct Running {
 }
 
 impl Running {
-    /// Looks at the folder and sends what is new; returns the longest wait until the next look.
+    /// Scans the folder and sends the changes; returns the maximum wait until the next scan.
     async fn look(&mut self, hints: Hints) -> Duration {
         self.watch.follow();
         let found = self.read(hints).await;
@@ -322,7 +313,7 @@ impl Running {
         self.delivery.health(&self.health).await;
     }
 
-    /// Waits for something to look at, for up to `most`.
+    /// Waits for a reason to scan, for up to `most`.
     async fn wait(&mut self, most: Duration) -> Hints {
         let mut hints = Hints::default();
         let end = sleep(most);
@@ -337,7 +328,7 @@ impl Running {
             if noticed.now {
                 return hints;
             }
-            // The file being written is to be looked at when it has had the time to settle.
+            // A file that is being written is scanned after it has had time to settle.
             if !std::mem::replace(&mut writing, true) {
                 let settled = tokio::time::Instant::now() + self.timing.settle;
                 if settled < end.deadline() {

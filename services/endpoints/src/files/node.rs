@@ -1,6 +1,6 @@
-//! The Node as a manifest has it.
+//! The Node of a manifest.
 //!
-//! Owns: [`NodeManifest`]. In: a manifest of kind Node. Out: what readers need of it, a [`NodeView`]. No I/O.
+//! Owns: [`NodeManifest`]. In: a manifest of kind Node. Out: a [`NodeView`]. No I/O.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 /// <https://kubernetes.io/docs/reference/labels-annotations-taints/#topologykubernetesiozone>
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// The cluster autoscaler is about to remove the node; load balancers are to send nothing to it any more (KEP-3836).
+/// The cluster autoscaler is about to remove the node; load balancers must not send new traffic to it (KEP-3836).
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// What is read of a Node (core/v1).
+/// The fields of a Node (core/v1) that are read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct NodeManifest {
@@ -28,7 +28,7 @@ pub(super) struct NodeManifest {
 pub(super) struct Metadata {
     pub(super) name: String,
     labels: BTreeMap<String, String>,
-    /// That it is there is what counts.
+    /// Only its presence matters.
     deletion_timestamp: Option<Value>,
 }
 
@@ -68,12 +68,11 @@ impl NodeManifest {
         addresses.filter_map(|address| address.address.parse().ok())
     }
 
-    /// What is needed of it.
     pub(super) fn view(self) -> NodeView {
         let ips = self.ips("InternalIP").chain(self.ips("ExternalIP")).collect();
         let tainted = self.spec.taints.iter().any(|taint| taint.key == TO_BE_DELETED);
         let mut pod_cidrs = self.spec.pod_cidrs;
-        // The list's first is the field that came before it.
+        // The older field is the first of the newer list.
         if pod_cidrs.is_empty() && !self.spec.pod_cidr.is_empty() {
             pod_cidrs.push(self.spec.pod_cidr);
         }

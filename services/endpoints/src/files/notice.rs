@@ -1,7 +1,7 @@
 //! Notices of changes in the folder.
 //!
-//! Owns: [`Notices`]: an inotify watch of the folder that follows it when another takes its place. In: events of the
-//! kernel. Out: [`Hints`], and whether to look at the folder now. Notices are hints: a look at the folder decides.
+//! Owns: [`Notices`]: an inotify watch that follows the folder when another one replaces it. In: events of the
+//! kernel. Out: [`Hints`], and whether to scan the folder now. Notices are hints; a scan of the folder decides.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::folder::Hints;
 
-/// Maximum number of reads in a row, so that a process that writes without pause cannot delay a look indefinitely.
+/// Maximum number of consecutive reads, so that a process that writes without pause cannot delay a scan indefinitely.
 const MOST_READS: usize = 64;
 
 struct Descriptor(Inotify);
@@ -32,7 +32,7 @@ impl AsRawFd for Descriptor {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Noticed {
     pub(super) hints: Hints,
-    /// Something is finished; not only being written.
+    /// Something is complete, not only being written.
     pub(super) now: bool,
 }
 
@@ -57,27 +57,24 @@ impl Noticed {
     }
 }
 
-/// See the module.
 pub(super) struct Notices {
     descriptor: AsyncFd<Descriptor>,
     watch: Option<WatchDescriptor>,
 }
 
 impl Notices {
-    /// # Errors
-    /// When the kernel's limit of instances is reached (`fs.inotify.max_user_instances`).
+    /// Fails when the limit of instances is reached (`fs.inotify.max_user_instances`).
     pub(super) fn new() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // Its replacement is unsafe, because a type may return another descriptor each time or close it; this one owns it.
+        // The replacement is unsafe, because a type may return another descriptor each time or close it; this one owns
+        // it.
         #[allow(deprecated)]
         let descriptor = AsyncFd::with_interest(Descriptor(inotify), Interest::READABLE)?;
         Ok(Self { descriptor, watch: None })
     }
 
-    /// Watches what is at the path now.
-    ///
-    /// # Errors
-    /// When there is no folder there, or the limit of watches is reached (`fs.inotify.max_user_watches`).
+    /// Watches the folder that is at the path now. Fails if there is none, or when the limit of watches is reached
+    /// (`fs.inotify.max_user_watches`).
     pub(super) fn follow(&mut self, path: &Path) -> io::Result<()> {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MODIFY
@@ -92,17 +89,14 @@ impl Notices {
         let inotify = &self.descriptor.get_ref().0;
         let watch = inotify.add_watch(path, flags);
         if let Some(old) = self.watch.take_if(|old| watch != Ok(*old)) {
-            // The kernel has done so itself when the folder was deleted.
+            // The kernel has already done so if the folder was deleted.
             let _gone = inotify.rm_watch(old);
         }
         self.watch = Some(watch?);
         Ok(())
     }
 
-    /// Waits for notices. Loses none when it is dropped.
-    ///
-    /// # Errors
-    /// When the kernel gives none any more.
+    /// Waits for notices. Cancel safe.
     pub(super) async fn next(&self) -> io::Result<Noticed> {
         loop {
             let mut ready = self.descriptor.readable().await?;

@@ -1,7 +1,7 @@
-//! One object out of a manifest.
+//! One object of a manifest.
 //!
-//! Owns: [`Object`] and which kinds are read ([`Role`]). In: the fields of an object, as JSON has them. Out: the object,
-//! packed; or an [`ObjectError`] with the path of the field that is wrong. No I/O.
+//! Owns: [`Object`] and which kinds are read ([`Role`]). In: the fields of an object, as JSON. Out: the object,
+//! packed; or an [`ObjectError`] with the path of the invalid field. No I/O.
 
 use std::fmt;
 
@@ -17,25 +17,23 @@ use serde_path_to_error::Segment;
 
 use super::node::NodeManifest;
 
-/// The namespace of an object that names none, as kubectl has it.
+/// The namespace of an object without one, as in kubectl.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Dropped: as long as the object itself, and not read here.
+/// Dropped: as large as the object itself, and not read here.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Kind and name, which identify an object.
 pub(super) type Key = (SourceKind, ServiceName);
 
-/// The content of an object, packed: a folder may hold ten thousand of them.
+/// The content of an object, packed because a folder may hold ten thousand of them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Body {
     /// A message of `keelson.kubernetes`.
     Packed(Bytes),
-    /// A Node.
     Node(Box<NodeView>),
 }
 
-/// An object and the line that it begins on.
+/// An object and the line on which it begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Object {
     pub(super) key: Key,
@@ -43,32 +41,29 @@ pub(super) struct Object {
     pub(super) body: Body,
 }
 
-/// What is to be done with an object of a kind.
+/// How an object of a kind is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It is read.
     Read(SourceKind),
-    /// Its items are looked at; items without a kind are of this one.
+    /// Its items are read; items without a kind are of this one.
     List(Option<SourceKind>),
     /// It is ignored.
     Pass,
 }
 
-/// What is wrong with an object.
+/// A fault of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ObjectError {
-    /// The field: names, and numbers of items.
+    /// The field: names, and indexes of items.
     pub(super) path: Vec<Step>,
     /// Without the path.
     pub(super) reason: String,
 }
 
-/// A step on the way to a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A field or a key.
     Field(String),
-    /// An item, counted from 0.
+    /// From 0.
     Item(usize),
 }
 
@@ -105,16 +100,16 @@ const KINDS: [(&str, &str, &str, SourceKind); 4] = [
     ("Node", "", "v1", SourceKind::Node),
 ];
 
-/// The name of a kind as manifests have it.
+/// The name of a kind in manifests.
 pub(super) fn kind_name(kind: SourceKind) -> &'static str {
     KINDS.iter().find(|entry| entry.3 == kind).map_or("object", |entry| entry.0)
 }
 
-/// What is to be done with an object of this kind and version. `implied` is what an object in a list of one kind is,
-/// if it does not say: the API server leaves it out there.
+/// The role of an object of this kind and version. `implied` is the kind of items in a list of one kind, in which the
+/// API server leaves it out.
 ///
 /// # Errors
-/// When it has no kind or version, or is of a version of a known kind that is not read.
+/// Kind or version is missing, or the version of a known kind is not supported.
 pub(super) fn role(
     api_version: Option<&Value>,
     kind: Option<&Value>,
@@ -137,7 +132,7 @@ pub(super) fn role(
         return Ok(Role::List(None));
     }
     let (single, list) = kind.strip_suffix("List").map_or((kind.as_str(), false), |single| (single, true));
-    // A kind of the same name in another group is another kind: there are Services of Knative, too.
+    // A kind of the same name in another group is another kind, such as the Services of Knative.
     let Some(entry) = KINDS.iter().find(|entry| entry.0 == single && entry.1 == group) else {
         return Ok(Role::Pass);
     };
@@ -149,7 +144,7 @@ pub(super) fn role(
     Ok(if list { Role::List(Some(entry.3)) } else { Role::Read(entry.3) })
 }
 
-/// A label without a value is there nevertheless, and empty, as Go reads it.
+/// A label without a value exists with an empty value, as Go reads it.
 fn empty_labels(fields: &mut Map<String, Value>) {
     let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     for field in ["labels", "annotations"] {
@@ -158,7 +153,7 @@ fn empty_labels(fields: &mut Map<String, Value>) {
     }
 }
 
-/// `null` is how some tools print a field that is not set.
+/// Some tools print an unset field as `null`.
 fn without_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -216,7 +211,7 @@ fn metadata(metadata: &mut Option<ObjectMeta>, namespaced: bool) -> Result<Servi
 /// Reads one object.
 ///
 /// # Errors
-/// When a field is of another type than the API has it, or one is missing without which the object means nothing.
+/// A field has another type than in the API, or a required one is missing.
 pub(super) fn object(kind: SourceKind, mut fields: Map<String, Value>) -> Result<Object, ObjectError> {
     empty_labels(&mut fields);
     let mut value = Value::Object(fields);
@@ -258,18 +253,16 @@ pub(super) fn object(kind: SourceKind, mut fields: Map<String, Value>) -> Result
 fn seen<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<Seen<T>> {
     match body {
         None => Some(Seen::Gone(name)),
-        // What was packed here can be unpacked.
+        // Packed in this process, so it can be unpacked.
         Some(Body::Packed(bytes)) => T::decode(bytes).ok().map(|object| Seen::Put(Box::new(object))),
         Some(Body::Node(_)) => None,
     }
 }
 
-/// A change of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
-    /// A listing begins.
     Listing,
-    /// An object, or none of that name.
+    /// An object; `None`: deleted.
     Object(ServiceName, Option<Body>),
     /// The listing is complete.
     Listed,
@@ -284,7 +277,7 @@ fn all<T: Message + Default>(changes: Vec<Change>) -> Vec<Seen<T>> {
     seen.collect()
 }
 
-/// The event with these changes; of the Node, the last one counts.
+/// The event with these changes; for the Node, the last one counts.
 pub(super) fn event(kind: SourceKind, node_name: &str, changes: Vec<Change>) -> SourceEvent {
     match kind {
         SourceKind::Services => SourceEvent::Services(all(changes)),

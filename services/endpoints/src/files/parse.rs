@@ -1,8 +1,8 @@
-//! A manifest's text.
+//! Parser of manifests.
 //!
-//! Owns: the objects of a file ([`parse`]), in YAML or JSON. In: a name, whose ending tells the format, and bytes. Out: every
-//! object of a kind that is read; or everything that is wrong with the file, with lines. No I/O.
-//! If one object of a file is not valid, none of it is used.
+//! Owns: the objects of a file ([`parse`]), in YAML or JSON. In: a name, whose extension gives the format, and bytes.
+//! Out: every object of a kind that is read; or all faults of the file, with lines. No I/O. If one object of a file is
+//! not valid, none of it is used.
 
 use std::collections::{HashMap, hash_map::Entry};
 
@@ -16,13 +16,13 @@ use super::{
     yaml,
 };
 
-/// Maximum number of faults that are reported of one file.
+/// Maximum number of faults that are reported for one file.
 const MOST_FAULTS: usize = 20;
 
-/// Maximum depth of lists in lists.
+/// Maximum depth of nested lists.
 const MOST_DEPTH: usize = 8;
 
-/// The formats, by the ending of a file's name.
+/// The formats, by the extension of a file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Yaml,
@@ -37,15 +37,15 @@ fn format(name: &str) -> Option<Format> {
     }
 }
 
-/// Whether a file of this name is a manifest. Hidden ones are not, nor is what editors and programs leave beside a file
-/// while they write it, for such names end otherwise.
+/// Whether a file of this name is a manifest. Hidden files are not. Editors and programs leave files with other
+/// extensions beside a file while they write it.
 pub(super) fn is_manifest(name: &str) -> bool {
     !name.starts_with('.') && format(name).is_some()
 }
 
-/// Objects of one file, and what is wrong.
+/// The objects and faults of one file.
 struct Reading<'a> {
-    /// Where lines are looked up: document number and way there.
+    /// The text for looking up lines: document number and path in it.
     text: &'a str,
     objects: Vec<Object>,
     lines: HashMap<Key, u32>,
@@ -59,7 +59,7 @@ impl Reading<'_> {
         }
     }
 
-    /// `find` knows the line of a field.
+    /// `find` looks up the line of a field.
     fn wrong(&mut self, line: u32, error: &ObjectError, find: impl FnOnce(&[Step]) -> Option<u32>) {
         // Finding a line takes as long as reading the file, so it is not done for faults that are not reported.
         if self.faults.len() < MOST_FAULTS {
@@ -91,7 +91,7 @@ impl Reading<'_> {
         }
     }
 
-    /// `way`: the number of the document, and the way in it.
+    /// `way`: the number of the document, and the path in it.
     fn yaml(&mut self, document: Document, implied: Option<SourceKind>, way: &mut (usize, Vec<Step>)) {
         let text = self.text;
         let number = way.0;
@@ -155,7 +155,7 @@ impl Reading<'_> {
             Ok(Role::Pass) => {}
             Ok(Role::Read(kind)) => match serde_json::from_str(raw.get()) {
                 Ok(fields) => self.take(kind, line, object::object(kind, fields), find),
-                // What is no JSON was found when the file was looked through; depth and range are left.
+                // Syntax errors were found in the first pass; depth and range remain.
                 Err(error) => self.fault(line + within(&error), without_place(&error)),
             },
             Ok(Role::List(_)) if depth >= MOST_DEPTH => {
@@ -179,7 +179,7 @@ fn shown(key: &Key) -> &str {
     key.1.as_str().trim_start_matches('/')
 }
 
-/// Of a JSON object, only as much as tells what it is.
+/// Only the fields of a JSON object that identify its kind.
 #[derive(serde::Deserialize)]
 struct Head<'a> {
     #[serde(rename = "apiVersion")]
@@ -189,7 +189,7 @@ struct Head<'a> {
     items: Option<&'a RawValue>,
 }
 
-/// Counts lines of a text from front to back.
+/// Counts the lines of a text from front to back.
 struct Lines<'a> {
     text: &'a str,
     offset: usize,
@@ -201,7 +201,7 @@ impl<'a> Lines<'a> {
         Self { text, offset: 0, line: 1 }
     }
 
-    /// The line on which a part of the text begins; parts are asked for in their order.
+    /// The line on which a part of the text begins; parts must be passed in order.
     fn of(&mut self, part: &str) -> u32 {
         let start = (part.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
         if let Some(between) = self.text.as_bytes().get(self.offset..start) {
@@ -213,22 +213,19 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Lines between the beginning of a text and an error in it.
+/// Number of lines from the beginning of a text to an error in it.
 fn within(error: &serde_json::Error) -> u32 {
     u32::try_from(error.line()).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
-/// The text of an error without its place.
+/// The text of an error without its position.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).unwrap_or(&text).to_owned()
 }
 
-/// The objects of a file.
-///
-/// # Errors
-/// Everything that is wrong with it, of which there is at least one.
+/// The objects of a file; or all of its faults, at least one.
 pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Object>, Vec<Fault>> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let before = bytes.get(..error.valid_up_to()).unwrap_or_default();

@@ -1,24 +1,24 @@
 //! When a file that is being written may be read.
 //!
-//! Owns: [`Pending`], a file that has changed and was not read yet. In: what is seen of it, and `now`. Out: whether it is
-//! to be read, or when to look again. No I/O, no clock.
+//! Owns: [`Pending`], a file that has changed and was not read yet. In: its stamps, and `now`. Out: whether to read it,
+//! or when to check again. No I/O, no clock.
 
 use std::time::{Duration, Instant};
 
 /// Intervals of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilesTiming {
-    /// Time without a change after which a file that is written in place is read, and time after which a file that vanished
-    /// is given up: editors write by moving the old file away first.
+    /// Time without a change after which a file that is written in place is read, and after which a missing file
+    /// is dropped: editors write by moving the old file away first.
     pub settle: Duration,
-    /// As `settle`, while a program is known to have the file open for writing.
+    /// As `settle`, while a program has the file open for writing.
     pub settle_open: Duration,
-    /// Time after which a file that never settles is read.
+    /// Maximum wait for a file that never settles.
     pub settle_most: Duration,
-    /// How often the folder is looked at without a notice that something has changed. Network file systems give no
-    /// notices, nor does a link when what it leads to is changed elsewhere.
+    /// Interval of scans without a notice. Network file systems give no notices, nor does a link whose target is
+    /// changed elsewhere.
     pub poll: Duration,
-    /// As `poll`, while there is no folder.
+    /// As `poll`, while the folder is missing.
     pub poll_missing: Duration,
 }
 
@@ -34,7 +34,7 @@ impl Default for FilesTiming {
     }
 }
 
-/// What tells one version of a file from another without reading it.
+/// Distinguishes versions of a file without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) device: u64,
@@ -59,12 +59,11 @@ pub(super) struct Pending {
     quiet_since: Instant,
 }
 
-/// What to do with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Read it, or give it up.
+    /// Read or drop it.
     Now,
-    /// Look again after this time.
+    /// Check again after this time.
     In(Duration),
 }
 
@@ -73,7 +72,7 @@ impl Pending {
         Self { stamp, first: now, quiet_since: now }
     }
 
-    /// The file is seen like this. `open`: a program has it open for writing.
+    /// `open`: a program has it open for writing.
     pub(super) fn see(
         &mut self,
         stamp: Option<Stamp>,

@@ -1,7 +1,7 @@
-//! Manifests as YAML has them.
+//! Manifests in YAML.
 //!
-//! Owns: documents of a YAML text, and the memory that one may use. In: a text. Out: [`Document`]s with the
-//! lines that they begin on; or the first [`Fault`] of the text. No I/O.
+//! Owns: documents of a YAML text, and limits of memory. In: a text. Out: [`Document`]s with the
+//! lines on which they begin; or the first [`Fault`] of the text. No I/O.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use serde_saphyr::{Options, Spanned};
 
 use super::document::{Document, Fault, Fields, Items};
 
-/// Bounds on what a text may expand to: aliases of aliases would fill memory.
+/// Limits of the expansion of a text: nested aliases would fill the memory.
 pub(super) fn options(text: &str) -> Options {
     let length = text.len();
     serde_saphyr::options! {
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
-/// The value of `items`: the objects of a list; ignored for anything else.
+/// The value of `items`: the objects of a list; ignored for other types.
 struct NodeItems(Items);
 
 struct ItemsVisitor;
@@ -188,10 +188,10 @@ fn placed(node: Spanned<Node>) -> Document {
     }
 }
 
-/// Every document of a text; those that are empty are none.
+/// All documents of a text but empty ones.
 ///
 /// # Errors
-/// The text is no YAML, or uses more memory than its length justifies.
+/// The text is not YAML, or needs more memory than its length justifies.
 pub(super) fn documents(text: &str) -> Result<Vec<Document>, Fault> {
     let documents: Vec<Spanned<Node>> = serde_saphyr::from_multiple_with_options(text, options(text))
         .map_err(|error| {

@@ -1,7 +1,7 @@
 //! The backends that report, and their status.
 //!
-//! Owns: [`Backends`], the last report of each backend, and when it expires. In: valid reports, the feed. Out: the list for
-//! inspection, and two gauges. Nothing that is served depends on it.
+//! Owns: [`Backends`], the last report of each backend, and when it expires. In: valid reports, the feed. Out: the list
+//! for inspection, and two gauges. No answer of the API depends on it.
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +22,13 @@ use tokio::time::Instant;
 
 use super::plan::{Position, behind};
 
-/// Maximum number of backends that are kept; a node has one or two.
+/// Maximum number of backends; a node has one or two.
 const MOST: usize = 64;
-/// Three times the longest interval of reports.
+/// A backend is silent after three times the maximum interval of reports.
 const SILENT: Duration = Duration::from_secs(30);
-/// Long enough to be seen by an operator who is called for it.
+/// Long enough to be seen by an operator who is alerted.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
-/// The states of a report; the metric has `silent` beside them.
+/// The states of a report; the metric has `silent` in addition.
 pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 
 /// The maximum is reached, and every known backend has reported lately.
@@ -38,7 +38,7 @@ pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 )]
 pub(super) struct TooMany;
 
-/// The backends that have reported. Cheap to clone: all clones are one.
+/// The backends that have reported. Clones share state.
 #[derive(Debug, Clone)]
 pub struct Backends {
     feed: EndpointsFeed,
@@ -50,16 +50,16 @@ impl Backends {
         Self { feed, known: Arc::default() }
     }
 
-    /// Takes a report. `peer`: the process that sent it, in this PID namespace.
+    /// `peer`: the process that sent the report, in this PID namespace.
     pub(super) fn take(&self, mut report: Backend, peer: Option<u32>) -> Result<(), TooMany> {
         report.seen_unix_ms = unix_ms(SystemTime::now());
-        // The reported pid means the same process here only if it equals that of the peer: a backend in a container has
-        // another PID namespace.
+        // The reported pid is valid here only if it equals that of the peer: a backend in a container has another PID
+        // namespace.
         let known_here = peer == Some(report.pid);
         self.known().take(report, known_here, Instant::now(), ended)
     }
 
-    /// The last report of each, by name and pid.
+    /// The last reports, by name and pid.
     #[must_use]
     pub fn list(&self) -> Vec<Backend> {
         let newest = self.feed.published.borrow().as_deref().map(Position::of);
@@ -67,18 +67,18 @@ impl Backends {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing in here panics half way.
+        // No update panics half way.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether there is no process of this number. One that is there may be another by now: then the backend is silent
-/// soon. This is asked of the kernel and not of `/proc`, which may hide the processes of others.
+/// Whether no process has this number. A reused number only delays the result until the backend is silent.
+/// Uses kill(2) and not `/proc`, which may hide the processes of others.
 fn ended(pid: u32) -> bool {
     i32::try_from(pid).is_ok_and(|pid| pid > 0 && kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
-/// What is known, without a clock.
+/// State without a clock.
 #[derive(Debug, Default)]
 struct Known {
     all: BTreeMap<(String, u32), Kept>,
@@ -149,8 +149,8 @@ impl Known {
 }
 
 impl Collector for Backends {
-    /// Made for each scrape: a backend falls silent without a report. Names are short and few at a time, so there are
-    /// few series.
+    /// Made for each scrape: a backend becomes silent without a report. Names are short and few, so there are few
+    /// series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut by_name: BTreeMap<String, Vec<Backend>> = BTreeMap::new();
         for backend in self.list() {
@@ -218,7 +218,6 @@ mod tests {
             let shown = known.show(start + Duration::from_secs(after), None, DEAD);
             assert_eq!(shown.first().map(|backend| backend.silent), silent, "after {after} s");
         }
-        // It reports again.
         known.take(report("nft", 1), false, start + Duration::from_secs(100), ALIVE).unwrap();
         let shown = known.show(start + Duration::from_secs(120), None, ALIVE);
         assert_eq!((names(&shown), shown[0].silent), (vec![("nft", 1)], false));
@@ -300,7 +299,7 @@ mod tests {
     fn processes_are_looked_for_by_their_number() {
         assert!(!ended(std::process::id()));
         assert!(!ended(1), "a process of another user exists too");
-        // Beyond what Linux gives out (PID_MAX_LIMIT).
+        // Above the maximum of Linux (PID_MAX_LIMIT).
         assert!(ended(1 << 29));
         assert!(!ended(0) && !ended(u32::MAX), "these mean groups, and are asked nothing");
     }

@@ -1,6 +1,6 @@
-//! What leads a caller from one state to the next.
+//! The messages that lead a caller from one state to the next.
 //!
-//! Owns: [`Batch`], the messages of one snapshot in their order, and [`Frames`], messages as gRPC frames.
+//! Owns: [`Batch`], the ordered messages of one snapshot, and [`Frames`], messages as gRPC frames.
 //! In: a snapshot, and which Services of it to send. Out: as many messages at a time as fit a chunk: a caller that
 //! does not read costs its snapshot and a chunk, not a copy of the state.
 
@@ -14,11 +14,11 @@ use prost::Message as _;
 
 use super::filter::Filter;
 
-/// Bytes of a full chunk; its last message may exceed them, usually within 64 KiB. The larger, the fewer
-/// the system calls of a full state, and the longer others wait while it is written.
+/// Bytes of a full chunk; its last message may exceed them, usually within 64 KiB. A larger chunk means fewer system
+/// calls for a full state, and a longer wait for others while it is written.
 pub(super) const CHUNK: usize = 60 * 1024;
 
-/// An item that was published cannot be read.
+/// A published item cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot decode the item of Service {name} to apply RequiredEndpointConditions")]
 pub(super) struct BrokenItem {
@@ -43,38 +43,35 @@ impl Frames {
         self.out.len() >= CHUNK
     }
 
-    /// How many messages there are.
     pub(super) fn items(&self) -> u64 {
         self.items
     }
 
-    /// The bytes to send.
     pub(super) fn into_bytes(self) -> Bytes {
         self.out.freeze()
     }
 }
 
-/// How much of the state a batch holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// Everything, to a caller that asked for it.
+    /// Everything, for a caller that requested it.
     Full,
-    /// Everything, to a caller that has a state from which what has changed is not known.
+    /// Everything, for a caller whose state is too old to compute its changes.
     Reset,
-    /// What has changed, which may be nothing but freshness.
+    /// The changes, which may be only those of freshness.
     Delta,
 }
 
 #[derive(Debug)]
 enum Rest {
-    /// Every Service after this one; none: from the first.
+    /// Every Service after this one; `None`: from the first.
     All(Option<ServiceName>),
     /// These: set if they are in the snapshot, else deleted.
     Changed(btree_set::IntoIter<ServiceName>),
     None,
 }
 
-/// The messages that make a caller's state that of one snapshot.
+/// The messages that bring a caller to the state of one snapshot.
 #[derive(Debug)]
 pub(super) struct Batch {
     state: Arc<Published>,
@@ -106,20 +103,18 @@ impl Batch {
         Self { state, extent: Extent::Delta, first, rest, last }
     }
 
-    /// The snapshot.
     pub(super) fn state(&self) -> &Published {
         &self.state
     }
 
-    /// How much of the state it holds.
     pub(super) fn extent(&self) -> Extent {
         self.extent
     }
 
-    /// Puts the next messages into `frames` until they are full; true when there are no more.
+    /// Adds the next messages to `frames` until they are full; true when there are no more.
     ///
     /// # Errors
-    /// An item has to be filtered and cannot be read; there is no use in going on.
+    /// An item has to be filtered and cannot be decoded; the batch cannot continue.
     pub(super) fn fill(&mut self, filter: Filter, frames: &mut Frames) -> Result<bool, BrokenItem> {
         for message in self.first.drain(..) {
             frames.push(&message);

@@ -3,8 +3,8 @@
 //! Owns: [`serve`], which reads a request and makes the response, and [`Call`], the response's chunks. In: HTTP/2
 //! requests, and the feed. Out: DATA frames with as many messages as are due, then the status.
 //!
-//! The messages are encoded already, and they are put into frames here rather than by a generated server: that would
-//! hold a buffer of some ten kilobytes for each caller that waits.
+//! The messages are encoded already. They are put into frames here and not by a generated server, which
+//! would hold a buffer of some ten kilobytes for each waiting caller.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -35,12 +35,12 @@ use super::{
     watchers::{Watchers, Watching},
 };
 
-/// The largest request, in bytes; a usual one has about 50.
+/// Maximum size of a request in bytes; a usual one has about 50.
 const LARGEST_REQUEST: usize = 64 * 1024;
-/// How long a request may take to arrive completely.
+/// Maximum time until a request has arrived completely.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 
-/// What every call needs.
+/// Shared by all calls.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) feed: EndpointsFeed,
@@ -49,12 +49,12 @@ pub(super) struct Shared {
     pub(super) metrics: ServerMetrics,
     pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
-    /// When the server first saw its newest revision.
+    /// When the server first saw its latest revision.
     pub(super) met: Mutex<Option<(Position, Instant)>>,
 }
 
 impl Shared {
-    /// When this state, or a newer one, was first seen by any call.
+    /// When any call first saw this state or a newer one.
     fn met(&self, state: &Published) -> Instant {
         let position = Position::of(state);
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,19 +65,16 @@ impl Shared {
     }
 }
 
-/// Which of the two APIs a call is of.
+/// One of the two APIs.
 pub(super) trait Api: Send + Sync + 'static {
     /// Full name of the service.
     const SERVICE: &'static str;
-    /// Name of its method, also for people and metrics.
+    /// Name of its method; also for logs and metrics.
     const METHOD: &'static str;
-    /// What a caller sends.
     type Request: Message + Default;
-    /// The plan for a request.
     fn plan(request: &Self::Request) -> Plan;
 }
 
-/// Answers one request.
 pub(super) async fn serve<A, B>(shared: Arc<Shared>, request: Request<B>) -> Response<Body>
 where
     A: Api,
@@ -143,7 +140,7 @@ where
     })
 }
 
-/// The one message of a request's body.
+/// The only message of a request's body.
 pub(super) async fn message<B>(body: B) -> Result<Bytes, Status>
 where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
@@ -187,18 +184,15 @@ fn out_of_time() -> Status {
     Status::deadline_exceeded("the caller's deadline has passed")
 }
 
-/// The response to one request.
 #[derive(Debug)]
 struct Call {
     api: &'static str,
     plan: Plan,
-    /// What is being sent.
     batch: Option<Sending>,
     /// Nothing was due before.
     first: bool,
-    /// Since when staleness differs from what the caller waits with.
+    /// Since when staleness differs from the state that the caller has.
     turned: Option<Instant>,
-    /// The status was sent.
     ended: bool,
     feed: EndpointsFeed,
     watching: Watching,
@@ -209,7 +203,7 @@ struct Call {
 #[derive(Debug)]
 struct Sending {
     batch: Batch,
-    /// When the state could first be sent; `None` for the first of a call, which may come any time later.
+    /// When the state could first be sent; `None` for the first of a call, which has no such time.
     met: Option<Instant>,
 }
 
@@ -221,7 +215,7 @@ impl Call {
         Frame::trailers(frame::status(code, message, &[]))
     }
 
-    /// The next chunk, as soon as there is one; `None`: the call ends with OK.
+    /// The next chunk, when there is one; `None`: the call ends with OK.
     async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
         self.watching.takes();
         loop {
@@ -257,7 +251,7 @@ impl Call {
             self.watching.begins(&state);
             self.batch = Some(Sending { batch, met: (!self.first).then_some(met) });
         }
-        // From here on the caller follows.
+        // From here on the caller counts as following.
         self.first = false;
     }
 
@@ -302,7 +296,7 @@ impl Call {
         }
     }
 
-    /// Until there may be something to send.
+    /// Waits until there may be something to send.
     async fn wait(&mut self) -> Result<(), Status> {
         let (deadline, turned) = (self.deadline, self.turned.map(|since| since + LASTING));
         let at = |time: Option<Instant>| async move {

@@ -1,4 +1,4 @@
-//! Which endpoints a caller wants.
+//! Which endpoints a caller requests.
 //!
 //! Owns: [`Filter`]. In: the conditions of a request, and encoded items. Out: items without the endpoints that do not
 //! meet them. A Service is never left out: one without endpoints rejects its traffic.
@@ -8,12 +8,12 @@ use std::borrow::Cow;
 use keelson_proto::localnetv1::{EndpointConditions, NextItem};
 use prost::Message as _;
 
-/// What a request's `RequiredEndpointConditions` asks for.
+/// The `RequiredEndpointConditions` of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Filter(Option<EndpointConditions>);
 
 impl Filter {
-    /// Conditions of which none is required are no filter.
+    /// Conditions that are all false are no filter.
     pub(super) fn new(required: Option<EndpointConditions>) -> Self {
         Self(required.filter(|required| *required != EndpointConditions::default()))
     }
@@ -23,7 +23,7 @@ impl Filter {
         self.0
     }
 
-    /// An item as this caller gets it: the bytes that all callers share, where nothing is to be left out.
+    /// The item for this caller: the bytes that all callers share, if nothing is left out.
     ///
     /// # Errors
     /// The bytes are no `NextItem`.
@@ -67,7 +67,7 @@ mod tests {
         }
     }
 
-    /// A Service with one endpoint for each combination of conditions, named by it.
+    /// A Service with one endpoint for each combination of conditions, named after it.
     fn item() -> NextItem {
         let endpoints = (0..32)
             .map(|bits| Endpoint {

@@ -1,8 +1,8 @@
 //! `grpc.health.v1` of the Endpoints API.
 //!
-//! Owns: keeping it true. In: the feed, and whether a client follows. Out: SERVING once there is a state to serve, stale or
-//! not, for the server as a whole and for each service. Where Services are watched on demand, it is SERVING until the first
-//! call, too: who waits for SERVING before it calls would wait for ever.
+//! Owns: keeping it up to date. In: the feed, and whether a client follows. Out: SERVING once there is a state, stale
+//! or not, for the server as a whole and for each service. If Services are watched on demand, it is also SERVING until
+//! the first call: a client that waits for SERVING before it calls would otherwise wait for ever.
 
 use keelson_endpoint_publisher::EndpointsFeed;
 use keelson_serve::grpc::GrpcHealth;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::ClientHints;
 
-/// Reports whenever it changes, until the feed ends.
+/// Reports each change, until the feed ends.
 pub(super) async fn follow(
     health: &GrpcHealth,
     mut feed: EndpointsFeed,

@@ -1,13 +1,13 @@
-//! What calls show about their clients that other parts of the agent need.
+//! What calls reveal about their clients that other parts of the agent need.
 
 use super::plan::Position;
 
-/// What the calls of both APIs have shown since the server was made.
+/// What the calls of both APIs have revealed since the server was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClientHints {
     /// There was a call.
     pub has_followed: bool,
-    /// Instance ID and revision of the last client that has a later revision of the newest state's instance: the state on
+    /// Instance ID and revision of the last client that has a later revision of the current instance: the state on
     /// disk was restored from a backup.
     pub later_revision: Option<(u64, u64)>,
 }

@@ -31,8 +31,8 @@ fn delay_buckets() -> Histogram {
 }
 
 families! {
-    /// Clones share their values. Bytes include gRPC's five a message; the delay of a client counts if it waited for the
-    /// revision or was busy with an earlier one.
+    /// Clones share their values. Bytes include gRPC's five per message; the delay of a client is counted if it waited
+    /// for the revision or was busy with an earlier one.
     #[derive(Debug, Clone)]
     pub struct ServerMetrics;
     pub fn register;

@@ -1,17 +1,17 @@
 //! The Endpoints API: `localnetv1.Endpoints/Next`, and `Watch` and `Report` of `keelson.endpoints.v1.Endpoints`.
 //!
-//! Owns: [`EndpointsServer`], both services on any number of unix and TCP sockets, [`Watchers`], the calls that are served,
+//! Owns: [`EndpointsServer`], both services on any number of unix and TCP sockets, [`Watchers`], the running calls,
 //! and [`Backends`], the backends that report. In: bound listeners and an
-//! [`EndpointsFeed`]. Out: states, each from one snapshot; nothing here decides what a state is.
+//! [`EndpointsFeed`]. Out: states, each from one snapshot; states are computed elsewhere.
 //!
 //! ```text
 //!  feed ──newest snapshot──► Plan ──what is due──► Batch ──chunks──► connection
 //!          (watched)          (a call's position)   (shared bytes)    (as fast as its caller reads)
 //! ```
 //!
-//! Every client may be slow, stuck or broken. It has no queue: it takes the newest state when it has read the one before,
-//! and until then keeps its snapshot, which shares with later ones what has not changed. A client that answers no ping, or
-//! does not read, is cut off (`slow`).
+//! Every client may be slow, stuck or broken. It has no queue: it gets the latest state when it has read the one
+//! before, and until then keeps its snapshot, which shares with later ones what has not changed. A client that does not
+//! answer pings or does not read is cut off (`slow`).
 
 mod backends;
 mod batch;
@@ -57,27 +57,27 @@ pub use metrics::{ApiLabel, ServerMetrics, StateLabel};
 pub use thread::{EndpointsThread, StartError};
 pub use watchers::Watchers;
 
-/// Connections beyond one for each watcher: for health, reflection, and for refusing a client.
+/// Connections in addition to one for each watcher: for health, reflection, and for refusing a client.
 const SPARE_CONNECTIONS: usize = 128;
-/// The services' full names, also those by which their health can be asked.
+/// Full names of the services, as reflection and health use them.
 const SERVICES: [&str; 2] = [Next::SERVICE, Watch::SERVICE];
-/// The method by which backends report.
+/// The method for reports of backends.
 const REPORT: &str = "Report";
-/// Maximum number of calls at once on one connection.
+/// Maximum number of concurrent calls on one connection.
 const CALLS: u32 = 1024;
 
-/// What can be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// Calls at once at each listener, callers of Next that wait included (`endpoints.max_watchers`).
+    /// Maximum number of concurrent calls at each listener, including waiting callers of Next
+    /// (`endpoints.max_watchers`).
     pub max_watchers: usize,
-    /// Whether Watch is served beside Next (the feature gate EndpointDeltas).
+    /// Whether Watch is served beside Next (feature gate EndpointDeltas).
     pub deltas: bool,
-    /// Whether Services are watched only once a client follows (`endpoints.watch`).
+    /// Whether Services are watched only after a client follows (`endpoints.watch`).
     pub on_demand: bool,
 }
 
-/// The API over a feed. Cheap to clone.
+/// Serves a feed. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EndpointsServer {
     feed: EndpointsFeed,
@@ -89,7 +89,6 @@ pub struct EndpointsServer {
 }
 
 impl EndpointsServer {
-    /// Serves nothing yet.
     #[must_use]
     pub fn new(feed: EndpointsFeed, settings: ServerSettings, metrics: ServerMetrics) -> Self {
         let watchers = Watchers::new(feed.clone(), metrics.clone(), settings.max_watchers);
@@ -97,37 +96,32 @@ impl EndpointsServer {
         Self { feed, settings, metrics, watchers, backends, hints: watch::Sender::default() }
     }
 
-    /// What its calls have shown; all clones of the server share it.
+    /// What its calls have revealed; all clones of the server share it.
     #[must_use]
     pub fn client_hints(&self) -> watch::Receiver<ClientHints> {
         self.hints.subscribe()
     }
 
-    /// The calls that are served.
     #[must_use]
     pub fn watchers(&self) -> &Watchers {
         &self.watchers
     }
 
-    /// The backends that report.
     #[must_use]
     pub fn backends(&self) -> &Backends {
         &self.backends
     }
 
     /// Serves on a thread of its own, until the returned handle is stopped or dropped.
-    ///
-    /// # Errors
-    /// There is no thread, or a listener cannot change its runtime.
     pub fn start(self, listeners: Vec<Listener>) -> Result<EndpointsThread, StartError> {
         EndpointsThread::start(self, listeners)
     }
 
-    /// Serves in this runtime until `shutdown`: calls then end with UNAVAILABLE, and what has not ended within a second
-    /// is cut off, or at once if the future is dropped.
+    /// Serves in this runtime until `shutdown`: calls then end with UNAVAILABLE, and those that have not ended within a
+    /// second are cut off, or at once if the future is dropped.
     ///
     /// # Errors
-    /// The descriptors are broken; trouble with connections is none.
+    /// The descriptors are broken; errors of connections are not returned.
     pub async fn serve(
         self,
         listeners: Vec<Listener>,
@@ -148,7 +142,7 @@ impl EndpointsServer {
                 self.watchers.cut_off();
             }
         };
-        // The end of the feed ends calls, but clients still learn so from a server.
+        // The end of the feed ends calls, but a server still has to tell clients.
         let background = async { tokio::join!(following, cutting_off).1 };
         grpc::serve(listeners, api, &health, |stop| self.routes(stop), background, shutdown).await
     }
@@ -192,7 +186,6 @@ impl Api for Watch {
     }
 }
 
-/// `localnetv1.Endpoints` as a service of tonic's router.
 #[derive(Debug, Clone)]
 struct LocalnetService {
     shared: Arc<Shared>,
@@ -202,7 +195,6 @@ impl NamedService for LocalnetService {
     const NAME: &'static str = Next::SERVICE;
 }
 
-/// `keelson.endpoints.v1.Endpoints` as a service of tonic's router.
 #[derive(Debug, Clone)]
 struct KeelsonService {
     shared: Arc<Shared>,
@@ -213,7 +205,7 @@ impl NamedService for KeelsonService {
     const NAME: &'static str = Watch::SERVICE;
 }
 
-/// The future of an answer; no error is left to the router.
+/// The future of an answer; the router gets no errors.
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl tower::Service<Request<Body>> for LocalnetService {

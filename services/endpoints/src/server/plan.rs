@@ -1,6 +1,6 @@
-//! What a caller is to be sent next.
+//! What to send to a caller next.
 //!
-//! Owns: [`Plan`], where a caller is and what it asked for. In: the newest state and what has changed lately. Out: the
+//! Owns: [`Plan`], a caller's position and request. In: the latest state and the recent changes. Out: the
 //! [`Batch`] that is due, or none while the caller has to wait. Pure.
 
 use std::{sync::Arc, time::Duration};
@@ -17,11 +17,10 @@ use super::{
     filter::Filter,
 };
 
-/// For how long a state must have been stale, or current again, before a caller of Next is sent that alone: it costs a full
-/// state, and a restarted agent calls its state stale until its sources are listed.
+/// How long a change of staleness must last before it alone is sent to a caller of Next: it costs a full state, and a
+/// restarted agent marks its state stale until its sources are listed.
 pub(super) const LASTING: Duration = Duration::from_secs(5);
 
-/// A revision of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) instance_id: u64,
@@ -33,14 +32,14 @@ impl Position {
         Self { instance_id: state.instance_id, rev: state.rev }
     }
 
-    /// As a request has it: instance 0 is none.
+    /// The position in a request; instance 0 is none.
     pub(super) fn asked(instance_id: u64, rev: u64) -> Option<Self> {
         (instance_id != 0).then_some(Self { instance_id, rev })
     }
 }
 
-/// How many revisions the newest is ahead of the one at `at`. Revisions of another instance cannot be compared with it:
-/// then, and without any, it is ahead by all of its own.
+/// How many revisions the newest is ahead of `at`. Revisions of another instance cannot be compared: then, and without
+/// any, it is ahead by all of its own.
 pub(super) fn behind(at: Option<Position>, newest: Option<Position>) -> u64 {
     match (at, newest) {
         (_, None) => 0,
@@ -49,7 +48,6 @@ pub(super) fn behind(at: Option<Position>, newest: Option<Position>) -> u64 {
     }
 }
 
-/// A call of either API.
 #[derive(Debug)]
 pub(super) enum Plan {
     /// `localnetv1.Endpoints/Next`.
@@ -59,7 +57,6 @@ pub(super) enum Plan {
 }
 
 impl Plan {
-    /// For a call of Next.
     pub(super) fn next(request: &NextFilter) -> Self {
         Self::Next(NextPlan {
             has: Position::asked(request.instance_id, request.rev),
@@ -69,7 +66,6 @@ impl Plan {
         })
     }
 
-    /// For a call of Watch.
     pub(super) fn watch(request: &WatchRequest) -> Self {
         Self::Watch(WatchPlan {
             at: Position::asked(request.instance_id, request.rev),
@@ -78,7 +74,6 @@ impl Plan {
         })
     }
 
-    /// Which endpoints the caller wants.
     pub(super) fn filter(&self) -> Filter {
         match self {
             Self::Next(next) => next.filter,
@@ -86,7 +81,7 @@ impl Plan {
         }
     }
 
-    /// The position of the caller, from its request or from the last batch.
+    /// From the request or from the last batch.
     pub(super) fn position(&self) -> Option<Position> {
         match self {
             Self::Next(next) => next.has,
@@ -94,18 +89,18 @@ impl Plan {
         }
     }
 
-    /// Nothing is due any more: the call ends with OK.
+    /// Nothing more is due: the call ends with OK.
     pub(super) fn done(&self) -> bool {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
 
-    /// Whether the caller waits with this state, and is to be sent that it has become stale or current since.
+    /// Whether the caller waits with this state, and has to learn that it has become stale or current since.
     pub(super) fn is_turned(&self, state: &Published) -> bool {
         matches!(self, Self::Next(next) if next.is_turned(state))
     }
 
-    /// What is due when `state` is the newest. `lasting`: that it [is turned](Self::is_turned) has lasted for [`LASTING`]. The
-    /// plan relies on a batch being sent completely before the next call.
+    /// The batch that is due if `state` is the latest. `lasting`: it [is turned](Self::is_turned) since [`LASTING`].
+    /// Relies on a batch being sent completely before the next call.
     pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
             Self::Next(next) => next.due(state, lasting),
@@ -114,11 +109,10 @@ impl Plan {
     }
 }
 
-/// See [`Plan::Next`].
 #[derive(Debug)]
 pub(super) struct NextPlan {
     has: Option<Position>,
-    /// Whether the caller takes its state for stale, if it wants to hear of a change of that alone.
+    /// Whether the caller's state is stale; `None` if it does not request changes of staleness alone.
     known_stale: Option<bool>,
     filter: Filter,
     answered: bool,
@@ -155,20 +149,17 @@ impl NextPlan {
     }
 }
 
-/// See [`Plan::Watch`].
 #[derive(Debug)]
 pub(super) struct WatchPlan {
     /// The state that the caller has, from its request or from the last Sync.
     at: Option<Position>,
     filter: Filter,
-    /// The last Sync of this call.
     sent: Option<Sent>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
     position: Position,
-    /// How fresh it was.
     freshness: Freshness,
 }
 
@@ -202,7 +193,7 @@ impl WatchPlan {
     }
 }
 
-/// The Sync that ends a batch. What triggered a revision is sent once, with the batch that leads to it.
+/// The Sync that ends a batch. The trigger of a revision is sent once, with the batch that leads to it.
 fn sync(state: &Published, moved: bool) -> Vec<u8> {
     let (stale, stale_reason, stale_since_unix_ms) = staleness(&state.freshness);
     let sync = Sync {
@@ -216,7 +207,7 @@ fn sync(state: &Published, moved: bool) -> Vec<u8> {
     WatchItem { item: Some(watch_item::Item::Sync(sync)) }.encode_to_vec()
 }
 
-/// Whether the state is stale, why, and since when, in Unix milliseconds.
+/// Whether the state is stale, why, and since when in Unix milliseconds.
 fn staleness(freshness: &Freshness) -> (bool, &str, i64) {
     match freshness {
         Freshness::Current => (false, "", 0),

@@ -1,7 +1,7 @@
 //! `keelson.endpoints.v1.Endpoints/Report`: the status of a backend.
 //!
-//! Owns: [`serve`], one unary call, and what a report may hold: it is shown on terminals and in browsers, and any process may
-//! send one. In: HTTP/2 requests. Out: an empty answer, or what is wrong with the report.
+//! Owns: [`serve`], one unary call, and the validation of a report: it is shown on terminals and in browsers, and any
+//! process may send one. In: HTTP/2 requests. Out: an empty answer, or an error about the report.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -26,7 +26,6 @@ const VERSION: usize = 64;
 const ADDRESS: usize = 256;
 const REASON: usize = 1024;
 
-/// What is wrong with a report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Wrong {
     #[error("{name:?} is not a valid backend name: use 1 to {NAME} letters, digits, '-', '_' and '.'")]
@@ -43,7 +42,6 @@ enum Wrong {
     Time(i64),
 }
 
-/// Answers one request.
 pub(super) async fn serve<B>(shared: Arc<Shared>, request: Request<B>) -> Response<Body>
 where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
@@ -119,7 +117,7 @@ fn check(report: &Backend) -> Result<(), Wrong> {
     }
 }
 
-/// A value for an error text; it may be very long.
+/// Shortens a value for an error text.
 fn short(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -1,10 +1,11 @@
 //! Which callers are cut off because they do not read.
 //!
-//! Owns: the limits, and [`cut_off`], a pure decision. In: what each caller that has data waiting holds. Out: those whose
+//! Owns: the limits, and [`cut_off`], a pure decision. In: what each caller with waiting data holds. Out: those whose
 //! connections are to be closed, each with the reason.
 //!
-//! A caller that reads slowly holds the snapshot it is being sent, and what the connection buffers for it. Snapshots share
-//! what has not changed between them: two of them differ by the Services that were replaced from the one to the other.
+//! A caller that reads slowly holds the snapshot that it is being sent, and what the connection buffers for it.
+//! Snapshots share what has not changed between them: two of them differ by the Services that were replaced from one to
+//! the other.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -14,40 +15,38 @@ use super::batch::CHUNK;
 
 /// How long a caller may leave a chunk in its connection's buffer: about 60 kB, or one larger Service.
 const READ_TIME: Duration = Duration::from_secs(60);
-/// A caller that has left its chunk for this long counts as stalled; one that has been sent a batch for less is not cut off for the
-/// memory of its snapshot.
+/// A caller that has left its chunk for this long counts as stalled. A caller whose batch is younger is not cut off for
+/// the memory of its snapshot.
 const STALLED: Duration = Duration::from_secs(5);
-/// How often callers are looked at.
+/// Interval of checks.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Maximum number of bytes that the connections buffer for stalled callers.
+/// Maximum number of bytes that connections buffer for stalled callers.
 const BUFFERED_MOST: usize = 48 * 1024 * 1024;
 /// The same as a number of callers.
 const STALLED_MOST: usize = BUFFERED_MOST / (SEND_BUFFER + CHUNK);
-/// Maximum number of bytes in snapshots that are older than the newest state.
+/// Maximum number of bytes in snapshots that are older than the latest state.
 const RETAINED_MOST: u64 = 64 * 1024 * 1024;
 
-/// The size of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SnapshotSize {
     /// Bytes of all its Services.
     pub(super) bytes: u64,
-    /// Bytes of the Services that were replaced or deleted, in this process, until it was made.
+    /// Bytes of the Services that were replaced or deleted in this process before it was made.
     pub(super) replaced: u64,
 }
 
-/// A caller that has data waiting.
+/// A caller with waiting data.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unread {
     pub(super) id: u64,
-    /// How long ago the chunk was handed over that it has not taken.
+    /// Age of the chunk that it has not taken.
     pub(super) waiting: Duration,
-    /// For how long it has been sent the batch at hand.
+    /// Age of the current batch.
     pub(super) sending: Duration,
-    /// What it is sent, while that is not handed over whole.
+    /// The snapshot of the current batch, until all of it was handed over.
     pub(super) snapshot: Option<SnapshotSize>,
 }
 
-/// Why a caller is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     NotTaken,
@@ -56,7 +55,6 @@ pub(super) enum Reason {
 }
 
 impl Reason {
-    /// For the log.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NotTaken => "it did not read for 60 s",
@@ -66,7 +64,6 @@ impl Reason {
     }
 }
 
-/// The callers to cut off.
 pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64, Reason)> {
     let mut cut = Vec::new();
     unread.retain(|caller| {
@@ -83,7 +80,7 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
         unread.retain(|caller| stalled.iter().all(|one| one.id != caller.id));
         cut.extend(stalled.iter().map(|caller| (caller.id, Reason::TooManyStalled)));
     }
-    // The oldest first.
+    // Oldest first.
     unread.retain(|caller| caller.snapshot.is_some());
     unread.sort_unstable_by_key(|caller| Reverse(caller.sending));
     let mut holders = &unread[..];
@@ -97,7 +94,7 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
     cut
 }
 
-/// Upper bound of the bytes that these callers alone keep.
+/// Upper bound of the bytes that only these callers keep.
 fn retained(unread: &[Unread], newest: SnapshotSize) -> u64 {
     let mut sizes: Vec<_> = unread.iter().filter_map(|caller| caller.snapshot).collect();
     sizes.sort_unstable_by_key(|size| size.replaced);
@@ -133,7 +130,7 @@ mod tests {
         for (waiting, sending, expected) in [
             (0, 0, vec![]),
             (59, 59, vec![]),
-            // A chunk now and then.
+            // Takes a chunk now and then.
             (1, 3600, vec![]),
             (60, 60, vec![(1, Reason::NotTaken)]),
             (3600, 3600, vec![(1, Reason::NotTaken)]),
@@ -174,7 +171,7 @@ mod tests {
         let cut = cut(&callers, newest);
         let expected: Vec<_> = (0..12).map(|at| (at, Reason::TooMuchRetained)).collect();
         assert_eq!(cut, expected, "the oldest go, and 8 revisions of 8 MiB stay");
-        // A caller that has only begun to read is not cut off.
+        // A caller that has just begun to read is not cut off.
         let new: Vec<_> = (0..20).map(|at| unread(at, 1, 4, Some(size(20, at * 8)))).collect();
         assert_eq!(cut_off(new, newest), []);
     }

@@ -1,6 +1,6 @@
-//! A thread of its own for the Endpoints API.
+//! The thread of the Endpoints API.
 //!
-//! Owns: that thread and its runtime, so that no other part of the agent waits while many callers take a full state.
+//! Owns: that thread and its runtime, so that no other part of the agent waits while many callers read a full state.
 //! In: a server and its listeners. Out: [`EndpointsThread`], which waits for the end and causes it.
 
 use std::{io, time::Duration};
@@ -11,28 +11,20 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::EndpointsServer;
 
-/// Why the thread could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A listener cannot be handed over.
+    /// A listener cannot be moved to another runtime.
     #[error("cannot move the listener {listener} of the Endpoints API to its thread")]
-    Listener {
-        /// Its label.
-        listener: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The system gave no runtime or no thread.
+    Listener { listener: String, source: io::Error },
     #[error("cannot start a {what} for the Endpoints API")]
     Thread {
         /// `runtime` or `thread`.
         what: &'static str,
-        /// Why not.
         source: io::Error,
     },
 }
 
-/// A server on its own thread. When it is dropped, the server stops.
+/// A server on its own thread. Stops when dropped.
 #[derive(Debug)]
 pub struct EndpointsThread {
     stop: DropGuard,
@@ -68,7 +60,7 @@ impl EndpointsThread {
             .name("endpoints".into())
             .spawn(move || {
                 runtime.block_on(run);
-                // Cuts what is left.
+                // Cuts off the remaining connections.
                 drop(runtime);
                 let _ = ending.send(());
             })
@@ -76,12 +68,12 @@ impl EndpointsThread {
         Ok(Self { stop: stop.drop_guard(), ended })
     }
 
-    /// When the server has ended, by itself or because its thread panicked.
+    /// Returns when the server has ended, by itself or because its thread panicked.
     pub async fn ended(&mut self) {
         let _ = (&mut self.ended).await;
     }
 
-    /// Takes no new callers, ends the calls there are with UNAVAILABLE, and waits at most `patience` for the thread.
+    /// Accepts no new calls, ends the running ones with UNAVAILABLE, and waits at most `patience` for the thread.
     pub async fn stop(self, patience: Duration) {
         let Self { stop, ended } = self;
         drop(stop);

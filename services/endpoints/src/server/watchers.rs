@@ -1,7 +1,7 @@
-//! The calls that are served.
+//! The running calls.
 //!
-//! Owns: [`Watchers`], every call that is being served, and [`Watching`], one call's place among them. In: calls as they
-//! come, and what they are sent. Out: a place or a refusal, and the list for inspection.
+//! Owns: [`Watchers`], every running call, and [`Watching`], one call's place among them. In: calls, and what they are
+//! sent. Out: a place or a refusal, and the list for inspection.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
     slow::{self, SnapshotSize, Unread},
 };
 
-/// Every call that is being served. Cheap to clone: all clones are one.
+/// Every running call. Clones share state.
 #[derive(Debug, Clone)]
 pub struct Watchers {
     feed: EndpointsFeed,
@@ -49,19 +49,18 @@ struct Call {
     reading: Mutex<Reading>,
 }
 
-/// How a caller reads what it is sent.
 #[derive(Debug, Default)]
 struct Reading {
-    /// When data was handed to the connection that is not known to have been taken.
+    /// When data was handed to the connection that it may not have taken yet.
     handed: Option<Instant>,
-    /// When the batch at hand was begun.
+    /// When the current batch began.
     began: Option<Instant>,
-    /// What that is made of, until it is handed over whole.
+    /// The snapshot of the current batch, until all of it was handed over.
     snapshot: Option<SnapshotSize>,
 }
 
 impl Reading {
-    /// This, as long as it has data waiting.
+    /// `None` if it has no data waiting.
     fn unread(&self, id: u64, now: Instant) -> Option<Unread> {
         let waiting = now.saturating_duration_since(self.handed?);
         let sending = self.began.map_or(waiting, |began| now.saturating_duration_since(began));
@@ -108,7 +107,7 @@ impl Watchers {
         Some(Watching { id, call, watchers: self.clone() })
     }
 
-    /// The calls that are being served, oldest first; those of Next that wait are among them.
+    /// The running calls, oldest first, including waiting calls of Next.
     #[must_use]
     pub fn list(&self) -> Vec<Watcher> {
         let newest = self.feed.published.borrow().as_deref().map(Position::of);
@@ -116,7 +115,7 @@ impl Watchers {
         calls.into_iter().map(|(id, call)| call.show(id, newest)).collect()
     }
 
-    /// Closes the connections of callers that do not read, and thereby keep memory.
+    /// Closes the connections of callers that do not read, and thereby retain memory.
     pub(super) fn cut_off(&self) {
         let newest = self.feed.published.borrow().as_deref().map(size).unwrap_or_default();
         let (now, calls) = (Instant::now(), lock(&self.calls));
@@ -161,7 +160,7 @@ impl Call {
     }
 }
 
-/// One call's place, given back when dropped.
+/// One call's place, freed when dropped.
 #[derive(Debug)]
 pub(super) struct Watching {
     id: u64,
@@ -181,7 +180,7 @@ impl Watching {
         lock(&self.call.reading).handed = None;
     }
 
-    /// A chunk goes to the connection; `whole`: the last one of its batch, or of the call.
+    /// A chunk is handed to the connection; `whole`: the last one of its batch, or of the call.
     pub(super) fn hands(&self, whole: bool) {
         let mut reading = lock(&self.call.reading);
         reading.handed = Some(Instant::now());
@@ -190,13 +189,12 @@ impl Watching {
         }
     }
 
-    /// These were handed to the connection.
     pub(super) fn sent(&self, items: u64, bytes: u64) {
         self.call.items.fetch_add(items, Ordering::Relaxed);
         self.call.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A state was handed over whole.
+    /// All of a state was handed over.
     pub(super) fn reached(&self, position: Position) {
         *lock(&self.call.at) = Some(position);
     }

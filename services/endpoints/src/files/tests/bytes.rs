@@ -1,9 +1,9 @@
-//! No bytes whatever end the source.
+//! The source survives any bytes.
 
 use super::super::parse::parse;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-/// A manifest of everything, as YAML that is JSON almost everywhere.
+/// A manifest of all kinds, as YAML that is mostly JSON.
 const SEED: &str = r#"# all
 apiVersion: v1
 kind: List

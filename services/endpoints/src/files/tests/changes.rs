@@ -1,4 +1,4 @@
-//! Changes in the folder are sent once, complete, and as one moment.
+//! Changes in the folder are sent once, complete, and atomically.
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::symlink};
 
@@ -80,7 +80,7 @@ async fn a_renamed_file_changes_nothing() {
 
 #[tokio::test]
 async fn an_editor_that_moves_the_old_file_away_first_changes_only_what_it_changes() {
-    // It is not missed though it is away: this is longer than anybody waits here.
+    // It is not dropped while it is away: this is longer than any wait here.
     let settle = |parts: &mut FilesParts| parts.timing.settle = PATIENCE;
     let rig = Rig::with(&[("a.yaml", &(a() + "---\n" + &b()))], settle);
     rig.state(&[A, B]).await;
@@ -118,7 +118,7 @@ async fn a_file_that_is_written_slowly_is_not_read_by_halves() {
     for part in [a2(), "---\n".to_owned(), b()] {
         file.write_all(part.as_bytes()).unwrap();
         file.flush().unwrap();
-        // Longer than it takes a file to settle that no process is known to write to.
+        // Longer than the settle time of a file that no known process writes to.
         tokio::time::sleep(quick().settle * 3).await;
     }
     drop(file);
@@ -170,7 +170,6 @@ async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read
         recorded.health.values().all(|health| *health == ChoreHealth::Well)
     })
     .await;
-    // What is in the new folder is watched, too.
     rig.remove("b.yaml");
     rig.state(&[A2]).await;
     assert_eq!(rig.recorded.get().states.len(), 3, "never without both: {:#?}", rig.recorded.get().states);
@@ -203,7 +202,7 @@ async fn a_folder_that_takes_the_place_of_another_is_followed() {
     rig.state(&[A, B]).await;
 }
 
-/// As the kubelet mounts a ConfigMap: files are links into `..data`, which is a link that is switched over.
+/// As the kubelet mounts a ConfigMap: files are links into `..data`, a link that is replaced.
 #[tokio::test]
 async fn a_mounted_config_map_is_switched_over_as_one() {
     let home = tempfile::tempdir().unwrap();
@@ -253,13 +252,13 @@ async fn a_change_without_a_notice_is_found_by_looking() {
 async fn content_counts_not_the_time_of_a_file() {
     let rig = Rig::new(&[("a.yaml", &a())]);
     rig.state(&[A]).await;
-    // The same size and the same time.
+    // Same size and same time.
     let path = rig.folder.join("a.yaml");
     let time = fs::metadata(&path).unwrap().modified().unwrap();
     rig.write("a.yaml", &a2());
     fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
     rig.state(&[A2]).await;
-    // Another time and the same content.
+    // Another time and same content.
     rig.recorded.get().events.clear();
     fs::File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     rig.write("b.yaml", &b());

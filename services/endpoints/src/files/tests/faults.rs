@@ -1,4 +1,4 @@
-//! What is wrong is named, and does no harm to the rest.
+//! Faults are reported, and do not affect other files.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn ab() -> String {
 async fn a_broken_file_keeps_its_last_good_version_whole_until_it_is_mended() {
     let rig = Rig::new(&[("ab.yaml", &ab())]);
     rig.state(&[A, B]).await;
-    // The first document is good and has changed; the second is broken.
+    // The first document is valid and has changed; the second is invalid.
     let broken = service("a", "10.0.0.2") + "---\n" + &service("b", "10.0.0.9") + "  bad\n";
     rig.replace("ab.yaml", &broken);
     rig.until("no fault", |_, faults| faults.len() == 1).await;
@@ -26,7 +26,7 @@ async fn a_broken_file_keeps_its_last_good_version_whole_until_it_is_mended() {
     rig.replace("ab.yaml", &service("a", "10.0.0.2"));
     rig.state(&[("service default/a", "10.0.0.2"), c]).await;
     rig.faults(&[]).await;
-    // One that is broken and deleted is gone.
+    // An invalid file that is deleted is gone.
     rig.replace("ab.yaml", &broken);
     rig.faults(&[("ab.yaml", fault.line, "", true)]).await;
     rig.remove("ab.yaml");
@@ -51,7 +51,7 @@ async fn of_two_objects_of_one_name_the_one_in_the_first_file_counts() {
     let rig = Rig::new(&[("m.yaml", &ab()), ("z.yaml", &other)]);
     rig.state(&[A, B]).await;
     rig.faults(&[("z.yaml", 2, "Service default/a is also defined in m.yaml", false)]).await;
-    // One that comes first takes over, whenever it was written.
+    // A file that sorts first takes over, whenever it was written.
     rig.write("c.yaml", &service("a", "10.0.0.7"));
     rig.state(&[("service default/a", "10.0.0.7"), B]).await;
     rig.faults(&[

@@ -1,4 +1,4 @@
-//! What a file says, whichever way it is written.
+//! The supported formats of files.
 
 use super::super::{
     document::Fault,
@@ -62,7 +62,7 @@ fn json_objects_one_after_the_other() {
         names("a.json", &text),
         ["services default/a 2", "services default/b 2", "services default/c 4"]
     );
-    // YAML is recognized by its name, not by what it looks like; it may look like JSON.
+    // The name determines YAML, not the content, which may look like JSON.
     assert_eq!(names("a.yaml", &format!("\n{one}\n")), ["services default/a 2"]);
 }
 

@@ -1,6 +1,7 @@
-//! What files say, and what becomes of it.
+//! Tests of the source with real folders.
 //!
-//! Owns: [`Rig`], a source over a folder of its own, and [`RecordingSink`], a sink that records what may be published when.
+//! Owns: [`Rig`], a source with a folder of its own, and [`RecordingSink`], a sink that records what may be published
+//! when.
 
 mod bytes;
 mod changes;
@@ -27,7 +28,7 @@ use tokio::task::JoinHandle;
 
 use super::{FilesHandle, FilesParts, FilesSource, FilesTiming};
 
-/// Nothing here takes so long unless it never happens.
+/// Only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn service(name: &str, ip: &str) -> String {
@@ -68,7 +69,7 @@ pub(super) struct Recorded {
     pub(super) states: Vec<State>,
     pub(super) events: Vec<SourceEvent>,
     pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
-    /// Kinds that are to be listed again.
+    /// Kinds that must be listed again.
     pub(super) forgotten: Vec<SourceKind>,
 }
 
@@ -171,7 +172,6 @@ impl Recorded {
     }
 }
 
-/// A sink that records.
 #[derive(Clone, Default)]
 pub(super) struct RecordingSink(Arc<Mutex<Recorded>>);
 
@@ -191,7 +191,7 @@ impl EventSink for RecordingSink {
     }
 }
 
-/// Intervals that make a test short, and do not hide that a notice is missing.
+/// Short intervals that still show a missing notice.
 pub(super) fn quick() -> FilesTiming {
     FilesTiming {
         settle: Duration::from_millis(50),
@@ -202,7 +202,7 @@ pub(super) fn quick() -> FilesTiming {
     }
 }
 
-/// What was written long ago has settled.
+/// Makes a file old enough to have settled.
 pub(super) fn long_ago(path: &Path) {
     let time = SystemTime::now() - Duration::from_secs(3600);
     fs::File::open(path).unwrap().set_modified(time).unwrap();
@@ -223,7 +223,6 @@ impl Drop for Rig {
 }
 
 impl Rig {
-    /// A source over a folder with these files.
     pub(super) fn new(files: &[(&str, &str)]) -> Self {
         Self::with(files, |_| {})
     }
@@ -259,7 +258,7 @@ impl Rig {
         fs::write(self.folder.join(name), text).unwrap();
     }
 
-    /// Puts a file in the place of another at once.
+    /// Replaces a file by rename.
     pub(super) fn replace(&self, name: &str, text: &str) {
         let new = self.home.path().join("new");
         fs::write(&new, text).unwrap();
@@ -290,14 +289,13 @@ impl Rig {
         }
     }
 
-    /// Waits until this would be published.
     pub(super) async fn state(&self, entries: &[(&str, &str)]) {
         let wanted = state(entries);
         self.until(&format!("not so: {wanted:#?}"), |recorded, _| recorded.states.last() == Some(&wanted))
             .await;
     }
 
-    /// Waits until the faults are these: file, line, a part of the reason, whether an earlier version is in use.
+    /// Waits for these faults: file, line, a part of the reason, whether an earlier version is in use.
     pub(super) async fn faults(&self, wanted: &[(&str, u32, &str, bool)]) {
         self.until(&format!("not so: {wanted:#?}"), |_, faults| {
             faults.len() == wanted.len()

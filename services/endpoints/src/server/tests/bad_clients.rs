@@ -1,4 +1,4 @@
-//! Callers that are broken, stuck, or something else entirely. None of them may harm the others.
+//! Callers that are broken, stuck, or speak another protocol. None of them may affect the others.
 
 use keelson_serve::grpc::frame;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,7 +7,7 @@ use super::*;
 
 const NEXT: &str = "/localnetv1.Endpoints/Next";
 const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
-/// Longer than it takes to find out that a peer is gone.
+/// Longer than the detection of a dead peer takes.
 const LONG: Duration = Duration::from_secs(120);
 
 async fn one_service() -> (Source, Running) {
@@ -17,7 +17,7 @@ async fn one_service() -> (Source, Running) {
     (source, server)
 }
 
-/// Everything until the server closes the connection.
+/// Reads until the server closes the connection.
 async fn to_the_end(stream: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     // A reset after the answer is an end as well.
@@ -54,13 +54,13 @@ async fn garbage_ends_its_own_connection_only() {
     for garbage in [
         b"\x00\x01\x02\x03".to_vec(),
         vec![0xff; 100_000],
-        // A frame that is larger than any that was allowed.
+        // A frame larger than the maximum.
         [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1], &[0; 5000]].concat(),
-        // Frames before SETTINGS, and nonsense after.
+        // Frames before SETTINGS, and garbage after.
         [&preface[..], &[0, 0, 4, 0xee, 0xee, 0xff, 0xff, 0xff, 0xff], &[0xaa; 5000]].concat(),
     ] {
         let mut stream = server.raw().await;
-        // It may be closed before all is written.
+        // The server may close the connection before all is written.
         let _ = stream.write_all(&garbage).await;
         let answer = to_the_end(&mut stream).await;
         assert!(answer.len() < 1000, "{} bytes", answer.len());
@@ -92,16 +92,15 @@ struct Raw {
     driver: JoinHandle<Held>,
 }
 
-/// Open, and that is all.
 struct Held(#[allow(dead_code)] h2::client::Connection<UnixStream, Bytes>);
 
 impl Raw {
     async fn connect(server: &Running) -> Self {
-        // A window that is never the limit: what is not read stays in the socket and in the server.
+        // A window that is never the limit: unread data stays in the socket and in the server.
         Self::with_window(server, 1 << 30).await
     }
 
-    /// One whose streams take this number of bytes before something is read.
+    /// With a window of this number of bytes per stream.
     async fn with_window(server: &Running, window: u32) -> Self {
         let (send, mut connection) = h2::client::Builder::new()
             .initial_window_size(window)
@@ -120,13 +119,13 @@ impl Raw {
         Self { send: send.ready().await.expect("ready"), halt, driver }
     }
 
-    /// Nothing is read or answered any more, and nothing closed.
+    /// Stops reading and answering without closing the connection.
     async fn stick(self) -> Held {
         self.halt.send(()).expect("runs");
         self.driver.await.expect("halts")
     }
 
-    /// A call whose request is whole; its response has begun.
+    /// Makes a complete call; its response has begun.
     async fn call(&mut self, path: &str, message: &[u8]) -> http::Response<h2::RecvStream> {
         let (response, mut sending) = self.send.send_request(request(path), false).expect("sends");
         sending.send_data(frame::frame(message), true).expect("sends");
@@ -139,7 +138,7 @@ fn request(path: &str) -> http::Request<()> {
     http::Request::post(uri).header("content-type", "application/grpc").body(()).expect("a request")
 }
 
-/// What comes of one call with this body: the gRPC status.
+/// The gRPC status of one call with this body.
 async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
     let mut raw = Raw::connect(server).await;
     let (response, mut sending) = raw.send.send_request(request(path), false).expect("sends");
@@ -244,7 +243,7 @@ async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
 
 const WINDOW: u32 = 65_535;
 
-/// Services that fit no window.
+/// Services that exceed any window.
 async fn eight_megabytes() -> (Source, Running) {
     let mut source = Source::new(7);
     let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
@@ -253,7 +252,7 @@ async fn eight_megabytes() -> (Source, Running) {
     (source, server)
 }
 
-/// E16: its connection lives, and answers every ping; what it was sent is never read.
+/// E16: its connection answers every ping, but what it was sent is never read.
 #[tokio::test(start_paused = true)]
 async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
     let (mut source, server) = eight_megabytes().await;
@@ -272,7 +271,7 @@ async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
         assert!(ended.is_ok(), "its connection is closed");
     }
     assert_eq!(server.metrics.cut_off.get(), 2);
-    // Who has nothing to read waits as long as it likes.
+    // A client with nothing to read may wait indefinitely.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     source.set(service("b", &[]));
     reader.sync(&mut good).await.expect("syncs");
@@ -280,7 +279,7 @@ async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
     assert_eq!(server.metrics.cut_off.get(), 2);
 }
 
-/// E16: slow is not stuck.
+/// E16: a slow client is not stuck.
 #[tokio::test(start_paused = true)]
 async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
     let (_source, server) = eight_megabytes().await;
@@ -289,7 +288,7 @@ async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
     let mut read = 0;
     for _ in 0..10 {
         let before = read;
-        // A chunk and more: one message may pass its size.
+        // More than a chunk: one message may exceed its size.
         while read - before < 2 * WINDOW as usize {
             let data = patiently(body.data()).await.expect("goes on").expect("data");
             read += data.len();
@@ -300,7 +299,7 @@ async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
     assert_eq!((server.watchers.count().0, server.metrics.cut_off.get()), (1, 0));
 }
 
-/// E16: each holds a state of its own, and none of what is in it is in the newest any more.
+/// E16: each holds a different state, of which nothing is in the latest one any more.
 #[tokio::test(start_paused = true)]
 async fn e16_callers_at_many_revisions_do_not_keep_them_all() {
     const ALL: [&str; 4] = ["a", "b", "c", "d"];

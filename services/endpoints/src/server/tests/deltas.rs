@@ -60,9 +60,9 @@ async fn who_comes_back_gets_what_has_changed_since() {
         ((7, 3), vec!["node"]),
         ((7, 2), vec!["node", "+ns/a", "-ns/b"]),
         ((7, 1), vec!["node", "+ns/a", "-ns/b", "+ns/c"]),
-        // Of all that ever was, also deletions of what the caller never knew.
+        // All that ever existed, including deletions of Services that the caller never had.
         ((7, 0), vec!["node", "+ns/a", "-ns/b", "+ns/c"]),
-        // Not known: another instance, none, the future.
+        // Not known: another instance, none, a future revision.
         ((8, 4), vec!["reset", "node", "+ns/a", "+ns/c"]),
         ((0, 4), vec!["reset", "node", "+ns/a", "+ns/c"]),
         ((7, 5), vec!["reset", "node", "+ns/a", "+ns/c"]),
@@ -163,7 +163,7 @@ async fn a_slow_caller_misses_states_in_between_and_no_change() {
     source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 20_000)))).collect::<Vec<_>>());
     let first = source.model.clone();
     let server = Running::start(&source).await;
-    // Two megabytes do not fit the window, so the first state is not sent whole before the others are published.
+    // Two megabytes exceed the window, so the first state is not sent completely before the others are published.
     let mut client = WatchClient::new(channel(server.socket(), Some(65_535)).await);
     let mut stream = client.watch(from((0, 0))).await.expect("is taken").into_inner();
     let opening = stream.message().await.expect("comes").expect("an item");

@@ -51,7 +51,7 @@ async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
     source.set(service("b", &["r1"]));
     let server = Running::start(&source).await;
     let mut client = server.next().await;
-    // Nothing known, older, of another instance, newer than there is, and a Rev of no instance.
+    // Nothing known, older, of another instance, newer than the latest, and a Rev without an instance.
     for known in [(0, 0), (7, 1), (7, 0), (8, 2), (7, 3), (7, u64::MAX), (0, 2)] {
         let (next, state) = next(&mut client, has(known)).await.expect("a state");
         assert_eq!((next.instance_id, next.rev), (7, 2), "{known:?}");
@@ -101,7 +101,7 @@ async fn staleness_marks_answers_and_wakes_nobody() {
     assert_eq!((answer.stale, answer.stale_reason.as_str(), answer.stale_since_unix_ms), (false, "", 0));
 }
 
-/// E20: the same state again, when it has become stale, or current.
+/// E20: the same state again, when it has become stale or current.
 #[tokio::test(start_paused = true)]
 async fn e20_who_asks_for_it_hears_of_staleness_alone() {
     let mut source = Source::new(7);
@@ -115,7 +115,7 @@ async fn e20_who_asks_for_it_hears_of_staleness_alone() {
         let mut waiting = client.next(known.clone()).await.expect("is taken").into_inner();
         server.served(1).await;
         still_waits(&mut waiting).await;
-        // A moment, such as that of a restart, wakes no caller.
+        // A short staleness, such as that of a restart, wakes no caller.
         source.freshness(reason);
         tokio::time::sleep(Duration::from_millis(4_500)).await;
         source.freshness(reason.is_none().then_some("x"));
@@ -158,7 +158,7 @@ async fn only_endpoints_that_meet_the_conditions_come_and_every_service() {
     let asked =
         NextFilter { required_endpoint_conditions: Some(Default::default()), ..NextFilter::default() };
     assert_eq!(next(&mut client, asked).await.expect("a state").1, source.model);
-    // The answer, sent back as it is, waits.
+    // A request that repeats the answer waits.
     let mut waiting = client.next(answer).await.expect("is taken").into_inner();
     still_waits(&mut waiting).await;
 }
@@ -195,7 +195,7 @@ async fn an_answer_is_one_snapshot_whatever_is_published_meanwhile() {
     source.change(&all(20_000));
     let first = source.model.clone();
     let server = Running::start(&source).await;
-    // Two megabytes do not fit the window: most of it is not read from the snapshot yet.
+    // Two megabytes exceed the window: most of it is not read from the snapshot yet.
     let mut client = NextClient::new(channel(server.socket(), Some(65_535)).await);
     let mut stream = client.next(has((0, 0))).await.expect("is taken").into_inner();
     let opening = stream.message().await.expect("comes").expect("an item");

@@ -1,4 +1,4 @@
-//! How many there may be, who they are, and how it ends.
+//! Maximum numbers, inspection, and shutdown.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -24,7 +24,7 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
     next(&mut nexts, has((0, 0))).await.expect("there is room again");
 }
 
-/// P9: a client that may connect to a TCP port of the loopback takes no place, and no connection, at the socket of the node's proxies.
+/// P9: a client of a loopback TCP port takes no place and no connection at the socket of the node's proxies.
 #[tokio::test]
 async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
     let mut source = Source::new(7);
@@ -38,8 +38,8 @@ async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
         taken.push(other.next(has((7, 1))).await.expect("is taken"));
     }
     ends_with(others.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
-    // All connections that a listener takes at once, but one: one that is answered has been taken. Then more than it takes: further
-    // ones wait, at that listener.
+    // All connections that a listener accepts but one: one that is answered has been accepted. Then more than it
+    // accepts: further ones wait at that listener.
     let mut idle = Vec::new();
     for _ in 0..SPARE_CONNECTIONS {
         let mut other = TcpStream::connect(server.tcp).await.expect("connects");
@@ -116,7 +116,7 @@ async fn the_list_says_who_follows_from_where_and_how_far_behind() {
     assert_eq!((next.api.as_str(), &next.listener), ("Next", &format!("tcp://{}", server.tcp)));
     assert_eq!((next.rev, next.behind, next.items, next.bytes), (1, 0, 0, 0));
 
-    // Published without anybody having had the time to look.
+    // Published before any call could see it.
     source.newest.rev = 5;
     source.publish();
     assert_eq!(server.watchers.list()[0].behind, 4);
@@ -159,7 +159,7 @@ async fn what_is_sent_is_counted() {
         "keelson_endpoints_states_sent_total{api=\"Watch\",kind=\"delta\"} 1",
         "keelson_endpoints_resets_total 1",
         "keelson_endpoints_refused_total 0",
-        // The first state of a call was there before it.
+        // The first state of a call existed before it.
         "keelson_endpoints_send_delay_seconds_count{api=\"Watch\"} 2",
     ] {
         assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
@@ -299,7 +299,7 @@ async fn reflection_names_what_is_served_and_health_follows_the_feed() {
     }
 }
 
-/// Who waits for SERVING before it calls must not wait for ever.
+/// A client that waits for SERVING before it calls must not wait for ever.
 #[tokio::test]
 async fn on_demand_the_health_is_serving_until_the_first_call_asks_for_a_state() {
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};

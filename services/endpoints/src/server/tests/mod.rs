@@ -33,14 +33,14 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 
 use super::{Backends, ClientHints, EndpointsServer, Listener, ServerMetrics, ServerSettings, Watchers};
 
-/// Services by `namespace/name`, and the node: what a reader makes of what it is sent.
+/// The state of a reader: Services by `namespace/name`, and the node.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct State {
     services: BTreeMap<String, ServiceEndpoints>,
     node: NodeInfo,
 }
 
-/// A publisher made by hand.
+/// A scripted publisher.
 struct Source {
     published: watch::Sender<Option<Arc<Published>>>,
     history: Arc<History>,
@@ -76,7 +76,7 @@ impl Source {
         self.published.send_replace(Some(Arc::new(self.newest.clone())));
     }
 
-    /// One revision; a Service of none is deleted.
+    /// Publishes one revision; `None` deletes the Service.
     fn change(&mut self, services: &[(&str, Option<ServiceEndpoints>)]) {
         self.revision(services, None);
     }
@@ -129,7 +129,7 @@ impl Source {
         self.publish();
     }
 
-    /// The store was lost: the same content under another name.
+    /// The store was lost: the same content with another instance ID.
     fn new_instance(&mut self, instance_id: u64) {
         self.newest.instance_id = instance_id;
         self.newest.rev = 1;
@@ -169,7 +169,6 @@ fn node(name: &str) -> NodeInfo {
     NodeInfo { name: name.into(), exists: true, ..NodeInfo::default() }
 }
 
-/// A server on a unix and a TCP socket.
 struct Running {
     folder: tempfile::TempDir,
     tcp: std::net::SocketAddr,
@@ -228,7 +227,6 @@ impl Running {
         WatchClient::new(self.channel().await)
     }
 
-    /// Waits until this number of calls is served.
     async fn served(&self, count: usize) {
         until(|| self.watchers.count().0 == count).await;
     }
@@ -264,7 +262,6 @@ async fn channel(socket: PathBuf, window: Option<u32>) -> Channel {
     endpoint.connect_with_connector(connect).await.expect("connects")
 }
 
-/// Lets others run until it is so.
 async fn until(mut so: impl FnMut() -> bool) {
     for _ in 0..20_000 {
         if so() {
@@ -275,7 +272,7 @@ async fn until(mut so: impl FnMut() -> bool) {
     panic!("it never came to be so");
 }
 
-/// What has come of a call that should be waiting.
+/// Fails if a call that should wait has answered.
 async fn still_waits<T: std::fmt::Debug>(stream: &mut Streaming<T>) {
     for _ in 0..200 {
         tokio::task::yield_now().await;
@@ -297,14 +294,13 @@ fn only_ready() -> Option<EndpointConditions> {
     Some(EndpointConditions { ready: true, ..EndpointConditions::default() })
 }
 
-/// A test that waits for ever ends some day; nothing here depends on how long anything takes.
+/// Ends a test that hangs; nothing here depends on timing.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 async fn patiently<T>(coming: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, coming).await.expect("what is waited for never comes")
 }
 
-/// A whole answer of Next.
 async fn whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
     patiently(read_whole(stream)).await
 }
@@ -327,7 +323,7 @@ async fn next(client: &mut NextClient<Channel>, filter: NextFilter) -> Result<(N
     whole(&mut client.next(filter).await?.into_inner()).await
 }
 
-/// A reader of Watch: it knows a state whenever Sync has come.
+/// A reader of Watch: it has a complete state after each Sync.
 #[derive(Debug, Default)]
 struct Reader {
     draft: State,
@@ -361,7 +357,7 @@ impl Reader {
         None
     }
 
-    /// Reads until the state is whole; says what came.
+    /// Reads until the state is complete; returns what arrived.
     async fn sync(&mut self, stream: &mut Streaming<WatchItem>) -> Result<(Sync, Vec<String>), Status> {
         loop {
             let item = patiently(stream.message()).await?.expect("a Watch does not end by itself");

@@ -1,4 +1,4 @@
-//! Random histories of states: both APIs lead to the same ones, and never to one that was not published.
+//! Random histories of states: both APIs lead to the same ones, and never to an unpublished one.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -9,19 +9,18 @@ use proptest::{
 
 use super::*;
 
-/// What happens to the source, or to a reader.
 #[derive(Debug, Clone)]
 enum Op {
-    /// A revision: which Services are set to which content or deleted, and whether the node changes.
+    /// Which Services are set to which content or deleted, and whether the node changes.
     Revision(Vec<(u8, Option<u8>)>, bool),
     Freshness(bool),
     /// The store is lost.
     NewInstance,
-    /// The publisher starts again and knows no history.
+    /// The publisher restarts without a history.
     Forget,
-    /// Readers get the time to read a little.
+    /// Readers get time to read a little.
     Let(u8),
-    /// The readers' streams break.
+    /// The streams of Watch break.
     CutWatch,
     CutNext,
 }
@@ -44,7 +43,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..60)
 }
 
-/// Content 0 is that of a Service so large that a state is sent in several chunks.
+/// Content 0 is a Service so large that a state is sent in several chunks.
 fn content(name: &str, content: u8) -> ServiceEndpoints {
     match content % 4 {
         0 => large(name, 50_000 + usize::from(content)),
@@ -54,7 +53,7 @@ fn content(name: &str, content: u8) -> ServiceEndpoints {
 
 type Known = Arc<Mutex<HashMap<(u64, u64), State>>>;
 
-/// Checks that a state is one that was published, and that revisions do not go back.
+/// Checks that a state was published, and that revisions do not go back.
 #[derive(Debug)]
 struct Judge {
     known: Known,
@@ -71,14 +70,14 @@ impl Judge {
     }
 }
 
-/// Cut streams and slow readers, as the test says.
+/// Broken streams and slow readers, as the test requests.
 #[derive(Debug, Clone)]
 struct Weather {
     cuts: watch::Receiver<u32>,
     slow: bool,
 }
 
-/// The stream is to be left where it is.
+/// The stream is abandoned.
 struct Cut;
 
 impl Weather {
@@ -138,7 +137,7 @@ async fn read_watch(
     let mut whole = State::default();
     loop {
         let mut stream = client.watch(from(judge.last)).await.expect("is taken").into_inner();
-        // What came after the last Sync before a cut does not count.
+        // What arrived after the last Sync before a cut does not count.
         let mut reader = Reader { draft: whole.clone(), ..Reader::default() };
         while let Ok(item) = weather.message(&mut stream).await {
             let item = item.expect("a Watch does not end by itself");
@@ -186,7 +185,6 @@ impl Readers {
         Self { tasks, received: all, cut_next, cut_watch }
     }
 
-    /// Until every reader has this state.
     async fn reach(&mut self, position: (u64, u64)) {
         for received in &mut self.received {
             let reached = received.wait_for(|received| *received == position);
@@ -202,7 +200,7 @@ impl Readers {
 
 async fn run(ops: Vec<Op>) {
     let known = Known::default();
-    // So short that callers who were away are reset now and then.
+    // So short that callers that were away are reset now and then.
     let mut source = Source::with_history(1, History::new(6, 20));
     let server = Running::start(&source).await;
     let mut readers = Readers::start(&server, &known);
@@ -218,7 +216,7 @@ async fn run(ops: Vec<Op>) {
                     .map(|(name, to)| (name.as_str(), to.map(|to| content(name, to))))
                     .collect();
                 nodes += 1;
-                // Known before it is published, as readers are quick.
+                // Added before it is published, because readers are quick.
                 let mut ahead = source.model.clone();
                 for (name, service) in &services {
                     match service {
@@ -231,7 +229,7 @@ async fn run(ops: Vec<Op>) {
                 known.lock().expect("states").insert((instance_id, rev + 1), ahead);
                 source.revision(&services, node);
             }
-            // Nothing to be fresh or stale yet.
+            // No state yet whose freshness could change.
             Op::Freshness(_) | Op::NewInstance | Op::Forget if rev == 0 => {}
             Op::Freshness(stale) => source.freshness(stale.then_some("away")),
             Op::NewInstance => {

@@ -6,7 +6,7 @@ use prometheus_client::registry::Registry;
 
 use super::*;
 
-/// What a backend says that has put this state into effect.
+/// The report of a backend that has applied this state.
 pub(super) fn synced(name: &str, pid: u32, (instance_id, rev): (u64, u64)) -> Backend {
     Backend {
         name: name.into(),
@@ -31,7 +31,7 @@ async fn what_a_backend_says_is_shown_with_how_far_behind_it_is() {
     let mut client = server.watch().await;
     let own = std::process::id();
     client.report(synced("nft", own, (7, 1))).await.expect("is taken");
-    // What it says of the fields that are the agent's is not believed.
+    // Fields that the agent sets are ignored in a report.
     let failing = Backend {
         state: "failing".into(),
         reason: "no nft_numgen in this kernel".into(),
@@ -83,7 +83,7 @@ async fn a_backend_whose_process_has_ended_is_silent_at_once() {
     let mut process = std::process::Command::new("sleep").arg("60").spawn().expect("starts");
     let pid = process.id();
     server.backends.take(synced("here", pid, (7, 1)), Some(pid)).expect("is taken");
-    // Sent by a process of another number: this one may be of another pid namespace, where nothing is known of it.
+    // Sent by a process of another number: the pid may be of another PID namespace, about which nothing is known here.
     server.backends.take(synced("contained", pid, (7, 1)), Some(pid + 1)).expect("is taken");
     server.backends.take(synced("remote", pid, (7, 1)), None).expect("is taken");
     let silent = || server.backends.list().into_iter().map(|one| (one.name, one.silent)).collect::<Vec<_>>();
