@@ -1,15 +1,14 @@
-//! The host, as node status needs it.
+//! The host's part of the node status.
 //!
-//! Owns: the trait [`Host`] that a service implements, and what passes through it. In: calls from the
-//! StatusReporter. Out: readings; what cannot be read is absent and named in [`HostReadings::errors`], so that
-//! one broken file costs one field.
+//! Owns: the trait [`Host`] that a service implements, and its types. In: calls from the StatusReporter. Out: readings;
+//! an unreadable value is absent and named in [`HostReadings::errors`], so that one broken file costs one field.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use futures_util::future::BoxFuture;
 use keelson_actor_system::file_system::FileSystem;
 
-/// What does not change while the machine runs.
+/// Constant while the machine runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostFacts {
     /// `nodeInfo.machineID` (`/etc/machine-id`).
@@ -29,7 +28,7 @@ pub struct HostFacts {
     pub hostname: String,
 }
 
-/// What is read for each status.
+/// Read for each status.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostReadings {
     /// Online processors.
@@ -41,22 +40,22 @@ pub struct HostReadings {
     pub memory_available_bytes: Option<u64>,
     /// `SwapTotal`, bytes.
     pub swap_capacity_bytes: Option<u64>,
-    /// Huge pages: page size in bytes and bytes in all, by size.
+    /// Page size and total size in bytes, by size.
     pub huge_pages: Vec<(u64, u64)>,
-    /// The file system of the root of pods (`nodefs`).
+    /// The file system of the directory of pods (`nodefs`).
     pub node_fs: Option<FileSystem>,
-    /// The file system of the images (`imagefs`), where the runtime has said which that is.
+    /// The file system of the images (`imagefs`), if the runtime has named it.
     pub image_fs: Option<FileSystem>,
-    /// The most processes that can be, and those that are.
+    /// Maximum and current number of processes.
     pub pids: Option<(u64, u64)>,
-    /// Addresses to report, best first, by the kubelet's rule: the address of the default route's interface,
-    /// IPv4 before IPv6, no loopback, no link-local one.
+    /// Addresses to report, best first, by the kubelet's rule: the address of the default route's interface, IPv4
+    /// before IPv6, no loopback or link-local address.
     pub addresses: Vec<IpAddr>,
-    /// What could not be read, a sentence each.
+    /// One sentence per failed reading.
     pub errors: Vec<String>,
 }
 
-/// What only some readings need.
+/// Input of readings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostAsk {
     /// The directory whose file system is `nodefs`.
@@ -66,13 +65,12 @@ pub struct HostAsk {
 }
 
 pub trait Host: Send + Sync + 'static {
-    /// What does not change.
     fn facts(&self) -> HostFacts;
 
-    /// What changes. Never fails and never takes long: a file system that hangs is an error in the readings.
+    /// Never fails and never takes long: a file system that hangs is an error in the readings.
     fn read(&self, ask: HostAsk) -> BoxFuture<'static, HostReadings>;
 
-    /// Time since boot, time asleep included (CLOCK_BOOTTIME): with [`HostFacts::boot_id`] it tells across a
-    /// restart of the process how much time has passed, whatever the wall clock did.
+    /// Time since boot, including suspend (CLOCK_BOOTTIME): with [`HostFacts::boot_id`] it measures the time across a
+    /// restart of the process, independent of the wall clock.
     fn since_boot(&self) -> Duration;
 }

@@ -1,7 +1,7 @@
 //! Heartbeats: the node's Lease and the status of the Node.
 //!
-//! Owns: the LeaseRenewer ([`lease`]), the StatusReporter ([`status`]), and the trait [`host::Host`] by which the machine is
-//! read. In: the Node as it is watched; reports of the container runtime, of image pulls and of service endpoints; conditions
+//! Owns: the LeaseRenewer ([`lease`]), the StatusReporter ([`status`]), and the trait [`host::Host`] that reads the
+//! machine. In: the watched Node; reports of the container runtime, of image pulls and of service endpoints; conditions
 //! of other processes; readings of the host. Out: requests on [`LeaseApi`](keelson_actor_system::cluster::LeaseApi) and
 //! [`NodeApi`](keelson_actor_system::cluster::NodeApi), which a service implements. No sockets are opened here.
 

@@ -1,4 +1,4 @@
-//! The LeaseRenewer: its requests, its timer, its record, restarts, and what it tells of itself.
+//! The LeaseRenewer: requests, timer, record, restarts, inspection.
 
 use std::{
     sync::{
@@ -29,13 +29,12 @@ use crate::lease::{
     },
 };
 
-/// An API server that the tests script, behind the trait.
 struct FakeApi {
     server: Mutex<Server>,
     /// Requests do not end by themselves.
     hang: std::sync::atomic::AtomicBool,
     log: Mutex<Vec<(Instant, &'static str)>>,
-    /// Requests under way, and the most that ever were.
+    /// Requests under way, and their maximum.
     under_way: AtomicUsize,
     most: AtomicUsize,
     closes: AtomicUsize,
@@ -133,7 +132,6 @@ impl LeaseApi for FakeApi {
     }
 }
 
-/// A renewer, its server, its store, its clocks.
 struct Cluster {
     api: Arc<FakeApi>,
     store: Arc<FakeStore>,
@@ -156,7 +154,7 @@ impl Cluster {
         Self::with(FakeApi::new(server), FakeStore::new())
     }
 
-    /// As a process would that starts now.
+    /// As a process that starts now.
     fn with(api: Arc<FakeApi>, store: Arc<FakeStore>) -> Self {
         let (clock, step, begin) = (Clock::start(), Arc::new(AtomicI64::new(0)), Instant::now());
         let wall: WallClock = {
@@ -227,7 +225,7 @@ fn case_22_the_lease_is_made_and_renewed_every_interval() {
         );
         for two in times[2..].windows(2) {
             let pause = (two[1] - two[0]).as_millis();
-            // Timers have a grain of a millisecond.
+            // Timers have a granularity of a millisecond.
             assert!((10_000..=10_403).contains(&pause), "{pause}");
         }
         assert_eq!((cluster.health(), cluster.counted("created")), (ChoreHealth::Well, 1));
@@ -356,7 +354,7 @@ fn a_restart_drops_the_request_under_way() {
 
 #[test]
 fn panics_and_stops_are_retried_for_as_long_as_they_last() {
-    // I9: neither ends the process.
+    // I9: neither stops the process.
     run(async {
         let cluster = Cluster::start(Server::with_node());
         for restart in 0..20 {
@@ -430,7 +428,7 @@ fn a_store_that_hangs_does_not_stop_the_heartbeat() {
     run(async {
         let cluster = Cluster::start(Server::with_node());
         pass(1_000).await;
-        // Another Lease: its identity has to be written, and is not before the store lets go.
+        // Another Lease: its identity has to be written, but the store is blocked.
         cluster.store.block(true);
         cluster.api.server().lease = None;
         cluster.step.fetch_add(5_000, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! The actors themselves, with scripted neighbours, on paused time.
+//! The actors with scripted neighbours, on paused time.
 
 mod lease;
 mod status;

@@ -22,7 +22,7 @@ use crate::status::{
 };
 use neighbours::{Fault, NEW_YEAR, World, idle, step_wall};
 
-/// Lets time pass in steps in which other threads come to their end as well.
+/// Advances time in steps in which other threads finish as well.
 async fn live(seconds: u64) {
     for _ in 0..seconds {
         pass(1000).await;
@@ -86,7 +86,7 @@ fn a_runtime_that_dies_makes_the_node_not_ready_within_ten_seconds_and_back() {
             assert_eq!(world.api.condition("Ready")["status"], "True");
             assert_eq!(world.api.verbs(), ["patch", "patch"]);
         }
-        // With time to spare it is at once.
+        // If the rate allows, it is reported at once.
         live(60).await;
         world.runtime_dies();
         settle().await;
@@ -290,7 +290,7 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
     });
 }
 
-/// E7: 360 passes of a companion on which nothing changes: none of them writes, none asks.
+/// E7: 360 passes of a companion without changes: no writes, no requests.
 #[test]
 fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
     run(async {
@@ -308,7 +308,7 @@ fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
     });
 }
 
-/// I4: a store that fails is a condition once that has lasted, and so is its return.
+/// I4: a store failure that lasts is a condition, and so is its recovery.
 #[test]
 fn i4_a_store_that_is_not_open_is_a_condition() {
     run(async {
@@ -333,8 +333,8 @@ fn i4_a_store_that_is_not_open_is_a_condition() {
     });
 }
 
-/// I4: conditions of other processes that could not be read at the start are adopted when the store opens, or when a store
-/// that is open can be read; what was reported since then counts more.
+/// I4: conditions of other processes that could not be read at the start are adopted when the store opens or becomes
+/// readable; newer reports take precedence.
 #[test]
 fn i4_conditions_are_adopted_when_the_store_opens_late() {
     for opens in [true, false] {
@@ -387,7 +387,7 @@ fn i4_conditions_are_adopted_when_the_store_opens_late() {
     }
 }
 
-/// I1: in the role of a node the agent itself works DiskPressure out, and image pulls hear of it.
+/// I1: in role node the agent itself computes DiskPressure, and reports it to image pulls.
 #[test]
 fn image_pulls_hear_of_disk_pressure_in_the_role_of_a_node() {
     run(async {

@@ -1,8 +1,8 @@
-//! The LeaseRenewer: makes the requests that the core of the Lease decides on.
+//! The LeaseRenewer: performs the effects of the Lease core.
 //!
-//! Owns: the core, the one timer, the one request under way, the record on disk. In: [`NodeChanged`], questions from
-//! people. Out: requests, health, metrics, the record. A store that fails costs nothing but the record: the node's
-//! heartbeat goes on without a disk (decision 0003).
+//! Owns: the core, the timer, the current request, the record on disk. In: [`NodeChanged`], queries. Out: requests,
+//! health, metrics, the record. A failing store costs only the record: the heartbeat continues without a disk (decision
+//! 0003).
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,38 +29,38 @@ use super::{
     record::{LEASE_KEY, LeaseRecord},
 };
 
-/// How long after a failed write of the record the next try comes.
+/// Delay of the retry after a failed write of the record.
 const REWRITE_AFTER: Duration = Duration::from_secs(30);
 
-/// The wall clock, in milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`], but for tests.
+/// Milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`], except in tests.
 pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
 messages! {
     /// To itself: a timer is due.
     LeaseTick => () {}
-    /// The Node that owns the Lease came, went, or was made anew.
+    /// The Node that owns the Lease was created, deleted or recreated.
     NodeChanged => () {
-        /// `metadata.uid`; `None`: there is no such Node.
+        /// `metadata.uid`; `None`: the Node does not exist.
         uid: Option<String>,
     }
-    /// The actor's state as JSON, for people.
+    /// The actor's state as JSON.
     LeaseState => String {}
 }
 
 pub struct LeaseRenewerParts {
     pub api: Arc<dyn LeaseApi>,
     pub store: Arc<dyn StateStore>,
-    /// Time, for plans.
+    /// For plans.
     pub clock: Clock,
-    /// Time, for the Lease.
+    /// For the Lease.
     pub wall: WallClock,
     pub policy: LeasePolicy,
     pub metrics: LeaseMetrics,
-    /// How it fares, for readiness and people.
+    /// For readiness and the debug API.
     pub health: watch::Sender<ChoreHealth>,
-    /// Whether another process renews the Lease; read by the StatusReporter.
+    /// Read by the StatusReporter.
     pub contention: watch::Sender<Contention>,
-    /// Raised by one with each change that people could see.
+    /// Incremented with each visible change.
     pub changes: watch::Sender<u64>,
     pub recorder: Arc<Recorder>,
 }
@@ -78,16 +78,15 @@ pub struct LeaseRenewer {
     changes: watch::Sender<u64>,
     supervision: Supervision,
     timer: Timer,
-    /// The newest record that is not on disk, and whether a write is under way or planned.
+    /// The newest record that is not on disk.
     unwritten: Option<LeaseRecord>,
     logged: LoggedFailure,
     writing: bool,
-    /// What the Node was last said to be: a restart does not forget it.
+    /// The last change of the Node, kept across a restart of the actor.
     node: Option<Option<String>>,
 }
 
 impl LeaseRenewer {
-    /// An actor that has not started yet.
     #[must_use]
     pub fn new(parts: LeaseRenewerParts) -> Self {
         Self {
@@ -114,7 +113,7 @@ impl LeaseRenewer {
         Now { unix_ms: (self.wall)(), ..self.clock.now() }
     }
 
-    /// One event through the core, and everything that follows from it.
+    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.now(), rand::random());
         for effect in effects {
@@ -152,7 +151,7 @@ impl LeaseRenewer {
         }
     }
 
-    /// Makes a request. The actor's context owns it: when the actor stops, the request is dropped.
+    /// The actor's context owns the request: it is dropped when the actor stops.
     fn ask(&self, number: u64, request: Request, ctx: &mut Context<Self>) {
         let (name, limit) = (&self.policy.name, self.policy.request_timeout());
         let server = self.api.server();
@@ -180,7 +179,6 @@ impl LeaseRenewer {
         });
     }
 
-    /// Brings metrics, health and summary up to date.
     fn show(&self) {
         if let Some(renewed) = self.core.renewed_at() {
             self.metrics.renewed(renewed.mono_ms);
@@ -203,7 +201,7 @@ impl LeaseRenewer {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Writes the record, off this thread. One write at a time; the newest record wins.
+    /// Writes the record, off this thread. One write at a time, of the newest record.
     fn write(&mut self, ctx: &mut Context<Self>) {
         if self.writing {
             return;
@@ -265,7 +263,6 @@ impl LeaseRenewer {
     }
 }
 
-/// The request, or an error when it takes too long.
 async fn within<T>(
     limit: Duration,
     server: String,
@@ -285,8 +282,8 @@ supervised!(LeaseRenewer);
 impl Supervised for LeaseRenewer {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
-        // A write of the former self may still be under way. It can only say what the next read will find, or a
-        // little less, which costs one larger patch.
+        // A write of the previous life may still be under way. It has the content of the next read, or slightly less,
+        // which costs one larger patch.
         self.timer.clear();
         self.unwritten = None;
         self.writing = false;

@@ -40,22 +40,22 @@ families! {
 }
 
 impl LeaseMetrics {
-    /// Brings the gauge that grows with time up to date, before it is read. `now` is of the actor's clock. Needs no
-    /// message to the actor, so that the age of a Lease whose renewer is stuck is seen too.
+    /// Updates the gauge that grows with time, before it is read. `now` is of the actor's clock. Sends no message to
+    /// the actor, so that the age is correct even if the renewer hangs.
     pub fn now_gauges(&self, now: Now) {
         let mono_ms = i64::try_from(now.mono.as_millis()).unwrap_or(i64::MAX);
         let age = mono_ms.saturating_sub(self.renewed_ms.load(Ordering::Relaxed)).max(0);
         self.age.set(std::time::Duration::from_millis(age.unsigned_abs()).as_secs_f64());
     }
 
-    /// Number of successful renewals, the creation of the Lease included.
+    /// Successful renewals, including the creation of the Lease.
     #[must_use]
     pub fn renewals(&self) -> u64 {
         let count = |result| self.renewals.get(&ResultLabel { result }).map_or(0, |counter| counter.get());
         count("renewed") + count("created")
     }
 
-    /// Notes a renewal at this monotonic time in milliseconds; negative: before the clock began.
+    /// Records a renewal at this monotonic time in milliseconds; negative: before the clock began.
     pub(super) fn renewed(&self, mono_ms: i64) {
         self.renewed_ms.store(mono_ms, Ordering::Relaxed);
     }

@@ -1,11 +1,11 @@
-//! What of the Lease outlives the process.
+//! The record of the Lease.
 //!
-//! Owns: the record's form and key. In: the Lease as the server last confirmed it. Out: JSON in the table
-//! `heartbeats` of the store, written when it changes and never for a renewal.
+//! In: the Lease as the server last confirmed it. Out: JSON in the table `heartbeats` of the store, written when it
+//! changes but not for renewals.
 
 use serde::{Deserialize, Serialize};
 
-/// Key of the record in [`keelson_storage::Table::Heartbeats`].
+/// In [`keelson_storage::Table::Heartbeats`].
 pub(super) const LEASE_KEY: &[u8] = b"lease";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,13 +18,13 @@ pub struct LeaseRecord {
     pub transitions: i32,
     /// `spec.holderIdentity`.
     pub holder: String,
-    /// Whether the record of who set which field was dropped from the Lease with this uid.
+    /// Whether `metadata.managedFields` was dropped from the Lease with this uid.
     #[serde(default)]
     pub managers_forgotten: bool,
-    /// `spec.acquireTime` in Unix microseconds, where the agent may stand back: its claim.
+    /// `spec.acquireTime` in Unix microseconds: the agent's claim, if it may stand back.
     #[serde(default)]
     pub acquired_unix_us: Option<i64>,
-    /// The agent had left the Lease to another process.
+    /// The agent left the Lease to another process.
     #[serde(default)]
     pub stood_back: bool,
 }

@@ -1,8 +1,8 @@
-//! The StatusReporter: performs what the core decides.
+//! The StatusReporter: performs the effects of the status core.
 //!
-//! Owns: the core, the one timer, the requests and readings under way; [`saving`] has the writes to the store. In: messages. Out:
-//! requests to the API server, one at a time; records. When the store fails it goes on and says so; what is lost
-//! then is one report's worth of economy after a restart.
+//! Owns: the core, the timer, the requests and readings under way; [`saving`] has the writes to the store. In:
+//! messages. Out: requests to the API server, one at a time; records. When the store fails it continues and reports
+//! that; the cost is one extra report after a restart.
 
 mod saving;
 
@@ -50,41 +50,38 @@ use crate::{
     lease::Contention,
 };
 
-/// The wall clock, in milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`] outside tests.
+/// Milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`] outside tests.
 pub type WallClock = fn() -> i64;
 
-/// The longest that a pass waits for the runtime's answer.
+/// Maximum wait of a pass for the runtime's answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest that it waits for the pulls' answer.
+/// Maximum wait for the pulls' answer.
 const PULLS_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest that it waits for the host's, which is never late.
+/// Maximum wait for the host's answer, which is never late.
 const HOST_TIMEOUT: Duration = Duration::from_secs(10);
-/// A request that the API's implementation does not end by itself.
+/// For a request that the API's implementation does not end by itself.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
-/// How often a runtime that does not take pods yet is asked after the start, and for how long (kubelet).
+/// Interval and duration of the queries, after the start, of a runtime that does not take pods yet (kubelet).
 const FIRST_READY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(120));
 
 pub struct StatusReporterParts {
     pub api: Arc<dyn NodeApi>,
     pub host: Arc<dyn Host>,
-    /// Who says how the container runtime is, and at once when it comes or goes.
+    /// Also notifies at once when the runtime comes up or goes down.
     pub runtime: Arc<dyn RuntimeSource>,
-    /// Who says how image pulls fare.
     pub pulls: Arc<dyn PullsSource>,
-    /// How service endpoints fare.
     pub endpoints: watch::Receiver<EndpointsView>,
-    /// Whether another process renews the node's Lease.
     pub contention: watch::Receiver<Contention>,
     pub store: Arc<dyn StateStore>,
-    /// Time, for plans.
+    /// For plans.
     pub clock: Clock,
-    /// Time, for the Node.
+    /// For the Node.
     pub wall: WallClock,
     pub policy: StatusPolicy,
     pub metrics: StatusMetrics,
-    /// How it fares, for readiness and people.
+    /// For readiness and the debug API.
     pub health: watch::Sender<ChoreHealth>,
-    /// Raised by one with each change that people could see.
+    /// Incremented with each visible change.
     pub changes: watch::Sender<u64>,
     pub recorder: Arc<Recorder>,
 }
@@ -108,21 +105,20 @@ pub struct StatusReporter {
     timer: Timer,
     unsaved: Unsaved,
     logged: LoggedFailure,
-    /// Those who wait until it is on disk.
+    /// Callers that wait until it is on disk.
     waiting: Vec<oneshot::Sender<()>>,
     saving: bool,
     save_again: Option<SpawnHandle>,
     /// The store could not be read at the start.
     unread: bool,
     summary: String,
-    /// What was told last of the condition DiskPressure.
+    /// The status of the condition DiskPressure that was last reported to the pulls.
     disk_pressure: Option<bool>,
-    /// What the watch said last: a restart does not forget it.
+    /// The last event of the watch, kept across a restart of the actor.
     node: Option<Option<Arc<Node>>>,
 }
 
 impl StatusReporter {
-    /// An actor that has not started yet.
     #[must_use]
     pub fn new(parts: StatusReporterParts) -> Self {
         Self {
@@ -158,7 +154,7 @@ impl StatusReporter {
         Now { unix_ms: (self.wall)(), ..self.clock.now() }
     }
 
-    /// One event through the core, and everything that follows from it.
+    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.now(), rand::random());
         let visible = !effects.is_empty();
@@ -220,7 +216,7 @@ impl StatusReporter {
         }
     }
 
-    /// Waits for something, and goes on with the event that is made of it.
+    /// Waits for a future, and continues with the event made of its output.
     fn then<T: 'static>(
         wait: impl Future<Output = T> + 'static,
         event: impl FnOnce(T) -> Event + 'static,
@@ -269,19 +265,17 @@ impl StatusReporter {
         });
     }
 
-    /// Tells the core when the runtime comes or goes.
     fn watch_runtime(&mut self, ctx: &mut Context<Self>) {
         ctx.spawn(wrap_future::<_, Self>(self.runtime.changed()).map(|changed, actor, ctx| {
-            // Else the RuntimeClient is gone, and with it the process.
+            // Otherwise the RuntimeClient is gone, and with it the process.
             if changed {
-                // Watched again first: what changes during the step is not missed.
+                // Watched again first, so that no change during the step is missed.
                 actor.watch_runtime(ctx);
                 actor.step(Event::Changed, ctx);
             }
         }));
     }
 
-    /// Tells the core when another process is found to renew the Lease, and when it has stopped.
     fn watch_contention(&mut self, before: Contention, ctx: &mut Context<Self>) {
         let mut contention = self.contention.clone();
         let changed = async move {
@@ -293,7 +287,7 @@ impl StatusReporter {
                 actor.watch_contention(now, ctx);
                 actor.step(Event::Contention(now), ctx);
             }
-            // There is no LeaseRenewer any more, and a status does not wait for one.
+            // The LeaseRenewer is gone, and a status does not wait for one.
             None if before == Contention::Undecided => {
                 actor.step(Event::Contention(Contention::Uncontested), ctx);
             }
@@ -301,14 +295,13 @@ impl StatusReporter {
         }));
     }
 
-    /// Tells the core when the state stops being durable, and when it is again.
     fn watch_store(&mut self, ctx: &mut Context<Self>) {
         let mut state = self.store.subscribe();
         let shown = |state: &StoreState| (state.is_durable(), state.is_open());
         let before = shown(&state.borrow_and_update());
         let changed = async move { state.wait_for(|state| shown(state) != before).await.is_ok() };
         ctx.spawn(wrap_future::<_, Self>(changed).map(|changed, actor, ctx| {
-            // A store that is never closed has no states to tell of.
+            // A store that never closes has no state changes to report.
             if changed {
                 actor.watch_store(ctx);
                 if actor.unread && actor.store.subscribe().borrow().is_open() {
@@ -319,7 +312,7 @@ impl StatusReporter {
         }));
     }
 
-    /// A fresh node is reported as soon as its runtime takes pods.
+    /// The status of a new node is reported as soon as its runtime takes pods.
     fn watch_first_ready(&mut self, ctx: &mut Context<Self>) {
         if self.policy.role != Role::Node {
             return;
@@ -343,7 +336,7 @@ impl StatusReporter {
     }
 }
 
-/// No request is waited for forever, whatever the implementation does.
+/// Bounds the wait for a request, whatever the implementation does.
 fn in_time<T>(
     api: &Arc<dyn NodeApi>,
     request: BoxFuture<'static, Result<T, ApiError>>,
@@ -410,7 +403,7 @@ impl Handler<ClearCondition> for StatusReporter {
     }
 }
 
-/// Whether there was something to save, when it is saved.
+/// Waits until the change, if any, is saved; returns whether there was one.
 async fn answer(
     saved: Result<Option<oneshot::Receiver<()>>, ConditionRefused>,
 ) -> Result<bool, ConditionRefused> {

@@ -1,7 +1,7 @@
-//! Whether a status says something new.
+//! Whether a status has changed.
 //!
-//! Owns: the kubelet's comparison of two statuses. In: the status as it is and as it should be. Out: whether they
-//! differ in more than heartbeats.
+//! Owns: the kubelet's comparison of two statuses. In: the present and the desired status. Out: whether they differ in
+//! more than heartbeats.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use k8s_openapi::{
 
 use super::quantity::Amount;
 
-/// Whether two statuses differ: conditions by type and without their heartbeats, amounts by value, what is empty
-/// like what is absent, and everything else exactly. A message counts, an image counts.
+/// Conditions are compared by type and without heartbeats, amounts by value, an empty field equals an absent one, and
+/// everything else exactly. Messages and images count.
 pub(super) fn differ(one: &NodeStatus, other: &NodeStatus) -> bool {
     canonical(one) != canonical(other)
 }
@@ -22,7 +22,7 @@ fn canonical(status: &NodeStatus) -> NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {
         condition.last_heartbeat_time = None;
-        // The server leaves out texts that are empty.
+        // The server omits empty texts.
         condition.reason = condition.reason.take().filter(|text| !text.is_empty());
         condition.message = condition.message.take().filter(|text| !text.is_empty());
     }
@@ -47,7 +47,7 @@ fn amounts(list: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
     list.into_iter().map(|(name, quantity)| (name, canonical(quantity))).collect()
 }
 
-/// The labels of the system that the Node has wrong: the kubelet's comparison counts these.
+/// The system labels that are wrong on the Node: the kubelet's comparison includes these.
 pub(super) fn wrong_system_labels(node: &Node, os: &str, arch: &str) -> Vec<(&'static str, String)> {
     let has =
         |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
@@ -58,7 +58,7 @@ pub(super) fn wrong_system_labels(node: &Node, os: &str, arch: &str) -> Vec<(&'s
         .collect()
 }
 
-/// Whether a resourceVersion is older than another one; texts that are no numbers are never older.
+/// Whether a resourceVersion is older than another; false for texts that are not numbers.
 pub(super) fn older(one: Option<&str>, other: &str) -> bool {
     match (one.map(str::parse::<u128>), other.parse::<u128>()) {
         (Some(Ok(one)), Ok(other)) => one < other,

@@ -1,9 +1,8 @@
 //! Conditions that other processes report through the agent.
 //!
-//! Owns: [`Externals`], what was set, how long it is good for, and what was cleared and must go from the Node;
-//! the rules for what may be set. In: `SetCondition` and `ClearCondition`, records of an earlier life. Out:
-//! conditions for the next status; a repeat that changes nothing writes nothing, neither at the API server nor on
-//! disk.
+//! Owns: [`Externals`], the conditions that are set, their validity, and the cleared ones that must be removed from the
+//! Node; the rules for conditions. In: `SetCondition` and `ClearCondition`, records of an earlier process. Out:
+//! conditions for the next status; a repeat without a change writes nothing, neither to the API server nor to disk.
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
@@ -16,19 +15,19 @@ use super::{
 };
 
 pub const MOST_CONDITIONS: usize = 32;
-/// Longest type: a prefix of 253 characters, a slash, a name of 63, less one as in the API's schema.
+/// Maximum length of a type: a prefix of 253 characters, a slash, a name of 63, less one as in the API's schema.
 const LONGEST_TYPE: usize = 316;
-/// Longest reason (API: metav1.Condition).
+/// API: metav1.Condition.
 const LONGEST_REASON: usize = 1024;
-/// Longest message (API: metav1.Condition).
+/// API: metav1.Condition.
 const LONGEST_MESSAGE: usize = 32_768;
-/// Shortest and longest time that a report is good for.
+/// Minimum and maximum validity of a report.
 const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600));
-/// A condition that was cleared is taken off the Node for at least so long, in milliseconds: a write that seemed
-/// to fail may still bring it back.
+/// Minimum time for which a cleared condition is removed from the Node, in milliseconds: a write that seemed to fail
+/// may still bring it back.
 const CLEARING: i64 = 60_000;
 
-/// Conditions of the kubelet, of cloud providers, and of the agent, earlier versions of it included.
+/// Conditions of the kubelet, of cloud providers, and of this and earlier versions of the agent.
 const RESERVED: [&str; 11] = [
     "Ready",
     "MemoryPressure",
@@ -61,12 +60,10 @@ pub enum ConditionRefused {
     )]
     Type {
         kind: String,
-        /// What it breaks.
         wrong: String,
     },
     #[error("{status:?} is not a condition status; use True, False or Unknown")]
     Status { status: String },
-    /// The reason is none.
     #[error(
         "a reason must be one word in CamelCase of at most 1024 letters, digits, '_', ',' and ':', beginning \
          with a letter and ending with a letter, a digit or '_'"
@@ -74,33 +71,29 @@ pub enum ConditionRefused {
     Reason,
     #[error("the message has {characters} characters; the maximum is 32768")]
     Message { characters: usize },
-    /// The time is none.
     #[error("the TTL must be at least 1 s and at most 366 days, or 0 for no expiry")]
     Ttl,
     #[error("{MOST_CONDITIONS} conditions are already set, which is the maximum; clear one first")]
     TooMany,
-    /// There is none to clear.
     #[error("the condition {kind} is not set")]
     Unknown { kind: String },
 }
 
-/// A condition to be set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExternalCondition {
-    /// Its type, by which there is one.
+    /// Unique among the conditions.
     pub kind: String,
     pub status: ConditionStatus,
-    /// Why, in one word.
+    /// In CamelCase.
     pub reason: String,
-    /// Why, for people.
     pub message: String,
-    /// How long this is good for; after that the status is Unknown. `None`: forever.
+    /// Validity of the report; after that the status is Unknown. `None`: unlimited.
     pub ttl: Option<Duration>,
 }
 
 impl ExternalCondition {
     /// # Errors
-    /// What is not as the API wants it, or reserved.
+    /// The rule of the API that is broken, or that the type is reserved.
     fn check(&self) -> Result<(), ConditionRefused> {
         let kind = || self.kind.chars().take(LONGEST_TYPE).collect();
         if RESERVED.contains(&self.kind.as_str()) {
@@ -133,30 +126,27 @@ fn is_reason(text: &str) -> bool {
         && text.chars().all(|c| word(c) || matches!(c, ',' | ':'))
 }
 
-/// A condition as it is now, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConditionView {
     pub kind: String,
-    /// Its status; Unknown when its reporter has been silent for too long.
+    /// Unknown when its reporter has been silent for too long.
     pub status: ConditionStatus,
-    /// Why, in one word.
+    /// In CamelCase.
     pub reason: String,
-    /// Why, for people.
     pub message: String,
-    /// How long a report is good for.
     pub ttl: Option<Duration>,
-    /// Unix milliseconds of the last report, by the wall clock of now.
+    /// Time of the last report, Unix milliseconds by the present wall clock.
     pub heard_unix_ms: i64,
 }
 
-/// As it is kept on disk, under its type.
+/// The record on disk, keyed by its type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalRecord {
     status: ConditionStatus,
     reason: String,
     message: String,
     ttl_ms: Option<u64>,
-    /// It has been cleared and must go from the Node.
+    /// It must be removed from the Node.
     cleared: bool,
 }
 
@@ -192,21 +182,21 @@ impl External {
     }
 }
 
-/// A change of what is on disk: the type, and the record or its end.
+/// A change on disk: the type, and the record or `None` to delete it.
 pub type ExternalWrite = (String, Option<ExternalRecord>);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Externals(BTreeMap<String, External>);
 
 impl Externals {
-    /// Those of an earlier life. A report is as good as if it had been made now.
+    /// Those of an earlier process. A report is valid as if it had been made now.
     pub(super) fn restore(records: impl IntoIterator<Item = ExternalWrite>, now: Moment) -> Self {
         let good = |(kind, record): ExternalWrite| Some((kind, External { record: record?, heard: now }));
         Self(records.into_iter().filter_map(good).collect())
     }
 
-    /// Adds those of an earlier life that are not known here, as far as there is room. Returns what is added, and what has
-    /// to be written.
+    /// Adds those of an earlier process that are unknown here, as far as there is room. Returns the number added, and
+    /// the writes.
     pub(super) fn adopt(&mut self, records: Vec<ExternalWrite>, now: Moment) -> (usize, Vec<ExternalWrite>) {
         let (mut adopted, mut dropped) = (0, Vec::new());
         for (kind, record) in records {
@@ -226,10 +216,10 @@ impl Externals {
         live >= MOST_CONDITIONS || self.0.len() >= 4 * MOST_CONDITIONS
     }
 
-    /// Takes a report. Returns what has to be written, which is nothing for a repeat.
+    /// Returns what has to be written, `None` for a repeat.
     ///
     /// # Errors
-    /// The report is not as the API wants it, of a type that is reserved, or one too many.
+    /// The report is invalid, of a reserved type, or exceeds the maximum number.
     pub(super) fn set(
         &mut self,
         condition: ExternalCondition,
@@ -238,7 +228,7 @@ impl Externals {
         condition.check()?;
         let known = self.0.get(&condition.kind);
         let live = self.0.values().filter(|external| !external.record.cleared).count();
-        // Those that are being taken off the Node count too, but not as much.
+        // Those that are being removed from the Node count too, but less.
         let full = live >= MOST_CONDITIONS || (known.is_none() && self.0.len() >= 4 * MOST_CONDITIONS);
         if full && known.is_none_or(|known| known.record.cleared) {
             return Err(ConditionRefused::TooMany);
@@ -256,17 +246,16 @@ impl Externals {
         Ok(write)
     }
 
-    /// Every type that is set, or must go from the Node.
+    /// Every type that is set, or must be removed from the Node.
     pub(super) fn kinds(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Whether a condition of this type is set.
     pub(super) fn has(&self, kind: &str) -> bool {
         self.0.get(kind).is_some_and(|external| !external.record.cleared)
     }
 
-    /// Takes a condition back: it goes from the Node with the next status.
+    /// Removes a condition from the Node with the next status.
     ///
     /// # Errors
     /// It is not set.
@@ -281,14 +270,14 @@ impl Externals {
         }
     }
 
-    /// Takes all of them back. Returns what has to be written.
+    /// Returns what has to be written.
     pub(super) fn clear_all(&mut self, now: Moment) -> Vec<ExternalWrite> {
         let live = self.0.iter().filter(|(_, external)| !external.record.cleared);
         let kinds: Vec<String> = live.map(|(kind, _)| kind.clone()).collect();
         kinds.iter().filter_map(|kind| self.clear(kind, now).ok()).collect()
     }
 
-    /// Forgets what was cleared and is gone from the Node. Returns what has to be written.
+    /// Forgets conditions that were cleared and are gone from the Node. Returns what has to be written.
     pub(super) fn forget(&mut self, is_there: impl Fn(&str) -> bool, now: Moment) -> Vec<ExternalWrite> {
         let done = |kind: &str, external: &External| {
             external.record.cleared && now.saturating_sub(external.heard) >= CLEARING && !is_there(kind)
@@ -304,7 +293,7 @@ impl Externals {
         live.map(|(kind, external)| external.view(kind, now, unix_ms)).collect()
     }
 
-    /// The types that must go from the Node.
+    /// The types that must be removed from the Node.
     pub(super) fn cleared(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|(_, external)| external.record.cleared).map(|(kind, _)| kind.as_str())
     }
@@ -388,7 +377,7 @@ pub(super) mod tests {
         assert!((0..1000).take_while(&mut taken).count() < 4 * MOST_CONDITIONS, "memory is bounded");
     }
 
-    /// I4: what is read late does not replace what is known, and the bound holds.
+    /// I4: late records do not replace what is known, and the bound holds.
     #[test]
     fn i4_conditions_that_are_read_late_are_added_as_far_as_there_is_room() {
         let of = |kind: &str| {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(super) const READY: &str = "Ready";
 /// Whether the image or node file system is short of space.
 pub const DISK_PRESSURE: &str = "DiskPressure";
-/// Whether another process reports for the node as this agent does.
+/// Whether another process reports for the same node.
 pub(super) const CONTESTED: &str = "KeelsonNodeContested";
 
 pub(super) const PULLS: &str = "ImagePullsStalled";
@@ -17,7 +17,7 @@ pub(super) const ENDPOINTS: &str = "ServiceEndpointsStale";
 /// Whether the agent cannot write its state.
 pub(super) const STATE: &str = "KeelsonStateNotDurable";
 
-/// Types that earlier versions of the agent reported. They are taken off the Node wherever they are found.
+/// Types of earlier versions of the agent. They are removed from the Node wherever they are found.
 pub(super) const RETIRED: [&str; 2] = ["ImagePullsFlowing", "ServiceEndpointsCurrent"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,27 +9,27 @@ use super::external::{ConditionRefused, ConditionView, ExternalCondition};
 
 messages! {
     NodeChanged => () {
-        /// `None`: there is none.
+        /// `None`: it does not exist.
         node: Option<Arc<Node>>,
     }
-    /// A condition of the agent's own may have changed: looks at once.
+    /// A condition of the agent itself may have changed: check at once.
     ConditionChanged => () {}
-    /// Another process reports a condition; the next status tells it. Answered when it is on disk, or when the
-    /// store has failed: then it is tried again. The answer is whether it differs from what was set before.
+    /// Set by another process; reported with the next status. Answered when it is on disk, or when the store has
+    /// failed: then the write is retried. The answer is whether it differs from what was set before.
     SetCondition => Result<bool, ConditionRefused> {
         condition: ExternalCondition,
     }
-    /// Takes a condition back; it goes from the Node with the next status.
+    /// The condition is removed from the Node with the next status.
     ClearCondition => Result<(), ConditionRefused> {
         kind: String,
     }
-    /// The types of all conditions that the agent may have added to the Node: what goes from it when the agent does.
+    /// The types of all conditions that the agent may have added to the Node, for its removal.
     RemovableConditions => Vec<String> {}
     ListConditions => Vec<ConditionView> {}
-    /// Reports the status soon, whether or not there is something new.
+    /// Report the status soon, even without a change.
     ReportNow => () {}
-    /// The actor's state as JSON, for people.
+    /// The actor's state as JSON.
     StatusState => String {}
-    /// Brings the gauges that grow with time up to date, before they are read.
+    /// Updates the gauges that grow with time, before they are read.
     CountNow => () {}
 }

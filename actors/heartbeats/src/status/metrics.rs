@@ -1,5 +1,5 @@
-//! Metrics of the StatusReporter; the kubelet has none for this. Labels are closed sets: conditions of other processes
-//! are not in them.
+//! Metrics of the StatusReporter; the kubelet has none for this. Labels are closed sets and exclude conditions of other
+//! processes.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use prometheus_client::{
 
 use super::{kinds::ConditionStatus, policy::Role};
 
-/// A condition of the agent and a status that it can have: `True`, `False`, `Unknown`.
+/// `status` is `True`, `False` or `Unknown`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ConditionLabel {
     pub condition: &'static str,
@@ -48,7 +48,7 @@ impl StatusMetrics {
         }
     }
 
-    /// Number of reports that the API server accepted, the registration included.
+    /// Reports accepted by the API server, including the registration.
     #[must_use]
     pub fn reported(&self) -> u64 {
         self.reports.get(&ResultLabel { result: "sent" }).map_or(0, |counter| counter.get())

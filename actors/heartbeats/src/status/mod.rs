@@ -1,10 +1,10 @@
-//! The status of the Node, and the conditions of it that are the agent's.
+//! The status of the Node, and the agent's own conditions in it.
 //!
-//! Owns: what the Node's status is (`compute`), whether that is news (`compare`), the body of a write (`patch`),
-//! when it is written ([`core`]), and [`StatusReporter`], the actor that reads, asks and writes.
-//! In: `NodeChanged` from a watch; `ConditionChanged`, the runtime's health; `SetCondition` and `ClearCondition` from
-//! other processes; readings of [`crate::host::Host`], of the runtime and of the pulls.
-//! Out: requests to [`keelson_actor_system::cluster::NodeApi`], the last report on disk, [`keelson_actor_system::cluster::ChoreHealth`].
+//! Owns: what the Node's status is (`compute`), whether it has changed (`compare`), the body of a write (`patch`), when
+//! it is written ([`core`]), and [`StatusReporter`], the actor that reads and writes. In: `NodeChanged` from a watch;
+//! `ConditionChanged`, the runtime's health; `SetCondition` and `ClearCondition` from other processes; readings of
+//! [`crate::host::Host`], of the runtime and of the pulls. Out: requests to [`keelson_actor_system::cluster::NodeApi`],
+//! the last report on disk, [`keelson_actor_system::cluster::ChoreHealth`].
 //!
 //! ```text
 //!  every 10 s, or at a change ──► read ──► compute ──► compare ──(the same, reported lately)──► nothing
@@ -12,7 +12,7 @@
 //!                                                          └──(news, or 5 min old)──► PATCH ──► on disk
 //! ```
 //!
-//! A companion sends news only, however old its last report is.
+//! A companion reports changes only, however old its last report is.
 
 mod actor;
 mod compare;
@@ -31,8 +31,8 @@ mod settings;
 mod sources;
 mod state;
 
-/// The conditions that the agent adds to a Node in either role, with those of earlier versions: what is left of it when
-/// it is uninstalled.
+/// The conditions that the agent adds to a Node in either role, including those of earlier versions, for its removal at
+/// uninstallation.
 pub fn added_conditions() -> impl Iterator<Item = &'static str> {
     compute::conditions::own(Role::Companion).iter().chain(&kinds::RETIRED).copied()
 }

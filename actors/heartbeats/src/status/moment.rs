@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keelson_actor_system::clock::Now;
 
-/// Milliseconds of the agent's monotonic clock. Those before its start are negative.
+/// Milliseconds of the agent's monotonic clock. Times before its start are negative.
 pub(super) type Moment = i64;
 
 pub(super) fn moment(now: Now) -> Moment {

@@ -1,9 +1,8 @@
 //! The body of a write.
 //!
-//! Owns: [`status_patch`], the strategic merge patch from the status as it is to the status as it should be, as the
-//! kubelet makes it. In: both statuses, the role. Out: JSON that names what differs and nothing else. It carries no
-//! resourceVersion, so that writers of other fields are no conflict; conditions merge by their type, so that those
-//! of others stay.
+//! Owns: [`status_patch`], the strategic merge patch from the present to the desired status, as the kubelet makes it.
+//! In: both statuses, the role. Out: JSON with the differences only. It carries no resourceVersion, so writes of other
+//! fields do not conflict; conditions merge by type, so conditions of others stay.
 
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use serde::Serialize;
@@ -11,11 +10,11 @@ use serde_json::{Map, Value, json};
 
 use super::policy::Role;
 
-/// The fields that role node writes beside conditions and addresses.
+/// The fields that role node writes in addition to conditions and addresses.
 const MAPS: [&str; 3] = ["capacity", "allocatable", "nodeInfo"];
 
-/// The patch of `/nodes/<name>/status` that makes `new` of `old`. A companion's holds conditions only, and none
-/// that is equal in both; labels go with it where some are wrong.
+/// The patch of `/nodes/<name>/status` from `old` to `new`. A companion's contains only conditions, and none that is
+/// equal in both; wrong labels are included.
 pub(super) fn status_patch(
     old: &NodeStatus,
     new: &NodeStatus,
@@ -37,7 +36,7 @@ pub(super) fn status_patch(
             status.insert("images".into(), value(&new.images));
         }
         if old_value.get("addresses") != new_value.get("addresses") {
-            // Merged by type, two addresses of one type would become one: the whole list replaces the old one.
+            // Addresses merge by type, so two of one type would become one: the whole list replaces the old one.
             let mut all: Vec<Value> = new.addresses.iter().flatten().map(value).collect();
             all.push(json!({"$patch": "replace"}));
             status.insert("addresses".into(), all.into());
@@ -53,7 +52,7 @@ pub(super) fn status_patch(
     patch.into()
 }
 
-/// The patch of `/nodes/<name>/status` that takes conditions of these types off the Node, also those that another process wrote.
+/// The patch of `/nodes/<name>/status` that removes conditions of these types, including those of other processes.
 #[must_use]
 pub fn removal_patch<T: AsRef<str>>(kinds: &[T]) -> Value {
     let all: Vec<_> = kinds.iter().map(|kind| removal(kind.as_ref())).collect();
@@ -64,12 +63,12 @@ fn removal(kind: &str) -> Value {
     json!({"$patch": "delete", "type": kind})
 }
 
-/// What the API's types are as JSON. They hold nothing that JSON does not, so that the empty object never comes.
+/// The API's types always serialize, so the empty object never occurs.
 fn value<T: Serialize>(of: &T) -> Value {
     serde_json::to_value(of).unwrap_or_else(|_| json!({}))
 }
 
-/// The merge patch from one value to the other; `None` where they are equal.
+/// `None` where they are equal.
 fn merge(old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
     match (old, new) {
         (old, new) if old == new => None,
@@ -129,7 +128,7 @@ pub(crate) mod tests {
         serde_json::from_value(json).expect("a status")
     }
 
-    /// What an API server makes of a Node and a patch: strategic merge as far as Nodes go.
+    /// Applies a patch as an API server: strategic merge as far as Nodes go.
     pub(crate) fn apply(node: &mut Value, patch: &Value) {
         let (Value::Object(node), Value::Object(patch)) = (node, patch) else { panic!("objects") };
         for (key, new) in patch {

@@ -1,6 +1,6 @@
-//! The settings that the StatusReporter decides by.
+//! Settings of the StatusReporter.
 //!
-//! Owns: [`StatusPolicy`]. In: the settings of section `[node]`. Out: values of their types.
+//! Owns: [`StatusPolicy`]. In: the settings of section `[node]`. Out: typed values.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,10 +9,10 @@ use super::settings::{Labels, NodeIps, ResourceList, Taint, Thresholds};
 /// What the agent is to its Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// The kubelet is the Node's heartbeat; the agent adds conditions of its own.
+    /// The kubelet sends the Node's heartbeat; the agent adds its own conditions.
     #[default]
     Companion,
-    /// The agent is the Node's heartbeat.
+    /// The agent sends the Node's heartbeat.
     Node,
 }
 
@@ -26,50 +26,45 @@ impl Role {
     }
 }
 
-/// Where service endpoints come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EndpointsOrigin {
     #[default]
     ApiServer,
-    /// The folder of manifests, `endpoints.manifests`.
+    /// The folder `endpoints.manifests`.
     Manifests,
 }
 
-/// What is done in role node when there is no Node.
+/// What role node does if there is no Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Register {
-    /// It is made at the start; one that is deleted later stays deleted, as with the kubelet.
+    /// Create it at the start; one that is deleted later stays deleted, as with the kubelet.
     #[default]
     Once,
-    /// It is made whenever it is missing.
+    /// Create it whenever it is missing.
     Always,
     /// Another program creates it.
     Never,
 }
 
-/// The settings. Times are those of the kubelet's settings of the same names.
+/// Times are those of the kubelet's settings of the same names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatusPolicy {
-    /// What the agent is to the Node.
     pub role: Role,
     pub node_name: String,
-    /// How often the status is computed.
     pub update_frequency: Duration,
-    /// In role node: how often one that has not changed is reported. A companion reports changes only.
+    /// In role node: how often an unchanged status is reported. A companion reports changes only.
     pub report_frequency: Duration,
     /// Validity of the node's Lease, which is renewed after a quarter of it.
     pub lease_duration: Duration,
-    /// When pulls wait, and none that runs has received data for this long, they are stalled.
+    /// Pulls are stalled when some wait and no running one has received data for this long.
     pub pulls_stalled_after: Duration,
-    /// Where service endpoints come from, for the texts of their condition.
+    /// For the texts of the endpoints condition.
     pub endpoints_origin: EndpointsOrigin,
-    /// Conditions that other processes set are reported; else those of an earlier process are taken off the Node.
+    /// Report conditions that other processes set; otherwise those of an earlier process are removed from the Node.
     pub external_conditions: bool,
-    /// What is done when there is no Node.
     pub register: Register,
     /// Labels beside those of host, system, zone and region.
     pub labels: Labels,
-    /// Taints that the Node is registered with.
     pub taints: Vec<Taint>,
     /// `topology.kubernetes.io/zone`; empty for none.
     pub zone: String,
@@ -77,18 +72,18 @@ pub struct StatusPolicy {
     pub region: String,
     /// `spec.providerID`; empty for none.
     pub provider_id: String,
-    /// The Node's addresses; empty for those of the host.
+    /// Empty: those of the host.
     pub node_ips: NodeIps,
-    /// What Kubernetes' own daemons need.
+    /// Reserved for Kubernetes' own daemons.
     pub kube_reserved: ResourceList,
-    /// What the system needs.
+    /// Reserved for the system.
     pub system_reserved: ResourceList,
-    /// Below what there is pressure.
+    /// Below these there is pressure.
     pub eviction_hard: Thresholds,
     /// How long a pressure or another problem stays in the conditions after it was last seen.
     pub pressure_transition: Duration,
     pub max_pods: u32,
-    /// Most images in the status; -1 for all.
+    /// Maximum number of images in the status; -1 for all.
     pub max_images: i32,
     /// The directory whose file system is `nodefs`.
     pub root_dir: PathBuf,
@@ -97,7 +92,7 @@ pub struct StatusPolicy {
 }
 
 impl StatusPolicy {
-    /// The kubelet's defaults, for a Node of this name.
+    /// The kubelet's defaults.
     #[must_use]
     pub fn new(role: Role, node_name: &str) -> Self {
         Self {

@@ -1,25 +1,24 @@
-//! Amounts of resources, as the API writes them.
+//! Amounts of resources in the API's notation.
 //!
-//! Owns: [`Amount`], a number with the API's suffixes (`resource.Quantity`): exact, down to a billionth.
-//! In: texts of the settings and of the Node; numbers of the host. Out: the canonical text, so that equal amounts
-//! are equal texts and a status that has not changed is not written.
+//! Owns: [`Amount`], a number with the API's suffixes (`resource.Quantity`): exact, down to a billionth. In: texts of
+//! the settings and of the Node; numbers of the host. Out: the canonical text, so that equal amounts are equal texts
+//! and an unchanged status is not written.
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Billionths in one.
 const ONE: i128 = 1_000_000_000;
-/// The largest amount that the API knows: 2^63-1. Larger ones are taken for it, as there.
+/// Maximum amount of the API: 2^63-1. Larger ones are reduced to it, as in the API.
 const MOST: i128 = (i64::MAX as i128) * ONE;
-/// Longer texts are no amounts.
+/// Longer texts are not amounts.
 const LONGEST: usize = 64;
 
 const DECIMAL: [(&str, i32); 9] =
     [("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
 const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
 
-/// The suffixes an amount is written with.
+/// The suffixes in the text of an amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Suffixes {
     /// `m`, `k`, `M`...
@@ -31,7 +30,7 @@ pub enum Suffixes {
     Exponent,
 }
 
-/// An amount of a resource. Compares by value: `1Gi` equals `1024Mi`.
+/// Compares by value: `1Gi` equals `1024Mi`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Amount {
     billionths: i128,
@@ -41,18 +40,18 @@ pub struct Amount {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a quantity; write a number with an optional suffix, such as 100m, 2, 500M or 1Gi")]
 pub struct AmountError {
-    /// The text, cut if it is long.
+    /// Truncated if it is long.
     pub text: String,
 }
 
 impl Amount {
-    /// Bytes, to be written with `Ki`, `Mi`...
+    /// Written with `Ki`, `Mi`...
     #[must_use]
     pub fn bytes(bytes: u64) -> Self {
         Self::of(i128::from(bytes), Suffixes::Binary)
     }
 
-    /// A number of things, to be written with `k`, `M`...
+    /// Written with `k`, `M`...
     #[must_use]
     pub fn count(count: u64) -> Self {
         Self::of(i128::from(count), Suffixes::Decimal)
@@ -62,44 +61,40 @@ impl Amount {
         Self { billionths: units.saturating_mul(ONE).min(MOST), suffixes }
     }
 
-    /// The amount less another, never less than nothing.
+    /// The difference, at least 0.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self { billionths: self.billionths.saturating_sub(other.billionths).max(0), ..self }
     }
 
-    /// Both together.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { billionths: self.billionths.saturating_add(other.billionths).clamp(-MOST, MOST), ..self }
     }
 
-    /// A multiple of the amount.
     #[must_use]
     pub fn times(self, factor: u32) -> Self {
         Self { billionths: self.billionths.saturating_mul(factor.into()).clamp(-MOST, MOST), ..self }
     }
 
-    /// Whether there is more of it than nothing.
     #[must_use]
     pub fn is_positive(self) -> bool {
         self.billionths > 0
     }
 
-    /// In whole units, rounded up as the API does; nothing if it is negative.
+    /// In whole units, rounded up as in the API; 0 if negative.
     #[must_use]
     pub fn units(self) -> u64 {
         let whole = self.billionths.max(0);
         u64::try_from(whole / ONE + i128::from(whole % ONE > 0)).unwrap_or(u64::MAX)
     }
 
-    /// The same text for equal amounts, whatever suffixes they were written with.
+    /// The same text for equal amounts, whatever their suffixes.
     #[must_use]
     pub fn plain(self) -> String {
         Self { suffixes: Suffixes::Decimal, ..self }.to_string()
     }
 
-    /// As the API's type.
     #[must_use]
     pub fn quantity(self) -> Quantity {
         Quantity(self.to_string())
@@ -126,14 +121,14 @@ impl Ord for Amount {
     }
 }
 
-/// Whether two texts of the API mean the same amount; texts that are no amounts are compared as texts.
+/// Whether two texts are equal amounts; texts that are not amounts are compared as texts.
 #[must_use]
 pub(super) fn same(one: &Quantity, other: &Quantity) -> bool {
     one.0 == other.0
         || matches!((one.0.parse::<Amount>(), other.0.parse::<Amount>()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// What a suffix multiplies with: a power of two or of ten.
+/// A power of two or of ten.
 enum Scale {
     Two(u32),
     Ten(i32),
@@ -210,7 +205,7 @@ impl fmt::Display for Amount {
         if value == 0 {
             return f.write_str("0");
         }
-        // As the API does: small or broken amounts take decimal suffixes.
+        // As in the API: small or fractional amounts take decimal suffixes.
         if self.suffixes == Suffixes::Binary && value % ONE == 0 && value.abs() >= 1024 * ONE {
             value /= ONE;
             let best = BINARY.iter().rev().find(|(_, power)| value % (1 << power) == 0);

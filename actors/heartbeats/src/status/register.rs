@@ -1,6 +1,6 @@
-//! Registration: the Node that the agent makes, and the labels that it keeps right.
+//! Registration: the Node that the agent creates, and the labels that it repairs.
 //!
-//! Owns: what a new Node is made of, and what of an old one is not as the settings want it. In: the policy, the
+//! Owns: the content of a new Node, and the differences of an existing one from the settings. In: the policy, the
 //! host's facts, the status. Out: the Node to create, the patch of labels.
 
 use std::collections::BTreeMap;
@@ -14,12 +14,10 @@ use serde_json::{Map, Value, json};
 use super::policy::StatusPolicy;
 use crate::host::HostFacts;
 
-/// The label of the operating system.
 pub(super) const OS: &str = "kubernetes.io/os";
-/// The label of the architecture.
 pub(super) const ARCH: &str = "kubernetes.io/arch";
 
-/// The labels that the Node should have, those of the settings among them.
+/// The labels that the Node should have, including those of the settings.
 fn labels(policy: &StatusPolicy, facts: &HostFacts) -> BTreeMap<String, String> {
     let mut labels = policy.labels.0.clone();
     for (key, value) in [
@@ -36,7 +34,6 @@ fn labels(policy: &StatusPolicy, facts: &HostFacts) -> BTreeMap<String, String> 
     labels
 }
 
-/// The Node to create.
 pub(super) fn new_node(policy: &StatusPolicy, facts: &HostFacts, status: NodeStatus) -> Node {
     let taint = |taint: &super::settings::Taint| ApiTaint {
         key: taint.key.clone(),
@@ -58,8 +55,8 @@ pub(super) fn new_node(policy: &StatusPolicy, facts: &HostFacts, status: NodeSta
     Node { metadata, spec: Some(spec), status: Some(status) }
 }
 
-/// What has to be patched on a Node that is there already: labels that are wrong or absent, and the provider's id
-/// where there is none. Taints are for new Nodes, and other labels belong to other programs.
+/// The patch of an existing Node: labels that are wrong or absent, and a missing provider ID. Taints are for new Nodes
+/// only, and other labels belong to other programs.
 pub(super) fn repair(node: &Node, policy: &StatusPolicy, facts: &HostFacts) -> Option<Value> {
     let has = |key: &String| node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
     let wrong: Map<String, Value> = labels(policy, facts)

@@ -1,19 +1,18 @@
-//! What the settings of role `node` say, out of the texts in which they are written.
+//! Parsers of the settings of role `node`.
 //!
-//! Owns: the forms of the kubelet's flags: [`Thresholds`], [`ResourceList`], [`Taints`], [`Labels`], [`NodeIps`].
-//! In: texts. Out: values, or an error that says what is wrong and how it is written right.
+//! Owns: the formats of the kubelet's flags: [`Thresholds`], [`ResourceList`], [`Taints`], [`Labels`], [`NodeIps`]. In:
+//! texts. Out: values, or an error with what is wrong and the right format.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
 use super::quantity::Amount;
 
-/// A setting of role `node` that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?}: {wrong}")]
 pub struct SettingError {
-    /// The part of the setting that is meant.
+    /// The invalid part of the setting.
     pub text: String,
-    /// What is wrong with it, and what would be right.
+    /// What is wrong, and what would be right.
     pub wrong: String,
 }
 
@@ -26,7 +25,7 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// What an eviction threshold looks at.
+/// Of an eviction threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
     /// `memory.available`.
@@ -44,7 +43,6 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Every signal.
     pub const ALL: [Self; 6] = [
         Self::MemoryAvailable,
         Self::NodeFsAvailable,
@@ -67,10 +65,10 @@ impl Signal {
     }
 }
 
-/// How much must be left.
+/// The amount that must be available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Least {
-    /// So much: bytes, inodes or processes.
+    /// Bytes, inodes or processes.
     Amount(Amount),
     Millionths(u32),
 }
@@ -88,15 +86,15 @@ impl Least {
     }
 }
 
-/// The kubelet's `evictionHard`: below which there is pressure.
+/// The kubelet's `evictionHard`: below these there is pressure.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Thresholds(BTreeMap<Signal, Least>);
 
 impl Thresholds {
-    /// Reads `memory.available<100Mi,nodefs.available<10%`. A threshold of 0% or 100% is none, as for the kubelet.
+    /// Parses `memory.available<100Mi,nodefs.available<10%`. A threshold of 0% or 100% is ignored, as by the kubelet.
     ///
     /// # Errors
-    /// The part that is no threshold, or that names a signal twice.
+    /// The part that is not a threshold, or that names a signal twice.
     pub fn parse(text: &str) -> Result<Self, SettingError> {
         let mut all = BTreeMap::new();
         let mut seen = Vec::new();
@@ -134,7 +132,6 @@ impl Thresholds {
         ]))
     }
 
-    /// The threshold of a signal.
     #[must_use]
     pub fn get(&self, signal: Signal) -> Option<Least> {
         self.0.get(&signal).copied()
@@ -164,13 +161,13 @@ fn least_of(part: &str, least: &str) -> Result<Least, SettingError> {
 pub struct ResourceList(BTreeMap<String, Amount>);
 
 impl ResourceList {
-    /// What can be reserved (kubelet).
+    /// Resources that can be reserved (kubelet).
     pub const NAMES: [&'static str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
-    /// Reads `cpu=100m,memory=1Gi`.
+    /// Parses `cpu=100m,memory=1Gi`.
     ///
     /// # Errors
-    /// The part that is no reservation, or that names a resource twice.
+    /// The part that is not a reservation, or that names a resource twice.
     pub fn parse(text: &str) -> Result<Self, SettingError> {
         let mut all = BTreeMap::new();
         for part in parts(text) {
@@ -195,14 +192,13 @@ impl ResourceList {
         Ok(Self(all))
     }
 
-    /// How much of a resource is reserved.
     #[must_use]
     pub fn get(&self, resource: &str) -> Amount {
         self.0.get(resource).copied().unwrap_or_default()
     }
 }
 
-/// The part of a qualified name before the slash, and that after it.
+/// The prefix, if any, and the local part of a qualified name.
 fn qualified(name: &str) -> Result<(Option<&str>, &str), String> {
     let (prefix, local) = match name.split_once('/') {
         Some((prefix, local)) => (Some(prefix), local),
@@ -232,10 +228,10 @@ fn qualified(name: &str) -> Result<(Option<&str>, &str), String> {
     Ok((prefix, local))
 }
 
-/// Whether a text is a qualified name by the API's rules, such as `example.com/KernelDeadlock`.
+/// Checks the API's rules for a qualified name, such as `example.com/KernelDeadlock`.
 ///
 /// # Errors
-/// What the name breaks.
+/// The rule that the name breaks.
 pub(super) fn check_qualified_name(name: &str) -> Result<(), String> {
     qualified(name).map(drop)
 }
@@ -254,10 +250,10 @@ fn is_word(text: &str) -> bool {
 pub struct Labels(pub BTreeMap<String, String>);
 
 impl Labels {
-    /// Reads `a=b,c=d`, as the kubelet's `--node-labels`.
+    /// Parses `a=b,c=d`, as the kubelet's `--node-labels`.
     ///
     /// # Errors
-    /// The part that is no label, or one that a node may not give itself.
+    /// The part that is not a label, or one that a node may not give itself.
     pub fn parse_list(text: &str) -> Result<Self, SettingError> {
         let mut all = BTreeMap::new();
         for part in parts(text) {
@@ -312,21 +308,20 @@ fn may_label(prefix: &str, key: &str) -> bool {
     )
 }
 
-/// A taint that the Node is registered with.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taint {
     pub key: String,
-    /// Its value, often empty.
+    /// Often empty.
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
 impl Taint {
-    /// Reads `key=value:NoSchedule,other:NoExecute`, as the kubelet's `--register-with-taints`.
+    /// Parses `key=value:NoSchedule,other:NoExecute`, as the kubelet's `--register-with-taints`.
     ///
     /// # Errors
-    /// The part that is no taint, or a second one of the same key and effect.
+    /// The part that is not a taint, or a second one of the same key and effect.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, SettingError> {
         let mut all: Vec<Self> = Vec::new();
         for part in parts(text) {
@@ -356,10 +351,10 @@ impl fmt::Display for Taint {
 pub struct NodeIps(pub Vec<IpAddr>);
 
 impl NodeIps {
-    /// Reads `10.0.0.7,fd00::7`: at most one of each family, as the kubelet's `--node-ip`.
+    /// Parses `10.0.0.7,fd00::7`: at most one of each family, as the kubelet's `--node-ip`.
     ///
     /// # Errors
-    /// The part that is no address of a node, or a second one of its family.
+    /// The part that is not an address of a node, or a second one of its family.
     pub fn parse_list(text: &str) -> Result<Self, SettingError> {
         let mut all: Vec<IpAddr> = Vec::new();
         for part in parts(text) {

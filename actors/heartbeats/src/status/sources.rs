@@ -1,28 +1,26 @@
-//! What a status is made of, beside the host.
+//! Sources of the status beside the host.
 //!
-//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], which the agent implements on the actors that know. In: calls
-//! from the StatusReporter. Out: what the container runtime and the image pulls report.
+//! Owns: the traits [`RuntimeSource`] and [`PullsSource`], which the agent implements on its actors. In: calls from the
+//! StatusReporter. Out: reports of the container runtime and the image pulls.
 
 use futures_util::future::BoxFuture;
 use keelson_actor_system::reports::{FlowView, RuntimeReport};
 
-/// Who says how the container runtime is.
 pub trait RuntimeSource: Send + Sync + 'static {
-    /// What it says now; an error is a sentence that names the socket.
+    /// An error is a sentence that names the socket.
     fn report(&self) -> BoxFuture<'static, Result<RuntimeReport, String>>;
 
-    /// Why the runtime does not serve; `None` while it serves, and until it has been asked once.
+    /// Why the runtime is down; `None` while it is up, and until the first probe.
     fn down_reason(&self) -> Option<String>;
 
-    /// Ends when the runtime has come or gone since this call. `false`: it is not watched any more.
+    /// Ends when the runtime has come up or gone down since this call. `false`: it is no longer watched.
     fn changed(&self) -> BoxFuture<'static, bool>;
 }
 
-/// Who says how image pulls fare.
 pub trait PullsSource: Send + Sync + 'static {
-    /// How they fare now; an error is a sentence.
+    /// An error is a sentence.
     fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>>;
 
-    /// The node condition DiskPressure was computed: nothing is retained of unfinished pulls while it is True.
+    /// The node condition DiskPressure was computed: while it is True, no content of unfinished pulls is retained.
     fn disk_pressure(&self, is_true: bool);
 }

@@ -1,7 +1,7 @@
-//! What outlives the process.
+//! Records of the StatusReporter.
 //!
-//! Owns: [`Reported`], the last report, and where it is kept. In: a report that succeeded. Out: how long ago it was,
-//! whatever the wall clock has done since: within one boot by the time since boot, else by the wall clock.
+//! Owns: [`Reported`], the last report, and its storage. In: a successful report. Out: its age, independent of changes
+//! of the wall clock: within one boot by the time since boot, otherwise by the wall clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,14 +22,13 @@ use super::{
 const STATUS_KEY: &[u8] = b"status";
 const CONDITION_PREFIX: &str = "condition/";
 
-/// A moment that can be told after a restart.
+/// A moment that remains comparable after a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     /// `nodeInfo.bootID`.
     pub boot_id: String,
     /// Milliseconds since that boot.
     pub since_boot_ms: i64,
-    /// Unix milliseconds.
     pub unix_ms: i64,
 }
 
@@ -39,15 +38,14 @@ impl Stamp {
         Self { boot_id: boot_id.to_owned(), since_boot_ms: millis(since_boot), unix_ms: now.unix_ms }
     }
 
-    /// This many milliseconds before.
     pub(super) fn earlier(self, ms: i64) -> Self {
         let (since_boot_ms, unix_ms) =
             (self.since_boot_ms.saturating_sub(ms), self.unix_ms.saturating_sub(ms));
         Self { since_boot_ms, unix_ms, ..self }
     }
 
-    /// How far the wall clock was set back between this moment and another, in milliseconds; 0: not, or not that it could be
-    /// told. Across boots only the least that it must have been is known.
+    /// How far the wall clock was set back between this moment and another, in milliseconds; 0: not, or not detectably.
+    /// Across boots only a lower bound is known.
     pub(super) fn step_back_until(&self, then: &Self) -> i64 {
         let wall = then.unix_ms.saturating_sub(self.unix_ms);
         let passed = if self.boot_id == then.boot_id && !self.boot_id.is_empty() {
@@ -58,7 +56,7 @@ impl Stamp {
         passed.saturating_sub(wall).max(0)
     }
 
-    /// Milliseconds from this moment to another; `None` if that makes no sense, because a clock went backwards.
+    /// Milliseconds from this moment to another; `None` if negative, because a clock went backwards.
     fn until(&self, then: &Self) -> Option<i64> {
         let passed = if self.boot_id == then.boot_id && !self.boot_id.is_empty() {
             then.since_boot_ms.checked_sub(self.since_boot_ms)
@@ -73,12 +71,12 @@ impl Stamp {
 pub struct Reported {
     /// The Node's uid.
     pub uid: String,
-    /// Its resourceVersion after the report.
+    /// The Node's resourceVersion after the report.
     pub resource_version: String,
     pub at: Stamp,
     /// How much later than usual the next report is due, in milliseconds; often negative.
     pub delay_ms: i64,
-    /// The status: the whole one in role node, else the agent's own conditions. Empty where it was too large.
+    /// In role node the full status, otherwise the agent's own conditions. Empty if it was too large.
     pub status: NodeStatus,
     /// How long before the report each pressure was last seen, in milliseconds.
     pub seen_before_ms: BTreeMap<Pressure, i64>,
@@ -87,13 +85,13 @@ pub struct Reported {
 }
 
 impl Reported {
-    /// The moment of the report, by the clock of this life; `None` if it cannot be told.
+    /// The moment of the report, by this process's clock; `None` if unknown.
     pub(super) fn moment(&self, stamp: &Stamp, now: Now) -> Option<Moment> {
         Some(moment(now).saturating_sub(self.at.until(stamp)?))
     }
 
-    /// As it is on disk. A status that is too large for a record stays away: what it is for, a watch that begins in
-    /// the past, is seldom.
+    /// The record on disk. A status that is too large for a record is omitted: it is only used by a watch that begins
+    /// in the past, which is rare.
     fn encoded(&self) -> Result<Vec<u8>, StoreError> {
         let error = |source| StoreError::Encode { table: Table::Heartbeats, key: "status".into(), source };
         let whole = serde_json::to_vec(self).map_err(error)?;
@@ -111,12 +109,12 @@ impl Reported {
     }
 }
 
-/// What was found at the start.
+/// The records found at the start.
 #[derive(Debug, Default)]
 pub struct Restored {
     pub reported: Option<Box<Reported>>,
     pub conditions: Vec<ExternalWrite>,
-    /// Records that cannot be read, a sentence each.
+    /// One sentence per record.
     pub unreadable: Vec<String>,
 }
 
@@ -137,7 +135,7 @@ pub(super) fn load(store: &Arc<dyn StateStore>) -> Result<Restored, StoreError> 
             }
             Some(kind) => serde_json::from_slice(&value)
                 .map(|record| restored.conditions.push((kind.to_owned(), Some(record)))),
-            // Another actor's.
+            // A record of another actor.
             None => Ok(()),
         };
         if let Err(error) = result {
@@ -148,8 +146,7 @@ pub(super) fn load(store: &Arc<dyn StateStore>) -> Result<Restored, StoreError> 
     Ok(restored)
 }
 
-/// The types of all conditions that other processes have set, those included that were cleared and may still be on the
-/// Node.
+/// The types of all conditions that other processes have set, including cleared ones that may still be on the Node.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -157,7 +154,7 @@ pub fn recorded_conditions(store: &Arc<dyn StateStore>) -> Result<Vec<String>, S
     Ok(load(store)?.conditions.into_iter().map(|(kind, _)| kind).collect())
 }
 
-/// What is to be written: of each record the newest only.
+/// Pending writes: only the newest of each record.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Unsaved {
     reported: Option<Box<Reported>>,
@@ -169,7 +166,6 @@ impl Unsaved {
         self.reported.is_none() && self.conditions.is_empty()
     }
 
-    /// Whether a condition of this type is to be written or deleted.
     pub(super) fn has_condition(&self, kind: &str) -> bool {
         self.conditions.contains_key(kind)
     }
@@ -181,7 +177,7 @@ impl Unsaved {
         }
     }
 
-    /// Takes what could not be written, where nothing newer is to be.
+    /// Returns failed writes to the queue, unless newer ones are pending.
     pub(super) fn put_back(&mut self, older: Self) {
         self.reported = self.reported.take().or(older.reported);
         for (kind, record) in older.conditions {
@@ -189,7 +185,7 @@ impl Unsaved {
         }
     }
 
-    /// Writes it, together or not at all.
+    /// Writes all of it in one batch.
     pub(super) fn save(&self, store: &Arc<dyn StateStore>) -> Result<(), StoreError> {
         let mut batch = Batch::new();
         if let Some(reported) = &self.reported {

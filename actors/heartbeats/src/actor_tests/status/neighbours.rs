@@ -1,5 +1,5 @@
-//! The StatusReporter's neighbours: a server that keeps one Node, a machine, a runtime, pulls; and [`World`], the
-//! actor among them.
+//! The StatusReporter's neighbours: a server with one Node, a machine, a runtime, pulls; and [`World`], the actor among
+//! them.
 
 use std::{
     cell::Cell,
@@ -37,7 +37,7 @@ use crate::{
 const SOCKET: &str = "unix:///run/fake.sock";
 
 thread_local! {
-    /// When the wall clock was last set, and to what.
+    /// When the wall clock was last set, and its value.
     static WALL: Cell<Option<(Instant, i64)>> = const { Cell::new(None) };
 }
 
@@ -54,7 +54,7 @@ pub(super) fn step_wall(by: i64) {
     WALL.set(Some((Instant::now(), wall() + by)));
 }
 
-/// What the server does instead of what it should.
+/// The server's fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     Says(ApiErrorKind),
@@ -215,10 +215,9 @@ impl Host for FakeHost {
 
 pub(super) struct FakeSource {
     pub(super) report: Mutex<Result<RuntimeReport, String>>,
-    /// Why the runtime is down.
     down: watch::Sender<Option<String>>,
     pub(super) flow: Mutex<FlowView>,
-    /// What it was told of DiskPressure.
+    /// Reports of DiskPressure to the pulls.
     pub(super) pressure: Mutex<Vec<bool>>,
 }
 
@@ -289,7 +288,6 @@ impl World {
         Self::of(role, FakeStore::new())
     }
 
-    /// A companion with this store.
     pub(super) fn on(store: Arc<FakeStore>) -> Self {
         Self::of(Role::Companion, store)
     }

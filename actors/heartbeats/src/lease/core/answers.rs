@@ -1,6 +1,6 @@
-//! What the server's answers mean.
+//! Handling of the server's answers.
 //!
-//! Owns: the way from each answer to the next request or the next wait, and the texts that say what is wrong.
+//! Owns: the step from each answer to the next request or wait, and the error texts.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
     is_final, mono_ms, unix_us,
 };
 
-/// Reads that time out, in a sync, from which on the connections are closed; renewals alike.
+/// Number of timed-out reads in a sync after which the connections are closed; the same for renewals.
 const HOOK_FROM: u32 = 2;
 
 impl Core {
@@ -31,14 +31,14 @@ impl Core {
             (Phase::Creating(_), Answer::Created(Err(error))) => self.create_failed(&error, turn),
             (Phase::Renewing(patch), Answer::Renewed(Ok(written))) => self.patched(patch, written, turn),
             (Phase::Renewing(patch), Answer::Renewed(Err(error))) => self.renew_failed(&patch, &error, turn),
-            // An answer to what was not asked means nothing.
+            // An answer to another request is ignored.
             _ => {}
         }
     }
 
     fn seen(&mut self, seen: LeaseSeen, turn: &mut Turn) {
         if seen.written.resource_version.is_empty() {
-            // A patch without it would be an unconditional one.
+            // A patch without it would be unconditional.
             let reason = self.sentence("read", "the response has no resourceVersion");
             self.failures += 1;
             self.fail(("read", "no resourceVersion"), reason, turn);
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// Whether another process has the Lease, or may have it: then how long to wait before the next read.
+    /// Whether another process has the Lease, or may have it: then returns the wait before the next read.
     fn left_to_another(&mut self, seen: &LeaseSeen, turn: &mut Turn) -> Option<Duration> {
         let before = self.contest.contention();
         let (verdict, is_foreign) = self.contest.read(seen, self.record.as_ref(), turn.now);
@@ -97,13 +97,13 @@ impl Core {
                 self.jittered(turn)
             }
         };
-        // What is known of it is not patched: it is read again.
+        // The known Lease is not patched: it is read again.
         self.lease = None;
         self.first = false;
         Some(pause)
     }
 
-    /// Says that the agent reports nothing for the node, here and to the process that comes after this one.
+    /// Reports that the agent stands back, and records it for the next process.
     fn stand_back(&mut self, turn: &mut Turn) {
         let (name, node) = (&self.policy.name, &self.policy.node);
         let reason = format!(
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Notes where the contest begins and ends; standing back is said as a failure.
+    /// Reports the start and the end of a contest; standing back is reported as a failure.
     fn note_contention(&self, before: Contention, turn: &mut Turn) {
         let (name, now) = (&self.policy.name, self.contest.contention());
         match (before, now) {
@@ -145,13 +145,13 @@ impl Core {
         }
     }
 
-    /// How long ago the wall clock read this; `None`: in the future, or an interval ago and more.
+    /// The age of a renewal by the wall clock; `None`: in the future, or an interval and more.
     fn age_of(&self, renewed_unix_us: i64, now: Now) -> Option<Duration> {
         let age = u64::try_from(unix_us(now).checked_sub(renewed_unix_us)?).ok()?;
         Some(Duration::from_micros(age)).filter(|age| *age < self.policy.interval())
     }
 
-    /// An earlier process renewed the Lease: the next renewal comes when that one would have made it.
+    /// An earlier process renewed the Lease: the next renewal is made when that one would have made it.
     fn take_up(&mut self, age: Duration, turn: &mut Turn) {
         let (now, ms) = (turn.now, i64::try_from(age.as_millis()).unwrap_or(i64::MAX));
         let unix_ms = now.unix_ms.saturating_sub(ms);
@@ -219,7 +219,7 @@ impl Core {
             self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
         }
         if to_create {
-            // As the kubelet: no Lease without an owner, and the next look at the next interval.
+            // As the kubelet: no Lease without an owner; the Node is read again at the next interval.
             self.failed("node", error, turn);
             self.in_trouble("node", error, turn);
             if let Some(pause) = self.wanted_pause(error, turn) {
@@ -233,7 +233,7 @@ impl Core {
                 self.in_trouble("node", error, turn);
                 self.hold_off(pause, turn);
             }
-            // The Lease goes on without an owner.
+            // The Lease is renewed without an owner.
             None => self.renew(turn),
         }
     }
@@ -266,7 +266,7 @@ impl Core {
             (None, ApiErrorKind::NotFound) => self.rest(turn),
             (None, kind) if is_final(kind) => self.rest(turn),
             (None, _) => {
-                // It may be there for all that: another process was faster, or the answer was lost.
+                // The Lease may exist all the same: another process was faster, or the answer was lost.
                 self.missing = false;
                 self.back_off(Duration::ZERO, turn);
             }
@@ -314,7 +314,7 @@ impl Core {
         self.first = false;
         self.well(turn);
         if self.lease.as_ref().is_some_and(|held| held.resource_version.is_empty()) {
-            // The answer did not say it: it is read before the next renewal.
+            // Not in the answer: read it before the next renewal.
             self.lease = None;
         }
         self.rest(turn);
@@ -334,11 +334,11 @@ impl Core {
                 self.lease = None;
                 self.missing = true;
             }
-            // What is known of the Lease is old.
+            // The known Lease is outdated.
             ApiErrorKind::Conflict | ApiErrorKind::Gone => self.lease = None,
             kind if is_final(kind) => {
                 if kind == ApiErrorKind::Invalid {
-                    // It may be the patch itself: the next one asks for less, and builds on a fresh read.
+                    // The patch itself may be the cause: the next one is smaller, and follows a new read.
                     self.forget_refused |= patch.forget_managers;
                     self.lease = None;
                 }
@@ -356,13 +356,13 @@ impl Core {
             return self.go_on(turn);
         }
         if error.kind == ApiErrorKind::Unreachable {
-            // A read would fail as well, and is one request more when the server is back. Should the Lease have been written
+            // A read would fail as well, and is one more request when the server is back. If the Lease was written
             // meanwhile, the patch of an old version is refused, and then it is read.
             self.in_trouble("renew", error, turn);
             self.sync.tries -= 1;
             return self.back_off(Duration::ZERO, turn);
         }
-        // What is known of the Lease led to nothing: the second half begins with a read.
+        // The known Lease led to nothing: the second half begins with a read.
         self.lease = None;
         self.sync.second = true;
         self.sync.tries = 0;
@@ -392,7 +392,7 @@ impl Core {
         }
     }
 
-    /// What is wrong, where, and what to do about it.
+    /// What failed, on what, why, and what to do about it.
     fn explain(&self, doing: &'static str, error: &ApiError) -> String {
         let (name, node) = (&self.policy.name, &self.policy.node);
         match (doing, error.kind) {

@@ -30,7 +30,7 @@ fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval
         bench.pass(seconds(10), &mut server);
         let patches = bench.patches();
         assert_eq!(bench.timed_log(), [(interval_ms, "PATCH")]);
-        // As small as it gets, but for what is dropped once.
+        // As small as possible, except for what is dropped once.
         assert_eq!((&*patches[0].resource_version, patches[0].forget_managers), ("1", true));
         assert_eq!(
             (&patches[0].owner, &patches[0].acquire, patches[0].duration_seconds),
@@ -241,7 +241,7 @@ fn case_of_a_step(step: i64, forward: bool) {
     let log = bench.timed_log();
     let at: Vec<u128> = log.iter().map(|(at, _)| *at).collect();
     assert_eq!(at, [20_400, 30_600, 40_800, 51_000, 61_200, 71_400]);
-    // What is written is what the wall clock reads, be it less than before.
+    // The wall clock's time is written, even if it is earlier than before.
     assert_eq!(patches[0].renew_unix_us, (START_MS + 20_400 + step) * 1000);
     assert_eq!(bench.counted.iter().filter(|of| **of == Counted::ClockStep { forward }).count(), 1);
     assert_eq!(bench.noted("the wall clock stepped"), 1);

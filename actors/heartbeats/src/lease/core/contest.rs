@@ -1,13 +1,14 @@
-//! Whether another process renews the same Lease, and who goes on renewing it.
+//! Whether another process renews the same Lease, and which one stands back.
 //!
-//! Owns: [`Contest`], which compares the renewTime that is read with those that this process wrote. In: Leases as they are read,
-//! own writes. Out: a [`Verdict`] for each Lease that is read, and [`Contention`] for the StatusReporter.
+//! Owns: [`Contest`], which compares the renewTime that is read with those that this process wrote. In: Leases that
+//! were read, own writes. Out: a [`Verdict`] for each Lease that is read, and [`Contention`] for the StatusReporter.
 //!
 //! A renewTime that changed and that this process did not write is a renewal by another process; two of them within two
-//! periods are a second writer. One alone is a person's edit, or the last renewal of the agent that this one replaces.
+//! periods are a second writer. A single one is a manual edit, or the last renewal of the predecessor.
 //!
-//! An agent that may stand back marks the Lease as its own with `spec.acquireTime`, its *claim*. A kubelet keeps the field as it
-//! is and never yields, so a second writer that makes no claim is yielded to; of two claims the earlier one goes on.
+//! An agent that may stand back marks the Lease as its own with `spec.acquireTime`, its *claim*. A kubelet does not
+//! change the field and never yields, so the agent yields to a second writer without a claim; of two claims the earlier
+//! one wins.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -15,20 +16,18 @@ use keelson_actor_system::{clock::Now, cluster::LeaseSeen};
 
 use crate::lease::LeaseRecord;
 
-/// Own renewTimes that are remembered: more than the tries of two syncs.
+/// Maximum number of own renewTimes remembered: more than the tries of two syncs.
 const SENT_MAX: usize = 32;
-/// The longest validity of another process's Lease that is waited for: that of `node.lease_duration`.
+/// Maximum validity of another process's Lease that is waited for: that of `node.lease_duration`.
 const LONGEST_DURATION: Duration = Duration::from_secs(600);
 
-/// Whether another process reports for the node too, as far as its Lease shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Contention {
-    /// Not known yet: the Lease has not been read since the start, or was renewed lately by a process that may still run.
+    /// The Lease has not been read since the start, or was renewed recently by a process that may still run.
     Undecided,
-    /// No other process renews the Lease.
     #[default]
     Uncontested,
-    /// Another process renews the Lease too, and this one goes on.
+    /// Another process renews the Lease too, and this one continues.
     Contested,
     /// Another process renews the Lease, and this one does not.
     StandingBack,
@@ -47,22 +46,20 @@ impl Contention {
     }
 }
 
-/// What to do with a Lease that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// No other process is known to renew the Lease.
     Renew,
     /// Read it again after this time: another process may renew it.
     Observe(Duration),
-    /// Leave it to the other process, and look again after an interval.
+    /// Leave it to the other process, and read it again after an interval.
     StandBack,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// The Lease has not been read.
     Unread,
-    /// It is read again at this time of the monotonic clock.
+    /// Read again at this time of the monotonic clock.
     Observing {
         until: Duration,
     },
@@ -70,31 +67,29 @@ enum Mode {
     Contested {
         since: Duration,
     },
-    /// The other process was last heard at `heard`; after `silence` without a renewal this one takes the Lease.
+    /// The last renewal by the other process was at `heard`; after `silence` without one this process takes the Lease.
     StandingBack {
         heard: Duration,
         silence: Duration,
     },
 }
 
-/// What is known of other writers.
 #[derive(Debug)]
 pub(super) struct Contest {
     may_stand_back: bool,
     interval: Duration,
     duration: Duration,
     mode: Mode,
-    /// renewTimes of this process's writes, those whose answer was lost included, in Unix microseconds.
+    /// renewTimes of this process's writes, including those whose answer was lost, in Unix microseconds.
     sent: VecDeque<i64>,
-    /// renewTime as it was last read or confirmed, in Unix microseconds.
+    /// renewTime as last read or confirmed, in Unix microseconds.
     known: Option<i64>,
     /// The last renewal by another process, on the monotonic clock.
     foreign: Option<Duration>,
-    /// Unix milliseconds of the begin of the contest.
+    /// Start of the contest, Unix milliseconds.
     since_unix_ms: Option<i64>,
     /// The acquireTime that this process writes, in Unix microseconds.
     claim: Option<i64>,
-    /// The last read failed.
     unreadable: bool,
 }
 
@@ -114,10 +109,10 @@ impl Contest {
         }
     }
 
-    /// Read by the StatusReporter.
+    /// For the StatusReporter.
     pub(super) fn contention(&self) -> Contention {
         match self.mode {
-            // A status does not wait for a Lease that cannot be read.
+            // A status does not wait for an unreadable Lease.
             Mode::Unread if !self.may_stand_back || self.unreadable => Contention::Uncontested,
             Mode::Unread | Mode::Observing { .. } => Contention::Undecided,
             Mode::Free => Contention::Uncontested,
@@ -130,7 +125,7 @@ impl Contest {
         self.since_unix_ms
     }
 
-    /// The acquireTime that the next renewal of a Lease with this one has to write, if it has to.
+    /// The acquireTime to write with the next renewal, if it has to change.
     pub(super) fn claim(&mut self, now_unix_us: i64, acquired: Option<i64>) -> Option<i64> {
         if !self.may_stand_back {
             return None;
@@ -139,7 +134,6 @@ impl Contest {
         (acquired != Some(claim)).then_some(claim)
     }
 
-    /// A write with this renewTime is being sent.
     pub(super) fn sends(&mut self, renew_unix_us: i64) {
         if self.sent.len() >= SENT_MAX {
             self.sent.pop_front();
@@ -147,13 +141,12 @@ impl Contest {
         self.sent.push_back(renew_unix_us);
     }
 
-    /// The Lease was made by this process, with this acquireTime and renewTime.
+    /// This process created the Lease, with this acquireTime and renewTime.
     pub(super) fn made(&mut self, unix_us: i64) {
         self.claim = Some(unix_us);
         self.known = Some(unix_us);
     }
 
-    /// A renewal of this process succeeded.
     pub(super) fn renewed(&mut self, renew_unix_us: i64, now: Now) {
         self.known = Some(renew_unix_us);
         let is_quiet = self.foreign.is_none_or(|at| now.mono.saturating_sub(at) >= self.duration);
@@ -170,7 +163,7 @@ impl Contest {
         self.since_unix_ms = None;
     }
 
-    /// The Lease could not be read: silence of the other process cannot be told from an API server that fails.
+    /// The Lease could not be read: a silent process cannot be distinguished from a failing API server.
     pub(super) fn unread(&mut self, now: Now) {
         self.unreadable = true;
         if let Mode::StandingBack { heard, .. } = &mut self.mode {
@@ -178,7 +171,7 @@ impl Contest {
         }
     }
 
-    /// There is no Lease. Whether this process may make one.
+    /// The Lease does not exist. Returns whether this process may create it.
     pub(super) fn absent(&mut self, now: Now) -> bool {
         self.unreadable = false;
         match self.mode {
@@ -191,13 +184,13 @@ impl Contest {
         }
     }
 
-    /// The Lease is this process's from now on.
+    /// The Lease belongs to this process from now on.
     fn take(&mut self) {
         self.claim = None;
         self.free();
     }
 
-    /// The Lease was read. `record`: what an earlier process of this state folder left of it.
+    /// The Lease was read. `record`: from an earlier process with this state folder.
     pub(super) fn read(
         &mut self,
         seen: &LeaseSeen,
@@ -233,7 +226,7 @@ impl Contest {
         (verdict, is_foreign)
     }
 
-    /// The renewal period of this Lease: a quarter of its duration, and no shorter than this process's own.
+    /// The renewal period of this Lease: a quarter of its duration, at least this process's own.
     fn period(&self, seen: &LeaseSeen) -> Duration {
         (Self::lasts(seen) / 4).max(self.interval)
     }
@@ -243,8 +236,8 @@ impl Contest {
         Duration::from_secs(seconds).min(LONGEST_DURATION)
     }
 
-    /// A Lease that was renewed within one and a half periods may have a process that renews it, unless that was a
-    /// predecessor of this one.
+    /// A Lease renewed within one and a half periods may have a process that renews it, unless that was a predecessor
+    /// of this one.
     fn first_read(&mut self, seen: &LeaseSeen, record: Option<&LeaseRecord>, now: Now) -> Verdict {
         let is_predecessors = record.is_some_and(|record| {
             !record.stood_back
@@ -254,7 +247,7 @@ impl Contest {
         });
         let limit = self.period(seen).mul_f64(1.5);
         let age = seen.renew_unix_us.map(|at| super::unix_us(now).saturating_sub(at));
-        // A time in the future is as good as now.
+        // A time in the future counts as now.
         let age = age.map(|age| Duration::from_micros(u64::try_from(age).unwrap_or_default()));
         match age {
             Some(age) if self.may_stand_back && !is_predecessors && age < limit => {
@@ -285,7 +278,7 @@ impl Contest {
         }
     }
 
-    /// Whether this process is the one that stands back. One whose claim is later has the duration of a Lease to do so.
+    /// Whether this process stands back. One with a later claim has the duration of a Lease to do so.
     fn yields(&self, seen: &LeaseSeen, contested_for: Duration) -> bool {
         let is_later = match (seen.acquire_unix_us, self.claim) {
             (Some(theirs), Some(ours)) => theirs > ours,

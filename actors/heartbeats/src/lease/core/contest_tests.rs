@@ -23,7 +23,7 @@ fn may_stand_back() -> LeasePolicy {
 struct World {
     server: Server,
     agents: Vec<Option<Bench>>,
-    /// When the kubelet renews next.
+    /// Time of the kubelet's next renewal.
     kubelet: Option<Duration>,
     now: Duration,
 }
@@ -37,7 +37,7 @@ impl World {
         START_MS + i64::try_from(self.now.as_millis()).expect("small")
     }
 
-    /// An agent starts. Its number.
+    /// Returns the agent's number.
     fn start(&mut self, policy: LeasePolicy, record: Option<LeaseRecord>) -> usize {
         let mut agent = Bench::with(policy, record);
         agent.now.unix_ms = self.unix_ms();
@@ -68,13 +68,12 @@ impl World {
         self.agent(number).core.contention()
     }
 
-    /// How old the Lease is.
     fn age(&self) -> Duration {
         let renewed = self.server.lease.as_ref().and_then(|lease| lease.renew_unix_us).expect("a Lease");
         Duration::from_micros(u64::try_from(self.unix_ms() * 1000 - renewed).unwrap_or_default())
     }
 
-    /// Its age at its oldest, while time passes.
+    /// The maximum age of the Lease while time passes.
     fn oldest(&mut self, time: Duration) -> Duration {
         let (end, mut oldest) = (self.now + time, Duration::ZERO);
         while self.now < end {
@@ -108,13 +107,13 @@ fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
     assert_eq!(agent.noted("stands back"), 1);
     assert!(world.oldest(seconds(120)) < seconds(11), "the first one is not disturbed");
     assert_eq!((world.agent(first).count("Conflict"), world.agent(second).noted("stands back")), (0, 1));
-    // It ends for good: the other takes over within the duration and an interval of its last renewal.
+    // It stops permanently: the other takes over within the duration and an interval of its last renewal.
     world.agents[first] = None;
     let oldest = world.oldest(seconds(60));
     assert!((seconds(40)..millis(51_000)).contains(&oldest), "{oldest:?}");
     assert_eq!(world.contention(second), Contention::Uncontested);
     assert_eq!(world.agent(second).core.health(), ChoreHealth::Well);
-    // When it comes back it finds another's claim.
+    // When it returns it finds another's claim.
     let record = world.agent(second).record.clone();
     assert_eq!(record.as_ref().map(|record| record.stood_back), Some(false));
     let back = world.start(may_stand_back(), None);
@@ -160,14 +159,14 @@ fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone()
         log.iter().all(|name| *name == "GET") && (28..=30).contains(&log.len()),
         "one read an interval: {log:?}"
     );
-    // A restart does not fight again.
+    // After a restart there is no new contest.
     let record = world.agent(agent).record.clone();
     world.agents[agent] = None;
     let agent = world.start(may_stand_back(), record);
     world.pass(seconds(TWO_PERIODS));
     assert_eq!(world.contention(agent), Contention::StandingBack);
     assert_eq!(writes(&world.agent(agent).log()), 0);
-    // A restart of the kubelet is no reason to take over; its end is.
+    // A restart of the kubelet is no reason to take over; its permanent stop is.
     world.kubelet = Some(world.now + seconds(30));
     world.pass(seconds(45));
     assert_eq!(writes(&world.agent(agent).log()), 0);
@@ -271,7 +270,7 @@ fn e3_a_restart_delays_no_renewal() {
     let oldest = world.oldest(seconds(20));
     assert!(oldest <= millis(15_200), "{oldest:?}");
     assert_eq!(world.contention(agent), Contention::Uncontested);
-    // What nobody has renewed for longer than that is not waited for.
+    // A Lease that no process has renewed for longer than that is not waited for.
     world.agents[agent] = None;
     world.pass(seconds(20));
     let agent = world.start(may_stand_back(), None);
@@ -287,7 +286,7 @@ fn e3_an_api_server_that_fails_is_no_silence_of_the_other() {
     world.kubelet = Some(world.now);
     world.pass(seconds(TWO_PERIODS));
     assert_eq!(world.contention(agent), Contention::StandingBack);
-    // Nobody can renew for three minutes; the agent reaches the server a little earlier than the kubelet.
+    // No process can renew for three minutes; the agent reaches the server a little earlier than the kubelet.
     world.kubelet = None;
     world.server.down = Some((ApiErrorKind::Unreachable, Duration::ZERO));
     world.pass(seconds(180));

@@ -1,7 +1,7 @@
-//! When to ask the API server what, without I/O and without a clock.
+//! When to send which request to the API server, without I/O and without a clock.
 //!
 //! Owns: [`Core`], what is known of the Lease and its Node. In: [`Event`]s with the time and a random number. Out:
-//! [`Effect`]s in the order to perform them, and [`Core::next_tick`], the time to come back at.
+//! [`Effect`]s in the order to perform them, and [`Core::next_tick`].
 //!
 //! ```text
 //!            ┌──────────────── interval, jitter ◄────────────────┐
@@ -19,10 +19,9 @@
 //!           └─(known not to be there)──► Node?
 //! ```
 //!
-//! A *sync* is what happens between two waits. It renews at most five times with what it knew, and at most five
-//! times more after a read. While the server cannot be reached, renewal is retried with a back-off. Waits count monotonic
-//! time only; the wall clock goes into the Lease and nowhere else, but for one question after a start: how long ago the
-//! Lease was renewed.
+//! A *sync* is the activity between two waits. It renews at most five times with what it knew, and at most five times
+//! more after a read. While the server cannot be reached, renewal is retried with a back-off. Waits use the monotonic
+//! clock only; the wall clock is written to the Lease, and read for the age of the Lease after a start.
 
 mod answers;
 mod contest;
@@ -56,21 +55,21 @@ use keelson_proto::backoff::Backoff;
 use self::contest::Contest;
 use super::record::LeaseRecord;
 
-/// Renewals in a row without a read in between that was not asked for by a conflict (kubelet: `maxUpdateRetries`).
+/// Maximum number of renewals in a row without a read other than after a conflict (kubelet: `maxUpdateRetries`).
 const MOST_TRIES: u32 = 5;
-/// Pauses of a sync that fails (kubelet: 100 ms, doubled first, `maxBackoff`).
+/// Pauses of a failing sync (kubelet: 100 ms, doubled first, `maxBackoff`).
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(200), longest: Duration::from_secs(7) };
-/// The pause after a 429 that names none.
+/// The pause after a 429 without `Retry-After`.
 const TOO_MANY_PAUSE: Duration = Duration::from_secs(1);
-/// The most that is added to the interval, as a part of it (kubelet: `wait.JitterUntil` with 0.04).
+/// Maximum jitter, as a fraction of the interval (kubelet: `wait.JitterUntil` with 0.04).
 const JITTER: f64 = 0.04;
-/// The most that is added to a server's `Retry-After`, as a part of the interval: agents that were refused together do not
-/// come back together.
+/// Maximum addition to a server's `Retry-After`, as a fraction of the interval, so that agents that were refused
+/// together do not return together.
 const SPREAD: f64 = 0.25;
-/// A difference between the two clocks that is a step of the wall clock and not its slewing, milliseconds.
+/// A difference of the two clocks that is a step of the wall clock and not slewing, milliseconds.
 const STEP_MS: i64 = 1000;
 
-/// The Lease as the next patch will find it, unless another process writes it.
+/// The Lease as the next patch finds it, unless another process writes it.
 #[derive(Debug, Clone, Default)]
 struct Held {
     uid: String,
@@ -83,7 +82,7 @@ struct Held {
     managers_forgotten: bool,
 }
 
-/// The Node, as the watch or the last read of it has it.
+/// The Node as last watched or read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NodeSeen {
     Unknown,
@@ -97,7 +96,7 @@ enum Phase {
     Waiting {
         until: Duration,
     },
-    /// Within one.
+    /// Within a sync.
     BackingOff {
         until: Duration,
     },
@@ -119,16 +118,15 @@ struct Sync {
     read_timeouts: u32,
 }
 
-/// What is wrong, since the last success.
+/// The failure since the last success.
 #[derive(Debug, Clone)]
 struct Trouble {
-    /// Which request fails, and how: another reason is news.
+    /// The failing request, and the error: a change is reported.
     kind: (&'static str, &'static str),
     reason: String,
     since_unix_ms: i64,
 }
 
-/// One turn of [`Core::handle`].
 struct Turn {
     now: Now,
     chance: f64,
@@ -150,10 +148,10 @@ pub(crate) struct Core {
     policy: LeasePolicy,
     node: NodeSeen,
     lease: Option<Held>,
-    /// The Lease is known not to be there: reading it again would say nothing new.
+    /// The Lease is known not to exist: another read would say nothing new.
     missing: bool,
     record: Option<LeaseRecord>,
-    /// The server does not take the patch that drops the managers.
+    /// The server rejects the patch that drops the managers.
     forget_refused: bool,
     phase: Phase,
     number: u64,
@@ -161,11 +159,11 @@ pub(crate) struct Core {
     contest: Contest,
     /// The Lease has not been read since the start.
     first: bool,
-    /// The uid of the Lease that was last said to be another one than before.
+    /// The uid of the last Lease that was reported as replaced.
     told_uid: String,
-    /// What the server asked for: no request before this.
+    /// `Retry-After` of the server: no request before this time.
     not_before: Duration,
-    /// The last sync that news of the Node began before its time.
+    /// When a change of the Node last started a sync early.
     early: Option<Duration>,
     renewed: Option<Renewed>,
     settled: bool,
@@ -177,7 +175,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// A core that asks as soon as it is told of a tick. `record` is what an earlier process left.
+    /// `record` is of an earlier process.
     #[must_use]
     pub(crate) fn new(policy: LeasePolicy, record: Option<LeaseRecord>) -> Self {
         Self {
@@ -204,7 +202,7 @@ impl Core {
         }
     }
 
-    /// The one way in: what happens, when, and a random number from [0, 1). Returns what to do about it.
+    /// Handles one event. `chance` is in [0, 1). Returns the effects to perform.
     pub(crate) fn handle(&mut self, event: Event, now: Now, chance: f64) -> Vec<Effect> {
         let mut turn = Turn { now, chance, fx: Vec::new() };
         self.watch_clock(&mut turn);
@@ -221,7 +219,7 @@ impl Core {
         turn.fx
     }
 
-    /// When [`Event::Tick`] is due next, on the monotonic clock; `None` while a request is under way.
+    /// On the monotonic clock; `None` while a request is under way.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<Duration> {
         match self.phase {
@@ -230,8 +228,7 @@ impl Core {
         }
     }
 
-    /// Notes that the two clocks do not agree any more. Nothing is planned by the wall clock, so that nothing else
-    /// has to be done.
+    /// Detects steps of the wall clock. No plan depends on it, so nothing else has to be done.
     fn watch_clock(&mut self, turn: &mut Turn) {
         let offset = turn.now.unix_ms.saturating_sub(mono_ms(turn.now));
         let step = self.offset.map_or(0, |before| offset.saturating_sub(before));
@@ -306,7 +303,7 @@ impl Core {
         };
         let ours = held.holder.as_ref() == Some(&self.policy.holder);
         let claim = self.contest.claim(unix_us(turn.now), held.acquired_unix_us);
-        // Whether or not it had a holder before: leader election (client-go) counts in the same way.
+        // Also without a holder before: leader election (client-go) counts in the same way.
         let acquire = (!ours || claim.is_some()).then(|| Acquire {
             holder: self.policy.holder.clone(),
             acquire_unix_us: claim.unwrap_or_else(|| unix_us(turn.now)),
@@ -327,7 +324,7 @@ impl Core {
         self.ask(Phase::Renewing(patch.clone()), Request::Renew(patch), turn);
     }
 
-    /// The sync is over: the next one comes an interval, and up to 4 % of it, from now.
+    /// Ends the sync: the next one starts after the interval and up to 4 % jitter.
     fn rest(&mut self, turn: &Turn) {
         self.wait_for(self.jittered(turn), turn);
     }
@@ -346,15 +343,15 @@ impl Core {
         self.policy.interval().mul_f64(most * chance)
     }
 
-    /// The sync goes on after a pause.
+    /// Continues the sync after a pause.
     fn back_off(&mut self, at_least: Duration, turn: &Turn) {
         self.sync.pauses = self.sync.pauses.saturating_add(1);
         let pause = PAUSES.pause(self.sync.pauses).max(at_least);
         self.phase = Phase::BackingOff { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
     }
 
-    /// How long the server is to be left alone, if it asked for that: an interval at most, so that the Lease has tries left
-    /// before it expires, and a random part of one more.
+    /// The pause that the server asked for, if any: an interval at most, so that tries remain before the Lease expires,
+    /// plus a random part of an interval.
     fn wanted_pause(&self, error: &ApiError, turn: &Turn) -> Option<Duration> {
         let asked = error.kind.retry_after().filter(|pause| !pause.is_zero());
         let asked = match error.kind {
@@ -364,7 +361,7 @@ impl Core {
         Some(asked.min(self.policy.interval()) + self.part_of_interval(SPREAD, turn))
     }
 
-    /// The server wants to be left alone: one more try when its time has passed.
+    /// Tries once more when the server's pause has passed.
     fn hold_off(&mut self, pause: Duration, turn: &Turn) {
         self.sync.second = true;
         self.sync.tries = MOST_TRIES - 1;
@@ -372,7 +369,7 @@ impl Core {
         self.back_off(pause, turn);
     }
 
-    /// What is known from now on is as it should be.
+    /// The Lease is healthy from now on.
     fn well(&mut self, turn: &mut Turn) {
         self.settled = true;
         if let Some(trouble) = self.trouble.take() {
@@ -388,7 +385,7 @@ impl Core {
         self.remember(turn);
     }
 
-    /// Writes the Lease's identity down if it changed.
+    /// Writes the Lease's identity to the store if it changed.
     fn remember(&mut self, turn: &mut Turn) {
         let Some(held) = &self.lease else { return };
         let record = LeaseRecord {
@@ -406,7 +403,7 @@ impl Core {
         }
     }
 
-    /// The agent is in trouble: the tries are used up, or a pause begins.
+    /// The tries are used up, or a pause begins.
     fn fail(&mut self, kind: (&'static str, &'static str), reason: String, turn: &mut Turn) {
         let since = self.trouble.as_ref().map_or(turn.now.unix_ms, |trouble| trouble.since_unix_ms);
         if self.trouble.as_ref().is_none_or(|trouble| trouble.kind != kind) {
@@ -421,7 +418,7 @@ impl Core {
         match uid.filter(|uid| !uid.is_empty()) {
             None => {
                 if !matches!(self.node, NodeSeen::Gone { .. }) {
-                    // Before a Node is registered there is no Lease to lose either.
+                    // Before a Node is registered there is no Lease to lose.
                     if self.lease.is_some() {
                         turn.note(true, format!("Node {node} was deleted; its Lease is garbage collected"));
                     }
@@ -441,8 +438,8 @@ impl Core {
         }
     }
 
-    /// The Lease is missing for want of its Node, or belongs to an earlier one and will be deleted with that: the
-    /// next sync does not wait. At most once in an interval, and not before the server's time has passed.
+    /// The Lease is missing because its Node was, or belongs to an earlier Node and will be deleted with it: the next
+    /// sync does not wait. At most once per interval, and not before the server's pause has passed.
     fn hurry(&mut self, turn: &mut Turn) {
         let NodeSeen::Known(uid) = &self.node else { return };
         let other_owner = |held: &Held| held.owner_uid.as_ref().is_some_and(|owner| owner != uid);
@@ -460,7 +457,7 @@ impl Core {
     }
 }
 
-/// What another try, or another read, cannot repair.
+/// Errors that a retry or a read cannot repair.
 fn is_final(kind: ApiErrorKind) -> bool {
     matches!(
         kind,

@@ -1,8 +1,8 @@
-//! Random histories: whatever the server answers, these hold.
+//! Random histories: invariants for any answers of the server.
 //!
-//! After every event: one request at most is under way, and a timer or a request is ([`Bench`]); no patch without a
-//! version. In any interval: no more requests than the kubelet would make. In the end, when the server is well:
-//! a renewal within the longest pause and an interval.
+//! After every event: at most one request is under way, and a timer or a request is ([`Bench`]); no patch without a
+//! version. In any interval: no more requests than the kubelet would make. At the end, when the server is healthy: a
+//! renewal within the longest pause and an interval.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::{
     testing::{Bench, Server, millis, policy, seconds},
 };
 
-/// What the kubelet may ask in one interval: ten updates, a read after each, one between the two halves; reads that
-/// back off, 0.2 s to 7 s (six of them fit); and the reads of the Node.
+/// The kubelet's maximum in one interval: ten updates, a read after each, one between the two halves; reads with
+/// back-off, 0.2 s to 7 s (six of them fit); and the reads of the Node.
 const MOST_IN_AN_INTERVAL: usize = 10 + 10 + 1 + 6 + 2;
-/// The longest pause that the steps below ask for.
+/// The longest pause in the steps below, seconds.
 const LONGEST_ASKED: u64 = 20;
 
 #[derive(Debug, Clone)]
@@ -28,7 +28,6 @@ enum Step {
     Rival(bool),
     Touch,
     LeaseGone,
-    /// Another process renews the Lease once.
     Renewed,
     Foreign,
     Node(Option<u8>),
@@ -81,10 +80,10 @@ fn uid(number: u8) -> String {
 struct Run {
     bench: Bench,
     server: Server,
-    /// When each request was made, of this process.
+    /// Times of this process's requests.
     times: Vec<Duration>,
     patches: Vec<Duration>,
-    /// News of the Node let the core ask early once in an interval.
+    /// A change of the Node allows one early request per interval.
     told: bool,
     policy: LeasePolicy,
 }
@@ -129,7 +128,7 @@ impl Run {
 
     fn check_rate(&self) {
         let interval = policy().interval();
-        // A sync that news began early comes on top of the planned one, once in an interval.
+        // A sync that a change starts early comes on top of the planned one, once per interval.
         let factor = if self.told { 2 } else { 1 };
         for (times, most) in [(&self.times, MOST_IN_AN_INTERVAL), (&self.patches, 10)] {
             for window in times.windows(most * factor + 1) {
@@ -157,7 +156,7 @@ proptest! {
             run.perform(step);
             run.check_rate();
         }
-        // The requests that hang end; what the server asked for passes.
+        // Hanging requests end; the server's pause passes.
         run.server.next.clear();
         run.server.rival = false;
         run.server.node = Some(uid(9));
@@ -167,7 +166,7 @@ proptest! {
         run.server.down = None;
         run.perform(Step::Pass(LONGEST_ASKED * 1000));
         if may_stand_back {
-            // Nobody else has renewed the Lease for as long as it lasts.
+            // No process has renewed the Lease for its whole duration.
             run.perform(Step::Pass(40_000 + 10_400));
         }
         prop_assert_eq!(run.bench.core.contention() == Contention::StandingBack, false);

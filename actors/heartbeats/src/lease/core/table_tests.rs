@@ -1,4 +1,4 @@
-//! Starts, take-overs, owners, errors that a retry cannot repair, servers that want to be left alone.
+//! Starts, take-overs, owners, errors that a retry cannot repair, `Retry-After`.
 
 use std::time::Duration;
 
@@ -106,14 +106,14 @@ fn an_owner_is_added_and_that_of_an_earlier_node_is_replaced() {
     assert_eq!(bench.log(), ["GET", "GET node", "PATCH", "PATCH"]);
     assert_eq!((&patches[0].owner, &patches[1].owner), (&owner, &None));
 
-    // The watch tells of another Node: the old one's Lease would be deleted, so that nothing waits.
+    // The watch reports another Node: the old one's Lease would be deleted, so there is no wait.
     let uid = "second".to_owned();
     bench.event(Event::NodeChanged(Some(uid)));
     bench.pass(Duration::ZERO, &mut server);
     let patches = bench.patches();
     assert_eq!(bench.timed_log(), [(15_000, "PATCH")]);
     assert_eq!(patches[0].owner.as_ref().map(|owner| &*owner.uid), Some("second"));
-    // At most once in an interval: then it waits for the next renewal.
+    // At most once per interval: then it waits for the next renewal.
     bench.event(Event::NodeChanged(Some("third".into())));
     bench.event(Event::NodeChanged(Some("third".into())));
     bench.pass(seconds(10), &mut server);
@@ -178,7 +178,7 @@ fn a_lease_that_somebody_else_made_anew_is_told_and_renewed() {
         bench.record.map(|record| (record.uid, record.managers_forgotten)),
         Some(("lease-uid".into(), true))
     );
-    // Taken up, then renewed with the managers forgotten.
+    // Taken over, then renewed with the managers dropped.
     assert_eq!(bench.persisted, 2);
 }
 
@@ -222,7 +222,6 @@ fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
         server.down = None;
         bench.pass(millis(10_200), &mut server);
         assert_eq!(bench.core.health(), ChoreHealth::Well);
-        // The same at a start.
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         server.down = Some((kind, Duration::ZERO));
         bench.pass(seconds(40), &mut server);
@@ -253,7 +252,7 @@ fn a_patch_that_the_server_does_not_take_asks_for_less_next_time() {
     assert_eq!(bench.core.health(), ChoreHealth::Well);
 }
 
-/// E13: never longer than an interval and a quarter of one, so that a Lease of four intervals has tries left.
+/// E13: at most an interval and a quarter of one, so that a Lease of four intervals has tries left.
 #[test]
 fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
     let asked = |seconds_asked| ApiErrorKind::TooManyRequests { retry_after: Some(seconds(seconds_asked)) };
@@ -283,7 +282,7 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
     }
 }
 
-/// E13: a server that asks for a minute with each answer does not cost the Lease its tries, at a start neither.
+/// E13: a `Retry-After` of a minute in each answer leaves tries for the Lease, also at a start.
 #[test]
 fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lease() {
     let busy = Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(60)) });
@@ -295,7 +294,7 @@ fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lea
         bench.pass(seconds(39), &mut server);
         assert!(bench.log().len() >= 3, "{chance}");
     }
-    // The same where the Lease has to be made: for the Node's uid, and for the POST.
+    // The same if the Lease has to be created: for the Node's uid, and for the POST.
     for before in [1, 2] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         server.next = std::iter::repeat_n(None, before).chain([busy]).collect();

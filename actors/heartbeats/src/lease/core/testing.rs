@@ -1,7 +1,7 @@
-//! Helpers of the core's tests.
+//! Test helpers.
 //!
-//! Owns: [`Bench`], a core with clocks that only the test moves, which checks that one request at most is under way;
-//! [`Server`], an API server with one Lease and one Node that fails on demand.
+//! Owns: [`Bench`], a core with test clocks, which checks that at most one request is under way; [`Server`], an API
+//! server with one Lease and one Node that fails on demand.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -40,7 +40,6 @@ pub(crate) fn error(kind: ApiErrorKind) -> ApiError {
     ApiError { server: SERVER.into(), kind, reason: kind.name().into() }
 }
 
-/// What the log of a test says of a request.
 pub(crate) fn name_of(request: &Request) -> &'static str {
     match request {
         Request::Read => "GET",
@@ -50,21 +49,20 @@ pub(crate) fn name_of(request: &Request) -> &'static str {
     }
 }
 
-/// An API server.
 #[derive(Debug, Default)]
 pub(crate) struct Server {
     pub(crate) lease: Option<LeaseSeen>,
     pub(crate) node: Option<String>,
-    /// What everything is answered with, and how long that takes.
+    /// Answer to every request, and its delay.
     pub(crate) down: Option<(ApiErrorKind, Duration)>,
-    /// What the next requests are answered with; `None`: as it should be.
+    /// Answers to the next requests; `None`: no fault.
     pub(crate) next: VecDeque<Option<ApiErrorKind>>,
     /// Every renewal finds that another process was faster.
     pub(crate) rival: bool,
-    /// So many renewals are carried out, and their answers are lost.
+    /// Number of renewals that are carried out with a lost answer.
     pub(crate) swallows: u32,
     pub(crate) version: u64,
-    /// Writes that succeeded.
+    /// Successful writes.
     pub(crate) writes: u32,
 }
 
@@ -73,7 +71,7 @@ impl Server {
         Self { node: Some("node-uid".into()), ..Self::default() }
     }
 
-    /// One whose Lease was renewed that long ago.
+    /// A Lease that was renewed this long ago.
     pub(crate) fn with_lease(holder: &str, renewed_ago: Duration) -> Self {
         let age = i64::try_from(renewed_ago.as_micros()).expect("small");
         let lease = LeaseSeen {
@@ -88,7 +86,7 @@ impl Server {
         Self { lease: Some(lease), version: 100, ..Self::with_node() }
     }
 
-    /// Somebody else writes the Lease.
+    /// Another process writes the Lease.
     pub(crate) fn touch(&mut self) {
         self.version += 1;
         if let Some(lease) = &mut self.lease {
@@ -96,7 +94,6 @@ impl Server {
         }
     }
 
-    /// A kubelet renews the Lease.
     pub(crate) fn renew_as_kubelet(&mut self, unix_ms: i64) {
         self.touch();
         if let Some(lease) = &mut self.lease {
@@ -180,7 +177,6 @@ impl Server {
     }
 }
 
-/// A core, its clocks, and everything it said.
 pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) now: Now,
@@ -233,7 +229,7 @@ impl Bench {
             }
         }
         assert_eq!(self.core.next_tick().is_none(), self.asked.is_some(), "waits for a timer or an answer");
-        // What people see must never fail.
+        // The view must never fail.
         let _ = self.core.view(SERVER, self.now);
     }
 
@@ -246,7 +242,7 @@ impl Bench {
         self.now = Now { unix_ms: self.now.unix_ms_at(mono), mono };
     }
 
-    /// Lets time pass with this server, timers and answers included.
+    /// Advances time with this server, including timers and answers.
     pub(crate) fn pass(&mut self, time: Duration, server: &mut Server) {
         let end = self.now.mono + time;
         let mut turns = 0;
@@ -274,7 +270,7 @@ impl Bench {
         self.at(end.max(self.now.mono));
     }
 
-    /// The wall clock steps; the monotonic one does not.
+    /// Steps the wall clock, but not the monotonic one.
     pub(crate) fn step(&mut self, millis: i64) {
         self.now.unix_ms += millis;
     }
@@ -284,7 +280,7 @@ impl Bench {
         self.requests.drain(..).map(|(_, request)| name_of(&request)).collect()
     }
 
-    /// The same, with the milliseconds at which they were made.
+    /// As [`Self::log`], with the times of the requests in milliseconds.
     pub(crate) fn timed_log(&mut self) -> Vec<(u128, &'static str)> {
         self.requests.drain(..).map(|(at, request)| (at.as_millis(), name_of(&request))).collect()
     }

@@ -1,6 +1,6 @@
-//! What goes into the core of the Lease and what comes out of it.
+//! Input and output of the Lease core.
 //!
-//! Owns: [`LeasePolicy`], [`Event`], [`Effect`]. No logic but the figures that follow from the duration.
+//! Owns: [`LeasePolicy`], [`Event`], [`Effect`], and the values derived from the duration.
 
 use std::time::Duration;
 
@@ -8,32 +8,31 @@ use keelson_actor_system::cluster::{ApiError, LeaseCreate, LeasePatch, LeaseSeen
 
 use super::super::record::LeaseRecord;
 
-/// The longest that one request may take: the kubelet's.
+/// The kubelet's limit.
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePolicy {
-    /// The Lease's name: the node's, or another for an agent beside a kubelet.
+    /// The node's name, or another for an agent beside a kubelet.
     pub name: String,
     /// `spec.holderIdentity`. Must be the same after a restart.
     pub holder: String,
     pub node: String,
     /// `spec.leaseDurationSeconds`: whole seconds, at least one. The kubelet's default is 40 s.
     pub duration: Duration,
-    /// Drop `metadata.managedFields` once for each Lease (gate `LeanLeases`).
+    /// Drop `metadata.managedFields` once per Lease (gate `LeanLeases`).
     pub lean: bool,
     /// Leave the Lease to another process that renews it (role node with `node.when_contested = "stand-back"`).
     pub may_stand_back: bool,
 }
 
 impl LeasePolicy {
-    /// The duration as the API has it.
     #[must_use]
     pub fn duration_seconds(&self) -> i32 {
         i32::try_from(self.duration.as_secs()).unwrap_or(i32::MAX).max(1)
     }
 
-    /// The time between two renewals: a quarter of the duration (the kubelet's `nodeLeaseRenewIntervalFraction`).
+    /// A quarter of the duration (the kubelet's `nodeLeaseRenewIntervalFraction`).
     #[must_use]
     pub fn interval(&self) -> Duration {
         Duration::from_secs(u64::from(self.duration_seconds().unsigned_abs())) / 4
@@ -44,8 +43,7 @@ impl LeasePolicy {
         self.interval() * 4
     }
 
-    /// The longest that one request may take: the kubelet's heartbeat client waits 10 s, or as long as the Lease
-    /// lasts where that is less.
+    /// The kubelet's heartbeat client waits 10 s, or the duration of the Lease if that is less.
     #[must_use]
     pub fn request_timeout(&self) -> Duration {
         LONGEST_REQUEST.min(self.interval() * 4)
@@ -57,11 +55,11 @@ pub(crate) enum Event {
     /// A timer is due, or the actor starts.
     Tick,
     Answered {
-        /// As in [`Effect::Ask`]; another number than the newest means nothing any more.
+        /// As in [`Effect::Ask`]; other numbers than the newest are ignored.
         request: u64,
         answer: Answer,
     },
-    /// The Node was seen with this uid; `None`: it is gone.
+    /// `None`: the Node is gone.
     NodeChanged(Option<String>),
 }
 
@@ -75,29 +73,26 @@ pub(crate) enum Answer {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Request {
-    /// GET of the Lease.
     Read,
-    /// POST of the Lease.
     Create(LeaseCreate),
     Renew(LeasePatch),
     Node,
 }
 
-/// What the actor has to do, in this order.
+/// To be performed in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Make a request. There is never another one under way.
+    /// At most one request is under way.
     Ask {
-        /// To be given back with the answer.
+        /// Returned with the answer.
         number: u64,
         request: Request,
     },
-    /// Close the connections: the kubelet's hook for repeated heartbeat failures.
+    /// The kubelet's hook for repeated heartbeat failures.
     CloseConnections,
-    /// Write what outlives the process. Nothing waits for it.
+    /// Nothing waits for the write.
     Persist(LeaseRecord),
     Count(Counted),
-    /// Something worth an event in the debug view and a line in the log.
     Note {
         warn: bool,
         text: String,
@@ -106,7 +101,7 @@ pub(crate) enum Effect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
-    /// A request ended, as label `result` of the metric names it.
+    /// A request ended; label `result` of the metric.
     Result(&'static str),
     Takeover,
     ForeignRenewal,
@@ -120,6 +115,5 @@ pub(crate) enum Counted {
 pub(crate) struct Renewed {
     /// Milliseconds of the monotonic clock; negative: by an earlier process, before this one's clock began.
     pub mono_ms: i64,
-    /// Unix milliseconds.
     pub unix_ms: i64,
 }

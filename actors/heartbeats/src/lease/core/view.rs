@@ -1,6 +1,6 @@
-//! How the Lease looks from outside.
+//! The Lease as shown by the debug API and metrics.
 //!
-//! Owns: health, summary, figures and the JSON for people, as made from the core.
+//! Owns: health, summary, figures and JSON, made from the core.
 
 use std::time::Duration;
 
@@ -24,7 +24,6 @@ impl Core {
         }
     }
 
-    /// What it does, in a few words.
     #[must_use]
     pub(crate) fn summary(&self) -> String {
         let interval = self.policy.interval();
@@ -38,7 +37,7 @@ impl Core {
         }
     }
 
-    /// The last successful renewal, by an earlier process included.
+    /// The last successful renewal, possibly by an earlier process.
     #[must_use]
     pub(crate) fn renewed_at(&self) -> Option<Renewed> {
         self.renewed
@@ -86,7 +85,7 @@ impl Core {
                 ("failing", Some(reason), Some(since_unix_ms))
             }
         };
-        // While the Lease is looked for, what was last confirmed.
+        // While the Lease is being looked for, use what was last confirmed.
         let (held, record) = (self.lease.as_ref(), self.record.as_ref());
         let holder = held.and_then(|held| held.holder.as_deref());
         serde_json::json!({
