@@ -1,8 +1,8 @@
-//! What the StatusReporter has on disk.
+//! Records of the StatusReporter on disk.
 //!
-//! Owns: the order of writes, the retry of those that fail, and the reading of what an earlier process left. In: what the
-//! core wants written, the state of the store. Out: the records; [`Event::Started`], and [`Event::Adopted`] where the
-//! store could be read only after that.
+//! Owns: the order of writes, the retry of failed ones, and the reading of an earlier process's records. In: writes of
+//! the core, the state of the store. Out: the records; [`Event::Started`], and [`Event::Adopted`] if the store could be
+//! read only after that.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::status::{
     state::{Restored, Stamp, Unsaved, Write, load},
 };
 
-/// How long after a failed write it is tried again.
+/// Delay of the retry after a failed write.
 const SAVE_AGAIN: Duration = Duration::from_secs(30);
 
 impl StatusReporter {
@@ -26,8 +26,8 @@ impl StatusReporter {
         self.save_next(ctx);
     }
 
-    /// Writes what is to be written, one batch at a time. Where the store could not be read at the start it is read
-    /// after that, so that what is read is not older than what this process knows.
+    /// Writes one batch at a time. If the store could not be read at the start, it is read after the write, so that the
+    /// result is not older than the state of this process.
     pub(super) fn save_next(&mut self, ctx: &mut Context<Self>) {
         if self.saving || (self.unsaved.is_empty() && !self.unread) {
             return;
@@ -43,7 +43,7 @@ impl StatusReporter {
         ctx.spawn(wrap_future::<_, Self>(written).map(|written, actor, ctx| {
             actor.saving = false;
             for waiting in waiting {
-                // Who asked may have stopped waiting.
+                // The requester may have stopped waiting.
                 let _ = waiting.send(());
             }
             match written {
@@ -51,7 +51,7 @@ impl StatusReporter {
                     actor.logged.clear();
                     match found {
                         Some(Ok(found)) => actor.adopt(found, ctx),
-                        // The store tells when it can be read; this is for one that does not.
+                        // The store reports when it can be read; this is for one that does not.
                         Some(Err(_)) if actor.unsaved.is_empty() => return actor.save_later(ctx),
                         Some(Err(_)) | None => {}
                     }
@@ -88,7 +88,7 @@ impl StatusReporter {
         self.save_again = Some(again);
     }
 
-    /// Hands the conditions of an earlier process to the core, but for those that this one has a newer word of.
+    /// Passes the conditions of an earlier process to the core, except those with a newer report.
     fn adopt(&mut self, found: Restored, ctx: &mut Context<Self>) {
         self.unread = false;
         let mut conditions = found.conditions;
@@ -96,11 +96,11 @@ impl StatusReporter {
         self.step(Event::Adopted { conditions, unreadable: found.unreadable }, ctx);
     }
 
-    /// Reads what is on disk, off this thread and before any message is handled.
+    /// Off this thread and before any message is handled.
     pub(super) fn reload(&mut self, ctx: &mut Context<Self>) {
         let unsaved = self.unsaved.clone();
         let load = read_at_start(self.store.clone(), move |store| {
-            // What a former self could not write.
+            // Failed writes of the previous life.
             let saved = unsaved.save(store).is_ok();
             Ok((load(store)?, saved))
         });
@@ -133,7 +133,7 @@ impl StatusReporter {
         }));
     }
 
-    /// Without its last report the agent compares with what the API server has.
+    /// Without its last report the agent compares with the status at the API server.
     fn without_records(&self, error: &str) -> Restored {
         let text = format!("cannot read the last report; starting without it: {error}");
         tracing::error!(actor = "StatusReporter", "{text}");

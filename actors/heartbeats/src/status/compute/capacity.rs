@@ -1,7 +1,7 @@
 //! Capacity and allocatable.
 //!
-//! Owns: what the Node has and what pods may have of it. In: the host's readings, reservations, eviction
-//! thresholds. Out: the two lists; entries of others (extended resources) stay, and so do texts of equal amounts.
+//! In: the host's readings, reservations, eviction thresholds. Out: the two lists; entries of others (extended
+//! resources) stay, and so do texts of equal amounts.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::status::{
 
 type Resources = BTreeMap<String, Quantity>;
 
-/// The resources without which a node takes no pods (kubelet).
+/// Without these resources a node takes no pods (kubelet).
 const NEEDED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
-/// Those that the capacity lacks.
+/// The needed resources that the capacity lacks.
 pub(super) fn missing(status: &NodeStatus) -> Vec<&'static str> {
     let has = |name: &str| status.capacity.as_ref().is_some_and(|capacity| capacity.contains_key(name));
     NEEDED.into_iter().filter(|name| !has(name)).collect()
@@ -39,8 +39,8 @@ fn get(list: &Resources, name: &str) -> Option<Amount> {
     list.get(name)?.0.parse().ok()
 }
 
-/// Some file systems grow and shrink a little all the time (those that share a pool); the kubelet reads the
-/// capacity once. Here a change of less than a hundredth is none.
+/// The capacity of some file systems (those that share a pool) changes slightly all the time; the kubelet reads it
+/// once. Changes below 1% are ignored here.
 fn steady(known: Option<Amount>, bytes: u64) -> Amount {
     let read = Amount::bytes(bytes);
     match known {
@@ -68,7 +68,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
     }
     let capacity = capacity.clone();
     let allocatable = status.allocatable.get_or_insert_default();
-    // An extended resource that is gone.
+    // A removed extended resource.
     allocatable.retain(|name, _| !name.contains('/') || capacity.contains_key(name));
     for (name, quantity) in &capacity {
         match quantity.0.parse::<Amount>() {
@@ -80,7 +80,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
     }
 }
 
-/// What pods may have of a resource.
+/// The allocatable amount of a resource.
 fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPolicy) -> Amount {
     let reserved = policy.kube_reserved.get(name).plus(policy.system_reserved.get(name));
     let signal = match name {

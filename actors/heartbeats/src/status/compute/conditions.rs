@@ -1,9 +1,9 @@
-//! Conditions.
+//! Conditions of the Node.
 //!
-//! Owns: which conditions are the agent's in each role, and when each holds, with the kubelet's reasons where it has
-//! one; [`problem`] has those that the kubelet does not have. In: readings, the runtime's and the pulls' views,
-//! conditions of others. Out: the Node's conditions; a transition time changes only with the status, and no text holds
-//! a count or an age, so that a node on which nothing changes has the same texts all day.
+//! Owns: the agent's conditions in each role, and when each is True, with the kubelet's reasons where it has one;
+//! [`problem`] has those that the kubelet does not have. In: readings, the runtime's and the pulls' views, conditions
+//! of others. Out: the Node's conditions; a transition time changes only with the status, and no text contains a count
+//! or an age, so that the texts of an unchanged node do not change.
 
 pub(in crate::status) mod problem;
 
@@ -30,11 +30,10 @@ use keelson_actor_system::{
 };
 pub(in crate::status) use problem::{withhold_stale_endpoints, would_be_unavailable};
 
-/// The conditions of the agent itself, those of [`Pressure`] first and in its order.
+/// Those of [`Pressure`] first and in its order.
 const OWN: [&str; 8] =
     ["MemoryPressure", DISK_PRESSURE, "PIDPressure", PULLS, ENDPOINTS, STATE, CONTESTED, READY];
 
-/// The conditions of the agent itself in a role.
 pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
     match role {
         Role::Node => &OWN,
@@ -42,7 +41,7 @@ pub(in crate::status) fn own(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// Whole seconds, as the API keeps them.
+/// Truncated to seconds, as in the API.
 pub(in crate::status) fn time(unix_ms: i64) -> Time {
     Time(Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or_default())
 }
@@ -65,7 +64,7 @@ impl Assessment {
 enum Text {
     /// With the status.
     OnFlip,
-    /// Whenever it is another.
+    /// Whenever it differs.
     Always,
 }
 
@@ -104,7 +103,7 @@ fn put(
     known.last_heartbeat_time = Some(now);
 }
 
-/// Sets the conditions of the role. The others stay as they are.
+/// Sets the conditions of the role; the others stay as they are.
 pub(super) fn set(
     status: &mut NodeStatus,
     inputs: &Inputs,
@@ -150,14 +149,14 @@ pub(in crate::status) enum Contest {
     None,
     /// It renews the Lease.
     Lease,
-    /// It writes conditions of this agent's.
+    /// It writes this agent's conditions.
     Conditions,
     /// It renews the Lease, and this agent stands back.
     StandingBack,
 }
 
-/// Sets [`CONTESTED`], which is not on a Node that was never contested. The text changes with the status alone, so that two
-/// agents that both say so agree.
+/// Sets [`CONTESTED`], which is absent on a Node that was never contested. The text changes with the status only, so
+/// that two agents that both report it agree.
 pub(in crate::status) fn set_contested(status: &mut NodeStatus, contest: Contest, now: Now) {
     let list = status.conditions.get_or_insert_default();
     let (value, reason, message) = match contest {
@@ -187,7 +186,7 @@ pub(in crate::status) fn set_contested(status: &mut NodeStatus, contest: Contest
     }
 }
 
-/// Whether the pressure is there, or was a short while ago.
+/// Whether the pressure is present, or was within the transition period.
 fn holds(
     pressure: Pressure,
     before: bool,
@@ -218,20 +217,20 @@ fn holds(
         return true;
     }
     if before {
-        // Seen by an earlier life that left no word of when.
+        // Seen by an earlier process without a record of the time.
         memory.seen.entry(pressure).or_insert(now);
     }
     memory.seen.get(&pressure).is_some_and(|at| now.saturating_sub(*at) < millis(policy.pressure_transition))
 }
 
-/// What is left of what a signal looks at, and how much there is in all.
+/// Available amount and capacity of a signal.
 fn left(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
     let (node_fs, image_fs) = (readings.node_fs, readings.image_fs);
     match signal {
         Signal::MemoryAvailable => Some((readings.memory_available_bytes?, readings.memory_capacity_bytes?)),
         Signal::NodeFsAvailable => node_fs.map(|fs| (fs.available_bytes, fs.capacity_bytes)),
         Signal::ImageFsAvailable => image_fs.map(|fs| (fs.available_bytes, fs.capacity_bytes)),
-        // A file system that does not count inodes has no lack of them.
+        // A file system without inode counts has no shortage of inodes.
         Signal::NodeFsInodesFree => node_fs.filter(|fs| fs.inodes > 0).map(|fs| (fs.inodes_free, fs.inodes)),
         Signal::ImageFsInodesFree => {
             image_fs.filter(|fs| fs.inodes > 0).map(|fs| (fs.inodes_free, fs.inodes))
@@ -265,13 +264,13 @@ fn assess_pressure(pressure: Pressure, held: bool) -> Assessment {
     Assessment::new(kind, if held { ConditionStatus::True } else { ConditionStatus::False }, reason, message)
 }
 
-/// Whether a report says that the runtime takes pods: the kubelet needs both conditions to be there and to hold.
+/// Whether the runtime takes pods: as the kubelet, both conditions must be present and true.
 pub(in crate::status) fn takes_pods(report: &RuntimeReport) -> bool {
     let holds = |kind: &str| report.conditions.iter().any(|condition| condition.kind == kind && condition.ok);
     holds(RUNTIME_READY) && holds(NETWORK_READY)
 }
 
-/// Why the Node is not ready: kinds of reasons, which decide whether the text is a new one, and sentences.
+/// Why the Node is not ready: kinds of reasons, which decide whether the text changes, and sentences.
 fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(String, String)> {
     let mut all = Vec::new();
     let mut add = |kind: &str, text: String| all.push((kind.to_owned(), text));
@@ -315,7 +314,7 @@ fn ready(problems: Vec<(String, String)>, memory: &mut Memory, fresh_texts: bool
     let kinds: BTreeSet<String> = problems.iter().map(|(kind, _)| kind.clone()).collect();
     let texts: Vec<_> = problems.into_iter().map(|(_, text)| text).collect();
     let message = match &memory.not_ready {
-        // A runtime that is down fails in ever new words; the first ones stand until the next report.
+        // A runtime that is down fails with varying texts; the first one stays until the next report.
         Some((known, text)) if *known == kinds && !fresh_texts => text.clone(),
         _ => texts.join("; "),
     };

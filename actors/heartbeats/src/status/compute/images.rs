@@ -1,6 +1,6 @@
-//! The images of the Node.
+//! Images in the status.
 //!
-//! Owns: which images the status lists. In: the runtime's list. Out: the largest first, as many as the policy says.
+//! In: the runtime's list. Out: the largest first, as many as the policy allows.
 
 use std::cmp::Reverse;
 
@@ -8,14 +8,14 @@ use k8s_openapi::api::core::v1::{ContainerImage, NodeStatus};
 
 use super::{Inputs, RuntimeView};
 
-/// Names of an image in the status (kubelet).
+/// Maximum number of names of an image in the status (kubelet).
 const NAMES: usize = 5;
 
-/// Sets the images; without an answer of the runtime they stay as they are.
+/// Sets the images; without an answer of the runtime they are left unchanged.
 pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, most: i32) {
     let RuntimeView::Said(report) = &inputs.runtime else { return };
     let mut images: Vec<_> = report.images.iter().collect();
-    // By name among those of one size, so that the same images are the same list.
+    // Images of equal size are ordered by name, so that equal lists compare equal.
     images.sort_by_key(|image| (Reverse(image.size_bytes), &image.names));
     images.truncate(usize::try_from(most).unwrap_or(usize::MAX));
     let images: Vec<_> = images

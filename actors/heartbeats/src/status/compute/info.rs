@@ -1,18 +1,17 @@
 //! Addresses and `nodeInfo`.
 //!
-//! Owns: what the Node says of its machine. In: the host's facts and addresses, the runtime's version. Out: the
-//! fields, unchanged where nothing was read.
+//! In: the host's facts and addresses, the runtime's version. Out: the fields, unchanged where nothing was read.
 
 use k8s_openapi::api::core::v1::{NodeAddress, NodeStatus, NodeSwapStatus};
 
 use super::{Inputs, RuntimeView};
 use crate::status::policy::StatusPolicy;
 
-/// Sets the addresses: those of the policy or of the host, then the name, as a kubelet without a cloud provider.
+/// Addresses of the policy or of the host, then the name, as a kubelet without a cloud provider.
 pub(super) fn addresses(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolicy) {
     let ips = if policy.node_ips.0.is_empty() { &inputs.readings.addresses } else { &policy.node_ips.0 };
     if ips.is_empty() {
-        // A node whose network is being set up anew keeps the addresses by which it was known.
+        // A node whose network is being reconfigured keeps its last addresses.
         return;
     }
     let address = |kind: &str, address: String| NodeAddress { type_: kind.to_owned(), address };
@@ -41,7 +40,7 @@ pub(super) fn node_info(status: &mut NodeStatus, inputs: &Inputs, policy: &Statu
     if let RuntimeView::Said(report) = &inputs.runtime {
         info.container_runtime_version.clone_from(&report.version);
     }
-    // As the kubelet, which no longer says which kube-proxy runs.
+    // As the kubelet, which no longer reports the version of kube-proxy.
     info.kube_proxy_version.clear();
     match inputs.readings.swap_capacity_bytes {
         Some(0) => info.swap = None,

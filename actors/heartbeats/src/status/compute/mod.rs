@@ -1,9 +1,8 @@
-//! The status of the Node, out of what was read.
+//! The desired status of the Node.
 //!
-//! Owns: [`compute`], a pure function from the readings and the Node as it is to the Node's status as it should
-//! be. In: [`Inputs`], the policy, what is remembered between passes ([`Memory`]). Out: a status that differs from
-//! the Node's only where something differs: what the agent does not own, what could not be read, and amounts that
-//! are equal stay as they are, byte for byte.
+//! Owns: [`compute`], a pure function from the readings and the present Node to the desired status. In: [`Inputs`], the
+//! policy, the state kept between passes ([`Memory`]). Out: a status that differs from the Node's only where something
+//! differs: fields that the agent does not own or could not read, and equal amounts, stay byte for byte.
 
 pub(super) mod capacity;
 pub(super) mod conditions;
@@ -35,13 +34,12 @@ use crate::host::{HostFacts, HostReadings};
 
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// What does not change.
     pub facts: HostFacts,
     pub readings: HostReadings,
-    /// Time since boot, when this was read.
+    /// When this was read.
     pub since_boot: Duration,
     pub runtime: RuntimeView,
-    /// How pulls fare, or why that is not known.
+    /// An error if unknown.
     pub flow: Result<FlowView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
@@ -49,12 +47,12 @@ pub struct Inputs {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum RuntimeView {
-    /// It has not been heard, and that says nothing yet: what the Node says stands.
+    /// No answer yet, and that means nothing: the Node's condition stands.
     #[default]
     Unheard,
     Said(RuntimeReport),
     Down(String),
-    /// It serves, but has not said for long how it is.
+    /// It is up, but has not reported its status for long.
     Silent(String),
 }
 
@@ -65,20 +63,19 @@ pub enum Pressure {
     Pid,
 }
 
-/// What is remembered from one status to the next.
+/// State kept from one status to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
     /// When each pressure was last seen, in milliseconds of the monotonic clock.
     pub seen: BTreeMap<Pressure, Moment>,
-    /// Why the Node was last not ready: what kinds of reasons, and their text.
+    /// Why the Node was last not ready: the kinds of reasons, and their text.
     pub not_ready: Option<(BTreeSet<String>, String)>,
-    /// What was found of each problem condition, and since when. A restart begins anew, so that what the Node says
+    /// The current finding of each problem condition, and since when. Reset by a restart, so that the Node's condition
     /// stands for as long as after a change.
     pub spells: BTreeMap<&'static str, Spell>,
 }
 
-/// The status of `node` as it should be now. `memory` is brought up to date. With `fresh_texts` the text of a
-/// condition may change although nothing but the text has.
+/// Updates `memory`. With `fresh_texts` the text of a condition may change without another change.
 pub(super) fn compute(
     node: &Node,
     inputs: &Inputs,
@@ -104,7 +101,7 @@ pub(super) mod tests {
     use super::*;
     use keelson_actor_system::reports::RuntimeFlow;
 
-    /// Pulls of which none waits.
+    /// No pull waits.
     pub(in crate::status) fn idle() -> FlowView {
         FlowView {
             queued: 0,
@@ -116,7 +113,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Nothing was read.
+    /// No readings.
     pub(super) fn inputs() -> Inputs {
         Inputs {
             facts: HostFacts::default(),

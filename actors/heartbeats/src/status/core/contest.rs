@@ -1,7 +1,7 @@
-//! What follows from another process that reports for the same node.
+//! Reactions to another process that reports for the same node.
 //!
-//! Owns: when the agent stands back, and what it says of it. In: [`Contention`] of the Lease, what [`super::writers`] notices. Out:
-//! the state of the condition, notes, a pass where something changed.
+//! Owns: when the agent stands back, and how that is reported. In: [`Contention`] of the Lease, changes found by
+//! [`super::writers`]. Out: the state of the condition, notes, a pass after a change.
 
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::clock::Now;
@@ -21,7 +21,7 @@ use crate::{
 };
 
 impl Core {
-    /// Another process was found to renew the Lease, or to have stopped.
+    /// Another process was found to renew the Lease, or has stopped.
     pub(super) fn contended(&mut self, contention: Contention, now: Now, effects: &mut Vec<Effect>) {
         let before = std::mem::replace(&mut self.contention, contention);
         if before == contention {
@@ -37,12 +37,12 @@ impl Core {
         }
     }
 
-    /// Whether another process is the node's heartbeat.
+    /// Whether another process sends the node's heartbeat.
     pub(super) fn stands_back(&self) -> bool {
         self.contention == Contention::StandingBack
     }
 
-    /// Of how many types another process writes the condition too.
+    /// Number of condition types with a second writer.
     #[must_use]
     pub(crate) fn contested_conditions(&self) -> usize {
         self.writers.contested()
@@ -53,14 +53,14 @@ impl Core {
         millis(self.policy.report_frequency).saturating_mul(2)
     }
 
-    /// Who else reports for the node; `None`: what the Node says of it stays.
+    /// How another process reports for the node; `None`: the Node's condition stands.
     pub(super) fn contest(&self, now: Moment) -> Option<Contest> {
         Some(match self.contention {
             Contention::Undecided => return None,
             Contention::StandingBack => Contest::StandingBack,
             Contention::Contested => Contest::Lease,
             Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
-            // The other one says so, as long as it is there.
+            // The other process reports it while it is running.
             Contention::Uncontested
                 if self.writers.is_true_by_another(kinds::CONTESTED, self.quiet(), now) =>
             {
@@ -70,7 +70,7 @@ impl Core {
         })
     }
 
-    /// Compares the conditions with those that were written before.
+    /// Compares the conditions with those last written by this agent.
     pub(super) fn notice_writers(&mut self, base: &Node, now: Now, effects: &mut Vec<Effect>) {
         let kinds: Vec<String> = if self.stands_back() {
             vec![kinds::CONTESTED.to_owned()]

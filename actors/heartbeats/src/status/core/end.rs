@@ -1,7 +1,7 @@
-//! The end of a pass, and how the reports fare.
+//! The end of a pass, and the health of the reports.
 //!
-//! Owns: when the next pass is, and what is said of those that fail. In: how a pass ended, what the watch says. Out:
-//! the plan, [`ChoreHealth`], notes.
+//! Owns: when the next pass is, and what is reported of failed ones. In: the result of a pass, events of the watch.
+//! Out: the plan, [`ChoreHealth`], notes.
 
 use std::{mem, sync::Arc};
 
@@ -14,12 +14,12 @@ use crate::status::{
     policy::{Register, Role},
 };
 
-/// So long after the server is heard again its watches have caught up, in milliseconds: their turn comes 10 to 42 s after its
-/// first answer.
+/// Time after the server's first answer by which its watches have caught up, in milliseconds: they reconnect 10 to 42 s
+/// after that answer.
 const CATCH_UP: i64 = 45_000;
 
 pub(super) enum End {
-    /// There was nothing to say.
+    /// No change to report.
     Quiet,
     Sent,
     Failed {
@@ -27,7 +27,7 @@ pub(super) enum End {
         hopeless: bool,
     },
     Missing,
-    /// Nothing was asked or sent, because it is not known yet whether another process reports for the node.
+    /// Nothing was requested or sent, because it is not known yet whether another process reports for the node.
     Withheld,
 }
 
@@ -43,7 +43,7 @@ impl Core {
         self.due = Some(if soon { at } else { next });
         self.again = false;
         let problem = match &end {
-            // That says nothing of the reports.
+            // That says nothing about the reports.
             End::Withheld => return,
             End::Quiet | End::Sent => pass.not_repaired,
             End::Failed { reason, .. } => {
@@ -107,7 +107,7 @@ impl Core {
     fn set_healthy(&mut self, sent: bool, effects: &mut Vec<Effect>) {
         if let Some(failing) = &self.failing {
             if !sent && !failing.proof {
-                // Nothing to say says nothing of the server.
+                // A pass without a report says nothing about the server.
                 return;
             }
             let text = format!("node status reported again after {} failed attempts", failing.passes);
@@ -124,7 +124,6 @@ impl Core {
         }
     }
 
-    /// The watch says how the Node is.
     pub(super) fn watched(&mut self, node: Option<Arc<Node>>, now: Now, effects: &mut Vec<Effect>) {
         let is_there = node.is_some();
         self.knowledge.watched(node);
@@ -146,15 +145,15 @@ impl Core {
         }
     }
 
-    /// Whether a problem that comes of the server's absence is not reported: while it is away, and so long after it that the
-    /// watches have had time to catch up. Otherwise an outage would cost two writes for each node of the cluster.
+    /// Whether problems caused by the server's absence are not reported: while it is away, and until the watches have
+    /// had time to catch up. Otherwise an outage would cost two writes per node of the cluster.
     pub(super) fn was_just_away(&self, now: Now) -> bool {
         self.failing.as_ref().is_some_and(|failing| !failing.proof)
             || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
     }
 
-    /// Whether the server is to be asked for the Node before it is told for the first time that it does not answer the watches:
-    /// it may have been away, and be back only now.
+    /// Whether to read the Node before the first report that the server does not answer the watches: it may have been
+    /// away, and be back only now.
     pub(super) fn asks_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
         let asks = conditions::would_be_unavailable(old, new);
         let asked = mem::replace(&mut self.asked, asks);

@@ -1,7 +1,7 @@
 //! What is known of the Node.
 //!
-//! Owns: the Node as it was watched, and the Node as it must be since the agent's own last request, until the watch
-//! has caught up. In: events of the watch, answers of the server. Out: the Node to compare with.
+//! Owns: the Node as it was watched, and the Node as it must be since the agent's own last request, until the watch has
+//! caught up. In: events of the watch, answers of the server. Out: the Node to compare with.
 
 use std::sync::Arc;
 
@@ -9,14 +9,13 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::status::compare::older;
 
-/// What is known.
 #[derive(Debug, Default)]
 pub(super) struct Knowledge {
-    /// `None`: the watch has not said anything. `Some(None)`: it says that there is no Node.
+    /// `None`: no event of the watch yet. `Some(None)`: the Node does not exist.
     watched: Option<Option<Arc<Node>>>,
-    /// Newer than what was watched.
+    /// Newer than `watched`.
     expected: Option<Arc<Node>>,
-    /// The uid of the Node that reports are made of.
+    /// The uid of the Node that is reported on.
     pub(super) uid: Option<String>,
 }
 
@@ -29,7 +28,6 @@ pub(super) fn version(node: &Node) -> Option<&str> {
 }
 
 impl Knowledge {
-    /// The watch says how the Node is.
     pub(super) fn watched(&mut self, node: Option<Arc<Node>>) {
         let behind = match (&node, &self.expected) {
             (Some(node), Some(expected)) => {
@@ -43,7 +41,7 @@ impl Knowledge {
         self.watched = Some(node);
     }
 
-    /// A request has shown or made the Node so.
+    /// A request has shown this Node, or made it so.
     pub(super) fn expect(&mut self, node: Arc<Node>) {
         let caught_up = match &self.watched {
             Some(Some(watched)) => {
@@ -57,7 +55,7 @@ impl Knowledge {
         self.expected = (!caught_up).then_some(node);
     }
 
-    /// A request has shown that what is known is wrong.
+    /// A request has shown that the known Node is wrong.
     pub(super) fn forget(&mut self) {
         self.watched = None;
         self.expected = None;

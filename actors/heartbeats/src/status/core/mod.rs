@@ -1,12 +1,12 @@
-//! When the status is computed and reported, decided without I/O.
+//! When the status is computed and reported, without I/O.
 //!
-//! Owns: the plan of passes, what is known of the Node, the last report, and how the reports fare. In: [`Event`]s
-//! with the time and a random number in [0, 1). Out: [`Effect`]s, of which at most one is a request to the API
-//! server that is under way.
+//! Owns: the plan of passes, what is known of the Node, the last report, and the health of the reports. In: [`Event`]s
+//! with the time and a random number in [0, 1). Out: [`Effect`]s, of which at most one is a request to the API server
+//! that is under way.
 //!
-//! One pass reads host and runtime, works the status out, and compares it with the Node. Nothing more happens
-//! unless it differs, or in role node the last report is old: then it is sent, in at most five tries without a pause, as the
-//! kubelet does. Plans use the monotonic clock only.
+//! One pass reads host and runtime, computes the status, and compares it with the Node. It is sent only if it differs,
+//! or if in role node the last report is old, in at most five tries without a pause, as the kubelet does. Plans use the
+//! monotonic clock only.
 
 mod contest;
 mod end;
@@ -44,46 +44,46 @@ use knowledge::Knowledge;
 use pass::Pass;
 use writers::Writers;
 
-/// Tries of one pass (kubelet).
+/// Maximum number of tries of one pass (kubelet).
 const TRIES: u32 = 5;
-/// Passes are this much further apart, at most (kubelet's jitter).
+/// Maximum jitter between passes, as a fraction (kubelet).
 const JITTER: f64 = 0.04;
 /// Pauses between attempts to register (kubelet).
 const REGISTRATIONS: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(7) };
-/// The longest that a server's `Retry-After` is obeyed.
+/// Maximum `Retry-After` that is obeyed, in milliseconds.
 const LONGEST_RETRY_AFTER: i64 = 60_000;
-/// The most that is added to it, as a part of the update frequency.
+/// Maximum addition to it, as a fraction of the update frequency.
 const RETRY_SPREAD: f64 = 0.25;
-/// The clocks have stepped when they disagree by more than this from one pass to the next.
+/// The clocks have stepped if their difference changes by more than this from one pass to the next, in milliseconds.
 const STEP: i64 = 2_000;
-/// How long the first status of role node waits for the runtime, so that a fresh node is not reported as not ready
-/// only because it was not asked.
+/// How long the first status of role node waits for the runtime, so that a new node is not reported as not ready only
+/// because the runtime was not asked, in milliseconds.
 const FIRST_WAIT: i64 = 3_000;
-/// So long an answer of the runtime or of the pulls stands for those that do not come (kubelet, for the runtime).
+/// Validity of the last answer of the runtime (kubelet) or the pulls, in milliseconds.
 const GRACE: i64 = 30_000;
 
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The actor has read what is on disk.
+    /// The actor has read the records on disk.
     Started {
         restored: Restored,
-        /// Now, in terms that outlive the process.
+        /// The present time, in terms that outlive the process.
         stamp: Stamp,
     },
     /// The records of an earlier process could be read only now.
     Adopted {
         conditions: Vec<ExternalWrite>,
-        /// Records that cannot be read, a sentence each.
+        /// One sentence per unreadable record.
         unreadable: Vec<String>,
     },
     Due,
-    /// The runtime takes pods for the first time in this life.
+    /// The runtime takes pods for the first time in this process.
     RuntimeReady,
-    /// Something changed that the status may say.
+    /// A change that may affect the status.
     Changed,
     ReportNow,
     Contention(Contention),
-    /// The Node as it was watched; `None`: there is none.
+    /// As watched; `None`: it does not exist.
     Node(Option<Arc<Node>>),
     Collected(Box<Collected>),
     Got(Result<Box<Node>, ApiError>),
@@ -94,15 +94,13 @@ pub(crate) enum Event {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Collected {
-    /// What does not change.
     pub facts: HostFacts,
     pub readings: HostReadings,
     pub since_boot: Duration,
-    /// What the runtime said, or why it did not.
     pub runtime: Result<RuntimeReport, String>,
-    /// Why the runtime is known to be down.
+    /// Why the runtime is down, if it is.
     pub runtime_down: Option<String>,
-    /// How pulls fare, or why that is not known.
+    /// An error if unknown.
     pub flow: Result<FlowView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
@@ -110,22 +108,18 @@ pub(crate) struct Collected {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Effect {
-    /// Read host, runtime and pulls.
     Collect {
         image_fs: Option<PathBuf>,
     },
-    /// GET the Node.
     Get,
-    /// POST the Node.
     Create(Box<Node>),
-    /// PATCH its metadata and spec.
+    /// Metadata and spec of the Node.
     PatchNode(Value),
     PatchStatus(Value),
-    /// Close the connections to the API server.
     CloseConnections,
     Save(Write),
     Health(ChoreHealth),
-    /// A status was computed: the status of each of the agent's conditions.
+    /// The status of each of the agent's conditions.
     Computed(Vec<(&'static str, String)>),
     Count(Counted),
     Note {
@@ -137,11 +131,10 @@ pub(crate) enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
     Sent,
-    /// One could not be.
     Failed,
     Registered,
     ClockStep,
-    /// Another process changed a condition of this agent's.
+    /// Another process changed a condition of this agent.
     ForeignWrite,
 }
 
@@ -150,7 +143,7 @@ struct Failing {
     reason: String,
     since_unix_ms: i64,
     passes: u32,
-    /// The server has been heard since.
+    /// The server has answered since.
     proof: bool,
 }
 
@@ -158,7 +151,7 @@ struct Failing {
 pub(crate) struct Core {
     policy: StatusPolicy,
     knowledge: Knowledge,
-    /// What the store said, until it is known of which Node.
+    /// The stored report, until its Node is known.
     restored: Option<Box<Reported>>,
     start: Option<(Stamp, Now)>,
     externals: Externals,
@@ -168,18 +161,18 @@ pub(crate) struct Core {
     pass: Option<Box<Pass>>,
     /// Something changed during the pass.
     again: bool,
-    /// The next report is made whether or not there is something new.
+    /// The next report is made even without a change.
     force: bool,
-    /// Labels are to be looked at.
+    /// Labels are to be checked.
     repair: bool,
-    /// The Node has been there in this life.
+    /// The Node has existed in this life of the process.
     ever: bool,
-    /// There is no Node, since this Unix millisecond.
+    /// Since when the Node is missing, Unix milliseconds.
     missing: Option<i64>,
     due: Option<Moment>,
     not_before: Option<Moment>,
     registrations: u32,
-    /// Requests that were not made in time past, as time: lets a change be told at once, but not often.
+    /// Requests that were not made in the past, as time: allows immediate reports of changes, but not often.
     credit: (i64, Moment),
     /// Both clocks at the last pass.
     clocks: Option<Now>,
@@ -190,9 +183,9 @@ pub(crate) struct Core {
     flow: Option<(FlowView, Moment)>,
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
-    /// When the server was heard after reports had failed, or was asked because of stale endpoints.
+    /// When the server answered after failed reports, or was asked because of stale endpoints.
     heard_again: Option<Moment>,
-    /// It was asked because of the endpoints' present staleness.
+    /// It was asked because of the current staleness of endpoints.
     asked: bool,
     health: ChoreHealth,
     contention: Contention,
@@ -200,14 +193,13 @@ pub(crate) struct Core {
     withheld: bool,
     writers: Writers,
     conditions: Vec<(&'static str, String)>,
-    /// They and those of other processes, as last computed.
+    /// The agent's conditions and those of other processes, as last computed.
     shown: Vec<NodeCondition>,
-    /// What could not be read, as it was last noted.
+    /// Unreadable values, as last reported.
     unread: BTreeSet<String>,
 }
 
 impl Core {
-    /// A core that knows nothing yet.
     #[must_use]
     pub(crate) fn new(policy: StatusPolicy) -> Self {
         let repair = policy.role == Role::Node;
@@ -249,21 +241,20 @@ impl Core {
         }
     }
 
-    /// When [`Event::Due`] is to come, by the monotonic clock.
+    /// On the monotonic clock.
     #[must_use]
     pub(crate) fn due(&self) -> Option<Duration> {
         let due = self.due.filter(|_| self.pass.is_none())?;
         Some(Duration::from_millis(u64::try_from(due).unwrap_or_default()))
     }
 
-    /// How long ago the last report was.
     #[must_use]
     pub(crate) fn report_age(&self, now: Now) -> Option<Duration> {
         let age = moment(now).saturating_sub(self.last_report?);
         u64::try_from(age).ok().map(Duration::from_millis)
     }
 
-    /// The one way in, but for the conditions of others. `random` is in [0, 1).
+    /// Handles every event except conditions of others. `random` is in [0, 1).
     pub(crate) fn handle(&mut self, event: Event, now: Now, random: f64) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
@@ -306,7 +297,7 @@ impl Core {
         self.due = Some(moment(now) + wait);
     }
 
-    /// Takes the conditions of others off the Node, where the settings do not allow any.
+    /// Removes the conditions of others from the Node if the settings do not allow any.
     fn drop_externals(&mut self, now: Now, effects: &mut Vec<Effect>) {
         if !self.policy.external_conditions {
             let writes = self.externals.clear_all(moment(now));
@@ -342,8 +333,8 @@ impl Core {
         millis(self.policy.update_frequency)
     }
 
-    /// A change is told at once, unless the kubelet's rate of requests does not allow it; then the next pass tells
-    /// it, at most one update frequency later.
+    /// Reports a change at once, unless that exceeds the kubelet's rate of requests; then the next pass reports it, at
+    /// most one update frequency later.
     fn prompt(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
         if self.start.is_none() {
             return;
@@ -367,11 +358,10 @@ impl Core {
         self.credit = (self.credit_at(now).saturating_sub(self.frequency()).max(0), now);
     }
 
-    /// Takes a report of another process. The next pass tells it to the API server. Returns what has to be written
-    /// to the store.
+    /// The next pass reports the condition to the API server. Returns what has to be written to the store.
     ///
     /// # Errors
-    /// Why it is not taken.
+    /// Why it is refused.
     pub(crate) fn set_condition(
         &mut self,
         condition: ExternalCondition,
@@ -383,7 +373,7 @@ impl Core {
     /// Takes a condition of another process back.
     ///
     /// # Errors
-    /// There is none.
+    /// It is not set.
     pub(crate) fn clear_condition(
         &mut self,
         kind: &str,
@@ -392,7 +382,6 @@ impl Core {
         self.externals.clear(kind, moment(now))
     }
 
-    /// The conditions of other processes.
     #[must_use]
     pub(crate) fn list_conditions(&self, now: Now) -> Vec<ConditionView> {
         self.externals.views(moment(now), now.unix_ms)
@@ -407,13 +396,13 @@ impl Core {
             .collect()
     }
 
-    /// The inputs of a status: what did not come is what came before, for a while.
+    /// The inputs of a status: the last ones replace missing ones, for a while.
     fn inputs(&mut self, collected: Collected, now: Now) -> Inputs {
         let runtime = self.runtime_view(collected.runtime, collected.runtime_down, now);
         let at = moment(now);
         let flow = match collected.flow {
             Ok(mut flow) => {
-                // What has not moved since the start has not had more time than that.
+                // Without progress since the start, the time cannot exceed that since the start.
                 let started = self.start.as_ref().map(|(_, start)| now.mono.saturating_sub(start.mono));
                 flow.since_moved = flow.since_moved.or(started);
                 self.flow = Some((flow.clone(), at));

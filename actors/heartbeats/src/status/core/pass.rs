@@ -1,7 +1,7 @@
 //! One pass: read, compute, compare, send.
 //!
-//! Owns: the steps of a pass and what follows from each answer. In: what was read, answers of the API server. Out:
-//! the next request, or the end of the pass and the plan of the next one.
+//! Owns: the steps of a pass and the reactions to answers. In: readings, answers of the API server. Out: the next
+//! request, or the end of the pass and the plan of the next one.
 
 use std::sync::Arc;
 
@@ -40,9 +40,9 @@ pub(super) struct Pass {
     /// The Node that the next steps compare with.
     base: Option<Arc<Node>>,
     sending: Option<Sending>,
-    /// The Node could not be made.
+    /// Why the Node could not be created.
     not_created: Option<String>,
-    /// Its labels could not be repaired.
+    /// Why its labels could not be repaired.
     pub(super) not_repaired: Option<String>,
 }
 
@@ -51,7 +51,7 @@ struct Sending {
     at: Now,
     status: NodeStatus,
     labels: Vec<(&'static str, String)>,
-    /// The plan after this report; `None`: a report out of turn leaves the plan alone.
+    /// Delay of the report after this one; `None`: a report out of schedule does not change it.
     delay: Option<i64>,
 }
 
@@ -73,10 +73,10 @@ impl Core {
         effects.push(Effect::Collect { image_fs: self.image_fs.clone() });
     }
 
-    /// The node lifecycle controller ignores renewals that are earlier than the last one it has seen. A status with another
-    /// heartbeat time makes it forget that one, so after a step a status is sent at once. If the controller looks between that
-    /// status and the next renewal, it takes the Lease of before the step for the last one again: after a step back a
-    /// second status follows when the Lease is due to have been renewed by the new time.
+    /// The node lifecycle controller ignores renewals that are earlier than the last one it has seen. A status with
+    /// another heartbeat time resets that, so after a step a status is sent at once. If the controller looks between
+    /// that status and the next renewal, it takes the Lease from before the step for the last one again: after a step
+    /// back a second status follows when the Lease must have been renewed by the new time.
     fn watch_clocks(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let before = self.clocks.replace(now);
         if self.repeat_at.is_some_and(|at| at <= moment(now)) {
@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Milliseconds by which the wall clock has stepped.
+    /// `step`: milliseconds by which the wall clock has stepped.
     fn stepped(&mut self, step: i64, now: Now, effects: &mut Vec<Effect>) {
         self.steps += 1;
         if self.policy.role == Role::Node {
@@ -105,7 +105,6 @@ impl Core {
         effects.push(Effect::Note { warn: false, text });
     }
 
-    /// How the runtime is, for the status.
     pub(super) fn runtime_view(
         &mut self,
         said: Result<RuntimeReport, String>,
@@ -179,12 +178,12 @@ impl Core {
             return;
         }
         let since = self.last_report.map(|at| moment(now).saturating_sub(at));
-        // No controller judges a node by the status of its companion: what does not change is not written.
+        // No controller judges a node by its companion's status: unchanged ones are not written.
         let expired = self.policy.role == Role::Node
             && since.is_none_or(|since| since >= millis(self.policy.report_frequency) + self.delay);
         let mut status = self.status(&base, &inputs, expired || self.force, now, effects);
         let facts = &inputs.facts;
-        // Beside a kubelet a condition is all that is written.
+        // Beside a kubelet only a condition is written.
         let role = if self.stands_back() { Role::Companion } else { self.policy.role };
         let labels = match role {
             Role::Node => wrong_system_labels(&base, &facts.operating_system, &facts.architecture),
@@ -220,8 +219,8 @@ impl Core {
         effects.push(Effect::PatchStatus(patch));
     }
 
-    /// After a change the next report comes half a turn sooner or later, so that nodes that changed together do
-    /// not report together forever (kubelet).
+    /// After a change the next report comes up to half a period earlier or later, so that nodes that changed together
+    /// do not keep reporting together (kubelet).
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn draw_delay(&self, random: f64) -> i64 {
         (millis(self.policy.report_frequency) as f64 * (random - 0.5)) as i64
@@ -270,7 +269,7 @@ impl Core {
         status
     }
 
-    /// The Node is there. Its uid decides what of the past is about it. Returns it as it must be by now.
+    /// The Node exists. Its uid decides which records apply to it. Returns the Node as it must be by now.
     fn know(&mut self, node: Arc<Node>, now: Now, effects: &mut Vec<Effect>) -> Arc<Node> {
         self.ever = true;
         self.missing = None;
@@ -294,7 +293,7 @@ impl Core {
         }
     }
 
-    /// Goes on where an earlier life ended.
+    /// Continues from the records of an earlier process.
     fn take_over(
         &mut self,
         node: &Arc<Node>,
@@ -315,7 +314,7 @@ impl Core {
         if !older(version(node), &restored.resource_version) || restored.status == NodeStatus::default() {
             return node.clone();
         }
-        // A watch may begin with what a cache remembers.
+        // A watch may start from an old cache.
         let mut newer = Node::clone(node);
         let status = newer.status.get_or_insert_default();
         if self.policy.role == Role::Node {
@@ -335,7 +334,7 @@ impl Core {
         newer
     }
 
-    /// Repairs the labels of a Node that was there already. True if that needs a request.
+    /// Repairs the labels of an existing Node. Returns whether that needs a request.
     fn repair_or_go_on(&mut self, base: &Arc<Node>, inputs: &Inputs, effects: &mut Vec<Effect>) -> bool {
         let Some(pass) = &mut self.pass else { return false };
         if pass.not_repaired.is_some() {
@@ -364,7 +363,7 @@ impl Core {
                 self.repair = false;
                 self.heard(now);
                 effects.push(Effect::Note { warn: false, text: "labels of the Node repaired".into() });
-                // What else the write changed is the server's to say.
+                // The server decides what else the write changed.
                 if let Some(pass) = &mut self.pass {
                     pass.base = None;
                 }
@@ -403,7 +402,7 @@ impl Core {
         }
     }
 
-    /// There is no Node: makes it, or says so.
+    /// The Node does not exist: creates it, or reports that.
     fn not_there(&mut self, now: Now, random: f64, effects: &mut Vec<Effect>) {
         self.knowledge.forget();
         let stands_back = self.stands_back();
@@ -452,7 +451,7 @@ impl Core {
                 effects.push(Effect::Count(Counted::Registered));
                 let text = format!("Node {} created, uid {}", self.policy.node_name, uid(&node));
                 effects.push(Effect::Note { warn: false, text });
-                // The server keeps the status that a Node is made with; the watch tells if it did not.
+                // The server keeps the status of a created Node; the watch shows it if it did not.
                 self.knowledge.expect(node.clone());
                 self.sent(&node, now, random, effects);
             }
@@ -487,7 +486,7 @@ impl Core {
                 if same {
                     self.knowledge.expect(node.clone());
                 } else {
-                    // Made anew between question and answer.
+                    // Recreated between request and answer.
                     self.knowledge.forget();
                 }
                 self.sent(&node, now, random, effects);
@@ -496,7 +495,7 @@ impl Core {
         }
     }
 
-    /// A report has reached the server, and made the Node so.
+    /// A report has reached the server, and resulted in this Node.
     fn sent(&mut self, node: &Node, now: Now, random: f64, effects: &mut Vec<Effect>) {
         self.heard(now);
         self.force = false;
@@ -509,7 +508,7 @@ impl Core {
             self.delay = delay;
         }
         effects.push(Effect::Count(Counted::Sent));
-        // After a report out of turn the plan is the old one: the time that is kept is that of the plan.
+        // A report out of schedule leaves the plan unchanged: the recorded time is that of the plan.
         let planned = self.last_report.unwrap_or(at);
         let since_boot = inputs.since_boot + sending.at.mono.saturating_sub(pass.started.mono);
         let stamp =
@@ -528,7 +527,7 @@ impl Core {
         self.finish(End::Sent, now, random, effects);
     }
 
-    /// What is kept of a status: a companion's own conditions, and those that others set through it.
+    /// The recorded part of a status: for a companion its own conditions, and those that others set through it.
     fn kept(&self, status: NodeStatus, at: Moment) -> NodeStatus {
         if self.policy.role == Role::Node {
             return status;
@@ -539,7 +538,7 @@ impl Core {
         NodeStatus { conditions: Some(list.collect()), ..NodeStatus::default() }
     }
 
-    /// A request failed: another try, or the end of the pass.
+    /// A request failed: try again, or end the pass.
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn failed(&mut self, error: &ApiError, now: Now, random: f64, effects: &mut Vec<Effect>) {
         let registers = self.policy.role == Role::Node && self.knowledge.uid.is_none();
@@ -552,7 +551,7 @@ impl Core {
             effects.push(Effect::CloseConnections);
         }
         let hopeless = match error.kind {
-            // Another try would say the same.
+            // A retry would have the same result.
             ApiErrorKind::Unauthorized
             | ApiErrorKind::Forbidden
             | ApiErrorKind::Invalid
@@ -561,7 +560,7 @@ impl Core {
             kind => kind.retry_after().is_some(),
         };
         if let Some(pause) = error.kind.retry_after() {
-            // Agents that were refused together do not come back together.
+            // Agents that were refused together must not return together.
             let spread = (millis(self.policy.update_frequency) as f64 * RETRY_SPREAD * random) as i64;
             self.not_before = Some(moment(now) + millis(pause).min(LONGEST_RETRY_AFTER) + spread);
         }

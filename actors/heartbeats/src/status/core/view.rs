@@ -1,6 +1,6 @@
-//! The core's state, for people.
+//! The core's state as JSON.
 //!
-//! Owns: the JSON of `StatusState`. In: the core. Out: text; ages and times beside the values that need them.
+//! Owns: the JSON of `StatusState`. Ages and times are beside the values that need them.
 
 use keelson_actor_system::clock::Now;
 use serde_json::{Value, json};
@@ -12,7 +12,6 @@ use crate::status::{
 };
 
 impl Core {
-    /// What the StatusReporter does, in a few words.
     #[must_use]
     pub(crate) fn summary(&self) -> String {
         match (&self.failing, self.last_report) {

@@ -1,12 +1,13 @@
-//! Whether another process writes conditions that this agent writes.
+//! Whether another process writes this agent's conditions.
 //!
-//! Owns: [`Writers`], each condition as this agent wrote it last. In: the Node as it is known, statuses that are sent. Out: which
-//! conditions another process changed, and which of them are left alone for a while.
+//! Owns: [`Writers`], each condition as this agent wrote it last. In: the known Node, statuses that are sent. Out:
+//! which conditions another process changed, and which of them are left alone for a while.
 //!
-//! A condition that differs from what this agent wrote was written by another process, heartbeat and transition times included. One
-//! change is a person's, or that of the agent which this one replaces; two within two report periods are a second writer.
-//! The two would overwrite each other with every pass, so from then on the condition is written once a report period at
-//! most, until no other process has written it for two of them. Values that the node lifecycle controller sets do not count.
+//! A condition that differs from this agent's last write, including heartbeat and transition times, was written by
+//! another process. One change is a manual edit, or the predecessor's; two within two report periods are a second
+//! writer. The two would overwrite each other with every pass, so from then on the condition is written at most once
+//! per report period, until no other process has written it for two of them. Values of the node lifecycle controller do
+//! not count.
 
 use std::collections::BTreeMap;
 
@@ -14,40 +15,39 @@ use k8s_openapi::api::core::v1::NodeCondition;
 
 use crate::status::compute::Moment;
 
-/// Own versions of a condition whose answers were lost and that are remembered.
+/// Maximum number of own versions of a condition, with lost answers, that are remembered.
 const OURS_MAX: usize = 8;
 
 /// Reasons of the node lifecycle controller for Unknown.
 const CONTROLLER_REASONS: [&str; 2] = ["NodeStatusUnknown", "NodeStatusNeverUpdated"];
 
-/// What was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum WriterNews {
     /// Another process has changed a condition of this type.
     Foreign(String),
     /// Another process writes it too.
     Contested(String),
-    /// No other process has written it for long.
+    /// No other process has written it for two report periods.
     Over(String),
 }
 
 #[derive(Debug)]
 struct Kind {
-    /// As this agent wrote it, the last one that was confirmed first; `None`: not on the Node.
+    /// As this agent wrote it, the last confirmed version first; `None`: not on the Node.
     ours: Vec<Option<NodeCondition>>,
     /// As another process last wrote it.
     foreign: Option<Option<NodeCondition>>,
     last_foreign: Option<Moment>,
     contested: bool,
-    /// When what another process wrote was last overwritten.
+    /// When another process's version was last overwritten.
     overwritten: Option<Moment>,
 }
 
-/// Every type of condition that this agent writes.
+/// Conditions that this agent writes, by type.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
     kinds: BTreeMap<String, Kind>,
-    /// Types that the status under way changes.
+    /// Types that the current status changes.
     pending: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ fn find<'a>(list: &'a [NodeCondition], kind: &str) -> Option<&'a NodeCondition> 
 }
 
 fn same(one: Option<&NodeCondition>, other: Option<&NodeCondition>) -> bool {
-    // The server leaves out texts that are empty.
+    // The server omits empty texts.
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     match (one, other) {
         (None, None) => true,
@@ -79,8 +79,8 @@ fn is_controllers(condition: Option<&NodeCondition>) -> bool {
 }
 
 impl Writers {
-    /// Compares the Node's conditions with those that this agent wrote. `kinds`: the types that it writes; `quiet`: two report
-    /// periods, in milliseconds.
+    /// Compares the Node's conditions with those that this agent wrote. `kinds`: the types that it writes; `quiet`: two
+    /// report periods, in milliseconds.
     pub(super) fn observe(
         &mut self,
         kinds: &[String],
@@ -93,7 +93,7 @@ impl Writers {
         for name in kinds {
             let is = find(conditions, name);
             let Some(kind) = self.kinds.get_mut(name) else {
-                // As it was found: who wrote it before is not known.
+                // As found: its writer is unknown.
                 let ours = vec![is.cloned()];
                 let kind =
                     Kind { ours, foreign: None, last_foreign: None, contested: false, overwritten: None };
@@ -119,12 +119,11 @@ impl Writers {
         news
     }
 
-    /// Whether another process writes a condition of this type too.
     pub(super) fn is_contested(&self, kind: &str) -> bool {
         self.kinds.get(kind).is_some_and(|kind| kind.contested)
     }
 
-    /// Whether another process has lately set a condition of this type to True.
+    /// Whether another process has recently set a condition of this type to True.
     pub(super) fn is_true_by_another(&self, kind: &str, quiet: i64, now: Moment) -> bool {
         self.kinds.get(kind).is_some_and(|kind| {
             let lately = kind.last_foreign.is_some_and(|at| now.saturating_sub(at) <= quiet);
@@ -132,13 +131,12 @@ impl Writers {
         })
     }
 
-    /// Of how many types another process writes the condition too.
     pub(super) fn contested(&self) -> usize {
         self.kinds.values().filter(|kind| kind.contested).count()
     }
 
-    /// Leaves what another process writes as it is, unless it was last overwritten a report period ago, or is what the
-    /// node lifecycle controller says of a node that it has not heard of.
+    /// Leaves a condition of another process as it is, unless it was last overwritten a report period ago, or is the
+    /// node lifecycle controller's for a node without heartbeats.
     pub(super) fn hold(
         &self,
         base: &[NodeCondition],
@@ -161,7 +159,7 @@ impl Writers {
         }
     }
 
-    /// A status is being sent that makes `new` of `base`.
+    /// A status is being sent that changes `base` to `new`.
     pub(super) fn sends(&mut self, base: &[NodeCondition], new: &[NodeCondition], now: Moment) {
         self.pending.clear();
         for (name, kind) in &mut self.kinds {
@@ -180,7 +178,6 @@ impl Writers {
         }
     }
 
-    /// It has arrived.
     pub(super) fn sent(&mut self) {
         for name in std::mem::take(&mut self.pending) {
             if let Some(kind) = self.kinds.get_mut(&name) {

@@ -1,12 +1,13 @@
-//! The conditions that say what is wrong with the agent's chores.
+//! Conditions for problems of image pulls, service endpoints and the state store.
 //!
-//! Owns: their types and reasons, and when a change of one reaches the Node. In: how image pulls, service endpoints and
-//! the state store are. Out: the Node's conditions. False is healthy, as with the kubelet's pressures.
+//! Owns: their types and reasons, and when a change of one is reported on the Node. In: the status of image pulls,
+//! service endpoints and the state store. Out: the Node's conditions. False is healthy, as with the kubelet's
+//! pressures.
 //!
-//! Each reason is one of a closed set and has one message. The words of an error are in the log, in `keelson endpoints`
-//! and in `/readyz`: in a condition they would cost the API server a write whenever they change, most of all while it
-//! is in trouble itself. For the same reason a problem is reported only when it has lasted for [`ONSET`] or longer, and stays
-//! until it has been away for `node.eviction_pressure_transition_period` (5 min), as the kubelet's pressures do.
+//! Each reason is one of a closed set and has one message. The text of an error is in the log, in `keelson endpoints`
+//! and in `/readyz`: in a condition it would cost the API server a write with each change, most of all while it is
+//! failing itself. For the same reason a problem is reported only when it has lasted for [`ONSET`] or longer, and stays
+//! until it has been absent for `node.eviction_pressure_transition_period` (5 min), as the kubelet's pressures do.
 
 use std::time::Duration;
 
@@ -27,13 +28,12 @@ use crate::status::{
 /// How long a problem lasts before it is reported, in milliseconds: longer than a restart of the API server, of the
 /// runtime or of the agent.
 pub(in crate::status) const ONSET: i64 = 30_000;
-/// The same for an API server that does not answer the watches: longer than its restart and the time in which they come back
-/// after it, because the condition is not read before that. Then the server is asked, and has as long again as they need.
+/// As [`ONSET`], for an API server that does not answer the watches: longer than its restart and the reconnection of
+/// the watches, because the condition is not read before that. Then the server is asked, and gets the same time again.
 const UNAVAILABLE_ONSET: i64 = 75_000;
 
 const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
 
-/// What a pass finds of a condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Finding {
     status: ConditionStatus,
@@ -60,7 +60,7 @@ impl Finding {
     }
 }
 
-/// What the passes have found of a condition without a break, and since when.
+/// An uninterrupted finding of the passes, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spell {
     status: ConditionStatus,
@@ -85,7 +85,7 @@ impl Spell {
     }
 }
 
-/// Sets the conditions of the chores that run. That of a chore that is off is taken off the Node.
+/// Sets the conditions of enabled parts. That of a disabled part is removed from the Node.
 pub(super) fn set(
     list: &mut Vec<NodeCondition>,
     inputs: &Inputs,
@@ -105,7 +105,7 @@ pub(super) fn set(
     }
 }
 
-/// Puts what was found into the list, if it has lasted for long enough; else what the Node says stands.
+/// Reports the finding if it has lasted for long enough; otherwise the Node's condition stands.
 fn report(
     list: &mut Vec<NodeCondition>,
     kind: &'static str,
@@ -119,7 +119,7 @@ fn report(
     memory.spells.insert(kind, spell);
     let known = list.iter().find(|condition| condition.type_ == kind);
     let shown = match known {
-        // That all is well is no reason to wait: this is the first status of a node or of a version.
+        // A healthy state is reported at once: this is the first status of a node or of a version.
         None if found.status == ConditionStatus::False => None,
         None if at.saturating_sub(spell.status_since) >= found.onset() => None,
         None => return,
@@ -132,7 +132,7 @@ fn report(
     put(list, (kind, status, reason, message), &Text::Always, now);
 }
 
-/// What the Node says, if that stands.
+/// The Node's condition, if that stands.
 fn stands(
     known: &NodeCondition,
     found: Finding,
@@ -153,7 +153,6 @@ fn endpoints_of(status: &NodeStatus) -> Option<&NodeCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == ENDPOINTS)
 }
 
-/// [`ENDPOINTS`], if it becomes True.
 fn becomes_stale<'a>(old: &NodeStatus, new: &'a NodeStatus) -> Option<&'a NodeCondition> {
     let was_stale = endpoints_of(old).is_some_and(|known| known.status == "True");
     endpoints_of(new).filter(|new| new.status == "True" && !was_stale)
@@ -164,7 +163,7 @@ pub(in crate::status) fn would_be_unavailable(old: &NodeStatus, new: &NodeStatus
     becomes_stale(old, new).is_some_and(|new| new.reason.as_deref() == Some(SOURCE_UNAVAILABLE))
 }
 
-/// Leaves [`ENDPOINTS`] as the Node has it, if it would become True.
+/// Leaves [`ENDPOINTS`] as on the Node, if it would become True.
 pub(in crate::status) fn withhold_stale_endpoints(status: &mut NodeStatus, old: &NodeStatus) {
     if becomes_stale(old, status).is_some() {
         let list = status.conditions.get_or_insert_default();
@@ -238,7 +237,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
     }
 }
 
-/// Nothing while the store is being opened or has been closed, so that a restart is no transition.
+/// `None` while the store is being opened or has been closed, so that a restart is no transition.
 fn state(store: &StoreState, flow: &Result<FlowView, String>) -> Option<Finding> {
     let is_behind = matches!(flow, Ok(FlowView { durable: false, .. }));
     let not_open = || {
@@ -254,7 +253,7 @@ fn state(store: &StoreState, flow: &Result<FlowView, String>) -> Option<Finding>
             Some(Finding::problem("StoreFailing", message))
         }
         StoreState::Unavailable { .. } => Some(not_open()),
-        // It takes longer than the PullCoordinator waits for it.
+        // Opening takes longer than the PullCoordinator waits.
         StoreState::Opening { .. } if is_behind => Some(not_open()),
         _ => None,
     }

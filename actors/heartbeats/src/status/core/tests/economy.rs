@@ -1,10 +1,9 @@
-//! When a status is written, and when it is not.
+//! When a status is written.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The pauses between moments.
 fn pauses(moments: &[i64]) -> Vec<i64> {
     moments.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
@@ -38,7 +37,7 @@ fn case_27_an_idle_hour_is_a_first_post_then_one_in_half_a_turn_to_one_and_a_hal
     }
 }
 
-/// E7: a companion on which nothing changes writes once, and never again; without its record neither.
+/// E7: a companion without changes writes once, and never again; the same without its record.
 #[test]
 fn e7_a_quiet_companion_writes_nothing_in_an_hour() {
     let mut world = World::with_node(Role::Companion);
@@ -84,7 +83,7 @@ fn a_change_is_written_once_and_the_watch_may_lag() {
         json!({"memory": "16Gi"}),
         "and nothing else of the capacity"
     );
-    // The watch tells of writes before this one, as often as it likes.
+    // The watch reports earlier writes, repeatedly.
     let mut old = world.node.clone().expect("a Node");
     old["metadata"]["resourceVersion"] = "101".into();
     old["status"]["capacity"]["memory"] = "8Gi".into();
@@ -121,7 +120,7 @@ fn case_30_a_node_that_the_controller_gave_up_is_taken_back_by_the_next_pass() {
     };
     let kinds = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
     world.other(&json!({"status": {"conditions": kinds.map(unknown)}}));
-    // Others write the Node's metadata so fast that the server gives up now and then.
+    // Others write the Node's metadata so often that the server returns a conflict now and then.
     world.faults.extend([Fault::Says(ApiErrorKind::Conflict); 3]);
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch", "get", "get", "get", "patch"], "{:?}", world.health);
@@ -151,7 +150,7 @@ fn case_28_a_step_back_is_answered_with_two_statuses_and_the_plan_stays() {
     assert!(world.notes.iter().any(|note| note.contains("stepped back by 3600000 ms")), "{:?}", world.notes);
     let beat = world.condition("Ready")["lastHeartbeatTime"].clone();
     assert!(beat.as_str().expect("a time").starts_with("2025-12-31T23:"), "{beat}");
-    // The Lease has been renewed by the new time 10.4 s after the first one.
+    // The Lease has been renewed by the new time 10.4 s after the first status.
     world.pass(HOUR - 11 * SECOND);
     let writes = world.writes();
     let again = writes[1] - writes[0];
@@ -208,7 +207,7 @@ fn a_report_by_hand_leaves_the_plan_alone() {
     assert_eq!((world.verbs(), planned(&world)), (vec!["patch"], before));
 }
 
-/// Passes the time in quiet, with restarts at these moments; returns when status was written, since the start.
+/// Advances time without changes, with restarts at these moments; returns when status was written, since the start.
 fn lived(role: Role, restarts: &[i64], during: i64) -> Vec<i64> {
     let mut world = World::with_node(role);
     world.random = 0.3;
@@ -304,7 +303,7 @@ fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
     world.watches = false;
     world.forget();
     world.began = world.boot;
-    // As started(), but with the Node as it was a minute ago.
+    // As `started()`, but with the Node as it was a minute ago.
     let (node, restored) = (world.node.clone(), world.reported.clone());
     world.core = Core::new(world.policy.clone());
     let restored = Restored { reported: restored.map(Box::new), ..Restored::default() };
@@ -329,7 +328,7 @@ fn a_record_of_another_node_is_no_reason_to_be_silent() {
     assert_eq!(world.verbs(), ["patch"]);
 }
 
-/// E18: the controller ignores renewals that are earlier than those it has seen, and a running agent would have answered
+/// E18: the controller ignores renewals that are earlier than those it has seen; a running agent would have answered
 /// the step with a status at once and another one when the Lease was renewed.
 #[test]
 fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step() {
@@ -364,7 +363,7 @@ fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step(
     }
 }
 
-/// E18: across a boot only the wall clock is left; one that reads less than the last report is no reason to wait.
+/// E18: across a boot only the wall clock is left; a report of the future does not delay the first one.
 #[test]
 fn e18_a_report_of_the_future_does_not_delay_the_first_one_after_a_boot() {
     for role in [Role::Node, Role::Companion] {

@@ -1,14 +1,14 @@
-//! What the core does about a server and a runtime that do not do their part.
+//! Failures of the server and the runtime.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::status::{ExternalCondition, Register};
 
-/// The condition that [`change`] sets.
+/// Set by [`change`].
 const CHANGED: &str = "Changed";
 
-/// Something to report, at once.
+/// Sets a condition that is to be reported at once.
 fn change(world: &mut World) {
     let message = format!("at {}", world.boot);
     world.set(ExternalCondition { message, ..condition(CHANGED, ConditionStatus::True) });
@@ -120,7 +120,7 @@ fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
     assert_eq!(ready["message"], "the container runtime is down: unix:///r.sock: connection refused");
     let before = world.node.clone().expect("a Node");
     assert_eq!(before["status"]["images"], json!([{"names": ["r/a:1"], "sizeBytes": 7}]), "kept");
-    // Ever new words for the same trouble are no news.
+    // Varying texts for the same failure are not reported.
     for n in 0..12 {
         world.collected.runtime_down = Some(format!("unix:///r.sock: no answer within {n} s"));
         world.pass(10 * SECOND);
@@ -202,7 +202,7 @@ fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_o
     world.pass(4 * MINUTE + 30 * SECOND);
     assert_eq!(status(&world, "MemoryPressure"), "True");
     assert_eq!(world.condition("MemoryPressure")["lastTransitionTime"], flipped);
-    // A restart does not forget when the pressure was seen.
+    // A restart keeps the time when the pressure was seen.
     world.restart();
     world.pass(15 * SECOND);
     world.pass(60 * SECOND);
@@ -286,7 +286,7 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
         let is = world.condition("ImagePullsStalled");
         assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
     }
-    // Nothing has moved since the start, and that is long ago by now.
+    // Nothing has moved since the start, which is long ago by now.
     let mut world = World::settled(Role::Companion);
     world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
     world.pass(30 * SECOND);
@@ -325,11 +325,11 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
         (EndpointsView::Current, "False", "EndpointsSynced"),
     ] {
         world.collected.endpoints = view.clone();
-        // Longer than any pause before a change.
+        // Longer than any delay of a change.
         world.pass(6 * MINUTE);
         assert_eq!(is(&world), (status.to_owned(), reason.to_owned()), "{view:?}");
     }
-    // A restart knows nothing for a moment, and what the Node says stands.
+    // The state is unknown right after a restart, and the Node's condition stands.
     let before = world.condition(KIND);
     world.collected.endpoints = EndpointsView::Starting;
     world.restart();
@@ -337,7 +337,7 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
     assert_eq!(world.condition(KIND), before);
 }
 
-/// I4: a node whose agent cannot write its state says so, once; E6: in words that do not change.
+/// I4: a node whose agent cannot write its state reports that once; E6: in a constant text.
 #[test]
 fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     const KIND: &str = "KeelsonStateNotDurable";
@@ -352,7 +352,7 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
         (text("status"), text("reason"), text("message"))
     };
     assert_eq!((is(&world).0, is(&world).1), ("False".to_owned(), "StateDurable".to_owned()));
-    // The store, whether the journal is written, what the condition says when that has lasted, and the number of requests.
+    // The store, whether the journal is written, the condition after the onset, and the number of requests.
     let cases = [
         (StoreState::Opening { since }, true, "False", "StateDurable", "last write succeeded", 0),
         (StoreState::Opening { since }, false, "True", "StoreNotOpen", "see /readyz", 1),
@@ -437,8 +437,8 @@ proptest! {
             }
             world.pass(pause);
         }
-        // The kubelet: nine requests every ten seconds, and while it registers three after 100 ms to 7 s. What is
-        // told at once is paid from what was not asked before, which at the start of a life is three passes' worth.
+        // The kubelet: nine requests every ten seconds, and while it registers three after 100 ms to 7 s. Immediate
+        // reports use up requests that were not made before: three passes' worth at the start of a process.
         let lived = world.boot - start;
         let most = 9 * (lived / (10 * SECOND) + 4 * lives) + 3 * (lived / (7 * SECOND) + 8 * (lives + deletions));
         prop_assert!(i64::try_from(world.requests.len()).expect("few") <= most, "{most} {:?}", world.verbs());

@@ -1,7 +1,7 @@
 //! The core against a small model of the API server.
 //!
-//! Owns: [`World`], which lets time pass, carries effects out at once, and remembers every request. In: what host,
-//! runtime and server are to say. Out: what was asked and when.
+//! Owns: [`World`], which advances time, performs effects at once, and records every request. In: the state of host,
+//! runtime and server. Out: the requests and their times.
 
 mod economy;
 mod faults;
@@ -34,22 +34,19 @@ const SECOND: i64 = 1000;
 const MINUTE: i64 = 60 * SECOND;
 const HOUR: i64 = 60 * MINUTE;
 
-/// What the server does with a request, instead of what it should.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Says(ApiErrorKind),
-    /// Nothing, until the request's time is over.
+    /// No answer until the request times out.
     Hangs,
-    /// What it should, but the answer is lost.
+    /// The request is carried out, but the answer is lost.
     Swallows,
 }
 
-/// The runtime does not serve.
 fn away() -> RuntimeFlow {
     RuntimeFlow::Away { away_for: Duration::from_secs(1), reason: "no socket".into() }
 }
 
-/// A request as it was seen.
 #[derive(Debug, Clone, PartialEq)]
 struct Request {
     at: i64,
@@ -60,11 +57,11 @@ struct Request {
 struct World {
     core: Core,
     policy: StatusPolicy,
-    /// Milliseconds since boot, of which the process began at `began`.
+    /// Milliseconds since boot; the process began at `began`.
     boot: i64,
     began: i64,
     wall: i64,
-    /// Whether the watch says what the server does.
+    /// Whether the watch reports the server's changes.
     watches: bool,
     node: Option<Value>,
     version: u64,
@@ -155,14 +152,14 @@ impl World {
         world
     }
 
-    /// A world whose Node a kubelet has made.
+    /// The Node was created by a kubelet.
     fn with_node(role: Role) -> Self {
         let mut world = Self { node: None, ..Self::new(role) };
         world.make_node();
         world
     }
 
-    /// A world with a Node, whose first status is a minute old.
+    /// The first status is a minute old.
     fn settled(role: Role) -> Self {
         let mut world = Self::with_node(role);
         world.restart();
@@ -212,13 +209,12 @@ impl World {
         }
     }
 
-    /// The process ends and another one begins.
     fn restart(&mut self) {
         self.began = self.boot;
         self.start();
     }
 
-    /// Both clocks go on.
+    /// Advances both clocks.
     fn pass(&mut self, ms: i64) {
         let end = self.boot + ms;
         while let Some(due) = self.core.due() {
@@ -338,7 +334,7 @@ impl World {
         Ok(Written { uid: text("uid"), resource_version: text("resourceVersion") })
     }
 
-    /// The server keeps the Node, and the watch tells of it, later than the answer.
+    /// Stores the Node on the server; the watch reports it later than the answer.
     fn write(&mut self, node: Option<Value>) {
         if node == self.node {
             return;
@@ -350,7 +346,7 @@ impl World {
         }
     }
 
-    /// Somebody else writes.
+    /// Another process writes.
     fn other(&mut self, patch: &Value) {
         let mut node = self.node.clone().expect("there is a Node");
         apply(&mut node, patch);

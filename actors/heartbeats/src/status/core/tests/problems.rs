@@ -1,11 +1,11 @@
-//! Problem conditions: when they change, in what words, and when they leave the Node (E5, E6).
+//! Problem conditions: changes, texts, and removal from the Node (E5, E6).
 
 use super::*;
 use crate::status::{ExternalCondition, recorded_conditions};
 
 const ENDPOINTS: &str = "ServiceEndpointsStale";
 
-/// What the watches make of each second.
+/// The view of each second.
 type Pattern = fn(i64) -> EndpointsView;
 
 fn stale(cause: StaleCause, words: &str) -> EndpointsView {
@@ -16,7 +16,7 @@ fn unavailable(second: i64) -> EndpointsView {
     stale(StaleCause::SourceUnavailable, &format!("https://api: no answer within {second} s"))
 }
 
-/// A companion with endpoints that are synced, and nothing to report.
+/// A companion with synced endpoints, and nothing to report.
 fn synced() -> World {
     let mut world = World::with_node(Role::Companion);
     world.collected.endpoints = EndpointsView::Current;
@@ -27,13 +27,13 @@ fn synced() -> World {
     world
 }
 
-/// Lets time pass, with what `view` says of each second of it.
+/// Advances time, with `view` as the state of endpoints in each second.
 fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
     pass_unheard(world, seconds, view);
     world.tell();
 }
 
-/// The same, with nothing of the watch of the Node.
+/// As [`pass_with`], without events of the watch of the Node.
 fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
     for second in 0..seconds {
         world.collected.endpoints = view(second);
@@ -41,7 +41,7 @@ fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> Endpoints
     }
 }
 
-/// An API server that answers nothing for three minutes, and then again.
+/// An API server that does not answer for three minutes.
 fn outage(world: &mut World) {
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     world.watches = false;
@@ -54,7 +54,7 @@ fn outage(world: &mut World) {
     world.tell();
 }
 
-/// E6: what the watches make of ten minutes of an API server in trouble, and the most that it may cost.
+/// E6: views during ten minutes of a failing API server, and the maximum cost.
 #[test]
 fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
     let cases: [(&str, usize, Pattern); 7] = [
@@ -91,14 +91,14 @@ fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
         let during = world.condition(ENDPOINTS)["status"].clone();
         assert_eq!(during, json!(if most == 0 { "False" } else { "True" }), "{name}");
         pass_with(&mut world, 600, |_| EndpointsView::Current);
-        // Before a server is told that it does not answer, it is asked.
+        // Before the report that the server does not answer, it is asked.
         let asked = usize::from(most > 0 && world.verbs()[0] == "get");
         assert_eq!(world.verbs()[asked..], vec!["patch"; most], "{name}");
         assert_eq!(world.condition(ENDPOINTS)["reason"], "EndpointsSynced", "{name}");
     }
 }
 
-/// E6: an API server that is away is reported after 2 min, and that withdrawn 5 min after it was last seen.
+/// E6: an unreachable API server is reported after 2 min, and cleared 5 min after it was last seen.
 #[test]
 fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_period() {
     let mut world = synced();
@@ -110,7 +110,7 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
     let since = world.condition(ENDPOINTS)["lastTransitionTime"].clone();
     pass_with(&mut world, 290, |_| EndpointsView::Current);
     assert_eq!(status(&world), "True");
-    // A restart knows nothing of that, and begins anew.
+    // A restart resets that.
     world.restart();
     pass_with(&mut world, 290, |_| EndpointsView::Current);
     assert_eq!(
@@ -128,7 +128,7 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
     assert_eq!(status(&world), "False", "with a period of 0s it is withdrawn at once");
 }
 
-/// E6: the words of an error never reach the Node; a reason that lasts does.
+/// E6: the text of an error never reaches the Node; a reason that lasts does.
 #[test]
 fn e6_a_condition_has_one_text_for_each_reason() {
     let mut world = synced();
@@ -170,7 +170,7 @@ fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
         pass_with(&mut world, 20, |_| view.clone());
         assert_eq!(world.condition(ENDPOINTS)["status"], status);
     }
-    // Followers that come back after a restart of the agent find the condition as it was.
+    // Watchers that reconnect after a restart of the agent find the condition unchanged.
     let mut world = synced();
     world.restart();
     pass_with(&mut world, 25, |_| EndpointsView::NotWatched);
@@ -178,7 +178,7 @@ fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
     assert_eq!(world.verbs(), Vec::<&str>::new());
 }
 
-/// E17: a node whose Services come from files has no word of an API server in this condition.
+/// E17: on a node whose Services come from files this condition does not mention an API server.
 #[test]
 fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
     for (view, reason) in [
@@ -206,7 +206,7 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
     }
 }
 
-/// E5: what an earlier version or another configuration of the agent left is removed; what is not its own stays.
+/// E5: conditions of an earlier version or another configuration of the agent are removed; others stay.
 #[test]
 fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
     for role in [Role::Node, Role::Companion] {
@@ -220,7 +220,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
             &json!({"status": {"conditions": old.map(|kind| json!({"type": kind, "status": "True"}))}}),
         );
         world.forget();
-        // Endpoints are turned off, and the agent starts again.
+        // Endpoints are disabled, and the agent restarts.
         world.collected.endpoints = EndpointsView::Off;
         world.restart();
         world.pass(MINUTE);
@@ -236,7 +236,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
     }
 }
 
-/// E5: with the gate off, conditions that others have set leave the Node and the disk.
+/// E5: with the gate off, conditions set by others are removed from the Node and the disk.
 #[test]
 fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
     let mut world = synced();
@@ -254,7 +254,7 @@ fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
     assert!(world.conditions.is_empty(), "{:?}", world.conditions);
 }
 
-/// E5: `keelson cleanup` finds on disk what others have set, cleared or not.
+/// E5: `keelson cleanup` finds conditions of others on disk, cleared or not.
 #[test]
 fn e5_conditions_that_others_have_set_are_found_on_disk() {
     use keelson_storage::{MemoryStore, StateStore};
@@ -270,7 +270,7 @@ fn e5_conditions_that_others_have_set_are_found_on_disk() {
     assert_eq!(recorded_conditions(&store).expect("readable"), ["A", "B"]);
 }
 
-/// E6, E2: an API server that was away is not told by every node that it was away.
+/// E6, E2: after an outage of the API server the nodes do not all report it.
 #[test]
 fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
     for role in [Role::Companion, Role::Node] {
@@ -285,14 +285,14 @@ fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
         pass_with(&mut world, 22, unavailable);
         pass_with(&mut world, 120, |_| EndpointsView::Current);
         assert_eq!((world.health.clone(), world.verbs()), (ChoreHealth::Well, vec![]), "{role:?}");
-        // One that lasts while the server answers is reported.
+        // A problem that lasts while the server answers is reported.
         pass_with(&mut world, 140, unavailable);
         assert_eq!(world.condition(ENDPOINTS)["status"], "True", "{role:?}");
     }
 }
 
-/// E6, E2: that holds for an outage in which the status was not due either, whenever that ends; the watches' turn is 42 s after
-/// it at the latest.
+/// E6, E2: the same for an outage in which no status was due, whenever it ends; the watches reconnect 42 s after it at
+/// the latest.
 #[test]
 fn e6_an_outage_that_no_report_met_is_no_reason_to_write() {
     for away in 40..=120 {

@@ -1,4 +1,4 @@
-//! What the agent is to a Node: registration, the companion's manners, conditions of others.
+//! Roles: registration, the companion's restrictions, conditions of others.
 
 use proptest::prelude::*;
 
@@ -119,7 +119,7 @@ fn a_node_that_is_there_already_gets_labels_and_keeps_the_rest() {
     assert_eq!(node["status"]["volumesInUse"], json!(["v"]));
     assert_eq!(node["status"]["allocatable"]["example.com/gpu"], "2");
     assert_eq!(world.condition("Foreign"), json!({"type": "Foreign", "status": "True"}));
-    // The labels of the system are looked after as long as the agent runs.
+    // System labels are repaired as long as the agent runs.
     world.tell();
     world.forget();
     world.other(&json!({"metadata": {"labels": {"kubernetes.io/os": "plan9", "pool": "b"}}}));
@@ -184,7 +184,7 @@ fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() 
     world.tell();
     assert_eq!(world.condition("Ready")["status"], "True", "at once");
     assert_eq!(world.health, ChoreHealth::Well);
-    // And again, with a restart, which registers as the kubelet's does.
+    // Again, with a restart, which registers as the kubelet's does.
     world.delete();
     world.pass(MINUTE);
     world.forget();
@@ -276,7 +276,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
     world.set(report(ConditionStatus::True));
     world.pass(11 * SECOND);
     assert_eq!(world.condition("KernelDeadlock")["status"], "True");
-    // And is taken away, across a restart.
+    // It is cleared, across a restart.
     let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
     world.save(vec![write]);
     world.restart();
@@ -294,7 +294,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
     assert!(world.conditions.is_empty() && world.requests.len() <= 2, "{:?}", world.verbs());
 }
 
-/// Conditions of kubelets and others, as a list may hold them.
+/// Conditions of kubelets and others, as a list may contain them.
 fn any_conditions() -> impl Strategy<Value = Vec<Value>> {
     let kinds =
         ["Ready", "MemoryPressure", "Foreign", "ImagePullsStalled", "KernelDeadlock", "example.com/X"];
@@ -316,7 +316,7 @@ fn any_conditions() -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-/// A Node less what a companion owns.
+/// A Node without a companion's conditions.
 fn foreign(node: &Value, own: &[&str]) -> Value {
     let mut node = node.clone();
     drop(node["metadata"].as_object_mut().expect("an object").remove("resourceVersion"));
@@ -350,7 +350,7 @@ proptest! {
             let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
             world.save(vec![write]);
         }
-        // The kubelet writes, and the watch has not told yet.
+        // The kubelet writes, and the watch has not reported it yet.
         node["status"]["conditions"] = json!(written);
         node["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.9.9.9"}]);
         world.write(Some(node.clone()));
@@ -364,7 +364,7 @@ proptest! {
         }
         let own = ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable", "KernelDeadlock"];
         prop_assert_eq!(foreign(world.node.as_ref().expect("there"), &own), foreign(&node, &own));
-        // Once the watch tells, what is its own is as it should be.
+        // Once the watch reports it, the companion's own conditions are right.
         world.tell();
         world.pass(6 * MINUTE);
         prop_assert_eq!(&world.condition("ImagePullsStalled")["status"], "False");

@@ -14,7 +14,7 @@ fn patch(kind: &str, status: &str, n: i64) -> Value {
     }]}})
 }
 
-/// Another process writes the condition whenever it finds that it is not its own, as this agent would.
+/// Another process overwrites the condition whenever it finds another version, as this agent would.
 fn fight(world: &mut World, kind: &str, passes: i64) {
     for n in 0..passes {
         if world.condition(kind)["reason"] != "Theirs" {
@@ -46,7 +46,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
         let view = world.core.view(world.now());
         let shown = view["conditions"].as_array().expect("a list").iter().find(|of| of["type"] == KIND);
         assert_eq!(shown.map(|of| of["contested"].clone()), Some(json!(true)), "{view:#}");
-        // For an hour: it is written once a report period at most, where it would be with every pass.
+        // For an hour it is written at most once per report period, instead of with every pass.
         world.forget();
         let before = world.boot;
         fight(&mut world, KIND, HOUR / (11 * SECOND));
@@ -54,7 +54,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
         let writes = world.requests.iter().filter(|request| request.verb == "patch");
         let writes = writes.filter(of_kind).count();
         assert!((10..=13).contains(&writes), "{writes} in {} min, {role:?}", (world.boot - before) / MINUTE);
-        // The other falls silent: it is this agent's again, and the contest is over after two report periods.
+        // The other process stops: the contest is over after two report periods.
         world.pass(6 * MINUTE);
         world.tell();
         assert_eq!(world.condition(KIND)["status"], "False");
@@ -103,11 +103,11 @@ fn e22_a_condition_that_was_cleared_is_not_fought_over() {
     assert!(world.verbs().len() < 8, "{:?}", world.verbs());
 }
 
-/// Two agents of one name, each with its own core, before one Node.
+/// Two agents of one name, each with its own core, and one Node.
 #[test]
 fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
     let mut one = World::settled(Role::Companion);
-    // What it finds has lasted for longer than a condition waits.
+    // The finding has lasted for longer than the onset of a condition.
     one.pass(6 * MINUTE);
     one.forget();
     let mut two = World::new(Role::Companion);
@@ -135,7 +135,7 @@ fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
 #[test]
 fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     let mut world = World::settled(Role::Node);
-    // A kubelet comes.
+    // A kubelet starts.
     let kubelet = json!({"status": {
         "nodeInfo": {"kubeletVersion": "v1.36.3"},
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet"}],
@@ -163,7 +163,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
         world.verbs()
     );
     assert_eq!(world.condition("Ready")["message"], "kubelet");
-    // The kubelet is gone.
+    // The kubelet stops.
     world.collected = well();
     world.forget();
     world.step(Event::Contention(Contention::Uncontested));
