@@ -1,4 +1,4 @@
-//! Compiles the .proto files with protox, so that no protoc has to be installed.
+//! Compiles the .proto files with protox, so that protoc is not required.
 
 use prost::Message as _;
 use std::{env, fs, path::PathBuf};
@@ -16,7 +16,7 @@ const FILES: &[&str] = &[
     "proxy.proto",
 ];
 
-/// Names that JSON spells otherwise than in camel case: the field of kubernetes.proto, its name.
+/// Fields of kubernetes.proto whose JSON name is not in camel case: the field, its name.
 const KUBERNETES_NAMES: &[(&str, &str)] = &[
     ("ServiceSpec.cluster_ip", "clusterIP"),
     ("ServiceSpec.cluster_ips", "clusterIPs"),
@@ -24,7 +24,7 @@ const KUBERNETES_NAMES: &[(&str, &str)] = &[
     ("SessionAffinityConfig.client_ip", "clientIP"),
 ];
 
-/// What the debug API's HTTP side and the CLI show as JSON, with the field names of debug.proto.
+/// Messages that the HTTP side of the debug API and the CLI show as JSON, with the field names of debug.proto.
 const AS_JSON: &[&str] = &[
     "Readiness",
     "Check",
@@ -74,14 +74,14 @@ const ENDPOINTS_AS_JSON: &[&str] = &[
 /// The same of proxy.proto.
 const PROXY_AS_JSON: &[&str] = &["State", "FamilyState", "HealthCheck", "Event", "Explanation", "Way"];
 
-/// Fields that are shown otherwise than they are kept: the field, its serde attribute.
+/// Fields with another form in JSON: the field, its serde attribute.
 const FIELDS_AS_JSON: &[(&str, &str)] = &[
     ("Pull.state", r#"#[serde(serialize_with = "crate::json::pull_state")]"#),
     ("Actor.state_json", r#"#[serde(rename = "state", serialize_with = "crate::json::embedded")]"#),
     ("Setting.value", r#"#[serde(serialize_with = "crate::json::embedded")]"#),
 ];
 
-/// The same of endpoints.proto: JSON has no numbers of this size.
+/// The same for endpoints.proto: JSON cannot represent numbers of this size.
 const ENDPOINTS_FIELDS_AS_JSON: &[(&str, &str)] =
     &[("Backend.instance_id", r#"#[serde(serialize_with = "crate::json::as_text")]"#)];
 
@@ -106,7 +106,7 @@ fn with_json(mut builder: tonic_prost_build::Builder) -> tonic_prost_build::Buil
         ".keelson.kubernetes",
         "#[derive(serde::Serialize, serde::Deserialize)] #[serde(default, rename_all = \"camelCase\")]",
     );
-    // Equal objects shall have equal bytes; elements are shown in the order of their sets' names.
+    // Equal objects must have equal bytes; elements are ordered by the names of their sets.
     builder = builder.btree_map(".keelson.kubernetes").btree_map(".keelson.proxy");
     for (field, name) in KUBERNETES_NAMES {
         let attribute = format!("#[serde(rename = {name:?})]");

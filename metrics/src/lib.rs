@@ -1,7 +1,7 @@
 //! Declaration of metric families.
 //!
-//! Owns: [`families!`], which makes a struct, its `Default` and its registration from one line for each family, and the
-//! types and labels that several crates share. In: declarations. Out: a [`Registry`] that a service encodes.
+//! Owns: [`families!`], which generates a struct, its `Default` and its registration from one line per family, and
+//! the types and labels that several crates share. In: declarations. Out: a [`Registry`] that a service encodes.
 
 use std::sync::atomic::AtomicU64;
 
@@ -11,9 +11,9 @@ use prometheus_client::{
     registry::{Metric, Registry, Unit},
 };
 
-/// A gauge of seconds and other fractions.
+/// For seconds and other fractions.
 pub type FloatGauge = Gauge<f64, AtomicU64>;
-/// Histograms by label. Made with `Family::new_with_constructor`.
+/// Created with `Family::new_with_constructor`.
 pub type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// Label `result`: a closed set of words in snake case, or the kinds of API errors.
@@ -28,9 +28,9 @@ pub struct ReasonLabel {
     pub reason: &'static str,
 }
 
-/// Declares metric families. A line is `field: type = value, "name" Unit, "help";`. The value may be missing where
-/// the type has a default, and the unit where there is none. The help is also the documentation of the field. Fields
-/// in `with { }` are state that is not exposed.
+/// Declares metric families. A line is `field: type = value, "name" Unit, "help";`. The value is optional if the type
+/// has a default; the unit is optional. The help is also the documentation of the field. Fields in `with { }` are
+/// state that is not exposed.
 ///
 /// ```
 /// use keelson_metrics::families;
@@ -82,7 +82,6 @@ macro_rules! families {
         }
 
         impl $name {
-            /// Enters every family into `registry`.
             $register_vis fn $register(&self, registry: &mut ::prometheus_client::registry::Registry) {
                 $({
                     let families = registry.sub_registry_with_prefix($prefix);
@@ -93,7 +92,7 @@ macro_rules! families {
                 })+
             }
 
-            /// Name, kind and help of every family, one line each.
+            /// One line per family: name, kind and help.
             #[cfg(test)]
             fn list() -> String {
                 let mut list = String::new();
@@ -126,7 +125,7 @@ pub fn enter(registry: &mut Registry, name: &str, help: &str, unit: Option<Unit>
     }
 }
 
-/// A line of the list of families: name, kind and help. For tests that compare the list: names are an interface.
+/// One line of the list of families: name, kind and help. Tests compare the list, because names are an interface.
 #[doc(hidden)]
 #[must_use]
 pub fn describe(prefix: &str, name: &str, unit: Option<Unit>, kind: &str, help: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A pause that doubles with each failure. Jitter is the caller's.
+/// A pause that doubles with each failure. The caller adds jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// The pause after the first failure.
@@ -12,7 +12,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The pause after this many failures in a row, from 1.
+    /// The pause after this number of failures in a row, from 1.
     #[must_use]
     pub fn pause(self, failures: u32) -> Duration {
         let factor = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
-//! How fields of the debug API look as JSON where the wire form is not what a reader wants.
+//! JSON form of debug API fields whose wire form is not readable.
 //!
-//! In: field values as kept on the wire. Out: what `serde` writes for them.
+//! In: field values in wire form. Out: their `serde` form.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -8,14 +8,14 @@ use serde_json::Value;
 use crate::debug::PullState;
 
 impl PullState {
-    /// The state as people and scripts see it: `queued`, `running_present`...
+    /// The state as displayed and in JSON: `queued`, `running_present`...
     #[must_use]
     pub fn name(self) -> String {
         self.as_str_name().trim_start_matches("PULL_STATE_").to_ascii_lowercase()
     }
 }
 
-/// A state's short name; a number for a state that this build does not know.
+/// The short name; a number for a state that this build does not know.
 pub(crate) fn pull_state<S: Serializer>(state: &i32, to: S) -> Result<S::Ok, S::Error> {
     match PullState::try_from(*state) {
         Ok(state) => to.serialize_str(&state.name()),
@@ -23,12 +23,12 @@ pub(crate) fn pull_state<S: Serializer>(state: &i32, to: S) -> Result<S::Ok, S::
     }
 }
 
-/// A number that JSON readers would round.
+/// For numbers that JSON readers would round.
 pub(crate) fn as_text<S: Serializer>(number: &u64, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(number)
 }
 
-/// JSON within a string, as JSON; `null` for an empty string, and the string itself if it is no JSON.
+/// JSON in a string, as JSON; `null` for an empty string, and the string itself if it is not JSON.
 pub(crate) fn embedded<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
     if text.is_empty() {
         return to.serialize_unit();

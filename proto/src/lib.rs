@@ -1,8 +1,8 @@
 //! The wire types of Keelson, generated from the files in `proto/proto/`.
 //!
-//! Owns: message and service types of the CRI part that the agent reads, of the two containerd
-//! services that keep and show a pull's progress, and of the agent's own APIs.
-//! In: nothing. Out: types, clients, servers, and the descriptor set for gRPC reflection. No I/O.
+//! Owns: message and service types of the CRI part that the agent reads, of the containerd services that keep and
+//! report a pull's progress, and of the agent's own APIs. In: nothing. Out: types, clients, servers, and the
+//! descriptor set for gRPC reflection. No I/O.
 
 #![deny(missing_docs)] // Other projects link this crate.
 
@@ -10,25 +10,25 @@ pub mod backoff;
 mod json;
 pub mod names;
 
-/// The part of the CRI (package `runtime.v1`) that the agent reads or asks for itself.
+/// The part of the CRI (package `runtime.v1`) that the agent reads or calls.
 pub mod cri {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
     tonic::include_proto!("runtime.v1");
 }
 
-/// The parts of containerd's own API that pulls use.
+/// The parts of containerd's API that pulls use.
 pub mod containerd {
-    /// Leases pin content and ingests against garbage collection.
+    /// Leases protect content and ingests from garbage collection.
     pub mod leases {
         #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
         tonic::include_proto!("containerd.services.leases.v1");
     }
-    /// Content shows blobs and the ingests that are being written.
+    /// Content lists blobs and ingests.
     pub mod content {
         #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
         tonic::include_proto!("containerd.services.content.v1");
     }
-    /// Snapshots tells the size of unpacked layers.
+    /// Snapshots reports the size of unpacked layers.
     pub mod snapshots {
         #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
         tonic::include_proto!("containerd.services.snapshots.v1");
@@ -41,19 +41,19 @@ pub mod debug {
     tonic::include_proto!("keelson.debug.v1");
 }
 
-/// Heartbeats, and the node conditions that other processes report through the agent.
+/// Heartbeats, and the node conditions that other processes report.
 pub mod node {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
     tonic::include_proto!("keelson.node.v1");
 }
 
-/// What Services mean on this node, as full states.
+/// The endpoints of Services on this node, as full states.
 pub mod localnetv1 {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
     tonic::include_proto!("localnetv1");
 }
 
-// Generated code names other packages by its own place among them.
+// Generated code refers to other packages by relative module paths.
 mod keelson {
     pub(crate) mod endpoints {
         pub mod v1 {
@@ -63,16 +63,16 @@ mod keelson {
     }
 }
 
-/// The same as changes.
+/// The endpoints of Services on this node, as deltas.
 pub use keelson::endpoints::v1 as endpoints;
 
-/// Looking into a proxy.
+/// Inspection of a proxy.
 pub mod proxy {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
     tonic::include_proto!("keelson.proxy.v1");
 }
 
-/// The parts of Kubernetes objects that Services on a node are made of, for protobuf and for JSON.
+/// The fields of Kubernetes objects that Services on a node depend on, for protobuf and JSON.
 pub mod kubernetes {
     #![allow(missing_docs, clippy::all, unreachable_pub, rustdoc::all)]
     tonic::include_proto!("keelson.kubernetes");
@@ -81,21 +81,21 @@ pub mod kubernetes {
 /// The encoded `FileDescriptorSet` of every file in `proto/proto/`, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// The annotation by which the limit travels as a pull option: a whole number, 0 for no limit.
+/// The annotation that passes the limit as a pull option: a whole number, 0 for no limit.
 pub const PULL_OPTION_ANNOTATION: &str = "keelson.dev/max-parallel-image-pulls";
 
-/// The response header by which a CRI server says which pull options it obeys.
+/// The response header in which a CRI server lists the pull options it supports.
 pub const PULL_OPTIONS_HEADER: &str = "keelson-pull-options";
 
-/// The value of [`PULL_OPTIONS_HEADER`] that stands for [`PULL_OPTION_ANNOTATION`].
+/// The value of [`PULL_OPTIONS_HEADER`] for [`PULL_OPTION_ANNOTATION`].
 pub const PULL_OPTION_MAX_PARALLEL: &str = "max-parallel-image-pulls";
 
-/// A time as the APIs have it: milliseconds since the Unix epoch; 0 before it.
+/// A time in the form of the APIs: milliseconds since the Unix epoch; 0 before it.
 #[must_use]
 pub fn unix_ms(at: std::time::SystemTime) -> i64 {
     let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The gRPC status codes, named once for crates that do not speak gRPC themselves.
+/// The gRPC status codes, for crates that do not use gRPC themselves.
 pub use tonic::Code;

@@ -2,12 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-/// Namespace and name of an object: `namespace/name`, or `/name` for one that is in no namespace. Cheap to clone.
+/// Namespace and name of an object: `namespace/name`, or `/name` without a namespace. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName(Arc<str>);
 
 impl ServiceName {
-    /// The name of an object. Neither part of a Kubernetes name holds a slash.
+    /// Neither part of a Kubernetes name contains a slash.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(format!("{namespace}/{name}").into())

@@ -7,16 +7,16 @@ use serde::Serialize;
 use crate::error::StoreError;
 use crate::table::{Table, printable_key};
 
-/// Longest key a store takes.
+/// In bytes.
 pub const MAX_KEY_LEN: usize = 4 * 1024;
-/// Longest value a store takes.
+/// In bytes.
 pub const MAX_VALUE_LEN: usize = 1024 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Op {
     pub table: Table,
     pub key: Vec<u8>,
-    /// The value to put, or `None` to delete the record.
+    /// `None`: delete the record.
     pub value: Option<Vec<u8>>,
 }
 
@@ -36,7 +36,6 @@ impl Batch {
         self
     }
 
-    /// Adds or replaces a record whose value is the JSON of `value`.
     pub fn put_json<T: Serialize + ?Sized>(
         &mut self,
         table: Table,
@@ -50,13 +49,12 @@ impl Batch {
         }
     }
 
-    /// Removes a record; it need not exist.
+    /// The record need not exist.
     pub fn delete(&mut self, table: Table, key: impl Into<Vec<u8>>) -> &mut Self {
         self.ops.push(Op { table, key: key.into(), value: None });
         self
     }
 
-    /// Appends the writes of another batch.
     pub fn extend(&mut self, other: Batch) -> &mut Self {
         self.ops.extend(other.ops);
         self
@@ -70,12 +68,11 @@ impl Batch {
         self.ops.len()
     }
 
-    /// The writes, in order.
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
-    /// Bytes of all keys and values.
+    /// Size of all keys and values in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Vec::len)) as u64).sum()
     }

@@ -1,7 +1,9 @@
-//! Owns one generation: a sled database with its seal. In come batches, out goes "on the disk", and at opening
-//! the proof that everything acknowledged is there. Runs on the guarded thread only (see [`crate::guard`]).
+//! Owns one generation: a sled database with its seal. In: batches. Out: the confirmation that a batch is durable,
+//! and at opening the proof that every acknowledged batch is present. Runs on the guarded thread only (see
+//! [`crate::guard`]).
 //!
-//! All tables live in one sled tree, told apart by the first byte of the key: one tree's batches are atomic.
+//! All tables are in one sled tree, distinguished by the first byte of the key, because batches are atomic within one
+//! tree.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
@@ -18,16 +20,16 @@ use crate::seal::{Acked, SCHEMA_KEY, SEAL_KEY, Seal, is_internal};
 use crate::store::Keyed;
 use crate::table::Table;
 
-/// sled's page cache. Records are few and small; what falls out is read from the file again.
+/// sled's page cache. Records are few and small; evicted pages are read from the file again.
 const CACHE_BYTES: u64 = 1024 * 1024;
-/// How long to wait for the lock of a database that was just closed: sled's threads let go of it a moment later.
+/// Time to wait for the lock of a database that was just closed: sled's threads release it a moment later.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Records a batch when a generation is filled.
+/// Records per batch when a generation is filled.
 const FILL_BATCH: usize = 500;
 
 #[derive(Debug)]
 pub(crate) enum EngineError {
-    /// The files do not hold what was acknowledged.
+    /// The files do not contain what was acknowledged.
     Damaged(String),
     Sled {
         operation: &'static str,
@@ -42,11 +44,11 @@ pub(crate) enum EngineError {
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Numbers that are kept up to date as batches are applied.
+/// Updated as batches are applied.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
     pub(crate) by_tag: BTreeMap<u8, u64>,
-    /// Bytes of all keys and values.
+    /// Size of all keys and values.
     pub(crate) live_bytes: u64,
 }
 
@@ -77,7 +79,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Opens a generation of a known schema version and reads every record of it.
+    /// Opens a generation with this schema version and reads every record.
     pub(crate) fn open(dir: &Path, schema: u32) -> Result<Engine> {
         let db = open_sled(dir)?;
         let log = File::open(dir.join("db")).map_err(|error| open_error(dir, error.into()))?;
@@ -95,7 +97,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes a generation with these records, durably. `dir` must not exist.
+    /// Creates a durable generation with these records. `dir` must not exist.
     pub(crate) fn create(dir: &Path, records: &Records, schema: u32, batch: u64) -> Result<()> {
         let operation = "filling a new generation";
         let sled_error = |source| EngineError::Sled { operation, source };
@@ -117,7 +119,7 @@ impl Engine {
         sync_tree(dir).map_err(|source| EngineError::Io { operation, path: dir.to_owned(), source })
     }
 
-    /// Applies a batch; durable when this returns.
+    /// Durable when this returns.
     pub(crate) fn apply(&mut self, batch: &Batch) -> Result<()> {
         let operation = "applying a batch";
         let sled_error = |source| EngineError::Sled { operation, source };
@@ -144,19 +146,18 @@ impl Engine {
         self.sync().map_err(|source| EngineError::Io { operation, path: self.dir.clone(), source })?;
         (self.seal, self.totals) = (seal, totals);
         if let Err(error) = self.acked.write(seal.batch) {
-            // The batch is durable; only the next start's check is weaker.
+            // The batch is durable; only the check of the next start is weaker.
             tracing::warn!(%error, dir = %self.dir.display(), "cannot note the last acknowledged batch");
         }
         Ok(())
     }
 
-    /// The value of a key on disk.
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.db.get(key).map_err(|source| EngineError::Sled { operation: "reading", source })?;
         Ok(value.map(|value| value.to_vec()))
     }
 
-    /// The records of a table, in key order, without the table's tag.
+    /// In key order, without the table's tag.
     pub(crate) fn scan(&self, table: Table) -> Result<Keyed<Vec<u8>>> {
         let records = self.db.scan_prefix([table.tag()]).map(|record| match record {
             Ok((key, value)) => Ok((key[1..].to_vec(), value.to_vec())),
@@ -165,7 +166,7 @@ impl Engine {
         records.collect()
     }
 
-    /// Every record that is not the store's own.
+    /// All records except the store's own.
     pub(crate) fn records(&self) -> Result<Records> {
         let mut records = Records::new();
         for record in self.db.iter() {
@@ -186,8 +187,8 @@ impl Engine {
         self.seal.batch
     }
 
-    /// sled writes with `sync_file_range`, which neither waits for the disk's own cache nor writes the file's
-    /// length, and does not sync large values (its "blobs") at all.
+    /// sled writes with `sync_file_range`, which neither flushes the disk's cache nor writes the file's length, and
+    /// does not sync large values (its "blobs").
     fn sync(&mut self) -> io::Result<()> {
         let blobs = self.dir.join("blobs");
         let mut present = HashSet::new();
@@ -196,7 +197,7 @@ impl Engine {
             if !self.synced_blobs.contains(&entry.file_name()) {
                 match File::open(entry.path()) {
                     Ok(file) => file.sync_all()?,
-                    // sled has replaced it already.
+                    // sled has replaced it.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                     Err(error) => return Err(error),
                 }
@@ -210,7 +211,7 @@ impl Engine {
         self.log.sync_data()
     }
 
-    /// Reads every record and holds it against the seal.
+    /// Reads every record and compares the sum with the seal.
     fn verify(&mut self, schema: u32) -> Result<()> {
         let (mut found, mut totals) = (Seal::default(), Totals::default());
         let (mut seal, mut version) = (None, None);
@@ -272,7 +273,7 @@ fn open_sled(dir: &Path) -> Result<sled::Db> {
         .path(dir)
         .mode(sled::Mode::LowSpace)
         .cache_capacity(CACHE_BYTES)
-        // Every batch is flushed by its caller; a thread that wakes up to find nothing is of no use.
+        // Every batch is flushed by its caller, so a background flush is useless.
         .flush_every_ms(None);
     let begun = Instant::now();
     loop {
@@ -286,8 +287,8 @@ fn open_sled(dir: &Path) -> Result<sled::Db> {
     }
 }
 
-/// sled takes a snapshot that it was still writing when the process was killed, or the disk became full, for the
-/// newest one and then calls the whole store corrupt. Without it, sled goes on from the one before.
+/// sled takes a snapshot that was incomplete when the process was killed, or the disk became full, for the newest one
+/// and then reports the store as corrupt. Without it, sled uses the previous one.
 fn remove_unfinished_snapshots(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
@@ -305,7 +306,7 @@ fn is_lock_error(error: &sled::Error) -> bool {
     matches!(error, sled::Error::Io(error) if error.to_string().starts_with("could not acquire lock"))
 }
 
-/// Tells a damaged store from a disk or a system that refuses: only the former is moved aside.
+/// Distinguishes a damaged store from an error of the disk or system: only the former is moved aside.
 fn open_error(dir: &Path, error: sled::Error) -> EngineError {
     match error {
         sled::Error::Io(source) if is_system_error(&source) => {
@@ -324,7 +325,6 @@ fn is_system_error(error: &io::Error) -> bool {
         || matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
 }
 
-/// Makes every file and folder below `dir` durable.
 fn sync_tree(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -337,7 +337,7 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// Bytes of all files below `dir`. Files that vanish meanwhile do not count.
+/// Size of all files below `dir` in bytes. Files that are deleted meanwhile do not count.
 pub(crate) fn size_of_tree(dir: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     let size = |entry: fs::DirEntry| match entry.metadata() {

@@ -5,48 +5,43 @@ use std::path::PathBuf;
 
 use crate::table::{BadRecord, Table};
 
-/// A store could not do what it was asked.
+/// A failed operation.
 ///
-/// After an error of [`crate::StateStore::apply`] the batch has not been acknowledged: it is there whole or not
-/// at all, and applying it again is right.
+/// After an error of [`crate::StateStore::apply`] the batch is not acknowledged: it is applied completely or not at
+/// all, and it is safe to apply it again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A key is longer than [`crate::MAX_KEY_LEN`].
     #[error("a key of {len} bytes for table {table} is too long: at most {max} bytes")]
     KeyTooLong { table: Table, len: usize, max: usize },
-    /// A value is longer than [`crate::MAX_VALUE_LEN`].
     #[error("a value of {len} bytes for {table}/{key} is too long: at most {max} bytes")]
     ValueTooLong { table: Table, key: String, len: usize, max: usize },
-    /// A value could not be turned into JSON.
     #[error("cannot encode record {table}/{key} as JSON")]
     Encode { table: Table, key: String, source: serde_json::Error },
-    /// A record is not what its reader expects.
     #[error("{0}")]
     Decode(BadRecord),
-    /// sled reported an error; the store reopens itself at the next call.
+    /// sled reported an error; the next call reopens the store.
     #[error("{operation} failed in the state store {path}; it is reopened at the next use")]
     Backend { operation: &'static str, path: PathBuf, source: sled::Error },
-    /// The file system reported an error; the store reopens itself at the next call.
+    /// The file system reported an error; the next call reopens the store.
     #[error("{operation} failed in the state store {path}; check the disk's health and free space")]
     Io { operation: &'static str, path: PathBuf, source: io::Error },
-    /// sled panicked; the store reopens itself at the next call.
+    /// sled panicked; the next call reopens the store.
     #[error("{operation} panicked in the state store {path} ({message}); it is reopened at the next use")]
     Panicked { operation: &'static str, path: PathBuf, message: String },
-    /// The disk (or sled) did not answer in time; the store is copied and reopened at the next call.
+    /// The disk (or sled) did not answer in time; the next call copies and reopens the store.
     #[error("{operation} did not end within {seconds} s in the state store {path}; check the disk's health")]
     TimedOut { operation: &'static str, path: PathBuf, seconds: u64 },
-    /// The store is not open: its disk refuses or hangs, another process holds it, or it has been closed.
+    /// The store is not open: its disk fails or hangs, another process holds it, or it is closed.
     #[error("the state store {path} is not open: {reason}")]
     NotOpen { path: PathBuf, reason: String },
-    /// What is on disk no longer is what was acknowledged.
+    /// The content of the disk differs from what was acknowledged.
     #[error(
         "the state store {path} is damaged: {reason}; the next start moves it aside and creates an empty one"
     )]
     Damaged { path: PathBuf, reason: String },
 }
 
-/// The state folder could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -56,21 +51,21 @@ pub enum OpenError {
     )]
     InUse {
         path: PathBuf,
-        /// The process that holds it, where its lock file says so.
+        /// The process that holds it, if its lock file names one.
         pid: Option<u32>,
     },
-    /// The disk did not answer in time. The store is not damaged for that; opening it again is right.
+    /// The disk did not answer in time. The store is not damaged; open it again.
     #[error("cannot open the state store {path} within {seconds} s; check the disk's health")]
     TimedOut { path: PathBuf, seconds: u64 },
     #[error("cannot {action} {path}: {advice}")]
     Io { action: &'static str, path: PathBuf, advice: &'static str, source: io::Error },
-    /// An older store could not be migrated. It is as it was.
+    /// An older store could not be migrated. It is unchanged.
     #[error(
         "cannot migrate the state store {path} from schema version {from} to {to}: {reason}; the store is \
          unchanged"
     )]
     Migration { path: PathBuf, from: u32, to: u32, reason: String },
-    /// A store that was just made cannot be used.
+    /// A store that was just created cannot be used.
     #[error("cannot use the new state store {path}: {reason}; check the disk's health")]
     Unusable { path: PathBuf, reason: String },
 }
@@ -98,7 +93,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The error and what it stems from, in one line.
+/// The error and its sources in one line.
 pub(crate) fn text_of(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

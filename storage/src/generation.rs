@@ -1,6 +1,6 @@
-//! Owns the change from one generation to the next. A generation is filled and fsynced under its own name before
-//! the manifest, in one rename, makes it the one that counts; an end at any moment leaves the old one or the new
-//! one in force, and leftovers that the next opening removes.
+//! Owns the change from one generation to the next. A generation is filled and fsynced under its own name before one
+//! rename of the manifest makes it the current one. A crash at any moment leaves either the old or the new one
+//! current, and leftovers that the next opening removes.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,17 +11,16 @@ use crate::engine::{Engine, EngineError, Totals, size_of_tree};
 use crate::manifest::{Manifest, generation_of, sync_dir};
 use crate::migrate::{Records, SCHEMA_VERSION};
 
-/// A store smaller than this is never compacted: sled allocates in steps of half a megabyte.
+/// Smaller stores are never compacted, because sled allocates in steps of half a megabyte.
 const COMPACT_FROM_BYTES: u64 = 16 * 1024 * 1024;
-/// A store is compacted when it takes this many times the bytes of its records.
+/// A store is compacted when it takes this many times the size of its records.
 const COMPACT_FACTOR: u64 = 8;
 
-/// Whether a generation takes far more room than its records need.
 pub(crate) fn is_bloated(generation: &Path, totals: &Totals) -> bool {
     size_of_tree(generation) > COMPACT_FROM_BYTES.max(totals.live_bytes.saturating_mul(COMPACT_FACTOR))
 }
 
-/// Rewrites the open generation, through `change`, into a new one of the current schema version, and switches.
+/// Rewrites the open generation, through `change`, into a new one of the current schema version, and switches to it.
 pub(crate) fn rewrite(
     slot: &mut Option<Engine>,
     store: &Path,
@@ -50,21 +49,21 @@ pub(crate) fn rewrite(
             Ok((new, totals))
         }
         Err(error) => {
-            // It never counted; what cannot be removed now is removed by the next opening.
+            // It was never current; if it cannot be removed now, the next opening removes it.
             let _ = fs::remove_dir_all(&dir);
             Err(error)
         }
     }
 }
 
-/// Copies the files of a generation that a stuck thread still holds into a new one. Does not switch.
+/// Copies the files of a generation that a stuck thread still holds into a new one. Does not switch to it.
 pub(crate) fn copy(store: &Path, old: &Manifest) -> io::Result<Manifest> {
     let new = Manifest { generation: next_generation(store, Some(old)), ..old.clone() };
     copy_dir(&old.generation_dir(store), &new.generation_dir(store))?;
     Ok(new)
 }
 
-/// Removes the generations that do not count: superseded ones and half-made ones.
+/// Removes superseded and incomplete generations.
 pub(crate) fn remove_others(store: &Path, current: &Manifest) {
     for (generation, path) in generations(store) {
         if generation != current.generation
@@ -81,7 +80,7 @@ pub(crate) fn next_generation(store: &Path, manifest: Option<&Manifest>) -> u64 
     named.chain(manifest.map(|manifest| manifest.generation)).max().unwrap_or(0).saturating_add(1)
 }
 
-/// Makes a folder that only the agent's user can enter.
+/// Creates a folder that only the agent's user can enter.
 pub(crate) fn make_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

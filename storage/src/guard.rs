@@ -1,8 +1,8 @@
-//! Owns the thread on which sled runs. In come jobs, out come their results, or what went wrong: a panic that was
-//! caught, or a job that did not end in time.
+//! Owns the thread on which sled runs. In: jobs. Out: their results, or an error: a caught panic, or a job that did
+//! not end in time.
 //!
-//! sled 0.34 can panic and can wait for ever (its threads wait for each other without a limit). Neither may take
-//! the agent down, so no other thread of this process ever calls into sled.
+//! sled 0.34 can panic and can wait forever (its threads wait for each other without a limit). Neither may take down
+//! the agent, so no other thread of this process ever calls into sled.
 
 use std::any::Any;
 use std::fmt;
@@ -13,14 +13,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Name of the thread that calls into sled.
+/// The thread that calls into sled.
 pub(crate) const THREAD_NAME: &str = "keelson-storage";
-/// Names of sled's own threads begin with this.
+/// Prefix of the names of sled's own threads.
 const SLED_THREADS: &str = "sled-";
 
-/// Whether a panic on the current thread is caught, or confined to sled, and comes out of this crate as an error.
+/// Whether a panic on the current thread is caught, or confined to sled, and becomes an error of this crate.
 ///
-/// For a panic hook that ends the process: it must leave these panics alone (and may log them).
+/// For a panic hook that ends the process: it must ignore these panics (and may log them).
 ///
 /// ```
 /// let default_hook = std::panic::take_hook();
@@ -35,16 +35,15 @@ pub fn panic_is_guarded() -> bool {
     thread::current().name().is_some_and(|name| name == THREAD_NAME || name.starts_with(SLED_THREADS))
 }
 
-/// So much of a panic's message is kept.
+/// Maximum length of a panic's message.
 const MESSAGE_CHARS: usize = 200;
 
 type Job<T> = Box<dyn FnOnce(&mut Option<T>) + Send>;
 
-/// A thread that owns a `T` and runs jobs on it, one at a time.
 pub(crate) struct Worker<T> {
     jobs: Sender<Job<T>>,
     stuck: bool,
-    /// Jobs given to the thread, and jobs it has ended.
+    /// Number of jobs given to the thread, and of jobs that ended.
     given: u64,
     ended: Arc<AtomicU64>,
 }
@@ -55,30 +54,30 @@ impl<T> fmt::Debug for Worker<T> {
     }
 }
 
-/// A job that did not come to its end.
+/// A job that did not complete.
 #[derive(Debug)]
 pub(crate) enum Unfinished {
-    /// It panicked. The `T` has been dropped.
+    /// The `T` has been dropped.
     Panicked(String),
-    /// It is still running; this worker takes no more jobs.
+    /// The job still runs; this worker takes no more jobs.
     TimedOut(Duration),
 }
 
 impl<T: 'static> Worker<T> {
-    /// Starts the thread, without a `T` as yet.
+    /// Starts the thread, without a `T`.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job<T>>();
         thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || run(&queue))?;
         Ok(Self { jobs, stuck: false, given: 0, ended: Arc::default() })
     }
 
-    /// Whether a job did not end in time, so that this worker is of no use any more.
+    /// Whether a job did not end in time, so that this worker cannot be used.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck
     }
 
-    /// Waits, up to `limit`, for the job that did not end in time. Whether it has ended, so that this worker is of use
-    /// again.
+    /// Waits, up to `limit`, for the job that did not end in time. Returns whether it has ended, so that this worker
+    /// can be used again.
     pub(crate) fn comes_back(&mut self, limit: Duration) -> bool {
         let begun = Instant::now();
         while self.ended.load(Ordering::SeqCst) < self.given {
@@ -91,7 +90,6 @@ impl<T: 'static> Worker<T> {
         true
     }
 
-    /// Runs a job and waits for it, up to `limit`.
     pub(crate) fn call<R: Send + 'static>(
         &mut self,
         limit: Duration,
@@ -106,7 +104,7 @@ impl<T: 'static> Worker<T> {
         let job: Job<T> = Box::new(move |slot| {
             let result = catch_unwind(AssertUnwindSafe(|| job(slot)));
             if result.is_err() {
-                // What a panic left behind may panic again when dropped.
+                // A value that a panic left behind may panic again when dropped.
                 let left = slot.take();
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
             }
@@ -141,7 +139,7 @@ fn run<T>(queue: &Receiver<Job<T>>) {
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    // sled's messages may hold a whole tree.
+    // sled's messages may contain a whole tree.
     text.map_or_else(|| "no message".to_owned(), |text| text.chars().take(MESSAGE_CHARS).collect())
 }
 

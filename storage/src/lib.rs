@@ -1,13 +1,13 @@
 //! Durable state of the Keelson agent.
 //!
-//! Owns everything below the agent's state folder (`/var/lib/keelson` unless configured otherwise). In come
-//! [`Batch`]es of records, out goes "it is on the disk" or a typed error, and at start the records that were
-//! acknowledged before. What the records mean is the business of the actors: to this crate a value is bytes.
+//! Owns everything below the agent's state folder (`/var/lib/keelson` by default). In: [`Batch`]es of records. Out:
+//! the confirmation that a batch is durable or a typed error, and at start the acknowledged records. The actors
+//! define what records mean: to this crate a value is bytes.
 //!
-//! * [`StateStore`] is what actors are given, [`SledStore`] is the one on disk, [`MemoryStore`] is for
-//!   tests and for an agent that shall leave nothing behind. Both pass one contract suite.
-//! * [`DeferredStore`] opens a store in the background and never makes a caller wait for a disk that hangs: the
-//!   agent runs on it.
+//! * [`StateStore`] is the interface for actors, [`SledStore`] is the store on disk, [`MemoryStore`] is for tests and
+//!   for an agent without persistent state. Both pass one contract suite.
+//! * [`DeferredStore`] opens a store in the background and never makes a caller wait for a disk that hangs. The agent
+//!   uses it.
 //! * [`open`] takes the folder's lock, sets a store of a newer schema aside untouched, migrates an older
 //!   one, and moves a damaged one aside. It says which of these happened in [`Outcome`].
 //!

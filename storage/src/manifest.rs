@@ -1,6 +1,6 @@
-//! Owns the plain file that is read before anything else: the schema version of the store and the generation (the
-//! sled folder) that counts. Replaced by renaming, so that a switch to another generation is atomic; with a
-//! checksum, so that a damaged one is not taken for a newer one.
+//! Owns the plain file that is read first: the schema version of the store and the current generation (sled folder).
+//! It is replaced by a rename, so that a switch to another generation is atomic, and has a checksum, so that a
+//! damaged one is not taken for a newer one.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -12,27 +12,24 @@ const FILE: &str = "manifest";
 const NEW_FILE: &str = "manifest.new";
 const FIRST_LINE: &str = "keelson-state";
 
-/// What the manifest of a store says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     pub schema: u32,
-    /// Number of the generation that counts.
     pub generation: u64,
 }
 
-/// A manifest that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
     #[error("cannot read {path}")]
     Io { path: PathBuf, source: io::Error },
-    /// It is not there, or not what was written.
+    /// Missing, or not what was written.
     #[error("{path}: {reason}")]
     Damaged { path: PathBuf, reason: String },
 }
 
 impl Manifest {
-    /// Reads the manifest of the store in `<state_dir>/state`. Changes nothing.
+    /// Reads the manifest of the store in `<state_dir>/state`.
     pub fn read(state_dir: &Path) -> Result<Manifest, ManifestError> {
         Self::read_from(&store_dir(state_dir))
     }
@@ -67,7 +64,6 @@ impl Manifest {
         sync_dir(store)
     }
 
-    /// The folder of the generation that counts.
     pub(crate) fn generation_dir(&self, store: &Path) -> PathBuf {
         store.join(format!("g{}", self.generation))
     }
@@ -82,7 +78,7 @@ impl Manifest {
     }
 }
 
-/// The generation that a folder name stands for.
+/// The generation that has this folder name.
 pub(crate) fn generation_of(name: &str) -> Option<u64> {
     name.strip_prefix('g')?.parse().ok()
 }
@@ -92,7 +88,7 @@ pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Lines a newer version adds between the known ones and the checksum are allowed.
+/// A newer version may add lines between the known ones and the checksum.
 fn parse(bytes: &[u8]) -> Result<Manifest, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not valid UTF-8".to_owned())?;
     let (body, check) = text.rsplit_once("check ").ok_or("it has no checksum")?;
@@ -110,7 +106,6 @@ fn parse(bytes: &[u8]) -> Result<Manifest, String> {
     Ok(Manifest { schema, generation: value("generation")? })
 }
 
-/// The folder of the store in a state folder.
 pub(crate) fn store_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("state")
 }

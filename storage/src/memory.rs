@@ -1,4 +1,4 @@
-//! Owns the store that leaves nothing behind: the same contract as the one on disk, kept in memory.
+//! Owns the store in memory, with the same contract as the one on disk.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use crate::migrate::SCHEMA_VERSION;
 use crate::store::{Keyed, StateStore, StoreStats};
 use crate::table::Table;
 
-/// A store in memory, for tests and for an agent that shall not write to a disk.
+/// For tests and for an agent that must not write to a disk.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     records: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
@@ -21,7 +21,7 @@ impl MemoryStore {
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Vec<u8>>> {
-        // No code below panics while it holds the lock, so a poisoned map is a whole one.
+        // No code panics while it holds the lock, so a poisoned map is consistent.
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

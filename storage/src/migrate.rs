@@ -1,6 +1,6 @@
-//! Owns the schema versions of the records. In come all records of an older store, out go those of the next
-//! version. Steps are pure; that a migration happens whole or not at all is the business of [`crate::open`],
-//! which writes their result into a new generation and then switches to it.
+//! Owns the schema versions of the records. In: all records of an older store. Out: those of the next version. Steps
+//! are pure; [`crate::open`] makes a migration atomic: it writes the result into a new generation and then switches
+//! to it.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::{Table, hex, printable_key};
 
-/// Version of the records that this binary reads and writes.
+/// The version that this binary reads and writes.
 pub const SCHEMA_VERSION: u32 = 2;
-/// Oldest version there ever was.
 pub(crate) const OLDEST_VERSION: u32 = 1;
 /// Stores of this version and later are sealed.
 pub(crate) const SEALED_SINCE: u32 = 2;
@@ -18,7 +17,6 @@ pub(crate) const SEALED_SINCE: u32 = 2;
 /// All records of a store, by key on disk.
 pub(crate) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// One step of the way from an older version to the current one.
 struct Step {
     from: u32,
     run: fn(&mut View<'_>),
@@ -26,7 +24,6 @@ struct Step {
 
 const STEPS: &[Step] = &[Step { from: 1, run: pulls_by_number }];
 
-/// Brings records of version `from` to [`SCHEMA_VERSION`].
 pub(crate) fn migrate(records: &mut Records, from: u32) {
     for step in STEPS.iter().filter(|step| step.from >= from) {
         tracing::info!(from = step.from, to = step.from + 1, "migrating the state store");
@@ -34,14 +31,13 @@ pub(crate) fn migrate(records: &mut Records, from: u32) {
     }
 }
 
-/// The records as a step sees them.
 struct View<'a> {
     records: &'a mut Records,
     from: u32,
 }
 
 impl View<'_> {
-    /// Takes every record out of a table.
+    /// Removes and returns all records of a table.
     fn take(&mut self, table: Table) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut of_table = self.records.split_off(&vec![table.tag()]);
         self.records.append(&mut of_table.split_off(&vec![table.tag() + 1]));
@@ -52,7 +48,7 @@ impl View<'_> {
         self.records.insert(table.raw_key(key), value);
     }
 
-    /// Keeps a record that cannot be carried over, where nobody trips over it and a person can find it.
+    /// Keeps a record that cannot be migrated under a key that no reader uses, for manual inspection.
     fn set_aside(&mut self, table: Table, key: &[u8], value: Vec<u8>, reason: &str) {
         let kept_as = format!("unmigrated/{}/{}/{}", self.from, table.name(), hex(key));
         tracing::error!(
@@ -84,7 +80,7 @@ struct PullV2<'a> {
     state: &'static str,
 }
 
-/// 1 to 2: pulls are keyed by a big-endian number, so that their order is the queue's, and say more.
+/// 1 to 2: pulls are keyed by a big-endian number, so that their order is that of the queue, and have more fields.
 fn pulls_by_number(view: &mut View<'_>) {
     for (key, value) in view.take(Table::Pulls) {
         match pull_to_v2(&key, &value) {

@@ -1,6 +1,6 @@
-//! Owns the opening of the state folder: the lock, the choice between new, current, older, newer and damaged, and
-//! the moving aside of the last. In comes the folder, out goes a store that is whole, or an error that says what
-//! to do; whatever is in the folder, this neither hangs nor panics nor deletes a record.
+//! Owns the opening of the state folder: the lock, the distinction of new, current, older, newer and damaged stores,
+//! and moving aside the last two. In: the folder. Out: a complete store, or an error that says what to do. For any
+//! content of the folder, this neither hangs nor panics nor deletes a record.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -17,17 +17,16 @@ use crate::migrate::{OLDEST_VERSION, Records, SCHEMA_VERSION, migrate};
 use crate::seal::checksum;
 use crate::sled_store::{OPEN_LIMIT, SledStore};
 
-/// Number of processes in a row that may end while they open a store, before it counts as the cause: what sled reads
-/// may make it abort the process, which no thread can catch.
+/// Maximum number of processes in a row that end while they open a store, before the store counts as the cause: the
+/// content may make sled abort the process, which no thread can catch.
 const OPENING_ATTEMPTS: u32 = 5;
 const OPENING_FILE: &str = "opening";
 /// Held while a store is open; contains the pid of its holder.
 pub const LOCK_FILE: &str = "lock";
 
-/// A store and how it came about.
 #[derive(Debug)]
 pub struct Opened {
-    /// The store. It holds the folder's lock until it is dropped.
+    /// Holds the folder's lock until it is dropped.
     pub store: Arc<SledStore>,
     pub outcome: Outcome,
 }
@@ -35,11 +34,10 @@ pub struct Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Nothing: the store is new.
     Created,
-    /// A whole store of the current schema version.
+    /// A complete store of the current schema version.
     Opened,
-    /// A whole store of an older schema version, which has been migrated.
+    /// A complete store of an older schema version, which has been migrated.
     Migrated { from: u32, to: u32 },
     /// A store of a newer schema version, which has been moved aside untouched. The store is new.
     NewerSetAside { found: u32, moved_to: PathBuf },
@@ -47,12 +45,12 @@ pub enum Outcome {
     Recovered { moved_to: PathBuf, reason: String },
 }
 
-/// Opens the store in `state_dir`, which is made if it is missing.
+/// Opens the store in `state_dir`, which is created if it is missing.
 pub fn open(state_dir: &Path) -> Result<Opened, OpenError> {
     open_within(state_dir, OPEN_LIMIT)
 }
 
-/// As [`open`]; each step that waits for the disk may take `limit`.
+/// [`open`] with this limit for each step that waits for the disk.
 pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, OpenError> {
     let io_error = |action, path: &Path| {
         let path = path.to_owned();
@@ -99,8 +97,8 @@ pub(crate) fn open_within(state_dir: &Path, limit: Duration) -> Result<Opened, O
     }
 }
 
-/// An id of a state folder: 16 hexadecimal digits made from its absolute path, so that it is the same without a store
-/// and after the loss of one.
+/// An ID of a state folder: 16 hexadecimal digits derived from its absolute path, so that it does not depend on a
+/// store and survives its loss.
 pub fn folder_id(state_dir: &Path) -> String {
     let path = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     format!("{:016x}", checksum(&[path.as_os_str().as_encoded_bytes()]))
@@ -127,7 +125,7 @@ fn take_lock(state_dir: &Path) -> Result<File, OpenError> {
         }
         Err(TryLockError::Error(source)) => return Err(io_error("lock")(source)),
     }
-    // Only the message of a second agent needs the pid, and it does without: a full disk must not stop us here.
+    // Only the error message of a second agent uses the pid, so a full disk is no reason to fail here.
     let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     if let Err(error) = written {
         tracing::warn!(%error, path = %path.display(), "cannot write the pid into the lock file");
@@ -135,12 +133,12 @@ fn take_lock(state_dir: &Path) -> Result<File, OpenError> {
     Ok(file)
 }
 
-/// Whether there is no store; an empty folder is none.
+/// Also true for an empty folder.
 fn is_absent(store: &Path) -> io::Result<bool> {
     match fs::read_dir(store) {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // A symbolic link that leads nowhere is in the way.
+            // A dangling symbolic link is in the way.
             Ok(fs::symlink_metadata(store).is_err())
         }
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
@@ -148,7 +146,7 @@ fn is_absent(store: &Path) -> io::Result<bool> {
     }
 }
 
-/// Makes a new store beside its place and moves it there, so that a half-made one is never found.
+/// Creates a new store beside its place and moves it there, so that an incomplete one is never found.
 fn create(
     state_dir: &Path,
     generation: u64,
@@ -180,7 +178,7 @@ fn create(
     Ok((worker, manifest, totals))
 }
 
-/// The result of a job on a store that was just made: nothing that goes wrong here is damage.
+/// The result of a job on a store that was just created: no error here means damage.
 fn fresh<R>(store: &Path, result: Result<Result<R, EngineError>, Unfinished>) -> Result<R, OpenError> {
     let reason = match result {
         Ok(Ok(value)) => return Ok(value),
@@ -219,7 +217,7 @@ fn open_store(
     if !dir.is_dir() {
         return Ok(Found::Damaged(format!("{} is missing", dir.display())));
     }
-    // For as long as the thread may touch the files, even if nobody waits for it any more.
+    // Held while the thread may use the files, even if no caller waits for it any more.
     let held = lock.clone();
     let opening = move |slot: &mut Option<Engine>| {
         let opened = open_engine(slot, &dir, schema);
@@ -273,7 +271,7 @@ fn migrate_store(
     Err(OpenError::Migration { path: store.to_owned(), from, to: SCHEMA_VERSION, reason })
 }
 
-/// Moves the damaged store aside, loudly, and begins anew.
+/// Moves the damaged store aside and creates an empty one.
 fn recover(state_dir: &Path, lock: Arc<File>, reason: String, limit: Duration) -> Result<Opened, OpenError> {
     let store = store_dir(state_dir);
     let generation = generation::next_generation(&store, Manifest::read_from(&store).ok().as_ref());
@@ -291,7 +289,7 @@ fn recover(state_dir: &Path, lock: Arc<File>, reason: String, limit: Duration) -
     Ok(Opened { store, outcome: Outcome::Recovered { moved_to, reason } })
 }
 
-/// Moves the store of a newer agent aside, untouched, and begins anew: a rollback must start.
+/// Moves the store of a newer agent aside, unchanged, and creates an empty one, so that the agent can be rolled back.
 fn set_aside(state_dir: &Path, lock: Arc<File>, found: u32, limit: Duration) -> Result<Opened, OpenError> {
     let store = store_dir(state_dir);
     let moved_to = move_aside(state_dir, &store, format!("state.schema-{found}"))?;
@@ -316,13 +314,13 @@ fn move_aside(state_dir: &Path, store: &Path, name: String) -> Result<PathBuf, O
     Ok(target)
 }
 
-/// Counts the openings that never came to an end.
+/// Counts openings that did not complete.
 struct Attempt {
     path: PathBuf,
 }
 
 impl Attempt {
-    /// `None` when there were too many.
+    /// `None`: too many.
     fn begin(store: &Path) -> Option<Attempt> {
         let path = store.join(OPENING_FILE);
         let before = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok());
@@ -330,7 +328,7 @@ impl Attempt {
         if attempts >= OPENING_ATTEMPTS {
             return None;
         }
-        // On a full disk there is no count; that is no reason not to open.
+        // A full disk prevents the count, but not the opening.
         if let Err(error) = fs::write(&path, format!("{}\n", attempts + 1)) {
             tracing::debug!(%error, path = %path.display(), "cannot record this start in the state directory");
         }

@@ -1,44 +1,41 @@
-//! Owns the proof that a store is whole: a record with the number of the last batch, the number of records and a
-//! sum over all of them, written in the same batch as what it seals; and, beside the database, the number of the
-//! last batch that was acknowledged.
+//! Owns the proof that a store is complete: a record with the number of the last batch, the number of records and a
+//! sum over all of them, written in the same batch as what it seals; and, beside the database, the number of the last
+//! acknowledged batch.
 //!
-//! sled's own recovery ends at the first damaged place of its log and says nothing of what came after it. The
-//! seal finds records that changed or went missing, the acknowledged number finds a whole tail that is gone.
+//! sled's recovery ends at the first damaged place of its log and does not report what followed. The seal detects
+//! changed or missing records, the acknowledged number detects a missing tail.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Tag of the records that belong to the store itself.
+/// Tag of the store's own records.
 pub(crate) const INTERNAL_TAG: u8 = 0;
-/// Key of the seal.
 pub(crate) const SEAL_KEY: &[u8] = b"\x00seal";
-/// Key of the schema version, as decimal text.
+/// The value is decimal text.
 pub(crate) const SCHEMA_KEY: &[u8] = b"\x00schema_version";
 
 const SEAL_LEN: usize = 24;
 const ACKED_FILE: &str = "acked";
 const ACKED_LEN: usize = 16;
 
-/// What the records must add up to.
+/// Number and sum of all records after a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Seal {
     pub(crate) batch: u64,
-    /// Number of records, those of the store itself not counted.
+    /// Without the store's own records.
     pub(crate) records: u64,
-    /// Sum of the records' checksums: independent of their order, so that a batch changes it by its own records.
+    /// Sum of the records' checksums: independent of their order, so that a batch can update it.
     pub(crate) sum: u64,
 }
 
 impl Seal {
-    /// Counts a record in.
     pub(crate) fn add(&mut self, key: &[u8], value: &[u8]) {
         self.records = self.records.wrapping_add(1);
         self.sum = self.sum.wrapping_add(record_sum(key, value));
     }
 
-    /// Counts a record out.
     pub(crate) fn remove(&mut self, key: &[u8], value: &[u8]) {
         self.records = self.records.wrapping_sub(1);
         self.sum = self.sum.wrapping_sub(record_sum(key, value));
@@ -58,7 +55,6 @@ impl Seal {
     }
 }
 
-/// Whether a key belongs to the store itself.
 pub(crate) fn is_internal(key: &[u8]) -> bool {
     key.first() == Some(&INTERNAL_TAG)
 }
@@ -67,7 +63,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// FNV-1a with a final mix: against accidents, not against an attacker. Must never change: it is on disk.
+/// FNV-1a with a final mix: detects accidents, not attacks. Must never change, because it is on disk.
 pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in parts.iter().copied().flatten() {
@@ -82,10 +78,10 @@ fn record_sum(key: &[u8], value: &[u8]) -> u64 {
     checksum(&[&(key.len() as u64).to_be_bytes(), key, value])
 }
 
-/// The file that holds the number of the last acknowledged batch.
+/// The file with the number of the last acknowledged batch.
 ///
-/// Written after the batch is durable and not fsynced itself: after a power cut it may name an older batch, never
-/// one that is not there. It costs one small write into the page cache.
+/// Written after the batch is durable and not fsynced: after a power failure it may contain an older number, never
+/// that of a missing batch. It costs one small write to the page cache.
 #[derive(Debug)]
 pub(crate) struct Acked {
     file: File,
@@ -98,7 +94,7 @@ impl Acked {
         Ok(Self { file })
     }
 
-    /// The number, if there is one that can be trusted.
+    /// `None` if there is no number that can be trusted.
     pub(crate) fn read(&self) -> Option<u64> {
         let mut bytes = [0; ACKED_LEN];
         self.file.read_exact_at(&mut bytes, 0).ok()?;

@@ -1,5 +1,5 @@
-//! Owns the store that the agent runs on: one open generation on the guarded thread, and the way back after a
-//! failure. In come calls from any thread, one at a time goes to the guarded thread.
+//! Owns the store that the agent uses: one open generation on the guarded thread, and the recovery after a failure.
+//! In: calls from any thread. Out: calls to the guarded thread, one at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,27 +18,26 @@ use crate::migrate::SCHEMA_VERSION;
 use crate::store::{Keyed, StateStore, StoreStats};
 use crate::table::Table;
 
-/// How long opening may take before it counts as hung.
+/// Time after which opening counts as hung.
 pub(crate) const OPEN_LIMIT: Duration = Duration::from_secs(60);
-/// How long any other call may take. A disk that is slow for longer than this is no place for a lease or a queue.
+/// Limit for any other call. A disk that is slower cannot hold a lease or a queue.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
-/// How long a call that did not end in time is waited for once more before the store is copied.
+/// Time to wait again for a call that did not end in time, before the store is copied.
 const COME_BACK_LIMIT: Duration = Duration::from_secs(2);
-/// How long closing may take.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-/// Room that is left to the file system. sled that meets a full disk may wait for ever, and so may every sled of this
-/// process after that, for they share their threads; so it is not given what would fill the disk.
+/// Bytes left to the file system. sled may wait forever on a full disk, and so may every later sled of this process,
+/// because they share threads; so it does not receive writes that would fill the disk.
 const RESERVE: u64 = 2 * 1024 * 1024;
-/// Bytes written between two looks at the size on disk.
+/// Bytes written between two checks of the size on disk.
 const SIZE_CHECK_EVERY: u64 = 4 * 1024 * 1024;
-/// What a batch takes on disk beside its keys and values, roughly.
+/// Approximate size of a batch on disk, without its keys and values.
 const BATCH_OVERHEAD: u64 = 1024;
 
-/// The store on disk. Made by [`crate::open`]; closes, and gives up the folder, when dropped.
+/// The store on disk. Created by [`crate::open`]; dropping it closes the store and releases the folder.
 #[derive(Debug)]
 pub struct SledStore {
     dir: PathBuf,
-    /// Held for as long as anything may write to the folder.
+    /// Held while anything may write to the folder.
     lock: Option<Arc<File>>,
     inner: Mutex<Inner>,
     facts: Mutex<Facts>,
@@ -47,16 +46,16 @@ pub struct SledStore {
 #[derive(Debug)]
 struct Inner {
     worker: Worker<Engine>,
-    /// Copies the files of a worker that is stuck.
+    /// Copies the files of a stuck worker.
     copier: Option<Worker<Engine>>,
     manifest: Manifest,
-    /// A call failed: what sled has in memory is not to be trusted any more.
+    /// A call failed, so sled's state in memory cannot be trusted.
     broken: bool,
-    /// Bytes written since the size on disk was last looked at.
+    /// Bytes written since the last check of the size on disk.
     written: u64,
 }
 
-/// What is told about the store, apart from `inner` so that nobody waits for a write to see it.
+/// Reported facts about the store, separate from `inner` so that reading them does not wait for a write.
 #[derive(Debug, Default)]
 struct Facts {
     by_tag: BTreeMap<u8, u64>,
@@ -87,14 +86,13 @@ impl SledStore {
         store
     }
 
-    /// The folder of the store, `<state_dir>/state`.
+    /// `<state_dir>/state`.
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Closes the database and opens it again from what is on the disk, checking every record.
-    ///
-    /// Not needed after an error: the next call does it by itself.
+    /// Closes the database, opens it from the disk and checks every record. Not needed after an error: the next call
+    /// does it.
     pub fn reopen(&self) -> Result<(), StoreError> {
         let result = self.reopen_locked(&mut self.inner());
         self.note(result)
@@ -108,7 +106,7 @@ impl SledStore {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers an error for [`StateStore::stats`].
+    /// Records an error for [`StateStore::stats`].
     fn note<R>(&self, result: Result<R, StoreError>) -> Result<R, StoreError> {
         if let Err(error) = &result {
             let mut facts = self.facts();
@@ -122,7 +120,7 @@ impl SledStore {
         result
     }
 
-    /// Runs `job` on the engine, after bringing the store back if a call before this one broke it.
+    /// Runs `job` on the engine, and reopens the store first if an earlier call failed.
     fn run<R: Send + 'static>(
         &self,
         inner: &mut Inner,
@@ -150,16 +148,16 @@ impl SledStore {
         }
     }
 
-    /// Fails when there may be no room for this number of bytes. Other errors are left to the write.
+    /// Fails if there may be no room for this number of bytes. Other errors are left to the write.
     fn room_for(&self, inner: &mut Inner, bytes: u64) -> Result<(), StoreError> {
         let path = self.dir.clone();
-        // On the guarded thread: a file system may hang, too.
+        // On the guarded thread, because a file system may hang too.
         let free = inner.worker.call(CALL_LIMIT, move |_| {
             let stat = nix::sys::statvfs::statvfs(&path).ok()?;
             Some(stat.blocks_available() * stat.fragment_size())
         });
         match free {
-            // What is written may be there twice for a while.
+            // Written data may temporarily exist twice.
             Ok(Some(free)) if free < RESERVE + 2 * bytes => Err(StoreError::Io {
                 operation: "applying a batch",
                 path: self.dir.clone(),
@@ -173,7 +171,7 @@ impl SledStore {
         let operation = "reopening";
         inner.broken = true;
         if !inner.worker.is_stuck() || inner.worker.comes_back(COME_BACK_LIMIT) {
-            // A panic while closing leaves nothing open either.
+            // After a panic while closing, nothing is open either.
             let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
             if let Err(unfinished @ Unfinished::TimedOut(_)) = closed {
                 return Err(self.unfinished("closing", unfinished));
@@ -183,7 +181,7 @@ impl SledStore {
         let mut manifest = inner.manifest.clone();
         let copied = inner.worker.is_stuck();
         if copied {
-            // The stuck thread holds sled's lock on the old files. Nobody reads its copy of them any more.
+            // The stuck thread holds sled's lock on the old files. Its result is not read any more.
             manifest = self.copy_of_stuck(inner)?;
         }
         let (dir, schema) = (manifest.generation_dir(&self.dir), manifest.schema);
@@ -196,7 +194,7 @@ impl SledStore {
         let totals = match opened {
             Ok(Ok(totals)) => totals,
             Ok(Err(error)) if copied => {
-                // The stuck thread may have written while its files were copied. They are not damaged for that.
+                // The stuck thread may have written while its files were copied. This does not make them damaged.
                 let left = manifest.generation_dir(&self.dir);
                 inner.worker.call(CALL_LIMIT, move |_| std::fs::remove_dir_all(left)).ok();
                 let error = self.engine_error(error);
@@ -214,8 +212,8 @@ impl SledStore {
         Ok(())
     }
 
-    /// A copy of the generation that a stuck thread holds, on a worker that takes its place. If it is the disk that
-    /// hangs, and not sled, so does the copy: then both are left alone until the disk answers.
+    /// Copies the generation that a stuck thread holds, on a worker that replaces it. If the disk hangs, and not
+    /// sled, the copy hangs too; then both are left alone until the disk answers.
     fn copy_of_stuck(&self, inner: &mut Inner) -> Result<Manifest, StoreError> {
         let operation = "copying the store";
         let io_error = |source| StoreError::Io { operation, path: self.dir.clone(), source };
@@ -236,7 +234,7 @@ impl SledStore {
             }
         };
         if inner.worker.comes_back(COME_BACK_LIMIT) {
-            // It was the disk. The next call uses the files themselves; the copy is removed by the next opening.
+            // The disk was the cause. The next call uses the original files; the next opening removes the copy.
             return Err(io_error(io::Error::other("disk answers again")));
         }
         inner.worker = copier;
@@ -250,7 +248,7 @@ impl SledStore {
         inner.manifest = manifest;
     }
 
-    /// sled keeps its file within a few times of what it holds, but nothing makes it give room back in time.
+    /// sled keeps its file within a few times the size of its records, but does not reliably free space in time.
     fn compact_if_bloated(&self, inner: &mut Inner, totals: &Totals) {
         let generation = inner.manifest.generation_dir(&self.dir);
         if !generation::is_bloated(&generation, totals) {
@@ -355,8 +353,8 @@ impl Drop for SledStore {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
         if let Err(Unfinished::TimedOut(_)) = closed {
-            // A thread that still writes and an agent that opens the folder must not meet: only the end of this
-            // process gives up the lock.
+            // A thread that still writes and an agent that opens the folder must not meet, so only the end of this
+            // process releases the lock.
             tracing::error!(path = %self.dir.display(), "closing the state store timed out");
             std::mem::forget(self.lock.take());
         }

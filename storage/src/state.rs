@@ -1,21 +1,21 @@
-//! The state of a store that is opened in the background.
+//! State of a store that is opened in the background.
 
 use std::time::SystemTime;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreState {
-    /// The first attempt to open the store is under way.
+    /// The first attempt to open the store is in progress.
     Opening { since: SystemTime },
     /// The store is open and its last write succeeded.
     Open,
-    /// The store is open, but its last call failed. Calls are still tried.
+    /// The store is open, but its last call failed. Calls are still attempted.
     Failing { reason: String, since: SystemTime },
-    /// The store could not be opened, or the disk does not answer. Calls fail at once.
+    /// The store cannot be opened, or the disk does not answer. Calls fail at once.
     Unavailable {
         reason: String,
         since: SystemTime,
-        /// When the store is opened again; `None` while an attempt or a call is under way.
+        /// When the store is opened again; `None` during an attempt or a call.
         next_try: Option<SystemTime>,
     },
     /// [`crate::DeferredStore::close`] was called. Calls fail from now on.
@@ -23,7 +23,7 @@ pub enum StoreState {
 }
 
 impl StoreState {
-    /// Whether records that are written now are durable.
+    /// Whether records written now are durable.
     pub fn is_durable(&self) -> bool {
         matches!(self, StoreState::Open)
     }
@@ -32,7 +32,7 @@ impl StoreState {
         matches!(self, StoreState::Open | StoreState::Failing { .. })
     }
 
-    /// Why records are not durable; `None` if they are.
+    /// `None` if records are durable.
     pub fn reason(&self) -> Option<&str> {
         match self {
             StoreState::Open => None,
@@ -42,7 +42,7 @@ impl StoreState {
         }
     }
 
-    /// Since when records are not durable, as far as that is known.
+    /// Start of the time in which records are not durable, if known.
     pub fn since(&self) -> Option<SystemTime> {
         match self {
             StoreState::Open | StoreState::Closed => None,

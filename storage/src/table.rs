@@ -1,4 +1,4 @@
-//! The names of the tables, and how keys are shown.
+//! Names of the tables, and display of keys.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ macro_rules! tables {
     ($($(#[$doc:meta])* $variant:ident = $tag:literal, $name:literal;)+) => {
         /// A table: a set of records ordered by key.
         ///
-        /// Adding one needs no new schema: a binary that does not know a table leaves its records alone.
+        /// A new table needs no new schema version: a binary that does not know a table keeps its records.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
         #[non_exhaustive]
@@ -17,10 +17,9 @@ macro_rules! tables {
         }
 
         impl Table {
-            /// Every table, in the order they are listed to people.
+            /// In display order.
             pub const ALL: &'static [Table] = &[$(Table::$variant),+];
 
-            /// The name people see.
             pub const fn name(self) -> &'static str {
                 match self { $(Table::$variant => $name),+ }
             }
@@ -38,7 +37,7 @@ macro_rules! tables {
 }
 
 tables! {
-    /// Facts about the agent itself, and records that a migration could not carry over.
+    /// Facts about the agent itself, and records that a migration could not convert.
     Meta = 1, "meta";
     /// Queued and running image pulls.
     Pulls = 2, "pulls";
@@ -46,14 +45,14 @@ tables! {
     Leases = 3, "leases";
     /// Settings changed at run time.
     Settings = 4, "settings";
-    /// What was last reported to the API server, the Lease's identity, conditions set by others.
+    /// The last report to the API server, the Lease's identity, conditions set by other processes.
     Heartbeats = 5, "heartbeats";
-    /// What Services mean on this node, as it was last published, and its identity.
+    /// The last published endpoints, and their instance ID.
     Endpoints = 6, "endpoints";
 }
 
 impl Table {
-    /// The key as it is on disk: the table's tag, then the key.
+    /// The key on disk: the table's tag, then the key.
     pub(crate) fn raw_key(self, key: &[u8]) -> Vec<u8> {
         let mut raw = Vec::with_capacity(key.len() + 1);
         raw.push(self.tag());
@@ -82,7 +81,7 @@ impl fmt::Display for BadRecord {
     }
 }
 
-/// A key for messages: text where it is text, else a number where it has a number's length, else hex.
+/// For messages: text if it is text, else a number if it has a number's length, else hex.
 pub(crate) fn printable_key(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         Ok(text) if !text.is_empty() && !text.contains(char::is_control) => text.to_owned(),
@@ -93,7 +92,7 @@ pub(crate) fn printable_key(key: &[u8]) -> String {
     }
 }
 
-/// Lower-case hex.
+/// In lower case.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {

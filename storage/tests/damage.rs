@@ -1,5 +1,5 @@
-//! Whatever happened to the files: opening gives back every acknowledged record, or moves the store aside and
-//! begins anew. It never errs, hangs, ends the process or deletes.
+//! For any damage to the files, opening returns every acknowledged record, or moves the store aside and creates an
+//! empty one. It never fails, hangs, ends the process or deletes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 #[path = "common/mod.rs"]
@@ -24,7 +24,7 @@ static GUARDED_PANICS: AtomicUsize = AtomicUsize::new(0);
 static OTHER_PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn main() {
-    // The hook of an agent: a panic that is not confined to the storage threads would end the process.
+    // As the hook of an agent: a panic that is not confined to the storage threads would end the process.
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if panic_is_guarded() {
@@ -109,7 +109,7 @@ fn one_case(template: &Path, expected: &Content, seed: u64) -> (&'static str, St
     (what, outcome)
 }
 
-/// A reason without what differs from case to case.
+/// A reason without the parts that differ between cases.
 fn general(reason: &str, dir: &Path) -> String {
     let reason = reason.replace(dir.to_str().unwrap(), "");
     let reason: String = reason.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).take(110).collect();
@@ -125,7 +125,7 @@ fn general(reason: &str, dir: &Path) -> String {
 fn damage(state: &Path, random: &mut StdRng) -> &'static str {
     let all = files(state);
     let (plain, folders): (Vec<PathBuf>, Vec<PathBuf>) = all.into_iter().partition(|path| path.is_file());
-    // Mostly the log, which is where the records are; now and then anything.
+    // Mostly the log, which contains the records; sometimes any file.
     let log = plain.iter().find(|path| path.ends_with("db")).unwrap().clone();
     let file = if random.random_bool(0.5) { log } else { pick(&plain, random) };
     let length = fs::metadata(&file).unwrap().len();

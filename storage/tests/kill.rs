@@ -1,5 +1,5 @@
-//! A process that applies numbered batches is killed at random moments: what it was told is durable is there, and
-//! at most the batch in flight beyond it, whole.
+//! A process that applies numbered batches is killed at random moments: every acknowledged batch is present, and of
+//! the batch in flight everything or nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 #[path = "common/mod.rs"]
@@ -70,7 +70,7 @@ fn killed_while_writing() {
     );
 }
 
-/// A migration that is killed at random moments is there whole in the end.
+/// A migration that is killed at random moments is complete in the end.
 fn killed_while_migrating() {
     let template = tempfile::tempdir().unwrap();
     common::version_1(template.path());
@@ -98,7 +98,7 @@ fn killed_while_migrating() {
     println!("kill: {MIGRATIONS} migrations ok, {old} run again, {new} done before the kill");
 }
 
-/// Starts the process, kills it a moment later, and says which batch it last acknowledged.
+/// Starts the process, kills it a moment later, and returns the last batch it acknowledged.
 fn kill_one(dir: &Path, random: &mut StdRng) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg(CHILD)
@@ -107,7 +107,7 @@ fn kill_one(dir: &Path, random: &mut StdRng) -> u64 {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // Most kills come while it works, some while it opens the store.
+    // Most kills occur while it writes, some while it opens the store.
     let delay = Duration::from_micros(random.random_range(0..60_000));
     let mut child = Some(child);
     let mut last = 0;
@@ -135,7 +135,7 @@ fn kill(child: &mut Option<std::process::Child>) {
     }
 }
 
-/// The child: every batch rewrites all 40 records with its number, some of them large, and deletes one.
+/// The child process: every batch rewrites all 40 records with its number, some of them large, and deletes one.
 fn apply_for_ever(dir: &Path) -> ! {
     let opened = open(dir).unwrap();
     let mut out = std::io::stdout();
@@ -161,7 +161,7 @@ fn value(number: u64, length: usize) -> Vec<u8> {
     number.to_be_bytes().into_iter().cycle().take(length).collect()
 }
 
-/// The number of the batch that is there, every record of which must be there.
+/// The number of the present batch, all of whose records must be present.
 fn whole_batch(store: &dyn StateStore) -> u64 {
     let mut records: Vec<Vec<u8>> = Vec::new();
     let mut marks = Vec::new();

@@ -1,8 +1,8 @@
 //! Time as the cores see it.
 //!
-//! Owns: the two clocks of the agent, read together. In: tokio's clock (which tests pause) and the
-//! system's wall clock. Out: [`Now`]. Decisions use the monotonic part only; the wall part is for
-//! people and for records that outlive the process.
+//! Owns: the two clocks of the agent, read together. In: tokio's clock (which tests pause) and the system's wall
+//! clock. Out: [`Now`]. Decisions use only the monotonic part; the wall part is for display and for records that
+//! outlive the process.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,14 +10,14 @@ use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Now {
-    /// Since the agent's clock was made; never steps.
+    /// Since the start of the [`Clock`]; never steps.
     pub mono: Duration,
-    /// Milliseconds since the Unix epoch; may step.
+    /// May step.
     pub unix_ms: i64,
 }
 
 impl Now {
-    /// The wall time, in Unix milliseconds, of another monotonic moment, by this reading.
+    /// The wall time of another monotonic moment, derived from this reading.
     #[must_use]
     pub fn unix_ms_at(&self, mono: Duration) -> i64 {
         let now = i64::try_from(self.mono.as_millis()).unwrap_or(i64::MAX);
@@ -26,14 +26,13 @@ impl Now {
     }
 }
 
-/// Makes [`Now`]s. Copies share one origin.
+/// Copies share one origin.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: Instant,
 }
 
 impl Clock {
-    /// A clock whose monotonic part starts at zero.
     #[must_use]
     pub fn start() -> Self {
         Self { origin: Instant::now() }
@@ -44,14 +43,14 @@ impl Clock {
         Now { mono: self.origin.elapsed(), unix_ms: unix_ms() }
     }
 
-    /// The instant at which the monotonic part reads `mono`, for timers.
+    /// When the monotonic part reads `mono`, for timers.
     #[must_use]
     pub fn instant(&self, mono: Duration) -> Instant {
         self.origin + mono
     }
 }
 
-/// The wall clock in milliseconds since the Unix epoch; 0 on a machine set before it.
+/// 0 on a machine whose clock is before 1970.
 #[must_use]
 pub fn unix_ms() -> i64 {
     keelson_proto::unix_ms(SystemTime::now())

@@ -1,60 +1,59 @@
 //! The API server, as the actors need it.
 //!
-//! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, what passes through them, and
-//! [`ChoreHealth`], by which an actor that needs the API server says how it fares.
-//! In: calls from the LeaseRenewer and the StatusReporter. Out: answers; an error names the server and says
-//! what kind of error it is, so that decisions need no text. No method waits forever: a request that is not
-//! answered in time is an error of kind [`ApiErrorKind::Timeout`]. Dropping a returned future cancels the call.
+//! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, their parameters and
+//! results, and [`ChoreHealth`], the status of an actor that needs the API server.
+//! In: calls from the LeaseRenewer and the StatusReporter. Out: results; an error names the server and has a kind, so
+//! that decisions do not parse text. No method waits forever: a request without a response in time fails with
+//! [`ApiErrorKind::Timeout`]. Dropping a returned future cancels the call.
 
 use std::{fmt, time::Duration};
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 
-/// The namespace of the nodes' Leases (KEP-0009).
+/// KEP-0009.
 pub const LEASE_NAMESPACE: &str = "kube-node-lease";
 
-/// What kind of error a request met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ApiErrorKind {
-    /// 409 `Conflict`: the resourceVersion is not the newest.
+    /// 409 `Conflict`: the resourceVersion is outdated.
     Conflict,
     /// 409 `AlreadyExists`.
     AlreadyExists,
     NotFound,
-    /// 410: what was asked for is too old.
+    /// 410: the requested resourceVersion is too old.
     Gone,
     /// 401: the credentials are not accepted.
     Unauthorized,
     /// 403: the credentials do not allow it.
     Forbidden,
-    /// 429, with the server's `Retry-After` if it sent one.
+    /// 429.
     TooManyRequests {
-        /// How long the server wants to be left alone.
+        /// `Retry-After`, if sent.
         retry_after: Option<Duration>,
     },
-    /// Another 4xx: the request itself is wrong.
+    /// Another 4xx: the request is invalid.
     Invalid,
-    /// 5xx, with the server's `Retry-After` if it sent one.
+    /// 5xx.
     Server {
-        /// How long the server wants to be left alone.
+        /// `Retry-After`, if sent.
         retry_after: Option<Duration>,
     },
     Timeout,
-    /// No connection, or it broke; or an answer that makes no sense.
+    /// No connection, a broken connection, or an invalid response.
     Unreachable,
-    /// The credentials cannot be read: kubeconfig, certificate or token file.
+    /// Kubeconfig, certificate or token file cannot be read.
     Credentials,
 }
 
 impl ApiErrorKind {
-    /// Whether the server answered that the credentials are not accepted or do not allow it.
+    /// 401 or 403.
     #[must_use]
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Unauthorized | Self::Forbidden)
     }
 
-    /// For labels and JSON, in the manner of the API's reasons.
+    /// For labels and JSON, in the style of the API's reasons.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +72,7 @@ impl ApiErrorKind {
         }
     }
 
-    /// How long the server asked to be left alone.
+    /// `Retry-After`, if sent.
     #[must_use]
     pub fn retry_after(self) -> Option<Duration> {
         match self {
@@ -83,30 +82,27 @@ impl ApiErrorKind {
     }
 }
 
-/// Why the API server did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{server}: {reason}")]
 pub struct ApiError {
     pub server: String,
     pub kind: ApiErrorKind,
-    /// What went wrong, for people; never holds a credential.
+    /// Never contains a credential.
     pub reason: String,
 }
 
-/// The metadata that an answer to a write carries: all that is asked for in return.
+/// The metadata in the response to a write: only this is requested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Written {
-    /// `metadata.uid`.
     pub uid: String,
-    /// `metadata.resourceVersion`, for the next write.
+    /// For the next write.
     pub resource_version: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LeaseSeen {
-    /// `metadata.uid` and `metadata.resourceVersion`.
     pub written: Written,
-    /// The uid of the owner of kind Node, if it has one.
+    /// `metadata.uid` of the owner of kind Node.
     pub owner_uid: Option<String>,
     /// `spec.holderIdentity`.
     pub holder: Option<String>,
@@ -120,18 +116,17 @@ pub struct LeaseSeen {
     pub transitions: Option<i32>,
 }
 
-/// The Node that a Lease belongs to, by which it is deleted with it.
+/// The Node that owns a Lease, so that both are deleted together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pub name: String,
     pub uid: String,
 }
 
-/// A Lease to be made in [`LEASE_NAMESPACE`].
+/// Created in [`LEASE_NAMESPACE`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseCreate {
     pub name: String,
-    /// Its `ownerReferences`.
     pub owner: Option<Owner>,
     /// `spec.holderIdentity`.
     pub holder: String,
@@ -143,26 +138,24 @@ pub struct LeaseCreate {
     pub transitions: i32,
 }
 
-/// A renewal: a patch that fails with [`ApiErrorKind::Conflict`] unless `resource_version` is the newest.
+/// A patch that fails with [`ApiErrorKind::Conflict`] unless `resource_version` is the newest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePatch {
     pub name: String,
-    /// The newest resourceVersion that is known.
     pub resource_version: String,
     /// `spec.renewTime`, in Unix microseconds.
     pub renew_unix_us: i64,
-    /// `spec.leaseDurationSeconds`, where it has to change.
+    /// `spec.leaseDurationSeconds`, if it has to change.
     pub duration_seconds: Option<i32>,
-    /// The owner, where the Lease has none yet or that of an earlier Node of the name.
+    /// Set if the Lease has no owner, or an earlier Node of the same name.
     pub owner: Option<Owner>,
-    /// Holder, acquireTime (Unix microseconds) and transitions, where the Lease changes hands.
+    /// Set if the holder changes.
     pub acquire: Option<Acquire>,
-    /// Drop the record of who set which field (`metadata.managedFields`), which is larger than the Lease itself
-    /// and is stored anew with every renewal. The API server does not begin a new one. Asked for once.
+    /// Remove `metadata.managedFields`, which is larger than the rest of the Lease and is stored with every renewal.
+    /// The API server does not create it again, so this is requested once.
     pub forget_managers: bool,
 }
 
-/// What changes when a Lease changes hands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Acquire {
     /// `spec.holderIdentity`.
@@ -173,43 +166,41 @@ pub struct Acquire {
     pub transitions: i32,
 }
 
-/// What the LeaseRenewer needs of the API server.
 pub trait LeaseApi: Send + Sync + 'static {
     fn server(&self) -> String;
 
     fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>>;
 
-    /// POST of a Lease.
+    /// POST.
     fn create_lease(&self, lease: LeaseCreate) -> BoxFuture<'static, Result<Written, ApiError>>;
 
-    /// PATCH of a Lease, with metadata only in return.
+    /// PATCH that returns only metadata.
     fn renew_lease(&self, patch: LeasePatch) -> BoxFuture<'static, Result<Written, ApiError>>;
 
-    /// GET of a Node's metadata: its uid.
+    /// GET of the metadata.
     fn node_uid(&self, node: &str) -> BoxFuture<'static, Result<String, ApiError>>;
 
-    /// Closes the connections, so that the next request makes a new one: what the kubelet's heartbeat failure
-    /// hook does. Requests under way may fail.
+    /// Closes the connections, so that the next request opens a new one, as the kubelet's heartbeat failure hook.
+    /// Requests in flight may fail.
     fn close_connections(&self);
 }
 
-/// What the StatusReporter needs of the API server.
 pub trait NodeApi: Send + Sync + 'static {
     fn server(&self) -> String;
 
     fn get_node(&self, name: &str) -> BoxFuture<'static, Result<Box<Node>, ApiError>>;
 
-    /// POST of a Node.
+    /// POST.
     fn create_node(&self, node: Box<Node>) -> BoxFuture<'static, Result<Box<Node>, ApiError>>;
 
-    /// Strategic merge PATCH of a Node's metadata and spec.
+    /// Strategic merge PATCH of metadata and spec.
     fn patch_node(
         &self,
         name: &str,
         patch: serde_json::Value,
     ) -> BoxFuture<'static, Result<Written, ApiError>>;
 
-    /// Strategic merge PATCH of `/nodes/<name>/status`, with metadata only in return.
+    /// Strategic merge PATCH of `/nodes/<name>/status` that returns only metadata.
     fn patch_status(
         &self,
         name: &str,
@@ -219,19 +210,18 @@ pub trait NodeApi: Send + Sync + 'static {
     fn close_connections(&self);
 }
 
-/// An Event (core/v1) on a pod.
+/// An Event (core/v1) for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodEvent {
     /// `metadata.name`.
     pub name: String,
-    /// That of the pod and of the Event.
+    /// Of the pod and of the Event.
     pub namespace: String,
     pub pod: String,
     pub uid: String,
     /// CamelCase.
     pub reason: &'static str,
     pub message: String,
-    /// How often it has happened.
     pub count: u32,
     /// `firstTimestamp`, in Unix milliseconds.
     pub first_unix_ms: i64,
@@ -241,16 +231,15 @@ pub struct PodEvent {
     pub node: String,
 }
 
-/// What is needed of the API server to write Events on pods.
 pub trait PodEventApi: Send + Sync + 'static {
-    /// POST of an Event.
+    /// POST.
     fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
 
-    /// PATCH of an Event: its count, its last time and its message.
+    /// PATCH of count, last time and message.
     fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
 }
 
-/// How an actor that needs the API server fares, for `/readyz` and people.
+/// Status of an actor that needs the API server, for `/readyz` and the debug API.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChoreHealth {
     #[default]
@@ -260,7 +249,7 @@ pub enum ChoreHealth {
         reason: String,
         /// Unix milliseconds of the first failure in a row.
         since_unix_ms: i64,
-        /// The API server answered that the credentials are not accepted or do not allow it (401, 403).
+        /// The API server answered 401 or 403.
         refused: bool,
     },
 }

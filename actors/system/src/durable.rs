@@ -1,23 +1,23 @@
-//! How actors use a store that may not be open.
+//! Use of a store that may not be open.
 //!
 //! Owns: the time that an actor waits for the store when it starts, and the rule that a failure is logged once per
-//! reason. In: the store's state. Out: what the store held, or why it could not be read.
+//! reason. In: the store's state. Out: the content of the store, or the reason why it cannot be read.
 
 use std::{sync::Arc, time::Duration};
 
 use keelson_storage::{StateStore, StoreError, StoreState};
 
-/// How long an actor that starts waits for the store. After that it starts without persisted facts.
+/// Time that an actor waits for the store when it starts. After that it starts without persisted state.
 const OPEN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Waits for the store to be open, but no longer than [`OPEN_PATIENCE`].
+/// Waits for the store to be open, at most [`OPEN_PATIENCE`].
 pub async fn wait_for_store(store: &dyn StateStore) {
     let mut state = store.subscribe();
-    // What keeps it from being open comes out of the next call.
+    // If the store is not open, the next call returns the reason.
     let _ = tokio::time::timeout(OPEN_PATIENCE, state.wait_for(StoreState::is_open)).await;
 }
 
-/// Reads from the store, off this thread, once it is open or [`OPEN_PATIENCE`] is over.
+/// Reads from the store on another thread, once it is open or after [`OPEN_PATIENCE`].
 ///
 /// # Errors
 /// The inner one is the store's: [`StoreError::NotOpen`] if it is not open by then. The outer one: the reading thread
@@ -30,12 +30,12 @@ pub async fn read_at_start<T: Send + 'static>(
     tokio::task::spawn_blocking(move || read(&store)).await
 }
 
-/// Why writes fail, as far as it has been logged.
+/// The last logged reason of failed writes.
 #[derive(Debug, Default)]
 pub struct LoggedFailure(Option<String>);
 
 impl LoggedFailure {
-    /// Whether this reason is another one than that logged last.
+    /// Whether the reason differs from the last logged one.
     pub fn is_new(&mut self, reason: &str) -> bool {
         let new = self.0.as_deref() != Some(reason);
         if new {
@@ -44,7 +44,7 @@ impl LoggedFailure {
         new
     }
 
-    /// A write succeeded: the next failure is logged.
+    /// Call it after a successful write, so that the next failure is logged.
     pub fn clear(&mut self) {
         self.0 = None;
     }

@@ -1,9 +1,9 @@
-//! Looking into an actor: what every actor can say of itself.
+//! Inspection of actors.
 //!
-//! Owns: [`Recorder`], the shared record of one actor (mailbox depth, messages by type with
-//! latency, restarts, errors, events), and [`Mailbox`], the only way to send to an actor: it counts
-//! what goes in and turns a full mailbox into a clear answer.
-//! In: what senders and handlers tell it. Out: [`keelson_proto::debug::Actor`].
+//! Owns: [`Recorder`], the shared record of one actor (mailbox depth, messages by type with latency, restarts,
+//! errors, events), and [`Mailbox`], the only way to send to an actor: it counts messages and returns an error when
+//! the mailbox is full.
+//! In: reports of senders and handlers. Out: [`keelson_proto::debug::Actor`].
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,14 +25,14 @@ use tokio::sync::Notify;
 
 use crate::clock::unix_ms;
 
-/// How many events an actor remembers.
+/// Maximum number of events kept per actor.
 const EVENTS: usize = 50;
-/// Longer handling is recorded as this, so that the histogram stays small: ten minutes.
+/// Ten minutes. Longer handling is recorded as this, so that the histogram stays small.
 const MAX_MICROS: u64 = 600_000_000;
 
-/// Declares messages of one actor: structs with a result, or an enum of events, which have none.
+/// Declares messages of one actor: structs with a result, or an enum of events without one.
 ///
-/// The name of a struct or of a variant is the name that people see.
+/// The name of the struct or variant is displayed.
 #[macro_export]
 macro_rules! messages {
     (
@@ -65,7 +65,7 @@ macro_rules! messages {
     };
 }
 
-/// Handles messages of an actor with `recorder()`, which counts and times each: `Message(pattern) => answer`.
+/// Handles messages of an actor with `recorder()`, which counts and times them: `Message(pattern) => answer`.
 #[macro_export]
 macro_rules! handlers {
     ($actor:ty, $this:ident, $ctx:ident; $($message:ident($pattern:pat) => $answer:expr,)+) => {$(
@@ -82,7 +82,7 @@ macro_rules! handlers {
     )+};
 }
 
-/// A message with the name that people see: `RequestPull`, `PullFinished`.
+/// The displayed name, such as `RequestPull`.
 pub trait ActorMessage: Message {
     fn name(&self) -> &'static str;
 }
@@ -96,8 +96,8 @@ struct Traffic {
 
 impl Default for Traffic {
     fn default() -> Self {
-        // Two digits of precision; the range grows with what is recorded. The library refuses no
-        // precision from 0 to 5.
+        // Two digits of precision; the range grows with the recorded values. The library accepts a precision from 0
+        // to 5.
         #[allow(clippy::expect_used)]
         let micros = Histogram::new(2).expect("two digits are within 0..=5");
         Self { handled: 0, busy: 0, micros }
@@ -115,18 +115,17 @@ struct Notes {
     events: VecDeque<(i64, String)>,
 }
 
-/// Why a job does not run, since when, and when it is tried again.
+/// Why a job or actor does not run, and when it is retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// A sentence without a full stop.
     pub reason: String,
-    /// When it began to fail.
     pub since_unix_ms: i64,
     pub next_try_unix_ms: i64,
 }
 
 impl Failure {
-    /// The reason, how long the job fails, and how long until the next try.
+    /// The reason, the time since the failure began, and the time until the next attempt.
     #[must_use]
     pub fn text(&self, now_unix_ms: i64) -> String {
         let Self { reason, since_unix_ms, next_try_unix_ms } = self;
@@ -139,19 +138,17 @@ impl Failure {
     }
 }
 
-/// What an actor is doing, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Status {
-    /// Started, not yet ready.
     #[default]
     Starting,
     Running,
-    /// It stopped and waits for its back-off.
+    /// Stopped, waits for its back-off.
     Restarting,
-    /// It keeps failing; it is retried with back-off for as long as the process lives.
+    /// Keeps failing; retried with back-off while the process lives.
     Failing,
     Stopped,
-    /// It was not started: what it needs is not configured.
+    /// Not started, because what it requires is not configured.
     Off,
 }
 
@@ -169,8 +166,7 @@ impl Status {
     }
 }
 
-/// The record of one actor, shared with its readers; it can be read while the actor is
-/// stuck.
+/// The record of one actor, shared with its readers. It can be read while the actor is stuck.
 pub struct Recorder {
     name: &'static str,
     capacity: usize,
@@ -188,7 +184,6 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A record for the actor `name`, whose mailbox holds `capacity` messages.
     #[must_use]
     pub fn new(name: &'static str, capacity: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -206,18 +201,16 @@ impl Recorder {
         self.name
     }
 
-    /// The mailbox bound.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
-        // A panic leaves no note half written that matters.
+        // A panic leaves no inconsistent note that matters.
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down what the actor does now.
     pub fn status(&self, status: Status, summary: impl Into<String>) {
         let mut notes = self.notes();
         notes.status = status;
@@ -228,7 +221,7 @@ impl Recorder {
         }
     }
 
-    /// Writes down that it does not run, why, and in how long it is tried again. `status` is
+    /// Records that the actor does not run, why, and the time until the next attempt. `status` is
     /// [`Status::Restarting`] or [`Status::Failing`].
     pub fn failed(&self, status: Status, reason: impl Into<String>, next_try: Duration) {
         let (mut notes, now) = (self.notes(), unix_ms());
@@ -238,7 +231,7 @@ impl Recorder {
         notes.failure = Some(Failure { reason: reason.into(), since_unix_ms, next_try_unix_ms });
     }
 
-    /// Why it does not run; `None` while it runs, starts, or is off.
+    /// `None` while it runs, starts, or is off.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         let notes = self.notes();
@@ -257,7 +250,7 @@ impl Recorder {
         self.notes().status
     }
 
-    /// Adds an event; the oldest of more than 50 goes.
+    /// Drops the oldest of more than 50.
     pub fn event(&self, text: impl Into<String>) {
         let mut notes = self.notes();
         notes.events.push_back((unix_ms(), text.into()));
@@ -266,7 +259,7 @@ impl Recorder {
         }
     }
 
-    /// Adds an error, which is also an event.
+    /// An error is also an event.
     pub fn error(&self, text: impl Into<String>) {
         let text = text.into();
         self.notes().last_error = Some((unix_ms(), text.clone()));
@@ -285,19 +278,18 @@ impl Recorder {
         self.restarts.load(Ordering::Relaxed)
     }
 
-    /// Messages sent and not handled yet.
+    /// Messages that are sent and not handled yet.
     #[must_use]
     pub fn depth(&self) -> u64 {
         self.depth.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
-    /// To be held while `message` is handled.
+    /// Must be held while `message` is handled.
     pub fn handling<M: ActorMessage>(self: &Arc<Self>, message: &M) -> Handling {
         self.leave();
         Handling { recorder: self.clone(), message: message.name(), since: Instant::now() }
     }
 
-    /// A message is no longer in the mailbox.
     fn leave(&self) {
         self.depth.fetch_sub(1, Ordering::Relaxed);
         self.room.notify_one();
@@ -315,7 +307,7 @@ impl Recorder {
         self.notes().traffic.entry(message).or_default().busy += 1;
     }
 
-    /// Everything but the state and the events.
+    /// Everything except the state and the events.
     #[must_use]
     pub fn overview(&self) -> pb::Actor {
         let notes = self.notes();
@@ -363,7 +355,7 @@ fn show_traffic(name: &str, traffic: &Traffic) -> pb::MessageStats {
     }
 }
 
-/// Times the handling of one message; ends when dropped.
+/// Times the handling of one message, until it is dropped.
 #[derive(Debug)]
 pub struct Handling {
     recorder: Arc<Recorder>,
@@ -385,7 +377,6 @@ pub enum MailboxError {
     Closed(&'static str),
 }
 
-/// An actor's address together with its record.
 pub struct Mailbox<A: Actor> {
     addr: Addr<A>,
     recorder: Arc<Recorder>,
@@ -404,7 +395,6 @@ impl<A: Actor> fmt::Debug for Mailbox<A> {
 }
 
 impl<A: Actor<Context = Context<A>>> Mailbox<A> {
-    /// Joins the two.
     #[must_use]
     pub fn new(addr: Addr<A>, recorder: Arc<Recorder>) -> Self {
         Self { addr, recorder }
@@ -415,7 +405,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         &self.recorder
     }
 
-    /// Whether the actor was given up: nothing is handled any more.
+    /// The actor was given up: no message is handled any more.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         !self.addr.connected()
@@ -435,7 +425,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         self.admit(&message)?;
         match self.addr.try_send(message) {
             Ok(()) => Ok(()),
-            // actix's own bound, which is in force until the actor has started.
+            // actix has its own bound until the actor has started.
             Err(SendError::Full(message)) => {
                 self.addr.do_send(message);
                 Ok(())
@@ -447,9 +437,8 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         }
     }
 
-    /// Sends past the bound. Only for messages of which there is at most one for each message that
-    /// [`Mailbox::offer`] took (an end for a beginning), so that the bound holds up to a factor, and
-    /// that must not be lost while the actor lives.
+    /// Sends even if the mailbox is full. Only for messages that must not be lost and of which there is at most one
+    /// per message that [`Mailbox::offer`] took (an end for a beginning), so that the depth stays bounded.
     pub fn deliver<M>(&self, message: M)
     where
         M: ActorMessage + Send + 'static,
@@ -476,8 +465,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))
     }
 
-    /// Waits for room, sends, and waits for the result. Only for senders of whom there are few: each may hold a
-    /// message that is as large as it likes.
+    /// Waits for room, sends, and waits for the result. Only for few senders, because each may hold a large message.
     ///
     /// # Errors
     /// The mailbox is closed, or the actor stopped before it answered.
@@ -489,7 +477,7 @@ impl<A: Actor<Context = Context<A>>> Mailbox<A> {
         A::Context: ToEnvelope<A, M>,
     {
         while self.admit(&message).is_err() {
-            // A permit is kept for a sender that looked before a message left.
+            // A permit is stored for a sender that checked before a message left.
             self.recorder.room.notified().await;
         }
         self.addr.send(message).await.map_err(|_| MailboxError::Closed(self.recorder.name))

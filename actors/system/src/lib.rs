@@ -1,10 +1,10 @@
-//! What every actor of the agent stands on.
+//! The base of every actor.
 //!
-//! Owns: time ([`clock`]), starting and restarting ([`supervise`]), sending and looking into ([`inspect`]), a store that may
-//! not be open ([`durable`]), and the nouns that more than one group of actors needs: the API server ([`cluster`]), file
-//! systems of the host ([`file_system`]) and what actors report for the node status ([`reports`]).
-//! In: actors, messages, what services implement of the traits. Out: mailboxes, restarts, views for people. Nothing is decided
-//! here, and no actor is known by its name.
+//! Owns: time ([`clock`]), starting and restarting ([`supervise`]), sending and inspection ([`inspect`]), a store
+//! that may not be open ([`durable`]), and the types that several groups of actors need: the API server
+//! ([`cluster`]), file systems of the host ([`file_system`]) and reports for the node status ([`reports`]).
+//! In: actors, messages, implementations of the traits by services. Out: mailboxes, restarts, views for the debug
+//! API. This crate makes no decisions and knows no actor by name.
 
 pub mod clock;
 pub mod cluster;

@@ -1,103 +1,100 @@
-//! What other actors report to the StatusReporter.
+//! Reports of other actors to the StatusReporter.
 //!
-//! Owns: the nouns of these reports, which their senders and the StatusReporter share: [`RuntimeReport`] of the container
-//! runtime, [`FlowView`] of the image pulls, [`EndpointsView`] of the service endpoints. In: values that these actors make.
-//! Out: the same values, for the node status and its conditions. No logic.
+//! Owns: the types of these reports: [`RuntimeReport`] of the container runtime, [`FlowView`] of the image pulls,
+//! [`EndpointsView`] of the service endpoints. In: values from these actors. Out: the same values, for the node
+//! status and its conditions. No logic.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-/// What node status reports of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeReport {
-    /// `nodeInfo.containerRuntimeVersion`: name and version as the kubelet writes them, for example
+    /// `nodeInfo.containerRuntimeVersion`: name and version in the kubelet's format, for example
     /// `containerd://2.4.2`.
     pub version: String,
-    /// What the runtime says of itself, just now.
     pub conditions: Vec<RuntimeCondition>,
-    /// Its images, in the runtime's order, at most 30 s old and never older than the last pull.
+    /// In the runtime's order, at most 30 s old and never older than the last pull.
     pub images: Arc<Vec<RuntimeImage>>,
-    /// A directory on the file system of its images, if it names one.
+    /// A directory on the image file system, if the runtime names one.
     pub image_fs: Option<PathBuf>,
 }
 
-/// One of the runtime's own conditions (CRI `RuntimeCondition`).
+/// CRI `RuntimeCondition`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeCondition {
-    /// [`RUNTIME_READY`], [`NETWORK_READY`], or one of the runtime's own.
+    /// [`RUNTIME_READY`], [`NETWORK_READY`], or a name of the runtime's own.
     pub kind: String,
     pub ok: bool,
-    /// Why not, in one word.
+    /// Why the status is false, in one word.
     pub reason: String,
-    /// Why not, for people.
     pub message: String,
 }
 
-/// The condition without which the runtime runs no container.
+/// Without it, the runtime runs no container.
 pub const RUNTIME_READY: &str = "RuntimeReady";
-/// The condition without which pods get no network.
+/// Without it, pods have no network.
 pub const NETWORK_READY: &str = "NetworkReady";
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeImage {
-    /// References by digest first, then those by tag; an image that nothing refers to has none.
+    /// References by digest first, then those by tag; empty if the image has no references.
     pub names: Vec<String>,
-    /// As the runtime counts it.
+    /// As reported by the runtime.
     pub size_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowView {
     pub queued: u32,
-    /// Pulls that hold one, under the limit and beside it.
+    /// Pulls with a slot, under the limit and beside it.
     pub running: u32,
-    /// How long the first in the queue has waited; `None`: nothing waits.
+    /// Wait time of the first pull in the queue; `None`: the queue is empty.
     pub oldest_wait: Option<Duration>,
     /// Since any pull last made progress (a new reading) or ended, on the monotonic clock; `None`: not since the
-    /// start. Of an idle node it says nothing: to be looked at beside `oldest_wait` and `running`.
+    /// start. Meaningless on an idle node: check `oldest_wait` and `running` too.
     pub since_moved: Option<Duration>,
     pub runtime: RuntimeFlow,
-    /// The journal on disk is complete. `false`: pulls go on in memory only.
+    /// The journal on disk is complete. `false`: the state of pulls is only in memory.
     pub durable: bool,
 }
 
-/// Whether the container runtime serves, for [`FlowView`].
+/// Whether the container runtime is available, for [`FlowView`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuntimeFlow {
-    /// It has not been asked yet.
+    /// Not checked yet.
     Unknown,
     Up,
     Away {
-        /// For how long, on the monotonic clock.
+        /// On the monotonic clock.
         away_for: Duration,
         reason: String,
     },
 }
 
-/// Why service endpoints are stale: one reason each of the node's condition.
+/// Why service endpoints are stale; each maps to one reason of the node's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StaleCause {
-    /// A watch of the API server fails, or the manifests folder cannot be read.
+    /// A watch of the API server fails, or the folder of manifests cannot be read.
     SourceUnavailable,
     /// The API server answered 401 or 403.
     SourceRefused,
-    /// No source fails, and not all of them are synced.
+    /// No source fails, but not all are synced.
     NotSynced,
 }
 
-/// How the service endpoints on this node fare.
+/// Status of the service endpoints on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum EndpointsView {
     #[default]
     Off,
-    /// It runs and has not said anything yet: what the Node says of it stays.
+    /// No status yet: the condition of the Node is not changed.
     Starting,
-    /// No client follows them, so the API server is not watched for them.
+    /// No client is connected, so the API server is not watched.
     NotWatched,
     Current,
-    /// They are the last ones that were synced.
+    /// The endpoints are the last synced ones.
     Stale {
         cause: StaleCause,
-        /// Why, for people: an error's own words.
+        /// The text of the error.
         reason: String,
     },
 }

@@ -1,12 +1,12 @@
 //! Supervision: how actors start, stop and start again.
 //!
-//! Owns: [`Supervision`], each actor's account of its own restarts, [`start`], [`Restart`], and the
-//! panic hooks, [`record_panics`] and [`end_on_panic`].
-//! In: an actor that stops or panics. Out: a restart after a back-off, with state reloaded from storage, for as long
-//! as the process lives. Other actors, their threads and their calls go on.
+//! Owns: [`Supervision`], each actor's record of its restarts, [`start`], [`Restart`], and the panic hooks,
+//! [`record_panics`] and [`end_on_panic`].
+//! In: an actor that stops or panics. Out: a restart after a back-off, with state reloaded from storage, while the
+//! process lives. Other actors, their threads and their calls continue.
 //!
-//! A restart keeps the value, the mailbox and every address of the actor: its `restarting` drops what it held, its
-//! `started` reloads, and between them the context waits. The message whose handler panicked is lost, those behind it
+//! A restart keeps the value, the mailbox and every address of the actor: its `restarting` drops its state, its
+//! `started` reloads, and between them the context waits. The message whose handler panicked is lost; those behind it
 //! are handled after the restart.
 
 use std::{
@@ -44,19 +44,18 @@ const WINDOW: Duration = Duration::from_secs(300);
 /// Capacity of a mailbox until the actor has started; [`Mailbox`] bounds it afterwards.
 const FIRST_CAPACITY: usize = 16;
 
-/// Ends the process with a reason.
 pub type Fatal = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Panics of this process that [`record_panics`] has seen.
+/// Panics seen by [`record_panics`].
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Place and text of the last panic on this thread that was not read yet.
+    /// Place and text of the last panic on this thread that was not taken yet.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Stops an actor with this error, so that its supervisor starts it again from storage. Every actor
-/// takes it; it is what an actor does to itself when it cannot go on, made available to others.
+/// Stops an actor with this error, so that its supervisor restarts it from storage. Every actor accepts it; it does
+/// what an actor does to itself when it cannot continue.
 #[derive(Debug)]
 pub struct Restart {
     pub reason: String,
@@ -72,12 +71,12 @@ impl ActorMessage for Restart {
     }
 }
 
-/// A [`Restart`] for this reason makes the handler panic. Tests of what follows need it; release builds do not have it.
+/// A [`Restart`] with this reason makes the handler panic. For tests; release builds do not have it.
 #[cfg(any(feature = "test-support", debug_assertions))]
 pub const PANIC: &str = "panic";
 
-/// Implements `Actor`, `Handler<Restart>` and `recorder()` for a type with a field `supervision` and a method `reload`,
-/// which reads its state at each start.
+/// Implements `Actor`, `Handler<Restart>` and `recorder()` for a type with a field `supervision` and a method
+/// `reload`, which reads its state at each start.
 #[macro_export]
 macro_rules! supervised {
     ($actor:ident) => {
@@ -123,10 +122,10 @@ macro_rules! supervised {
     };
 }
 
-/// What every actor does with a [`Restart`] before it stops: see [`supervised`].
+/// Called by every actor for a [`Restart`] before it stops; see [`supervised`].
 ///
 /// # Panics
-/// The message's reason is `PANIC`, and this is no release build.
+/// The reason is `PANIC`, and this is no release build.
 pub fn log_restart(message: Restart, recorder: &Recorder) {
     #[cfg(any(feature = "test-support", debug_assertions))]
     assert!(message.reason != PANIC, "a test wants a panic");
@@ -134,8 +133,8 @@ pub fn log_restart(message: Restart, recorder: &Recorder) {
     recorder.error(message.reason);
 }
 
-/// Logs and counts every panic; the supervisor of the job that panicked decides what follows. Panics that the store catches
-/// are left alone. Call it once, before the actors start; the previous hook runs first.
+/// Logs and counts every panic; the supervisor of the job that panicked decides what follows. Panics that the store
+/// catches are ignored. Call it once, before the actors start; the previous hook runs first.
 pub fn record_panics() {
     hook(|_, text| {
         PANICS.fetch_add(1, Ordering::Relaxed);
@@ -151,7 +150,7 @@ pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// Ends the process, through `fatal`, when any thread panics. Panics that the store catches are left alone. Call it once;
+/// Ends the process, through `fatal`, if any thread panics. Panics that the store catches are ignored. Call it once;
 /// the previous hook runs first.
 pub fn end_on_panic(fatal: Fatal) {
     hook(move |_, text| {
@@ -177,14 +176,14 @@ fn payload_text(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
 }
 
-/// What a caught panic on this thread said, with its place if [`record_panics`] is installed.
+/// The text of a caught panic on this thread, with its place if [`record_panics`] is installed.
 #[must_use]
 pub fn panic_text(payload: &(dyn Any + Send)) -> String {
     let recorded = LAST_PANIC.with(|last| last.borrow_mut().take());
     recorded.unwrap_or_else(|| format!("panicked: {}", payload_text(payload)))
 }
 
-/// An error with its causes, for texts that stand alone.
+/// An error with its causes in one line.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -196,7 +195,6 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// One actor's restarts.
 pub struct Supervision {
     recorder: Arc<Recorder>,
     restarts: VecDeque<Instant>,
@@ -209,7 +207,6 @@ impl fmt::Debug for Supervision {
 }
 
 impl Supervision {
-    /// For the actor that `recorder` belongs to.
     #[must_use]
     pub fn new(recorder: Arc<Recorder>) -> Self {
         Self { recorder, restarts: VecDeque::new() }
@@ -220,7 +217,7 @@ impl Supervision {
         &self.recorder
     }
 
-    /// To be called from `Supervised::restarting`: counts.
+    /// Call it from `Supervised::restarting`: counts the restart.
     pub fn restarting(&mut self) {
         let now = Instant::now();
         self.recorder.restarted();
@@ -231,7 +228,7 @@ impl Supervision {
         tracing::warn!(actor = self.recorder.name(), restarts = self.restarts.len(), "restarting actor");
     }
 
-    /// The pause before the actor may work again: none at the first start, then doubling.
+    /// The pause before the actor runs again: none at the first start, then doubling.
     #[must_use]
     pub fn pause(&self) -> Duration {
         match self.restarts.len() {
@@ -240,14 +237,13 @@ impl Supervision {
         }
     }
 
-    /// To be called from `Actor::started`: waits out the pause, with the mailbox closed to handling,
-    /// then runs `reload`.
+    /// Call it from `Actor::started`: waits for the pause without handling messages, then runs `reload`.
     pub fn resume<A>(&self, ctx: &mut Context<A>, reload: fn(&mut A, &mut Context<A>))
     where
         A: Actor<Context = Context<A>> + Supervised,
     {
-        // actix bounds each sender of its own and lets every clone of an address in once; the bound
-        // that counts is the mailbox's (`inspect::Mailbox`).
+        // actix bounds each sender separately and lets every clone of an address send once; the effective bound is
+        // that of the mailbox (`inspect::Mailbox`).
         ctx.set_mailbox_capacity(0);
         let pause = self.pause();
         let recorder = self.recorder.clone();
@@ -270,7 +266,7 @@ impl Supervision {
     }
 }
 
-/// Starts an actor under supervision, on this thread or on an arbiter's.
+/// On this thread or on that of an arbiter.
 pub fn start<A, F>(on: Option<&ArbiterHandle>, recorder: Arc<Recorder>, make: F) -> Mailbox<A>
 where
     A: Actor<Context = Context<A>> + Supervised,
@@ -284,16 +280,16 @@ where
         actix::spawn(Supervisor { actor: Some(context.into_future(actor)), recorder: notes });
     };
     match on {
-        // An arbiter that has ended drops the receiver, and the mailbox is closed.
+        // An arbiter that has ended drops the receiver, which closes the mailbox.
         Some(arbiter) => drop(arbiter.spawn_fn(run)),
         None => run(),
     }
     Mailbox::new(Addr::new(sender), recorder)
 }
 
-/// As actix's own, which does not outlive a panic.
+/// Like actix's own, which does not survive a panic.
 struct Supervisor<A: Actor<Context = Context<A>>> {
-    /// None once it is given up.
+    /// `None` once given up.
     actor: Option<ContextFut<A, Context<A>>>,
     recorder: Arc<Recorder>,
 }
@@ -302,18 +298,18 @@ impl<A> Supervisor<A>
 where
     A: Actor<Context = Context<A>> + Supervised,
 {
-    /// Restarts an actor that has stopped or panicked; gives it up when its address is not held any more, or when the
+    /// Restarts an actor that has stopped or panicked. Gives it up when its address is not held any more, or when the
     /// restart panics too.
     fn restart(&mut self) {
         let Some(actor) = &mut self.actor else { return };
-        // What the actor held may be broken, which is why `restarting` keeps next to nothing of it.
+        // The actor's state may be inconsistent, so `restarting` keeps almost none of it.
         let restarted =
             catch_unwind(AssertUnwindSafe(|| actor.restart())).map_err(|payload| panic_text(&*payload));
         if restarted == Ok(true) {
             return;
         }
         let given_up = self.actor.take();
-        // The context runs what is left when it is dropped.
+        // The context runs pending work when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
         if let Err(text) = restarted {
             let text = format!("cannot be restarted and is disabled: {text}");

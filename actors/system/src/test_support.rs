@@ -1,7 +1,7 @@
-//! What tests of actors need: paused time, and a store that fails on demand.
+//! Support for tests of actors: paused time, and a store that fails on demand.
 //!
-//! Owns: [`run`] and what lets time and messages pass, and [`FakeStore`]. In: tests of the crates with actors. Out: nothing
-//! that a program contains: the feature `test-support` is on for tests only.
+//! Owns: [`run`], functions that advance time and messages, and [`FakeStore`]. In: tests of crates with actors. Out:
+//! nothing in a program: the feature `test-support` is on for tests only.
 
 #![allow(clippy::expect_used)] // A test that cannot go on ends.
 
@@ -19,11 +19,10 @@ use tokio::sync::watch;
 
 use crate::inspect::Recorder;
 
-/// Runs a test in an actix system whose clock stands still while anything can happen and jumps to the next timer when
-/// nothing can.
+/// Runs a test in an actix system with paused time, which advances to the next timer when no task can run.
 ///
 /// # Panics
-/// There is no runtime to run it in.
+/// No runtime can be created.
 pub fn run<F: Future<Output = ()>>(test: F) {
     let system = actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_current_thread()
@@ -35,17 +34,17 @@ pub fn run<F: Future<Output = ()>>(test: F) {
     system.block_on(test);
 }
 
-/// Lets everything happen that can happen without time passing.
+/// Runs all tasks that can run, without advancing time.
 pub async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Waits, without letting time pass, until `done`: for what other threads do.
+/// Waits for other threads, without advancing time, until `done`.
 ///
 /// # Panics
-/// It does not happen.
+/// `done` does not become true.
 pub async fn until(what: &str, done: impl Fn() -> bool) {
     for _ in 0..20_000 {
         if done() {
@@ -57,31 +56,28 @@ pub async fn until(what: &str, done: impl Fn() -> bool) {
     panic!("never happened: {what}");
 }
 
-/// Lets this many milliseconds pass.
 pub async fn pass(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
 }
 
-/// How often an actor handled a message.
 #[must_use]
 pub fn handled(recorder: &Recorder, message: &str) -> u64 {
     recorder.overview().messages.iter().find(|of| of.message == message).map_or(0, |of| of.handled)
 }
 
-/// A store in memory that fails, or makes its callers wait, on demand.
+/// A store in memory that fails, or blocks its callers, on demand.
 pub struct FakeStore {
     inner: MemoryStore,
     failing: AtomicBool,
     blocked: Mutex<bool>,
     unblocked: Condvar,
-    /// Batches that it was given.
+    /// Number of batches received.
     pub writes: AtomicU64,
-    /// What it says of itself, whatever it does.
+    /// The reported state, which does not depend on the store.
     pub state: watch::Sender<StoreState>,
 }
 
 impl FakeStore {
-    /// One that works.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -94,12 +90,11 @@ impl FakeStore {
         })
     }
 
-    /// Whether its calls fail.
     pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::SeqCst);
     }
 
-    /// Whether its callers wait. Must be undone before time can pass again: the clock waits for blocked threads.
+    /// Must be undone before time can advance: the clock waits for blocked threads.
     ///
     /// # Panics
     /// A thread panicked while it held the lock.
@@ -123,7 +118,7 @@ impl FakeStore {
         Ok(())
     }
 
-    /// What it holds, whatever it is told to do.
+    /// The content, even if the store fails or blocks.
     #[must_use]
     pub fn contents(&self) -> &MemoryStore {
         &self.inner

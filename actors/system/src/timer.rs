@@ -6,12 +6,12 @@ use actix::{Actor, AsyncContext as _, Context, SpawnHandle};
 
 use crate::clock::Clock;
 
-/// The time at which a core wants to be called next.
 #[derive(Debug, Default)]
 pub struct Timer(Option<(Duration, SpawnHandle)>);
 
 impl Timer {
-    /// Plans `due` for the monotonic time `next`, in place of what was planned before. `due` calls [`Timer::clear`] first.
+    /// Schedules `due` for the monotonic time `next` and replaces the previous schedule. `due` calls [`Timer::clear`]
+    /// first.
     pub fn set<A>(
         &mut self,
         next: Option<Duration>,
@@ -30,7 +30,7 @@ impl Timer {
         self.0 = next.map(|at| (at, ctx.run_later(at.saturating_sub(clock.now().mono), due)));
     }
 
-    /// Nothing is planned: the time has come, or the actor restarted.
+    /// Call it when the timer has fired or the actor has restarted.
     pub fn clear(&mut self) {
         self.0 = None;
     }

@@ -1,4 +1,4 @@
-//! The hook that ends the process at a panic: in a process of its own, because the hook is the process's.
+//! The hook that ends the process after a panic. It has a process of its own, because the hook is global.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ fn a_panic_is_fatal_unless_the_store_catches_it() {
     let notes = ends.clone();
     supervise::end_on_panic(Arc::new(move |reason| notes.lock().expect("unharmed").push(reason.to_owned())));
 
-    // Threads that belong to sled end in an error of the store.
+    // Panics on threads of sled become an error of the store.
     panics_in("sled-io-0", "sled broke");
     assert_eq!(ends.lock().expect("unharmed").len(), 0);
 

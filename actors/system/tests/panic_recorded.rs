@@ -1,5 +1,5 @@
-//! I9: a panic in an actor is recorded and the actor restarts: in a process of its own, because the hook is the
-//! process's.
+//! I9: a panic in an actor is recorded and the actor restarts. It has a process of its own, because the hook is
+//! global.
 
 use actix::{Actor, Context, Handler, Supervised};
 use keelson_actor_system::{

@@ -1,8 +1,8 @@
-//! Owns a store that opens in the background, on a thread of its own. In come calls from any thread: they fail
-//! at once while the store is not open and while the disk hangs, and never wait longer than [`CALL_LIMIT`]. Out
-//! goes [`StoreState`], which says whether records are durable now, and why not.
+//! Owns a store that opens in the background, on a thread of its own. In: calls from any thread; they fail at once
+//! while the store is not open or the disk hangs, and never wait longer than [`CALL_LIMIT`]. Out: [`StoreState`],
+//! which says whether records are durable now, and why not.
 //!
-//! The thread may wait for a disk for as long as the disk likes; nobody waits for the thread.
+//! The thread may wait for a disk without limit; no caller waits for the thread.
 
 mod thread;
 
@@ -24,25 +24,24 @@ use crate::store::{Keyed, StateStore, StoreStats};
 use crate::table::Table;
 use thread::{Failure, Job, StoreThread};
 
-/// How long a caller waits for the disk. After that the call fails and the store counts as unavailable until the
-/// disk has answered.
+/// Time that a caller waits for the disk. After that the call fails and the store counts as unavailable until the
+/// disk answers.
 pub const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Opens the store. Called on the store's thread, again and again until it succeeds; may block.
+/// Opens the store. Called on the store's thread until it succeeds; may block.
 pub type Opener = Box<dyn FnMut() -> Result<Arc<dyn StateStore>, OpenError> + Send>;
 
-/// A [`StateStore`] that is opened in the background and opened again for as long as that fails.
+/// A [`StateStore`] that is opened in the background, with retries.
 pub struct DeferredStore {
     shared: Arc<Shared>,
 }
 
-/// What the callers and the thread share.
 struct Shared {
     path: PathBuf,
     state: watch::Sender<StoreState>,
     /// `None` once closed.
     jobs: Mutex<Option<Sender<Job>>>,
-    /// As of the last call. Looking at the disk could block.
+    /// As of the last call, because reading the disk could block.
     stats: Mutex<StoreStats>,
     limit: Duration,
 }
@@ -57,7 +56,7 @@ impl fmt::Debug for DeferredStore {
 }
 
 impl DeferredStore {
-    /// Begins to open the store of a state folder, see [`crate::open`], and returns at once.
+    /// Starts opening the store of a state folder, see [`crate::open`], and returns at once.
     pub fn start(state_dir: &Path) -> io::Result<Self> {
         let dir = state_dir.to_owned();
         let opener = move || {
@@ -67,7 +66,7 @@ impl DeferredStore {
         Self::with_opener(&crate::manifest::store_dir(state_dir), CALL_LIMIT, Box::new(opener))
     }
 
-    /// Like [`DeferredStore::start`], with an opener and a limit for calls of the caller's own.
+    /// [`DeferredStore::start`] with another opener and another limit for calls.
     pub fn with_opener(path: &Path, limit: Duration, opener: Opener) -> io::Result<Self> {
         let (jobs, queue) = channel();
         let (state, _) = watch::channel(StoreState::Opening { since: SystemTime::now() });
@@ -86,8 +85,8 @@ impl DeferredStore {
         self.shared.state.borrow().clone()
     }
 
-    /// Closes the store and gives up the folder's lock; calls fail from now on. Returns whether that was done
-    /// within `limit`: a disk that hangs delays it, and then it is done when the disk answers.
+    /// Closes the store and releases the folder's lock; calls fail from now on. Returns whether this was done within
+    /// `limit`. A disk that hangs delays it until the disk answers.
     pub fn close(&self, limit: Duration) -> bool {
         self.shared.state.send_replace(StoreState::Closed);
         let Some(jobs) = self.shared.jobs().take() else { return true };
@@ -109,7 +108,7 @@ impl DeferredStore {
         let skip = given_up.clone();
         let job = Job::Run(Box::new(move |store| {
             if skip.load(Ordering::SeqCst) {
-                // Nobody waits for it any more, and its writer may have written something else by now.
+                // The caller has given up, and may have written something else by now.
                 return None;
             }
             let result = work(store?);
@@ -127,7 +126,7 @@ impl DeferredStore {
             Err(RecvTimeoutError::Timeout) => {
                 given_up.store(true, Ordering::SeqCst);
                 shared.disk_hangs();
-                // The thread may just have come back: it looks at the state again.
+                // The thread may just have returned: it checks the state again.
                 let _ = jobs.send(Job::Wake);
                 let seconds = shared.limit.as_secs();
                 Err(StoreError::TimedOut { operation, path: shared.path.clone(), seconds })
@@ -167,7 +166,7 @@ impl Shared {
         }
     }
 
-    /// Moves to another state; never away from [`StoreState::Closed`].
+    /// Changes the state, except [`StoreState::Closed`], which is final.
     fn change(&self, to: impl FnOnce(&StoreState) -> Option<StoreState>) -> bool {
         self.state.send_if_modified(|state| {
             let next = if *state == StoreState::Closed { None } else { to(state) };

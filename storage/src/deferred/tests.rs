@@ -6,12 +6,12 @@ use super::*;
 use crate::memory::MemoryStore;
 use crate::store::StateStoreExt as _;
 
-/// Long enough for a slow machine, short enough to notice a test that hangs.
+/// Long enough for a slow machine, short enough for a test that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The limit for calls on a store that is expected to hang.
+/// Limit for calls on a store that is expected to hang.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A store whose every call takes a permit first, and waits for as long as there is none.
+/// A store whose calls each wait for a permit.
 struct Gated {
     inner: MemoryStore,
     permits: Mutex<Receiver<Result<(), StoreError>>>,
@@ -81,7 +81,7 @@ fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
         Ok(Arc::new(MemoryStore::new()) as Arc<dyn StateStore>)
     };
     let store = DeferredStore::with_opener(Path::new("/x"), PATIENCE, Box::new(opener)).unwrap();
-    // A call that waited for the opening would never end: nothing releases it before.
+    // A call that waited for the opening would never return, because nothing releases it.
     let error = store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(matches!(error, StoreError::NotOpen { .. }), "{error:?}");
     assert!(matches!(store.state(), StoreState::Opening { .. }));
@@ -127,7 +127,7 @@ fn i6_a_disk_that_hangs_fails_calls_after_the_limit_then_at_once_until_it_answer
     for _ in 0..2 {
         permits.send(Ok(())).unwrap();
     }
-    // The first write reached the disk late, the second one was never tried.
+    // The first write reached the disk late, the second one was never attempted.
     assert_eq!(store.get_json::<u32>(Table::Meta, b"first").unwrap(), Some(1));
     assert_eq!(store.get_json::<u32>(Table::Meta, b"second").unwrap(), None);
 }
@@ -161,7 +161,7 @@ fn i6_a_store_that_times_out_below_stays_unavailable_until_the_disk_answers() {
     wait_for(&store, |state| matches!(state, StoreState::Unavailable { .. }));
     permits.send(Err(timed_out())).unwrap();
     permits.send(Ok(())).unwrap();
-    // Nobody writes: the thread finds out by itself.
+    // Without a writer, the thread checks by itself.
     wait_for(&store, StoreState::is_durable);
 }
 
@@ -206,8 +206,8 @@ fn a_store_that_another_holder_gives_up_is_opened() {
     wait_for(&store, StoreState::is_durable);
 }
 
-/// I4: slow is not damaged. An open that takes too long is tried again and sets nothing aside, however often, and it does
-/// not count as a process that ended while it opened the store.
+/// I4: slow is not damaged. An open that times out is retried and sets nothing aside, however often, and it does not
+/// count as a process that ended while it opened the store.
 #[test]
 fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -216,9 +216,9 @@ fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
     while timed_out < 10 {
         match crate::open::open_within(dir.path(), Duration::ZERO) {
             Err(OpenError::TimedOut { .. }) => timed_out += 1,
-            // The thread of the last try is not done.
+            // The thread of the last attempt still runs.
             Err(OpenError::InUse { .. }) => sleep(Duration::from_millis(2)),
-            // This thread was late itself.
+            // This thread was late.
             Ok(opened) => drop(opened),
             Err(error) => panic!("{error}"),
         }
@@ -243,7 +243,7 @@ fn i6_closing_does_not_wait_longer_than_told_for_a_disk_that_hangs() {
     store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(!store.close(SHORT));
     assert_eq!(store.state(), StoreState::Closed);
-    // The disk answers: the state stays closed.
+    // The disk answers, but the state stays closed.
     permits.send(Ok(())).unwrap();
     drop(permits);
     drop(store);

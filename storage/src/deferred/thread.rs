@@ -1,5 +1,5 @@
-//! Owns the thread of a [`super::DeferredStore`]: the opened store and the time of the next attempt to open it.
-//! In come jobs, one at a time; out go their results and the changes of state.
+//! Owns the thread of a [`super::DeferredStore`]: the opened store and the time of the next attempt to open it. In:
+//! jobs, one at a time. Out: their results and the changes of state.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,25 +16,25 @@ use crate::state::StoreState;
 use crate::store::StateStore;
 use crate::table::Table;
 
-/// Pause after the first failed attempt; it doubles with each.
+/// Doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause while another process holds the folder: it is usually about to end.
+/// While another process holds the folder: it is usually about to end.
 const LONGEST_PAUSE_IN_USE: Duration = Duration::from_secs(1);
-/// Longest pause after any other failure.
+/// After any other failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// How often a disk that hangs is asked whether it answers. The question itself waits for it.
+/// How often a hanging disk is checked. The check itself waits for it.
 const CHECK_HUNG_EVERY: Duration = Duration::from_secs(1);
-/// How often a store that fails is tried, in case nobody else writes.
+/// How often a failing store is checked if there are no writes.
 const CHECK_FAILING_EVERY: Duration = Duration::from_secs(5);
-/// A record that does not exist; deleting it is a write like any other.
+/// A record that does not exist; deleting it is an ordinary write.
 const CHECK_KEY: &[u8] = b"write_check";
 
-/// Work on the store, if it is open. `None`: it was not done.
+/// Work on the store, if it is open. `None`: not done.
 pub(super) type Work = Box<dyn FnOnce(Option<&dyn StateStore>) -> Option<Result<(), Failure>> + Send>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The disk refused; another call may succeed.
+    /// The disk reported an error; another call may succeed.
     Refused(String),
     /// The disk does not answer; another call would wait as well.
     Hung(String),
@@ -58,16 +58,14 @@ pub(super) struct StoreThread {
     queue: Receiver<Job>,
     opener: Opener,
     store: Option<Arc<dyn StateStore>>,
-    /// Why the last call failed, if it did.
     failed: Option<Failure>,
-    /// Pause after the next failed attempt to open.
     pause: Duration,
 }
 
 impl StoreThread {
     pub(super) fn spawn(shared: Arc<Shared>, queue: Receiver<Job>, opener: Opener) -> io::Result<()> {
         let this = Self { shared, queue, opener, store: None, failed: None, pause: FIRST_PAUSE };
-        // By this name a panic is known to be guarded.
+        // A panic on a thread with this name is known to be guarded.
         thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || this.run()).map(drop)
     }
 
@@ -105,7 +103,7 @@ impl StoreThread {
         }
     }
 
-    /// One attempt to open the store. Returns the pause before the next one.
+    /// Returns the pause before the next attempt.
     fn try_open(&mut self) -> Duration {
         self.shared.change(|state| match state {
             StoreState::Unavailable { reason, since, .. } => {
@@ -157,7 +155,7 @@ impl StoreThread {
         self.show();
     }
 
-    /// Shows whether the store does what it is asked.
+    /// Updates the state after a call.
     fn show(&self) {
         if self.store.is_none() {
             return;
@@ -171,7 +169,7 @@ impl StoreThread {
                 Some(Failure::Hung(reason)) if state.is_open() => {
                     StoreState::Unavailable { reason, since, next_try: None }
                 }
-                // It is known already, maybe in other words.
+                // Known already, possibly with another text.
                 Some(Failure::Hung(_)) => state.clone(),
             })
         });

@@ -1,4 +1,4 @@
-//! What several suites need: stores with known content and folders compared byte by byte.
+//! Shared by the suites: stores with known content and folders compared byte by byte.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use keelson_storage::{Batch, Manifest, StateStore, Table};
 use sha2::{Digest as _, Sha256};
 
-/// Everything in a store.
 pub(crate) type Content = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
 
-/// Reads every table of a store.
 pub(crate) fn content(store: &dyn StateStore) -> Content {
     let of_table = |table: &Table| {
         let table = *table;
@@ -42,7 +40,7 @@ pub(crate) fn fill(store: &dyn StateStore) -> Content {
     content(store)
 }
 
-/// Every file below a folder with its hash, every folder with none.
+/// Every file below a folder with its hash, every folder with `None`.
 pub(crate) fn hashes(dir: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     files(dir)
         .into_iter()
@@ -67,7 +65,6 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Copies a folder.
 pub(crate) fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -81,7 +78,7 @@ pub(crate) fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// A store as version 1 wrote it, made with sled alone.
+/// A store in the format of version 1, made with sled alone.
 pub(crate) fn version_1(state_dir: &Path) {
     let dir = state_dir.join("state/g4");
     fs::create_dir_all(&dir).unwrap();

@@ -1,4 +1,4 @@
-//! One contract for every store.
+//! The contract of every store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::{Content, content};
 
-/// A store under test, and what keeps its folder.
 type Made = (Arc<dyn StateStore>, Option<tempfile::TempDir>);
 
 fn sled_store() -> Made {

@@ -1,4 +1,4 @@
-//! A disk without room, on a small tmpfs of the test's own: mounting one takes root.
+//! A full disk: a small tmpfs, which requires root to mount.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::common::{Content, content, fill};
 
-/// A tmpfs of some size that goes away with its mount point, also after a panic.
+/// A tmpfs that is unmounted when dropped, also after a panic.
 struct SmallDisk {
     dir: tempfile::TempDir,
 }
@@ -27,7 +27,6 @@ impl SmallDisk {
         self.dir.path()
     }
 
-    /// Takes all the room there is.
     fn fill_up(&self) {
         let error = fs::write(self.path().join("ballast"), vec![1; 64 * 1024 * 1024]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
@@ -53,7 +52,7 @@ fn a_store_on_a_full_disk_errs_and_works_again_when_there_is_room() {
         let opened = open(disk.path()).unwrap();
         let store = &opened.store;
         let mut expected = fill(&**store);
-        // Leave a little room, a different one each time.
+        // Leave a little room, a different amount each time.
         fs::write(disk.path().join("ballast"), vec![1; (4_000_000 + seed * 333_333) as usize]).unwrap();
         let mut failed = 0;
         let mut errors = 0;
@@ -95,12 +94,12 @@ fn a_store_on_a_full_disk_errs_and_works_again_when_there_is_room() {
     }
 }
 
-/// Everything acknowledged is there; a batch that was refused is there whole or not at all.
+/// Every acknowledged record is present; a rejected batch is present completely or not at all.
 fn check(seen: &Content, expected: &Content, last_refused: u64) {
     for (record, value) in expected {
         let found = seen.get(record).unwrap_or_else(|| panic!("{record:?} is missing"));
         if record.1 != b"round" {
-            // Rounds use keys of their own; what `fill` wrote under one of them may have been replaced.
+            // Rounds use their own keys, one of which `fill` may have used before.
             assert!(found == value || found.len() == 6_000, "{record:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! The state folder: who may have it, and what is in its way.
+//! The state folder: permissions, lock, and obstacles.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -88,7 +88,7 @@ fn what_is_in_the_way_is_named() {
     let text = message(open(&state_dir).unwrap_err());
     assert!(text.contains("lock-is-a-folder/lock") && text.contains("in its place"), "{text}");
 
-    // sysfs takes no folders, not even from root.
+    // sysfs does not allow new folders, not even for root.
     let text = message(open(std::path::Path::new("/sys/keelson")).unwrap_err());
     assert!(text.contains("/sys/keelson"), "{text}");
 }
@@ -172,7 +172,7 @@ fn reopening_by_hand_changes_nothing() {
     assert_eq!(opened.store.stats().last_error, None);
 }
 
-/// The error with its sources, as the agent prints it.
+/// The error with its sources, as printed by the agent.
 fn message(error: OpenError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);

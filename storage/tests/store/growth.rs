@@ -1,4 +1,4 @@
-//! A store that lives for months stays small.
+//! The size of a store stays bounded over months.
 
 use std::fs;
 

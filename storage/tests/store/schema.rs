@@ -23,12 +23,12 @@ fn i4_a_newer_store_is_set_aside_byte_for_byte_and_an_empty_one_is_opened() {
     drop(opened);
     assert_eq!(hashes(&aside), before);
     assert_eq!(open(dir.path()).unwrap().outcome, Outcome::Opened, "once");
-    // A second rollback keeps both.
+    // A second rollback keeps both stores.
     let now = Manifest::read(dir.path()).unwrap();
     Manifest { schema: newer, ..now }.write(dir.path()).unwrap();
     let moved_to = dir.path().join(format!("state.schema-{newer}-2"));
     assert_eq!(open(dir.path()).unwrap().outcome, Outcome::NewerSetAside { found: newer, moved_to });
-    // The way back: the newer agent finds its records.
+    // After an upgrade, the newer agent finds its records.
     fs::remove_dir_all(dir.path().join("state")).unwrap();
     fs::rename(&aside, dir.path().join("state")).unwrap();
     current.write(dir.path()).unwrap();
@@ -74,7 +74,7 @@ fn a_migration_that_was_killed_is_run_again() {
     let dir = tempfile::tempdir().unwrap();
     let source = tempfile::tempdir().unwrap();
     version_1(source.path());
-    // Killed while it filled the new generation.
+    // Killed while the new generation was filled.
     copy_dir(&source.path().join("state"), &dir.path().join("state"));
     let half = dir.path().join("state/g5");
     fs::create_dir_all(half.join("blobs")).unwrap();
@@ -111,7 +111,7 @@ fn a_manifest_and_a_store_that_disagree_are_moved_aside_whole() {
     let Outcome::Recovered { moved_to, reason } = opened.outcome else { panic!("{:?}", opened.outcome) };
     assert!(reason.contains("2 in the store and 1 in the manifest"), "{reason}");
     drop(opened.store);
-    // A person who repairs the manifest gets everything back.
+    // Repairing the manifest by hand restores everything.
     let rescued = tempfile::tempdir().unwrap();
     copy_dir(&moved_to, &rescued.path().join("state"));
     Manifest { schema: 2, generation: 1 }.write(rescued.path()).unwrap();
