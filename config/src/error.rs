@@ -9,17 +9,11 @@ use crate::origin::Origin;
 pub enum Fault {
     /// The file is missing, unreadable, not text or too large.
     #[error("cannot read the settings file: {reason}")]
-    Unreadable {
-        reason: String,
-    },
+    Unreadable { reason: String },
     #[error("not valid TOML: {message}")]
     Syntax { message: String },
     #[error("unknown section {section}; {}", hint(nearest, "the sections are", known))]
-    UnknownSection {
-        section: String,
-        nearest: Option<String>,
-        known: Vec<String>,
-    },
+    UnknownSection { section: String, nearest: Option<String>, known: Vec<String> },
     #[error("unknown key {key}; {}", hint(nearest, "the keys of this section are", known))]
     UnknownKey {
         key: String,
@@ -29,11 +23,7 @@ pub enum Fault {
         known: Vec<String>,
     },
     #[error("unknown feature gate {name}; {}", gate_hint(nearest, known))]
-    UnknownGate {
-        name: String,
-        nearest: Option<String>,
-        known: Vec<String>,
-    },
+    UnknownGate { name: String, nearest: Option<String>, known: Vec<String> },
     /// A GA gate was set to false.
     #[error("feature gate {name} is GA since {since} and cannot be switched off; remove it")]
     LockedGate { name: &'static str, since: &'static str },
@@ -81,10 +71,7 @@ pub enum Fault {
     },
     /// Values that are valid separately but not together.
     #[error("{message}{}", also_involved(others))]
-    Relation {
-        message: String,
-        others: Vec<(String, Origin)>,
-    },
+    Relation { message: String, others: Vec<(String, Origin)> },
     /// The layers cannot be merged: a bug in Keelson.
     #[error("cannot merge the layers of settings: {reason}; please report this bug")]
     Merge { reason: String },

@@ -34,6 +34,7 @@ pub struct Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
+    /// The store is new.
     Created,
     /// A complete store of the current schema version.
     Opened,
