@@ -1,6 +1,6 @@
 //! Rules of a kube-proxy in nf_tables.
 //!
-//! Owns: how they are recognised. In: names of tables and chains. Out: descriptions. What is not in nf_tables is found by
+//! Owns: their detection. In: names of tables and chains. Out: descriptions. Rules outside nf_tables are found by
 //! [`keelson_proxy::leftovers`].
 
 use keelson_proxy::model::Family;
@@ -10,13 +10,10 @@ use super::kernel::{KernelError, Netlink};
 /// The table of kube-proxy's nftables mode.
 pub(crate) const TABLE: &str = "kube-proxy";
 
-/// Chains of its modes iptables and ipvs, where iptables speaks to nf_tables: one of each table that they use.
+/// Chains of its modes iptables and ipvs in iptables-nft: one of each table that they use.
 const CHAINS: [(&str, &str); 2] = [("nat", "KUBE-SERVICES"), ("filter", "KUBE-FORWARD")];
 
-/// Rules of a kube-proxy that runs, or that it left, by family.
-///
-/// # Errors
-/// The kernel does not answer.
+/// Rules of a running kube-proxy, or of one that has stopped, by family.
 pub(crate) fn found(netlink: &mut Netlink) -> Result<Vec<(Family, String)>, KernelError> {
     let all = netlink.tables()?;
     let theirs = all.into_iter().filter(|(_, name)| name == TABLE);

@@ -3,13 +3,13 @@
 //! Owns: the tables `ip keelson` and `ip6 keelson`, and nothing else in the kernel. In: calls of [`keelson_proxy::backend`].
 //! Out: netlink transactions.
 //!
-//! The layout (see `docs/decisions`): every frontend (address, protocol, port) is one element of a map that gives the
-//! *number* of its service port. The priority of the packet holds the number until the packet is translated a few rules later,
-//! in the same chain traversal; `nat-postrouting` clears it. All further maps are keyed by the number. So the number of chains
-//! depends on how many *different counts* of endpoints there are, and a change of one endpoint is a change of some elements.
+//! The layout (see `docs/decisions`): every frontend (address, protocol, port) is one element of a map to the *number*
+//! of its service port. The packet's priority holds the number until the packet is translated a few rules later, in the
+//! same chain traversal; `nat-postrouting` clears it. All further maps are keyed by the number. So the number of chains
+//! depends on the number of *different counts* of endpoints, and a change of one endpoint changes a few elements.
 //!
-//! The modules, each of which uses those below it: [`Nft`] (driver) and [`NftBackend`]; `table` (what one family's table is and
-//! what brings it up to date) and `explain`; `plan` (its elements); [`kernel`] (netlink); [`ruleset`] (rules, as text and as
+//! The modules, each of which uses those below it: [`Nft`] (driver) and [`NftBackend`]; `table` (one family's table,
+//! and how it is synced) and `explain`; `plan` (its elements); [`kernel`] (netlink); [`ruleset`] (rules, as text and as
 //! expressions); [`chain`] and [`element`] (names).
 
 mod backend;

@@ -1,14 +1,15 @@
 //! One family's table in the kernel.
 //!
-//! Owns: the [`Plan`] of the family, what is known of its table, and the order in which it is brought up to date.
-//! In: changes of the plan, and the answers of [`NfTables`]. Out: transactions.
+//! Owns: the [`Plan`] of the family, the known state of its table, and the order of changes. In: changes of the plan,
+//! and the answers of [`NfTables`]. Out: transactions.
 //!
 //! A change is one transaction. Large loads are several, so that none holds the kernel's lock for long, in an order in
-//! which traffic meets the old state or the new one, never half of one ([`in_order`](super::plan::in_order)). The kernel counts transactions:
-//! as long as it has counted none but ours, nobody has touched the table; otherwise it is checked ([`Table::check`]).
+//! which traffic meets the old state or the new one, never a mixture ([`in_order`](super::plan::in_order)). The kernel
+//! counts transactions: as long as it has counted only ours, the table is unchanged; otherwise it is checked
+//! ([`Table::check`]).
 //!
-//! A check never stops programming. Elements are read beforehand, while changes go on, so what was read may be older than
-//! the plan in parts; each difference is asked for again, element by element, before it counts as drift.
+//! A check never stops programming. Elements are read beforehand, while changes continue, so what was read may be older
+//! than the plan in parts; each difference is read again, element by element, before it counts as drift.
 
 mod difference;
 mod offload;
@@ -33,60 +34,55 @@ use super::{
     ruleset::{Base, print_with_flowtable},
 };
 
-/// Up to so many changes of elements are one transaction.
+/// Maximum number of element changes that are committed in one transaction.
 pub(crate) const ONE_TRANSACTION: usize = 4_096;
 
-/// How many elements a transaction of a larger load has: some milliseconds of the kernel's lock.
+/// Number of elements per transaction of a larger load: some milliseconds of the kernel's lock.
 pub(crate) const CHUNK: usize = 16_384;
 
-/// A counted chain that nothing leads to any more is deleted after this time. Counts come back, of Services that are scaled up and
-/// down in particular, and another chain of the count would cost 20 to 70 ms at 100,000 slots. Before 6.2 a kernel that deletes an element
-/// may also see what it led to for a moment.
+/// An unused counted chain is deleted after this time. Counts recur, in particular of Services that are scaled up and
+/// down, and a new chain for the count would cost 20 to 70 ms at 100,000 slots. Before 6.2, a kernel that deletes an
+/// element may also use its target for a moment.
 pub(crate) const CHAIN_REST: Duration = Duration::from_secs(3600);
 
-/// Time without another attempt to delete and prepare chains after the kernel has refused one.
+/// Pause before chains are deleted and prepared again after the kernel has rejected it.
 pub(crate) const REFUSED_REST: Duration = Duration::from_secs(300);
 
-/// Differences that a check verifies one by one, at some microseconds each. With more of them the table is read again as a
-/// whole.
+/// Differences that a check verifies one by one, at some microseconds each. With more of them the whole table is read
+/// again.
 const VERIFY_MAX: usize = 4_096;
 
-/// What is known of the table.
+/// Known state of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Nothing, or a transaction failed: the next sync reads and compares.
+    /// Unknown, or a transaction failed: the next sync reads and compares.
     No,
-    /// It is as the plan was when operations were last taken.
+    /// As the plan was when operations were last taken.
     AsPlanned,
 }
 
-/// The table of one family.
 #[derive(Debug)]
 pub(crate) struct Table {
     base: Base,
     plan: Plan,
     known: Known,
-    /// Whether there has been a sync.
     synced: bool,
-    /// The counted chains that the table has; since when nothing leads to one, unless it is a prepared one.
+    /// The counted chains of the table; since when a chain is unused, unless it is a prepared one.
     made: BTreeMap<Chain, Option<Instant>>,
-    /// Where the kernel's count of transactions stands, as far as we know.
+    /// The kernel's transaction count, as last known.
     generation: u32,
-    /// Somebody else has committed since the table was compared last.
+    /// Another program has committed since the last comparison.
     unchecked: bool,
-    /// When the kernel refused to delete and prepare chains last.
+    /// When the kernel last rejected deleting and preparing chains.
     refused: Option<Instant>,
-    /// The interfaces of the flowtable; none: the table has no flowtable.
+    /// The interfaces of the flowtable; `None`: the table has no flowtable.
     devices: Option<BTreeSet<String>>,
-    /// Flows of UDP are kept out of the flowtable.
+    /// UDP flows are kept out of the flowtable.
     tcp_only: bool,
 }
 
 impl Table {
-    /// Of what an earlier run left in the kernel, if anything: numbers and places of endpoints are taken over.
-    ///
-    /// # Errors
-    /// The table cannot be read.
+    /// Opens the table of an earlier run, if it exists: numbers and slots of endpoints are kept.
     pub(crate) fn open(base: Base, tables: &mut dyn NfTables) -> Result<Self, KernelError> {
         let mut found = tables.read(base.family)?.unwrap_or_default();
         let existing = Existing::new(base.family, found.take_elements().into_iter().map(from_parts));
@@ -94,7 +90,7 @@ impl Table {
         Ok(Self { tcp_only, ..Self::over(base, existing) })
     }
 
-    /// Of a family that this node does not support: nothing is read.
+    /// For a family that this node does not support: nothing is read.
     pub(crate) fn unread(base: Base) -> Self {
         Self::over(base, Existing::default())
     }
@@ -116,22 +112,19 @@ impl Table {
         }
     }
 
-    /// What the table shall be.
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// To change what the table shall be; [`Self::sync`] brings it to the kernel.
     pub(crate) fn plan_mut(&mut self) -> &mut Plan {
         &mut self.plan
     }
 
-    /// What the fixed rules depend on.
     pub(crate) fn base(&self) -> &Base {
         &self.base
     }
 
-    /// Changes what the fixed rules depend on; the next sync compares everything.
+    /// The next sync compares everything.
     pub(crate) fn set_base(&mut self, base: Base) {
         if self.base != base {
             self.base = base;
@@ -139,22 +132,20 @@ impl Table {
         }
     }
 
-    /// The family.
     pub(crate) fn family(&self) -> Family {
         self.base.family
     }
 
-    /// Whether the kernel has had a whole state.
+    /// Whether the kernel has had a full state.
     pub(crate) fn has_synced(&self) -> bool {
         self.synced
     }
 
-    /// Chains that the table has.
     pub(crate) fn chains(&self) -> usize {
         self.fixed().len() + self.made.len()
     }
 
-    /// The wanted ruleset, as a copy that can be printed without holding the table: about 0.1 microseconds per element.
+    /// A copy of the wanted ruleset, printable without holding the table: about 0.1 microseconds per element.
     pub(crate) fn ruleset(&self) -> Ruleset {
         Ruleset {
             base: self.base.clone(),
@@ -164,12 +155,12 @@ impl Table {
         }
     }
 
-    /// The counted chains that some element leads to, with their companions.
+    /// The counted chains that some element refers to, with their companions.
     fn used_chains(&self) -> BTreeSet<Chain> {
         with_companions(&self.plan.chains())
     }
 
-    /// The counted chains that the table shall have: those in use and the prepared ones.
+    /// The counted chains in use and the prepared ones.
     fn wanted_chains(&self) -> BTreeSet<Chain> {
         let mut chains = self.used_chains();
         chains.extend(Chain::prepared());
@@ -182,11 +173,11 @@ impl Table {
         self.plan.record(false);
     }
 
-    /// Brings the table to what the plan says.
+    /// Syncs the table with the plan.
     ///
     /// # Errors
-    /// The kernel refused, after what was worth trying: what it has may be older than the plan in parts, and the next sync
-    /// compares everything.
+    /// The kernel rejected the changes, after all useful retries: the table may be older than the plan in parts, and
+    /// the next sync compares everything.
     pub(crate) fn sync(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
         if self.known == Known::AsPlanned {
             match self.follow(tables, now) {
@@ -201,26 +192,23 @@ impl Table {
                 }
             }
         }
-        // A table that was not as the plan has it was changed by another program.
+        // If the table was not as planned, another program has changed it.
         let is_drift = self.known == Known::AsPlanned;
         self.distrust();
         self.compare(tables, is_drift, now)
     }
 
-    /// Whether somebody else has committed anything since the last comparison, which may or may not concern the table. If so,
-    /// the table is to be read, and [`Self::check`] to be called with what was read.
-    ///
-    /// # Errors
-    /// The kernel does not say.
+    /// Whether another program has committed anything since the last comparison, in this table or not. If so, the
+    /// caller reads the table and calls [`Self::check`].
     pub(crate) fn begin_check(&mut self, tables: &mut dyn NfTables) -> Result<bool, KernelError> {
         let generation = tables.netlink().generation()?.id;
         self.unchecked |= generation != self.generation;
-        // Who commits from now on is noticed by the next check.
+        // The next check notices later commits.
         self.generation = generation;
         Ok(self.unchecked)
     }
 
-    /// Whether the table is taken to be as planned, but for changes of the plan that wait.
+    /// Whether the table is assumed to be as planned, except for pending changes of the plan.
     pub(crate) fn is_trusted(&self) -> bool {
         self.known == Known::AsPlanned
     }
@@ -230,12 +218,12 @@ impl Table {
         !self.plan.has_changes()
     }
 
-    /// Compares the table with the plan, and repairs what somebody else has changed. `seen` is the table as it was read after
-    /// [`Self::begin_check`], while syncs went on. Only if [`Self::can_check`].
+    /// Compares the table with the plan, and repairs drift. `seen` is the table as read after [`Self::begin_check`],
+    /// while syncs continued. Only if [`Self::can_check`].
     ///
     /// # Errors
-    /// The kernel did not answer: nothing was done, and the table is to be read once more. Or it refused a repair, and the next
-    /// sync compares everything ([`Self::is_trusted`] tells one from the other).
+    /// The kernel did not answer: nothing was done, and the table has to be read again. Or it rejected a repair, and
+    /// the next sync compares everything ([`Self::is_trusted`] distinguishes the two).
     pub(crate) fn check(
         &mut self,
         seen: Option<Found>,
@@ -257,12 +245,12 @@ impl Table {
             return self.compare(tables, true, now);
         }
         difference.ops = self.verify(difference.ops, tables)?;
-        // Those that were not made yet are no drift.
+        // Chains that were not created yet are no drift.
         difference.prepared.retain(|chain| self.made.contains_key(chain));
         let mut outcome = Outcome::default();
         if let Err(error) = self.repair(tables, difference, &mut outcome) {
             self.distrust();
-            // It changed once more: only a whole comparison helps.
+            // The table has changed again: only a full comparison helps.
             return if error.kind() == ErrorKind::Resync {
                 self.compare(tables, true, now)
             } else {
@@ -275,15 +263,15 @@ impl Table {
         Ok(outcome)
     }
 
-    /// Another table of the same network namespace has committed so often: that is no disturbance.
+    /// Our transactions in another table of the network namespace, which do not count as another program's.
     pub(crate) fn others(&mut self, transactions: usize) {
         self.count(transactions);
     }
 
-    /// Deletes counted chains that have rested, and makes a batch of the prepared ones that are missing.
+    /// Deletes counted chains that were unused for [`CHAIN_REST`], and creates a batch of the missing prepared ones.
     ///
     /// # Errors
-    /// The kernel refused; the next sync compares everything, and this is not tried again for [`REFUSED_REST`].
+    /// The kernel rejected it; the next sync compares everything, and this is not retried for [`REFUSED_REST`].
     pub(crate) fn collect(
         &mut self,
         tables: &mut dyn NfTables,
@@ -316,16 +304,13 @@ impl Table {
         Ok(outcome)
     }
 
-    /// What a comparison would do, without doing it.
-    ///
-    /// # Errors
-    /// The table cannot be read.
+    /// What a full sync would do.
     pub(crate) fn difference(&mut self, tables: &mut dyn NfTables) -> Result<Difference, KernelError> {
         let found = tables.read(self.family())?;
         Ok(self.differ(found))
     }
 
-    /// Takes the operations since the last sync to the kernel.
+    /// Applies the operations since the last sync.
     fn follow(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
         let ops = self.plan.take_ops();
         let used = self.used_chains();
@@ -340,7 +325,7 @@ impl Table {
         Ok(outcome)
     }
 
-    /// Reads the table and makes it what the plan says. `is_drift`: another program has changed it.
+    /// Reads the table and syncs it with the plan. `is_drift`: another program has changed it.
     fn compare(
         &mut self,
         tables: &mut dyn NfTables,
@@ -349,7 +334,7 @@ impl Table {
     ) -> Result<Outcome, KernelError> {
         let before = tables.netlink().generation()?.id;
         let found = tables.read(self.family())?;
-        // A commit between the two is noticed by the next look at the count.
+        // The next check notices a commit between the two.
         self.generation = before;
         let is_complete = found.as_ref().is_none_or(Found::is_complete);
         self.unchecked = !is_complete;
@@ -373,14 +358,14 @@ impl Table {
         Ok(outcome)
     }
 
-    /// The kernel leaves 0 out when its count begins again.
+    /// The kernel skips 0 when its count wraps.
     fn count(&mut self, transactions: usize) {
         for _ in 0..transactions {
             self.generation = self.generation.checked_add(1).unwrap_or(1);
         }
     }
 
-    /// The counted chains are there; those that nothing leads to begin to rest.
+    /// Records that the counted chains exist, and since when chains are unused.
     fn note_chains(&mut self, used: &BTreeSet<Chain>, now: Instant) {
         for &chain in used {
             self.made.insert(chain, None);
@@ -403,10 +388,7 @@ pub(crate) struct Ruleset {
 }
 
 impl Ruleset {
-    /// Writes it as text for `nft -f`.
-    ///
-    /// # Errors
-    /// `out` refuses.
+    /// Writes the text for `nft -f`.
     pub(crate) fn print(&self, mut out: &mut dyn fmt::Write) -> fmt::Result {
         let (chains, elements) = (self.chains.iter().copied(), self.elements.iter().copied());
         print_with_flowtable(&mut out, &self.base, self.devices.as_ref(), chains, elements)
@@ -414,11 +396,11 @@ impl Ruleset {
 }
 
 fn with_companions(chains: &BTreeSet<Chain>) -> BTreeSet<Chain> {
-    // Rules lead from an affinity's chains to each other, and are written when all of them are made.
+    // The rules of an affinity's chains refer to each other, and are written after all of them are created.
     chains.iter().flat_map(|&chain| std::iter::once(chain).chain(chain.companions())).collect()
 }
 
-/// A chain that others lead to cannot be deleted before their rules are gone.
+/// A chain cannot be deleted before the rules that refer to it.
 fn deletes_in_order(chains: &[Chain]) -> Vec<Change> {
     let emptied = chains.iter().map(|&chain| Change::Rules(chain, Vec::new()));
     emptied.chain(chains.iter().copied().map(Change::DeleteChain)).collect()

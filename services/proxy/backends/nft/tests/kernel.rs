@@ -1,6 +1,6 @@
-//! The netlink side of the nftables backend against the real kernel, as root, in network namespaces of the tests' own.
+//! The netlink side of the nftables backend with the real kernel, as root, in network namespaces of the tests' own.
 //!
-//! A namespace belongs to the thread of its test, so it goes with it, whatever happens.
+//! A namespace belongs to the thread of its test, and ends with it in any case.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../../src/testing.rs"]
@@ -50,7 +50,7 @@ fn sources() -> Chain {
     Chain::Sources { protocol: Protocol::Tcp, lengths: PrefixLengths::new([8, 24]) }
 }
 
-/// Counted chains of every kind, those that others lead to first.
+/// Counted chains of every kind; those that others refer to come first.
 fn counted() -> Vec<Chain> {
     [Choice::Cluster, Choice::Local]
         .into_iter()
@@ -135,7 +135,7 @@ fn every_kind(family: Family) -> Vec<Element> {
     .collect()
 }
 
-/// Networks: one alone, two that touch, and one that ends with the last address of all.
+/// Networks: a single one, two adjacent ones, and one that ends with the highest address.
 fn cidrs(family: Family) -> Vec<Element> {
     let networks: [(&str, &str); 4] = match family {
         Family::V4 => [
@@ -184,7 +184,7 @@ fn found(netlink: &mut Netlink, family: Family) -> Found {
     netlink.read(family).expect("read").expect("a table")
 }
 
-/// Everything that is not as we would make it.
+/// Everything that differs from what we would create.
 fn differences(found: &Found, family: Family) -> Vec<String> {
     let mut wrong: Vec<String> = SetName::ALL
         .into_iter()
@@ -231,7 +231,6 @@ fn slot(family: Family, number: u32, index: u32, last: u8) -> Element {
     }
 }
 
-/// All elements are as expected, in the kernel's eyes.
 fn assert_elements(netlink: &mut Netlink, family: Family, expected: &[Element]) {
     let read = found(netlink, family).take_elements();
     let expected = as_found(expected);
@@ -277,7 +276,7 @@ fn elements_are_replaced_in_one_transaction() {
                     family,
                     &[
                         Change::Element(Op::Replace(old, new)),
-                        // What was added in the same transaction can be replaced and deleted again.
+                        // An element that was added in the same transaction can be replaced and deleted again.
                         Change::Element(Op::Replace(slot(family, 7, 1, 78), slot(family, 7, 1, 100))),
                         Change::Element(Op::Replace(slot(family, 7, 1, 100), slot(family, 7, 1, 101))),
                         Change::Element(Op::Add(slot(family, 7, 2, 102))),
@@ -301,7 +300,7 @@ fn a_refused_change_leaves_nothing_and_is_named() {
         let mut changes: Vec<Change> =
             (0..2000).map(|index| Change::Element(Op::Add(slot(family, 9, index, 5)))).collect();
         changes.insert(0, Change::Rules(Chain::Reject, Vec::new()));
-        // It is there already.
+        // This element already exists.
         changes[1500] = Change::Element(Op::Add(slot(family, 7, 1, 5)));
         changes.push(Change::MakeChain(Chain::LoadBalance { choice: Choice::Cluster, count: 9 }));
         let error = netlink.commit(family, &changes).expect_err("refused");
@@ -309,7 +308,7 @@ fn a_refused_change_leaves_nothing_and_is_named() {
         assert_eq!((index, errno), (1500, Errno::EEXIST), "{error}");
         assert!(change.contains("slots"), "{error}");
         assert_eq!(error.kind(), ErrorKind::Resync);
-        // The kernel has nothing of it.
+        // The kernel has applied nothing.
         assert_elements(&mut netlink, family, &elements);
         let found = found(&mut netlink, family);
         assert_eq!(differences(&found, family), Vec::<String>::new());
@@ -371,7 +370,7 @@ fn what_somebody_changes_by_hand_is_noticed() {
             nft(&format!("chain {ip} keelson nat-output {{ policy accept; }}"));
             assert_eq!(differences(&found(&mut netlink, family), family), Vec::<String>::new());
 
-            // A set of another kind, and elements that came, went and changed.
+            // A set of another kind, and elements that were added, deleted and changed.
             nft(&format!("delete element {ip} keelson cluster-ips {{ {} }}", address(family, 1)));
             nft(&format!("add element {ip} keelson cluster-ips {{ {} }}", address(family, 50)));
             nft(&format!("delete element {ip} keelson node-ports {{ tcp . 30080 }}"));
@@ -411,7 +410,7 @@ fn sets_that_are_made_otherwise_are_noticed() {
         assert!(!found.set_is(family, SetName::Slots));
         assert!(!found.set_is(family, SetName::Filtered));
         assert!(!found.has_set(SetName::Refused) && !found.set_is(family, SetName::Refused));
-        // nft may leave out the end of an interval where the next one begins.
+        // nft may omit the end of an interval if the next one begins there.
         let cidr = |first: &str, last: &str| {
             let key = |text: &str| Key::new().ip(text.parse().expect("an address"));
             found.elements().get(&(SetName::ServiceCidrs, key(first)))
@@ -484,11 +483,11 @@ fn every_message_that_fails_of_a_large_transaction_is_answered() {
     in_namespace(|| {
         let family = Family::V4;
         let (mut netlink, _) = whole(family);
-        // Each is a message of its own, and each of them is refused.
+        // Each change is a message, and each is rejected.
         let changes = vec![Change::MakeSet(SetName::Slots); 20_000];
         let error = netlink.commit(family, &changes).expect_err("refused");
         assert!(matches!(error, KernelError::Refused { index: 0, .. }), "{error}");
-        // Nothing is left over for the next request.
+        // No answers are left over for the next request.
         netlink.generation().expect("a generation");
         netlink.commit(family, &[Change::MakeTable]).expect("committed");
     });
@@ -508,7 +507,7 @@ fn two_writers_see_each_other() {
         assert_eq!(error.kind(), ErrorKind::Resync, "{error}");
         elements.push(mine);
 
-        // One reads while the other writes: what it reads is always one generation, in which every pair is whole.
+        // One reads while the other writes: every read is of one generation, with both elements of a pair or none.
         let writer = thread::spawn(move || {
             for round in 0..200 {
                 let pair = [slot(family, 12, 0, 1), slot(family, 12, 1, 1)];
@@ -541,7 +540,7 @@ fn a_table_that_has_just_grown_is_read_whole() {
     in_namespace(|| {
         let family = Family::V6;
         let (mut netlink, _) = whole(family);
-        // The kernel enlarges its hash tables after the transaction, while we read.
+        // The kernel enlarges its hash tables after the transaction, during the read.
         for round in 0..30 {
             let elements: Vec<Element> =
                 (0..4096).map(|index| slot(family, 1000 + round, index, 1)).collect();
@@ -576,7 +575,7 @@ fn without_cap_net_admin_the_error_says_what_is_missing() {
     );
 }
 
-/// Is run by the test above, without the capability.
+/// Run by the test above, without the capability.
 #[test]
 #[ignore = "is a part of without_cap_net_admin_the_error_says_what_is_missing"]
 fn child_without_cap_net_admin() {

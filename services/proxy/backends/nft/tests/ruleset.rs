@@ -1,5 +1,5 @@
-//! The rules that go to the kernel are what nft makes of their text: both are loaded, each into a network namespace of its
-//! own, and what nft lists of both, expressions included, has to be the same. Needs root and nft.
+//! The rules sent to the kernel are those that nft makes of their text: both are loaded, each into a network namespace
+//! of its own, and nft has to list the same for both, expressions included. Needs root and nft.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../../src/testing.rs"]
@@ -37,7 +37,7 @@ use netlink_packet_netfilter::{
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use testing::in_namespace;
 
-/// What nft writes, in the namespace of the thread.
+/// Output of nft in the namespace of the thread.
 fn nft(arguments: &[&str], input: &str) -> String {
     let mut child = Command::new("nft")
         .args(arguments)
@@ -46,7 +46,7 @@ fn nft(arguments: &[&str], input: &str) -> String {
         .stderr(Stdio::piped())
         .spawn()
         .expect("nft is not installed");
-    // It writes nothing before it has read everything.
+    // nft reads all input before it writes.
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -67,7 +67,7 @@ fn nft_reads_large_keys() -> bool {
     version >= vec![1, 0, 7]
 }
 
-/// What nft lists of the table, expressions included, without what depends on the order of events.
+/// nft's listing of the table, expressions included, without what depends on the order of events.
 fn listed(family: Family) -> Vec<String> {
     let listing = nft(&["--debug=netlink", "list", "table", keyword(family), "keelson"], "");
     let words = family.address_len() / 4;
@@ -75,7 +75,7 @@ fn listed(family: Family) -> Vec<String> {
     let mut elements = Vec::new();
     for line in listing.lines() {
         if let Some(element) = line.strip_prefix("\telement ") {
-            // nft says that nothing begins at the lowest address, which the kernel knows.
+            // nft adds an interval end at the lowest address, which the kernel lists.
             let is_lowest_end =
                 element.ends_with(" : 1 [end]") && element.starts_with(&"00000000 ".repeat(words));
             if !is_lowest_end {
@@ -83,15 +83,15 @@ fn listed(family: Family) -> Vec<String> {
             }
             continue;
         }
-        // The kernel gives elements in any order.
+        // The kernel lists elements in any order.
         elements.sort();
         lines.append(&mut elements);
-        // nft sends this for one byte, where it does nothing.
+        // nft sends this for one byte, where it has no effect.
         if line.contains("[ byteorder ") {
             assert!(line.ends_with(", 2, 1) ]"), "{line}");
             continue;
         }
-        // The handles of rules.
+        // Strip the handles of rules.
         let head = line.trim_end_matches(|c: char| c.is_ascii_digit() || c == ' ');
         let is_head = line.starts_with(&format!("{} keelson ", keyword(family)));
         lines.push(if is_head { head } else { line }.to_owned());
@@ -107,7 +107,7 @@ fn keyword(family: Family) -> &'static str {
     }
 }
 
-/// Sends messages for tables, as one transaction or as a question.
+/// Sends messages for tables, as one transaction or as a request.
 struct Netlink {
     socket: Socket,
     family: Family,
@@ -144,9 +144,8 @@ impl Netlink {
         message.serialize(&mut self.bytes[start..]);
     }
 
-    /// One transaction.
     fn commit(mut self, messages: Vec<NfTablesMessage>) {
-        // The subsystem, nftables, is said here alone.
+        // Only this message names the subsystem, nftables.
         let control = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, 10);
         self.push(0, control.clone(), ControlMessage::BatchBegin);
         let last = messages.len() - 1;
@@ -160,13 +159,12 @@ impl Netlink {
         let (answer, _) = self.socket.recv_from_full().unwrap();
         let answer = NetlinkMessage::<NetfilterMessage>::deserialize(&answer).unwrap();
         let NetlinkPayload::Error(error) = answer.payload else { panic!("{answer:?}") };
-        // The first message is the beginning.
+        // The first message is the beginning of the batch.
         let of = described.get(answer.header.sequence_number as usize - 2);
         assert!(error.code.is_none(), "{}: {}", error.to_io(), of.unwrap());
         assert_eq!(answer.header.sequence_number as usize, last + 2);
     }
 
-    /// The sets of the table as the kernel has them.
     fn sets(mut self) -> Vec<Vec<SetAttribute>> {
         let table = vec![SetAttribute::Table(ruleset::TABLE.to_owned())];
         self.push(NLM_F_DUMP, self.header(), NfTablesMessage::GetSet(SetMessage { attributes: table }));
@@ -191,7 +189,7 @@ impl Netlink {
     }
 }
 
-/// What matters of a set to the kernel.
+/// The attributes of a set that matter to the kernel.
 fn essence(attributes: &[SetAttribute]) -> Vec<&SetAttribute> {
     let matters = |attribute: &&SetAttribute| {
         matches!(
@@ -206,7 +204,7 @@ fn essence(attributes: &[SetAttribute]) -> Vec<&SetAttribute> {
     attributes.iter().filter(matters).collect()
 }
 
-/// What the text says, as messages.
+/// The text as messages.
 fn messages(base: &Base, chains: &[Chain], elements: &[Element]) -> Vec<NfTablesMessage> {
     let table = || ruleset::TABLE.to_owned();
     let mut messages =
@@ -252,7 +250,7 @@ fn messages(base: &Base, chains: &[Chain], elements: &[Element]) -> Vec<NfTables
     messages
 }
 
-/// As the documentation of [`SetDefinition`] says.
+/// As documented at [`SetDefinition`].
 fn element_messages(family: Family, element: &Element) -> Vec<ListAttribute<SetElementAttribute>> {
     let SetDefinition { data, .. } = definition(family, element.set);
     let mut attributes =
@@ -301,13 +299,13 @@ const AFFINITY: Chain = Chain::Affinity { choice: Choice::Cluster, count: 2, sec
 const LOAD_BALANCE: Chain = Chain::LoadBalance { choice: Choice::Cluster, count: 2 };
 const LOCAL_LOAD_BALANCE: Chain = Chain::LoadBalance { choice: Choice::Local, count: 70_000 };
 
-/// Whole bytes and parts of them, all of an address of either family, and of IPv6 alone.
+/// Whole bytes and parts of them, full addresses of either family, and of IPv6 only.
 fn sources() -> [Chain; 2] {
     [[8, 27, 32, 128], [1, 24, 64, 127]]
         .map(|lengths| Chain::Sources { protocol: Protocol::Tcp, lengths: PrefixLengths::new(lengths) })
 }
 
-/// All kinds of chains, in the order in which they are made.
+/// All kinds of chains, in order of creation.
 fn chains() -> Vec<Chain> {
     let mut chains = Chain::FIXED.to_vec();
     let single = Chain::LoadBalance { choice: Choice::Cluster, count: 1 };
@@ -324,7 +322,7 @@ fn is_affinity(chain: &Chain) -> bool {
     matches!(chain, Chain::Affinity { .. } | Chain::AffinityKept { .. } | Chain::AffinityNew { .. })
 }
 
-/// Some of every set.
+/// Some elements of every set.
 fn elements(family: Family) -> Vec<Element> {
     let plain = Number(7);
     let counted = plain.with_count(Choice::Cluster, 2);
@@ -369,7 +367,7 @@ fn elements(family: Family) -> Vec<Element> {
         key.ip(pod).ip(pod).protocol(Protocol::Udp).port(53),
         Value::None,
     ));
-    // Two that touch, and one that does not.
+    // Two adjacent ones, and one apart.
     for (first, last) in [(0, 127), (128, 129), (200, 200)] {
         let key_end = Some(key.ip(ip(family, last)));
         elements.push(Element {
@@ -437,7 +435,7 @@ fn print(base: &Base, chains: &[Chain], elements: &[Element]) -> String {
     text
 }
 
-/// What this nft can read of the chains and elements.
+/// The chains and elements that this version of nft can read.
 fn readable(base: &Base) -> (Vec<Chain>, Vec<Element>) {
     let (mut chains, mut elements) = (chains(), elements(base.family));
     if base.family == Family::V6 && !nft_reads_large_keys() {
@@ -473,7 +471,7 @@ fn the_kernel_is_sent_what_nft_makes_of_the_text() {
     }
 }
 
-/// Where nft cannot read a chain, what it lists of the messages is the text.
+/// If nft cannot read a chain, its listing of the messages has to be the text.
 #[test]
 fn nft_lists_the_affinity_chains_as_their_text() {
     for family in Family::ALL {
@@ -547,7 +545,7 @@ fn many_elements_are_read() {
     });
 }
 
-/// The flags that the kernel knows: a set that rules write has both.
+/// The flags in the kernel: a set that rules write has both.
 #[test]
 fn affinity_is_written_by_rules_and_forgets() {
     let affinity = definition(Family::V6, SetName::Affinity0);

@@ -1,8 +1,8 @@
-//! The bytes of netlink messages.
+//! Encoding of netlink messages.
 //!
-//! Owns: [`Buffer`], into which messages are written one after the other, and the reading of headers, errors and
-//! attributes. In and out: bytes. Messages about tables, chains, rules and sets are those of `netlink-packet-netfilter`;
-//! elements are written attribute by attribute, because there are very many of them.
+//! Owns: [`Buffer`], to which messages are appended, and the decoding of headers, errors and attributes. In and out:
+//! bytes. Messages about tables, chains, rules and sets are those of `netlink-packet-netfilter`; elements are written
+//! attribute by attribute, because there are very many.
 
 use keelson_proxy::model::Family;
 use netlink_packet_core::{
@@ -22,7 +22,7 @@ pub(super) const GENERIC: usize = 4;
 /// `NFNL_SUBSYS_NFTABLES`, the upper half of the type of every message.
 pub(super) const SUBSYSTEM: u16 = 10;
 
-/// Of the messages whose attributes are read here.
+/// Types of the messages whose attributes are read here.
 pub(super) mod message {
     pub(in crate::kernel) const NEW_TABLE: u16 = 0;
     pub(in crate::kernel) const NEW_CHAIN: u16 = 3;
@@ -40,8 +40,7 @@ pub(super) mod message {
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 
-/// `NLM_F_CAPPED`: the message that failed is not repeated in the answer, only its header. `NLM_F_ACK_TLVS`: attributes
-/// follow.
+/// `NLM_F_CAPPED`: the answer repeats only the header of the failed message. `NLM_F_ACK_TLVS`: attributes follow.
 const CAPPED: u16 = 0x100;
 const ATTRIBUTES_FOLLOW: u16 = 0x200;
 
@@ -57,13 +56,12 @@ pub(super) const fn protocol(family: Family) -> NetfilterProtoFamily {
     }
 }
 
-/// Messages to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
 }
 
-/// Where a message, or an attribute that holds others, began: its length is written when it ends.
+/// Start of a message or of a nested attribute: the length is written at the end.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Open(usize);
@@ -119,7 +117,6 @@ impl Buffer {
         Open(start)
     }
 
-    /// Ends a message.
     pub(super) fn end(&mut self, open: Open) {
         let len = (self.bytes.len() - open.0) as u32;
         if let Some(place) = self.bytes.get_mut(open.0..open.0 + 4) {
@@ -127,7 +124,6 @@ impl Buffer {
         }
     }
 
-    /// Begins an attribute that holds others.
     pub(super) fn nest(&mut self, kind: u16) -> Open {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
@@ -135,7 +131,7 @@ impl Buffer {
         Open(start)
     }
 
-    /// Ends an attribute, which is shorter than 64 KiB.
+    /// Ends an attribute of less than 64 KiB.
     pub(super) fn close(&mut self, open: Open) {
         let len = self.bytes.len() - open.0;
         debug_assert!(u16::try_from(len).is_ok(), "an attribute of {len} bytes");
@@ -147,18 +143,17 @@ impl Buffer {
         }
     }
 
-    /// Writes an attribute.
     pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
         let open = self.plain(kind);
         self.bytes.extend_from_slice(value);
         self.close(open);
     }
 
-    /// Writes a text with its final 0.
+    /// Writes a text with a final NUL.
     pub(super) fn text(&mut self, kind: u16, value: impl std::fmt::Display) {
         use std::io::Write;
         let open = self.plain(kind);
-        // Writing to memory does not fail.
+        // Writing to memory cannot fail.
         let _ = write!(self.bytes, "{value}\0");
         self.close(open);
     }
@@ -179,29 +174,26 @@ impl Buffer {
     }
 }
 
-/// A message from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Incoming<'a> {
     pub(super) sequence: u32,
     pub(super) body: Body<'a>,
 }
 
-/// What a message from the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body<'a> {
-    /// One of nf_tables: its type, and its attributes.
+    /// An nf_tables message; `kind` is its type.
     Message { kind: u16, family: u8, attributes: &'a [u8] },
-    /// A dump is over; an error if it could not be finished.
+    /// End of a dump; an error if it could not be finished.
     Done(Option<Errno>),
-    /// A message was taken.
     Acknowledged,
-    /// A message was not taken. Where in the message the fault is, and why, if the kernel says.
+    /// `offset`: position of the fault in the rejected message; `said`: extended error text. Both only if the kernel
+    /// reports them.
     Failed { errno: Errno, offset: Option<usize>, said: Option<&'a str> },
-    /// Something else.
     Other,
 }
 
-/// The messages of one datagram. Errors say what is wrong with it.
+/// Splits a datagram into messages. Errors say what is malformed.
 pub(super) fn incoming(datagram: &[u8]) -> impl Iterator<Item = Result<Incoming<'_>, String>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
@@ -237,7 +229,7 @@ fn split(bytes: &[u8]) -> Result<(Incoming<'_>, &[u8]), String> {
     Ok((message, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// The number at the beginning of an answer: none if it is 0 or missing.
+/// The errno at the beginning of an answer; `None` if it is 0 or missing.
 fn first_errno(payload: &[u8]) -> Option<Errno> {
     let code = i32::from_ne_bytes(*payload.first_chunk::<4>()?);
     (code != 0).then(|| Errno::from_raw(code.wrapping_neg()))
@@ -260,7 +252,7 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
                 Ok((SAID, value)) => {
                     said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
                 }
-                // What the kernel says besides is a courtesy: the error stands without it.
+                // Extended error data is optional: the error is valid without it.
                 Ok(_) | Err(_) => {}
             }
         }
@@ -268,7 +260,7 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
     Ok(Body::Failed { errno, offset, said })
 }
 
-/// Kinds and values of attributes. Errors say what is wrong.
+/// Splits bytes into kinds and values. Errors say what is malformed.
 pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), String>> {
     NlasIterator::new(bytes).map(|attribute| {
         let attribute: NlaBuffer<&[u8]> = attribute.map_err(|error| error.to_string())?;
@@ -277,13 +269,13 @@ pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8
     })
 }
 
-/// A text attribute without its final 0.
+/// A text attribute without its final NUL.
 pub(super) fn text(value: &[u8]) -> Result<&str, String> {
     let value = value.strip_suffix(&[0]).unwrap_or(value);
     std::str::from_utf8(value).map_err(|error| format!("a name that is not UTF-8: {error}"))
 }
 
-/// A number in network order.
+/// A number in network byte order.
 pub(super) fn number(value: &[u8]) -> Result<u32, String> {
     let bytes: [u8; 4] = value.try_into().map_err(|_| format!("a number of {} bytes", value.len()))?;
     Ok(u32::from_be_bytes(bytes))

@@ -1,17 +1,17 @@
-//! Whether rules of the kernel are those that we would write.
+//! Compares the kernel's rules with ours.
 //!
-//! Owns: [`Expression`], a form in which rules from both sides look alike, and [`same`]. In: lists of expressions. Out: yes
-//! or no.
+//! Owns: [`Expression`], a normal form for rules from both sides, and [`same`]. In: lists of expressions. Out: whether
+//! they are equal.
 //!
-//! The kernel tells more of an expression than it was given: attributes that were left out come back with their defaults.
-//! So both sides are completed with the defaults before they are compared, and everything else has to be equal.
+//! The kernel returns more attributes of an expression than it was given: omitted ones come back with their defaults.
+//! So both sides are completed with the defaults before the comparison, and everything else has to be equal.
 
 use netlink_packet_core::Emitable;
 use netlink_packet_netfilter::nftables::{ExpressionAttribute, ListAttribute};
 
 use super::codec::{attributes, text};
 
-/// An expression: its name, and its attributes by kind, in the kernel's form.
+/// Attributes are in the kernel's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expression {
     /// The type of the expression, such as `lookup`.
@@ -24,10 +24,10 @@ pub struct Expression {
 const NAME: u16 = 1;
 const DATA: u16 = 2;
 
-/// `NFTA_DATA_VALUE`, which holds bytes, unlike a verdict, which holds attributes.
+/// `NFTA_DATA_VALUE`, which contains bytes, unlike a verdict, which contains attributes.
 const DATA_VALUE: u16 = 1;
 
-/// Attributes that hold others: expression and kind. immediate: data. cmp: data. bitwise: mask, xor, data. range: from, to.
+/// Nested attributes: expression and kind. immediate: data. cmp: data. bitwise: mask, xor, data. range: from, to.
 const NESTED: [(&str, u16); 7] = [
     ("immediate", 2),
     ("cmp", 3),
@@ -38,9 +38,9 @@ const NESTED: [(&str, u16); 7] = [
     ("range", 4),
 ];
 
-/// What an attribute is if it is left out: `NFTA_BITWISE_OP`, `NFTA_LOOKUP_FLAGS`, `NFTA_PAYLOAD_CSUM_TYPE`, `_OFFSET` and
-/// `_FLAGS`, `NFTA_NG_OFFSET`, `NFTA_DYNSET_FLAGS` and `_TIMEOUT`, `NFTA_FIB_FLAGS`, `NFTA_NAT_FLAGS`, `NFTA_MASQ_FLAGS`,
-/// `NFTA_REJECT_ICMP_CODE`. meta, ct, cmp, immediate and byteorder have no such attributes.
+/// Defaults of omitted attributes: `NFTA_BITWISE_OP`, `NFTA_LOOKUP_FLAGS`, `NFTA_PAYLOAD_CSUM_TYPE`, `_OFFSET` and
+/// `_FLAGS`, `NFTA_NG_OFFSET`, `NFTA_DYNSET_FLAGS` and `_TIMEOUT`, `NFTA_FIB_FLAGS`, `NFTA_NAT_FLAGS`,
+/// `NFTA_MASQ_FLAGS`, `NFTA_REJECT_ICMP_CODE`. meta, ct, cmp, immediate and byteorder have no such attributes.
 const DEFAULTS: [(&str, u16, &[u8]); 12] = [
     ("bitwise", 6, &[0; 4]),
     ("lookup", 5, &[0; 4]),
@@ -56,10 +56,11 @@ const DEFAULTS: [(&str, u16, &[u8]); 12] = [
     ("reject", 2, &[0]),
 ];
 
-/// Ends of ranges, which are the beginnings where they are left out: of addresses (nat) and ports (nat, masq).
+/// Ends of ranges, which default to the beginnings: of addresses (nat) and ports (nat, masq).
 const RANGE_ENDS: [(&str, u16, u16); 3] = [("nat", 3, 4), ("nat", 5, 6), ("masq", 2, 3)];
 
-/// Flags that the kernel sets itself where an attribute is there: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
+/// Flags that the kernel sets itself if an attribute is present: `NF_NAT_RANGE_MAP_IPS`,
+/// `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const IMPLIED_FLAGS: [(&str, u16, u16, u8); 3] = [("nat", 3, 7, 1), ("nat", 5, 7, 2), ("masq", 2, 1, 2)];
 
 /// Registers: of immediate, cmp, lookup, meta, payload, bitwise, byteorder, ct, numgen, fib, nat, masq, dynset, range.
@@ -90,16 +91,15 @@ const REGISTERS: [(&str, u16); 24] = [
     ("range", 1),
 ];
 
-/// References to sets of the same transaction, which the kernel resolves and forgets.
+/// References to sets of the same transaction, which the kernel resolves and does not return.
 const TRANSIENT: [(&str, u16); 2] = [("lookup", 4), ("dynset", 2)];
 
-/// Whether a rule that was found is the expected one.
 pub(super) fn same(expected: &[Expression], found: &[Expression]) -> bool {
     expected.len() == found.len()
         && expected.iter().zip(found).all(|(expected, found)| complete(expected) == complete(found))
 }
 
-/// With all that the kernel takes for granted, in the order of kinds.
+/// With all defaults, in the order of kinds.
 fn complete(expression: &Expression) -> Expression {
     let mut whole = expression.clone();
     let name = expression.name.as_str();
@@ -131,8 +131,8 @@ fn complete(expression: &Expression) -> Expression {
     whole
 }
 
-/// The kernel has two names for every fourth register of 4 bytes (`NFT_REG32_00`, `_04`, ...), and tells the one that it has
-/// as a register of 16 bytes (`NFT_REG_1`, `_2`, ...).
+/// Every fourth register of 4 bytes has two names in the kernel (`NFT_REG32_00`, `_04`, ...), which returns the name as
+/// a register of 16 bytes (`NFT_REG_1`, `_2`, ...).
 fn large_register(value: &mut [u8]) {
     const FIRST_SMALL: u8 = 8;
     const SMALL_END: u8 = 24;
@@ -145,21 +145,20 @@ fn large_register(value: &mut [u8]) {
 }
 
 impl Expression {
-    /// The value of an attribute.
     #[must_use]
     pub fn value(&self, kind: u16) -> Option<&[u8]> {
         self.attributes.iter().find(|(other, _)| *other == kind).map(|(_, value)| value.as_slice())
     }
 }
 
-/// Expressions as the library has them.
+/// Converts expressions of the library.
 pub(super) fn of_library(list: &[ListAttribute<ExpressionAttribute>]) -> Result<Vec<Expression>, String> {
     let mut bytes = vec![0; list.buffer_len()];
     list.emit(&mut bytes);
     of_bytes(&bytes)
 }
 
-/// Expressions as the kernel has them: the value of `NFTA_RULE_EXPRESSIONS`.
+/// Parses the value of `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn of_bytes(list: &[u8]) -> Result<Vec<Expression>, String> {
     attributes(list).map(|element| one(element?.1)).collect()
 }
@@ -186,7 +185,7 @@ fn one(element: &[u8]) -> Result<Expression, String> {
     Ok(expression)
 }
 
-/// `NFTA_*` data whose attributes may or may not be marked as nested: in one form.
+/// Clears the flag of nested attributes, which may or may not be set in `NFTA_*` data.
 fn without_flags(data: &[u8]) -> Result<Vec<u8>, String> {
     let mut plain = Vec::with_capacity(data.len());
     for attribute in attributes(data) {
@@ -295,7 +294,7 @@ mod tests {
                 VerdictAttribute::Code(Verdict::Goto),
                 VerdictAttribute::Chain("services".to_owned()),
             ]))])]);
-        // The same with plain kinds: data { verdict { code, chain } }.
+        // The same without the flag: data { verdict { code, chain } }.
         let verdict = [&[8, 0, 1, 0, 255, 255, 255, 252, 13, 0, 2, 0][..], b"services\0", &[0; 3]].concat();
         let data = [&[(verdict.len() + 4) as u8, 0, 2, 0][..], &verdict].concat();
         let plain = expressions(vec![other("immediate", &[(2, &data)])]);

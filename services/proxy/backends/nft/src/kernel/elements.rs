@@ -1,11 +1,11 @@
 //! Elements in netlink messages.
 //!
-//! Owns: how elements are written into `NEWSETELEM` and `DELSETELEM` messages, and read from a dump. In: [`Element`]s or
+//! Owns: encoding of elements into `NEWSETELEM` and `DELSETELEM` messages, and decoding of dumps. In: [`Element`]s or
 //! attributes. Out: attributes or [`Elements`].
 //!
-//! Two forms of intervals: a set whose key is one field keeps the first key, and the key after the last one with
-//! `NFT_SET_ELEM_INTERVAL_END` (an end at the last address of all is left out); a set whose key is several fields keeps
-//! the first and the last key of each field in one element. An [`Element`] has the latter form in both.
+//! Intervals have two forms. A set with single-field keys stores the first key, and the key after the last one with
+//! `NFT_SET_ELEM_INTERVAL_END` (omitted if the last key is the highest address). A set with concatenated keys stores
+//! the first and the last key of each field in one element. An [`Element`] has the latter form in both cases.
 
 use std::collections::HashMap;
 
@@ -49,13 +49,13 @@ const CATCH_ALL: u32 = 2;
 
 /// Elements by set and key: the last key of an interval, and the value.
 ///
-/// An element of a map whose value is none that we would have written has [`Value::None`].
+/// An element of a map with a value that we would never write has [`Value::None`].
 pub type Elements = HashMap<(SetName, Key), Content>;
 
 /// An element without its set and key: the last key of an interval, and the value.
 pub type Content = (Option<Key>, Value);
 
-/// Writes the question for one element of a set without intervals.
+/// Requests one element of a set without intervals.
 pub(super) fn write_get(buffer: &mut Buffer, family: Family, sequence: u32, set: SetName, key: &Key) {
     let message = buffer.begin(message::GET_SET_ELEMENT, family, 0, sequence);
     buffer.text(LIST_TABLE, TABLE);
@@ -66,7 +66,7 @@ pub(super) fn write_get(buffer: &mut Buffer, family: Family, sequence: u32, set:
     buffer.end(message);
 }
 
-/// Writes an element; without its value it is enough for a deletion.
+/// A deletion does not need the value.
 pub(super) fn write(buffer: &mut Buffer, element: &Element, with_value: bool) {
     match (element.set, element.key_end) {
         (SetName::ServiceCidrs, Some(last)) => {
@@ -113,17 +113,17 @@ fn write_verdict(buffer: &mut Buffer, verdict: Verdict) {
     buffer.close(data);
 }
 
-/// The key after one; none after the last of all.
+/// `None` after the highest key.
 fn after(key: Key) -> Option<Key> {
     step(key, 0xff, |byte| byte.wrapping_add(1))
 }
 
-/// The key before one; none before the first of all.
+/// `None` before the lowest key.
 fn before(key: Key) -> Option<Key> {
     step(key, 0, |byte| byte.wrapping_sub(1))
 }
 
-/// Counts on: the bytes at the end that are `full` carry over.
+/// Increments or decrements: trailing bytes equal to `full` carry over.
 fn step(key: Key, full: u8, next: fn(u8) -> u8) -> Option<Key> {
     let mut bytes = key.as_slice().to_vec();
     let place = bytes.iter().rposition(|&byte| byte != full)?;
@@ -133,29 +133,28 @@ fn step(key: Key, full: u8, next: fn(u8) -> u8) -> Option<Key> {
     Key::from_slice(&bytes)
 }
 
-/// Reads the elements of one set after the other.
+/// Decodes the elements of one set after the other.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     pub(super) elements: Elements,
     /// Chains by the names in verdicts, which are few.
     chains: HashMap<Box<str>, Option<Chain>>,
-    /// First keys and ends of the intervals of the set that is being read, in the order of the dump.
+    /// First keys and ends of the intervals of the current set, in the order of the dump.
     starts: Vec<Key>,
     ends: Vec<Key>,
-    /// The set that is being read has an element that no [`Element`] can be.
+    /// The current set has an element that no [`Element`] can represent.
     foreign: bool,
-    /// How many elements the set that is being read has had.
+    /// Number of elements of the current set.
     count: usize,
 }
 
-/// What one set had.
+/// Result for one set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Finished {
     pub(super) count: usize,
     pub(super) foreign: bool,
 }
 
-/// The parts of an element.
 #[derive(Debug, Default)]
 struct Parts<'a> {
     key: Option<&'a [u8]>,
@@ -164,7 +163,7 @@ struct Parts<'a> {
 }
 
 impl Reader {
-    /// Reads the attributes of one `NEWSETELEM` message.
+    /// Decodes the attributes of one `NEWSETELEM` message.
     pub(super) fn read(&mut self, set: SetName, message: &[u8]) -> Result<(), String> {
         for attribute in attributes(message) {
             let (LIST_ELEMENTS, list) = attribute? else { continue };
@@ -183,7 +182,7 @@ impl Reader {
                 (KEY, value) => parts.key = Some(value),
                 (DATA, value) => parts.data = Some(value),
                 (FLAGS, value) => parts.flags = number(value)?,
-                // Comments, and what only sets made otherwise can have.
+                // Comments, and attributes of other kinds of sets.
                 _ => {}
             }
         }
@@ -203,11 +202,11 @@ impl Reader {
     }
 
     fn insert(&mut self, set: SetName, key: Key, key_end: Option<Key>, value: Value) {
-        // A table that is being enlarged may show an element twice.
+        // A hash table that is being resized may list an element twice.
         if self.elements.insert((set, key), (key_end, value)).is_none() {
             self.count += 1;
         } else if set.is_interval() {
-            // Two ranges of one first key, by somebody else.
+            // Two ranges with the same first key, from another program.
             self.foreign = true;
         }
     }
@@ -249,7 +248,6 @@ impl Reader {
         chain
     }
 
-    /// Ends a set.
     pub(super) fn finish(&mut self, set: SetName) -> Finished {
         self.join(set);
         let finished = Finished { count: self.count, foreign: self.foreign };
@@ -257,7 +255,7 @@ impl Reader {
         finished
     }
 
-    /// Makes intervals of first keys and ends.
+    /// Joins first keys and ends into intervals.
     fn join(&mut self, set: SetName) {
         let (mut starts, mut ends) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.ends));
         for keys in [&mut starts, &mut ends] {
@@ -268,7 +266,7 @@ impl Reader {
             let end = ends.iter().copied().find(|&end| end > start);
             let next = starts.get(place + 1).copied();
             let last = match (end, next) {
-                // No operation of ours leaves the end of an interval out because the next begins there, or overlaps.
+                // We never write an interval that overlaps the next, or without its end because the next begins there.
                 (Some(end), Some(next)) if next < end => {
                     self.foreign = true;
                     before(next)
@@ -314,7 +312,7 @@ mod tests {
         Key::new().ip(text.parse::<IpAddr>().unwrap())
     }
 
-    /// Writes elements, and reads them as if they were a dump.
+    /// Encodes elements, and decodes them like a dump.
     fn there_and_back(set: SetName, elements: &[Element]) -> (Elements, Finished) {
         let mut buffer = Buffer::default();
         let open = buffer.begin(codec::message::NEW_SET_ELEMENT, Family::V4, 0, 1);
@@ -384,7 +382,7 @@ mod tests {
             .map(|first| reader.elements[&(SetName::ServiceCidrs, key(first))].0)
             .into();
         assert_eq!(ends, [Some(key("10.0.0.255")), Some(key("255.255.255.255"))]);
-        // The next set begins without a mark.
+        // The next set starts without the flag.
         assert_eq!(reader.finish(SetName::ClusterIps), Finished { count: 0, foreign: false });
     }
 
@@ -405,7 +403,7 @@ mod tests {
             let cut =
                 [&((end + 4) as u16).to_ne_bytes()[..], &LIST_ELEMENTS.to_ne_bytes(), &list[..end]].concat();
             let mut reader = Reader::default();
-            // Never a panic; an error, or the elements before the cut.
+            // Never a panic: an error, or the elements before the cut.
             let _ = reader.read(SetName::ServiceCidrs, &cut);
             let _ = reader.finish(SetName::ServiceCidrs);
             assert!(reader.elements.len() <= 1);

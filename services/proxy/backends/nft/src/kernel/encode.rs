@@ -1,10 +1,10 @@
-//! Transactions.
+//! Encoding of transactions.
 //!
-//! Owns: [`Batch`], the messages of one transaction, and which change an error is about. In: [`Change`]s. Out: bytes for one
-//! datagram; [`KernelError`]s of what the kernel answers.
+//! Owns: [`Batch`], the messages of one transaction, and the mapping of errors to changes. In: [`Change`]s. Out: bytes
+//! for one datagram; [`KernelError`]s from the kernel's answers.
 //!
-//! Elements that stand together are sent set by set, all that are deleted before all that are added, in messages of up to
-//! 60 KB: an attribute cannot have more than 64 KiB, and a message for each element would cost the kernel much more.
+//! Consecutive elements are sent set by set, all deletions before all additions, in messages of up to 60 KB: an
+//! attribute is limited to 64 KiB, and a message per element would be expensive for the kernel.
 
 #[cfg(test)]
 mod tests;
@@ -37,32 +37,31 @@ use crate::{
     ruleset::{self, FLOWTABLE, TABLE},
 };
 
-/// A list of elements is ended when it is so long.
+/// Maximum length of a list of elements, in bytes, without the last element.
 const LIST_MAX: usize = 60_000;
 
-/// Where something of a change is in the datagram.
+/// Position of a change in the datagram.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     offset: usize,
     change: usize,
 }
 
-/// A transaction, ready to be sent.
 #[derive(Debug)]
 pub(super) struct Batch {
     family: Family,
     buffer: Buffer,
-    /// The sequence number of the first message; the others follow by one.
+    /// The sequence number of the first message; those of the others follow.
     first: u32,
     /// Where each message begins.
     messages: Vec<usize>,
-    /// Which change is where, in the order of the datagram.
+    /// In the order of the datagram.
     marks: Vec<Mark>,
     changes: usize,
 }
 
 impl Batch {
-    /// Writes a transaction. `bytes` is an old buffer, for its memory.
+    /// `bytes` is an old buffer, for its memory.
     pub(super) fn new(family: Family, changes: &[Change], first: u32, mut bytes: Vec<u8>) -> Self {
         bytes.clear();
         let mut batch = Self {
@@ -85,7 +84,8 @@ impl Batch {
             }
         }
         run.write(&mut batch);
-        // Only what failed is answered unless an answer is asked for. The last message is answered after the commit.
+        // The kernel answers only failed messages unless an acknowledgement is requested. The last message is answered
+        // after the commit.
         if let Some(&last) = batch.messages.last() {
             batch.buffer.add_flags(last, NLM_F_ACK);
         }
@@ -97,7 +97,7 @@ impl Batch {
         Self { family, buffer: Buffer::default(), first, messages: Vec::new(), marks: Vec::new(), changes }
     }
 
-    /// A transaction that deletes a table of whatever name.
+    /// Deletes a table of any name.
     pub(super) fn delete_table(family: Family, name: &str, first: u32) -> Self {
         let mut batch = Self::empty(family, first, 1);
         batch.control(ControlMessage::BatchBegin);
@@ -107,9 +107,9 @@ impl Batch {
         batch
     }
 
-    /// A transaction that makes a table of another name with a flowtable and a rule that adds to it, and deletes it again.
+    /// Creates a table of another name with a flowtable and a rule that adds to it, and deletes it again.
     pub(super) fn try_flowtable(family: Family, first: u32) -> Self {
-        /// Of nobody: there is none before and after.
+        /// A name that no other table has.
         const PROBE: &str = "keelson-flowtable-probe";
         const CHAIN: Chain = Chain::FilterForwardOffload;
         let mut batch = Self::empty(family, first, Self::TRY_FLOWTABLE.len());
@@ -117,7 +117,7 @@ impl Batch {
         batch.control(ControlMessage::BatchBegin);
         batch.message(0, NLM_F_CREATE, NfTablesMessage::NewTable(name_of_table()));
         batch.flowtable(1, NLM_F_CREATE | NLM_F_EXCL, PROBE, &[]);
-        // Not hooked in: only what the rule is made of is tried.
+        // The chain has no hook: only the parts of the rule are probed.
         let attributes =
             vec![ChainAttribute::Table(PROBE.to_owned()), ChainAttribute::Name(CHAIN.to_string())];
         batch.message(2, NLM_F_CREATE | NLM_F_EXCL, NfTablesMessage::NewChain(ChainMessage { attributes }));
@@ -138,7 +138,7 @@ impl Batch {
         batch
     }
 
-    /// What [`Self::try_flowtable`] does, in the words for errors.
+    /// The changes of [`Self::try_flowtable`], for errors.
     pub(super) const TRY_FLOWTABLE: [Change; 5] = [
         Change::MakeTable,
         Change::MakeFlowtable,
@@ -212,7 +212,7 @@ impl Batch {
         }
     }
 
-    /// Deletes all rules of a chain, and puts others.
+    /// Replaces all rules of a chain.
     fn rules(&mut self, index: usize, chain: Chain, rules: &[ruleset::Rule]) {
         let attributes =
             || vec![RuleAttribute::Table(TABLE.to_owned()), RuleAttribute::Chain(chain.to_string())];
@@ -226,7 +226,7 @@ impl Batch {
         }
     }
 
-    /// Makes our flowtable in a table, or adds devices to it.
+    /// Creates our flowtable in a table, or adds devices to it.
     fn flowtable(&mut self, index: usize, flags: u16, table: &str, devices: &[String]) {
         let open = self.begin_flowtable(index, message::NEW_FLOWTABLE, flags, table, FLOWTABLE);
         self.flowtable_hook(devices);
@@ -259,7 +259,7 @@ impl Batch {
         self.buffer.close(hook);
     }
 
-    /// Begins a message about elements of a set; where, and how to end it.
+    /// Begins a message about elements of a set. Returns its position, and what ends it.
     fn begin_elements(&mut self, kind: u16, set: SetName, flags: u16) -> (usize, Open) {
         let sequence = self.next_sequence();
         let offset = self.buffer.len();
@@ -270,7 +270,6 @@ impl Batch {
         (offset, open)
     }
 
-    /// Writes elements of one set.
     fn elements(&mut self, kind: u16, flags: u16, list: &[(usize, &Element)]) {
         let with_value = kind == message::NEW_SET_ELEMENT;
         let mut rest = list.iter().peekable();
@@ -296,23 +295,23 @@ impl Batch {
         self.buffer.into_bytes()
     }
 
-    /// How many sequence numbers it takes.
+    /// Number of sequence numbers that the transaction uses.
     pub(super) fn messages(&self) -> u32 {
         self.messages.len() as u32
     }
 
-    /// The place of a message in the transaction.
+    /// The index of a message in the transaction.
     pub(super) fn place(&self, sequence: u32) -> Option<usize> {
         let place = sequence.wrapping_sub(self.first) as usize;
         (place < self.messages.len()).then_some(place)
     }
 
-    /// Whether it is the message whose answer says that all was made.
+    /// Whether the answer to the message acknowledges the whole transaction.
     pub(super) fn is_answered(&self, place: usize) -> bool {
         place + 2 == self.messages.len()
     }
 
-    /// An error that the kernel answered to a message of it.
+    /// Maps an error in the kernel's answer.
     pub(super) fn error(
         &self,
         changes: &[Change],
@@ -347,8 +346,8 @@ impl Batch {
         }
     }
 
-    /// The part of nf_tables that is missing, if that is what an error means. Only with the place in the message can ENOENT be
-    /// told from a chain or set that is not there.
+    /// The part of nf_tables that the kernel lacks, if the error means that. ENOENT may also mean a missing chain or
+    /// set, which only the position in the message distinguishes.
     fn missing(
         &self,
         change: &Change,
@@ -360,7 +359,7 @@ impl Batch {
         match change {
             Change::MakeTable if unsupported => Some(format!("nftables for {}", self.family)),
             Change::MakeSet(set) if unsupported => Some(format!("nftables sets of the kind of {set}")),
-            // Without devices, it names nothing else that could be missing.
+            // Without devices, the message refers to nothing else that could be missing.
             Change::MakeFlowtable if unsupported || errno == Errno::ENOENT => {
                 let of_type = unsupported || self.top_attribute(message, at) != Some(flow::TABLE);
                 of_type.then(|| format!("nftables flowtables for {} (CONFIG_NF_FLOW_TABLE)", self.family))
@@ -372,7 +371,7 @@ impl Batch {
             }
             Change::Rules(..) if unsupported || errno == Errno::ENOENT => {
                 let name = self.expression_at(message, at)?;
-                // These are parts of nf_tables itself; what they name is missing.
+                // These expressions are part of nf_tables itself; ENOENT refers to what they name.
                 let refers = ["lookup", "immediate", "dynset"].contains(&name.as_str());
                 (unsupported || !refers).then(|| format!("nftables expression {name}"))
             }
@@ -380,12 +379,12 @@ impl Batch {
         }
     }
 
-    /// The kind of the attribute of a message in which a place of the datagram is.
+    /// Kind of the attribute that contains a position of the datagram.
     fn top_attribute(&self, message: std::ops::Range<usize>, at: usize) -> Option<u16> {
         self.attributes_at(message.start + ATTRIBUTES..message.end, at).map(|(kind, ..)| kind)
     }
 
-    /// Kind and value of the attribute, of those in a part of the datagram, in which a place is; and where the value begins.
+    /// Kind and value of the attribute that contains a position of the datagram, and where the value begins.
     fn attributes_at(&self, range: std::ops::Range<usize>, at: usize) -> Option<(u16, &[u8], usize)> {
         let mut begin = range.start;
         for attribute in attributes(self.buffer.as_slice().get(range)?) {
@@ -399,7 +398,7 @@ impl Batch {
         None
     }
 
-    /// The name of the expression in which a place of the datagram is.
+    /// Name of the expression that contains a position of the datagram.
     fn expression_at(&self, message: std::ops::Range<usize>, at: usize) -> Option<String> {
         /// `NFTA_RULE_EXPRESSIONS` and `NFTA_EXPR_NAME`.
         const EXPRESSIONS: u16 = 4;
@@ -417,7 +416,7 @@ impl Batch {
 /// `NFTA_CHAIN_TABLE`.
 const CHAIN_TABLE: u16 = 1;
 
-/// Where the attributes of a message begin.
+/// Offset of the attributes in a message.
 const ATTRIBUTES: usize = super::codec::HEADER + super::codec::GENERIC;
 
 fn new_chain(chain: Chain) -> ChainMessage {
@@ -439,31 +438,31 @@ fn new_set(family: Family, set: SetName, id: u32) -> SetMessage {
     let mut attributes = vec![
         SetAttribute::Table(TABLE.to_owned()),
         SetAttribute::Name(set.as_str().to_owned()),
-        // The kernel wants one, though nothing refers to it.
+        // The kernel requires an ID, although nothing refers to it.
         SetAttribute::Id(id.wrapping_add(1)),
     ];
     attributes.extend(ruleset::definition(family, set).attributes());
     SetMessage { attributes }
 }
 
-/// Elements that stand together.
+/// Consecutive element operations.
 #[derive(Debug, Default)]
 struct Run<'a> {
     sets: Vec<(SetName, Side<'a>)>,
 }
 
-/// Those of one set.
+/// The elements of one set.
 #[derive(Debug, Default)]
 struct Side<'a> {
     deleted: Vec<(usize, &'a Element)>,
     added: Vec<(usize, &'a Element)>,
-    /// The keys of `added`, as far as they have been looked at.
+    /// The keys of the first `looked_at` elements of `added`.
     keys: HashSet<Key>,
     looked_at: usize,
 }
 
 impl<'a> Side<'a> {
-    /// Whether an element was added in this run.
+    /// Whether the run adds this key.
     fn adds(&mut self, key: Key) -> bool {
         let fresh = self.added.get(self.looked_at..).unwrap_or_default();
         self.keys.extend(fresh.iter().map(|(_, element)| element.key));
@@ -480,7 +479,7 @@ impl<'a> Run<'a> {
             Op::Replace(deleted, added) => (Some(deleted), Some(added)),
         };
         if let Some(element) = deleted {
-            // Deletions come first, so one of what this run adds begins another.
+            // Deletions are sent first, so deleting an element that this run adds requires a new run.
             if self.side(element.set).adds(element.key) {
                 self.write(batch);
             }

@@ -1,6 +1,6 @@
-//! What can go wrong between us and nf_tables.
+//! Errors of nf_tables.
 //!
-//! Owns: [`KernelError`], and which remedy each one has ([`ErrorKind`]). In: errno. Out: sentences.
+//! Owns: [`KernelError`], and how to handle each ([`ErrorKind`]). In: errno. Out: messages.
 
 use keelson_proxy::model::Family;
 use nix::errno::Errno;
@@ -12,20 +12,19 @@ use crate::{
     ruleset::FLOWTABLE,
 };
 
-/// What helps against an error.
+/// How to handle an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorKind {
-    /// Time: the same again.
+    /// Repeat the request later.
     Retry,
-    /// A look: the kernel does not have what we think it has. Read the table and compare.
+    /// The kernel's state is not as expected: read the table and compare.
     Resync,
-    /// Room: the kernel has no more memory, or a set is full.
+    /// The kernel is out of memory, or a set is full.
     Full,
-    /// An administrator: a capability or a kernel feature is missing.
+    /// An administrator has to act: a capability or a kernel feature is missing.
     Fatal,
 }
 
-/// The kernel did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KernelError {
     /// EPERM.
@@ -40,89 +39,69 @@ pub enum KernelError {
          docs/proxy.md lists the requirements"
     )]
     Unsupported {
-        /// Which part, in words.
         feature: String,
-        /// What the kernel said.
         errno: Errno,
     },
-    /// It refused one change, and so the whole transaction.
+    /// One change was rejected, and with it the whole transaction.
     #[error("cannot {change} in table {family} keelson: {errno}{}", said(.message))]
     Refused {
-        /// Which table.
         family: Family,
-        /// The place of the change in the transaction, from 0.
+        /// Index of the change in the transaction, from 0.
         index: usize,
-        /// The change, in words.
+        /// The change as text.
         change: String,
-        /// What the kernel said.
         errno: Errno,
-        /// What it said besides; mostly nothing.
+        /// Extended error text; usually `None`.
         message: Option<String>,
     },
-    /// It refused a transaction as a whole.
+    /// A transaction was rejected as a whole.
     #[error("the kernel rejected a transaction of {changes} changes in table {family} keelson: {errno}")]
     Transaction {
-        /// Which table.
         family: Family,
-        /// How many changes it had.
+        /// Number of changes.
         changes: usize,
-        /// What the kernel said.
         errno: Errno,
     },
-    /// It refused to delete a table.
     #[error("cannot delete table {family} {name}: {errno}")]
     Table {
-        /// The family of the table.
         family: Family,
-        /// Its name.
         name: String,
-        /// What the kernel said.
         errno: Errno,
     },
-    /// It refused a question.
     #[error("cannot read {question} from the kernel: {errno}")]
     Question {
-        /// What was asked, in words.
+        /// The request as text.
         question: String,
-        /// What the kernel said.
         errno: Errno,
     },
-    /// The socket failed.
     #[error("cannot {action} the netlink socket of nf_tables: {errno}")]
     Socket {
-        /// What was tried.
         action: &'static str,
-        /// What the kernel said.
         errno: Errno,
     },
-    /// The answer to a transaction was lost, so it may have been made or not.
+    /// The answer to a transaction was lost, so it may or may not be committed.
     #[error(
         "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost; the \
          transaction may have been committed"
     )]
     Undecided {
-        /// Which table.
         family: Family,
-        /// How many changes it had.
+        /// Number of changes.
         changes: usize,
     },
-    /// The rules changed whenever we read them.
+    /// The rules changed during every read.
     #[error(
         "the ruleset of this network namespace changed {attempts} times while table {family} keelson was \
          read; another program commits continuously"
     )]
     Unsteady {
-        /// Which table.
         family: Family,
-        /// How often it was read.
         attempts: u32,
     },
-    /// An answer that cannot be understood.
     #[error("cannot decode the kernel's answer about {what}: {why}")]
     Malformed {
-        /// What was asked, in words.
+        /// The request as text.
         what: String,
-        /// What is wrong with it.
         why: String,
     },
 }
@@ -132,7 +111,6 @@ fn said(message: &Option<String>) -> String {
 }
 
 impl KernelError {
-    /// What helps.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -142,13 +120,13 @@ impl KernelError {
             | Self::Table { errno, .. }
             | Self::Question { errno, .. }
             | Self::Socket { errno, .. } => kind_of(*errno),
-            // A second try of what was made would meet itself; and a garbled answer may hide a made transaction.
+            // Repeating a committed transaction would fail, and a malformed answer may belong to a committed one.
             Self::Undecided { .. } | Self::Malformed { .. } => ErrorKind::Resync,
             Self::Unsteady { .. } => ErrorKind::Retry,
         }
     }
 
-    /// Whether the kernel lacks a part of nftables, which an administrator has to add.
+    /// Whether the kernel lacks a part of nftables.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
@@ -160,7 +138,7 @@ impl KernelError {
         }
     }
 
-    /// Whether a change was refused because something that it names is not there.
+    /// Whether a change was rejected because something that it refers to does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(
@@ -171,10 +149,9 @@ impl KernelError {
     }
 }
 
-/// What helps against an errno.
 pub(super) const fn kind_of(errno: Errno) -> ErrorKind {
     match errno {
-        // ERESTART: somebody else has committed meanwhile.
+        // ERESTART: another program has committed in the meantime.
         Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR | Errno::ERESTART => ErrorKind::Retry,
         Errno::ENOSPC | Errno::ENOMEM | Errno::ENFILE | Errno::EMFILE | Errno::EMSGSIZE | Errno::E2BIG => {
             ErrorKind::Full
@@ -182,12 +159,11 @@ pub(super) const fn kind_of(errno: Errno) -> ErrorKind {
         Errno::EPERM | Errno::EACCES | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => {
             ErrorKind::Fatal
         }
-        // EEXIST, ENOENT, EBUSY, ENOTEMPTY (intervals that overlap), EINVAL (a set of another shape) and the like.
+        // EEXIST, ENOENT, EBUSY, ENOTEMPTY (intervals that overlap), EINVAL (a set of another form) and the like.
         _ => ErrorKind::Resync,
     }
 }
 
-/// A change in words.
 pub(super) fn describe(change: &Change) -> String {
     let element = |verb: &str, element: &Element| {
         let end = element.key_end.map(|end| format!("-{end:?}")).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Our table as the kernel has it.
+//! Our table in the kernel.
 //!
-//! Owns: [`Found`], and the comparison of its chains and sets with those that there shall be. In: a dump. Out: yes or no,
-//! names, elements.
+//! Owns: [`Found`], and the comparison of its chains and sets with the wanted ones. In: a dump. Out: results of
+//! comparisons, names, elements.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,9 @@ use crate::{
     ruleset::{self, Rule, SetData},
 };
 
-/// `NFT_DATA_VERDICT`: the type of values that are verdicts.
+/// `NFT_DATA_VERDICT`: the type of verdict values.
 pub(super) const VERDICT: u32 = 0xffff_ff00;
 
-/// Where a chain is hooked in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundHook {
     /// `NF_INET_*`.
@@ -30,39 +29,37 @@ pub struct FoundHook {
     pub priority: i32,
     /// `nat`, `filter` or `route`.
     pub kind: String,
-    /// What becomes of packets at its end: `NF_ACCEPT` is 1.
+    /// `NF_ACCEPT` is 1.
     pub policy: u32,
 }
 
-/// A chain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FoundChain {
-    /// None: packets come to it from other chains only.
+    /// `None`: not a base chain.
     pub hook: Option<FoundHook>,
-    /// Its rules in their order.
     pub rules: Vec<Vec<Expression>>,
 }
 
-/// How a set is made.
+/// Properties of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FoundSet {
     /// `NFT_SET_*`.
     pub flags: u32,
-    /// The type of the key, as `nft` numbers them.
+    /// nft's number of the key type.
     pub key_type: u32,
-    /// The length of a key, in bytes.
+    /// In bytes.
     pub key_len: u32,
     /// The type of the value; 0xffffff00 is a verdict.
     pub data_type: u32,
-    /// The length of a value, in bytes; 0 of a verdict.
+    /// In bytes; 0 for a verdict.
     pub data_len: u32,
-    /// How many elements it may have; 0: as many as there is memory for.
+    /// Maximum number of elements; 0: no limit.
     pub size: u32,
-    /// The timeout of elements that do not have their own, in milliseconds; 0: none.
+    /// Default timeout of elements, in milliseconds; 0: none.
     pub timeout: u64,
-    /// How many elements it had; 0 of a set whose elements are not read.
+    /// Number of elements that were read; 0 if the elements of the set are not read.
     pub count: usize,
-    /// It has an element that no operation of ours can delete or replace: one for all keys, or an interval that shares an
+    /// It has an element that no operation of ours can delete or replace: a catch-all, or an interval that shares an
     /// end with another.
     pub foreign_elements: bool,
 }
@@ -70,7 +67,7 @@ pub struct FoundSet {
 /// Our table of one family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    /// A set has other elements than those that were read.
+    /// The elements that were read may not be all.
     pub(super) incomplete: bool,
     pub(super) dormant: bool,
     pub(super) chains: BTreeMap<String, FoundChain>,
@@ -81,13 +78,13 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether all elements were read. Not so where a set changes while it is read.
+    /// Whether all elements were read. False if a set changed while it was read.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         !self.incomplete
     }
 
-    /// The same with another flowtable and other rules, for kernels without flowtables.
+    /// Replaces flowtables and the rules of a chain, for kernels without flowtables.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with_flowtables(
@@ -105,7 +102,7 @@ impl Found {
         self
     }
 
-    /// Adds the elements of an earlier reading to a structure that was read without them.
+    /// Adds the elements of an earlier read to a structure that was read without them.
     #[must_use]
     pub fn with_elements_of(mut self, other: Self) -> Self {
         for (name, set) in &mut self.sets {
@@ -117,13 +114,12 @@ impl Found {
         Self { elements: other.elements, incomplete: other.incomplete, ..self }
     }
 
-    /// Whether there is a chain.
     #[must_use]
     pub fn has_chain(&self, chain: Chain) -> bool {
         self.chains.contains_key(&chain.to_string())
     }
 
-    /// Whether a chain is there and hooked in where it shall be, or nowhere if it shall not be.
+    /// Whether a chain exists and has the wanted hook, or none if it is no base chain.
     #[must_use]
     pub fn hook_is(&self, chain: Chain) -> bool {
         /// `NF_ACCEPT`.
@@ -133,7 +129,7 @@ impl Found {
         };
         match (ruleset::hook(chain), &found.hook) {
             (None, None) => true,
-            // Nothing of a table that is dormant is called.
+            // The kernel calls no chain of a dormant table.
             (Some(hook), Some(found)) => {
                 !self.dormant
                     && (found.number, found.priority, found.kind.as_str(), found.policy)
@@ -143,7 +139,7 @@ impl Found {
         }
     }
 
-    /// Whether a chain is there, is hooked in where it shall be, and has these rules and no others.
+    /// Whether a chain exists, has the wanted hook, and has exactly these rules.
     #[must_use]
     pub fn chain_is(&self, family: Family, chain: Chain, rules: &[Rule]) -> bool {
         let Some(found) = self.chains.get(&chain.to_string()) else {
@@ -156,14 +152,13 @@ impl Found {
             })
     }
 
-    /// Whether there is a set.
     #[must_use]
     pub fn has_set(&self, set: SetName) -> bool {
         self.sets.contains_key(set.as_str())
     }
 
-    /// Whether a set is there and is made as it shall be, and all its elements could be ours. What `nft` keeps with a set for
-    /// its own use is not compared.
+    /// Whether a set exists, has the wanted properties, and all its elements could be ours. The userdata that `nft`
+    /// stores with a set is not compared.
     #[must_use]
     pub fn set_is(&self, family: Family, set: SetName) -> bool {
         let Some(found) = self.sets.get(set.as_str()) else {
@@ -173,52 +168,49 @@ impl Found {
         *found == expected
     }
 
-    /// The chains of ours that are there, in no particular order.
+    /// Our chains that exist, in no particular order.
     pub fn chains(&self) -> impl Iterator<Item = Chain> + '_ {
         self.chains.keys().filter_map(|name| Chain::parse(name))
     }
 
-    /// The names of chains that are none of ours.
+    /// Names of chains that are not ours.
     pub fn unknown_chains(&self) -> impl Iterator<Item = &str> + '_ {
         self.chains.keys().map(String::as_str).filter(|name| Chain::parse(name).is_none())
     }
 
-    /// The names of sets that are none of ours.
+    /// Names of sets that are not ours.
     pub fn unknown_sets(&self) -> impl Iterator<Item = &str> + '_ {
         self.sets.keys().map(String::as_str).filter(|name| SetName::parse(name).is_none())
     }
 
-    /// The flowtables of the table, ours among them.
+    /// All flowtables of the table, including ours.
     #[must_use]
     pub const fn flowtables(&self) -> &BTreeMap<String, FoundFlowtable> {
         &self.flowtables
     }
 
-    /// A chain, as it is.
     #[must_use]
     pub fn chain(&self, chain: Chain) -> Option<&FoundChain> {
         self.chains.get(&chain.to_string())
     }
 
-    /// A set, as it is.
     #[must_use]
     pub fn set(&self, set: SetName) -> Option<&FoundSet> {
         self.sets.get(set.as_str())
     }
 
-    /// The elements of all sets of ours but the dynamic one.
+    /// The elements of all our sets except the dynamic ones.
     #[must_use]
     pub const fn elements(&self) -> &Elements {
         &self.elements
     }
 
-    /// The same, which it then has no longer.
+    /// Moves the elements out.
     pub fn take_elements(&mut self) -> Elements {
         std::mem::take(&mut self.elements)
     }
 }
 
-/// How a set shall be made.
 fn expected_set(family: Family, set: SetName) -> FoundSet {
     let definition = ruleset::definition(family, set);
     let (data_type, data_len) = match definition.data {

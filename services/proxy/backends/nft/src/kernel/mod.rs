@@ -1,13 +1,13 @@
-//! Speaks with the kernel's nf_tables over netlink.
+//! Access to the kernel's nf_tables over netlink.
 //!
-//! Owns: [`NfTables`], what may be asked of the kernel, and [`Netlink`], which asks it; [`Found`], what it has; [`KernelError`].
-//! In: [`Change`]s. Out: one atomic transaction for each [`NfTables::commit`]. No `nft` process is needed. Nothing here knows
-//! of Services, and nothing here decides.
+//! Owns: [`NfTables`], the operations on the kernel, and [`Netlink`], which implements them; [`Found`], the kernel's
+//! state; [`KernelError`]. In: [`Change`]s. Out: one atomic transaction per [`NfTables::commit`]. No `nft` process is
+//! needed. Nothing here knows Services, and nothing here decides.
 //!
-//! How long a transaction takes, which is how long it holds the kernel's lock (nf_tables has one a network namespace; other
-//! transactions wait for it, packets and dumps do not): 0.01 ms for an element, 0.2 ms for 1,000, 10 ms for 10,000, 150 ms
-//! for 100,000 (1.5 microseconds an element, half of that to delete; above some thousand, the kernel also enlarges its hash
-//! tables).
+//! Duration of a transaction, during which it holds the kernel's lock (nf_tables has one per network namespace; other
+//! transactions wait for it, packets and dumps do not): 0.01 ms for an element, 0.2 ms for 1,000, 10 ms for 10,000, 150
+//! ms for 100,000 (1.5 microseconds per element, half of that to delete; above some thousand, the kernel also enlarges
+//! its hash tables).
 
 mod codec;
 mod compare;
@@ -42,87 +42,71 @@ pub use super::ruleset::TABLE;
     reason = "nearly all changes are of elements, and boxes of them would be slower"
 )]
 pub enum Change {
-    /// Our table is there afterwards, whether or not it was.
+    /// Creates our table if it does not exist.
     MakeTable,
-    /// Our table goes, with all that is in it.
+    /// Deletes our table, with everything in it.
     DeleteTable,
-    /// A chain that there is not, without rules.
+    /// Creates a chain without rules; it must not exist.
     MakeChain(Chain),
-    /// A chain goes, with its rules; nothing may lead to it.
+    /// Deletes a chain, with its rules; nothing may refer to it.
     DeleteChain(Chain),
-    /// The rules of a chain are these and no others.
+    /// Replaces all rules of a chain.
     Rules(Chain, Vec<Rule>),
-    /// A set that there is not, empty.
+    /// Creates an empty set; it must not exist.
     MakeSet(SetName),
-    /// A chain of our table that is not ours goes.
+    /// Deletes a chain of our table that is not ours.
     DeleteChainNamed(String),
-    /// A set of our table that is not ours goes, with its elements; no rule may name it.
+    /// Deletes a set of our table that is not ours, with its elements; no rule may refer to it.
     DeleteSetNamed(String),
-    /// Our flowtable, which is not there, without devices.
+    /// Creates our flowtable without devices; it must not exist.
     MakeFlowtable,
-    /// A flowtable goes, with its flows, which are filtered and counted as others from then on; no rule may name it.
+    /// Deletes a flowtable. Its flows are filtered and counted like others from then on. No rule may refer to it.
     DeleteFlowtable(String),
-    /// Interfaces that our flowtable takes packets from besides those that it has.
+    /// Adds devices to our flowtable.
     AddDevices(Vec<String>),
-    /// Interfaces that it has and is to take no packets from any more.
+    /// Removes devices from our flowtable.
     RemoveDevices(Vec<String>),
-    /// One element. The order of elements that stand together is not kept, except that what is added and then deleted,
-    /// or deleted and then added, is so.
+    /// The order of consecutive elements is not kept, except between an addition and a deletion of the same key.
     Element(Op),
 }
 
-/// The rules of the network namespace at one time, in all tables.
+/// The version of the rules of the network namespace, of all tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generation {
-    /// Counts up by one with every transaction of any program, and leaves 0 out. (The kernel also tells a process and
-    /// its name, but those are of the one that asks.)
+    /// Incremented by every transaction of any program; never 0. (The kernel also returns a process and its name, but
+    /// those are of the process that asks.)
     pub id: u32,
 }
 
-/// Number of clients in each of the maps of session affinity, in the order of [`SetName::AFFINITY`].
+/// Number of clients in each session affinity map, in the order of [`SetName::AFFINITY`].
 pub type AffinityClients = [usize; AFFINITY_GROUPS as usize];
 
-/// A connection to nf_tables, of which tests imitate some calls. Those that are not declared here are made by [`Self::netlink`].
+/// A connection to nf_tables. Tests replace some operations; those that are not declared here are always those of
+/// [`Self::netlink`].
 pub trait NfTables: Send {
-    /// The connection.
     fn netlink(&mut self) -> &mut Netlink;
 
     /// See [`Netlink::commit`].
-    ///
-    /// # Errors
-    /// As there.
     fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         self.netlink().commit(family, changes)
     }
 
     /// See [`Netlink::read`].
-    ///
-    /// # Errors
-    /// As there.
     fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         self.netlink().read(family)
     }
 
     /// See [`Netlink::read_structure`].
-    ///
-    /// # Errors
-    /// As there.
     fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         self.netlink().read_structure(family)
     }
 
     /// See [`Netlink::read_flowtable`].
-    ///
-    /// # Errors
-    /// As there.
     fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
         self.netlink().read_flowtable(family)
     }
 
     /// See [`Netlink::try_flowtable`].
-    ///
-    /// # Errors
-    /// As there.
     fn try_flowtable(&mut self, family: Family) -> Result<(), KernelError> {
         self.netlink().try_flowtable(family)
     }

@@ -1,11 +1,11 @@
 //! The socket.
 //!
-//! Owns: [`Netlink`]. In: [`Change`]s and questions. Out: transactions, [`Found`].
+//! Owns: [`Netlink`]. In: [`Change`]s and requests. Out: transactions, [`Found`].
 //!
-//! The kernel works on a request within the system call that sends it, so when that returns, whatever it has to say about
-//! a transaction is in the receive buffer. A transaction has succeeded only if its last message is acknowledged and nothing
-//! in it failed: the acknowledgement alone is not enough, because the kernel also sends it where the commit failed
-//! afterwards, and silence is not enough, because an answer is lost when there is no memory for it.
+//! The kernel handles a request within the system call that sends it, so all answers to a transaction are in the
+//! receive buffer when the call returns. A transaction has succeeded only if its last message is acknowledged and no
+//! message failed. The acknowledgement alone is not enough, because the kernel also sends it if the commit fails
+//! afterwards. The absence of errors is not enough, because an answer is lost when there is no memory for it.
 
 mod affinity;
 mod flowtable;
@@ -46,16 +46,16 @@ use crate::{
     ruleset::TABLE,
 };
 
-/// What the kernel sends in a datagram is at most half of this (`NLMSG_GOODSIZE`, 32 KiB for dumps).
+/// Datagrams of the kernel are at most half of this (`NLMSG_GOODSIZE`, 32 KiB for dumps).
 const DATAGRAM_MAX: usize = 64 * 1024;
 
-/// Room for answers: of a transaction whose every message fails, thousands.
+/// Room for the answers to a transaction in which every message fails: thousands.
 const RECEIVE_BUFFER: usize = 4 * 1024 * 1024;
 
-/// Room for a transaction, at first; it costs nothing while it is not used.
+/// Initial room for a transaction; unused room costs nothing.
 const SEND_BUFFER: usize = 16 * 1024 * 1024;
 
-/// After so long without an answer there will be none: the kernel answers a dump piece by piece, each within milliseconds.
+/// Timeout of an answer. The kernel answers a dump in pieces, each within milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// `NFT_SET_INTERVAL`.
@@ -67,29 +67,29 @@ const READS: u32 = 16;
 /// Dumps of a set before it counts as incomplete.
 const DUMPS: u32 = 4;
 
-/// A buffer of a transaction that is larger is not kept.
+/// Maximum size of a transaction buffer that is kept, in bytes.
 const KEPT: usize = 1024 * 1024;
 
-/// A netlink socket to the nf_tables of one network namespace: the one of the thread that opened it.
+/// A netlink socket to nf_tables in the network namespace of the thread that opened it.
 ///
-/// All calls block, mostly for less than a millisecond, and for large tables up to some hundred: use it in a thread that may
-/// wait. It may be sent to another thread, of whatever namespace.
+/// All calls block, usually for less than a millisecond, and for large tables up to some hundred: use it on a thread
+/// that may block. It may be sent to a thread in another namespace.
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
-    /// The size of the send buffer that was asked for.
+    /// The requested size of the send buffer.
     send_buffer: usize,
     received: Vec<u8>,
-    /// Memory of the last transaction.
+    /// Buffer of the last transaction.
     spare: Vec<u8>,
 }
 
 impl Netlink {
-    /// Opens a socket, and makes sure that the kernel has nf_tables and lets us at it.
+    /// Opens a socket, and checks that the kernel has nf_tables and permits access.
     ///
     /// # Errors
-    /// [`KernelError::NotPermitted`], [`KernelError::Unsupported`], or what else the kernel says.
+    /// [`KernelError::NotPermitted`], [`KernelError::Unsupported`], or another error of the kernel.
     pub fn open() -> Result<Self, KernelError> {
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(|error| match errno_of(&error) {
             errno @ (Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => KernelError::Unsupported {
@@ -109,7 +109,7 @@ impl Netlink {
             sockopt::ReceiveTimeout,
             &TimeVal::milliseconds(ANSWER_WITHIN.as_millis() as i64),
         ))?;
-        // Both have been there since 4.12; without them errors say less, or repeat the whole message.
+        // Both have existed since 4.12; without them errors have less detail, or repeat the whole message.
         let asked = socket.set_cap_ack(true).and_then(|()| socket.set_ext_ack(true));
         asked.map_err(|error| KernelError::Socket { action: "prepare", errno: errno_of(&error) })?;
         let mut netlink = Self {
@@ -123,7 +123,7 @@ impl Netlink {
         Ok(netlink)
     }
 
-    /// Sends a datagram. The kernel has worked on it when this returns.
+    /// Sends a datagram. The kernel has handled it when this returns.
     fn send(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
         if bytes.len() > self.send_buffer {
             setsockopt(&self.socket, sockopt::SndBufForce, &bytes.len()).map_err(prepared)?;
@@ -157,20 +157,18 @@ impl Netlink {
         }
     }
 
-    /// Throws away what is left of an earlier request that was given up.
+    /// Discards the remaining answers of an earlier request.
     fn drain(&mut self) {
         while !matches!(self.receive(MSG_DONTWAIT), Err(errno) if errno != Errno::ENOBUFS && errno != Errno::EMSGSIZE)
         {
         }
     }
 
-    /// Asks, and hands every message of the answer to `each`, with its kind, family and attributes.
+    /// Sends a request, and passes every message of the answer to `each`, with its kind, family and attributes.
     ///
     /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
-    /// meanwhile, of whatever table. The mark is ignored: it says nothing about the table, and next to a program
-    /// that
-    /// commits
-    /// all the time every long dump has it. What a dump must contain is checked by counts.
+    /// meanwhile, of any table. The mark is ignored: it says nothing about the table, and next to a program that
+    /// commits all the time every long dump has it. Counts show whether a dump is complete.
     fn ask(
         &mut self,
         question: &str,
@@ -184,7 +182,7 @@ impl Netlink {
         self.exchange(question, flags, &buffer, each)
     }
 
-    /// Sends a request that has the next sequence number, and hands every message of the answer to `each`.
+    /// Sends a request with the next sequence number, and passes every message of the answer to `each`.
     fn exchange(
         &mut self,
         question: &str,
@@ -225,7 +223,7 @@ impl Netlink {
         }
     }
 
-    /// Asks a question again while the kernel cannot answer it.
+    /// Repeats a request while the kernel cannot answer it.
     fn retry<T>(
         &mut self,
         question: &str,
@@ -240,15 +238,15 @@ impl Netlink {
         Err(Unanswered::Disturbed.into_error(question))
     }
 
-    /// The structure of the table, and the number of elements of each set where the kernel tells it.
+    /// The structure of the table, and the number of elements of each set if the kernel returns it.
     fn structure(&mut self, family: Family) -> Result<Option<(Found, Counts)>, KernelError> {
         let mut last = None;
         for attempt in 0..READS {
             match self.structure_once(family) {
                 Ok(None) => return Ok(None),
                 Ok(Some((found, counts, complete))) => {
-                    // A table that somebody has put other objects into has more than chains and sets: what two dumps
-                    // show alike is all that there is.
+                    // A table to which another program has added other objects has more than chains and sets: if two
+                    // dumps are equal, they are complete.
                     if complete || last.as_ref() == Some(&found) {
                         return Ok(Some((found, counts)));
                     }
@@ -262,7 +260,7 @@ impl Netlink {
         Err(KernelError::Unsteady { family, attempts: READS })
     }
 
-    /// The same from one attempt; whether it has as many chains and sets as the kernel counts.
+    /// One attempt of [`Self::structure`]. The bool: whether it has as many chains and sets as the kernel counts.
     fn structure_once(&mut self, family: Family) -> Result<Option<(Found, Counts, bool)>, Unanswered> {
         let mut found = Found::default();
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
@@ -301,7 +299,7 @@ impl Netlink {
             NfTablesMessage::GetChain(all),
             |kind, _, message| {
                 if kind == message::NEW_CHAIN {
-                    // Chains of all tables of the family.
+                    // The dump has chains of all tables of the family.
                     let (table, name, chain) = parse::chain(message)?;
                     if table == TABLE {
                         chains.insert(name, chain);
@@ -324,7 +322,7 @@ impl Netlink {
         })
     }
 
-    /// Reads how sets are made; how many elements they have, as far as the kernel says so.
+    /// Reads the properties of sets. Returns the numbers of elements that the kernel reports.
     fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<Counts, Unanswered> {
         let sets = &mut found.sets;
         let mut counts = HashMap::new();
@@ -342,12 +340,12 @@ impl Netlink {
         Ok(counts)
     }
 
-    /// Reads the elements of all sets of ours.
+    /// Reads the elements of all our sets.
     ///
-    /// A hash table that is being enlarged or made smaller, which the kernel does some milliseconds after a transaction,
-    /// shows some elements twice in a dump and others not at all, and does not say so; so does one that changes during the
-    /// dump. The count tells (6.16 and later), and another dump brings the others; without the count, the last dump of the set
-    /// has to bring nothing new.
+    /// The kernel resizes a hash table some milliseconds after a transaction. A dump during a resize lists some
+    /// elements twice and others not at all, without a notice; so does a dump of a set that changes. The element count
+    /// (6.16 and later) shows it, and another dump returns the others; without the count, dumps are repeated until one
+    /// returns nothing new.
     fn read_elements(
         &mut self,
         family: Family,
@@ -362,13 +360,13 @@ impl Netlink {
             let mut complete = false;
             for _ in 0..DUMPS {
                 self.dump_set(family, set, readable, &mut reader)?;
-                // What was not there in an earlier dump of the set.
+                // Elements that an earlier dump of the set did not return.
                 let fresh = reader.finish(set);
                 description.count += fresh.count;
                 description.foreign_elements |= fresh.foreign || !readable;
                 complete = match counts.get(&set) {
-                    // Intervals are kept in trees, which are not enlarged, and counted by their ends.
-                    // What is there may be otherwise than it shall be.
+                    // Intervals are stored in trees, which are not resized, and counted by their ends. The existing set
+                    // decides, which may differ from the wanted one.
                     _ if description.flags & INTERVAL != 0 || !readable => true,
                     Some(count) => *count == description.count,
                     None => fresh.count == 0,
@@ -407,16 +405,16 @@ impl Netlink {
     }
 }
 
-/// The number of elements of sets, as the kernel counts them.
+/// Number of elements by set, as counted by the kernel.
 type Counts = HashMap<SetName, usize>;
 
-/// Whether the elements of a set can be ours: others are not even read.
+/// Whether the elements of a set can be ours: others are not read.
 fn is_readable(set: &FoundSet) -> bool {
     let longest = crate::element::KEY_MAX as u32;
     set.key_len <= longest && set.data_len <= longest
 }
 
-/// An option of the socket could not be set.
+/// Maps a failure to set a socket option.
 fn prepared(errno: Errno) -> KernelError {
     match errno {
         Errno::EPERM => KernelError::NotPermitted,
@@ -429,10 +427,11 @@ fn errno_of(error: &std::io::Error) -> Errno {
 }
 
 impl Netlink {
-    /// Makes all changes, or none of them.
+    /// Commits all changes, or none of them.
     ///
     /// # Errors
-    /// The kernel refused, and has nothing of it (exceptions: [`KernelError::Undecided`] and [`KernelError::Malformed`]).
+    /// The kernel rejected the transaction and has nothing of it (exceptions: [`KernelError::Undecided`] and
+    /// [`KernelError::Malformed`]).
     pub fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         if changes.is_empty() {
             return Ok(());
@@ -449,11 +448,11 @@ impl Netlink {
         outcome
     }
 
-    /// Reads our table of a family. `None`: there is no such table. Transactions of other tables do no harm; where
-    /// elements of ours change meanwhile, [`Found::is_complete`] may be false.
+    /// Reads our table of a family. `None`: the table does not exist. Transactions of other tables do no harm; if our
+    /// elements change meanwhile, [`Found::is_complete`] may be false.
     ///
     /// # Errors
-    /// The table cannot be read, or its chains and sets changed each time.
+    /// The table cannot be read, or its chains and sets changed during every attempt.
     pub fn read(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         let Some((mut found, counts)) = self.structure(family)? else { return Ok(None) };
         let read = self.read_elements(family, &counts, &mut found);
@@ -461,10 +460,7 @@ impl Netlink {
         Ok(Some(found))
     }
 
-    /// The same without elements.
-    ///
-    /// # Errors
-    /// See [`Self::read`].
+    /// As [`Self::read`], without elements.
     pub fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         Ok(self.structure(family)?.map(|(found, _)| found))
     }
@@ -472,7 +468,7 @@ impl Netlink {
     /// Reads the elements of a set of our table.
     ///
     /// # Errors
-    /// There is no such set, or the kernel does not answer.
+    /// The set does not exist, or the kernel does not answer.
     pub fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
         let mut reader = Reader::default();
         let dumped = self.dump_set(family, set, true, &mut reader);
@@ -481,10 +477,7 @@ impl Netlink {
         Ok(reader.elements)
     }
 
-    /// Reads one element of a set without intervals. `None`: there is no such element, or no such set.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
+    /// Reads one element of a set without intervals. `None`: the element or the set does not exist.
     pub fn get(&mut self, family: Family, set: SetName, key: &Key) -> Result<Option<Content>, KernelError> {
         let mut request = Buffer::default();
         elements::write_get(&mut request, family, self.sequence, set, key);
@@ -503,10 +496,7 @@ impl Netlink {
         }
     }
 
-    /// The last transaction.
-    ///
-    /// # Errors
-    /// The kernel does not say.
+    /// The generation of the last transaction.
     pub fn generation(&mut self) -> Result<Generation, KernelError> {
         const QUESTION: &str = "the generation of the rules";
         let mut id = 0;
@@ -521,10 +511,7 @@ impl Netlink {
         Ok(Generation { id })
     }
 
-    /// Every table of both families, ours among them, by family and name.
-    ///
-    /// # Errors
-    /// The kernel does not say.
+    /// Every table of both families, including ours, by family and name.
     pub fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
         const QUESTION: &str = "the list of tables";
         let unspec = NetfilterProtoFamily::Unspec;
@@ -542,10 +529,7 @@ impl Netlink {
         })
     }
 
-    /// Whether a table, whosever it is, has a chain of this name.
-    ///
-    /// # Errors
-    /// The kernel does not say.
+    /// Whether a table of any program has a chain of this name.
     pub fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
         const QUESTION: &str = "whether a chain exists";
         let attributes =
@@ -558,10 +542,10 @@ impl Netlink {
         }
     }
 
-    /// Deletes a table, whosever it is.
+    /// Deletes a table of any program.
     ///
     /// # Errors
-    /// There is none of the name, or the kernel refused.
+    /// No table has the name, or the kernel refuses.
     pub fn delete_table(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
         self.drain();
         let batch = Batch::delete_table(family, name, self.sequence);
@@ -577,14 +561,14 @@ impl Netlink {
 }
 
 impl Netlink {
-    /// What the kernel has answered to a transaction.
+    /// Reads the kernel's answer to a transaction.
     fn outcome(&mut self, family: Family, changes: &[Change], batch: &Batch) -> Result<(), KernelError> {
         let (mut failed, mut answered, mut lost) = (None, false, false);
         loop {
             match self.receive(MSG_DONTWAIT) {
                 Ok(()) => {}
                 Err(Errno::EAGAIN) => break,
-                // An answer had no room: which one, nobody knows. What else has come is still to be read.
+                // Some answer did not fit. The remaining ones still have to be read.
                 Err(Errno::ENOBUFS | Errno::EMSGSIZE) => {
                     lost = true;
                     continue;
@@ -601,7 +585,7 @@ impl Netlink {
                 };
                 let Some(place) = batch.place(part.sequence) else { continue };
                 match part.body {
-                    // The first one is the cause; others may follow from it.
+                    // The first failure is the cause; others may follow from it.
                     Body::Failed { errno, offset, said } if failed.is_none() => {
                         failed = Some(batch.error(changes, place, errno, offset, said));
                     }

@@ -1,6 +1,6 @@
-//! What the kernel tells of tables, chains, rules and sets.
+//! Decoding of tables, chains, rules and sets.
 //!
-//! Owns: the reading of their attributes. In: attributes of one message of a dump. Out: names and [`FoundChain`]s,
+//! Owns: decoding of their attributes. In: attributes of one message of a dump. Out: names and [`FoundChain`]s,
 //! [`FoundSet`]s, [`Expression`]s.
 
 use netlink_packet_core::Parseable;
@@ -28,17 +28,15 @@ pub(super) mod flow {
     pub(in crate::kernel) const DEVICE_NAME: u16 = 1;
 }
 
-/// A table.
 #[derive(Debug, Default)]
 pub(super) struct FoundTable {
     pub(super) name: String,
-    /// No chain of it is called.
+    /// The kernel calls no chain of the table.
     pub(super) dormant: bool,
     /// Number of chains, sets, stateful objects and flowtables.
     pub(super) objects: Option<usize>,
 }
 
-/// Reads a table.
 pub(super) fn table(message: &[u8]) -> Result<FoundTable, String> {
     let (mut name, mut dormant, mut objects) = (None, false, None);
     for attribute in TableMessage::parse(message).map_err(|error| error.to_string())?.attributes {
@@ -52,7 +50,7 @@ pub(super) fn table(message: &[u8]) -> Result<FoundTable, String> {
     Ok(FoundTable { name: name.ok_or("a table without a name")?, dormant, objects })
 }
 
-/// The table and the name of a chain, and its hook.
+/// Table and name of a chain, and its hook.
 pub(super) fn chain(message: &[u8]) -> Result<(String, String, FoundChain), String> {
     let (mut table, mut name, mut hooks, mut kind, mut policy) = (None, None, None, String::new(), 0);
     for attribute in ChainMessage::parse(message).map_err(|error| error.to_string())?.attributes {
@@ -85,7 +83,7 @@ fn hook(attributes: &[Hook], kind: String, policy: u32) -> FoundHook {
     FoundHook { number, priority, kind, policy }
 }
 
-/// The hook of a chain that is to be made.
+/// The attributes of a hook for a new chain.
 pub(super) fn hook_attributes(number: u32, priority: i32) -> Vec<Hook> {
     vec![
         Hook::Number(HookNumber::Inet(InetHookNumber::from(number))),
@@ -93,7 +91,7 @@ pub(super) fn hook_attributes(number: u32, priority: i32) -> Vec<Hook> {
     ]
 }
 
-/// The table and the chain of a rule, and its expressions.
+/// Table and chain of a rule, and its expressions.
 pub(super) fn rule(message: &[u8]) -> Result<(String, String, Vec<Expression>), String> {
     /// `NFTA_RULE_*`.
     const TABLE: u16 = 1;
@@ -111,8 +109,8 @@ pub(super) fn rule(message: &[u8]) -> Result<(String, String, Vec<Expression>), 
     Ok((table.ok_or("a rule without a table")?, chain.ok_or("a rule without a chain")?, expressions))
 }
 
-/// The table and the name of a set, how it is made, and how many elements it has, if the kernel says so ([`FoundSet::count`]
-/// is of those that are read).
+/// Table and name of a set, its properties, and the number of its elements if the kernel returns it
+/// ([`FoundSet::count`] is the number of those that are read).
 pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet, Option<usize>), String> {
     let (mut table, mut name, mut set, mut count) = (None, None, FoundSet::default(), None);
     for attribute in SetMessage::parse(message).map_err(|error| error.to_string())?.attributes {
@@ -137,13 +135,13 @@ pub(super) fn set(message: &[u8]) -> Result<(String, String, FoundSet, Option<us
         }
     }
     if set.data_type == VERDICT {
-        // The kernel tells the size of its own structure.
+        // The kernel returns the size of its own structure.
         set.data_len = 0;
     }
     Ok((table.ok_or("a set without a table")?, name.ok_or("a set without a name")?, set, count))
 }
 
-/// The table and the name of a flowtable, and how it is made.
+/// Table and name of a flowtable, and its properties.
 pub(super) fn flowtable(message: &[u8]) -> Result<(String, String, FoundFlowtable), String> {
     let (mut table, mut name, mut flowtable) = (None, None, FoundFlowtable::default());
     for attribute in attributes(message) {
@@ -175,7 +173,6 @@ pub(super) fn flowtable(message: &[u8]) -> Result<(String, String, FoundFlowtabl
     Ok((table.ok_or("a flowtable without a table")?, name.ok_or("a flowtable without a name")?, flowtable))
 }
 
-/// The number of a generation.
 pub(super) fn generation(message: &[u8]) -> Result<u32, String> {
     /// `NFTA_GEN_ID`.
     const ID: u16 = 1;

@@ -1,7 +1,7 @@
-//! What an earlier run left in the kernel.
+//! Elements that an earlier run left in the kernel.
 //!
-//! Owns: [`Existing`]. In: elements as the kernel has them, be they whole or not. Out: the number that a service port had,
-//! and the order of its endpoints. Whatever contradicts itself is taken for half of what it says; the comparison repairs it.
+//! Owns: [`Existing`]. In: elements as read from the kernel, complete or not. Out: the former number of a service port,
+//! and the order of its endpoints. Contradictory elements are used in part; the comparison repairs them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,15 +13,15 @@ use keelson_proxy::model::{Endpoint, Family, Frontend, Protocol};
 use super::numbers::{is_service_port, split};
 use crate::element::{Element, Key, Number, SetName, Value};
 
-/// What an earlier run left in the kernel, as far as it helps to go on as it was. [`Existing::default`]: nothing.
+/// The parts that allow a restart without changes. [`Existing::default`]: none.
 #[derive(Debug, Default)]
 pub(crate) struct Existing {
-    /// By whether it is of [`SetName::ClusterIpPorts`], and frontend.
+    /// Key: whether it is in [`SetName::ClusterIpPorts`], and the frontend.
     frontends: HashMap<(bool, Frontend), Number>,
     numbers: HashMap<Number, Left>,
 }
 
-/// What there is of a number.
+/// Elements of a number.
 #[derive(Debug, Default)]
 struct Left {
     slots: [Vec<(u32, Endpoint)>; 2],
@@ -29,22 +29,22 @@ struct Left {
     endpoints: [Vec<(u16, Endpoint)>; 2],
 }
 
-/// How a service port was.
+/// Former state of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) number: Number,
-    /// The endpoint number that was given last.
+    /// The endpoint number that was assigned last.
     pub(super) last: u16,
     /// ClusterSet with indexes.
     pub(super) cluster: Vec<(u32, Endpoint)>,
     /// LocalSet with indexes.
     pub(super) local: Vec<(u32, Endpoint)>,
-    /// With affinity: the numbers of the endpoints of both sets. No number and no endpoint is there twice.
+    /// With affinity: the numbers of the endpoints of both sets, without duplicates.
     pub(super) numbers: Vec<(Endpoint, u16)>,
 }
 
 impl Existing {
-    /// Reads elements, in any order. Those that cannot be understood are passed over.
+    /// Reads elements in any order, and ignores those that it cannot decode.
     pub(crate) fn new(family: Family, elements: impl IntoIterator<Item = Element>) -> Self {
         let mut existing = Self::default();
         for element in elements {
@@ -100,7 +100,7 @@ impl Existing {
         Some(())
     }
 
-    /// How many numbers there are.
+    /// Number of numbers.
     pub(super) fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -113,12 +113,12 @@ impl Existing {
         self.numbers.contains_key(&number)
     }
 
-    /// The number that a frontend led to.
+    /// The number that a frontend mapped to.
     pub(super) fn number(&self, is_cluster_ip: bool, frontend: Frontend) -> Option<Number> {
         self.frontends.get(&(is_cluster_ip, frontend)).copied()
     }
 
-    /// How the service port of a number was.
+    /// The former state of the service port with a number.
     pub(super) fn memory(&self, number: Number) -> Option<Memory> {
         let left = self.numbers.get(&number)?;
         if !number.has_affinity() {

@@ -1,6 +1,6 @@
-//! Where traffic to Services arrives, and who has it.
+//! Frontends, and the service ports that get them.
 //!
-//! Owns: [`Frontend`], [`Claims`], and the elements of a frontend. In: what service ports claim. Out: elements.
+//! Owns: [`Frontend`], [`Claims`], and the elements of a frontend. In: claims of service ports. Out: elements.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -14,7 +14,6 @@ use crate::{
     element::{Element, Key, Number, SetName, Value, Verdict},
 };
 
-/// What a frontend is to the service port that has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FrontendKind {
     /// V.
@@ -27,32 +26,31 @@ pub(crate) enum FrontendKind {
     NodePort,
 }
 
-/// Where a frontend leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FrontendTarget {
-    /// To endpoints, by the number of the service port.
+    /// Endpoints, by the number of the service port.
     Number(Number),
-    /// Nowhere, though endpoints exist: dropped.
+    /// No endpoint that may be used, but others exist: dropped.
     Drop,
-    /// Nowhere, for nothing could serve it: rejected.
+    /// No endpoint at all: rejected.
     Reject,
 }
 
-/// Who claims a frontend. Ordered by kind, then by service and service port, which is the order of `PortName`s as the ports of
-/// a Service are kept in that order. Anybody who may write a Service can put any address into its `externalIPs`: so cluster IPs
-/// come first, which the API server gives out, then load-balancer addresses, which a controller does.
+/// A claim to a frontend. Ordered by kind, then by service and service port, which is the order of `PortName`s because
+/// the ports of a Service are kept in that order. Any author of a Service can put any address into its `externalIPs`:
+/// so cluster IPs, assigned by the API server, come first, then load-balancer addresses, assigned by a controller.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     pub(super) kind: FrontendKind,
     pub(super) service: ServiceName,
-    /// The place of the service port in its Service.
+    /// Index of the service port in its Service.
     pub(super) port: u32,
 }
 
-/// Everybody who claims a frontend, ordered: the first one has it.
+/// All claims to a frontend, ordered: the first one gets it.
 #[derive(Debug)]
 pub(super) enum Claims {
-    /// As it nearly always is.
+    /// The usual case.
     One(Claim),
     /// At least two.
     Several(Vec<Claim>),
@@ -77,7 +75,7 @@ impl Claims {
         Self::of(claims)
     }
 
-    /// Without those of a Service; none if that is all.
+    /// Removes the claims of a Service; `None` if none is left.
     pub(super) fn without(self, service: &ServiceName) -> Option<Self> {
         let mut claims = match self {
             Self::One(claim) => vec![claim],
@@ -98,18 +96,18 @@ impl Claims {
     }
 }
 
-/// What a frontend means: all that its elements depend on, besides [`NodeFacts`].
+/// Everything that the elements of a frontend depend on, besides [`NodeFacts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Meaning {
     pub(super) frontend: Frontend,
     pub(super) kind: FrontendKind,
     pub(super) target: FrontendTarget,
-    /// Who may; none: anyone.
+    /// Admitted sources; `None`: any.
     pub(super) ranges: Option<Arc<[IpNet]>>,
 }
 
 impl Meaning {
-    /// The elements, ordered by set and key.
+    /// Ordered by set and key.
     pub(super) fn elements(&self, facts: &NodeFacts) -> Vec<Element> {
         let element = |set, key, value| Element { set, key, key_end: None, value };
         let (key, refused) = match self.frontend {
@@ -147,8 +145,8 @@ impl Meaning {
     }
 }
 
-/// Who may reach a load-balancer address, disjoint and ordered: the node itself, where it may, is seen to come from the
-/// very address if that is bound on the node (service-semantics 3, "Source ranges").
+/// Sources that may reach a load-balancer address, disjoint and ordered. If the node is admitted and the address is
+/// bound on it, the address itself is a source (service-semantics 3, "Source ranges").
 pub(super) fn admitted(ranges: &[IpNet], ip: IpAddr, facts: &NodeFacts) -> Vec<IpNet> {
     let mut ranges = ranges.to_vec();
     if facts.node_ips.iter().any(|node| ranges.iter().any(|range| range.contains(node))) {

@@ -1,7 +1,7 @@
-//! What changes.
+//! Records changes of elements.
 //!
-//! Owns: [`Ledger`], which counts elements and chains and writes changes down. In: changes of elements. Out: [`Op`]s, one
-//! a key.
+//! Owns: [`Ledger`], which counts elements and chains and records changes. In: changes of elements. Out: [`Op`]s, one
+//! per key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,10 +10,10 @@ use crate::{
     element::{Element, Key, Op, SetName, Value, Verdict},
 };
 
-/// An element without its set and key: the end of an interval, and what a map gives.
+/// An element without its set and key: the end of an interval, and the value.
 pub(super) type Content = (Option<Key>, Value);
 
-/// How an element was when operations were taken last, and how it is.
+/// The content at the last [`Ledger::take`], and now.
 type Change = (Option<Content>, Option<Content>);
 
 #[derive(Debug, Default)]
@@ -30,7 +30,6 @@ impl Ledger {
         self.changes = HashMap::new();
     }
 
-    /// Whether there is something to take.
     pub(super) fn has_changes(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -39,7 +38,7 @@ impl Ledger {
         self.record
     }
 
-    /// An element becomes another of the same key, or is added or deleted. Equal ones are no change.
+    /// Replaces, adds or deletes an element. Equal contents are no change.
     pub(super) fn change(&mut self, set: SetName, key: Key, before: Option<Content>, after: Option<Content>) {
         if before == after {
             return;
@@ -55,7 +54,7 @@ impl Ledger {
         }
     }
 
-    /// Elements become others. Both are ordered by set and key, and no key is twice in one of them.
+    /// Both lists are ordered by set and key, without duplicate keys.
     pub(super) fn change_all(&mut self, before: &[Element], after: &[Element]) {
         let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
         let content = |element: &Element| (element.key_end, element.value);
@@ -96,7 +95,7 @@ impl Ledger {
         }
     }
 
-    /// What has changed since the last call.
+    /// The changes since the last call.
     pub(super) fn take(&mut self) -> Vec<Op> {
         let changes = std::mem::take(&mut self.changes);
         let op = |((set, key), (before, after)): ((SetName, Key), Change)| {
@@ -120,7 +119,7 @@ impl Ledger {
     }
 }
 
-/// The chain a value leads to, if it is one of those that are made where they are needed.
+/// The chain that a value refers to, if it is created on demand.
 fn counted(value: Value) -> Option<Chain> {
     match value {
         Value::Verdict(Verdict::Goto(

@@ -1,11 +1,12 @@
-//! What the table shall hold.
+//! The wanted elements of the table.
 //!
-//! Owns: [`Plan`], every element of the sets of one family, but for those that the kernel writes itself. In: service ports,
-//! facts about the node, and what an earlier run left. Out: [`Op`]s, and the chains that they need. Pure: no I/O, no clock.
+//! Owns: [`Plan`], every element of the sets of one family, except those that the kernel writes itself. In: service
+//! ports, facts about the node, and what an earlier run left. Out: [`Op`]s, and the chains that they need. Pure: no
+//! I/O, no clock.
 //!
-//! The cost of a change is that of the Service that changed. Kept are the service ports; elements are computed when they
-//! are wanted. Numbers, slots and endpoint numbers stay what they were wherever that is possible: over changes, over
-//! a Service that is deleted and comes back within one state, and over restarts ([`Existing`]).
+//! The cost of a change is that of the changed Service. The plan keeps the service ports; elements are computed on
+//! demand. Numbers, slots and endpoint numbers are kept wherever possible: over changes, over a Service that is deleted
+//! and recreated within one state, and over restarts ([`Existing`]).
 
 mod existing;
 mod frontend;
@@ -44,43 +45,43 @@ use super::{
     element::{Element, Key, Number, Op, SetName, Value, Verdict},
 };
 
-/// What the plan needs to know of node and cluster, of its family.
+/// Facts about the node and the cluster, of one family.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
-    /// The CIDRs of every ServiceCIDR, in any order. Those of the other family are left out.
+    /// The CIDRs of every ServiceCIDR, in any order. Those of the other family are ignored.
     pub(crate) service_cidrs: Vec<IpNet>,
-    /// The addresses that stand for the node in source ranges.
+    /// The addresses of the node in source ranges.
     pub(crate) node_ips: Vec<IpAddr>,
-    /// The addresses at which node ports are served; empty where they answer at all local ones.
+    /// The addresses at which node ports are served; empty for all local ones.
     pub(crate) node_port_addresses: Vec<IpAddr>,
 }
 
-/// What the kernel has: the elements of all sets by set and key.
+/// The elements of all sets in the kernel, by set and key.
 pub(crate) type Kernel = HashMap<(SetName, Key), (Option<Key>, Value)>;
 
-/// What the table shall hold, for one family.
 #[derive(Debug)]
 pub(crate) struct Plan {
     family: Family,
     existing: Existing,
     services: HashMap<ServiceName, Box<[Port]>>,
     frontends: HashMap<Frontend, Claims>,
-    /// How many service ports have a cluster IP.
+    /// Number of service ports by cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// How many numbers of service ports tell a choice and count: twice where V and the others tell the same.
+    /// Number of service ports' numbers that contain a choice and count: two per service port if V and the others have
+    /// the same.
     counted: HashMap<(Choice, u32), u32>,
-    /// How many service ports have an endpoint on this node.
+    /// Number of service ports by endpoint on this node.
     hairpin: HashMap<(Protocol, Endpoint), u32>,
     facts: NodeFacts,
     numbers: Numbers,
-    /// Service ports that lost their number since operations were taken last.
+    /// Service ports that lost their number since the last [`Self::take_ops`].
     parked: HashMap<PortName, Memory>,
     ledger: Ledger,
     counts: Counts,
 }
 
 impl Plan {
-    /// Without Services. Changes are not written down until [`Self::record`].
+    /// Changes are not recorded until [`Self::record`].
     pub(crate) fn new(family: Family, existing: Existing) -> Self {
         Self {
             family,
@@ -98,19 +99,19 @@ impl Plan {
         }
     }
 
-    /// What an earlier run left has been compared and is gone: its numbers may be given out.
+    /// The elements of an earlier run have been compared and deleted: their numbers may be assigned.
     pub(crate) fn forget_existing(&mut self) {
         self.existing = Existing::default();
     }
 
-    /// Whether changes are written down for [`Self::take_ops`]. Off where a full comparison follows, as it is at the start.
-    /// Whatever has been written down so far is forgotten.
+    /// Whether changes are recorded for [`Self::take_ops`]. Off if a full comparison follows, as at the start. Discards
+    /// recorded changes.
     pub(crate) fn record(&mut self, on: bool) {
         self.ledger.record(on);
         self.end_rest();
     }
 
-    /// A Service has these ports, and no others.
+    /// Sets all ports of a Service.
     pub(crate) fn set(&mut self, service: &ServiceName, ports: Vec<ServicePort>) {
         let old = self.services.get(service).map_or(&[][..], |ports| ports);
         let new = distinct(ports);
@@ -142,7 +143,7 @@ impl Plan {
         }
     }
 
-    /// The node is so. Costs as much as there are Services where the node's addresses change.
+    /// Costs as much as there are Services if the node's addresses change.
     pub(crate) fn facts(&mut self, facts: NodeFacts) {
         if facts == self.facts {
             return;
@@ -163,13 +164,13 @@ impl Plan {
         }
     }
 
-    /// Whether [`Self::take_ops`] may have something to return.
+    /// Whether [`Self::take_ops`] may return something.
     pub(crate) fn has_changes(&self) -> bool {
         self.ledger.has_changes()
     }
 
-    /// What has changed since the last call, in any order ([`in_order`]), at most one operation a key. Numbers that were
-    /// given back may then be given out again.
+    /// The changes since the last call, in any order ([`in_order`]), at most one operation per key. Released numbers
+    /// may be assigned again afterwards.
     pub(crate) fn take_ops(&mut self) -> Vec<Op> {
         self.end_rest();
         self.ledger.take()
@@ -180,9 +181,8 @@ impl Plan {
         self.parked = HashMap::new();
     }
 
-    /// Every element that there shall be, each once, computed from the Services. Not those that the kernel writes.
-    /// In the order in which an empty table may be filled with them: what packets enter by comes last, a filter before the
-    /// frontend that it is for.
+    /// Every wanted element, once, computed from the Services, without those that the kernel writes. In an order in
+    /// which an empty table can be filled: entry sets come last, a filter before its frontend.
     pub(crate) fn elements(&self) -> impl Iterator<Item = Element> + '_ {
         let family = self.family;
         let ports = || self.services.values().flatten();
@@ -213,12 +213,12 @@ impl Plan {
             .chain(self.cluster_ips.keys().map(|ip| cluster_ip(*ip)))
     }
 
-    /// The chains that choose among a count of endpoints and are in use, without their companions.
+    /// The chains in use that choose among a count of endpoints, without their companions.
     pub(crate) fn chains(&self) -> BTreeSet<Chain> {
         self.ledger.chains()
     }
 
-    /// What leads from what the kernel has to what it shall have, in any order ([`in_order`]).
+    /// Changes from the kernel's elements to the wanted ones, in any order ([`in_order`]).
     pub(crate) fn difference(&self, mut found: Kernel) -> Vec<Op> {
         found.retain(|(set, _), _| !set.is_dynamic());
         let mut ops = Vec::new();
@@ -238,7 +238,6 @@ impl Plan {
         ops
     }
 
-    /// How much there is.
     pub(crate) fn counts(&self) -> Counts {
         Counts { elements: self.ledger.elements(), ..self.counts }
     }
@@ -256,26 +255,25 @@ impl Plan {
         conflicts
     }
 
-    /// Every service port, in any order.
+    /// In any order.
     pub(crate) fn service_ports(&self) -> impl Iterator<Item = PortView<'_>> {
         self.services
             .iter()
             .flat_map(|(service, ports)| ports.iter().map(move |port| PortView { service, inner: port }))
     }
 
-    /// What a frontend is; none if no Service has it.
+    /// `None` if no Service has the frontend.
     pub(crate) fn lookup(&self, frontend: Frontend) -> Option<FoundFrontend<'_>> {
         let claim = self.frontends.get(&frontend)?.all().first()?;
         let port = self.view(claim)?;
         Some(FoundFrontend { frontend, kind: claim.kind, target: port.target(claim.kind), port })
     }
 
-    /// Whether an address is a cluster IP: at other ports than those of its Service it rejects.
+    /// Whether an address is a cluster IP, whose other ports reject.
     pub(crate) fn is_cluster_ip(&self, ip: IpAddr) -> bool {
         self.cluster_ips.contains_key(&ip)
     }
 
-    /// The facts in use.
     pub(crate) fn node_facts(&self) -> &NodeFacts {
         &self.facts
     }
@@ -289,7 +287,7 @@ impl Plan {
         Some(PortView { service, inner: ports.get(claim.port as usize)? })
     }
 
-    /// What a frontend means now.
+    /// The current meaning of a frontend.
     fn meaning(&self, frontend: &Frontend) -> Option<Meaning> {
         let claim = self.frontends.get(frontend)?.all().first()?;
         let port = self.port(claim)?;
@@ -301,7 +299,7 @@ impl Plan {
         Some(Meaning { frontend: *frontend, kind: claim.kind, target: port.target(claim.kind), ranges })
     }
 
-    /// Gives the new ports of a Service their numbers and slots. Numbers that nobody has any more are given back.
+    /// Assigns numbers and slots to the new ports of a Service. Releases numbers that are no longer used.
     fn place(&mut self, service: &ServiceName, old: &[Port], new: Vec<(Port, Reach)>) -> Box<[Port]> {
         let (mut placed, mut kept) = (Vec::with_capacity(new.len()), Vec::new());
         for (mut port, reach) in new {
@@ -336,13 +334,13 @@ impl Plan {
         placed.into()
     }
 
-    /// Without affinity if the numbers that have it are all given out.
+    /// Falls back to a number without affinity if all numbers with affinity are assigned.
     fn allocate(&mut self, affinity: bool) -> Option<Number> {
         let number = if affinity { self.numbers.allocate(true, &self.existing) } else { None };
         number.or_else(|| self.numbers.allocate(false, &self.existing))
     }
 
-    /// How a service port was, if its number then can be its number now.
+    /// The former state of a service port, if it can keep its number.
     fn memory(
         &mut self,
         service: &ServiceName,
@@ -363,7 +361,7 @@ impl Plan {
                 return Some(memory);
             }
         }
-        // The order of kinds is that of how likely the frontend was this service port's then, too.
+        // Kinds are ordered by the probability that the frontend belonged to the same service port before.
         let mut frontends: Vec<(Frontend, FrontendKind)> = port.frontends().collect();
         frontends.sort_by_key(|(_, kind)| {
             [FrontendKind::ClusterIp, FrontendKind::NodePort].iter().position(|it| it == kind).unwrap_or(2)
@@ -375,7 +373,7 @@ impl Plan {
         })
     }
 
-    /// Tells the ledger of everything of a Service that is no frontend.
+    /// Records all changes of a Service except those of frontends.
     fn change_own(&mut self, old: &[Port], new: &[Port]) {
         for port in new {
             change_ledger(find(old, port), Some(port), &mut self.ledger);
@@ -383,7 +381,7 @@ impl Plan {
         for port in old.iter().filter(|old| find(new, old).is_none()) {
             change_ledger(Some(port), None, &mut self.ledger);
         }
-        // First what comes, then what goes: what stays is no change.
+        // Additions before removals: what stays is no change.
         for port in new {
             add(&mut self.cluster_ips, port.cluster_ip, cluster_ip, &mut self.ledger);
             for counted in port.all_counted() {
@@ -435,20 +433,20 @@ impl Plan {
     }
 }
 
-/// A claim of one Service: which frontend, by which of its ports, as what.
+/// A claim of one Service: the frontend, the index of the port, the kind.
 type RawClaim = (Frontend, u32, FrontendKind);
 
 fn claims<'a>(ports: impl Iterator<Item = &'a Port>) -> Vec<RawClaim> {
     (0..).zip(ports).flat_map(|(at, port)| port.frontends().map(move |(it, kind)| (it, at, kind))).collect()
 }
 
-/// The one of the same name and protocol, in ports that are in the order of names.
+/// Finds the port with the same name and protocol. `ports` is in the order of names.
 fn find<'a>(ports: &'a [Port], port: &Port) -> Option<&'a Port> {
     let order = |other: &Port| (&other.name, other.protocol).cmp(&(&port.name, port.protocol));
     ports.get(ports.binary_search_by(order).ok()?)
 }
 
-/// In the order of names; of two with one name and protocol, which no Service has, the first.
+/// In the order of names; of ports with the same name and protocol, which no Service has, only the first.
 fn distinct(mut ports: Vec<ServicePort>) -> Vec<(Port, Reach)> {
     let same = |port: &ServicePort, other: &ServicePort| {
         (&port.name.port, port.name.protocol) == (&other.name.port, other.name.protocol)
@@ -458,7 +456,7 @@ fn distinct(mut ports: Vec<ServicePort>) -> Vec<(Port, Reach)> {
     ports.into_iter().map(Port::new).collect()
 }
 
-/// One more has a key; the first one adds the element.
+/// Increments the count of a key; the first increment adds the element.
 fn add<K: Eq + std::hash::Hash + Copy>(
     counts: &mut HashMap<K, u32>,
     key: K,
@@ -472,7 +470,7 @@ fn add<K: Eq + std::hash::Hash + Copy>(
     }
 }
 
-/// One less has a key; the last one deletes the element.
+/// Decrements the count of a key; the last decrement deletes the element.
 fn remove<K: Eq + std::hash::Hash + Copy>(
     counts: &mut HashMap<K, u32>,
     key: K,
@@ -491,7 +489,7 @@ fn cluster_ip(ip: IpAddr) -> Element {
     Element { set: SetName::ClusterIps, key: Key::new().ip(ip), key_end: None, value: Value::None }
 }
 
-/// Leads numbers of a choice and count to their chain.
+/// Maps numbers with a choice and count to their chain.
 fn count_element((choice, count): (Choice, u32)) -> Element {
     let class = Number(0).with_count(choice, count).class();
     Element {

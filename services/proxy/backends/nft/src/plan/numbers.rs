@@ -1,36 +1,36 @@
-//! Which numbers are given out.
+//! Assigns numbers.
 //!
-//! Owns: [`Numbers`]. In: requests of service ports. Out: [`Number`]s, none of which two have at a time.
+//! Owns: [`Numbers`]. In: requests of service ports. Out: [`Number`]s, unique at any time.
 
 use std::collections::HashSet;
 
 use super::Existing;
 use crate::element::Number;
 
-/// How many endpoints a service port with affinity can number: 1 to this.
+/// Maximum number of an endpoint, from 1.
 pub(super) const MAX_ENDPOINT: u16 = u16::MAX;
 
-/// How far apart the numbers of service ports with affinity are.
+/// Distance between the numbers of service ports with affinity.
 const STRIDE: u32 = 1 << 16;
 
-/// How many service ports can have affinity.
+/// Maximum number of service ports with affinity.
 const MAX_WITH_AFFINITY: u32 = (u32::MAX - Number::FIRST_WITH_AFFINITY) / STRIDE + 1;
 
-/// Gives out numbers in turn, so that one that was given back rests as long as can be: the kernel may still have elements
-/// of its last owner, and clients that remember it.
+/// Assigns numbers in turn, so that a released one stays unused for as long as possible: the kernel may still have
+/// elements of its last owner, and clients that remember it.
 #[derive(Debug)]
 pub(super) struct Numbers {
     next_plain: u32,
-    /// Counted in [`STRIDE`]s from [`Number::FIRST_WITH_AFFINITY`].
+    /// In [`STRIDE`]s from [`Number::FIRST_WITH_AFFINITY`].
     next_with_affinity: u32,
     used: HashSet<u32>,
     with_affinity: u32,
-    /// Given back since the last operations were taken; still in `used`.
+    /// Released since the last operations were taken; still in `used`.
     resting: HashSet<u32>,
 }
 
 impl Numbers {
-    /// Goes on after those that exist.
+    /// Continues after the existing numbers.
     pub(super) fn new(existing: &Existing) -> Self {
         let of = |affinity| existing.numbers().filter(move |number| number.has_affinity() == affinity);
         let last_plain = of(false).map(|number| number.0).max().unwrap_or(0);
@@ -44,7 +44,7 @@ impl Numbers {
         }
     }
 
-    /// A number that nobody has and that `existing` does not know. None: all are given out.
+    /// A number that is neither used nor in `existing`. `None`: all are assigned.
     pub(super) fn allocate(&mut self, affinity: bool, existing: &Existing) -> Option<Number> {
         let tries = if affinity {
             if self.with_affinity >= MAX_WITH_AFFINITY {
@@ -77,24 +77,24 @@ impl Numbers {
         Number(Number::FIRST_WITH_AFFINITY + place * STRIDE)
     }
 
-    /// Takes a number that is known from elsewhere; false if it is not free.
+    /// Assigns an existing number; `false` if it is in use.
     pub(super) fn adopt(&mut self, number: Number) -> bool {
         let adopted = self.used.insert(number.0);
         self.with_affinity += u32::from(adopted && number.has_affinity());
         adopted
     }
 
-    /// Takes back what was given back a moment ago; false if that is not so.
+    /// Assigns a resting number again; `false` if it does not rest.
     pub(super) fn wake(&mut self, number: Number) -> bool {
         self.resting.remove(&number.0)
     }
 
-    /// Gives a number back; it rests until [`Self::end_rest`].
+    /// Releases a number; it rests until [`Self::end_rest`].
     pub(super) fn release(&mut self, number: Number) {
         self.resting.insert(number.0);
     }
 
-    /// The operations that clear the kernel of what rests are on their way.
+    /// Ends the rest, because the operations that delete elements of the resting numbers were taken.
     pub(super) fn end_rest(&mut self) {
         for number in std::mem::take(&mut self.resting) {
             self.used.remove(&number);
@@ -103,12 +103,12 @@ impl Numbers {
     }
 }
 
-/// The place of a number among those with affinity.
+/// Index of a number among those with affinity.
 fn place(number: u32) -> u32 {
     (number - Number::FIRST_WITH_AFFINITY) / STRIDE
 }
 
-/// Whether a number can be that of a service port.
+/// Whether it can be the number of a service port.
 pub(super) fn is_service_port(number: Number) -> bool {
     if number.has_affinity() {
         number.0.is_multiple_of(STRIDE)
@@ -117,7 +117,7 @@ pub(super) fn is_service_port(number: Number) -> bool {
     }
 }
 
-/// The number of a service port from that of one of its endpoints, and which endpoint it is; none without affinity.
+/// Splits an endpoint's number into the service port's number and the endpoint; `None` without affinity.
 pub(super) fn split(number: Number) -> Option<(Number, u16)> {
     let endpoint = (number.0 % STRIDE) as u16;
     (number.has_affinity() && endpoint != 0).then_some((Number(number.0 - u32::from(endpoint)), endpoint))

@@ -1,33 +1,32 @@
-//! In which order operations reach the kernel.
+//! Order of operations.
 //!
-//! Owns: [`in_order`]. In: operations that lead from one state to another. Out: the same in an order in which traffic is
-//! served at any moment, wherever transactions are cut.
+//! Owns: [`in_order`]. In: operations that lead from one state to another. Out: the same operations in an order in
+//! which traffic is served at any moment, however they are split into transactions.
 //!
-//! Why it holds. A number that is in use has, at any moment, a chain for every choice, and a slot for every index that the
-//! chain may choose:
-//! 1. What packets do not come to yet is added from its end: endpoints and slots, then choices, then policies. No choice in
-//!    use counts so far as to reach what is added.
-//! 2. What is in use is switched over: first slots (of an index that stays) and affinity endpoints, then choices, whose
-//!    new count finds all slots; then frontends lead to numbers that are whole. A frontend that moves from one map to another
-//!    is in both for a moment, never in none. A filter is there before its frontend, and goes after it. Where only the
-//!    external policy of a number changes, "Cluster" comes before frontends move and "Local", which may lead to nothing, after:
-//!    a frontend that comes or goes in the same state meets neither.
-//! 3. What packets do not come to any more is deleted from its beginning: policies, choices, slots and endpoints.
+//! Why this holds: at any moment, a number in use has a chain for every choice, and a slot for every index that the
+//! chain may choose.
+//! 1. What packets do not reach yet is added from its end: endpoints and slots, then choices, then policies. No count
+//!    in use reaches what is added.
+//! 2. What is in use is replaced: first slots (of an index that stays) and affinity endpoints, then choices, whose new
+//!    count finds all slots; then frontends map to complete numbers. A frontend that moves from one map to another is
+//!    briefly in both, never in none. A filter is added before its frontend, and deleted after it. If only the external
+//!    policy of a number changes, "Cluster" is set before frontends move and "Local", which may have no endpoints,
+//!    after: a frontend that is added or deleted in the same state meets neither.
+//! 3. What packets no longer reach is deleted from its beginning: policies, choices, slots and endpoints.
 //!
-//! Where one state changes both a policy and a set, or who has a frontend and its endpoints, the frontend may for a moment
-//! be under the policy, or with the owner, of before and have the endpoints of now: always some that serve.
+//! If one state changes both a policy and a set, or both the owner of a frontend and its endpoints, the frontend may
+//! briefly have the former policy or owner and the new endpoints: always some that serve.
 //!
-//! The ranges that a filter looks for come before it does, and go after it. Where a range is cut in another way, both are there
-//! for a moment. ServiceCIDRs cannot be had so: the kernel refuses intervals that overlap, so the old ones go before the new
-//! ones come; they serve nothing.
+//! Ranges are added before the filter that looks them up, and deleted after it. If a range is split differently, both
+//! forms exist briefly. This is not possible for ServiceCIDRs: the kernel rejects overlapping intervals, so the old
+//! ones are deleted before the new ones are added; they serve nothing.
 
 use std::collections::HashSet;
 
 use crate::element::{Key, Op, SetName};
 
-/// Puts operations in the order in which they have to reach the kernel: what is added and not yet used, what is switched
-/// over, what is deleted and not used any more. Each part may be cut into transactions anywhere, as long as operations stay
-/// in their order.
+/// Orders operations: what is added and not yet used, what is replaced, what is deleted and no longer used. Each part
+/// may be split into transactions anywhere, if operations stay in order.
 pub(crate) fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
     let ranking = Ranking::new(&ops);
     let mut ranks: [Vec<Op>; RANKS] = std::array::from_fn(|_| Vec::new());
@@ -36,7 +35,7 @@ pub(crate) fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
             rank.push(op);
         }
     }
-    // Those that go, those whose end moves, those that come.
+    // Deleted intervals first, then those with another end, then added ones.
     if let Some(intervals) = ranks.get_mut(INTERVALS) {
         intervals.sort_by_key(|op| match op {
             Op::Delete(_) => 0,
@@ -57,11 +56,10 @@ pub(crate) fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
     phases
 }
 
-// The ranks. Below these: what is added and not in use, by depth.
+// The ranks. Lower ones: what is added and not in use, by depth.
 const SLOTS: usize = 3;
 const CHOICES: usize = SLOTS + 1;
 const POLICIES_THAT_GO: usize = SLOTS + 2;
-/// ServiceCIDRs.
 const INTERVALS: usize = SLOTS + 3;
 const RANGES_THAT_COME: usize = SLOTS + 4;
 const FILTERS_THAT_COME: usize = SLOTS + 5;
@@ -74,7 +72,7 @@ const RANGES_THAT_GO: usize = SLOTS + 10;
 const CLEAR: usize = SLOTS + 11;
 const RANKS: usize = CLEAR + 3;
 
-/// How far a set that is no entry is from where packets come in: 2, 1 and 0.
+/// Position of a set that is no entry on a packet's way: 2 is next to the entries, 0 is the end.
 const fn depth(set: SetName) -> usize {
     match set {
         SetName::ExternalPolicy => 2,
@@ -83,9 +81,9 @@ const fn depth(set: SetName) -> usize {
     }
 }
 
-/// What the rank of an operation depends on, besides itself.
+/// Dependencies of the rank of an operation, besides itself.
 struct Ranking {
-    /// The numbers of which only the external policy comes or goes: there is traffic before and after.
+    /// Numbers of which only the external policy is added or deleted: traffic exists before and after.
     switched: HashSet<Key>,
 }
 

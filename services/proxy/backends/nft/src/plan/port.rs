@@ -1,7 +1,7 @@
-//! A service port as it is kept.
+//! A planned service port.
 //!
-//! Owns: [`Port`], and the elements that it shares with no other: choices, slots and affinity endpoints. In:
-//! a [`ServicePort`], and how it was before. Out: changes of elements.
+//! Owns: [`Port`], and the elements that it shares with no other: choices, slots and affinity endpoints. In: a
+//! [`ServicePort`], and its former state. Out: changes of elements.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,23 +19,22 @@ use crate::{
     element::{Element, Key, Number, SetName, Value, Verdict},
 };
 
-/// A service port with its number and the order of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) name: Arc<str>,
     pub(crate) protocol: Protocol,
     pub(crate) internal_local: bool,
     pub(crate) external_local: bool,
-    /// True also where a message contradicts itself and a set has endpoints.
+    /// Also true if a set has endpoints, even if the message says otherwise.
     pub(crate) has_any: bool,
     pub(crate) port: u16,
     pub(crate) node_port: u16,
-    /// The endpoint number that was given last.
+    /// The endpoint number that was assigned last.
     last: u16,
     pub(crate) affinity_seconds: u32,
-    /// None: no traffic goes to endpoints.
+    /// `None`: no traffic goes to endpoints.
     pub(crate) number: Option<Number>,
-    /// How many endpoints are in either set.
+    /// Number of endpoints in either set.
     pub(crate) endpoints: u32,
     pub(crate) cluster_ip: IpAddr,
     pub(crate) external_ips: Box<[IpAddr]>,
@@ -48,7 +47,7 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Without number and slots, which [`Self::place`] gives; with the endpoints of either set, ordered.
+    /// Without number and slots, which [`Self::place`] assigns; with the endpoints of either set, ordered.
     pub(super) fn new(of: ServicePort) -> (Self, Reach) {
         let (uses_cluster, uses_local) = (of.uses_cluster(), of.uses_local());
         let set = |used: bool, mut set: Vec<Endpoint>| {
@@ -81,7 +80,7 @@ impl Port {
         (port, reach)
     }
 
-    /// Gives it its number and its endpoints their slots, as they were in `memory`, which is of the same number.
+    /// Assigns its number, and its endpoints' slots as in `memory`, which has the same number.
     pub(super) fn place(&mut self, number: Option<Number>, memory: Option<&Memory>, reach: &Reach) {
         let none = Memory { number: Number(0), last: 0, cluster: vec![], local: vec![], numbers: vec![] };
         let memory = memory.unwrap_or(&none);
@@ -102,7 +101,7 @@ impl Port {
         }
     }
 
-    /// How it is, for what comes after it; none without a number.
+    /// Its state for the next version; `None` without a number.
     pub(super) fn memory(&self) -> Option<Memory> {
         let mut numbers: Vec<_> = self.cluster.numbered().chain(self.local.numbered()).collect();
         numbers.sort_unstable();
@@ -116,12 +115,12 @@ impl Port {
         })
     }
 
-    /// Whether X, W and NP exist.
+    /// Whether X, W or NP exist.
     pub(super) fn is_external(&self) -> bool {
         self.node_port != 0 || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()
     }
 
-    /// Which set V chooses from.
+    /// The set that V chooses from, and its size.
     fn internal(&self) -> (Choice, usize) {
         if self.internal_local {
             (Choice::Local, self.local.len())
@@ -138,7 +137,6 @@ impl Port {
         self.is_external() && (!self.cluster.is_empty() || (self.external_local && !self.local.is_empty()))
     }
 
-    /// Where its frontends lead.
     pub(super) fn target(&self, kind: FrontendKind) -> FrontendTarget {
         let serves =
             if kind == FrontendKind::ClusterIp { self.serves_internal() } else { self.serves_external() };
@@ -152,7 +150,7 @@ impl Port {
         }
     }
 
-    /// The set and count that the number of frontends of a kind tells, if it does.
+    /// The set and count that the number of frontends of a kind contains, if it does.
     fn counted(&self, kind: FrontendKind) -> Option<(Choice, u32)> {
         let chain = match kind {
             FrontendKind::ClusterIp => self.internal_chain(),
@@ -171,12 +169,11 @@ impl Port {
         }
     }
 
-    /// What its numbers tell: of V, and of X, W and NP.
+    /// Sets and counts that its numbers contain: of V, and of X, W and NP.
     pub(super) fn all_counted(&self) -> impl Iterator<Item = (Choice, u32)> + use<> {
         self.counted(FrontendKind::ClusterIp).into_iter().chain(self.counted(FrontendKind::NodePort))
     }
 
-    /// All frontends that it claims.
     pub(super) fn frontends(&self) -> impl Iterator<Item = (Frontend, FrontendKind)> {
         let (protocol, port) = (self.protocol, self.port);
         let address = move |kind| move |ip: &IpAddr| (Frontend::Address { ip: *ip, protocol, port }, kind);
@@ -222,14 +219,13 @@ impl Port {
             .then_some(Chain::ExternalLocal)
     }
 
-    /// Its own elements.
     pub(super) fn elements(&self) -> Vec<Element> {
         let mut elements = self.slot_elements();
         elements.extend(self.choice_elements());
         elements
     }
 
-    /// Its slots and affinity endpoints.
+    /// Slots and affinity endpoints.
     pub(super) fn slot_elements(&self) -> Vec<Element> {
         let mut elements = Vec::with_capacity(self.cluster.len() + self.local.len());
         if let Some(number) = self.number {
@@ -238,7 +234,7 @@ impl Port {
         elements
     }
 
-    /// The verdicts that lead to its slots.
+    /// Verdicts that lead to slots.
     pub(super) fn choice_elements(&self) -> Vec<Element> {
         let mut elements = Vec::new();
         if let Some(number) = self.number {
@@ -248,7 +244,7 @@ impl Port {
     }
 }
 
-/// Takes what is added.
+/// A sink that collects added elements.
 fn collect(
     elements: &mut Vec<Element>,
 ) -> impl FnMut(SetName, Key, Option<Content>, Option<Content>) + use<'_> {
@@ -257,12 +253,12 @@ fn collect(
     }
 }
 
-/// The endpoints of a service port before they have their slots: each set ordered, no two equal.
+/// The endpoints of a service port before they get slots: each set ordered, without duplicates.
 #[derive(Debug)]
 pub(super) struct Reach {
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
-    /// Of either.
+    /// The union of both.
     all: Vec<Endpoint>,
 }
 
@@ -277,18 +273,18 @@ impl Reach {
         Self { cluster, local, all }
     }
 
-    /// Whether there is nothing: a service port whose sets, as far as they are used, have an endpoint serves some frontend.
+    /// Whether no set in use has an endpoint, so that the service port serves no frontend.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Whether the endpoints can be numbered, which affinity needs.
+    /// Whether there are few enough endpoints to number them, which affinity needs.
     pub(super) fn can_be_numbered(&self) -> bool {
         self.all.len() <= usize::from(super::numbers::MAX_ENDPOINT)
     }
 }
 
-/// Tells the ledger how the own elements of a service port change.
+/// Records how the own elements of a service port change.
 pub(super) fn change_ledger(before: Option<&Port>, after: Option<&Port>, ledger: &mut Ledger) {
     change(before, after, &mut |set, key, before, after| ledger.change(set, key, before, after));
 }
@@ -297,7 +293,7 @@ type ChainOf = fn(&Port) -> Option<Chain>;
 
 type Sink<'a> = dyn FnMut(SetName, Key, Option<Content>, Option<Content>) + 'a;
 
-/// Tells of every own element of either, also of those that stay.
+/// Passes every own element of either to `sink`, also unchanged ones.
 fn change(before: Option<&Port>, after: Option<&Port>, sink: &mut Sink<'_>) {
     let number = |port: Option<&Port>| port.and_then(|port| port.number);
     let (old, new) = (number(before), number(after));
@@ -351,7 +347,7 @@ fn change_all_slots(number: Number, before: Option<&Port>, after: Option<&Port>,
     change_slots(number, sets, old, new, sink);
 }
 
-/// `sets`: without affinity, slots with affinity, endpoints with affinity.
+/// `sets`: slots without affinity, slots with affinity, endpoints with affinity.
 fn change_slots(number: Number, sets: [SetName; 3], before: &Slots, after: &Slots, sink: &mut Sink<'_>) {
     let [slots, affinity_slots, affinity_endpoints] = sets;
     let key = Key::new().number(number);

@@ -1,4 +1,4 @@
-//! The elements of a plan that a packet can meet.
+//! Elements of a plan that a packet can meet.
 //!
 //! Owns: [`Plan::reachable_elements`]. In: an address and port. Out: elements, without computing all the others.
 
@@ -10,9 +10,9 @@ use super::{Plan, cluster_ip, count_element, fact_elements, hairpin};
 use crate::element::Element;
 
 impl Plan {
-    /// Every element that a packet to there can meet on its way to an endpoint, some more among them, none twice: those of
-    /// the frontends that it can be taken for, of their service ports, of the endpoints that it may be sent to, and the few
-    /// that are there for all.
+    /// Every element that a packet to this address and port can meet on its way to an endpoint, and some more, without
+    /// duplicates: those of the possible frontends, of their service ports, of the possible endpoints, and the few that
+    /// exist for all.
     pub(crate) fn reachable_elements(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Vec<Element> {
         let mut frontends =
             vec![Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }];

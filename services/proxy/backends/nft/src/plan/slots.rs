@@ -1,7 +1,7 @@
 //! The order of the endpoints of a service port.
 //!
-//! Owns: [`Slots`], and how an order stays as it was as far as it can. In: what the order was, what the endpoints are.
-//! Out: the order; equal input gives equal output.
+//! Owns: [`Slots`], and the rules that keep an order as far as possible. In: the former order, the endpoints. Out: the
+//! order; equal input gives equal output.
 
 use std::collections::HashSet;
 
@@ -12,9 +12,9 @@ use super::numbers::MAX_ENDPOINT;
 /// A set of endpoints, in the order of their slots.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// No two are equal.
+    /// Without duplicates.
     pub(super) endpoints: Box<[Endpoint]>,
-    /// With affinity, the number of each (without that of the service port); else empty.
+    /// With affinity, the number of each (without that of the service port); otherwise empty.
     pub(super) numbers: Box<[u16]>,
 }
 
@@ -27,19 +27,19 @@ impl Slots {
         self.endpoints.is_empty()
     }
 
-    /// With the index of each.
+    /// Each with its index.
     pub(super) fn indexed(&self) -> impl Iterator<Item = (u32, Endpoint)> {
         (0..).zip(self.endpoints.iter().copied())
     }
 
-    /// Endpoints and their numbers; nothing without affinity.
+    /// Endpoints and their numbers; empty without affinity.
     pub(super) fn numbered(&self) -> impl Iterator<Item = (Endpoint, u16)> {
         self.endpoints.iter().copied().zip(self.numbers.iter().copied())
     }
 }
 
-/// Puts `wanted` (ordered, no two equal) in an order in which those of `before` (index and endpoint) have the index that
-/// they had, where it is still one; the others fill the holes.
+/// Orders `wanted` (ordered, without duplicates) so that those in `before` (index and endpoint) keep their index, if it
+/// still exists; the others fill the holes.
 pub(super) fn arrange(before: &[(u32, Endpoint)], wanted: &[Endpoint]) -> Box<[Endpoint]> {
     let mut slots: Vec<Option<Endpoint>> = vec![None; wanted.len()];
     let mut placed = vec![false; wanted.len()];
@@ -57,8 +57,8 @@ pub(super) fn arrange(before: &[(u32, Endpoint)], wanted: &[Endpoint]) -> Box<[E
     slots.into_iter().filter_map(|slot| slot.or_else(|| others.next())).collect()
 }
 
-/// Gives each of `wanted` (ordered, no two equal) its number: those of `before` keep theirs, others get the ones after
-/// `last`, which is moved. None: they are too many.
+/// Numbers `wanted` (ordered, without duplicates): those in `before` keep their number, others get the ones after
+/// `last`, which is advanced. `None`: there are too many.
 pub(super) fn number(
     before: &[(Endpoint, u16)],
     last: &mut u16,
@@ -78,7 +78,8 @@ pub(super) fn number(
     if numbered.len() == wanted.len() {
         return Some(numbered);
     }
-    // Those that were, too: what a client remembers shall not lead it to an endpoint that is new, unless numbers run short.
+    // Numbers of removed endpoints are avoided, too, unless numbers run short: a client that remembers one must not
+    // reach a new endpoint.
     let avoid_all = known.len() + wanted.len() - numbered.len() <= usize::from(MAX_ENDPOINT);
     let avoided = if avoid_all { &known } else { &numbered };
     let mut taken: HashSet<u16> = avoided.iter().map(|(_, number)| *number).collect();
@@ -91,7 +92,7 @@ pub(super) fn number(
     Some(numbered)
 }
 
-/// The first that is free after `last`.
+/// The first free number after `last`.
 fn next_free(taken: &mut HashSet<u16>, last: &mut u16) -> Option<u16> {
     for _ in 0..MAX_ENDPOINT {
         *last = if *last == MAX_ENDPOINT { 1 } else { *last + 1 };

@@ -1,55 +1,52 @@
-//! What the sets and maps are made of.
+//! Definitions of the sets and maps.
 //!
-//! Owns: [`SetDefinition`], the fields of keys and values, and how nft is told of them. In and out: values.
+//! Owns: [`SetDefinition`], the fields of keys and values, and their description for nft. In and out: values.
 
 use keelson_proxy::model::Family;
 use netlink_packet_netfilter::nftables::{SetAttribute, SetDescription, SetFlags};
 
 use crate::element::SetName;
 
-/// How many clients the kernel remembers in each of the maps of affinities, together 1,048,576: about 100 MB; a new one beyond
-/// that gets an endpoint, but may get another one next time. kube-proxy has a set of 65,535 for each endpoint.
+/// Maximum number of clients in each affinity map. Together they hold 1,048,576: about 100 MB. Further new clients get
+/// an endpoint, but possibly another one next time. kube-proxy has a set of 65,535 for each endpoint.
 const AFFINITY_SIZE: u32 = 131_072;
 
-/// A set or map as the kernel is asked to make it.
+/// A set or map as sent to the kernel.
 ///
-/// An element of a set of intervals (`service-cidrs`) is sent as two elements in one message: one whose key is the first address,
-/// and one with the flag `NFT_SET_ELEM_INTERVAL_END` whose key is the address *after* the last. The second is left out if the
-/// last address is the highest there is. The kernel lists intervals in the same form; if nft wrote them, there may be an end at
-/// the lowest address, which ends nothing. Intervals must not overlap, and two that touch share a key: the end of one is the
-/// start of the other.
+/// An element of a set of intervals (`service-cidrs`) is sent as two elements in one message: one whose key is the
+/// first address, and one with the flag `NFT_SET_ELEM_INTERVAL_END` whose key is the address *after* the last. The
+/// second is omitted if the last address is the highest. The kernel lists intervals in the same form; if nft wrote
+/// them, there may be an end at the lowest address, which ends nothing. Intervals must not overlap, and two adjacent
+/// ones share a key: the end of one is the start of the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetDefinition {
-    /// Whether it is a map, has intervals, timeouts, or is written by rules.
     pub flags: SetFlags,
-    /// What nft shows keys as (`NFTA_SET_KEY_TYPE`).
+    /// nft's type of keys (`NFTA_SET_KEY_TYPE`).
     pub key_type: u32,
-    /// The length of keys in bytes, every field padded to 4.
+    /// In bytes, every field padded to 4.
     pub key_len: u32,
-    /// What a map gives; none for sets.
+    /// `None` for sets.
     pub data: Option<SetData>,
-    /// How many elements it may have, where that is limited.
+    /// Maximum number of elements; `None`: no limit.
     pub size: Option<u32>,
-    /// What else nft wants to know to show the elements properly.
+    /// Further information for nft to display the elements.
     pub userdata: Vec<u8>,
 }
 
-/// What a map gives.
+/// The values of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetData {
-    /// Verdicts.
     Verdict,
-    /// Bytes.
     Data {
-        /// What nft shows them as (`NFTA_SET_DATA_TYPE`).
+        /// nft's type of values (`NFTA_SET_DATA_TYPE`).
         data_type: u32,
-        /// How many, every field padded to 4.
+        /// In bytes, every field padded to 4.
         len: u32,
     },
 }
 
 impl SetDefinition {
-    /// As attributes of the message that makes the set (`NFT_MSG_NEWSET`): all but its table, name and id.
+    /// As attributes of `NFT_MSG_NEWSET`, except table, name and id.
     #[must_use]
     pub fn attributes(&self) -> Vec<SetAttribute> {
         /// `NFT_DATA_VERDICT`.
@@ -74,7 +71,6 @@ impl SetDefinition {
     }
 }
 
-/// What a set or map is.
 #[must_use]
 pub fn definition(family: Family, set: SetName) -> SetDefinition {
     let (key, data) = (key_fields(set), data_fields(set));
@@ -105,7 +101,7 @@ pub(super) enum FieldType {
     Number,
     Protocol,
     Port,
-    /// The index of a slot.
+    /// Index of a slot.
     Index,
 }
 
@@ -120,7 +116,7 @@ impl FieldType {
         }
     }
 
-    /// In bytes, with the padding that it has in keys.
+    /// In bytes, with padding in keys.
     pub(super) const fn padded_len(self, family: Family) -> u32 {
         self.len(family).next_multiple_of(4)
     }
@@ -149,7 +145,7 @@ impl FieldType {
         }
     }
 
-    /// An expression of the type, for nft's `typeof`. The modulus is of no consequence.
+    /// An expression of the type, for nft's `typeof`. The modulus does not matter.
     const fn example(self, family: Family) -> &'static str {
         match (self, family) {
             (Self::Index, _) => "numgen random mod 2",
@@ -161,13 +157,13 @@ impl FieldType {
         }
     }
 
-    /// The same in the form in which nft keeps it with a set: the kind of expression, then what is particular to it.
+    /// The same in the form that nft stores with a set: the kind of expression, then its parameters.
     fn example_userdata(self, family: Family) -> Vec<u8> {
         const PAYLOAD: u32 = 7;
         const META: u32 = 9;
         const PRIORITY: u32 = 2;
         const NUMGEN: u32 = 23;
-        // Which header, and which field of it.
+        // Header, and field of it.
         let payload = |header: u32, field: u32| {
             [tlv_number(0, PAYLOAD), tlv(1, &[tlv_number(0, header), tlv_number(1, field)].concat())]
         };
@@ -176,7 +172,7 @@ impl FieldType {
             (Self::Address, Family::V6) => payload(13, 9),
             (Self::Port, _) => payload(11, 2),
             (Self::Number, _) => [tlv_number(0, META), tlv(1, &tlv_number(0, PRIORITY))],
-            // No map that is described by examples has one.
+            // Not used in maps that are described by examples.
             (Self::Protocol, _) => [Vec::new(), Vec::new()],
             (Self::Index, _) => {
                 let random = [tlv_number(0, 1), tlv_number(1, 2), tlv_number(2, 0)].concat();
@@ -187,14 +183,12 @@ impl FieldType {
     }
 }
 
-/// What a map gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataFields {
     Verdict,
     Data(&'static [FieldType]),
 }
 
-/// The fields of the keys.
 pub(super) const fn key_fields(set: SetName) -> &'static [FieldType] {
     use FieldType::{Address, Index, Number, Port, Protocol};
     match set {
@@ -226,7 +220,7 @@ pub(super) const fn key_fields(set: SetName) -> &'static [FieldType] {
     }
 }
 
-/// The fields of the values; none for sets.
+/// `None` for sets.
 pub(super) const fn data_fields(set: SetName) -> Option<DataFields> {
     use FieldType::{Address, Number, Port};
     match set {
@@ -263,7 +257,7 @@ pub(super) const fn data_fields(set: SetName) -> Option<DataFields> {
     }
 }
 
-/// `type …` or `typeof …` of a set, in nft's language. An integer has no name that `type` would take.
+/// `type …` or `typeof …` of a set, in nft's language. Integers have no name for `type`.
 pub(super) fn type_text(family: Family, set: SetName) -> String {
     let key = key_fields(set);
     let by_example = key.contains(&FieldType::Index);
@@ -279,7 +273,7 @@ pub(super) fn type_text(family: Family, set: SetName) -> String {
     }
 }
 
-/// The number of a concatenation: 6 bits for each field.
+/// The type of a concatenation: 6 bits for each field.
 fn type_of(family: Family, fields: &[FieldType]) -> u32 {
     fields.iter().fold(0, |number, field| number << 6 | field.number(family))
 }
@@ -299,7 +293,7 @@ fn tlv_number(kind: u8, value: u32) -> Vec<u8> {
     tlv(kind, &value.to_ne_bytes())
 }
 
-/// What nft keeps with a set (`NFTNL_UDATA_SET_*`): byte order of keys and values, and of what they are examples.
+/// nft's userdata of a set (`NFTNL_UDATA_SET_*`): byte order of keys and values, and examples of their types.
 fn userdata(family: Family, key: &[FieldType], data: Option<DataFields>) -> Vec<u8> {
     const KEY_BYTE_ORDER: u8 = 0;
     const DATA_BYTE_ORDER: u8 = 1;
@@ -307,7 +301,7 @@ fn userdata(family: Family, key: &[FieldType], data: Option<DataFields>) -> Vec<
     const DATA_TYPE_OF: u8 = 4;
     const DATA_INTERVAL: u8 = 6;
     const CONCATENATION: u32 = 13;
-    // Concatenations and verdicts have none, the others that of the host or of the network.
+    // Concatenations and verdicts have none, the others host or network byte order.
     let byte_order = |fields: &[FieldType]| match fields {
         [FieldType::Number | FieldType::Index] => 1,
         [_] => 2,

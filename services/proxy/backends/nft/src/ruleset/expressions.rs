@@ -1,10 +1,10 @@
-//! Rules as the kernel has them.
+//! Rules as expressions of the kernel.
 //!
-//! Owns: the netlink form of [`Rule`]s, which is what nft would send for their text. In and out: values.
+//! Owns: the netlink form of [`Rule`]s, as nft would send it for their text. In and out: values.
 //!
-//! Registers: the kernel has 16 of 4 bytes each. A key is put into them from the first on, every field padded to whole
-//! registers; what a map gives for it replaces it, again from the first on. The numbers of attributes and of what they can be
-//! are the kernel's (`linux/netfilter/nf_tables.h`).
+//! Registers: the kernel has 16 of 4 bytes each. A key is loaded from the first register on, every field padded to
+//! whole registers; the value of a map lookup replaces it, again from the first register on. The numbers of attributes
+//! and their values are the kernel's (`linux/netfilter/nf_tables.h`).
 
 use ipnet::IpNet;
 use keelson_proxy::model::Family;
@@ -23,18 +23,17 @@ use crate::{
     element::{Key, Number, SetName},
 };
 
-/// An expression of a rule.
 type Expression = ListAttribute<ExpressionAttribute>;
 
 /// The number of the first register of 4 bytes (`NFT_REG32_00`).
 const FIRST_REGISTER: u32 = 8;
-/// Registers of 4 bytes that make one of 16: nft begins the data of an element at the next of those after its key.
+/// Registers of 4 bytes per register of 16: nft places the data of an element at the next of the latter after its key.
 const LARGE: u32 = 4;
 /// `NFT_PAYLOAD_NETWORK_HEADER`.
 const NETWORK_HEADER: u32 = 1;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`.
 const TRANSPORT_HEADER: u32 = 2;
-/// Where the destination port is in the headers of TCP, UDP and SCTP.
+/// Offset of the destination port in the headers of TCP, UDP and SCTP.
 const PORT_OFFSET: u32 = 2;
 /// `NFT_LOOKUP_F_INV`.
 const LOOKUP_INVERTED: u32 = 1;
@@ -64,9 +63,8 @@ const DELETE: u32 = 2;
 const DROP: u32 = 0;
 
 impl Rule {
-    /// The rule as the kernel has it (`NFTA_RULE_EXPRESSIONS`). Sets and chains are called by name: they have to be there,
-    /// or to be made earlier in the same transaction. The message needs `NLM_F_APPEND`: without it, a rule goes before those of
-    /// the chain that there are.
+    /// Sets and chains are referred to by name: they have to exist, or to be created earlier in the same transaction.
+    /// The message needs `NLM_F_APPEND`: without it, a rule is inserted before the existing ones of the chain.
     #[must_use]
     pub fn expressions(&self, family: Family) -> Vec<Expression> {
         let mut writer = Writer { family, out: Vec::new() };
@@ -77,7 +75,7 @@ impl Rule {
     }
 }
 
-/// Where an address is in the header: the offset of a family's field in bytes.
+/// In bytes.
 const fn address_offset(family: Family, source: bool) -> u32 {
     match (family, source) {
         (Family::V4, true) => 12,
@@ -87,17 +85,15 @@ const fn address_offset(family: Family, source: bool) -> u32 {
     }
 }
 
-/// A register of 4 bytes, or the first of those that a field takes.
+/// A register of 4 bytes, or the first of those that a field occupies.
 fn register(index: u32) -> Register {
     Register::from(FIRST_REGISTER + index)
 }
 
-/// An attribute with a number.
 fn number(kind: u16, value: u32) -> DefaultNla {
     DefaultNla::new(kind, value.to_be_bytes().to_vec())
 }
 
-/// The bytes of a network's mask.
 fn mask(net: &IpNet) -> Vec<u8> {
     match net {
         IpNet::V4(net) => net.netmask().octets().to_vec(),
@@ -105,7 +101,6 @@ fn mask(net: &IpNet) -> Vec<u8> {
     }
 }
 
-/// The bytes of a network's address.
 fn octets(net: &IpNet) -> Vec<u8> {
     match net {
         IpNet::V4(net) => net.network().octets().to_vec(),
@@ -197,12 +192,12 @@ impl Writer {
         self.push(Expressions::Other { expression_type: expression_type.to_owned(), attributes });
     }
 
-    /// Puts fields into registers one after the other, from the first on; which one would come next.
+    /// Loads fields into registers from the first on. Returns the next free register.
     fn load(&mut self, fields: &[Field]) -> u32 {
         fields.iter().fold(0, |index, field| index + self.load_field(*field, index))
     }
 
-    /// How many registers it takes.
+    /// Returns the number of registers.
     fn load_field(&mut self, field: Field, index: u32) -> u32 {
         let len = self.family.address_len();
         let address_registers = len as u32 / 4;
@@ -238,7 +233,7 @@ impl Writer {
         }
     }
 
-    /// A number below `below`, and what is added to it. How many registers it takes.
+    /// A random number below `below`, plus `added`. Returns the number of registers.
     fn random(&mut self, index: u32, below: u32, added: Option<u32>) -> u32 {
         let (dreg, modulus, kind, offset, random) = (1, 2, 3, 4, 1);
         let to = u32::from(register(index));
@@ -248,7 +243,7 @@ impl Writer {
         1
     }
 
-    /// The number of the packet, or the bits of it that the mask has. How many registers it takes.
+    /// The number of the packet, or the bits of it in the mask. Returns the number of registers.
     fn load_number(&mut self, index: u32, mask: Option<Number>) -> u32 {
         self.meta(MetaKey::Priority, index);
         if let Some(mask) = mask {
@@ -257,7 +252,7 @@ impl Writer {
         1
     }
 
-    /// Gives the packet the number in the first register.
+    /// Sets the number of the packet from the first register.
     fn set_number(&mut self) {
         self.push(Expressions::Meta(vec![Meta::Key(MetaKey::Priority), Meta::SourceRegister(register(0))]));
     }
@@ -275,7 +270,7 @@ impl Writer {
         self.push(Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(register(index))]));
     }
 
-    /// The register and as many after it as the mask is long: `(register & mask) ^ xor`.
+    /// `(register & mask) ^ xor`, over as many registers as the mask occupies.
     fn bitwise(&mut self, index: u32, mask: Vec<u8>, xor: Vec<u8>) {
         self.push(Expressions::Bitwise(vec![
             Bitwise::SourceRegister(register(index)),
@@ -303,7 +298,7 @@ impl Writer {
         self.push(Expressions::Lookup(attributes));
     }
 
-    /// A bit of the connection's state or status is set, or is not.
+    /// Matches a bit of the connection's state or status.
     fn ct(&mut self, key: u32, bit: u32, set: bool) {
         let (dreg, of) = (1, 2);
         self.other("ct", vec![number(of, key), number(dreg, u32::from(register(0)))]);
@@ -311,7 +306,7 @@ impl Writer {
         self.compare(!set, vec![0; 4]);
     }
 
-    /// The type of an address, by the routing table, is local.
+    /// Matches a local address, by the routing table.
     fn local(&mut self, address: u32) {
         let (dreg, result, flags, address_type) = (1, 2, 3, 3);
         self.other(
@@ -321,7 +316,7 @@ impl Writer {
         self.compare(true, LOCAL.to_ne_bytes().to_vec());
     }
 
-    /// Of a prefix of whole bytes, those are compared; of any other, the address without its host bits.
+    /// Compares only the network's bytes if the prefix ends at a byte, otherwise the address without its host bits.
     fn address(&mut self, field: Field, net: &IpNet, inside: bool) {
         let whole = usize::from(net.prefix_len() / 8);
         let mut data = octets(net);
@@ -341,7 +336,7 @@ impl Writer {
         self.compare(inside, data);
     }
 
-    /// A whole name is compared with the NULs after it, which fill the kernel's 16 bytes.
+    /// A full name is compared with the NULs that fill the kernel's 16 bytes.
     fn interface(&mut self, name: &str, prefix: bool, is: bool) {
         let mut name = interface_name(name).as_bytes().to_vec();
         if !prefix {
@@ -351,14 +346,14 @@ impl Writer {
         self.compare(is, name);
     }
 
-    /// The mark becomes `(mark & mask) ^ xor`.
+    /// Sets the mark to `(mark & mask) ^ xor`.
     fn change_mark(&mut self, mask: u32, xor: u32) {
         self.meta(MetaKey::Mark, 0);
         self.bitwise(0, mask.to_ne_bytes().to_vec(), xor.to_ne_bytes().to_vec());
         self.push(Expressions::Meta(vec![Meta::Key(MetaKey::Mark), Meta::SourceRegister(register(0))]));
     }
 
-    /// client . service port : endpoint. A time that is not given is left out.
+    /// client . service port : endpoint. `seconds`: the timeout.
     fn affinity(&mut self, operation: u32, map: SetName, seconds: Option<u32>) {
         let (set, op, key, data, timeout) = (1, 3, 4, 5, 6);
         let after = self.load(&[Field::Source, Field::Service]);
@@ -379,7 +374,7 @@ impl Writer {
         self.other("dynset", attributes);
     }
 
-    /// To the address and port in the first registers.
+    /// Translates to the address and port in the first registers.
     fn translate(&mut self) {
         let (kind, family, address, port) = (1, 2, 3, 5);
         let destination = 1;
@@ -400,13 +395,13 @@ impl Writer {
         );
     }
 
-    /// Into the flowtable (`NFTA_FLOW_TABLE_NAME`).
+    /// `NFTA_FLOW_TABLE_NAME`.
     fn offload(&mut self) {
         let name = 1;
         self.other("flow_offload", vec![DefaultNla::new(name, format!("{FLOWTABLE}\0").into_bytes())]);
     }
 
-    /// ICMP port unreachable, whatever the protocol: code 3 in ICMP, 4 in ICMPv6.
+    /// ICMP port unreachable for any protocol: code 3 in ICMP, 4 in ICMPv6.
     fn reject(&mut self) {
         let (kind, code) = (1, 2);
         let icmp_unreachable = 0;

@@ -1,8 +1,8 @@
-//! The rules of the table: what each chain says, and what sets and maps are.
+//! The rules of the table.
 //!
-//! Owns: the fixed ruleset and the chains that depend on counts, each rule once as a [`Rule`], which is rendered as text for
-//! people ([`print_with_flowtable`]) and as expressions for the kernel ([`Rule::expressions`]). In: [`Base`]. Out: values; nothing here
-//! talks to the kernel.
+//! Owns: the fixed ruleset and the chains that depend on counts, each rule once as a [`Rule`], which is rendered as
+//! text for people ([`print_with_flowtable`]) and as expressions for the kernel ([`Rule::expressions`]). In: [`Base`].
+//! Out: values; nothing here accesses the kernel.
 
 mod definition;
 mod expressions;
@@ -30,50 +30,49 @@ use super::{
 };
 pub(crate) use rule::{Field, Statement};
 
-/// The name of the table, in both families.
+/// In both families.
 pub const TABLE: &str = "keelson";
 
-/// The name of the flowtable, in both families.
+/// In both families.
 pub const FLOWTABLE: &str = "service-flows";
 
-/// What the fixed ruleset depends on, in one family.
+/// Dependencies of the fixed ruleset, in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// The family.
     pub family: Family,
-    /// Whether everything that goes to a cluster IP is masqueraded (kube-proxy: `masqueradeAll`).
+    /// Masquerade all traffic to cluster IPs (kube-proxy: `masqueradeAll`).
     pub masquerade_all: bool,
-    /// The bit of the packet mark that says "masquerade", as a mask of one bit (kube-proxy: `masqueradeBit`).
+    /// The bit of the packet mark that requests masquerading, as a mask of one bit (kube-proxy: `masqueradeBit`).
     pub mark: u32,
-    /// How to tell a pod's traffic. None: traffic to cluster IPs is not masqueraded, and pods are like anybody outside.
+    /// How to detect a pod's traffic. `None`: traffic to cluster IPs is not masqueraded, and pods are treated as
+    /// outside sources.
     pub detector: Option<Detector>,
-    /// Where node ports are served.
     pub node_ports: NodePortMatch,
 }
 
-/// Where node ports are served (kube-proxy: `nodePortAddresses`).
+/// Addresses at which node ports are served (kube-proxy: `nodePortAddresses`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodePortMatch {
-    /// At every address of the node but loopback ones.
+    /// All local ones except loopback.
     AllLocal,
-    /// At those in [`SetName::NodePortAddresses`].
+    /// Those in [`SetName::NodePortAddresses`].
     Addresses,
 }
 
-/// Where a base chain is called from.
+/// The hook of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hook {
-    /// The type of chain: `nat` or `filter`.
+    /// `nat` or `filter`.
     pub kind: &'static str,
-    /// The number of the hook (`NF_INET_*`).
+    /// `NF_INET_*`.
     pub hook: u32,
-    /// The priority: lower ones are called first.
+    /// Lower ones are called first.
     pub priority: i32,
-    /// The same as nft writes it.
+    /// The priority as nft writes it.
     pub text: &'static str,
 }
 
-/// Where a chain is called from; none if only other chains lead to it. The policy of every base chain is accept.
+/// The hook of a chain; `None` if it is no base chain. The policy of every base chain is accept.
 #[must_use]
 pub const fn hook(chain: Chain) -> Option<Hook> {
     /// `NF_INET_*`.
@@ -111,7 +110,6 @@ pub const fn hook(chain: Chain) -> Option<Hook> {
     Some(Hook { kind, hook, priority, text })
 }
 
-/// The rules of a chain, in order.
 #[must_use]
 pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
     match chain {
@@ -173,12 +171,10 @@ pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
     }
 }
 
-/// What tells a frontend: destination address, protocol and port.
 const FRONTEND: [Field; 3] = [Field::Destination, Field::Protocol, Field::Port];
-/// What tells a node port.
 const NODE_PORT: [Field; 2] = [Field::Protocol, Field::Port];
 
-/// Key of one of the slots of a number with affinity, chosen at random. A chain for no endpoints at all (nothing leads to one) finds none.
+/// Key of a random slot of a number with affinity. A chain for zero endpoints (nothing refers to one) finds none.
 fn slot(count: u32) -> [Field; 2] {
     [Field::Number, Field::Random(count.max(1))]
 }
@@ -187,7 +183,7 @@ fn is_in(field: Field, set: SetName) -> Statement {
     Statement::In { fields: vec![field], set, inside: true }
 }
 
-/// To the chain for the choice and count that the number tells.
+/// Continues with the chain for the choice and count in the number.
 fn by_count() -> Rule {
     Rule::of([Statement::Choose(vec![Field::Class], SetName::Counts)])
 }
@@ -196,7 +192,7 @@ fn choose(set: SetName) -> Rule {
     Rule::of([Statement::Choose(vec![Field::Number], set)])
 }
 
-/// Whether the destination is an address where node ports are served.
+/// Matches a destination address at which node ports are served.
 fn node_ports(base: &Base) -> Vec<Statement> {
     match base.node_ports {
         NodePortMatch::Addresses => vec![is_in(Field::Destination, SetName::NodePortAddresses)],
@@ -213,7 +209,7 @@ fn node_ports(base: &Base) -> Vec<Statement> {
     }
 }
 
-/// Finds the number of the frontend.
+/// Looks up the number of the frontend.
 fn services(base: &Base) -> Vec<Rule> {
     vec![
         Rule::of([
@@ -231,7 +227,8 @@ fn services(base: &Base) -> Vec<Rule> {
     ]
 }
 
-/// The statements that match a pod's traffic, or all but that. None if there is no way to tell, or if nothing would match.
+/// Statements that match traffic of pods, or all other traffic. `None` if pods cannot be detected, or if nothing would
+/// match.
 fn from_pod(base: &Base, pod: bool) -> Option<Vec<Statement>> {
     match base.detector.as_ref()? {
         Detector::Cidr(net) if !base.family.has(&net.addr()) => None,
@@ -249,7 +246,7 @@ fn from_pod(base: &Base, pod: bool) -> Option<Vec<Statement>> {
     }
 }
 
-/// To a cluster IP.
+/// Traffic to a cluster IP.
 fn internal(base: &Base) -> Vec<Rule> {
     let masqueraded = if base.masquerade_all { Some(Vec::new()) } else { from_pod(base, false) };
     let mark =
@@ -258,8 +255,8 @@ fn internal(base: &Base) -> Vec<Rule> {
     mark.into_iter().chain(chosen).collect()
 }
 
-/// To an external address where externalTrafficPolicy is Local. What comes from a pod or from the node itself is not outside
-/// traffic: it may go to any endpoint. masqueradeAll is about cluster IPs alone.
+/// Traffic to an external address with externalTrafficPolicy Local. Traffic from a pod or from the node itself is not
+/// external: it may go to any endpoint. masqueradeAll applies to cluster IPs only.
 fn external_local(base: &Base) -> Vec<Rule> {
     let any = Statement::Choose(vec![Field::Number], SetName::ExternalChoice);
     let pod = from_pod(base, true).map(|statements| Rule::of(statements.into_iter().chain([any.clone()])));
@@ -267,8 +264,8 @@ fn external_local(base: &Base) -> Vec<Rule> {
     pod.into_iter().chain([node, choose(SetName::LocalChoice), Rule::of([Statement::Drop])]).collect()
 }
 
-/// Whether the source of a packet is in one of the ranges of its frontend. A hash is asked for each length of prefix that
-/// they have, so it makes no difference how many ranges others have.
+/// Checks whether the source of a packet is in one of the ranges of its frontend, with one hash lookup per prefix
+/// length, so the ranges of other frontends do not matter.
 fn sources(protocol: Protocol, lengths: PrefixLengths) -> Vec<Rule> {
     let of_length = |length: u8| {
         let kind = Field::Constant(SetName::range_kind(protocol, length));
@@ -278,8 +275,9 @@ fn sources(protocol: Protocol, lengths: PrefixLengths) -> Vec<Rule> {
     lengths.iter().map(of_length).chain([Rule::of([Statement::Drop])]).collect()
 }
 
-/// What was marked, and a pod that reaches itself. A nat chain sees the first packet of a connection only, which is the one that
-/// has a number. (Where IPv4 forwards, the kernel has set the priority anew.) Others' connections keep their priority.
+/// Masquerades marked packets, and those of a pod that reaches itself. A nat chain sees only the first packet of a
+/// connection, which is the one with a number. (When IPv4 forwards a packet, the kernel has reset its priority.) The
+/// priority of other connections is kept.
 fn postrouting(base: &Base) -> Vec<Rule> {
     vec![
         Rule::of([Statement::Translated, Statement::HasNumber, Statement::ClearNumber]),
@@ -296,7 +294,7 @@ fn postrouting(base: &Base) -> Vec<Rule> {
     ]
 }
 
-/// Adds flows to the flowtable that were translated and have had an answer. Of other protocols the kernel keeps none there.
+/// Adds flows to the flowtable that are translated and answered. The kernel supports only TCP and UDP there.
 pub(crate) fn offload(protocols: &[Protocol]) -> Vec<Rule> {
     let of = |protocol: &Protocol| {
         Rule::of([
@@ -309,14 +307,15 @@ pub(crate) fn offload(protocols: &[Protocol]) -> Vec<Rule> {
     protocols.iter().map(of).collect()
 }
 
-/// To the endpoint that a map gives. nft writes ports only after a protocol that has some, hence one rule for each.
+/// Translates to the endpoint in a map. nft accepts ports only after a protocol that has ports, hence one rule for
+/// each.
 fn translate(key: &[Field], map: SetName) -> Vec<Rule> {
     Protocol::ALL
         .map(|protocol| Rule::of([Statement::Protocol(protocol), Statement::Translate(key.to_vec(), map)]))
         .into()
 }
 
-/// Maps of the endpoints of service ports that have affinity: by slot, and by number.
+/// Maps of the endpoints of service ports with affinity: by slot, and by number.
 const fn affinity_maps(choice: Choice) -> (SetName, SetName) {
     match choice {
         Choice::Cluster => (SetName::AffinitySlots, SetName::AffinityEndpoints),
@@ -324,7 +323,7 @@ const fn affinity_maps(choice: Choice) -> (SetName, SetName) {
     }
 }
 
-/// The packet has the number of the endpoint that the client had.
+/// The packet has the number of the client's former endpoint.
 fn affinity_kept(choice: Choice, count: u32, seconds: u32, group: u8) -> Vec<Rule> {
     let (_, endpoints) = affinity_maps(choice);
     let mut rules = vec![Rule::of([Statement::Remember { seconds, map: SetName::affinity(group) }])];

@@ -1,7 +1,7 @@
-//! The whole table as text.
+//! Prints the table as text.
 //!
-//! Owns: the form that `nft -f` reads. In: [`Base`], chains and elements. Out: text, written as it is made: the elements may be
-//! many.
+//! Owns: the form that `nft -f` reads. In: [`Base`], chains and elements. Out: text, written piece by piece: there may
+//! be many elements.
 
 use std::{
     collections::BTreeSet,
@@ -24,19 +24,14 @@ use crate::{
     element::{Element, Number, SetName, Value, Verdict},
 };
 
-/// Elements in one command: nft reads a command whole.
+/// Elements per command: nft parses a command as a whole.
 const ELEMENTS_PER_COMMAND: usize = 1000;
 
-/// The whole table in the language of nft, for `nft -f`, which replaces the table whatever it was.
+/// The table in the language of nft, for `nft -f`, which replaces any existing table.
 ///
-/// `chains` are all that there are, [`Chain::FIXED`] included; a chain comes after those it leads to. Elements of one set
-/// should follow each other; the order in which packets would meet them does not matter, as the file is one transaction.
-/// For the chains of affinity in IPv6 it takes nft 1.0.7: see [`super::Rule::text`]. `devices`: those of the flowtable, if there
-/// is one.
-///
-/// # Errors
-///
-/// When `out` has one.
+/// `chains` are all chains, [`Chain::FIXED`] included; a chain comes after those it refers to. Elements of one set
+/// should be consecutive; their order does not matter otherwise, because the file is one transaction. The affinity
+/// chains in IPv6 need nft 1.0.7: see [`super::Rule::text`]. `devices`: those of the flowtable, if there is one.
 pub fn print_with_flowtable(
     out: &mut impl Write,
     base: &Base,
@@ -66,11 +61,10 @@ pub fn print_with_flowtable(
     print_elements(out, base.family, elements)
 }
 
-/// The flowtable in the language of nft.
 #[must_use]
 pub fn flowtable_text(devices: &BTreeSet<String>) -> String {
     let names: Vec<String> = devices.iter().map(|device| format!("\"{device}\"")).collect();
-    // nft reads no empty list.
+    // nft accepts no empty list.
     let devices =
         if names.is_empty() { String::new() } else { format!("\t\tdevices = {{ {} }}\n", names.join(", ")) };
     format!("\tflowtable {FLOWTABLE} {{\n\t\thook ingress priority filter\n{devices}\t\tcounter\n\t}}\n")
@@ -130,17 +124,17 @@ pub fn element_text(family: Family, element: &Element) -> String {
         (Value::Data(data), Some(DataFields::Data(fields))) => {
             format!("{key} : {}", fields_text(family, fields, data.as_slice(), data.as_slice()))
         }
-        // A set, or what is no value of this map.
+        // A set, or an invalid value for this map.
         (Value::None | Value::Data(_), _) => key,
     }
 }
 
-/// Fields from the first to the last of their values, which are mostly the same.
+/// Fields from the first to the last of their values, which are usually equal.
 fn fields_text(family: Family, fields: &[FieldType], mut first: &[u8], mut last: &[u8]) -> String {
     let mut text = String::new();
     for field in fields {
         let len = field.padded_len(family) as usize;
-        // A key that is shorter than those of its set is shown as far as it goes.
+        // A key that is too short for the set is shown as far as possible.
         let (Some((low, low_rest)), Some((high, high_rest))) =
             (first.split_at_checked(len), last.split_at_checked(len))
         else {
@@ -179,7 +173,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(|bytes| Ipv6Addr::from(bytes).into())
 }
 
-/// An address, a network, or from one address to another.
+/// An address, a network, or an interval of addresses.
 fn range_text(first: IpAddr, last: IpAddr) -> String {
     if first == last {
         return first.to_string();

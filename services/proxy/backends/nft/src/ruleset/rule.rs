@@ -1,6 +1,6 @@
 //! One rule, and its text.
 //!
-//! Owns: [`Rule`], the statements of rules and how nft writes them. In and out: values.
+//! Owns: [`Rule`], the statements of rules and their text in nft's language. In and out: values.
 
 use std::{
     fmt,
@@ -16,39 +16,36 @@ use crate::{
     element::{Number, SetName},
 };
 
-/// The longest name of an interface, in bytes (`IFNAMSIZ` less the NUL).
+/// Maximum length of an interface name, in bytes (`IFNAMSIZ` without the NUL).
 const INTERFACE_NAME_MAX: usize = 15;
 
-/// A rule: what is matched and done, in order.
+/// Statements in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rule {
     pub(crate) statements: Vec<Statement>,
 }
 
-/// A field of a packet that is a key, or statement of one.
+/// A field of a packet in a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
-    /// Source address.
     Source,
     /// Destination address, or the number that was written there.
     Destination,
-    /// The number that the packet has.
+    /// The number of the packet.
     Number,
-    /// The number of the service port of the endpoint whose number the packet has.
+    /// The service port's part of the endpoint number in the packet.
     Service,
-    /// The choice and count of the number that the packet has ([`Number::with_count`]).
+    /// The choice and count in the packet's number ([`Number::with_count`]).
     Class,
-    /// The same number without choice and count.
+    /// The packet's number without choice and count.
     Id,
-    /// Transport protocol.
     Protocol,
-    /// Destination port.
     Port,
     /// A random number below this.
     Random(u32),
-    /// So many bits of the source address, the others being 0.
+    /// The first bits of the source address, as many as this, the others 0.
     SourceNetwork(u8),
-    /// This number, whatever the packet is.
+    /// A constant.
     Constant(u32),
 }
 
@@ -57,15 +54,15 @@ pub(crate) enum Field {
 pub(crate) enum Statement {
     /// The first packet of a connection.
     New,
-    /// Of a connection that has had an answer.
+    /// The connection is answered.
     Established,
-    /// Of a connection whose destination was translated.
+    /// The destination of the connection was translated.
     Translated,
-    /// Of a connection whose destination was not translated.
+    /// The destination of the connection was not translated.
     Untranslated,
-    /// The source address is one of the node.
+    /// The source address is local.
     LocalSource,
-    /// The destination address is one of the node.
+    /// The destination address is local.
     LocalDestination,
     /// An address is in a network, or is not. The network is of the family and has no host bits.
     Address {
@@ -73,13 +70,12 @@ pub(crate) enum Statement {
         net: IpNet,
         inside: bool,
     },
-    /// It came in by an interface of this name (or prefix of names), or did not.
+    /// The input interface has this name (or prefix), or does not.
     Interface {
         name: String,
         prefix: bool,
         is: bool,
     },
-    /// The transport protocol.
     Protocol(Protocol),
     /// The bit is set in the mark.
     Marked(u32),
@@ -93,37 +89,36 @@ pub(crate) enum Statement {
     Mark(u32),
     /// Inverts the bit in the mark.
     ToggleMark(u32),
-    /// Gives the packet the number that the map has for the fields; no match if it has none.
+    /// Sets the packet's number to the map's value for the fields; no match without an element.
     SetNumber(Vec<Field>, SetName),
-    /// Gives the packet the number [`Field::Service`].
+    /// Sets the packet's number to [`Field::Service`].
     SetNumberToService,
-    /// The number of the packet contains a count of ClusterSet ([`Number::counts_cluster`]).
+    /// The packet's number contains a count of ClusterSet ([`Number::counts_cluster`]).
     CountsCluster,
     /// The packet has a number ([`Number::is_set`]).
     HasNumber,
-    /// Takes the number from the packet.
     ClearNumber,
-    /// Writes into a map of affinities that the client has the endpoint whose number the packet has.
+    /// Records in an affinity map that the client has the endpoint of the packet's number.
     Remember {
         seconds: u32,
         map: SetName,
     },
-    /// Removes what [`Statement::Remember`] wrote.
+    /// Deletes what [`Statement::Remember`] recorded.
     Forget {
         map: SetName,
     },
-    /// Goes where the map says for the fields; no match if it says nothing.
+    /// Applies the map's verdict for the fields; no match without an element.
     Choose(Vec<Field>, SetName),
     /// Translates the destination to the address and port that the map has for the fields.
     Translate(Vec<Field>, SetName),
-    /// Translates the source to the address of the interface it leaves by, with a random port.
+    /// Translates the source to the address of the output interface, with a random port.
     Masquerade,
-    /// Adds the flow to the flowtable, if the kernel can: the connection has to be established, and of TCP or UDP.
+    /// Adds the flow to the flowtable, if possible: the connection has to be established, and of TCP or UDP.
     Offload,
     /// Answers with ICMP port unreachable.
     Reject,
     Drop,
-    /// The chain is over; what jumped to it goes on.
+    /// Ends the chain; the calling chain continues.
     Return,
     Goto(Chain),
     Jump(Chain),
@@ -134,8 +129,9 @@ impl Rule {
         Self { statements: statements.into_iter().collect() }
     }
 
-    /// The rule in the language of nft, as it lists it (but for times, which it lists in hours too). Before 1.0.7, nft cannot read (but lists) the rules of the affinity
-    /// chains in IPv6: it takes no key of more than 16 bytes in `update @map` and `delete @map`. The kernel takes them.
+    /// The rule in the language of nft, as nft lists it (except for times, which it also lists in hours). Before 1.0.7,
+    /// nft can list but not read the rules of the affinity chains in IPv6: it accepts no key of more than 16 bytes in
+    /// `update @map` and `delete @map`. The kernel accepts them.
     #[must_use]
     pub fn text(&self, family: Family) -> String {
         let statements: Vec<String> =
@@ -144,7 +140,7 @@ impl Rule {
     }
 }
 
-/// `ip` or `ip6`, as nft calls the families.
+/// `ip` or `ip6`.
 pub(super) const fn keyword(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
@@ -152,13 +148,13 @@ pub(super) const fn keyword(family: Family) -> &'static str {
     }
 }
 
-/// What the kernel would take of the name of an interface.
+/// The part of an interface name that the kernel would use.
 pub(super) fn interface_name(name: &str) -> &str {
     let end = (0..=name.len().min(INTERFACE_NAME_MAX)).rev().find(|end| name.is_char_boundary(*end));
     &name[..end.unwrap_or(0)]
 }
 
-/// The mask of a prefix; none if that is all of an address.
+/// The mask of a prefix; `None` for the full length of an address.
 pub(super) fn netmask(family: Family, length: u8) -> Option<IpAddr> {
     let bits = family.address_len() as u8 * 8;
     let any = match family {
@@ -190,7 +186,7 @@ impl fmt::Display for FieldText {
                 None => write!(f, "{ip} saddr"),
                 Some(mask) => write!(f, "{ip} saddr & {mask}"),
             },
-            // The language has no constants in keys: a number below 1, and this.
+            // nft has no constants in keys: a random number below 1, plus the constant.
             Field::Constant(number) => write!(f, "numgen random mod 1 offset {number}"),
         }
     }

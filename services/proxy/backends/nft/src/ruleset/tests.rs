@@ -1,4 +1,4 @@
-//! The text of the ruleset. That the kernel gets the same is tested in `tests/ruleset.rs`, with nft.
+//! The text of the ruleset. `tests/ruleset.rs` checks with nft that the kernel gets the same rules.
 
 use super::*;
 use crate::element::{Element, Key, Number, Value, Verdict};
@@ -171,8 +171,9 @@ fn ipv6_differs_in_words_alone() {
     }
 }
 
-/// Case 36: to V, a pod is not masqueraded, the host and those outside are; without a detector nobody; masqueradeAll: all.
-/// Cases 33 and 35: the short-circuit of a pod, which needs a detector and is not masqueraded by masqueradeAll.
+/// Case 36: to V, a pod is not masqueraded, the host and outside sources are; without a detector, no source; with
+/// masqueradeAll, all. Cases 33 and 35: the short-circuit of a pod, which needs a detector and is not masqueraded by
+/// masqueradeAll.
 #[test]
 fn case_33_35_36_detectors() {
     let mark = "meta mark set meta mark | 0x00004000";
@@ -182,7 +183,7 @@ fn case_33_35_36_detectors() {
         (cidr("10.244.0.0/14"), Some("ip saddr != 10.244.0.0/14 "), Some("ip saddr 10.244.0.0/14 ")),
         (cidr("10.244.7.7/14"), Some("ip saddr != 10.244.0.0/14 "), Some("ip saddr 10.244.0.0/14 ")),
         (cidr("10.1.1.1/32"), Some("ip saddr != 10.1.1.1 "), Some("ip saddr 10.1.1.1 ")),
-        // Everything is a pod.
+        // Every source is a pod.
         (cidr("0.0.0.0/0"), None, Some("")),
         (cidr("fd00::/64"), None, None),
         (Some(Detector::Bridge("cbr0".to_owned())), Some("iifname != \"cbr0\" "), Some("iifname \"cbr0\" ")),
@@ -324,7 +325,7 @@ fn the_table_begins_anew_and_elements_follow_their_chains() {
     assert!(text.ends_with("add element ip6 keelson internal-choice {\n\t0:7d1 : drop\n}\n"), "{text}");
 }
 
-/// Only base chains have hooks, and the text says what the numbers say.
+/// Only base chains have hooks, and text and numbers match.
 #[test]
 fn hooks() {
     let names = [(0, "prerouting"), (1, "input"), (2, "forward"), (3, "output"), (4, "postrouting")];

@@ -1,6 +1,6 @@
-//! What leads from the kernel's table to the plan.
+//! Differences between the kernel's table and the plan.
 //!
-//! Owns: [`Difference`]. In: the table as it was found. Out: changes, of which none is made here.
+//! Owns: [`Difference`]. In: the table as found. Out: changes, none of which is committed here.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,30 +13,29 @@ use crate::{
     ruleset::{Base, FLOWTABLE, rules},
 };
 
-/// Prepared chains that are missing over a filled `slots` are made in batches. Maximum number of elements that the kernel checks
-/// for one batch, about 30 ms; a batch has at least one chain.
+/// Missing prepared chains are created in batches if `slots` has elements. Maximum number of elements that the kernel
+/// checks for one batch, about 30 ms; a batch has at least one chain.
 const PREPARE_MAX: usize = 65_536;
 
-/// What leads from what the kernel has to the plan.
+/// Changes from the kernel's table to the plan.
 #[derive(Debug, Default)]
 pub(crate) struct Difference {
-    /// There is no table.
+    /// The table does not exist.
     pub(crate) absent: bool,
-    /// Nothing less than a new table will do.
+    /// The table has to be replaced.
     pub(crate) rebuild: bool,
-    /// Chains and sets to be made and chains to be written again, before the elements.
+    /// Chains and sets to be created and chains to be rewritten, before the elements.
     pub(crate) first: Vec<Change>,
-    /// Elements.
     pub(crate) ops: Vec<Op>,
-    /// What somebody else has put into the table, to be deleted after the elements.
+    /// Objects of other programs in the table, to be deleted after the elements.
     pub(crate) last: Vec<Change>,
-    /// Interfaces of the flowtable. These are changed by [`Table::sync_devices`], and no part of a sync.
+    /// Interfaces of the flowtable. [`Table::sync_devices`] changes them; they are not part of a sync.
     pub(crate) devices: Vec<Change>,
-    /// Prepared chains that are missing and that nothing leads to.
+    /// Missing prepared chains that are not in use.
     pub(crate) prepared: Vec<Chain>,
-    /// Number of elements of `slots` that the kernel has.
+    /// Number of elements of `slots` in the kernel.
     pub(super) slots: usize,
-    /// The counted chains that there are then.
+    /// The counted chains that exist afterwards.
     pub(super) kept: BTreeSet<Chain>,
 }
 
@@ -45,7 +44,7 @@ impl Difference {
         usize::from(self.rebuild) + self.first.len() + self.last.len()
     }
 
-    /// Has as many of the prepared chains made as one transaction may; [`Table::collect`] makes the others later.
+    /// Creates as many of the prepared chains as one transaction may; [`Table::collect`] creates the others later.
     pub(super) fn prepare(&mut self, base: &Base) {
         self.prepared.truncate(prepared_at_once(self.slots));
         make_chains(base, &self.prepared, &mut self.first);
@@ -54,7 +53,7 @@ impl Difference {
 }
 
 impl Table {
-    /// The empty table: sets, chains, rules.
+    /// Sets, chains and rules, without elements.
     pub(super) fn structure(&self) -> Vec<Change> {
         let mut changes = vec![Change::MakeTable];
         changes.extend(SetName::ALL.map(Change::MakeSet));
@@ -99,7 +98,7 @@ impl Table {
         difference
     }
 
-    /// Whether something has our name and cannot be changed into ours.
+    /// Whether an object has one of our names and cannot be changed into ours.
     fn needs_another_table(&self, found: &Found) -> bool {
         let is_other_set = |&set: &SetName| found.has_set(set) && !found.set_is(self.family(), set);
         let is_hooked_wrongly = |&chain: &Chain| found.has_chain(chain) && !found.hook_is(chain);
@@ -153,7 +152,7 @@ impl Table {
     }
 }
 
-/// How many prepared chains one transaction makes over this number of slots.
+/// Number of prepared chains per transaction for this number of slots.
 pub(super) fn prepared_at_once(slots: usize) -> usize {
     (PREPARE_MAX / slots.max(1)).max(1)
 }

@@ -1,6 +1,6 @@
 //! The flowtable of a table, and its interfaces.
 //!
-//! Owns: which of the chains that add flows there is, and [`DeviceSync`]. In: the interfaces that the flowtable shall have. Out:
+//! Owns: the choice of the chain that adds flows, and [`DeviceSync`]. In: the wanted interfaces of the flowtable. Out:
 //! transactions of their own, so that no Service waits for an interface.
 
 use std::collections::BTreeSet;
@@ -14,24 +14,23 @@ use crate::{
     kernel::{KernelError, NfTables},
 };
 
-/// What became of the interfaces of the flowtable.
+/// Result of a sync of the flowtable's interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct DeviceSync {
-    /// Interfaces that were added or removed.
+    /// Number of interfaces that were added or removed.
     pub(crate) changed: usize,
-    /// Number of transactions that were committed.
     pub(crate) transactions: usize,
-    /// Why one could not be; the others are as they shall be.
+    /// Why one was rejected; the others are synced.
     pub(crate) refused: Option<KernelError>,
 }
 
 impl Table {
-    /// The chains that are there whatever the Services are.
+    /// The chains that exist whatever the Services are.
     pub(super) fn fixed(&self) -> Vec<Chain> {
         Chain::FIXED.into_iter().chain(self.offload_chain()).collect()
     }
 
-    /// The chain that adds flows to the flowtable, if there is one.
+    /// The chain that adds flows to the flowtable, if it exists.
     pub(crate) fn offload_chain(&self) -> Option<Chain> {
         let chain = match self.tcp_only {
             false => Chain::FilterForwardOffload,
@@ -40,25 +39,23 @@ impl Table {
         self.offloads().then_some(chain)
     }
 
-    /// Whether flows of UDP are kept out of the flowtable.
+    /// Whether UDP flows are kept out of the flowtable.
     pub(crate) const fn is_tcp_only(&self) -> bool {
         self.tcp_only
     }
 
-    /// Keeps flows of UDP out of the flowtable from now on, also after a restart of the proxy. The next sync ends those that
-    /// are in it, with a new flowtable.
+    /// Keeps UDP flows out of the flowtable from now on, also after a restart of the proxy. The next sync creates a new
+    /// flowtable, which ends the existing ones.
     pub(crate) fn set_tcp_only(&mut self) {
         self.tcp_only = true;
         self.distrust();
     }
 
-    /// Whether established flows are added to a flowtable.
     pub(crate) const fn offloads(&self) -> bool {
         self.devices.is_some()
     }
 
-    /// The interfaces of the flowtable are to be these ([`Self::sync_devices`] brings them to the kernel), or there is to be no
-    /// flowtable.
+    /// Sets the wanted interfaces of the flowtable, which [`Self::sync_devices`] programs; `None`: no flowtable.
     pub(crate) fn set_devices(&mut self, devices: Option<BTreeSet<String>>) {
         let is_other_structure = self.devices.is_some() != devices.is_some();
         self.devices = devices;
@@ -67,15 +64,15 @@ impl Table {
         }
     }
 
-    /// Makes the interfaces of the flowtable those that were set, in transactions of their own: what the kernel refuses here
-    /// delays no Service. Interfaces that disappear meanwhile are no error.
+    /// Syncs the interfaces of the flowtable, in transactions of their own: what the kernel rejects here delays no
+    /// Service. Interfaces that disappear in the meantime are no error.
     ///
     /// # Errors
-    /// The kernel does not say which interfaces the flowtable has.
+    /// The interfaces of the flowtable cannot be read.
     pub(crate) fn sync_devices(&mut self, tables: &mut dyn NfTables) -> Result<DeviceSync, KernelError> {
         let mut done = DeviceSync::default();
         let Some(wanted) = &self.devices else { return Ok(done) };
-        // Without a flowtable, the table is not as it was left, which checks and syncs find out.
+        // Checks and syncs detect a missing flowtable.
         let Some(found) = tables.read_flowtable(self.family())? else { return Ok(done) };
         let mut outcome = Outcome::default();
         for change in device_changes(&found.devices, wanted) {

@@ -1,4 +1,4 @@
-//! What would change in a table, in words.
+//! Describes the changes of a table.
 //!
 //! In: a [`Difference`]. Out: lines of `keelson proxy --dry-run`.
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Difference {
-    /// One line for each change.
+    /// One line per change.
     pub(crate) fn lines(&self, family: Family) -> Vec<String> {
         let table = match family {
             Family::V4 => "ip keelson",

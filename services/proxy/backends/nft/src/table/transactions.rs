@@ -1,6 +1,6 @@
 //! Transactions that bring a table up to date.
 //!
-//! Owns: their size and order, and how often one is tried. In: what is to be changed. Out: transactions, by [`NfTables`].
+//! Owns: their size, order and retries. In: changes. Out: transactions, through [`NfTables`].
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,11 +18,11 @@ use crate::{
     plan::in_order,
 };
 
-/// How often a transaction that met a passing difficulty is tried.
+/// Attempts to commit a transaction that fails with a temporary error.
 const TRIES: u32 = 5;
 
 impl Table {
-    /// Where there is no table: all of it, element by element as the plan has them, without a list of them in memory.
+    /// Creates the table with all elements, in the order of the plan, without a list of them in memory.
     pub(super) fn fill(
         &mut self,
         tables: &mut dyn NfTables,
@@ -34,7 +34,7 @@ impl Table {
         let chunk = if total <= ONE_TRANSACTION { usize::MAX } else { CHUNK };
         let mut transactions = 0;
         let Self { plan, base, .. } = self;
-        // What packets enter by comes last.
+        // Entry sets come last.
         for entry in [false, true] {
             let mut elements = plan.elements().filter(|element| element.set.is_entry() == entry).peekable();
             while elements.peek().is_some() {
@@ -58,7 +58,7 @@ impl Table {
         Ok(())
     }
 
-    /// Where there is a table.
+    /// Changes an existing table.
     pub(super) fn repair(
         &mut self,
         tables: &mut dyn NfTables,
@@ -75,13 +75,13 @@ impl Table {
                 self.commit(tables, &difference.last, outcome)?;
             }
         }
-        // A chain that rests goes on to rest.
+        // Unused chains stay marked as unused.
         let since = |chain: &Chain| self.made.get(chain).copied().flatten();
         self.made = difference.kept.into_iter().map(|chain| (chain, since(&chain))).collect();
         Ok(())
     }
 
-    /// Those of the operations that are still needed, by the elements that the kernel has now.
+    /// The operations that are still needed, given the elements that the kernel has now.
     pub(super) fn verify(&self, ops: Vec<Op>, tables: &mut dyn NfTables) -> Result<Vec<Op>, KernelError> {
         let family = self.family();
         let mut intervals: HashMap<SetName, Elements> = HashMap::new();
@@ -109,8 +109,8 @@ impl Table {
         Ok(needed)
     }
 
-    /// All of it anew in one transaction, because what is there cannot be made right piece by piece: connections go on, what
-    /// clients were bound to by affinity is lost.
+    /// Replaces the table in one transaction, because it cannot be repaired in place: connections continue, session
+    /// affinity is lost.
     fn rebuild(
         &mut self,
         tables: &mut dyn NfTables,
@@ -128,7 +128,8 @@ impl Table {
         self.commit(tables, &changes, outcome)
     }
 
-    /// Commits structure and elements: at once if they are few, else in an order that is good for traffic.
+    /// Commits structure and elements: in one transaction if they are few, otherwise in an order that keeps traffic
+    /// served.
     pub(super) fn load(
         &mut self,
         tables: &mut dyn NfTables,
@@ -164,7 +165,7 @@ impl Table {
     }
 }
 
-/// One transaction; what passes is waited for.
+/// Commits one transaction; waits and retries after temporary errors.
 fn commit(family: Family, tables: &mut dyn NfTables, changes: &[Change]) -> Result<(), KernelError> {
     let mut tries = 1;
     loop {

@@ -1,7 +1,8 @@
-//! Offload of established flows by the real kernel, as root, in network namespaces of the tests' own: a client, a node and a
+//! Offload of established flows in the kernel, as root, in network namespaces of the tests' own: a client, a node and a
 //! server.
 //!
-//! The kernel decides which half of a test is run: without flowtables, the proxy has to say so and program everything else.
+//! The kernel's support decides which half of a test runs: without flowtables, the proxy has to report that and program
+//! everything else.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod measure;
@@ -31,11 +32,11 @@ use keelson_proxy::{
 use keelson_proxy_nft::{Nft, kernel::Netlink};
 use nix::sched::{CloneFlags, setns};
 
-/// Where the Service is, and where its endpoints listen.
+/// The ports of the Service and of its endpoints.
 const PORT: u16 = 80;
 const NODE_PORT: u16 = 30_080;
 const ENDPOINT_PORT: u16 = 8080;
-/// What begins so is not answered.
+/// Messages with this first byte are not answered.
 const NO_ANSWER: u8 = b'-';
 
 fn run(program: &str, arguments: &str) -> String {
@@ -45,7 +46,7 @@ fn run(program: &str, arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Reads a ruleset from standard input, because a command line has one command only.
+/// Reads a ruleset from standard input, because the command line allows only one command.
 fn nft(script: &str) {
     let mut child =
         Command::new("nft").args(["-f", "-"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
@@ -53,7 +54,7 @@ fn nft(script: &str) {
     assert!(child.wait().unwrap().success(), "{script}");
 }
 
-/// Namespaces that go with the value.
+/// Network namespaces that are deleted when this is dropped.
 struct Net {
     prefix: String,
     family: Family,
@@ -114,7 +115,7 @@ impl Net {
         run("ip", &format!("{flag} -n {other} route add default via {}", self.ip(network, 1)));
     }
 
-    /// Runs something on a thread within a namespace. Sockets and programs that it opens are within as well.
+    /// Runs a function on a thread within a namespace. Sockets and programs that it opens are in it, too.
     fn within<T: Send>(&self, namespace: &str, work: impl FnOnce() -> T + Send) -> T {
         let handle = File::open(format!("/run/netns/{}", self.name(namespace))).unwrap();
         thread::scope(|scope| {
@@ -126,7 +127,7 @@ impl Net {
         })
     }
 
-    /// Where a client reaches the Service: by its cluster IP and by its node port.
+    /// Addresses of the Service for clients: its cluster IP and its node port.
     fn targets(&self) -> [(&'static str, SocketAddr); 2] {
         [
             ("cluster IP", SocketAddr::new(self.cluster_ip(), PORT)),
@@ -134,7 +135,7 @@ impl Net {
         ]
     }
 
-    /// Servers of both protocols at the endpoints: each answers with the last byte of its address.
+    /// Runs servers of both protocols at the endpoints: each answers with the last byte of its address.
     fn serve(&self, stop: &Arc<AtomicBool>) {
         for host in [2, 3] {
             let address = SocketAddr::new(self.ip(2, host), ENDPOINT_PORT);
@@ -168,7 +169,7 @@ impl Net {
         }
     }
 
-    /// How many packets another program's forward chain has seen.
+    /// Number of packets that another program's forward chain has seen.
     fn forwarded(&self) -> u64 {
         let text = self.within("node", || run("nft", "list chain inet other forward"));
         let packets = text.split("packets ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -197,7 +198,7 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         for namespace in ["client", "node", "server"] {
-            // A test that failed has said so already.
+            // A failed test has already reported its error.
             drop(Command::new("ip").args(["netns", "delete", &self.name(namespace)]).status());
         }
     }
@@ -212,7 +213,6 @@ fn echo(mut stream: TcpStream, host: u8) {
     }
 }
 
-/// The node's proxy.
 struct Node {
     sync_loop: SyncLoop,
     observer: Box<dyn Observer>,
@@ -247,7 +247,6 @@ impl Node {
         node
     }
 
-    /// The Service has this endpoint only.
     fn endpoint(&mut self, net: &Net, host: u8) {
         let name = ServiceName::new("default", "web");
         let endpoint = Endpoint { ip: net.ip(2, host), port: ENDPOINT_PORT };
@@ -279,7 +278,7 @@ impl Node {
         }
     }
 
-    /// As the running proxy does after a change of a UDP Service.
+    /// As the proxy does after a change of a UDP Service.
     fn clean_conntrack(&self, net: &Net, host: u8) -> u64 {
         let frontend = UdpFrontend {
             addresses: vec![net.cluster_ip()],
@@ -293,7 +292,7 @@ impl Node {
         cleaned.deleted
     }
 
-    /// A tick with the node's interfaces as they are, and checks.
+    /// A tick with the node's current interfaces, and checks.
     fn later(&mut self, net: &Net, by: Duration) {
         self.now += by;
         let local = net.within("node", || LocalAddresses::now().unwrap());
@@ -304,7 +303,7 @@ impl Node {
         }
     }
 
-    /// Status of the offload in the family of the test, as the other family has it.
+    /// Status of the offload in the family of the test; asserts the same for the other family.
     fn offload(&self) -> Option<String> {
         let features = self.sync_loop.backend().features();
         features.first().and_then(|line| Some(line.split_once(": ")?.1.to_owned()))
@@ -405,7 +404,7 @@ fn established_flows_pass_by_the_chains_of_other_programs_or_the_proxy_says_why_
                 true => assert!(seen < ROUNDS / 2, "{what}: {seen} packets were forwarded"),
                 false => assert!(seen >= ROUNDS * 4, "{what}: {seen} packets were forwarded"),
             }
-            // The end of a TCP connection is seen by conntrack and by all chains.
+            // Conntrack and all chains see the end of a TCP connection.
             let before = net.forwarded();
             drop(stream);
             thread::sleep(Duration::from_millis(300));
@@ -456,7 +455,7 @@ fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off()
         let mut stream = connect(&net, target);
         assert_eq!(ask_tcp(&mut stream), 2);
 
-        // Interfaces come, go, and come again under the same name.
+        // Interfaces are added, removed, and added again under the same name.
         run("ip", &format!("-n {} link add s1 type veth peer name s2", net.name("node")));
         node.later(&net, Duration::ZERO);
         devices("c0, s0, s1, s2");
@@ -470,7 +469,6 @@ fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off()
         devices("c0, s0");
         assert_eq!(ask_tcp(&mut stream), 2);
 
-        // A restart changes nothing.
         let mut node = Node::open(&net, &INTERFACES, 2);
         devices("c0, s0");
         assert!(!node.check(&net));
@@ -491,14 +489,14 @@ fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off()
                 devices("c0, s0");
                 assert_eq!(net.flowtables().matches("flowtable ").count(), 1, "{damage}");
             }
-            // Another program takes a device away; no check is due for that.
+            // Another program removes a device; no check is due for that.
             net.within("node", || {
                 nft(&format!("delete flowtable {table} service-flows {{ devices = {{ c0 }}; }}\n"))
             });
             devices("s0");
             node.later(&net, Duration::from_secs(30));
             devices("c0, s0");
-            // Kernels that do not let go of UDP flows: those in the flowtable end, and no more come.
+            // As on kernels that do not release UDP flows: those in the flowtable end, and no more are added.
             let udp = socket(&net, target);
             assert_eq!((ask_tcp(&mut stream), ask_udp(&udp)), (2, 2));
             net.count_forwarded();
@@ -513,7 +511,7 @@ fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off()
             let seen = net.forwarded();
             assert!((100..150).contains(&seen), "{seen} packets were forwarded, 100 of them UDP");
             assert!(!node.check(&net));
-            // What is printed is what the kernel has.
+            // The printed ruleset is that of the kernel.
             let mut text = String::new();
             node.sync_loop.backend().ruleset()(&mut text).unwrap();
             if family == Family::V4 {

@@ -1,11 +1,11 @@
-//! How fast offloaded flows are, beside flows that are not.
+//! Throughput of offloaded flows, compared with flows that are not.
 //!
 //! Owns: a test that is run by hand. In: environment variables for the number of runs and of foreign rules. Out: the
 //! figures of docs/performance.md, on standard error.
 
 use super::*;
 
-/// Packets and bytes that came to an interface of a namespace.
+/// Packets and bytes received by an interface of a namespace.
 fn received(net: &Net, namespace: &str) -> [u64; 2] {
     let text = net.within(namespace, || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
     let line = text.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
@@ -13,26 +13,26 @@ fn received(net: &Net, namespace: &str) -> [u64; 2] {
     [numbers[1], numbers[0]]
 }
 
-/// How long each figure is measured.
+/// Duration of each measurement.
 const MEASURED: Duration = Duration::from_secs(1);
 
-/// Sends until the time is over; packets and bytes per second that came to the server.
+/// Sends until the time is over. Returns packets and bytes per second received by the server.
 fn rate(net: &Net, mut send: impl FnMut()) -> [f64; 2] {
     let (before, begun) = (received(net, "server"), Instant::now());
     while begun.elapsed() < MEASURED {
         (0..64).for_each(|_| send());
     }
-    // What is on the way comes within a moment.
+    // Packets in flight arrive within a moment.
     let took = begun.elapsed().as_secs_f64();
     thread::sleep(Duration::from_millis(100));
     let after = received(net, "server");
     [0, 1].map(|index| (after[index] - before[index]) as f64 / took)
 }
 
-/// Measures one way of reaching the Service. What is measured, and how much a second.
+/// Measures one way of reaching the Service. Returns the names and rates.
 fn measure_target(net: &Net, what: &str, target: SocketAddr) -> Vec<(String, f64)> {
     let (mut stream, udp) = (connect(net, target), socket(net, target));
-    // Established, and offloaded if that is on.
+    // Established, and offloaded if enabled.
     for _ in 0..10 {
         ask_tcp(&mut stream);
         ask_udp(&udp);
@@ -55,13 +55,13 @@ fn measure_target(net: &Net, what: &str, target: SocketAddr) -> Vec<(String, f64
     figures.into_iter().map(|(kind, figure)| (format!("{what}: {kind}"), figure)).collect()
 }
 
-/// Prints the figures of docs/performance.md: medians of several runs, without and with the flowtable in turn, and of the ratio
-/// of each run.
+/// Prints the figures of docs/performance.md: medians of several runs, without and with the flowtable in turn, and of
+/// the ratio of each run.
 #[test]
 #[ignore = "measures for minutes; see docs/performance.md"]
 fn measure() {
     let runs: usize = std::env::var("KEELSON_FLOW_RUNS").map_or(7, |runs| runs.parse().unwrap());
-    // Rules of a network policy, which every packet that is forwarded meets.
+    // Rules of a network policy, which every forwarded packet meets.
     let rules: usize = std::env::var("KEELSON_FLOW_RULES").map_or(0, |rules| rules.parse().unwrap());
     for family in Family::ALL {
         let net = Net::new("bench", family);

@@ -11,7 +11,7 @@ fn element(index: u32, value: u32) -> Element {
     Element { set: SetName::AffinitySlots, key: number(1).index(index), key_end: None, value }
 }
 
-/// Types of messages, and how many elements each has.
+/// Types of messages, and the number of elements of each.
 fn messages(batch: &Batch) -> Vec<(u16, usize)> {
     let mut messages = Vec::new();
     for (place, message) in incoming(batch.as_slice()).enumerate() {
@@ -25,7 +25,7 @@ fn messages(batch: &Batch) -> Vec<(u16, usize)> {
 }
 
 fn batch(changes: &[Change]) -> Batch {
-    // Sequence numbers begin again at 0.
+    // The sequence numbers wrap to 0.
     Batch::new(Family::V4, changes, u32::MAX - 1, Vec::new())
 }
 
@@ -70,7 +70,7 @@ fn a_flowtable_is_written_as_it_is_read() {
         [
             (message::NEW_FLOWTABLE, ours.clone(), empty),
             (message::NEW_FLOWTABLE, ours.clone(), full.clone()),
-            // No flags: the kernel reads none there.
+            // No flags: the kernel ignores them here.
             (message::DELETE_FLOWTABLE, ours, flowtable::FoundFlowtable { flags: 0, ..full }),
             (message::DELETE_FLOWTABLE, "other".to_owned(), flowtable::FoundFlowtable::default()),
         ]
@@ -150,7 +150,7 @@ fn an_error_names_the_change_and_the_remedy() {
     assert!(feature(error(1, Errno::EOPNOTSUPP, None)).contains("IPv4"));
     let nat = find(b"nat\0");
     assert!(feature(error(2, Errno::ENOENT, offset(2, nat))).contains("nat"));
-    // A jump to a chain that is not there is no missing feature; nor is a table that is not there.
+    // A jump to a missing chain is no missing feature, and neither is a missing table.
     let jump = find(b"immediate\0");
     assert_eq!(index_of(error(7, Errno::ENOENT, offset(7, jump))), 5);
     assert_eq!(index_of(error(2, Errno::ENOENT, Some(ATTRIBUTES))), 1);

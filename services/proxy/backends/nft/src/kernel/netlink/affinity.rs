@@ -1,7 +1,7 @@
 //! Counts the clients in the maps of session affinity.
 //!
-//! Owns: the question. In: a family. Out: [`AffinityClients`]. The kernel counts since 6.16; before, the elements are dumped and
-//! counted here, about 2 microseconds each. A dump delays no transaction and no packet.
+//! Owns: the requests. In: a family. Out: [`AffinityClients`]. The kernel counts since 6.16; before, the elements are
+//! dumped and counted here, about 2 microseconds each. A dump delays no transaction and no packet.
 
 use keelson_proxy::model::Family;
 use netlink_packet_core::NLM_F_DUMP;
@@ -12,24 +12,21 @@ use super::{AffinityClients, Counts, Found, KernelError, Netlink, TABLE, Unanswe
 use crate::{element::SetName, kernel::codec::attributes};
 
 impl Netlink {
-    /// Counts the clients that the kernel remembers. `None`: there is no such table, or it is being made. Kernels before 6.16 do
-    /// not count, so all of them are read.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
+    /// `None`: the table does not exist, or is being created. Kernels before 6.16 do not count, so all elements are
+    /// read.
     pub fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
         self.retry(QUESTION, |netlink| {
             let mut found = Found::default();
             let counts = netlink.read_sets(family, &mut found);
             match counts.and_then(|counts| netlink.count_maps(family, &found, &counts)) {
-                // There is no table, or it or a map went meanwhile.
+                // The table does not exist, or it or a map was deleted in the meantime.
                 Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(None),
                 counted => counted,
             }
         })
     }
 
-    /// Of the maps that were found: by `counts`, and where the kernel has not counted by a dump.
+    /// Counts by `counts`, or by a dump for maps that the kernel has not counted.
     fn count_maps(
         &mut self,
         family: Family,
@@ -49,7 +46,7 @@ impl Netlink {
         Ok(Some(clients))
     }
 
-    /// Those that have not expired.
+    /// Counts clients that have not expired.
     fn count_elements(&mut self, family: Family, set: SetName) -> Result<usize, Unanswered> {
         /// `NFTA_SET_ELEM_LIST_ELEMENTS`.
         const ELEMENTS: u16 = 3;
@@ -100,7 +97,7 @@ mod tests {
                 netlink.commit(family, &SetName::ALL.map(Change::MakeSet)).unwrap();
                 let mut expected = AffinityClients::default();
                 assert_eq!(netlink.affinity_clients(family).unwrap(), Some(expected));
-                // More than one message of a dump has.
+                // More than fit into one message of a dump.
                 for (group, clients) in [(0_usize, 1_usize), (3, 150), (7, 2)] {
                     expected[group] = clients;
                     let elements: Vec<String> = (1..=clients)
@@ -110,7 +107,7 @@ mod tests {
                     nft(&format!("add element {ip} keelson affinity-{group} {{ {elements} }}"));
                 }
                 assert_eq!(netlink.affinity_clients(family).unwrap(), Some(expected));
-                // As on a kernel that tells no counts.
+                // As on a kernel that returns no counts.
                 let mut found = Found::default();
                 netlink.read_sets(family, &mut found).unwrap();
                 let counted = netlink.count_maps(family, &found, &Counts::new()).unwrap();

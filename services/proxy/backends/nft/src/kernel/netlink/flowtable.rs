@@ -1,4 +1,4 @@
-//! Reads flowtables, and tries whether the kernel has them.
+//! Reads flowtables, and probes the kernel's support.
 //!
 //! In: a family. Out: [`FoundFlowtable`]s of our table.
 
@@ -17,7 +17,7 @@ impl Netlink {
         family: Family,
     ) -> Result<BTreeMap<String, FoundFlowtable>, Unanswered> {
         let mut flowtables = BTreeMap::new();
-        // Those of all tables of the family.
+        // The dump has flowtables of all tables of the family.
         let all = NfTablesMessage::GetFlowTable(Vec::new());
         self.ask("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
             if kind == message::NEW_FLOWTABLE {
@@ -31,16 +31,13 @@ impl Netlink {
         Ok(flowtables)
     }
 
-    /// Reads our flowtable. `None`: there is no such flowtable.
-    ///
-    /// # Errors
-    /// The kernel does not answer.
+    /// Reads our flowtable. `None`: it does not exist.
     pub fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
         const QUESTION: &str = "the flowtables of the table";
         self.retry(QUESTION, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
     }
 
-    /// Tries out whether the kernel has flowtables, and leaves nothing of it.
+    /// Probes whether the kernel has flowtables, and leaves nothing behind.
     ///
     /// # Errors
     /// It has none ([`KernelError::is_unsupported`]), or does not answer.

@@ -1,6 +1,6 @@
-//! Questions without an answer.
+//! Requests without an answer.
 //!
-//! Owns: [`Unanswered`]. In: an error number of the kernel. Out: whether to ask again, or a [`KernelError`].
+//! Owns: [`Unanswered`]. In: an errno of the kernel. Out: whether to repeat the request, or a [`KernelError`].
 
 use nix::errno::Errno;
 
@@ -9,12 +9,10 @@ use crate::kernel::{
     error::{ErrorKind, kind_of},
 };
 
-/// Why a question was not answered.
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// The kernel could not answer now.
+    /// The kernel cannot answer now.
     Disturbed,
-    /// The kernel refused.
     Refused(Errno, KernelError),
     Error(KernelError),
 }
@@ -23,13 +21,13 @@ impl Unanswered {
     pub(super) fn refused(question: &str, errno: Errno) -> Self {
         let error = match errno {
             Errno::EPERM => KernelError::NotPermitted,
-            // nfnetlink says EINVAL to messages of a subsystem that it does not have.
+            // nfnetlink answers EINVAL to messages of a subsystem that it does not have.
             Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EINVAL => {
                 KernelError::Unsupported { feature: "nf_tables (CONFIG_NF_TABLES)".to_owned(), errno }
             }
             errno => KernelError::Question { question: question.to_owned(), errno },
         };
-        // EINTR in the middle of a dump, EAGAIN and the like: it is asked again.
+        // Such as EINTR in the middle of a dump, or EAGAIN: the request is repeated.
         if kind_of(errno) == ErrorKind::Retry { Self::Disturbed } else { Self::Refused(errno, error) }
     }
 

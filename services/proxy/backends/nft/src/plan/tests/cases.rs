@@ -1,5 +1,5 @@
-//! The cases of service-semantics 8 that the maps decide: messages of the API in, what packets meet out. Whether a packet is
-//! masqueraded follows from which chain it goes through.
+//! The cases of service-semantics 8 that the maps decide: from messages of the API to the results of packets. The
+//! traversed chain tells whether a packet is masqueraded.
 
 use keelson_proto::localnetv1::{
     self, EndpointConditions, EndpointPort, IpSet, PortMapping, ServiceEndpoints, ServiceIPs,
@@ -17,7 +17,7 @@ const CLIENT: &str = "192.0.2.1";
 const OTHER_CLIENT: &str = "192.0.2.200";
 const POD: &str = "10.244.9.9";
 
-/// How an endpoint is sent: its last byte, whether it is on this node, in ClusterSet, in LocalSet.
+/// An endpoint in a message: last byte, on this node, in ClusterSet, in LocalSet.
 type Sent = (u8, bool, bool, bool);
 const L1: u8 = 1;
 const L2: u8 = 2;
@@ -73,7 +73,6 @@ struct Scene {
     table: Table,
 }
 
-/// A node that has these Services.
 fn scene(services: &[ServiceEndpoints]) -> Scene {
     let mut plan = Plan::new(Family::V4, Existing::default());
     plan.record(true);
@@ -87,7 +86,7 @@ fn scene(services: &[ServiceEndpoints]) -> Scene {
     scene
 }
 
-/// What packets meet, in few words: `1 11` (endpoints), `DROP`, `REJECT`, `-`.
+/// Results in short form: `1 11` (endpoints), `DROP`, `REJECT`, `-`.
 impl Scene {
     fn set(&mut self, service: &ServiceEndpoints) {
         let name = ServiceName::new(&service.namespace, &service.name);
@@ -300,7 +299,7 @@ fn case_31_internal_local_does_not_concern_external_traffic() {
     for source in [Source::Pod, Source::Host, Source::Outside] {
         scene.expect(source, "1", "1 11");
     }
-    // Internal only: the external policy means nothing, and ClusterSet is not kept.
+    // Internal only: the external policy has no effect, and ClusterSet is not kept.
     let ips = service.i_ps.as_mut().unwrap();
     (ips.external_i_ps, ips.load_balancer_i_ps) = (None, None);
     (service.ports[0].node_port, service.external_traffic_to_local) = (0, true);
@@ -518,7 +517,7 @@ fn an_address_that_is_x_of_one_and_v_of_another_is_v_and_goes_over_without_a_gap
         Some(ServiceIPs { cluster_i_ps: v4(&["10.96.0.11"]), external_i_ps: v4(&[V]), ..Default::default() });
     first.ports[0].node_port = 0;
     let mut scene = scene(&[shop(&[(R2, false, true, false)]), first]);
-    // Its name is smaller, which does not help it: nobody takes a cluster IP away.
+    // The smaller name does not help: a cluster IP cannot be taken over.
     assert_eq!(scene.send(Source::Pod, POD, V, 80), "12");
     scene.plan.set(&ServiceName::new("default", "shop"), Vec::new());
     for op in in_order(scene.plan.take_ops()).into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! A table that is only imagined, and what packets meet in it.
+//! A simulated table, and the results of packets in it.
 
 mod cases;
 mod order;
@@ -103,7 +103,6 @@ impl Table {
         }
     }
 
-    /// Whether source ranges keep a packet out.
     pub(super) fn filters(&self, source: IpAddr, to: To) -> bool {
         let key = Key::new().ip(to.ip).protocol(to.protocol).port(to.port);
         let lengths = match self.chain(SetName::Filtered, key) {
@@ -131,7 +130,6 @@ impl Table {
     }
 }
 
-/// Where a packet comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Pod,
@@ -139,7 +137,6 @@ pub(super) enum Source {
     Outside,
 }
 
-/// Where a packet goes: an address that is no node's, or the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct To {
     pub(super) ip: IpAddr,
@@ -147,10 +144,9 @@ pub(super) struct To {
     pub(super) port: u16,
 }
 
-/// What becomes of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// To one of these, each at random or because it is remembered.
+    /// One of these, at random or because it is remembered.
     Endpoints {
         chosen: BTreeSet<Endpoint>,
         remembered: BTreeSet<Endpoint>,
@@ -158,9 +154,9 @@ pub(super) enum Outcome {
     },
     Drop,
     Reject,
-    /// Nobody touches it.
+    /// No rule applies.
     Passes,
-    /// A map lacks what another one leads to.
+    /// A map lacks an element that another one refers to.
     Miss(&'static str),
 }
 
@@ -173,7 +169,7 @@ impl Outcome {
     }
 }
 
-/// The chains, with a detector and node ports at `node-port-addresses`.
+/// Simulates the chains, with a detector and node ports at `node-port-addresses`.
 pub(super) fn send(table: &Table, family: Family, from: (Source, IpAddr), to: To) -> Outcome {
     let (source, source_ip) = from;
     let to_port = Key::new().protocol(to.protocol).port(to.port);
@@ -208,12 +204,12 @@ pub(super) fn send(table: &Table, family: Family, from: (Source, IpAddr), to: To
     }
 }
 
-/// The key of the slots of the service port.
+/// The key of the service port's slots.
 fn id(number: Key) -> Key {
     Number::of(number).map_or(number, |number| Key::new().number(number.id()))
 }
 
-/// By the choice and count that the number contains; none if it contains none.
+/// By the choice and count in the number; `None` if it contains none.
 fn by_count(table: &Table, family: Family, number: Key, external: bool) -> Option<Outcome> {
     let class = Key::new().number(Number::of(number)?.class());
     let chain = table.chain(SetName::Counts, class)?;

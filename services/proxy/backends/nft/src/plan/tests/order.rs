@@ -1,4 +1,4 @@
-//! The order of operations, by example; that it serves is a property of its own.
+//! The order of operations, by example; [`super::properties`] checks that traffic is served.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What holds whatever happens.
+//! Invariants for arbitrary changes.
 
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 
@@ -8,7 +8,7 @@ const SERVICES: [&str; 4] = ["a", "b", "c", "d"];
 const OUTSIDE: [&str; 2] = ["192.0.2.1", "203.0.113.130"];
 const NODE: &str = "192.168.0.1";
 
-/// Addresses of which some are V of one Service and X or W of another.
+/// Some addresses are V of one Service and X or W of another.
 const ADDRESSES: [&str; 5] = ["198.51.100.1", "198.51.100.2", "198.51.100.3", "10.96.0.1", "10.96.0.2"];
 
 fn endpoints() -> impl Strategy<Value = Vec<Endpoint>> {
@@ -59,7 +59,7 @@ prop_compose! {
         port.external_local = external_local && port.is_external();
         if !port.uses_cluster() { port.cluster.clear(); }
         if !port.uses_local() { port.local.clear(); }
-        // As the API has it: LocalSet empties while ClusterSet, where it is used, does not.
+        // As in the API: LocalSet may be empty while ClusterSet, if used, is not.
         if port.cluster.is_empty() && port.uses_cluster() { port.local.clear(); }
         port.has_any = !port.cluster.is_empty() || !port.local.is_empty() || (has_any && !port.uses_cluster());
         port
@@ -97,12 +97,12 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// States, each some changes after the one before.
+/// States, each a few changes after the one before.
 fn states() -> impl Strategy<Value = Vec<Vec<Event>>> {
     vec(vec(event(), 1..=4), 1..=6)
 }
 
-/// What the plan has been told.
+/// The input of the plan.
 #[derive(Default, Clone)]
 struct Told {
     services: std::collections::BTreeMap<usize, Vec<ServicePort>>,
@@ -129,7 +129,7 @@ fn tell(plan: &mut Plan, told: &mut Told, events: &[Event]) {
 }
 
 impl Told {
-    /// Each once, in the order in which they claim.
+    /// Without duplicates, in the order of claims.
     fn ports(&self) -> Vec<&ServicePort> {
         let mut ports: Vec<&ServicePort> = self.services.values().flatten().collect();
         ports.sort_by(|a, b| a.name.cmp(&b.name));
@@ -137,11 +137,11 @@ impl Told {
         ports
     }
 
-    /// Service-semantics 2 and 3, read from the service ports.
+    /// Service-semantics 2 and 3, computed from the service ports.
     fn expect(&self, from: (Source, IpAddr), to: To) -> Outcome {
         let ports = self.ports();
         let answers = |port: &&&ServicePort| port.name.protocol == to.protocol && port.port == to.port;
-        // A cluster IP is nobody else's, and what a controller gave comes before what somebody wrote.
+        // A cluster IP comes first, then addresses that a controller assigned, then those that a user wrote.
         let claims: [fn(&ServicePort, IpAddr) -> bool; 3] = [
             |port, ip| port.cluster_ip == ip,
             |port, ip| port.load_balancer_ips.contains(&ip),
@@ -170,7 +170,7 @@ impl Told {
         if unallocated { Outcome::Drop } else { Outcome::Passes }
     }
 
-    /// Its traffic policies, and whether `ip` is its cluster IP: what decides which of them applies there.
+    /// Its traffic policies, and whether `ip` is its cluster IP, which decides which of them applies.
     fn policies(&self, name: &PortName, ip: IpAddr) -> Option<(bool, bool, bool)> {
         let port = self.ports().into_iter().find(|port| port.name == *name)?;
         Some((port.internal_local, port.external_local, port.cluster_ip == ip))
@@ -219,7 +219,7 @@ fn packets() -> Vec<((Source, IpAddr), To)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
 
-    /// Changes applied one after the other make what is computed from scratch, and that is what the semantics say.
+    /// Consecutive changes give the same elements as a computation from scratch, and these give the expected results.
     #[test]
     fn changes_lead_to_all_elements(states in states()) {
         let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
@@ -250,7 +250,7 @@ proptest! {
         prop_assert_eq!(plan.counts().services, told.services.len());
     }
 
-    /// From nothing, every frontend is served by all it shall have as soon as it is there.
+    /// On the first load, every new frontend has all its endpoints at once.
     #[test]
     fn the_first_load_serves_nothing_by_halves(states in states()) {
         let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
@@ -258,7 +258,7 @@ proptest! {
         let mut table = Table::default();
         for op in plan.elements().map(Op::Add) {
             table.apply(op);
-            // Until an address is a frontend, what was there before the first load goes on.
+            // Before an address is a frontend, its traffic is as before the first load.
             let Op::Add(Element { set: SetName::ClusterIpPorts | SetName::ExternalPorts | SetName::NodePorts, .. }) = op else { continue };
             for (from, to) in packets() {
                 let now = send(&table, Family::V4, from, to);
@@ -273,7 +273,7 @@ proptest! {
         })));
     }
 
-    /// Whatever the kernel has, the difference makes what it shall have.
+    /// The difference leads from any kernel state to the wanted one.
     #[test]
     fn the_difference_repairs_anything(
         states in states(),
@@ -304,14 +304,13 @@ proptest! {
         prop_assert!(table.0.remove(&dynamic).is_some(), "what the kernel writes is left alone");
         prop_assert_eq!(&table, &Table::of(plan.elements()));
 
-        // The same with a plan that knew what was there.
+        // The same with a plan that knew the existing elements.
         let mut again = Plan::new(Family::V4, existing);
         states.iter().for_each(|events| tell(&mut again, &mut Told::default(), events));
         table.apply_all(again.difference(table.0.clone()));
         prop_assert_eq!(&table, &Table::of(again.elements()));
     }
 
-    /// A restart changes nothing.
     #[test]
     fn a_restart_finds_everything_as_it_is(states in states(), backwards in any::<bool>()) {
         let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
@@ -320,7 +319,7 @@ proptest! {
             tell(&mut plan, &mut told, events);
             let _ = plan.take_ops();
         }
-        // A service port that has lost all its frontends to others leaves nothing that leads to its number.
+        // A service port that has lost all its frontends to others leaves nothing that refers to its number.
         prop_assume!(plan.conflicts().is_empty());
         let table = Table::of(plan.elements());
         let mut again = Plan::new(Family::V4, Existing::new(Family::V4, plan.elements()));
@@ -334,7 +333,7 @@ proptest! {
     }
 }
 
-/// Who has the frontend of a packet.
+/// The service port that gets a packet.
 fn owner(plan: &Plan, to: To) -> Option<PortName> {
     let To { ip, protocol, port } = to;
     let address = plan.lookup(Frontend::Address { ip, protocol, port });
@@ -351,7 +350,7 @@ fn all_endpoints(told: &Told, name: &PortName) -> BTreeSet<Endpoint> {
     of.flat_map(|port| port.cluster.iter().chain(&port.local).copied()).collect()
 }
 
-/// A packet that is served before and after a state, and by whom it may be in between.
+/// A packet that is served before and after a state, and the endpoints allowed in between.
 struct Watched {
     from: (Source, IpAddr),
     to: To,
@@ -361,8 +360,8 @@ struct Watched {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// At any moment between two states, whatever is served in both is served by endpoints of one of them; what is filtered
-    /// away in both is never let through.
+    /// At any moment between two states, what is served in both is served by endpoints of one of them; what is filtered
+    /// in both is never admitted.
     #[test]
     fn traffic_is_served_between_states(states in vec(vec(event(), 1..=4), 2..=4)) {
         serve_between(&states)?;
@@ -420,7 +419,7 @@ fn serve_between(states: &[Vec<Event>]) -> Result<(), TestCaseError> {
             let (after, owner_after) = (send(&new, Family::V4, *from, *to), owner(&plan, *to));
             if let (Some(first), Some(second)) = (before.served(), after.served()) {
                 let mut allowed = &first | &second;
-                // Who changes hands or policy may for a moment be as before with the endpoints of now.
+                // If the owner or policy changes, the former one may briefly apply with the new endpoints.
                 let policies = |told: &Told| owner_after.as_ref().and_then(|name| told.policies(name, to.ip));
                 if owner_before != owner_after || policies(&old_told) != policies(&told) {
                     for told in [&old_told, &told] {

@@ -1,4 +1,4 @@
-//! What stays as it was: numbers, slots, endpoint numbers; and how little a change costs.
+//! Numbers, slots and endpoint numbers that stay the same, and the cost of a change.
 
 use super::*;
 
@@ -133,7 +133,7 @@ fn p18_another_count_is_no_new_verdict_where_another_service_has_it() {
     assert_eq!(table, Table::of(plan.elements()));
 }
 
-/// A map of affinities that is full takes stickiness from every eighth service port alone.
+/// A full affinity map disables stickiness only for every eighth service port.
 #[test]
 fn p8_service_ports_with_affinity_are_spread_over_maps() {
     let sticky = |number: u8| {
@@ -156,7 +156,7 @@ fn p8_service_ports_with_affinity_are_spread_over_maps() {
     assert_eq!(group(&plan, 8), group(&plan, 0));
     let maps: BTreeSet<SetName> = groups.iter().map(|group| SetName::affinity(*group)).collect();
     assert_eq!(maps, SetName::AFFINITY.into_iter().collect());
-    // A restart, and a change, keep the map: what the kernel remembers stays true.
+    // A restart, and a change, keep the map: what the kernel remembers stays valid.
     let before: Vec<u8> = (0..9).map(|number| group(&plan, number)).collect();
     plan.set(&name("s3"), vec![ServicePort { cluster: vec![endpoint(1), endpoint(2)], ..sticky(3) }]);
     assert_eq!(group(&plan, 3), before[3]);
@@ -167,7 +167,7 @@ fn p8_service_ports_with_affinity_are_spread_over_maps() {
     assert_eq!((0..9).map(|number| group(&again, number)).collect::<Vec<_>>(), before);
 }
 
-/// What a number cannot tell is told by maps of its own.
+/// Counts that do not fit into a number are in maps of their own.
 #[test]
 fn p18_more_endpoints_than_a_number_can_tell() {
     let many = |count: u32| {
@@ -192,7 +192,7 @@ fn p18_more_endpoints_than_a_number_can_tell() {
     }
 }
 
-/// Numbers of an older version, which had more bits and told no count.
+/// Numbers of an older version, which had more bits and no count.
 #[test]
 fn p18_numbers_of_an_older_table_that_are_none_now_are_not_kept() {
     let (plan, _) = started([shop(1..=2)]);
