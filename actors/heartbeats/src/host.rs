@@ -28,7 +28,6 @@ pub struct HostFacts {
     pub hostname: String,
 }
 
-/// Read for each status.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostReadings {
     /// Online processors.
@@ -55,7 +54,6 @@ pub struct HostReadings {
     pub errors: Vec<String>,
 }
 
-/// Input of readings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HostAsk {
     /// The directory whose file system is `nodefs`.

@@ -31,7 +31,6 @@ use crate::lease::{
 
 struct FakeApi {
     server: Mutex<Server>,
-    /// Requests do not end by themselves.
     hang: std::sync::atomic::AtomicBool,
     log: Mutex<Vec<(Instant, &'static str)>>,
     /// Requests under way, and their maximum.

@@ -36,7 +36,6 @@ const REWRITE_AFTER: Duration = Duration::from_secs(30);
 pub type WallClock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
 messages! {
-    /// To itself: a timer is due.
     LeaseTick => () {}
     /// The Node that owns the Lease was created, deleted or recreated.
     NodeChanged => () {

@@ -12,7 +12,6 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 
-/// Direction of a step of the wall clock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ClockStep {
     /// `forward`, `back`.
@@ -21,7 +20,8 @@ pub struct ClockStep {
 
 families! {
     /// Clones share their values. Label `result`: `renewed`, `created`, or the kind of the error as
-    /// [`keelson_actor_system::cluster::ApiErrorKind::name`] has it. `renewed_ms` is the monotonic time of the last renewal.
+    /// [`keelson_actor_system::cluster::ApiErrorKind::name`] has it. `renewed_ms` is the monotonic time of the last
+    /// renewal.
     #[derive(Debug, Clone)]
     pub struct LeaseMetrics;
     pub fn register;

@@ -53,9 +53,7 @@ use crate::{
 /// Milliseconds since the Unix epoch: [`keelson_actor_system::clock::unix_ms`] outside tests.
 pub type WallClock = fn() -> i64;
 
-/// Maximum wait of a pass for the runtime's answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum wait for the pulls' answer.
 const PULLS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for the host's answer, which is never late.
 const HOST_TIMEOUT: Duration = Duration::from_secs(10);

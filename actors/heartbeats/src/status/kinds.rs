@@ -4,17 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Whether the node takes pods.
 pub(super) const READY: &str = "Ready";
 /// Whether the image or node file system is short of space.
 pub const DISK_PRESSURE: &str = "DiskPressure";
-/// Whether another process reports for the same node.
 pub(super) const CONTESTED: &str = "KeelsonNodeContested";
 
 pub(super) const PULLS: &str = "ImagePullsStalled";
 /// Whether the service endpoints on the node are not synced with their source.
 pub(super) const ENDPOINTS: &str = "ServiceEndpointsStale";
-/// Whether the agent cannot write its state.
 pub(super) const STATE: &str = "KeelsonStateNotDurable";
 
 /// Types of earlier versions of the agent. They are removed from the Node wherever they are found.

@@ -6,7 +6,6 @@ use std::{path::PathBuf, time::Duration};
 
 use super::settings::{Labels, NodeIps, ResourceList, Taint, Thresholds};
 
-/// What the agent is to its Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
     /// The kubelet sends the Node's heartbeat; the agent adds its own conditions.
@@ -40,7 +39,6 @@ pub enum Register {
     /// Create it at the start; one that is deleted later stays deleted, as with the kubelet.
     #[default]
     Once,
-    /// Create it whenever it is missing.
     Always,
     /// Another program creates it.
     Never,
@@ -76,7 +74,6 @@ pub struct StatusPolicy {
     pub node_ips: NodeIps,
     /// Reserved for Kubernetes' own daemons.
     pub kube_reserved: ResourceList,
-    /// Reserved for the system.
     pub system_reserved: ResourceList,
     /// Below these there is pressure.
     pub eviction_hard: Thresholds,

@@ -18,7 +18,6 @@ const DECIMAL: [(&str, i32); 9] =
     [("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
 const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
 
-/// The suffixes in the text of an amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Suffixes {
     /// `m`, `k`, `M`...

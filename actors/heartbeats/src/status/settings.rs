@@ -25,20 +25,13 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// Of an eviction threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
-    /// `memory.available`.
     MemoryAvailable,
-    /// `nodefs.available`.
     NodeFsAvailable,
-    /// `nodefs.inodesFree`.
     NodeFsInodesFree,
-    /// `imagefs.available`.
     ImageFsAvailable,
-    /// `imagefs.inodesFree`.
     ImageFsInodesFree,
-    /// `pid.available`.
     PidAvailable,
 }
 

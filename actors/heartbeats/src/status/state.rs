@@ -69,7 +69,6 @@ impl Stamp {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reported {
-    /// The Node's uid.
     pub uid: String,
     /// The Node's resourceVersion after the report.
     pub resource_version: String,
@@ -109,7 +108,6 @@ impl Reported {
     }
 }
 
-/// The records found at the start.
 #[derive(Debug, Default)]
 pub struct Restored {
     pub reported: Option<Box<Reported>>,

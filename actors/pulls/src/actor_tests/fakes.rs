@@ -53,7 +53,6 @@ pub(super) struct Script {
     pub(super) lease_bytes: HashMap<String, u64>,
     /// `None` hangs.
     pub(super) image_fs: Option<FileSystem>,
-    /// All calls, in order.
     pub(super) log: Vec<String>,
     pub(super) probes: Vec<Instant>,
     pub(super) readings: Vec<Instant>,

@@ -22,7 +22,7 @@ fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
         pass(20_000).await;
         let probes = runtime.script().probes.clone();
         let pauses: Vec<u128> = probes.windows(2).map(|two| (two[1] - two[0]).as_millis()).take(8).collect();
-        // Timers have a grain of a millisecond.
+        // Timers have a granularity of a millisecond.
         for (pause, expect) in pauses.iter().zip([100, 200, 400, 800, 1600, 3000, 3000, 3000]) {
             assert!((expect..=expect + 2).contains(pause), "{pauses:?}");
         }

@@ -30,7 +30,7 @@ pub struct PullRecord {
     pub runtime_handler: String,
     /// When the first caller asked, Unix milliseconds.
     pub requested_unix_ms: i64,
-    /// When a caller was last known to want it, Unix milliseconds, to within a quarter of `pulls.record_max_age`. Absent in
+    /// When a caller last wanted it, Unix milliseconds, to within a quarter of `pulls.record_max_age`. Absent in
     /// records of older agents.
     #[serde(default)]
     pub wanted_unix_ms: Option<i64>,
@@ -59,10 +59,8 @@ pub struct KeptLease {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Write {
     PutPull(PullRecord),
-    /// By ID.
     DeletePull(u64),
     PutLease(KeptLease),
-    /// By ID.
     DeleteLease(String),
     /// The limit that was set by hand; `None` removes it.
     Limit(Option<u32>),

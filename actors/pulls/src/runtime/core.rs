@@ -43,7 +43,6 @@ pub(crate) enum Event {
 pub(crate) enum Effect {
     /// Replaces any probe planned before.
     ProbeAfter(Duration),
-    /// Announce [`Core::health`].
     Announce,
     /// The runtime began to fail probes, and stays up.
     Warn(String),

@@ -212,7 +212,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// CRI `ImageStatus`: the size in bytes if the runtime has the image.
     fn image_size(&self, call: Arc<PullCall>) -> BoxFuture<'static, Result<Option<u64>, RuntimeError>>;
 
-    /// CRI `Status`: the runtime's own conditions, such as [`RUNTIME_READY`](keelson_actor_system::reports::RUNTIME_READY). Takes a few seconds at most.
+    /// CRI `Status`: the runtime's own conditions, such as `RuntimeReady`. Takes a few seconds at most.
     fn status(&self) -> BoxFuture<'static, Result<Vec<RuntimeCondition>, RuntimeError>>;
 
     /// CRI `ListImages`: every image. Takes a few seconds at most.

@@ -54,7 +54,6 @@ pub(super) fn step_wall(by: i64) {
     WALL.set(Some((Instant::now(), wall() + by)));
 }
 
-/// The server's fault.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fault {
     Says(ApiErrorKind),

@@ -48,7 +48,6 @@ impl Contention {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// No other process is known to renew the Lease.
     Renew,
     /// Read it again after this time: another process may renew it.
     Observe(Duration),
@@ -109,7 +108,6 @@ impl Contest {
         }
     }
 
-    /// For the StatusReporter.
     pub(super) fn contention(&self) -> Contention {
         match self.mode {
             // A status does not wait for an unreadable Lease.

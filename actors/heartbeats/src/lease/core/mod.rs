@@ -118,7 +118,6 @@ struct Sync {
     read_timeouts: u32,
 }
 
-/// The failure since the last success.
 #[derive(Debug, Clone)]
 struct Trouble {
     /// The failing request, and the error: a change is reported.
@@ -343,7 +342,6 @@ impl Core {
         self.policy.interval().mul_f64(most * chance)
     }
 
-    /// Continues the sync after a pause.
     fn back_off(&mut self, at_least: Duration, turn: &Turn) {
         self.sync.pauses = self.sync.pauses.saturating_add(1);
         let pause = PAUSES.pause(self.sync.pauses).max(at_least);

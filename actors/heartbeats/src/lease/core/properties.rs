@@ -80,7 +80,6 @@ fn uid(number: u8) -> String {
 struct Run {
     bench: Bench,
     server: Server,
-    /// Times of this process's requests.
     times: Vec<Duration>,
     patches: Vec<Duration>,
     /// A change of the Node allows one early request per interval.

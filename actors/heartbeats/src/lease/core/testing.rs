@@ -14,7 +14,6 @@ use super::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request};
 use crate::lease::LeaseRecord;
 
 pub(crate) const SERVER: &str = "https://api.example";
-/// Wall clock at the start of every test.
 pub(crate) const START_MS: i64 = 1_700_000_000_000;
 
 pub(crate) const fn seconds(seconds: u64) -> Duration {
@@ -62,7 +61,6 @@ pub(crate) struct Server {
     /// Number of renewals that are carried out with a lost answer.
     pub(crate) swallows: u32,
     pub(crate) version: u64,
-    /// Successful writes.
     pub(crate) writes: u32,
 }
 

@@ -84,7 +84,6 @@ pub(crate) enum Request {
 pub(crate) enum Effect {
     /// At most one request is under way.
     Ask {
-        /// Returned with the answer.
         number: u64,
         request: Request,
     },
@@ -106,7 +105,6 @@ pub(crate) enum Counted {
     Takeover,
     ForeignRenewal,
     ClockStep {
-        /// Towards the future.
         forward: bool,
     },
 }

@@ -113,7 +113,6 @@ pub(super) mod tests {
         }
     }
 
-    /// No readings.
     pub(super) fn inputs() -> Inputs {
         Inputs {
             facts: HostFacts::default(),

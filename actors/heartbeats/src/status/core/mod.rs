@@ -98,9 +98,7 @@ pub(crate) struct Collected {
     pub readings: HostReadings,
     pub since_boot: Duration,
     pub runtime: Result<RuntimeReport, String>,
-    /// Why the runtime is down, if it is.
     pub runtime_down: Option<String>,
-    /// An error if unknown.
     pub flow: Result<FlowView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
@@ -370,7 +368,7 @@ impl Core {
         self.externals.set(condition, moment(now))
     }
 
-    /// Takes a condition of another process back.
+    /// Clears a condition of another process.
     ///
     /// # Errors
     /// It is not set.

@@ -538,7 +538,6 @@ impl Core {
         NodeStatus { conditions: Some(list.collect()), ..NodeStatus::default() }
     }
 
-    /// A request failed: try again, or end the pass.
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
     fn failed(&mut self, error: &ApiError, now: Now, random: f64, effects: &mut Vec<Effect>) {
         let registers = self.policy.role == Role::Node && self.knowledge.uid.is_none();

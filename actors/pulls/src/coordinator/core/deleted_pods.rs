@@ -58,7 +58,7 @@ impl DeletedPods {
         }
     }
 
-    /// The pod's object is deleted: no more news of it will arrive.
+    /// The pod's object is deleted: no more events of it will arrive.
     fn forget(&mut self, uid: &str, now: Duration) {
         self.expire(now);
         if let Some(gone) = self.pods.get(uid) {

@@ -11,7 +11,7 @@ use crate::runtime::WireStatus;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum FailureClass {
-    /// ENOSPC or EDQUOT. The bytes are a part of the problem.
+    /// ENOSPC or EDQUOT. The fetched bytes use the missing space.
     NoSpace,
     /// Digest or size differ from what the manifest says.
     BadContent,
@@ -195,8 +195,8 @@ impl FailureClass {
 }
 
 /// The HTTP status in a text of Go's `net/http` users: `...: 503 Service Unavailable`, `status code 503`,
-/// `HTTP status: 503`. Ports and sizes do not match: three digits of 400 to 599 have to follow `: ` or `status code `, after the word
-/// "status" or at the start of the reason phrase.
+/// `HTTP status: 503`. Ports and sizes do not match: three digits of 400 to 599 have to follow `: ` or `status code `,
+/// after the word "status" or at the start of the reason phrase.
 fn http_status(text: &str) -> Option<u16> {
     let tail = &text[text.find("status")?..];
     let after = |mark: &str| {

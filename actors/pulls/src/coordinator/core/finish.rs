@@ -80,7 +80,7 @@ impl Core {
         }
     }
 
-    /// Whether this is the end of an earlier pull, which the agent had cancelled.
+    /// Whether this counts as the end of an earlier pull, which the agent had cancelled.
     fn shared_an_end(&self, id: PullId, reply: &PullReply, now: Now) -> bool {
         reply.result.as_ref().is_err_and(|status| status.code == Code::Cancelled)
             && self.pulls.get(&id).is_some_and(|pull| now.mono.saturating_sub(pull.asked) < SHARED_END)

@@ -1,4 +1,4 @@
-//! Hand-over of pulls from an agent that ends to the one that replaces it.
+//! Hand-over of pulls from a stopping agent to its successor.
 //!
 //! Owns: both sides. The stopping agent keeps the pulls that its runtime works on, with their callers, and gives
 //! everything else away; from then on it starts nothing, and every other caller is sent to the successor. The successor

@@ -165,9 +165,7 @@ struct Pull {
     /// Until when it may run in the present lane.
     lane_until: Option<Duration>,
     progress: Option<Progress>,
-    /// When the runtime was last asked for it.
     asked: Duration,
-    /// When the progress last changed.
     progressed: Duration,
     /// Since when it downloads without a new byte, as far as is known; while it does not download, the time of the last
     /// reading.

@@ -32,7 +32,6 @@ pub struct PodNotice {
     pub name: String,
     /// `reason` of the Event, in CamelCase.
     pub reason: &'static str,
-    /// `message` of the Event.
     pub message: String,
     /// Counts from 1. Above 1 the Event is updated.
     pub count: u32,
@@ -44,7 +43,6 @@ pub struct PodNotice {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Noticed {
-    /// When it is due next.
     pub(super) at: Option<Duration>,
     count: u32,
     first_unix_ms: i64,

@@ -25,7 +25,6 @@ use crate::{
 /// runtime, which answers that the image is present.
 const MOST_SUCCEEDED: usize = 4096;
 
-/// Remembered while the journal is unread.
 #[derive(Debug, Default)]
 pub(super) struct Unread {
     /// The limit was changed, so the journal's is outdated.

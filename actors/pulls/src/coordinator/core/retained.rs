@@ -4,10 +4,10 @@
 //! of leases, readings of the image file system, the node condition DiskPressure, settings. Out: leases to drop, each
 //! with a [`ReleaseReason`]; queries for sizes and free space; renewals.
 //!
-//! Retained bytes belong to no image, so that the kubelet's image garbage collection cannot free them. That is why they
-//! have a budget, and why all of them are released before the kubelet has to act: when less than
-//! `pulls.retain_min_free_percent` of the image file system is free (stock kubelets collect images at 85% used and evict
-//! below 15% free), while DiskPressure is True, and when any pull fails for lack of space.
+//! Retained bytes belong to no image, so the kubelet's image garbage collection cannot free them. Therefore they have a
+//! budget, and all of them are released before the kubelet has to act: when less than `pulls.retain_min_free_percent`
+//! of the image file system is free (stock kubelets collect images at 85% used and evict below 15% free), while
+//! DiskPressure is True, and when any pull fails for lack of space.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,9 +39,7 @@ pub(crate) enum ReleaseReason {
     Count,
     /// Less than `pulls.retain_min_free_percent` of the image file system is free.
     LowSpace,
-    /// The node condition DiskPressure is True.
     DiskPressure,
-    /// The settings disable retention.
     Disabled,
     /// The lease holds no bytes.
     Empty,
@@ -53,7 +51,6 @@ impl ReleaseReason {
         matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
     }
 
-    /// For labels and logs.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -124,7 +124,6 @@ pub(super) fn percent_free(percent: u64) -> FileSystem {
     FileSystem { capacity_bytes: 1000, available_bytes: percent * 10, inodes: 100, inodes_free: 100 }
 }
 
-/// As written by the effects.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Journal {
     pub(super) pulls: BTreeMap<u64, PullRecord>,
@@ -297,7 +296,6 @@ impl Bench {
         self.event(PullEvent::CallerLeft(caller));
     }
 
-    /// Ends the current attempt.
     pub(super) fn finish(&mut self, pull: PullId, outcome: Outcome) {
         let attempt = self.core.pulls.get(&pull).map_or(0, |pull| pull.attempts);
         self.event(RuntimeEvent::PullFinished { pull, attempt, outcome });
@@ -389,7 +387,6 @@ impl Bench {
 }
 
 impl Core {
-    /// Checks all invariants between two events.
     pub(super) fn check(&self) {
         let lane = |lane| self.pulls.values().filter(|pull| pull.lane == Some(lane)).count();
         assert_eq!(self.counted as usize, lane(Lane::Counted), "counted slots");

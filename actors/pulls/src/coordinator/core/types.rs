@@ -37,7 +37,6 @@ pub struct Policy {
     /// Maximum number of pulls of present images beside the limit.
     pub present_slots: u32,
     pub max_queue_time: Option<Duration>,
-    /// Maximum number of waiting callers.
     pub max_callers: usize,
     /// How long a running pull continues without callers.
     pub cancel_grace: Duration,
@@ -116,7 +115,7 @@ impl Default for Policy {
 }
 
 messages! {
-    /// What happens to the core, and the message that reports it to the coordinator.
+    /// Input of the core, and message to the coordinator.
     #[derive(Debug, Clone)]
     pub enum PullEvent {
         /// To be sent as [`RequestPull`](crate::coordinator::RequestPull).
@@ -151,7 +150,6 @@ messages! {
         SetLimit(Option<u32>),
         /// A pull that continued in the predecessor ended there. IDs are the same in both processes.
         PredecessorEnded { pull: PullId, how: HandedOutcome },
-        /// The predecessor cannot be reached any more.
         PredecessorGone,
         /// Due at [`Core::next_tick`](super::Core::next_tick).
         Tick,
@@ -178,7 +176,6 @@ pub(crate) enum Effect {
         attempt: u32,
         call: Arc<PullCall>,
         lease: Option<String>,
-        /// To pass on to the runtime.
         option: Option<u32>,
         /// In the present lane: a download must be noticed at once.
         present: bool,
@@ -211,7 +208,6 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// Why the agent itself answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// KEP-3673: the limit was reached at every try.
@@ -244,7 +240,6 @@ pub enum Refusal {
     Deadline(Duration, &'static str),
     #[error("the container runtime is down and did not recover within {held:?} (cri.hold_timeout): {reason}")]
     RuntimeAway {
-        /// How long the caller was held.
         held: Duration,
         /// Names the socket.
         reason: String,

@@ -35,7 +35,6 @@ impl Rate {
         }
     }
 
-    /// Bytes per second over the window that ends `now`.
     fn per_second(&self, now: Duration) -> u64 {
         let (Some((first, before)), Some((_, after))) = (self.readings.front(), self.readings.back()) else {
             return 0;
@@ -227,7 +226,6 @@ pub(crate) struct Counts {
     pub queued: u32,
     /// Pulls from the journal that wait for a caller with credentials.
     pub held: u32,
-    /// Waiters: callers without an answer.
     pub callers: u32,
     /// The limit in force; 0: none.
     pub limit: u32,

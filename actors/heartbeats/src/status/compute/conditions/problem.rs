@@ -50,7 +50,6 @@ impl Finding {
         Self { status: ConditionStatus::True, reason, message }
     }
 
-    /// How long it lasts before it is reported.
     fn onset(&self) -> i64 {
         if self.reason == SOURCE_UNAVAILABLE { UNAVAILABLE_ONSET } else { ONSET }
     }

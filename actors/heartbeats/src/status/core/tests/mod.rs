@@ -214,7 +214,6 @@ impl World {
         self.start();
     }
 
-    /// Advances both clocks.
     fn pass(&mut self, ms: i64) {
         let end = self.boot + ms;
         while let Some(due) = self.core.due() {
