@@ -52,7 +52,6 @@ impl BackendError {
     }
 }
 
-/// Constant properties of a backend.
 #[derive(Debug, Clone, Copy)]
 pub struct BackendInfo {
     /// The value in `proxy.backend`, and the name in reports and metrics.
@@ -135,7 +134,6 @@ pub enum Check {
 /// Totals of the wanted state of a family. Cheap: read after every sync.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// Services with a service port of the family.
     pub services: usize,
     pub service_ports: usize,
     /// Endpoints that receive traffic, each once per service port.

@@ -58,7 +58,6 @@ struct AffinityLabel {
     map: &'static str,
 }
 
-/// Label of `keelson_proxy_build_info`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BuildLabel {
     version: &'static str,
@@ -155,7 +154,6 @@ impl ProxyMetrics {
 }
 
 impl ProxyMetrics {
-    /// A sync of this family was requested.
     pub(crate) fn queued(&self, family: Family) {
         self.last_queued.get_or_create(&family.into()).set(unix_seconds());
     }

@@ -21,7 +21,6 @@ pub enum PreviewError {
     Backend(#[from] BackendError),
     #[error(transparent)]
     Addresses(#[from] AddressError),
-    /// The agent's state cannot be decoded.
     #[error(transparent)]
     State(#[from] keelson_client::Error),
     #[error("the Node has no spec.podCIDRs, which detect_local_mode NodeCIDR requires")]

@@ -29,16 +29,13 @@ pub const READ_INTERVAL: Duration = Duration::from_secs(15);
 /// The first pause after a failure; each further one is twice as long, up to the sync period.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Failed syncs since the last success.
 #[derive(Debug, Clone)]
 pub struct Failure {
     pub error: BackendError,
-    /// Number of failures in a row.
     pub times: u32,
     next: Instant,
 }
 
-/// Totals of the syncs of a family.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     /// Successful syncs.
@@ -74,7 +71,6 @@ pub struct Synced {
 pub enum Checked {
     /// Changes wait for a sync: check again soon.
     Postponed,
-    /// No drift.
     Clean,
     /// Drift: repaired, or the repair failed.
     Repaired(Synced),
@@ -87,7 +83,6 @@ pub struct SyncLoop {
     local: Vec<IpAddr>,
     interfaces: Option<Vec<Interface>>,
     families: [FamilySync; 2],
-    /// A full state has been received.
     has_state: bool,
     /// The rules' dependencies on the node are known.
     has_node: bool,
@@ -130,7 +125,6 @@ impl SyncLoop {
         &self.families[family as usize]
     }
 
-    /// The families that this node supports.
     pub fn enabled(&self) -> impl Iterator<Item = Family> {
         Family::ALL.into_iter().filter(|family| self.backend.disabled_reason(*family).is_none())
     }
@@ -330,7 +324,6 @@ impl SyncLoop {
         }
     }
 
-    /// See [`Backend::stop_udp_offload`].
     pub fn stop_udp_offload(&mut self, family: Family, now: Instant) -> bool {
         let is_new = self.backend.stop_udp_offload(family);
         if is_new {

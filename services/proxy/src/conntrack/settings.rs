@@ -16,7 +16,6 @@ const MAX_SCALED: u64 = 1 << 20;
 const ENTRIES_PER_BUCKET: u64 = 4;
 
 const MAX: &str = "nf_conntrack_max";
-/// Number of buckets of the hash table.
 const BUCKETS: &str = "nf_conntrack_buckets";
 const TCP_ESTABLISHED: &str = "nf_conntrack_tcp_timeout_established";
 const TCP_CLOSE_WAIT: &str = "nf_conntrack_tcp_timeout_close_wait";
@@ -33,7 +32,6 @@ pub struct ConntrackOptions {
     pub min: u32,
     /// Idle timeout of established TCP connections. Fractions of a second are dropped, here and below.
     pub tcp_established_timeout: Duration,
-    /// Timeout of TCP connections in CLOSE_WAIT.
     pub tcp_close_wait_timeout: Duration,
     /// Accept TCP segments outside the window.
     pub tcp_be_liberal: bool,

@@ -21,7 +21,6 @@ fn stale(flows: impl IntoIterator<Item = Flow>, frontends: &UdpFrontends) -> Vec
 /// A node with a Service's addresses. The addresses of the pods are local, too.
 pub(super) struct Node {
     family: Family,
-    /// The source of all flows.
     client: IpAddr,
     /// V, X, W; `np` is an address of the node.
     pub(super) v: IpAddr,
@@ -301,7 +300,6 @@ fn some_frontend() -> impl Strategy<Value = UdpFrontend> {
 }
 
 proptest! {
-    /// The rule restated, for one service port.
     #[test]
     fn a_flow_is_stale_if_it_goes_to_the_frontend_and_to_no_serving_endpoint(
         flows in prop::collection::vec(some_flow(), 0..20),

@@ -23,7 +23,6 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 pub(crate) struct Moment {
     /// For durations.
     pub(crate) instant: Instant,
-    /// For display.
     pub(crate) wall: Timestamp,
 }
 
@@ -56,7 +55,6 @@ pub(crate) struct ProxyHealth {
     max_staleness: Option<Duration>,
     /// When the endpoints were last current, in Unix milliseconds, as reported by the agent; `None`: they are current.
     stale_since_unix_ms: Option<i64>,
-    /// Since when the agent cannot be reached.
     agent_gone: Option<Instant>,
     /// Load balancers may send traffic here: the Node is not being deleted and has no taint that excludes it. A deleted
     /// Node counts as last seen, as in kube-proxy. False until the Node is known.

@@ -22,7 +22,6 @@ pub(super) struct Script {
     pub(super) ready: Vec<Check>,
     /// No call is ever answered.
     pub(super) stuck: bool,
-    /// Every question that was received.
     pub(super) asked: Vec<Question>,
 }
 

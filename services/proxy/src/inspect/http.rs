@@ -112,7 +112,6 @@ impl From<QuestionError> for Failure {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExplainQuery {
-    /// A [`Target`].
     to: String,
     #[serde(default)]
     from: String,

@@ -50,7 +50,6 @@ impl From<QuestionError> for ViewError {
     }
 }
 
-/// Waits for an answer, with a timeout.
 pub(super) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the proxy did not answer", "it may be blocked in the kernel", answer).await
 }

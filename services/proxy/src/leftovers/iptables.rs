@@ -38,7 +38,6 @@ const MASQUERADE: &str = "KUBE-POSTROUTING";
 
 #[derive(Debug)]
 pub(super) struct Tool {
-    /// Such as `iptables-legacy`.
     pub(super) name: String,
     pub(super) family: Family,
     pub(super) is_legacy: bool,
@@ -92,7 +91,6 @@ pub(super) fn unseen(names: &io::Result<String>) -> Option<&'static str> {
 pub struct Plan {
     /// For `iptables-restore --noflush`; empty: there is nothing to remove.
     pub input: String,
-    /// Number of removed chains.
     pub chains: usize,
     /// Chains that stay, each with a chain of another program that uses it.
     pub kept: BTreeMap<String, String>,

@@ -35,7 +35,6 @@ const LOCK_SECONDS: &str = "5";
 pub struct Places {
     /// Files of the network namespace of the calling thread: `/proc/thread-self/net`.
     proc_net: PathBuf,
-    /// Folders of the iptables programs.
     programs: Vec<PathBuf>,
 }
 

@@ -83,7 +83,6 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The value of the first attribute of a kind.
 fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let (length, rest) = bytes.split_first_chunk::<2>()?;

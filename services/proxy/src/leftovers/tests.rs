@@ -117,7 +117,6 @@ fn p20_virtual_servers_are_kube_proxys_beside_its_interface_only() {
     assert!(Seen::of(servers, "kube-ipvs01: 0\n").describe().is_empty());
 }
 
-/// A node whose iptables programs are scripts.
 struct Node(tempfile::TempDir);
 
 impl Node {

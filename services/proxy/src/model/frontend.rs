@@ -34,7 +34,6 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A frontend that more than one service port claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     pub frontend: Frontend,

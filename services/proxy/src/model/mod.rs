@@ -75,7 +75,6 @@ impl fmt::Display for Family {
     }
 }
 
-/// A transport protocol that Services can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     Tcp,

@@ -20,7 +20,6 @@ use crate::{
     sync::{CHECK_INTERVAL, Checked},
 };
 
-/// Interval of checking whether something is due.
 const TICK: Duration = Duration::from_millis(500);
 
 const OTHER_PROXIES_INTERVAL: Duration = Duration::from_secs(60);

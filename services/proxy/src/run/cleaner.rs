@@ -79,7 +79,6 @@ impl Cleaner {
         (Self { due: Arc::default(), wake }, woken)
     }
 
-    /// UDP endpoints of a family have changed in the kernel.
     pub(super) fn clean(&self, family: Family) {
         self.due.add(family);
         // If the channel is full, the thread wakes up anyway.
@@ -201,7 +200,6 @@ mod tests {
         }
     }
 
-    /// Start times of listings, by family.
     type Begun = Arc<Mutex<Vec<(Family, Instant)>>>;
 
     const QUICK: Pace = Pace {

@@ -40,7 +40,6 @@ use crate::{
     sync::SyncLoop,
 };
 
-/// Sockets and displayed settings of a proxy.
 #[derive(Debug)]
 pub struct RunConfig {
     pub target: Target,
@@ -88,7 +87,6 @@ pub enum RunError {
         address: SocketAddr,
         reason: String,
     },
-    /// A thread or its runtime could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// The thread that programs the kernel ended by itself.

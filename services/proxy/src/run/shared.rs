@@ -29,7 +29,6 @@ use crate::{
     sync::{SyncLoop, Synced},
 };
 
-/// Maximum number of events that are kept.
 const EVENTS: usize = 50;
 
 /// Maximum number of pending changes whose latency is measured.
@@ -42,7 +41,6 @@ pub(super) enum Link {
     Failing(String),
 }
 
-/// The displayed status of the proxy.
 #[derive(Debug, Clone)]
 pub(super) struct Standing {
     pub(super) link: Link,
@@ -86,7 +84,6 @@ pub(super) struct Shared {
     pub(super) target: String,
     pub(super) settings: Vec<String>,
     pub(super) started_unix_ms: i64,
-    /// The families that this node supports.
     pub(super) families: Vec<Family>,
 }
 
@@ -138,7 +135,6 @@ impl Shared {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes of the displayed status.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -201,7 +197,6 @@ impl Shared {
         }
     }
 
-    /// A Service with UDP ports has changed.
     pub(super) fn udp_changed(&self) {
         self.standing().udp = [true; 2];
     }

@@ -78,7 +78,6 @@ impl Stage {
         Self { kernel, sync, observer, now }
     }
 
-    /// A sync loop with three synced Services.
     fn synced(options: Options) -> Self {
         let mut stage = Self::open(options);
         (0..3).for_each(|number| stage.set(number, 80));

@@ -54,7 +54,6 @@ impl fmt::Display for PrefixLengths {
     }
 }
 
-/// A chain of the table `keelson`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Chain {
     /// nat, prerouting, priority dstnat - 1: before a kube-proxy's.
@@ -93,9 +92,7 @@ pub enum Chain {
     Reject,
     /// Looks up the source of a packet in the ranges of a frontend.
     Sources {
-        /// Protocol of the frontend.
         protocol: Protocol,
-        /// Prefix lengths of its ranges.
         lengths: PrefixLengths,
     },
     /// Chooses one of `count` endpoints at random.
@@ -109,7 +106,6 @@ pub enum Chain {
         choice: Choice,
         /// At least 1.
         count: u32,
-        /// Affinity timeout.
         seconds: u32,
         /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,
@@ -119,7 +115,6 @@ pub enum Chain {
         choice: Choice,
         /// At least 1.
         count: u32,
-        /// Affinity timeout.
         seconds: u32,
         /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,
@@ -129,7 +124,6 @@ pub enum Chain {
         choice: Choice,
         /// At least 1.
         count: u32,
-        /// Affinity timeout.
         seconds: u32,
         /// Selects the map ([`SetName::affinity`](super::element::SetName::affinity)).
         group: u8,

@@ -10,7 +10,6 @@ use keelson_proxy::model::{Endpoint, Protocol};
 
 use super::chain::{Chain, Choice};
 
-/// Number of session affinity maps.
 pub const AFFINITY_GROUPS: u8 = 8;
 
 /// A set or map of the table `keelson`. "Number" identifies a service port, "endpoint number" an endpoint of a service
@@ -424,10 +423,8 @@ pub enum Verdict {
     Goto(Chain),
 }
 
-/// The value of an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
-    /// The element of a set.
     None,
     /// Bytes, as in keys.
     Data(Key),
@@ -444,7 +441,6 @@ pub struct Element {
     pub value: Value,
 }
 
-/// A change of one element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// No element with this key exists.

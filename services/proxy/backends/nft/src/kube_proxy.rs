@@ -7,7 +7,6 @@ use keelson_proxy::model::Family;
 
 use super::kernel::{KernelError, Netlink};
 
-/// The table of kube-proxy's nftables mode.
 pub(crate) const TABLE: &str = "kube-proxy";
 
 /// Chains of its modes iptables and ipvs in iptables-nft: one of each table that they use.

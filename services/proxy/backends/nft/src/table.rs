@@ -52,7 +52,6 @@ pub(crate) const REFUSED_REST: Duration = Duration::from_secs(300);
 /// again.
 const VERIFY_MAX: usize = 4_096;
 
-/// Known state of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     /// Unknown, or a transaction failed: the next sync reads and compares.
@@ -304,7 +303,6 @@ impl Table {
         Ok(outcome)
     }
 
-    /// What a full sync would do.
     pub(crate) fn difference(&mut self, tables: &mut dyn NfTables) -> Result<Difference, KernelError> {
         let found = tables.read(self.family())?;
         Ok(self.differ(found))
@@ -378,7 +376,6 @@ impl Table {
     }
 }
 
-/// The wanted ruleset of one family at one moment.
 #[derive(Debug)]
 pub(crate) struct Ruleset {
     base: Base,

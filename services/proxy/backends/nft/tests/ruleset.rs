@@ -204,7 +204,6 @@ fn essence(attributes: &[SetAttribute]) -> Vec<&SetAttribute> {
     attributes.iter().filter(matters).collect()
 }
 
-/// The text as messages.
 fn messages(base: &Base, chains: &[Chain], elements: &[Element]) -> Vec<NfTablesMessage> {
     let table = || ruleset::TABLE.to_owned();
     let mut messages =

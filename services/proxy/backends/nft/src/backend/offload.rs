@@ -33,15 +33,12 @@ pub(super) enum Offload {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Devices {
-    /// Number of wanted interfaces.
     pub(super) wanted: usize,
     /// UDP flows are kept out.
     pub(super) tcp_only: bool,
     /// Number of further matching interfaces, for which there is no room.
     pub(super) left_out: usize,
-    /// Why an interface could not be added or removed.
     pub(super) failure: Option<String>,
-    /// Number of failures in a row.
     failures: u32,
     /// When the interfaces were last read from the kernel; `None`: read them now.
     asked: Option<Instant>,

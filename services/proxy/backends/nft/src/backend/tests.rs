@@ -39,9 +39,7 @@ struct Script(Arc<Mutex<(VecDeque<Fault>, usize)>>);
 
 #[derive(Clone, Copy)]
 enum Fault {
-    /// The kernel rejects the transaction.
     Refused(Errno),
-    /// The kernel lacks a feature.
     Unsupported,
     /// The transaction is committed, but its acknowledgement is lost.
     Lost,
@@ -227,7 +225,6 @@ impl Stage {
         all
     }
 
-    /// Checks a family against what was read.
     fn check(&mut self, family: Family) -> Option<Synced> {
         match self.sync_loop.check(family, self.now) {
             Checked::Postponed => panic!("nothing waits"),

@@ -71,7 +71,6 @@ pub(super) fn no_answer(context: &RuleContext<'_>, address: IpAddr) -> Option<St
     }
 }
 
-/// A target that belongs to no service port.
 fn elsewhere(context: &RuleContext<'_>, target: Target) -> String {
     let Target { address, port, protocol } = target;
     let of = |has: &dyn Fn(&PortView<'_>) -> bool| {

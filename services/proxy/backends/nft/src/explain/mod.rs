@@ -24,7 +24,6 @@ use keelson_proxy::explain::Question;
 use self::{elements::ReachableElements, walk::Walk};
 use super::{chain::Chain, plan::Plan, ruleset::Base};
 
-/// The rules of one family.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RuleContext<'a> {
     pub(crate) base: &'a Base,

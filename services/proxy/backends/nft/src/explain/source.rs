@@ -25,7 +25,6 @@ pub(super) enum Origin {
 
 #[derive(Debug, Clone)]
 pub(super) struct PacketSource {
-    /// For display.
     pub(super) label: String,
     pub(super) origin: Origin,
     /// `None`: unknown.

@@ -31,7 +31,6 @@ use crate::{
 /// violates this.
 const DEPTH: usize = 32;
 
-/// Result of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Flow {
     /// Continues after the jump to this chain, or with the next hook.
@@ -52,16 +51,12 @@ struct Packet {
     marked: bool,
     translated: bool,
     masqueraded: bool,
-    /// Explanation so far.
     steps: Vec<String>,
 }
 
-/// Effect of a statement on its rule.
 enum StatementResult {
-    /// Continue with the next statement.
     Continue,
     NoMatch,
-    /// The rule ends.
     End(Flow),
 }
 
@@ -74,7 +69,6 @@ pub(super) struct Walk<'a> {
     family: Family,
 }
 
-/// Notes on the statements of a rule so far.
 #[derive(Debug, Default)]
 struct RuleNotes {
     matched: Vec<String>,
@@ -92,7 +86,6 @@ impl<'a> Walk<'a> {
         Self { context, elements, source, target, family: target.family() }
     }
 
-    /// Evaluates the whole way.
     pub(super) fn way(&self) -> pb::Way {
         let mut packet = Packet {
             destination: self.target.address,

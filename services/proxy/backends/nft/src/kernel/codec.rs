@@ -48,7 +48,6 @@ const ATTRIBUTES_FOLLOW: u16 = 0x200;
 const SAID: u16 = 1;
 const OFFSET: u16 = 2;
 
-/// The family in `nfgenmsg`.
 pub(super) const fn protocol(family: Family) -> NetfilterProtoFamily {
     match family {
         Family::V4 => NetfilterProtoFamily::IPv4,
@@ -83,7 +82,6 @@ impl Buffer {
         self.bytes
     }
 
-    /// Writes a message of the library.
     pub(super) fn message<T: Into<NetfilterMessageInner>>(
         &mut self,
         family: NetfilterProtoFamily,

@@ -151,7 +151,6 @@ impl Expression {
     }
 }
 
-/// Converts expressions of the library.
 pub(super) fn of_library(list: &[ListAttribute<ExpressionAttribute>]) -> Result<Vec<Expression>, String> {
     let mut bytes = vec![0; list.buffer_len()];
     list.emit(&mut bytes);

@@ -144,11 +144,9 @@ pub(super) struct Reader {
     ends: Vec<Key>,
     /// The current set has an element that no [`Element`] can represent.
     foreign: bool,
-    /// Number of elements of the current set.
     count: usize,
 }
 
-/// Result for one set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Finished {
     pub(super) count: usize,

@@ -40,7 +40,6 @@ use crate::{
 /// Maximum length of a list of elements, in bytes, without the last element.
 const LIST_MAX: usize = 60_000;
 
-/// Position of a change in the datagram.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     offset: usize,
@@ -97,7 +96,6 @@ impl Batch {
         Self { family, buffer: Buffer::default(), first, messages: Vec::new(), marks: Vec::new(), changes }
     }
 
-    /// Deletes a table of any name.
     pub(super) fn delete_table(family: Family, name: &str, first: u32) -> Self {
         let mut batch = Self::empty(family, first, 1);
         batch.control(ControlMessage::BatchBegin);
@@ -212,7 +210,6 @@ impl Batch {
         }
     }
 
-    /// Replaces all rules of a chain.
     fn rules(&mut self, index: usize, chain: Chain, rules: &[ruleset::Rule]) {
         let attributes =
             || vec![RuleAttribute::Table(TABLE.to_owned()), RuleAttribute::Chain(chain.to_string())];
@@ -300,7 +297,6 @@ impl Batch {
         self.messages.len() as u32
     }
 
-    /// The index of a message in the transaction.
     pub(super) fn place(&self, sequence: u32) -> Option<usize> {
         let place = sequence.wrapping_sub(self.first) as usize;
         (place < self.messages.len()).then_some(place)
@@ -416,7 +412,6 @@ impl Batch {
 /// `NFTA_CHAIN_TABLE`.
 const CHAIN_TABLE: u16 = 1;
 
-/// Offset of the attributes in a message.
 const ATTRIBUTES: usize = super::codec::HEADER + super::codec::GENERIC;
 
 fn new_chain(chain: Chain) -> ChainMessage {
@@ -451,7 +446,6 @@ struct Run<'a> {
     sets: Vec<(SetName, Side<'a>)>,
 }
 
-/// The elements of one set.
 #[derive(Debug, Default)]
 struct Side<'a> {
     deleted: Vec<(usize, &'a Element)>,

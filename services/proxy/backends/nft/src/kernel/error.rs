@@ -12,7 +12,6 @@ use crate::{
     ruleset::FLOWTABLE,
 };
 
-/// How to handle an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorKind {
     /// Repeat the request later.
@@ -48,17 +47,14 @@ pub enum KernelError {
         family: Family,
         /// Index of the change in the transaction, from 0.
         index: usize,
-        /// The change as text.
         change: String,
         errno: Errno,
         /// Extended error text; usually `None`.
         message: Option<String>,
     },
-    /// A transaction was rejected as a whole.
     #[error("the kernel rejected a transaction of {changes} changes in table {family} keelson: {errno}")]
     Transaction {
         family: Family,
-        /// Number of changes.
         changes: usize,
         errno: Errno,
     },
@@ -70,7 +66,6 @@ pub enum KernelError {
     },
     #[error("cannot read {question} from the kernel: {errno}")]
     Question {
-        /// The request as text.
         question: String,
         errno: Errno,
     },
@@ -86,7 +81,6 @@ pub enum KernelError {
     )]
     Undecided {
         family: Family,
-        /// Number of changes.
         changes: usize,
     },
     /// The rules changed during every read.
@@ -100,7 +94,6 @@ pub enum KernelError {
     },
     #[error("cannot decode the kernel's answer about {what}: {why}")]
     Malformed {
-        /// The request as text.
         what: String,
         why: String,
     },

@@ -40,7 +40,6 @@ pub struct FoundChain {
     pub rules: Vec<Vec<Expression>>,
 }
 
-/// Properties of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FoundSet {
     /// `NFT_SET_*`.
@@ -173,12 +172,10 @@ impl Found {
         self.chains.keys().filter_map(|name| Chain::parse(name))
     }
 
-    /// Names of chains that are not ours.
     pub fn unknown_chains(&self) -> impl Iterator<Item = &str> + '_ {
         self.chains.keys().map(String::as_str).filter(|name| Chain::parse(name).is_none())
     }
 
-    /// Names of sets that are not ours.
     pub fn unknown_sets(&self) -> impl Iterator<Item = &str> + '_ {
         self.sets.keys().map(String::as_str).filter(|name| SetName::parse(name).is_none())
     }
@@ -205,7 +202,6 @@ impl Found {
         &self.elements
     }
 
-    /// Moves the elements out.
     pub fn take_elements(&mut self) -> Elements {
         std::mem::take(&mut self.elements)
     }

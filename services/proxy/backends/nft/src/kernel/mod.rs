@@ -35,7 +35,6 @@ pub use netlink::Netlink;
 
 pub use super::ruleset::TABLE;
 
-/// One step of a transaction.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
@@ -50,7 +49,6 @@ pub enum Change {
     MakeChain(Chain),
     /// Deletes a chain, with its rules; nothing may refer to it.
     DeleteChain(Chain),
-    /// Replaces all rules of a chain.
     Rules(Chain, Vec<Rule>),
     /// Creates an empty set; it must not exist.
     MakeSet(SetName),
@@ -62,9 +60,7 @@ pub enum Change {
     MakeFlowtable,
     /// Deletes a flowtable. Its flows are filtered and counted like others from then on. No rule may refer to it.
     DeleteFlowtable(String),
-    /// Adds devices to our flowtable.
     AddDevices(Vec<String>),
-    /// Removes devices from our flowtable.
     RemoveDevices(Vec<String>),
     /// The order of consecutive elements is not kept, except between an addition and a deletion of the same key.
     Element(Op),

@@ -61,7 +61,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// `NFT_SET_INTERVAL`.
 const INTERVAL: u32 = 4;
 
-/// Attempts to read the structure of the table.
 const READS: u32 = 16;
 
 /// Dumps of a set before it counts as incomplete.
@@ -78,10 +77,8 @@ const KEPT: usize = 1024 * 1024;
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
-    /// The requested size of the send buffer.
     send_buffer: usize,
     received: Vec<u8>,
-    /// Buffer of the last transaction.
     spare: Vec<u8>,
 }
 
@@ -414,7 +411,6 @@ fn is_readable(set: &FoundSet) -> bool {
     set.key_len <= longest && set.data_len <= longest
 }
 
-/// Maps a failure to set a socket option.
 fn prepared(errno: Errno) -> KernelError {
     match errno {
         Errno::EPERM => KernelError::NotPermitted,

@@ -83,7 +83,6 @@ fn hook(attributes: &[Hook], kind: String, policy: u32) -> FoundHook {
     FoundHook { number, priority, kind, policy }
 }
 
-/// The attributes of a hook for a new chain.
 pub(super) fn hook_attributes(number: u32, priority: i32) -> Vec<Hook> {
     vec![
         Hook::Number(HookNumber::Inet(InetHookNumber::from(number))),

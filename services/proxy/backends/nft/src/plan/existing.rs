@@ -21,7 +21,6 @@ pub(crate) struct Existing {
     numbers: HashMap<Number, Left>,
 }
 
-/// Elements of a number.
 #[derive(Debug, Default)]
 struct Left {
     slots: [Vec<(u32, Endpoint)>; 2],
@@ -29,7 +28,6 @@ struct Left {
     endpoints: [Vec<(u16, Endpoint)>; 2],
 }
 
-/// Former state of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) number: Number,
@@ -100,7 +98,6 @@ impl Existing {
         Some(())
     }
 
-    /// Number of numbers.
     pub(super) fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -113,12 +110,10 @@ impl Existing {
         self.numbers.contains_key(&number)
     }
 
-    /// The number that a frontend mapped to.
     pub(super) fn number(&self, is_cluster_ip: bool, frontend: Frontend) -> Option<Number> {
         self.frontends.get(&(is_cluster_ip, frontend)).copied()
     }
 
-    /// The former state of the service port with a number.
     pub(super) fn memory(&self, number: Number) -> Option<Memory> {
         let left = self.numbers.get(&number)?;
         if !number.has_affinity() {

@@ -43,16 +43,13 @@ pub(crate) enum FrontendTarget {
 pub(super) struct Claim {
     pub(super) kind: FrontendKind,
     pub(super) service: ServiceName,
-    /// Index of the service port in its Service.
     pub(super) port: u32,
 }
 
 /// All claims to a frontend, ordered: the first one gets it.
 #[derive(Debug)]
 pub(super) enum Claims {
-    /// The usual case.
     One(Claim),
-    /// At least two.
     Several(Vec<Claim>),
 }
 

@@ -45,7 +45,6 @@ use super::{
     element::{Element, Key, Number, Op, SetName, Value, Verdict},
 };
 
-/// Facts about the node and the cluster, of one family.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct NodeFacts {
     /// The CIDRs of every ServiceCIDR, in any order. Those of the other family are ignored.
@@ -65,7 +64,6 @@ pub(crate) struct Plan {
     existing: Existing,
     services: HashMap<ServiceName, Box<[Port]>>,
     frontends: HashMap<Frontend, Claims>,
-    /// Number of service ports by cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
     /// Number of service ports' numbers that contain a choice and count: two per service port if V and the others have
     /// the same.
@@ -287,7 +285,6 @@ impl Plan {
         Some(PortView { service, inner: ports.get(claim.port as usize)? })
     }
 
-    /// The current meaning of a frontend.
     fn meaning(&self, frontend: &Frontend) -> Option<Meaning> {
         let claim = self.frontends.get(frontend)?.all().first()?;
         let port = self.port(claim)?;

@@ -13,7 +13,6 @@ pub(super) const MAX_ENDPOINT: u16 = u16::MAX;
 /// Distance between the numbers of service ports with affinity.
 const STRIDE: u32 = 1 << 16;
 
-/// Maximum number of service ports with affinity.
 const MAX_WITH_AFFINITY: u32 = (u32::MAX - Number::FIRST_WITH_AFFINITY) / STRIDE + 1;
 
 /// Assigns numbers in turn, so that a released one stays unused for as long as possible: the kernel may still have
@@ -108,7 +107,6 @@ fn place(number: u32) -> u32 {
     (number - Number::FIRST_WITH_AFFINITY) / STRIDE
 }
 
-/// Whether it can be the number of a service port.
 pub(super) fn is_service_port(number: Number) -> bool {
     if number.has_affinity() {
         number.0.is_multiple_of(STRIDE)

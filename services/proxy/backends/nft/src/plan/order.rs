@@ -81,7 +81,6 @@ const fn depth(set: SetName) -> usize {
     }
 }
 
-/// Dependencies of the rank of an operation, besides itself.
 struct Ranking {
     /// Numbers of which only the external policy is added or deleted: traffic exists before and after.
     switched: HashSet<Key>,

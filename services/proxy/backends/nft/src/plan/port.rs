@@ -244,7 +244,6 @@ impl Port {
     }
 }
 
-/// A sink that collects added elements.
 fn collect(
     elements: &mut Vec<Element>,
 ) -> impl FnMut(SetName, Key, Option<Content>, Option<Content>) + use<'_> {
@@ -258,7 +257,6 @@ fn collect(
 pub(super) struct Reach {
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
-    /// The union of both.
     all: Vec<Endpoint>,
 }
 

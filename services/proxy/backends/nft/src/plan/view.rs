@@ -50,7 +50,6 @@ pub(crate) struct FoundFrontend<'a> {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Services that have a service port of the family.
     pub(crate) services: usize,
     pub(crate) service_ports: usize,
     /// Endpoints that receive traffic, by service port: those of ClusterSet and of LocalSet, each once.

@@ -33,7 +33,6 @@ pub struct SetDefinition {
     pub userdata: Vec<u8>,
 }
 
-/// The values of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetData {
     Verdict,
@@ -93,15 +92,12 @@ pub fn definition(family: Family, set: SetName) -> SetDefinition {
     }
 }
 
-/// A field of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FieldType {
     Address,
-    /// [`Number`](crate::element::Number).
     Number,
     Protocol,
     Port,
-    /// Index of a slot.
     Index,
 }
 
@@ -133,7 +129,6 @@ impl FieldType {
         }
     }
 
-    /// nft's name of the type.
     const fn name(self, family: Family) -> &'static str {
         match (self, family) {
             (Self::Index, _) => "integer",
@@ -282,7 +277,6 @@ fn len_of(family: Family, fields: &[FieldType]) -> u32 {
     fields.iter().map(|field| field.padded_len(family)).sum()
 }
 
-/// An entry of userdata: type, length, value.
 fn tlv(kind: u8, value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![kind, value.len() as u8];
     bytes.extend(value);

@@ -59,7 +59,6 @@ pub enum NodePortMatch {
     Addresses,
 }
 
-/// The hook of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hook {
     /// `nat` or `filter`.

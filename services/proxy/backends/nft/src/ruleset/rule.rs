@@ -25,13 +25,11 @@ pub struct Rule {
     pub(crate) statements: Vec<Statement>,
 }
 
-/// A field of a packet in a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
     Source,
     /// Destination address, or the number that was written there.
     Destination,
-    /// The number of the packet.
     Number,
     /// The service port's part of the endpoint number in the packet.
     Service,
@@ -41,15 +39,12 @@ pub(crate) enum Field {
     Id,
     Protocol,
     Port,
-    /// A random number below this.
     Random(u32),
     /// The first bits of the source address, as many as this, the others 0.
     SourceNetwork(u8),
-    /// A constant.
     Constant(u32),
 }
 
-/// A match or statement.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Statement {
     /// The first packet of a connection.
@@ -79,7 +74,6 @@ pub(crate) enum Statement {
     Protocol(Protocol),
     /// The bit is set in the mark.
     Marked(u32),
-    /// Fields are in a set, or are not.
     In {
         fields: Vec<Field>,
         set: SetName,
@@ -115,7 +109,6 @@ pub(crate) enum Statement {
     Masquerade,
     /// Adds the flow to the flowtable, if possible: the connection has to be established, and of TCP or UDP.
     Offload,
-    /// Answers with ICMP port unreachable.
     Reject,
     Drop,
     /// Ends the chain; the calling chain continues.

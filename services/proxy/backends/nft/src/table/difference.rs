@@ -17,7 +17,6 @@ use crate::{
 /// checks for one batch, about 30 ms; a batch has at least one chain.
 const PREPARE_MAX: usize = 65_536;
 
-/// Changes from the kernel's table to the plan.
 #[derive(Debug, Default)]
 pub(crate) struct Difference {
     /// The table does not exist.
@@ -33,7 +32,6 @@ pub(crate) struct Difference {
     pub(crate) devices: Vec<Change>,
     /// Missing prepared chains that are not in use.
     pub(crate) prepared: Vec<Chain>,
-    /// Number of elements of `slots` in the kernel.
     pub(super) slots: usize,
     /// The counted chains that exist afterwards.
     pub(super) kept: BTreeSet<Chain>,

@@ -14,7 +14,6 @@ use crate::{
     kernel::{KernelError, NfTables},
 };
 
-/// Result of a sync of the flowtable's interfaces.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct DeviceSync {
     /// Number of interfaces that were added or removed.

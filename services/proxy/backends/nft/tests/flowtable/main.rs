@@ -81,7 +81,6 @@ impl Net {
         format!("{}-{namespace}", self.prefix)
     }
 
-    /// An address of one of the two networks.
     fn ip(&self, network: u8, host: u8) -> IpAddr {
         let text = match self.family {
             Family::V4 => format!("10.{network}.0.{host}"),

@@ -13,7 +13,6 @@ fn received(net: &Net, namespace: &str) -> [u64; 2] {
     [numbers[1], numbers[0]]
 }
 
-/// Duration of each measurement.
 const MEASURED: Duration = Duration::from_secs(1);
 
 /// Sends until the time is over. Returns packets and bytes per second received by the server.

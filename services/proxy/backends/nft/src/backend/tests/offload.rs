@@ -10,7 +10,6 @@ use crate::{
     ruleset::{FLOWTABLE, Rule},
 };
 
-/// State of a family in the fake kernel.
 #[derive(Clone, Default)]
 struct Imitated {
     flowtables: BTreeMap<String, FoundFlowtable>,
@@ -23,14 +22,12 @@ struct Imitated {
 #[derive(Default)]
 struct Shared {
     families: [Imitated; 2],
-    /// Existing interfaces.
     interfaces: BTreeSet<String>,
     has_none: bool,
     /// Names whose addition failed.
     refused: Vec<String>,
 }
 
-/// The kernel with fake flowtables.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Shared>>);
 

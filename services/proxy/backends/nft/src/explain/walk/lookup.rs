@@ -8,7 +8,6 @@ use crate::{
     ruleset::Field,
 };
 
-/// Result of a map lookup.
 #[derive(Debug)]
 pub(super) struct Values {
     pub(super) found: Vec<Key>,

@@ -280,7 +280,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Why a frontend is refused.
     fn refusal(&self, map: SetName, packet: &Packet) -> Option<&'static str> {
         let protocol = self.target.protocol;
         let frontend = match map {

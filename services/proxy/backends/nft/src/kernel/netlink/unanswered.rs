@@ -11,7 +11,6 @@ use crate::kernel::{
 
 #[derive(Debug)]
 pub(super) enum Unanswered {
-    /// The kernel cannot answer now.
     Disturbed,
     Refused(Errno, KernelError),
     Error(KernelError),

@@ -102,7 +102,6 @@ fn states() -> impl Strategy<Value = Vec<Vec<Event>>> {
     vec(vec(event(), 1..=4), 1..=6)
 }
 
-/// The input of the plan.
 #[derive(Default, Clone)]
 struct Told {
     services: std::collections::BTreeMap<usize, Vec<ServicePort>>,
@@ -333,7 +332,6 @@ proptest! {
     }
 }
 
-/// The service port that gets a packet.
 fn owner(plan: &Plan, to: To) -> Option<PortName> {
     let To { ip, protocol, port } = to;
     let address = plan.lookup(Frontend::Address { ip, protocol, port });
