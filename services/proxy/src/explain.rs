@@ -60,10 +60,7 @@ pub enum QuestionError {
     #[error("{0:?} is not a source; use an IP address, pod, node or outside")]
     Source(String),
     #[error("{from} cannot send to {to}: the IP families differ")]
-    Families {
-        from: IpAddr,
-        to: IpAddr,
-    },
+    Families { from: IpAddr, to: IpAddr },
 }
 
 impl Target {

@@ -25,9 +25,7 @@ pub enum SettingError {
         "nodeport_addresses: {value:?} is neither a network such as 192.0.2.0/24 nor \"primary\"{}",
         hint(value)
     )]
-    NotANetwork {
-        value: String,
-    },
+    NotANetwork { value: String },
     #[error("nodeport_addresses: \"primary\" cannot be combined with networks; set one or the other")]
     PrimaryBesideNetworks,
 }

@@ -1,4 +1,3 @@
-
 use std::io;
 
 use nix::errno::Errno;
@@ -9,29 +8,18 @@ pub enum ConntrackError {
     #[error(
         "conntrack: cannot {what}: not permitted; the proxy needs CAP_NET_ADMIN in its network namespace"
     )]
-    NotPermitted {
-        what: &'static str,
-    },
+    NotPermitted { what: &'static str },
     /// The kernel has no conntrack, or no netlink interface for it.
     #[error(
         "conntrack: cannot {what}: not supported by the kernel ({source}); it needs CONFIG_NF_CONNTRACK and \
          CONFIG_NF_CT_NETLINK (module nf_conntrack_netlink)"
     )]
-    NotSupported {
-        what: &'static str,
-        source: io::Error,
-    },
+    NotSupported { what: &'static str, source: io::Error },
     /// Any other error, or no answer within 30 s.
     #[error("conntrack: cannot {what}: {source}")]
-    Failed {
-        what: &'static str,
-        source: io::Error,
-    },
+    Failed { what: &'static str, source: io::Error },
     #[error("conntrack: cannot decode the kernel's answer to {what}: {reason}")]
-    Malformed {
-        what: &'static str,
-        reason: String,
-    },
+    Malformed { what: &'static str, reason: String },
 }
 
 impl ConntrackError {

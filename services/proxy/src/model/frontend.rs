@@ -12,16 +12,9 @@ use super::{PortName, Protocol};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Frontend {
     /// A cluster IP, external IP or load-balancer IP.
-    Address {
-        ip: IpAddr,
-        protocol: Protocol,
-        port: u16,
-    },
+    Address { ip: IpAddr, protocol: Protocol, port: u16 },
     /// A node port, at the addresses at which node ports are served.
-    NodePort {
-        protocol: Protocol,
-        port: u16,
-    },
+    NodePort { protocol: Protocol, port: u16 },
 }
 
 impl fmt::Display for Frontend {

@@ -91,10 +91,7 @@ pub enum Chain {
     /// Reject, as the target of maps.
     Reject,
     /// Looks up the source of a packet in the ranges of a frontend.
-    Sources {
-        protocol: Protocol,
-        lengths: PrefixLengths,
-    },
+    Sources { protocol: Protocol, lengths: PrefixLengths },
     /// Chooses one of `count` endpoints at random.
     LoadBalance {
         choice: Choice,

@@ -181,13 +181,21 @@ pub(super) struct Incoming<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body<'a> {
     /// An nf_tables message; `kind` is its type.
-    Message { kind: u16, family: u8, attributes: &'a [u8] },
+    Message {
+        kind: u16,
+        family: u8,
+        attributes: &'a [u8],
+    },
     /// End of a dump; an error if it could not be finished.
     Done(Option<Errno>),
     Acknowledged,
     /// `offset`: position of the fault in the rejected message; `said`: extended error text. Both only if the kernel
     /// reports them.
-    Failed { errno: Errno, offset: Option<usize>, said: Option<&'a str> },
+    Failed {
+        errno: Errno,
+        offset: Option<usize>,
+        said: Option<&'a str>,
+    },
     Other,
 }
 

@@ -37,10 +37,7 @@ pub enum KernelError {
         "the kernel does not support {feature} ({errno}); load the module or use another kernel; \
          docs/proxy.md lists the requirements"
     )]
-    Unsupported {
-        feature: String,
-        errno: Errno,
-    },
+    Unsupported { feature: String, errno: Errno },
     /// One change was rejected, and with it the whole transaction.
     #[error("cannot {change} in table {family} keelson: {errno}{}", said(.message))]
     Refused {
@@ -53,50 +50,27 @@ pub enum KernelError {
         message: Option<String>,
     },
     #[error("the kernel rejected a transaction of {changes} changes in table {family} keelson: {errno}")]
-    Transaction {
-        family: Family,
-        changes: usize,
-        errno: Errno,
-    },
+    Transaction { family: Family, changes: usize, errno: Errno },
     #[error("cannot delete table {family} {name}: {errno}")]
-    Table {
-        family: Family,
-        name: String,
-        errno: Errno,
-    },
+    Table { family: Family, name: String, errno: Errno },
     #[error("cannot read {question} from the kernel: {errno}")]
-    Question {
-        question: String,
-        errno: Errno,
-    },
+    Question { question: String, errno: Errno },
     #[error("cannot {action} the netlink socket of nf_tables: {errno}")]
-    Socket {
-        action: &'static str,
-        errno: Errno,
-    },
+    Socket { action: &'static str, errno: Errno },
     /// The answer to a transaction was lost, so it may or may not be committed.
     #[error(
         "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost; the \
          transaction may have been committed"
     )]
-    Undecided {
-        family: Family,
-        changes: usize,
-    },
+    Undecided { family: Family, changes: usize },
     /// The rules changed during every read.
     #[error(
         "the ruleset of this network namespace changed {attempts} times while table {family} keelson was \
          read; another program commits continuously"
     )]
-    Unsteady {
-        family: Family,
-        attempts: u32,
-    },
+    Unsteady { family: Family, attempts: u32 },
     #[error("cannot decode the kernel's answer about {what}: {why}")]
-    Malformed {
-        what: String,
-        why: String,
-    },
+    Malformed { what: String, why: String },
 }
 
 fn said(message: &Option<String>) -> String {
