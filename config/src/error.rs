@@ -69,7 +69,6 @@ pub enum Fault {
         /// An example of a valid address.
         right: &'static str,
     },
-    /// Values that are valid separately but not together.
     #[error("{message}{}", also_involved(others))]
     Relation { message: String, others: Vec<(String, Origin)> },
     /// The layers cannot be merged: a bug in Keelson.

@@ -100,7 +100,6 @@ impl Gate {
     }
 }
 
-/// For `--help` and the reference.
 pub(crate) fn specs() -> &'static [GateSpec] {
     SPECS
 }

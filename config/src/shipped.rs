@@ -10,7 +10,6 @@ pub const EXAMPLE: &str = include_str!("../keelson.toml");
 
 const WIDTH: usize = 100;
 
-/// What [`EXAMPLE`] must be for the current settings.
 pub fn example() -> String {
     let mut text = String::from(
         "# Settings of the Keelson agent.\n\

@@ -285,7 +285,6 @@ macro_rules! choice {
 
 choice! {
     WhenFull {
-        /// First in, first out.
         Wait = "wait",
         /// Retried a few times, then failed with `RESOURCE_EXHAUSTED`.
         Reject = "reject",
@@ -346,7 +345,6 @@ choice! {
 }
 
 choice! {
-    /// When Services are watched at the API server.
     EndpointsWatch {
         /// From the first client until the agent stops.
         OnDemand = "on-demand",

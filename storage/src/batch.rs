@@ -72,7 +72,6 @@ impl Batch {
         &self.ops
     }
 
-    /// Size of all keys and values in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Vec::len)) as u64).sum()
     }

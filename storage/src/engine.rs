@@ -24,7 +24,6 @@ use crate::table::Table;
 const CACHE_BYTES: u64 = 1024 * 1024;
 /// Time to wait for the lock of a database that was just closed: sled's threads release it a moment later.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// Records per batch when a generation is filled.
 const FILL_BATCH: usize = 500;
 
 #[derive(Debug)]
@@ -44,7 +43,6 @@ pub(crate) enum EngineError {
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Updated as batches are applied.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
     pub(crate) by_tag: BTreeMap<u8, u64>,

@@ -93,7 +93,6 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The error and its sources in one line.
 pub(crate) fn text_of(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

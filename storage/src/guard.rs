@@ -13,7 +13,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The thread that calls into sled.
 pub(crate) const THREAD_NAME: &str = "keelson-storage";
 /// Prefix of the names of sled's own threads.
 const SLED_THREADS: &str = "sled-";

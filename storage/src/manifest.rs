@@ -23,7 +23,6 @@ pub struct Manifest {
 pub enum ManifestError {
     #[error("cannot read {path}")]
     Io { path: PathBuf, source: io::Error },
-    /// Missing, or not what was written.
     #[error("{path}: {reason}")]
     Damaged { path: PathBuf, reason: String },
 }

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::{Table, hex, printable_key};
 
-/// The version that this binary reads and writes.
 pub const SCHEMA_VERSION: u32 = 2;
 pub(crate) const OLDEST_VERSION: u32 = 1;
 /// Stores of this version and later are sealed.

@@ -315,7 +315,6 @@ fn move_aside(state_dir: &Path, store: &Path, name: String) -> Result<PathBuf, O
     Ok(target)
 }
 
-/// Counts openings that did not complete.
 struct Attempt {
     path: PathBuf,
 }

@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Tag of the store's own records.
 pub(crate) const INTERNAL_TAG: u8 = 0;
 pub(crate) const SEAL_KEY: &[u8] = b"\x00seal";
 /// The value is decimal text.

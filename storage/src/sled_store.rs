@@ -46,7 +46,6 @@ pub struct SledStore {
 #[derive(Debug)]
 struct Inner {
     worker: Worker<Engine>,
-    /// Copies the files of a stuck worker.
     copier: Option<Worker<Engine>>,
     manifest: Manifest,
     /// A call failed, so sled's state in memory cannot be trusted.

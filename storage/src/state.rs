@@ -23,7 +23,6 @@ pub enum StoreState {
 }
 
 impl StoreState {
-    /// Whether records written now are durable.
     pub fn is_durable(&self) -> bool {
         matches!(self, StoreState::Open)
     }

@@ -55,7 +55,6 @@ pub struct StoreStats {
     pub tables: Vec<(String, u64)>,
 }
 
-/// Typed access to any store, as JSON.
 pub trait StateStoreExt: StateStore {
     /// Returns when the record is durable.
     fn put_json<T: Serialize + ?Sized>(&self, table: Table, key: &[u8], value: &T) -> Result<(), StoreError> {

@@ -39,7 +39,6 @@ macro_rules! tables {
 tables! {
     /// Facts about the agent itself, and records that a migration could not convert.
     Meta = 1, "meta";
-    /// Queued and running image pulls.
     Pulls = 2, "pulls";
     /// Leases that the agent holds on the container runtime.
     Leases = 3, "leases";
@@ -67,7 +66,6 @@ impl fmt::Display for Table {
     }
 }
 
-/// A record that its reader cannot decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadRecord {
     pub table: Table,

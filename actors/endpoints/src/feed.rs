@@ -42,13 +42,11 @@ pub struct Published {
     /// Random, kept with the state on disk; never 0.
     pub instance_id: u64,
     pub rev: u64,
-    /// Every Service, ordered by name.
     pub services: RedBlackTreeMapSync<ServiceName, Item>,
     pub node: Arc<NodeInfo>,
     pub freshness: Freshness,
     /// When the oldest change that led to this revision was made, in Unix milliseconds, if known.
     pub triggered_unix_ms: Option<i64>,
-    /// Encoded size of all Services.
     pub bytes: u64,
     /// Encoded size of all Services that were replaced or deleted since the process started. The difference between
     /// two states is the maximum of what they do not share.

@@ -30,14 +30,12 @@ enum Stage {
     #[default]
     Unknown,
     Listing,
-    /// All objects are known.
     Listed,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Progress {
     stage: Stage,
-    /// Number of the last listing.
     listing: u32,
 }
 
@@ -340,7 +338,6 @@ impl Inputs {
         self.entries.get_key_value(&name).map_or(name, |(known, _)| known.clone())
     }
 
-    /// Whether every kind is listed completely.
     pub(super) fn synced(&self) -> bool {
         SourceKind::ALL.into_iter().all(|kind| self.kind_synced(kind))
     }
@@ -370,7 +367,6 @@ impl Inputs {
         !self.dirty.is_empty()
     }
 
-    /// What may have changed since the last call.
     pub(super) fn take_dirty(&mut self) -> Dirty {
         std::mem::take(&mut self.dirty)
     }
@@ -403,7 +399,6 @@ impl Inputs {
         Some(explanation)
     }
 
-    /// Size of all objects in bytes.
     pub(super) fn bytes(&self) -> usize {
         let of = |entry: &Entry| {
             let slices: usize = entry.slices.iter().map(|(_, slice)| slice.bytes.len()).sum();

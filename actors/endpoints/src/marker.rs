@@ -60,7 +60,6 @@ fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Opti
     }
 }
 
-/// Reads at most [`LARGEST`] bytes.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(LARGEST).read_to_string(&mut text)?;
@@ -74,7 +73,6 @@ pub struct Marker {
     file: Option<File>,
     /// What this process has written to the file.
     written: Option<(u64, u64)>,
-    /// A failed write was logged.
     is_failing: bool,
 }
 

@@ -16,7 +16,6 @@ messages! {
 }
 
 messages! {
-    /// The actor's state as JSON, for debugging.
     InspectEndpoints => String {}
     /// Number of published Services. A response proves that the actor runs.
     EndpointsCount => u64 {}

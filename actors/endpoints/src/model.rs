@@ -95,7 +95,6 @@ pub enum SourceEvent {
     EndpointSlices(Vec<Seen<EndpointSlice>>),
     ServiceCidrs(Vec<Seen<ServiceCidr>>),
     Node(NodeView),
-    /// Health of the watch of a kind.
     Health(SourceKind, ChoreHealth),
 }
 

@@ -26,7 +26,6 @@ use super::{Item, ServiceName};
 /// Format of the records; a state of another version is discarded.
 const VERSION: u32 = 1;
 const META: &[u8] = b"meta";
-/// Maximum records in one batch.
 pub(super) const CHUNK_RECORDS: usize = 128;
 /// Size after which a batch is full; one more record may follow.
 const CHUNK_BYTES: usize = 1024 * 1024;
@@ -70,7 +69,6 @@ pub(super) struct Meta {
 }
 
 impl Meta {
-    /// Unix milliseconds.
     pub(super) fn last_current(&self) -> i64 {
         if self.current_unix_ms == 0 { self.published_unix_ms } else { self.current_unix_ms }
     }
@@ -113,7 +111,6 @@ pub(super) fn endpoints_in(message: &Bytes) -> u64 {
 #[derive(Debug, Clone)]
 pub(super) struct Change {
     pub(super) name: ServiceName,
-    /// Encoded size before the change.
     pub(super) former_bytes: usize,
 }
 
@@ -137,7 +134,6 @@ pub(super) enum Write {
 }
 
 impl Write {
-    /// Instance ID and revision of the written state.
     pub(super) fn identity(&self) -> (u64, u64) {
         let (Self::Changes { meta, .. } | Self::Whole { meta, .. }) = self;
         (meta.instance_id, meta.rev)
@@ -156,7 +152,6 @@ pub(super) struct Restored {
 #[derive(Debug, Clone)]
 pub(super) enum Loaded {
     Nothing,
-    /// The state cannot be used, for this reason.
     Lost(String),
     Whole(Box<Restored>),
 }

@@ -155,7 +155,6 @@ impl StoreThread {
         self.show();
     }
 
-    /// Updates the state after a call.
     fn show(&self) {
         if self.store.is_none() {
             return;

@@ -177,7 +177,7 @@ fn p7_a_state_that_was_served_in_this_boot_is_served_after_a_restart() {
     assert!(bench.shown.is_none(), "it was current last two hours ago");
 }
 
-/// If the age of the state is confirmed after a long absence, the new time is written at once.
+/// If the state is confirmed after a long absence, the new time is written at once.
 #[test]
 fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
     let mut bench = current();

@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::ServiceName;
 
-/// Maximum number of deleted Services that are remembered.
 const MOST: usize = 10_000;
-/// Number of entries forgotten per revision beyond those added, so that the work per revision is bounded.
+/// Maximum number of entries forgotten per revision beyond those added, so that the work per revision is bounded.
 const HEADWAY: usize = 32;
 
 #[derive(Debug, Default)]

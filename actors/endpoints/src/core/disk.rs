@@ -92,7 +92,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) {
         let mut meta = Box::new(self.meta(&published, now.unix_ms));
-        // The published state stays stale since the same time until the write ends.
+        // Only the state that is written is current now; the published one is not.
         if self.failing().is_none() {
             meta.current_unix_ms = now.unix_ms;
         }

@@ -95,7 +95,6 @@ impl Core {
         }
     }
 
-    /// Writes the time of the last sync.
     pub(super) fn stamp(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(shown) = self.shown.clone() else { return };
         let meta = Box::new(self.meta(&shown, self.shown_unix_ms));

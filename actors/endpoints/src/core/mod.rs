@@ -68,7 +68,7 @@ pub(super) struct Kept {
     pub(super) memory: Option<Restored>,
     /// The published state under a new instance ID, used if the disk does not answer.
     pub(super) fallback: Option<Restored>,
-    /// Monotonic.
+    /// When the first client connected, monotonic.
     pub(super) followed: Option<Duration>,
     pub(super) is_restart: bool,
 }
@@ -94,7 +94,6 @@ pub(super) struct Core {
     current_unix_ms: i64,
     /// When a write last started, monotonic. `None`: write now.
     stamped: Option<Duration>,
-    /// Why the state on disk is not published.
     withheld: Option<String>,
     /// Whether the published state was compared with the listed sources.
     heard: bool,
@@ -110,7 +109,7 @@ pub(super) struct Core {
     coming: Option<Coming>,
     writes: u64,
     pace: Pace,
-    /// Monotonic; used only if sources are watched on demand.
+    /// When the first client connected, monotonic; used only if sources are watched on demand.
     followed: Option<Duration>,
     /// A later revision reported by a client, until a new instance ID is made for it. This happens at most once per
     /// process, because its only cause is a state folder restored before the start.

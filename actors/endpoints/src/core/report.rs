@@ -112,7 +112,6 @@ impl Core {
         text
     }
 
-    /// The state as JSON, with details for debugging.
     pub(crate) fn inspect(&self, state: &pb::State) -> serde_json::Value {
         let mut value = serde_json::to_value(state).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {

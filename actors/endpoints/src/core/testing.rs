@@ -154,7 +154,6 @@ impl Bench {
         bench
     }
 
-    /// A bench whose sources have listed these objects.
     pub(crate) fn synced(services: &[Service], slices: &[EndpointSlice]) -> Self {
         let mut bench = Self::new();
         bench.tell_all(services, slices);
@@ -392,7 +391,6 @@ impl Bench {
         self.shown.as_ref().map_or(0, |shown| shown.rev)
     }
 
-    /// The published Services, in order.
     pub(crate) fn names(&self) -> Vec<String> {
         self.shown.iter().flat_map(|shown| shown.services.keys()).map(ToString::to_string).collect()
     }
@@ -421,12 +419,10 @@ impl Bench {
         Some((changes.services.iter().map(ToString::to_string).collect(), changes.node))
     }
 
-    /// The published state.
     pub(crate) fn content(&self) -> Content {
         Content::of(self.shown.as_ref().expect("something is shown"))
     }
 
-    /// Number of instance IDs that were published.
     pub(crate) fn identities(&self) -> usize {
         self.seen.keys().map(|(instance, _)| instance).collect::<BTreeSet<_>>().len()
     }

@@ -10,7 +10,6 @@ pub struct EndpointsPolicy {
     pub node_name: String,
     /// Minimum interval of revisions during continuous changes; ten may follow each other at once after a pause.
     pub min_interval: Duration,
-    /// Sources are watched only once a client connects.
     pub on_demand: bool,
     /// Number of revisions for which a deleted Service is remembered, so that clients can resume across a restart.
     pub history: u64,
@@ -59,11 +58,9 @@ pub(crate) struct Revision {
 #[derive(Debug)]
 pub(crate) enum Effect {
     Write {
-        /// Increases.
         number: u64,
         write: Write,
     },
-    /// Update the history, then publish the state.
     Publish {
         /// The history restarts after this revision.
         restart: Option<u64>,

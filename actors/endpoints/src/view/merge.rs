@@ -34,7 +34,6 @@ pub(super) struct Candidate<'a> {
     pub(super) terminating: bool,
     pub(super) local: bool,
     pub(super) hints: Hints,
-    /// Another copy is selected.
     pub(super) superseded: bool,
     /// Its place in the cluster set, for traffic to any node, and in the local set.
     pub(super) cluster_place: Place,
@@ -130,20 +129,16 @@ pub(super) struct SliceUse<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unused<'a> {
-    /// It names no Service.
     NoService,
-    /// It belongs to another Service.
     OtherService(&'a str),
     Headless,
     /// Not an address type of IP addresses.
     AddressType(&'a str),
     /// The Service has no cluster IP of this family.
     NoClusterIp(Family),
-    /// The Service has no frontend.
     ServiceUnserved,
 }
 
-/// A part of a slice that is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault<'a> {
     PortWithoutName(Option<i32>),

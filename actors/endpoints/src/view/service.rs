@@ -82,7 +82,6 @@ pub(super) enum Ignored<'a> {
     AddressOfFamily(AddressKind, IpAddr),
     /// An address of the load balancer with an `ipMode` other than VIP.
     IngressNotVip(&'a str, &'a str),
-    /// Not a CIDR.
     SourceRange(&'a str),
     SourceRangeOfFamily(IpNet),
     /// The ranges of this family do not filter, because one contains every address.
@@ -165,7 +164,6 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// For a Service that is unknown otherwise.
     pub(super) fn unserved(reason: Unserved<'a>) -> Self {
         Self {
             served: Err(reason),
@@ -310,7 +308,6 @@ fn source_ranges<'a>(
     ranges
 }
 
-/// Whether externalTrafficPolicy is Local and has an effect.
 fn external_policy<'a>(spec: &'a ServiceSpec, ignored: &mut Vec<Ignored<'a>>) -> bool {
     let local = spec.external_traffic_policy == "Local";
     let outside = match spec.r#type.as_str() {

@@ -23,7 +23,6 @@ pub(super) enum Mode {
     Zone,
 }
 
-/// Numbers of endpoints of a port and family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Tally {
     pub(super) ready: usize,
@@ -37,7 +36,6 @@ pub(super) struct Tally {
     pub(super) draining: usize,
     pub(super) local_ready: usize,
     pub(super) local_draining: usize,
-    /// Members of the two sets.
     pub(super) in_cluster: usize,
     pub(super) in_local: usize,
 }

@@ -98,7 +98,6 @@ impl Svc {
         self
     }
 
-    /// Adds [`V6`].
     pub(crate) fn dual_stack(self) -> Self {
         self.edit(|spec| {
             spec.cluster_ips.push(V6.to_owned());
@@ -133,7 +132,6 @@ impl Svc {
     }
 }
 
-/// Of `ns/web`.
 #[derive(Debug, Clone)]
 pub(crate) struct Slice(EndpointSlice);
 
