@@ -12,9 +12,9 @@
 //! * A Lease without an owner is renewed even if the Node cannot be read. The kubelet loses a try to that.
 //! * A Lease of another holder is taken over. The kubelet renews it in the other's name indefinitely.
 //! * A renewal that finds no Lease is not tried four more times, and while the Node is gone only the Node is requested:
-//! one request per interval.
+//!   one request per interval.
 //! * What a retry cannot repair (401, 403, an invalid request) is tried once per interval; 429, and 5xx with
-//! `Retry-After`, end the tries until that time has passed, an interval at most.
+//!   `Retry-After`, end the tries until that time has passed, an interval at most.
 //! * A second process that renews the Lease is detected, and the agent stands back if the settings say so.
 //! * Reads that time out close the connections from the second one on, as renewals do.
 //! * A start does not renew a Lease that the agent renewed less than an interval ago.

@@ -58,10 +58,7 @@ pub enum ConditionRefused {
     #[error(
         "{kind:?} is not a valid condition type, such as KernelDeadlock or example.com/KernelDeadlock: {wrong}"
     )]
-    Type {
-        kind: String,
-        wrong: String,
-    },
+    Type { kind: String, wrong: String },
     #[error("{status:?} is not a condition status; use True, False or Unknown")]
     Status { status: String },
     #[error(

@@ -141,7 +141,6 @@ impl fmt::Debug for PullCall {
 }
 
 impl PullCall {
-    ///
     /// # Errors
     /// The text repeats no part of the request.
     pub fn decode(wire: Bytes, salt: &CredentialsSalt) -> Result<Self, RequestError> {

@@ -1,5 +1,4 @@
 //! The runtime's version in the node status.
-//!
 
 /// Writes a version as the kubelet does in `nodeInfo.containerRuntimeVersion`: without a leading `v`, and with what
 /// follows its numbers only if that is a pre-release or build of semantic versioning: `v2.4.2` is `2.4.2`, and Debian's
