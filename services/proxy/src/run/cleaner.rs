@@ -1,8 +1,8 @@
 //! Cleans conntrack after changes of UDP endpoints.
 //!
 //! Owns: a thread of its own, so that listing a hundred thousand flows delays no rule, and its pace. In: the families
-//! whose UDP endpoints have changed. Out: deleted flows. Source: kube-proxy's conntrack reconciler (service-semantics
-//! 4).
+//! whose UDP endpoints have changed. Out: deleted flows. Source: kube-proxy's conntrack reconciler (also
+//! service-semantics 4).
 //!
 //! Nothing is queued: a family is due or not, and the serving endpoints are read from the plan when the listing starts.
 //! A change during a listing makes the family due again, so that the last listing always starts after the last change.
