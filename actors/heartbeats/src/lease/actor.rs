@@ -112,7 +112,6 @@ impl LeaseRenewer {
         Now { unix_ms: (self.wall)(), ..self.clock.now() }
     }
 
-    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.now(), rand::random());
         for effect in effects {

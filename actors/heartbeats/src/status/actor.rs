@@ -152,7 +152,6 @@ impl StatusReporter {
         Now { unix_ms: (self.wall)(), ..self.clock.now() }
     }
 
-    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.now(), rand::random());
         let visible = !effects.is_empty();

@@ -290,7 +290,6 @@ impl Externals {
         live.map(|(kind, external)| external.view(kind, now, unix_ms)).collect()
     }
 
-    /// The types that must be removed from the Node.
     pub(super) fn cleared(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|(_, external)| external.record.cleared).map(|(kind, _)| kind.as_str())
     }

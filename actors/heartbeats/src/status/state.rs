@@ -27,7 +27,6 @@ const CONDITION_PREFIX: &str = "condition/";
 pub struct Stamp {
     /// `nodeInfo.bootID`.
     pub boot_id: String,
-    /// Milliseconds since that boot.
     pub since_boot_ms: i64,
     pub unix_ms: i64,
 }

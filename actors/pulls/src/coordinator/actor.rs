@@ -94,7 +94,6 @@ pub struct PullCoordinator {
     newest_finished: u64,
     /// A write of the records of ended pulls is scheduled.
     flush_planned: bool,
-    /// What the summary was made from.
     shown: Option<Counts>,
 }
 
@@ -132,7 +131,6 @@ impl PullCoordinator {
         }
     }
 
-    /// Handles one event in the core, and performs its effects.
     fn step(&mut self, event: PullEvent, ctx: &mut Context<Self>) {
         let effects = self.core.handle(event, self.clock.now());
         self.perform(effects, ctx);

@@ -108,7 +108,6 @@ impl Pipeline {
         self.next = std::mem::take(&mut self.ended);
     }
 
-    /// Returns the effects that waited for the write.
     pub(super) fn written(&mut self) -> Vec<Effect> {
         self.writing.take().unwrap_or_default()
     }

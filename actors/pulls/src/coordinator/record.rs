@@ -28,7 +28,7 @@ pub struct PullRecord {
     pub image: String,
     /// Empty: the runtime's default.
     pub runtime_handler: String,
-    /// When the first caller asked, Unix milliseconds.
+    /// When the first caller asked.
     pub requested_unix_ms: i64,
     /// When a caller last wanted it, Unix milliseconds, to within a quarter of `pulls.record_max_age`. Absent in
     /// records of older agents.

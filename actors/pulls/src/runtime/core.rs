@@ -20,13 +20,11 @@ pub enum Health {
     Unknown,
     Up {
         info: RuntimeInfo,
-        /// Unix milliseconds of the change.
         since_unix_ms: i64,
     },
     /// Its connection is gone, it answers UNAVAILABLE, or [`SILENT_PROBES`] probes were not answered.
     Down {
         reason: String,
-        /// Unix milliseconds of the change.
         since_unix_ms: i64,
     },
 }
@@ -52,9 +50,7 @@ pub(crate) enum Effect {
 pub(crate) struct Core {
     health: Health,
     failures: u32,
-    /// Probes in a row without any answer.
     silent: u32,
-    /// Why the last probe failed although the runtime is up.
     degraded: Option<String>,
     /// A call was lost since the last probe began: the next result is announced.
     suspect: bool,

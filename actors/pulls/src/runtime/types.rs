@@ -73,7 +73,6 @@ pub struct WireStatus {
     pub details: Bytes,
 }
 
-/// Why the runtime could not be asked, or did not answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{endpoint}: {reason}")]
 pub struct RuntimeError {

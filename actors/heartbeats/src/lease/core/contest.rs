@@ -85,7 +85,6 @@ pub(super) struct Contest {
     known: Option<i64>,
     /// The last renewal by another process, on the monotonic clock.
     foreign: Option<Duration>,
-    /// Start of the contest, Unix milliseconds.
     since_unix_ms: Option<i64>,
     /// The acquireTime that this process writes, in Unix microseconds.
     claim: Option<i64>,
@@ -182,7 +181,6 @@ impl Contest {
         }
     }
 
-    /// The Lease belongs to this process from now on.
     fn take(&mut self) {
         self.claim = None;
         self.free();
@@ -260,7 +258,6 @@ impl Contest {
         }
     }
 
-    /// Another process renewed a Lease that this one renews.
     fn second_writer(&mut self, seen: &LeaseSeen, now: Now) -> Verdict {
         let within = self.period(seen).mul_f64(2.5);
         let again = self.foreign.replace(now.mono).is_some_and(|at| now.mono.saturating_sub(at) <= within);

@@ -455,7 +455,6 @@ impl Core {
     }
 }
 
-/// Errors that a retry or a read cannot repair.
 fn is_final(kind: ApiErrorKind) -> bool {
     matches!(
         kind,

@@ -143,7 +143,6 @@ pub(super) fn set(
     status.conditions = Some(list);
 }
 
-/// How another process was found to report for the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::status) enum Contest {
     None,

@@ -43,7 +43,6 @@ struct Kind {
     overwritten: Option<Moment>,
 }
 
-/// Conditions that this agent writes, by type.
 #[derive(Debug, Default)]
 pub(super) struct Writers {
     kinds: BTreeMap<String, Kind>,

@@ -141,7 +141,6 @@ impl Core {
         }
     }
 
-    /// The refusal of a caller whose pod is gone.
     pub(super) fn refusal_for_gone(&self, id: CallerId) -> Option<Refusal> {
         let caller = self.callers.get(&id)?;
         let pod = self.deleted_pods.pod(&caller.pod.as_ref()?.uid)?;

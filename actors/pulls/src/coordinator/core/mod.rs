@@ -290,7 +290,6 @@ pub(crate) struct Core {
     timers: BTreeSet<(Duration, Timer)>,
     /// When [`Timer::Wanted`] is due.
     wanted_at: Option<Duration>,
-    /// Places of callers that may return.
     reentry: Reentry,
     notices: notice::Budget,
     deleted_pods: DeletedPods,
@@ -349,7 +348,6 @@ impl Core {
         }
     }
 
-    /// Handles one event. Returns the effects to perform.
     pub(crate) fn handle(&mut self, event: PullEvent, now: Now) -> Vec<Effect> {
         let mut fx = Vec::new();
         self.finished.truncate(HISTORY);

@@ -37,7 +37,6 @@ pub struct PodNotice {
     pub count: u32,
     /// When the caller first qualified for an Event, Unix milliseconds.
     pub first_unix_ms: i64,
-    /// When this notice was made, Unix milliseconds.
     pub last_unix_ms: i64,
 }
 

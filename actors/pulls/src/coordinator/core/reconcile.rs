@@ -136,7 +136,6 @@ impl Core {
         self.enqueue(id);
     }
 
-    /// Remembers a success that is not in the journal.
     pub(super) fn succeeded_unread(&mut self, key: &PullKey) {
         if let Some(unread) = &mut self.unread
             && unread.succeeded.len() < MOST_SUCCEEDED

@@ -35,7 +35,6 @@ pub(crate) enum ReleaseReason {
     Expired,
     /// More than `pulls.retained_bytes_max` is retained.
     Budget,
-    /// More than [`MOST_RETAINED`] leases are retained.
     Count,
     /// Less than `pulls.retain_min_free_percent` of the image file system is free.
     LowSpace,
@@ -246,7 +245,6 @@ impl Core {
         }
     }
 
-    /// Releases everything if nothing can be retained now.
     pub(super) fn keep_space(&mut self, fx: &mut Vec<Effect>) {
         if let Some(reason) = self.no_retention() {
             self.release_all(reason, fx);

@@ -288,7 +288,6 @@ impl Core {
         if keeps { "; the received content is retained for the next attempt" } else { "" }
     }
 
-    /// Cancels a running pull and refuses its callers.
     fn end_running(&mut self, id: PullId, refusal: &Refusal, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get(&id) else { return };
         fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt: pull.attempts }));

@@ -229,7 +229,6 @@ impl Bench {
         }
     }
 
-    /// Ends reported to the successor in the last event.
     pub(super) fn told(&self) -> Vec<HandedEnd> {
         let told = |effect: &Effect| match effect {
             Effect::TellSuccessor(end) => Some(end.clone()),

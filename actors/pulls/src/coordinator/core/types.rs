@@ -115,7 +115,6 @@ impl Default for Policy {
 }
 
 messages! {
-    /// Input of the core, and message to the coordinator.
     #[derive(Debug, Clone)]
     pub enum PullEvent {
         /// To be sent as [`RequestPull`](crate::coordinator::RequestPull).
@@ -223,14 +222,12 @@ pub enum Refusal {
         /// Since the caller asked.
         waited: Duration,
     },
-    /// `pulls.max_queued_callers` is reached.
     #[error(
         "keelson is busy: {0} callers already wait for image pulls (pulls.max_queued_callers); retry later"
     )]
     TooManyCallers(usize),
     #[error("keelson is busy: the mailbox of {0} is full; retry later")]
     Busy(&'static str),
-    /// `pulls.max_queue_time` has passed.
     #[error(
         "the pull waited {0:?} in the queue, the maximum (pulls.max_queue_time); {1} pulls are ahead of it"
     )]
@@ -254,7 +251,6 @@ pub enum Refusal {
         /// Says whether the bytes are kept.
         kept: &'static str,
     },
-    /// `pulls.max_pull_time` has passed.
     #[error(
         "the container runtime did not finish the pull within {limit:?} (pulls.max_pull_time); the pull was \
          cancelled while {phase}{kept}"
@@ -318,7 +314,7 @@ pub(crate) struct FinishedPull {
     pub attempts: u32,
     /// Restored from the journal or a predecessor.
     pub resumed: bool,
-    /// When its first caller asked, Unix milliseconds.
+    /// When the first caller asked.
     pub requested_unix_ms: i64,
     /// When the runtime was first asked, Unix milliseconds; `None`: never.
     pub started_unix_ms: Option<i64>,

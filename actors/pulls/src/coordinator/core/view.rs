@@ -163,13 +163,12 @@ impl Core {
         self.finished.iter().take(new)
     }
 
-    /// Wait of the first caller of a pull.
+    /// Of the first caller.
     #[must_use]
     pub(crate) fn waited(&self, id: PullId, now: Now) -> Duration {
         self.pulls.get(&id).map_or(Duration::ZERO, |pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
-    /// The complete journal as it should be.
     #[must_use]
     pub(crate) fn truth(&self, now: Now) -> Vec<Write> {
         let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
