@@ -68,7 +68,7 @@ async fn one(
         subject.start_agent(stage).await?;
     }
     let generations = Generations::watch(subject.namespace())?;
-    // Counted for the agent; a process that is started now has used nothing yet.
+    // Usage of the agent so far; a process that is started now has none yet.
     let before = total(&subject.usage()?);
     let begun = Instant::now();
     subject.start().await?;

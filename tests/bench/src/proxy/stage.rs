@@ -112,7 +112,7 @@ pub(super) struct Stage {
     /// Number of Services with source ranges but without connections.
     more_ranged: usize,
     ranges: usize,
-    /// Index of the port that answers.
+    /// The port at which the endpoints of [`ASKED`] listen now.
     answering: AtomicU16,
     next: AtomicU16,
 }

@@ -1,4 +1,4 @@
-//! Objects at the API server and what comes of them, while nothing fails.
+//! Changes of objects at the API server and their results, without faults.
 
 use crate::rig::{Lane, Stage, chosen, run};
 use anyhow::{Context as _, Result, ensure};
@@ -6,7 +6,7 @@ use keelson_cluster::endpoints::{Kind, Whole, endpoint, port, service, slice};
 use keelson_proto::localnetv1::NodeInfo;
 use serde_json::json;
 
-/// A Service that is written last: where it is seen, everything that was written before it has been too.
+/// A Service that is written last: once it is seen, everything written before it has been seen too.
 async fn fence(stage: &Stage, followers: &keelson_cluster::endpoints::Followers, name: &str) -> Result<()> {
     stage.writer.create(Kind::Service, &service(name, &[port("p", 1)], &json!({}))).await?;
     let full = stage.full(name);
@@ -58,7 +58,7 @@ fn services_come_change_and_go_on_both_apis() -> Result<()> {
         let last = stage.settled(&followers).await?;
         ensure!(last.0 == first.0, "one instance all along");
 
-        // What means nothing here makes no revision.
+        // A change without meaning on this node makes no revision.
         stage.writer.create(Kind::Service, &service_with_noise("quiet")).await?;
         fence(&stage, &followers, "fence-1").await?;
         let before = stage.settled(&followers).await?;
@@ -113,7 +113,7 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
         let own: Vec<_> = own.iter().filter(|name| name.starts_with("case-01/")).collect();
         ensure!(own == ["case-01/fence"], "{own:?}");
 
-        // One that turns into an ExternalName loses its frontend, and gets one when it turns back.
+        // One that becomes an ExternalName loses its frontend, and gets one when it changes back.
         stage.writer.create(Kind::Service, &service("none", &ports, &json!({}))).await?;
         followers.until("it is there", |whole| whole.service(&none).map(drop).context("no")).await?;
         let away = json!({"spec": {"type": "ExternalName", "externalName": "elsewhere.example",
@@ -205,7 +205,7 @@ fn case_16_a_slice_before_its_service() -> Result<()> {
         let (late, marker) = (stage.full("late"), stage.full("marker"));
         let ports = [port("p", 80)];
         let of_late = late.clone();
-        // The slice was there before the Service: no state has the one without the other.
+        // The slice existed before the Service: no state has one without the other.
         let followers = stage.followers_with(move |whole| match whole.service(&of_late) {
             Some(late) if late.endpoints.is_empty() => anyhow::bail!("it has no endpoints yet: {late:?}"),
             _ => Ok(()),
@@ -251,7 +251,7 @@ fn case_30_a_nodes_zone_changes_the_sets_without_a_service_event() -> Result<()>
         stage.writer.patch(Kind::Node, &node, &label(None)).await?;
         followers.until("no zone", |whole| picks(whole, &web, &["10.200.6.1", "10.200.6.2"])).await?;
         ensure!(stage.metric(events).await? == events_before, "there were events of Services");
-        // P4: a Node that is gone is said to be, and what was last known of it stays.
+        // P4: a deleted Node is reported, and its last known state stays.
         let last = stage.settled(&followers).await?;
         let known = followers.watch.look(|whole| whole.node.clone()).context("there is a Node")?;
         ensure!(known.exists && known.eligible, "{known:?}");

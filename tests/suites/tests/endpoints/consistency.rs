@@ -1,4 +1,5 @@
-//! What a writer never does, no state may show: two slices of two Services, of which the second is written after the first.
+//! Consistency: two slices of two Services, of which the second is always written after the first. No state may show
+//! another order.
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
@@ -10,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The slice of a Service of this generation, which is in its endpoint's address.
+/// The slice of a Service with this generation, which is in its endpoint's address.
 fn generation(of: &str, number: u32) -> Value {
     let [_, b, c, d] = number.to_be_bytes();
     slice(of, "a", &[port("p", 80)], &[endpoint(&format!("10.{b}.{c}.{d}"), "elsewhere", &json!({}))])
 }
 
-/// The generation that a state shows.
+/// The generation in a state.
 fn shown(whole: &Whole, service: &str) -> Result<u32> {
     let service = whole.service(service).with_context(|| format!("{service} is missing"))?;
     ensure!(service.endpoints.len() == 1, "there is one endpoint at any time: {service:?}");
@@ -26,7 +27,7 @@ fn shown(whole: &Whole, service: &str) -> Result<u32> {
     Ok(u32::from_be_bytes([0, b, c, d]))
 }
 
-/// Writes generation after generation, the first Service always before the second, whatever fails.
+/// Writes one generation after the other, always the first Service before the second, whatever fails.
 async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -> Result<()> {
     let mut number = 1;
     while !stop.load(Ordering::Relaxed) {
@@ -34,7 +35,7 @@ async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -
         for of in ["first", "second"] {
             let object = generation(of, number);
             let name = format!("{of}-a");
-            // Until it is known to be written. A request whose answer was lost is made again, and means the same.
+            // Until it is known to be written. A request whose response was lost is repeated, which is idempotent.
             while let Err(error) = writer.ask(http::Method::PUT, Kind::Slice, &name, Some(&object)).await {
                 if let kube::Error::Api(status) = &error
                     && !matches!(status.code, 409 | 429 | 500..)
@@ -76,7 +77,7 @@ fn no_state_ever_shows_what_never_was() -> Result<()> {
             tokio::time::sleep(Duration::from_millis(random.rng().random_range(50..500))).await;
             let from = written.load(Ordering::Relaxed);
             match round % 8 {
-                // Watches that go on where they were.
+                // Watches that resume at their version.
                 0 | 2 | 4 => proxy.close_all(),
                 1 | 5 => stage.kill_and_start().await?,
                 3 => {
@@ -90,7 +91,7 @@ fn no_state_ever_shows_what_never_was() -> Result<()> {
                     stage.cluster.api.start_again().await?;
                 }
             }
-            // It goes on.
+            // It continues.
             let service = stage.full("second");
             let on = |whole: &Whole| {
                 let number = shown(whole, &service)?;

@@ -1,4 +1,4 @@
-//! Services are watched from the first client on that follows them.
+//! Services are watched once a client follows them.
 
 use crate::rig::{Lane, Stage, run, soon};
 use anyhow::{Result, ensure};
@@ -6,10 +6,10 @@ use keelson_cluster::endpoints::{Kind, port, service};
 use keelson_cluster::kube::AuditEvent;
 use serde_json::json;
 
-/// What endpoints are made of, but for the Node.
+/// The resources that endpoints are made of, except the Node.
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
 
-/// How often the agent has asked the API server for them so far.
+/// Number of requests of the agent for them so far.
 fn asked(stage: &Stage) -> Result<usize> {
     let is_of_endpoints = |event: &AuditEvent| {
         event.user == stage.identity.user() && RESOURCES.contains(&event.resource.as_str())
@@ -17,7 +17,7 @@ fn asked(stage: &Stage) -> Result<usize> {
     Ok(stage.cluster.api.audit(is_of_endpoints)?.len())
 }
 
-/// Waits until it says that nothing is watched, and that nothing is wrong.
+/// Waits until it reports that nothing is watched, and no error.
 async fn says_not_watched(stage: &Stage) -> Result<()> {
     soon("the agent says that nobody follows", || async {
         let state = stage.state().await?;
@@ -42,7 +42,7 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
         let before = asked(&stage)?;
         stage.agent.start_live().await?;
         says_not_watched(&stage).await?;
-        // The heartbeats have come to the API server by then, which is much later than a list would.
+        // The heartbeats have reached the API server by then, which is much later than a list would.
         let node = stage.name.clone();
         stage.cluster.admin.await_condition(&node, "KeelsonStateNotDurable", "False").await?;
         ensure!(asked(&stage)? == before, "it asked for what nobody follows");
@@ -52,7 +52,7 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
         stage.says_current().await?;
         ensure!(stage.metric("keelson_endpoints_watched").await? == 1.0);
         ensure!(asked(&stage)? > before, "whence does it know?");
-        // A client that leaves ends nothing.
+        // A client that disconnects ends nothing.
         drop(followers);
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         soon("a change without a follower is heard", || async {
@@ -62,14 +62,14 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
         })
         .await?;
 
-        // A restart begins anew, and what is on disk is there for who follows.
+        // After a restart it waits for a client again, and serves the state on disk to it.
         stage.kill_and_start().await?;
         says_not_watched(&stage).await?;
         let followers = stage.followers()?;
         ensure!(stage.settled(&followers).await? == (pair.0, pair.1 + 1));
         stage.says_current().await?;
 
-        // And where the setting wants it, nobody is waited for.
+        // With the setting `always` it waits for no client.
         drop(followers);
         stage.terminate().await?;
         stage.set("endpoints.watch", "always")?;

@@ -1,4 +1,4 @@
-//! A disk without room.
+//! A full disk.
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -11,11 +11,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// After a full disk the store's database may hang, when it is closed, written to and opened: each has a limit of its own, the
-/// longest of which is a minute, and then the store goes on with a copy.
+/// After a full disk the store's database may hang when it is closed, written and opened: each has a timeout, at most a
+/// minute, and then the store continues with a copy.
 const REPAIR_LIMIT: Duration = Duration::from_secs(300);
 
-/// Mounts a small disk on a folder; it goes with the test's folder.
+/// Mounts a small disk on a folder; it is removed with the test's folder.
 fn small_disk(at: &Path) -> Result<()> {
     fs::create_dir_all(at)?;
     mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=32m")).context("cannot mount")
@@ -29,7 +29,7 @@ fn fill_up(disk: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Writes a Service with a slice that takes some room.
+/// Writes a Service with a large slice.
 async fn write_one(stage: &Stage, number: usize) -> Result<()> {
     let (name, ports) = (format!("svc-{number:03}"), [port("p", 80)]);
     stage.writer.create(Kind::Service, &service(&name, &ports, &json!({}))).await?;
@@ -56,7 +56,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
 
         let ballast = fill_up(&disk)?;
         let mut written = 0;
-        // The store has some room in the files that it has.
+        // The store still has some space in its files.
         while stage.state().await?["durable"] == true {
             written += 1;
             ensure!(written < 400, "the store is never full");
@@ -70,7 +70,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         ensure!(stage.metric("keelson_endpoints_durable").await? == 0.0);
         ensure!(stage.metric("keelson_endpoints_persist_failures_total").await? >= 1.0);
         ensure!(stage.told(&["--max", "0"]).await?.contains("not on disk"), "{}", stage.told(&[]).await?);
-        // Changes go on, within that instance.
+        // Changes continue, within that instance.
         stage.writer.delete(Kind::Service, "svc-000").await?;
         let name = stage.full("svc-000");
         let gone = |whole: &Whole| {
@@ -96,8 +96,8 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         stage.says_current().await?;
         ensure!(stage.settled(&followers).await? == repaired, "what is on disk survives");
 
-        // Killed while it is not on disk, the agent goes on from what is. No pair that was seen may come back with other
-        // contents, which is among what the consumers check.
+        // Killed while its state is not on disk, the agent continues with the state on disk. No pair of instance and
+        // revision may be reused with other contents, which the consumers check.
         let ballast = fill_up(&disk)?;
         while stage.state().await?["durable"] == true {
             written += 1;

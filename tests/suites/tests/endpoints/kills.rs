@@ -1,4 +1,4 @@
-//! The agent killed at random moments while everything changes.
+//! The agent is killed at random moments while everything changes.
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Result, ensure};
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 const KILLS: usize = 50;
-/// After so many kills the writer pauses, and consumers have to come to the truth.
+/// After this number of kills the writer pauses, and consumers must reach the expected state.
 const ROUND: usize = 5;
 
 #[test]

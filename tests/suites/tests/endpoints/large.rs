@@ -10,10 +10,10 @@ use std::time::Instant;
 
 const SERVICES: usize = 10_000;
 const EACH: usize = 10;
-/// So many of them come while the agent follows.
+/// Number of Services that are created while the agent follows.
 const LATER: usize = 500;
 
-/// What a process has of memory, now and at most, in MiB.
+/// Present and maximum memory of a process, in MiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mib = |name: &str| {
@@ -32,12 +32,12 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         eprintln!("{made:?}");
         let started = Instant::now();
         stage.agent.start_live().await?;
-        // By Watch only: `Next` would be sent everything again and again while they come.
+        // Only with Watch: `Next` would send the complete state repeatedly while they are created.
         let early = Follower::start(&stage.agent.endpoints_target(), Api::Watch)?;
         let truth = stage.truth().await?;
         early.settled(&truth).await?;
         eprintln!("a new agent and its consumer had all after {:.1} s", started.elapsed().as_secs_f64());
-        // The last come one by one.
+        // The last are created one by one.
         let made = bulk::make_more(&stage.cluster, SERVICES - LATER..SERVICES, EACH).await?;
         eprintln!("{made:?}");
         let truth = stage.truth().await?;
@@ -50,7 +50,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         let pair = early.pair();
         eprintln!("{:?} MiB now and at most, at revision {}", memory(pid)?, pair.1);
 
-        // Another, who gets everything at once.
+        // Another client, which gets everything at once.
         let asked = Instant::now();
         let late = stage.followers()?;
         late.settled(&truth).await?;
@@ -58,7 +58,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         ensure!(stage.settled(&late).await? == pair);
         let (watch, next) = (late.watch.seen().len(), late.next.seen().len());
 
-        // From disk, and compared with all that the API server says.
+        // From disk, and compared with all objects of the API server.
         for peaceful in [true, false] {
             if peaceful {
                 stage.terminate().await?;
@@ -83,7 +83,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
             ensure!(news.iter().all(|seen| (seen.instance_id, seen.rev) == pair), "{news:?}");
         }
 
-        // One change of one is one revision, and reaches everybody.
+        // One change of one Service is one revision, and reaches all clients.
         bulk::touch(&stage.cluster, 4711, 9999).await?;
         let name = format!("{}/{}", bulk::NAMESPACE, bulk::name(4711));
         let changed = |whole: &Whole| {
@@ -95,7 +95,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
             follower.until("the change is seen", changed).await?;
             ensure!(follower.pair() == (pair.0, pair.1 + 1));
         }
-        // Another zone: what a tenth of them means changes, all in one revision.
+        // Another zone: changes the endpoints of a tenth of the Services, all in one revision.
         let zone = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "zone-c"}}});
         stage.writer.patch(Kind::Node, "bulk-node-007", &zone).await?;
         let moved = Instant::now();

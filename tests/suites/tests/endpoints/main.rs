@@ -1,12 +1,12 @@
-//! Service endpoints from a real API server: the agent as a process, consumers on both APIs by the client library, and
-//! whatever happens to any of them. What is asserted is that consumers come to what the API server's own objects mean
-//! ([`Truth`](keelson_cluster::endpoints::Truth)), which revisions they see on the way and which they do not, and what must
-//! be true of every single state.
+//! Service endpoints from a real API server: the agent as a process, consumers of both APIs with the client library,
+//! and faults of all of them. The tests check that consumers reach the state that the API server's objects result in
+//! ([`Truth`](keelson_cluster::endpoints::Truth)), which revisions they see before and which they do not, and the
+//! invariants of every state.
 //!
-//! Names with `case_N` are case N of section 8 of the reference on service proxies. The other cases are tables beside the
-//! function that decides them, in `actors/endpoints/src/view/tests/`.
+//! Names with `case_N` are case N of section 8 of the reference on service proxies. The other cases are tables beside
+//! the function that decides them, in `actors/endpoints/src/view/tests/`.
 
-// What a test tells is shown when it fails: times, seeds and figures.
+// Times, seeds and figures, shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 use keelson_harness::suite::Suite;
@@ -28,7 +28,7 @@ fn in_one_process() -> anyhow::Result<()> {
     Suite { test: "in_one_process", threads: 2, skip: &[], env: &[] }.run()
 }
 
-/// What depends on the version of the control plane, before the oldest one that is supported.
+/// Tests that depend on the version of the control plane, with the oldest supported one.
 #[test]
 fn in_one_process_on_1_31() -> anyhow::Result<()> {
     let skip = &["large::", "kills::", "consistency::", "disk::", "restarts::"];

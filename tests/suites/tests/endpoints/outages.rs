@@ -1,4 +1,4 @@
-//! The API server away, restarted, or without memory of where a watch was.
+//! The API server stopped, restarted, or without the version at which a watch was.
 
 use crate::rig::{Lane, Stage, run, soon};
 use anyhow::{Result, bail, ensure};
@@ -20,7 +20,7 @@ async fn write_some(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// Changes one, deletes one, makes one.
+/// Changes one, deletes one, creates one.
 async fn change_some(stage: &Stage, port_number: u16) -> Result<()> {
     let ports = [port("p", port_number)];
     stage.writer.patch(Kind::Slice, "one-a", &json!({"ports": ports})).await?;
@@ -40,7 +40,7 @@ async fn told(follower: &Follower, stale: bool) -> Result<()> {
     follower.until(if stale { "it is stale" } else { "it is current" }, said).await
 }
 
-/// What a consumer saw after its first `from` states must all be the same revision.
+/// All states after a consumer's first `from` must have the same revision.
 fn no_news(followers: &Followers, from: usize, next_from: usize, pair: (u64, u64)) -> Result<()> {
     for (follower, from) in [(&followers.watch, from), (&followers.next, next_from)] {
         let seen = follower.seen();
@@ -70,7 +70,7 @@ fn an_api_server_that_starts_again_is_no_news() -> Result<()> {
         ensure!(stage.settled(&followers).await? == pair);
         no_news(&followers, watch, next, pair)?;
 
-        // Killed, and back at once: whether anybody notices is a matter of luck.
+        // Killed, and back at once: whether anything notices is random.
         stage.cluster.api.kill9()?;
         stage.cluster.api.start_again().await?;
         change_some(&stage, 8001).await?;
@@ -157,7 +157,7 @@ fn a_state_of_before_is_served_while_the_api_server_cannot_be_reached_at_the_sta
         no_news(&followers, watch, next, pair)?;
         no_news(&newcomers, 0, 1, pair)?;
 
-        // The same with changes meanwhile: nobody sees them before all is known, and then all at once.
+        // The same with changes meanwhile: no consumer sees them before all objects are known, and then all at once.
         stage.terminate().await?;
         change_some(&stage, 8001).await?;
         stage.cluster.api.terminate().await?;
@@ -210,7 +210,7 @@ fn nothing_is_served_before_the_first_of_everything_was_listed() -> Result<()> {
     })
 }
 
-/// Whether a request is for a collection, or for one of it.
+/// Whether a request is for a collection, or for an object in it.
 fn is_of(path: &str, collection: &str) -> bool {
     path.split('?').next().is_some_and(|path| path.contains(collection))
 }

@@ -1,4 +1,4 @@
-//! The agent started again: with what it had, and without.
+//! The agent restarted, with and without its state.
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
@@ -7,7 +7,7 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-/// What may happen to a state folder.
+/// A loss in a state folder.
 type Loss = fn(&Path) -> Result<()>;
 
 async fn write_some(stage: &Stage) -> Result<()> {
@@ -53,7 +53,7 @@ fn restarts_with_nothing_new_are_no_news() -> Result<()> {
             let resets = stage.metric("keelson_endpoints_resets_total").await?;
             ensure!(resets == 0.0, "{resets} consumers were sent everything");
         }
-        // At most that the state is confirmed, or is not yet; a waiting Next call only if that takes long.
+        // At most that the state is confirmed, or not yet; to a waiting Next call only if that takes long.
         for (follower, before) in [(&followers.watch, watch), (&followers.next, next)] {
             let news = follower.seen().split_off(before);
             ensure!(news.iter().all(|seen| (seen.instance_id, seen.rev) == pair), "{news:?}");
@@ -84,7 +84,7 @@ fn what_changed_while_the_agent_was_away_comes_as_changes() -> Result<()> {
                 .await?;
             stage.writer.create(Kind::Service, &service(&format!("new-{round}"), &ports, &json!({}))).await?;
             if !peaceful {
-                // Consumers that start again, too, and kept what they had.
+                // Consumers that restart too, and kept their state.
                 followers.restart().await?;
             }
             stage.agent.start_live().await?;
@@ -113,7 +113,8 @@ fn a_lost_store_means_another_instance() -> Result<()> {
                 "lost" => lose(&stage.agent.state_dir())?,
                 _ => damage(&stage.agent.state_dir())?,
             }
-            // Something is gone meanwhile: who takes the new state for changes of the old one would keep it.
+            // A deletion meanwhile: a consumer that treats the new state as changes of the old one would keep the
+            // object.
             stage.writer.delete(Kind::Service, &format!("svc-{}", round + 1)).await?;
             stage.agent.start_live().await?;
             let other = |whole: &Whole| {
@@ -133,7 +134,7 @@ fn a_lost_store_means_another_instance() -> Result<()> {
             "the damage is said:\n{}",
             stage.agent.log()?
         );
-        // What is there now survives again.
+        // The present state survives again.
         stage.kill_and_start().await?;
         stage.says_current().await?;
         ensure!(stage.settled(&followers).await? == pair);
@@ -181,7 +182,7 @@ fn the_state_of_another_node_is_not_used() -> Result<()> {
                 whole.position.instance_id != pair.0 && node.name == "renamed-2" && !node.exists,
                 "{node:?}"
             );
-            // Its endpoints were local to the node of the former name.
+            // Its endpoints were local to the node with the former name.
             let local = whole.services.values().flat_map(|service| &service.endpoints);
             let local =
                 local.filter_map(|endpoint| endpoint.conditions).filter(|conditions| conditions.local);

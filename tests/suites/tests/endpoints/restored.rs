@@ -1,7 +1,7 @@
 //! An etcd that is restored from a backup while the agent runs (E11).
 //!
-//! Watches then ask for what happens after a version that the store reaches only later. The API server takes that for a
-//! watch on which nothing happens.
+//! Watches then start at a version that the store reaches only later. The API server treats that as a watch without
+//! events.
 
 use crate::rig::{Lane, Stage, run, soon};
 use anyhow::{Context as _, Result, ensure};
@@ -10,7 +10,7 @@ use keelson_harness::scratch::Scratch;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-/// Writes made after the backup, so that the restored store is behind for as long as a test lasts.
+/// Writes after the backup, so that the restored store is behind for the whole test.
 const LOST: usize = 300;
 
 async fn write(stage: &Stage, name: &str) -> Result<()> {
@@ -20,7 +20,7 @@ async fn write(stage: &Stage, name: &str) -> Result<()> {
     stage.writer.create(Kind::Slice, &slice(name, "a", &ports, &ready)).await.map(drop)
 }
 
-/// What the API server answers to a list of Services that has to be as new as `version`.
+/// The API server's response to a list of Services that has to be at least as new as `version`.
 async fn list_not_older(stage: &Stage, version: i64) -> Result<kube::Error> {
     let path = format!(
         "/api/v1/services?resourceVersion={version}&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Dnone"
@@ -45,7 +45,7 @@ async fn restored(name: &str, heartbeats: bool) -> Result<()> {
     let backup = scratch.path().join("backup.db");
     stage.cluster.etcd.save(&backup).await?;
 
-    // What the backup knows nothing of.
+    // An object that is not in the backup.
     write(&stage, "ghost").await?;
     stage.writer.delete(Kind::Service, "deleted").await?;
     let other = json!({"ports": [port("p", 8080)]});
@@ -87,7 +87,7 @@ fn e11_a_restored_etcd_leaves_no_ghost_and_no_change_is_missed() -> Result<()> {
     run(restored("restored", true))
 }
 
-/// An agent that writes nothing learns it from its Node.
+/// An agent without writes learns it from its Node.
 #[test]
 fn e11_an_agent_without_heartbeats_notices_a_restored_etcd() -> Result<()> {
     run(restored("restored-quiet", false))

@@ -1,8 +1,9 @@
-//! Owns: what the tests share. In: a lane and a name. Out: a cluster that tests have one after the other, an agent with
-//! its consumers, and what the agent says of itself.
+//! Owns: what the tests share. In: a lane and a name. Out: a cluster that tests use one after the other, an agent with
+//! its consumers, and what the agent reports.
 //!
-//! Every Service of a cluster is in the state of every agent of it, so a test has its cluster for itself; so that two can
-//! run at a time there are two lanes with a cluster each. A cluster lives for as long as a test has it, or waits for it.
+//! Every Service of a cluster is in the state of every agent of it, so a test uses its cluster exclusively; two lanes
+//! with a cluster each let two tests run at the same time. A cluster lives for as long as a test uses it, or waits for
+//! it.
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Followers, Truth, Whole, Writer};
@@ -20,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// The account that the manifest makes, and its namespace.
+/// The account in the manifest.
 const ACCOUNT: &str = "keelson-agent";
 
-/// A cluster whose Services have both families, with the rights of companions in it.
+/// A cluster whose Services are dual-stack, with the rights of companions.
 struct Shared {
     cluster: Arc<Mutex<Cluster>>,
     _scratch: Scratch,
@@ -34,13 +35,13 @@ impl Shared {
         let scratch = Scratch::new()?;
         let mut args = vec!["--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112".to_owned()];
         if let Lane::Large = lane {
-            // No line for each of twenty thousand objects, which nobody reads.
+            // Without a line for each of twenty thousand objects.
             args.push("--audit-log-path=".to_owned());
         }
         let options = ApiOptions { args, ..ApiOptions::default() };
         let cluster = Cluster::start_with(&scratch, &options).await?;
         cluster.admin.apply(MANIFEST).await?;
-        // The API server makes a Service by itself, some time after it is ready: no test is to be surprised by it.
+        // The API server creates a Service by itself, some time after it is ready, which must not disturb a test.
         let client = cluster.admin.client();
         soon("the API server has made its own Service", || async {
             let request =
@@ -52,12 +53,11 @@ impl Shared {
     }
 }
 
-/// Which cluster a test has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Lane {
-    /// Tests that leave the control plane alone.
+    /// Tests that do not disturb the control plane.
     Calm,
-    /// Tests that end it, cut it off or make it forget.
+    /// Tests that stop it, cut it off or restore old data.
     Rough,
     /// The test of many objects.
     Large,
@@ -68,8 +68,8 @@ async fn shared(lane: Lane) -> Result<Arc<Shared>> {
     LANES[lane as usize].get(|| Shared::start(lane)).await
 }
 
-/// A cluster for as long as a test has it, a node with an agent that is not started yet, and a namespace to write into. Node
-/// and namespace have the test's name.
+/// A cluster that the test uses exclusively, a node with an agent that is not started yet, and a namespace to write
+/// into. Node and namespace have the test's name.
 pub(crate) struct Stage {
     pub(crate) agent: Agent,
     pub(crate) name: String,
@@ -82,7 +82,7 @@ pub(crate) struct Stage {
     _shared: Arc<Shared>,
 }
 
-/// A cluster that nobody else has meanwhile.
+/// A cluster that no other test uses meanwhile.
 pub(crate) struct Held(OwnedMutexGuard<Cluster>);
 
 impl Deref for Held {
@@ -100,12 +100,12 @@ impl DerefMut for Held {
 }
 
 impl Stage {
-    /// Waits for its turn.
+    /// Waits until the cluster is free.
     pub(crate) async fn new(lane: Lane, name: &str) -> Result<Self> {
         let shared = shared(lane).await?;
         let mut cluster = Held(shared.cluster.clone().lock_owned().await);
         let started = Instant::now();
-        // A test that failed may have left it so.
+        // A failed test may have left it stopped.
         if cluster.api.pid().is_none() {
             cluster.api.start_again().await?;
         }
@@ -118,13 +118,13 @@ impl Stage {
         let settings = Settings::new()
             .set("agent.node_name", name)
             .set("node.node_status_update_frequency", "1s")
-            // Who renews it every second knows soon that the API server is back, and wakes the watches.
+            // Renewals every second detect soon that the API server is back, and wake the watches.
             .set("node.companion_lease", true)
             .set("node.lease_duration", "4s")
-            // A problem that is over leaves the conditions soon.
+            // Conditions change back soon after a problem.
             .set("node.eviction_pressure_transition_period", "2s")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
-        // No runtime is needed; the agent lives, and is not ready for that reason.
+        // No runtime is needed; the agent is live, but not ready for that reason.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let agent = Agent::new(&scratch, &runtime, &settings)?;
         let name = name.to_owned();
@@ -141,13 +141,13 @@ impl Stage {
         })
     }
 
-    /// From its next start on the agent has this setting.
+    /// Changes a setting, effective at the next start.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
         self.settings = self.settings.clone().set(name, value);
         self.agent.configure(&self.settings)
     }
 
-    /// From its next start on the agent reaches the API server by another address.
+    /// Changes the address of the API server, effective at the next start.
     pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
         let kubeconfig = self.identity.kubeconfig_via(endpoint)?;
         self.set("kube.kubeconfig", kubeconfig.display().to_string())
@@ -166,34 +166,34 @@ impl Stage {
         Followers::start(&self.agent.endpoints_target(), invariant)
     }
 
-    /// What the API server's objects mean on the node now.
+    /// The state that the API server's objects must result in now.
     pub(crate) async fn truth(&self) -> Result<Truth> {
         Truth::of(&self.cluster, &self.name).await
     }
 
-    /// The full name of a Service of the test.
+    /// `namespace/name` of a Service of the test.
     pub(crate) fn full(&self, service: &str) -> String {
         format!("{}/{service}", self.name)
     }
 
-    /// The agent runs, both consumers have the truth, all they saw was sound; gives the pair of instance and revision.
+    /// Waits until both consumers have the expected state and no invariant was violated; returns instance and revision.
     pub(crate) async fn settled(&self, followers: &Followers) -> Result<(u64, u64)> {
         followers.settled(&self.truth().await?).await?;
         followers.sound()?;
         followers.pair().await
     }
 
-    /// What `keelson endpoints` writes.
+    /// Output of `keelson endpoints`.
     pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
         Ok(self.agent.keelson(&[&["endpoints"], args].concat()).await?.success()?.out)
     }
 
-    /// How the chore fares, in JSON.
+    /// State of service endpoints, in JSON.
     pub(crate) async fn state(&self) -> Result<Value> {
         serde_json::from_str(&self.told(&["--max", "0", "-o", "json"]).await?).context("no JSON")
     }
 
-    /// A value of `/metrics`, by its whole name with labels.
+    /// A value of `/metrics`; `name` includes all labels.
     pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         self.agent.metric(name).await?.with_context(|| format!("no {name}"))
     }
@@ -205,7 +205,7 @@ impl Stage {
         line.map(str::to_owned).with_context(|| format!("no line about endpoints in\n{text}"))
     }
 
-    /// Waits until everything that the agent says of the chore is that it is current.
+    /// Waits until everything that the agent reports about service endpoints is current.
     pub(crate) async fn says_current(&self) -> Result<()> {
         soon("the agent says that endpoints are current", || async {
             let state = self.state().await?;
@@ -218,7 +218,7 @@ impl Stage {
         .await
     }
 
-    /// Waits until everything that the agent says of the chore is that it is stale, and each says this reason.
+    /// Waits until everything that the agent reports about service endpoints is stale, with this reason.
     pub(crate) async fn says_stale(&self, reason: &str) -> Result<()> {
         soon(&format!("the agent says that endpoints are stale: {reason}"), || async {
             let state = self.state().await?;
@@ -234,13 +234,13 @@ impl Stage {
         .await
     }
 
-    /// The agent's kill with SIGKILL, and its start again, without waiting for more than that it lives.
+    /// Kills the agent with SIGKILL, and starts it without waiting for more than liveness.
     pub(crate) async fn kill_and_start(&mut self) -> Result<()> {
         self.agent.kill9()?;
         self.agent.start_live().await
     }
 
-    /// Ends the agent with SIGTERM, in peace.
+    /// Ends the agent with SIGTERM.
     pub(crate) async fn terminate(&mut self) -> Result<()> {
         let status = self.agent.terminate().await?;
         ensure!(status.success(), "the agent ended with {status}");
@@ -254,7 +254,8 @@ impl Drop for Stage {
     }
 }
 
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer pause: each look is several processes and requests.
+/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: each check runs several processes and
+/// requests.
 pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -262,7 +263,7 @@ where
     eventually_every(Duration::from_millis(100), 2 * PATIENCE, what, check).await
 }
 
-/// The addresses of the endpoints of a Service that one of its ports, by index, sends to from anywhere; ordered.
+/// The sorted addresses of a Service's endpoints that one of its ports, by index, sends to from anywhere.
 pub(crate) fn chosen(whole: &Whole, service: &str, index: u32) -> Option<Vec<String>> {
     let service = whole.service(service)?;
     let chosen = service

@@ -1,14 +1,14 @@
-//! Rights that are taken away and given back.
+//! Rights that are removed and restored.
 
 use crate::rig::{Lane, MANIFEST, Stage, run};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Whole, port, service};
 use serde_json::{Value, json};
 
-/// What endpoints are made of, but for the Node.
+/// The resources that endpoints are made of, except the Node.
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
 
-/// The manifest with the rights of everything else only.
+/// The manifest without the rights to these.
 fn without_endpoints() -> Result<String> {
     let mut documents: Vec<Value> =
         serde_saphyr::from_multiple(MANIFEST).context("the manifest is no YAML")?;
@@ -36,7 +36,7 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         let (node, condition) = (stage.name.clone(), "ServiceEndpointsStale");
         stage.cluster.admin.await_condition(&node, condition, "False").await?;
 
-        // A watch that runs is not asked again who it is; the next one is.
+        // A running watch is not authorized again; the next one is.
         stage.cluster.admin.apply(&without_endpoints()?).await?;
         let gone = crate::rig::soon("the API server knows that the rights are gone", || async {
             let client = stage.identity.client().await?;
@@ -55,10 +55,10 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         stage.says_stale("403").await?;
         let said = stage.cluster.admin.await_condition(&node, condition, "True").await?;
         ensure!(said.reason.as_deref() == Some("SourceRefused"), "{said:?}");
-        // E6: an error's own words are not for the Node.
+        // E6: the text of an error is not written to the Node.
         ensure!(said.message.as_deref().is_some_and(|message| !message.contains("403")), "{said:?}");
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
-        // Who comes now gets what is known, and hears that it is old.
+        // A new client gets the known state, marked as stale.
         let newcomers = stage.followers()?;
         newcomers.until("it is stale for lack of rights", stale).await?;
         drop(newcomers);

@@ -1,10 +1,10 @@
-//! Backends that tell the agent how they fare, and what people see of it.
+//! Status reports of backends, and where they are shown.
 
 use crate::rig::{Stage, plain, says, soon};
 use anyhow::{Result, ensure};
 use keelson_client::{Backend, Reported, Reporter};
 
-/// What a backend says that has put this state into effect.
+/// The report of a backend that has applied this state.
 fn synced(instance_id: u64, rev: u64) -> Backend {
     Backend {
         name: "nft".into(),
@@ -41,7 +41,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
     )?;
     ensure!(told.out.starts_with("State:    synced\n"), "nothing is wrong: {}", told.out);
 
-    // It falls behind, and says that it fails; a second one comes by the other listener.
+    // It falls behind, and reports a failure; a second one connects to the other listener.
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
     stage.at_rev(2).await?;
     let failing =
@@ -74,7 +74,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
         ],
     )?;
 
-    // What is no report is refused in words, and changes nothing.
+    // An invalid report is refused with a message, and changes nothing.
     let odd = Backend { state: "splendid".into(), ..synced(instance_id, 2) };
     let refused =
         reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
@@ -92,13 +92,13 @@ async fn a_restarted_agent_hears_of_its_backends_again() -> Result<()> {
     ensure!(stage.agent.terminate().await?.success());
     let away = reporter.report(synced(instance_id, 1)).await;
     ensure!(away.is_err(), "nobody is there, and yet: {away:?}");
-    // Reports need no changes to be served.
+    // Reports do not need the delta API.
     stage.set("feature_gates.EndpointDeltas", false)?;
     stage.agent.start_live().await?;
     stage.at_rev(1).await?;
     ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "it remembers none");
     soon("the backend reports again", || async {
-        // A new one each time, as one that is dropped half way would be.
+        // A new one each time, like one that is dropped during a call.
         let mut reporter = Reporter::new(stage.target().parse()?);
         reported(&mut reporter, synced(instance_id, 1)).await
     })

@@ -1,5 +1,5 @@
-//! Input that no good client sends. Its sender gets an error or is cut off, others are served meanwhile, and the log stays
-//! short.
+//! Input that no valid client sends. Its sender gets an error or is disconnected, others are served meanwhile, and the
+//! log stays short.
 
 use crate::rig::{LONG, Stage, plain, says};
 use crate::wire::{self, Connection, NEXT, WATCH, framed, prefixed};
@@ -18,10 +18,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::Code;
 
-/// Lines that the log may grow by, whatever comes.
+/// Maximum number of lines that the log may grow by.
 const LINES: usize = 20;
 
-/// An agent, consumers who must not be disturbed, and how long the log was.
+/// An agent, consumers that must not be disturbed, and the length of the log before.
 struct Victim {
     stage: Stage,
     followers: Followers,
@@ -41,7 +41,7 @@ impl Victim {
         Ok(Self { stage, followers, lines, rev: 1 })
     }
 
-    /// Consumers get the next change; nothing has happened to them, and the log says little.
+    /// Consumers get the next change and were not disturbed, and the log is short.
     async fn unharmed(&mut self) -> Result<()> {
         self.changes().await?;
         let all: Vec<_> =
@@ -68,7 +68,7 @@ fn at(whole: &Whole, rev: u64) -> Result<()> {
     Ok(())
 }
 
-/// The states that an answer to `Next` is made of: its filter, and how many Services and endpoints.
+/// Contents of a response to `Next`: its filter, and the numbers of Services and endpoints.
 fn state(body: &Bytes) -> Result<(NextFilter, usize, usize)> {
     let (mut filter, mut services, mut endpoints, mut rest) = (None, 0, 0, body.clone());
     while !rest.is_empty() {
@@ -89,7 +89,7 @@ async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Resul
     let mut connection = Connection::open(&victim.stage.socket()).await?;
     let megabyte = vec![0; 1 << 20];
     let two = [framed(&[]), framed(&[])].concat();
-    // A filter whose nested message says that it is longer than it is.
+    // A filter whose nested message has a length beyond its end.
     let cut = framed(&[0x1a, 0x7f, 0x08, 0x01]);
     for (what, body, code, parts) in [
         ("nothing", Bytes::new(), Code::InvalidArgument, &["message"][..]),
@@ -119,7 +119,7 @@ async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Resul
         let answer = connection.call(path, framed(&[])).await?;
         ensure!(answer.code() == Some(Code::Unimplemented), "{path}: {answer:?}");
     }
-    // What is no gRPC at all gets an answer too, and no state.
+    // A request that is not gRPC gets a response too, without a state.
     for method in [Method::GET, Method::PUT, Method::DELETE, Method::OPTIONS] {
         let request = Request::builder().method(method.clone()).uri(format!("http://localhost{NEXT}"));
         let answer = connection.request(request.body(Full::new(Bytes::new()))?).await?;
@@ -148,14 +148,14 @@ async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
         bytes.extend([0xc0, 0x3e, 0x05, 0xba, 0x3e, 0x02, 0x61, 0x62, 0x1a, 0x03, 0xa0, 0x06, 0x01]);
         bytes
     };
-    // What an answer says and a request need not.
+    // Fields that a response has and a request need not.
     let answer = NextFilter {
         stale: true,
         stale_reason: "x".repeat(9_000),
         triggered_unix_ms: -1,
         ..filter(0, 0, None)
     };
-    // E12: a revision of the future is taken for a sign of a restored state folder.
+    // E12: a future revision is treated as a sign of a restored state folder.
     let mut may_be_renamed = false;
     for (what, request, endpoints) in [
         ("no instance and a revision", filter(0, 5, None).encode_to_vec(), 1),
@@ -178,10 +178,10 @@ async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
     victim.unharmed().await
 }
 
-/// Sends bytes, and gives what comes until the agent closes the connection.
+/// Sends bytes, and returns what it receives until the agent closes the connection.
 async fn until_closed(socket: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket).await.context("cannot connect")?;
-    // That it closes while we write is fine.
+    // It may close the connection during the write.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     match tokio::time::timeout(LONG, stream.read_to_end(&mut answer)).await {
@@ -210,11 +210,11 @@ async fn other_protocols_are_told_or_cut_off() -> Result<()> {
         ensure!(answer.starts_with("HTTP/1.1 400 "), "{request:?}: {answer:?}");
         says(&answer, &["gRPC over HTTP/2", "localnetv1", "Connection: close"])?;
     }
-    // The same by TCP, with a client of HTTP/1.
+    // The same over TCP, with an HTTP/1 client.
     let answer = keelson_harness::util::http_get(&format!("http://{host}/metrics")).await?;
     ensure!(answer.status == 400 && answer.text().contains("gRPC over HTTP/2"), "{answer:?}");
 
-    // A ClientHello of TLS 1.3 as far as its session id, a binary protocol's zeros, an empty line, half of a preface.
+    // A ClientHello of TLS 1.3 up to its session id, zeros of a binary protocol, an empty line, half of a preface.
     let hello: Vec<u8> =
         [&[0x16, 3, 1, 0, 0xc8, 1, 0, 0, 0xc4, 3, 3][..], &[7; 32], &[32], &[9; 32]].concat();
     for bytes in [hello, vec![0; 4096], b"\r\n\r\n".to_vec(), b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n".to_vec()] {
@@ -225,15 +225,15 @@ async fn other_protocols_are_told_or_cut_off() -> Result<()> {
         let mut bytes: Vec<u8> =
             (0..seeded.rng().random_range(24..2000)).map(|_| seeded.rng().random()).collect();
         if round % 2 == 0 {
-            // Frames that are none.
+            // Random bytes instead of frames.
             let length = seeded.rng().random_range(0..0x0100_0000_u32).to_be_bytes();
             let garbage = [wire::PREFACE, &length[1..], &bytes].concat();
             let mut stream = UnixStream::connect(&socket).await.context("cannot connect")?;
             let _ = stream.write_all(&garbage).await;
-            // A frame may be longer than what came: then it is waited for.
+            // A frame may be longer than the bytes sent: then the agent waits for the rest.
             drop(stream);
         } else {
-            // The first byte of a preface would be one that is waited for.
+            // It would wait for the rest of a preface after its first byte.
             bytes[0] |= 0x80;
             until_closed(&socket, &bytes).await?;
         }
@@ -252,7 +252,8 @@ async fn connections_that_stop_half_way_hold_up_nobody() -> Result<()> {
         b"P".to_vec(),
         wire::PREFACE.to_vec(),
         wire::opening(),
-        // A call without a body, one without the end of it, one of which more is announced, a frame that is not whole.
+        // A call without a body, one without the end of it, one with a larger length than its body, an incomplete
+        // frame.
         [wire::opening(), wire::head(1, NEXT)].concat(),
         [wire::opening(), wire::head(1, WATCH), wire::frame(0, 0, 1, &framed(&[]))].concat(),
         [wire::opening(), wire::head(1, NEXT), wire::frame(0, 0, 1, &megabytes)].concat(),
@@ -272,25 +273,25 @@ async fn connections_that_stop_half_way_hold_up_nobody() -> Result<()> {
         }
         tcp.push(stream);
     }
-    // They are all there while others are served, new ones too.
+    // They are all connected while others are served, new ones too.
     victim.changes().await?;
     let mut connection = Connection::open(&socket).await?;
     let answer = connection.call(NEXT, framed(&[])).await?;
     ensure!(answer.code() == Some(Code::Ok) && state(&answer.body)?.0.rev == victim.rev, "{answer:?}");
-    // Those that said nothing, or not all of a preface or of a request, are ended by the agent.
+    // The agent ends those that sent nothing, or an incomplete preface or request.
     for (at, stream) in unix.iter_mut().enumerate().filter(|(at, _)| at % beginnings.len() < 2) {
         let mut rest = Vec::new();
         let closed = tokio::time::timeout(LONG, stream.read_to_end(&mut rest)).await;
         closed.with_context(|| format!("connection {at} stays open"))??;
     }
-    // Calls whose request does not come whole have no place among watchers for ever either.
+    // Calls whose request never completes are not kept among watchers forever.
     victim.stage.waiting(2, victim.rev).await?;
     drop((unix, tcp));
     victim.unharmed().await
 }
 
-/// A connection, kept, that looks like a client that has nothing to ask yet. One that does not get through is queued by
-/// the kernel, or refused.
+/// A connection, kept, that looks like a client that has no request yet. The kernel queues or refuses one that is not
+/// accepted.
 async fn newcomer(
     number: usize,
     socket: &Path,
@@ -326,12 +327,12 @@ async fn very_many_connections_hold_up_those_that_come_after_them_only_while_the
         let crowd: Vec<_> = crowd.into_iter().flatten().collect();
         eprintln!("{} of 600 connections are open or queued", crowd.len());
         ensure!(crowd.len() > 200, "round {round}: only {} connections were made", crowd.len());
-        // Who was there before notices nothing.
+        // Clients that were connected before notice nothing.
         victim.changes().await?;
         victim.changes().await?;
     }
     eprintln!("the agent has {} MB in use", victim.stage.memory()? >> 20);
-    // Once they are gone others come again.
+    // Once they are gone others can connect again.
     let mut connection = Connection::open(&socket).await?;
     let answer = connection.call(NEXT, framed(&[])).await?;
     ensure!(answer.code() == Some(Code::Ok) && state(&answer.body)?.0.rev == victim.rev, "{answer:?}");
@@ -348,7 +349,7 @@ async fn calls_that_are_reset_at_once_are_no_burden() -> Result<()> {
             let id = 2 * call + 1;
             let cancel = wire::frame(3, 0, id, &8_u32.to_be_bytes());
             let bytes = [wire::head(id, path), wire::body(id, &framed(&[])), cancel].concat();
-            // The agent may have had enough.
+            // The agent may have closed the connection.
             if stream.write_all(&bytes).await.is_err() {
                 eprintln!("{path}: the connection was closed after {call} calls");
                 break;

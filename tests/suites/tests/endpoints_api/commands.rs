@@ -1,4 +1,4 @@
-//! The commands as people run them, over the manifests that are shipped as samples.
+//! The commands as users run them, with the manifests that are shipped as samples.
 
 use crate::rig::{LONG, Stage, interrupt, of_namespace, plain, says, soon};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -23,12 +23,12 @@ async fn samples() -> Result<Stage> {
     Ok(stage)
 }
 
-/// The last line of standard error, which says how to resume.
+/// The last line of standard error, which tells how to resume.
 fn resume(instance_id: u64, rev: u64) -> String {
     format!("keelson: to resume from this revision: --instance-id {instance_id} --rev {rev}\n")
 }
 
-/// A command that runs, and what it writes.
+/// A running command, and its output.
 pub(crate) struct Running {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -60,7 +60,7 @@ impl Running {
         line.context("it has ended")
     }
 
-    /// These lines come next.
+    /// Fails unless these lines come next.
     async fn expect(&mut self, expected: &[&str]) -> Result<()> {
         for expected in expected {
             let line = self.line().await?;
@@ -69,7 +69,7 @@ impl Running {
         Ok(())
     }
 
-    /// Its first line of standard error that has these words.
+    /// Its first line of standard error that contains these parts.
     pub(crate) async fn complaint(&mut self, parts: &[&str]) -> Result<()> {
         let errors = self.child.stderr.as_mut().context("it has one")?;
         let mut text = Vec::new();
@@ -86,7 +86,7 @@ impl Running {
         }
     }
 
-    /// Ctrl-C: what it says and how it ends.
+    /// Sends SIGINT; returns its output and exit code.
     async fn interrupted(mut self) -> Result<CommandOutput> {
         let mut errors = self.child.stderr.take().context("it has one")?;
         let code = interrupt(self.child).await?;
@@ -120,7 +120,7 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
 
     let told = stage.watch(&["--once", "-o", "json"]).await?.success()?;
     let state: Value = serde_json::from_str(&told.out)?;
-    // What follows on standard error begins a line of its own.
+    // What follows on standard error begins on a new line.
     ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
     ensure!(
         state["instanceID"] == json!(id.to_string()) && state["rev"] == 1 && state["stale"] == false,
@@ -173,7 +173,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     let told = watch.interrupted().await?;
     ensure!(told.code == Some(0) && told.err == resume(id, 3), "{told:?}");
 
-    // Both print what has changed since, in every form, by both APIs, and nothing else.
+    // Both print only the changes since then, in every format, with both APIs.
     stage.manifests.remove("gateway.yaml")?;
     stage.at_rev(4).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
@@ -214,7 +214,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     ensure!(documents == changes, "YAML says {documents:?}\nJSON says {changes:?}");
     drop(watch);
 
-    // With --once the state that follows is waited for.
+    // With --once it waits for the next state.
     let now = ["--once", "--instance-id", &id.to_string(), "--rev", "5"];
     let mut once = Running::watch(&stage, &now)?;
     stage.waiting(1, 5).await?;
@@ -232,7 +232,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
 async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.manifests.put_samples()?;
-    // Before there is an agent: it says so, and waits.
+    // Before the agent starts: it reports that, and waits.
     let mut watch = Running::watch(&stage, &[])?;
     watch
         .complaint(&[
@@ -361,7 +361,7 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     says(&told.err, &["default/nobody"])?;
     let told = stage.endpoints(&["explain", "a/b/c"]).await?;
     ensure!(told.code == Some(2) && told.out.is_empty(), "{told:?}");
-    // A Service without frontends is explained as well.
+    // A Service without frontends is explained too.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "quiet"},
         "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
     stage.manifests.put("quiet.json", &[of_namespace(service)])?;

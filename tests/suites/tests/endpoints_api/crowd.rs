@@ -1,4 +1,5 @@
-//! Five hundred watchers at once: all see what is newest, one more is refused in words, and the agent ends in time.
+//! Five hundred watchers at once: all get the latest state, one more is refused with a message, and the agent stops in
+//! time.
 
 use crate::commands::Running;
 use crate::rig::{LONG, Stage, plain, says};
@@ -17,9 +18,9 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-/// Of each API.
+/// Number of watchers of each API.
 const EACH: usize = 250;
-/// Streams on a connection that several share; the rest have one each.
+/// Streams on connections that several share; each of the rest has its own connection.
 const SHARED: [usize; 4] = [50, 50, 50, 50];
 
 /// The messages of a body, one by one.
@@ -33,7 +34,7 @@ impl Messages {
         Self { body, bytes: BytesMut::new() }
     }
 
-    /// The next; none: the call has ended well.
+    /// The next message; None after a successful end of the call.
     async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
             if let Some(prefix) = self.bytes.get(..5) {
@@ -66,7 +67,7 @@ fn key(service: &ServiceEndpoints) -> (String, String) {
     (service.namespace.clone(), service.name.clone())
 }
 
-/// Follows a `Watch` and tells of every whole state.
+/// Follows a `Watch` and passes every complete state to a callback.
 async fn follow(body: Incoming, mut whole: impl FnMut(u64, &Services) -> bool) -> Result<()> {
     let (mut services, mut messages) = (Services::new(), Messages::of(body));
     while let Some(message) = messages.next().await? {
@@ -82,7 +83,7 @@ async fn follow(body: Incoming, mut whole: impl FnMut(u64, &Services) -> bool) -
     bail!("Watch ended by itself")
 }
 
-/// Reads a `Watch` until this revision; gives it and the number of Services.
+/// Reads a `Watch` until this revision; returns it and the number of Services.
 pub(crate) async fn newest(body: Incoming, until: u64) -> Result<(u64, usize)> {
     let mut found = (0, 0);
     let following = follow(body, |rev, services| {
@@ -93,7 +94,7 @@ pub(crate) async fn newest(body: Incoming, until: u64) -> Result<(u64, usize)> {
     Ok(found)
 }
 
-/// The states of a `Next`.
+/// The state in a response of `Next`.
 async fn one(body: Incoming) -> Result<(NextFilter, Services)> {
     let (mut filter, mut services, mut messages) = (None, Services::new(), Messages::of(body));
     while let Some(message) = messages.next().await? {
@@ -104,14 +105,14 @@ async fn one(body: Incoming) -> Result<(NextFilter, Services)> {
     Ok((filter.context("no filter")?, services))
 }
 
-/// The revision that a state's only endpoint tells of.
+/// The revision that is encoded in a state's only endpoint.
 fn told(services: &Services) -> Option<u64> {
     let service = services.get(&("ns".to_owned(), "web".to_owned()))?;
     let ip: std::net::Ipv4Addr = service.endpoints.first()?.i_ps.as_ref()?.v4.first()?.parse().ok()?;
     Some(ip.octets()[3].into())
 }
 
-/// Where each watcher is.
+/// The revision of each watcher.
 #[derive(Clone, Default)]
 struct Places(Arc<std::sync::Mutex<Vec<Arc<AtomicU64>>>>);
 
@@ -122,14 +123,14 @@ impl Places {
         place
     }
 
-    /// How many are there.
+    /// Number of watchers at a revision.
     fn at(&self, rev: u64) -> usize {
         let all = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.iter().filter(|place| place.load(Ordering::Relaxed) == rev).count()
     }
 }
 
-/// Whether this state is what it must be.
+/// Checks the contents of a state.
 fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
     ensure!(told(services) == Some(rev), "revision {rev} tells of {:?}", told(services));
     let before = place.swap(rev, Ordering::Relaxed);
@@ -205,7 +206,7 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
     let list = stage.endpoints(&["watchers"]).await?.success()?;
     ensure!(list.out.lines().count() > 2 * EACH, "{}", list.out);
 
-    // One more is told why not, whichever way it comes, and what it is told helps.
+    // One more is refused on either kind of connection, with a message that helps.
     let mut connection = Connection::open(&stage.socket()).await?;
     for path in [NEXT, WATCH] {
         let answer = connection.call(path, framed(&[])).await?;
@@ -219,7 +220,7 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
     let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
     says(&metrics, &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"])?;
 
-    // It ends while all are there, and each learns why.
+    // It stops while all are connected, and each gets the reason.
     let began = Instant::now();
     ensure!(stage.agent.terminate().await?.success(), "the agent ended badly");
     eprintln!("with {} watchers the agent ended after {:?}", 2 * EACH, began.elapsed());
@@ -233,7 +234,7 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
     Ok(())
 }
 
-/// Whether a call has ended already, which none should.
+/// Whether a call has ended already, which is an error.
 fn ended(calls: &mut JoinSet<Result<()>>) -> bool {
     match calls.try_join_next() {
         Some(ended) => {

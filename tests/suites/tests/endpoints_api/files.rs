@@ -1,4 +1,4 @@
-//! Manifests that are broken, and a folder that is gone: what was good stays in use, and everybody is told.
+//! Broken manifests, and a missing folder: valid objects stay in use, and the state is reported as stale.
 
 use crate::python::Generated;
 use crate::rig::{Stage, plain, says, soon};
@@ -7,7 +7,7 @@ use keelson_cluster::endpoints::Followers;
 use serde_json::json;
 use std::fs;
 
-/// Waits until the agent says that what it serves is stale, for a reason with these words.
+/// Waits until the agent reports a stale state with a reason that contains these words.
 async fn stale(stage: &Stage, words: &[&str]) -> Result<()> {
     soon("the agent says that endpoints are stale", || async {
         let state = stage.state().await?;
@@ -24,7 +24,7 @@ async fn stale(stage: &Stage, words: &[&str]) -> Result<()> {
 async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<()> {
     let stage = Stage::started().await?;
     let instance_id = stage.at_rev(1).await?;
-    // The file itself breaks, and another one comes that never was good.
+    // The file itself becomes invalid, and another one appears that never was valid.
     stage
         .manifests
         .write("web.json", "{\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"metadata\": oops}")?;
@@ -46,7 +46,7 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
     says(&told, &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"])?;
     let log = stage.agent.log()?;
     says(&log, &["web.json", "new.yaml"])?;
-    // Others go on, and so does this one when it is repaired.
+    // Other files still apply, and so does this one once it is valid again.
     stage.manifests.put("other.json", &plain("other", "10.96.0.2", &[]))?;
     ensure!(stage.at_rev(2).await? == instance_id);
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
@@ -60,7 +60,7 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
     .await
 }
 
-/// E20: whichever API a client uses.
+/// E20: with either API of a client.
 #[tokio::test(flavor = "multi_thread")]
 async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Result<()> {
     let mut stage = Stage::started().await?;
@@ -71,7 +71,7 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
     fs::rename(&folder, &away).context("cannot rename the folder")?;
     let place = folder.display().to_string();
     stale(&stage, &[&place]).await?;
-    // Who watches is told, and so is who asks for what follows by the client library.
+    // Watching clients are told, and so are clients that poll with the client library.
     followers
         .until("the state is stale", |whole| {
             ensure!(
@@ -87,7 +87,7 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
     says(&told.out, &["ns/web"])?;
     says(&told.err, &["this state is stale since ", &place])?;
 
-    // A restart and a kill change nothing: what is on disk is served, and is stale.
+    // A restart and a kill change nothing: the state on disk is served, and is stale.
     for kill in [false, true] {
         match kill {
             true => stage.agent.kill9()?,
@@ -105,7 +105,7 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
         ensure!(state.addresses("web") == Some(vec!["10.1.0.1"]), "{state:?}");
     }
 
-    // The folder is back: as it was, and then with something new.
+    // The folder is back: unchanged, and then with a new object.
     fs::rename(&away, &folder).context("cannot rename the folder back")?;
     ensure!(stage.at_rev(1).await? == instance_id);
     followers
@@ -123,7 +123,7 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
         })
         .await?;
     followers.sound()?;
-    // Current, stale, current again, and what came then: no restart in between said anything.
+    // Current, stale, current again, and the new state: the restarts in between sent nothing.
     ensure!(followers.next.seen().len() == 4, "{:?}", followers.next.seen());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is turned off is off, and says so; what is listened on is what the command line says.
+//! Disabled features are off, and are reported as off; command line flags select the listeners.
 
 use crate::rig::{LONG, Stage, interrupt, plain, says};
 use crate::wire::{Connection, NEXT, WATCH, framed};
@@ -23,7 +23,7 @@ async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_do_without()
     let answer = connection.call(NEXT, framed(&[])).await?;
     ensure!(answer.code() == Some(Code::Ok), "{answer:?}");
 
-    // A consumer that wants changes gets them, made of whole states.
+    // A consumer of changes gets them, made from complete states.
     let followers = Followers::start(&stage.target(), |_| Ok(()))?;
     for rev in 1..=3 {
         stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.0.{rev}")]))?;
@@ -44,7 +44,7 @@ async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_do_without()
     Ok(())
 }
 
-/// An agent whose endpoints are off for this reason.
+/// Checks that an agent has endpoints disabled for this reason.
 async fn off(mut stage: Stage, reason: &str) -> Result<()> {
     stage.agent.start_live().await?;
     ensure!(!stage.socket().exists(), "there is a socket");
@@ -61,7 +61,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
         eprintln!("{args:?}: {told:?}");
         says(&format!("{}{}", told.out, told.err), &[reason])?;
     }
-    // A client learns that there is nothing, and goes on asking.
+    // A client is told that there is no such API, and keeps retrying.
     let mut child = Command::new(stage.agent.program())
         .args(["watch", "--once", "--target", &stage.target()])
         .stdin(Stdio::null())
@@ -106,7 +106,7 @@ async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() 
     let listen: Vec<_> =
         state["listen"].as_array().context("no list")?.iter().filter_map(|one| one.as_str()).collect();
     ensure!(listen.len() == 3 && listen[..2] == sockets, "{listen:?}");
-    // The port that was given is told.
+    // The assigned port is reported.
     ensure!(listen[2].starts_with("tcp://127.0.0.1:") && !listen[2].ends_with(":0"), "{listen:?}");
     ensure!(!stage.socket().exists(), "the socket of the settings file is served too");
     for target in listen {

@@ -1,8 +1,8 @@
-//! The Endpoints API of an agent that runs as a process and reads a folder of manifests: a client of another make, bad
-//! input, readers that are slow or stuck, very many at once, quick changes, the commands that people run, and what happens
-//! when the folder or the disk is not as it was.
+//! The Endpoints API of an agent that runs as a process and reads a folder of manifests: a client in Python, bad input,
+//! slow and stuck readers, very many clients at once, frequent changes, the commands, and changes and faults of the
+//! folder and the disk.
 
-// What a test tells is shown when it fails: figures and logs.
+// Figures and logs, shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 mod backends;

@@ -1,4 +1,4 @@
-//! A thousand revisions a minute.
+//! A thousand revisions per minute.
 
 use crate::rig::{Stage, plain};
 use anyhow::{Context as _, Result, ensure};
@@ -8,7 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 /// Files that are replaced in turn.
 const FILES: u64 = 5;
-/// For a third of a minute, at the rate of a thousand a minute.
+/// A third of a minute, at a thousand per minute.
 const CHANGES: u64 = 333;
 const EVERY: Duration = Duration::from_millis(60);
 
@@ -45,7 +45,7 @@ async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()
     }
     let took = began.elapsed();
 
-    // Both come to what the files say.
+    // Both reach the state of the files.
     followers
         .until("the last state", |whole| {
             for change in CHANGES..CHANGES + FILES {
@@ -78,7 +78,7 @@ async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()
         watch.len(),
         next.len()
     );
-    // A revision is one change or more, and never less.
+    // A revision is at least one change.
     let revisions = state["revisions"].as_u64().context("no revisions")?;
     ensure!(revisions == rev && rev <= 1 + CHANGES, "{state}");
     Ok(())

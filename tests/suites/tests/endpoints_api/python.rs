@@ -1,5 +1,5 @@
-//! Owns: clients that are written in Python with code generated from nothing but the protocol's text
-//! (`tests/clients/next.proto`). In: a target. Out: what they say, line by line.
+//! Owns: clients in Python with code generated only from the protocol (`tests/clients/next.proto`). In: a target. Out:
+//! their output, line by line.
 
 use crate::rig::LONG;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,14 +12,13 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Debian's own: another Python does not see Debian's packages.
+/// Debian's Python: another one does not see Debian's packages.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// The generated code.
 pub(crate) struct Generated(PathBuf);
 
 impl Generated {
-    /// Generates it below `scratch`.
     pub(crate) async fn make(scratch: &Scratch) -> Result<Self> {
         let folder = scratch.dir("generated")?;
         let plugin = peers::system("grpc_python_plugin", "protobuf-compiler-grpc")?;
@@ -36,7 +35,7 @@ impl Generated {
         Ok(Self(folder))
     }
 
-    /// Starts a client. What it writes to standard error goes to a file beside the generated code.
+    /// Starts a client. Its standard error goes to a file beside the generated code.
     pub(crate) fn client(&self, name: &str, target: &str, args: &[&str]) -> Result<Python> {
         let log = self.0.join(format!("{name}.log"));
         let mut child = Command::new(PYTHON)
@@ -60,7 +59,7 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// A running client. It is killed on drop.
+/// Killed on drop.
 pub(crate) struct Python {
     pub(crate) name: String,
     lines: Lines<BufReader<ChildStdout>>,
@@ -87,7 +86,7 @@ impl Python {
         waited.with_context(|| format!("{}, after the errors {:?}", self.name, self.errors))
     }
 
-    /// The errors since this was last asked, as code and details.
+    /// Code and details of the errors since the last call.
     pub(crate) fn errors(&mut self) -> Vec<(String, String)> {
         std::mem::take(&mut self.errors)
     }
@@ -99,7 +98,7 @@ impl Python {
         }
     }
 
-    /// Waits for its own end, which must be a good one.
+    /// Waits until it exits, which must be with code 0.
     pub(crate) async fn ended(mut self) -> Result<()> {
         let status = tokio::time::timeout(LONG, self.child.wait()).await.context("it does not end")??;
         ensure!(status.success(), "{status}: {}", fs::read_to_string(&self.log).unwrap_or_default());
@@ -107,12 +106,12 @@ impl Python {
     }
 }
 
-/// A whole state as such a client understands it.
+/// A complete state as such a client sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct State {
     pub(crate) instance_id: u64,
     pub(crate) rev: u64,
-    /// `RequiredEndpointConditions` as the answer has them.
+    /// `RequiredEndpointConditions` of the response.
     pub(crate) required: Value,
     /// In the order in which they came.
     pub(crate) services: Vec<Value>,
@@ -136,7 +135,7 @@ impl State {
         })
     }
 
-    /// The addresses of a Service's endpoints, in the order in which they came.
+    /// Addresses of a Service's endpoints, in the order in which they came.
     pub(crate) fn addresses(&self, service: &str) -> Option<Vec<&str>> {
         let service = self.services.iter().find(|known| known["Name"] == service)?;
         let endpoints = service["Endpoints"].as_array()?.iter();

@@ -6,7 +6,7 @@ use keelson_cluster::endpoints::Followers;
 use std::fs;
 use std::path::Path;
 
-/// The folder with all that is in it.
+/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("no {}", from.display()))? {
@@ -39,7 +39,7 @@ async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
     let (state, backup) = (stage.agent.state_dir(), stage.scratch.path().join("backup"));
     copy(&state, &backup)?;
 
-    // A restart is no news; then there are revisions that the backup does not have.
+    // A restart makes no revision; then there are revisions that the backup does not have.
     stage.agent.start_live().await?;
     let instance = stage.at_rev(1).await?;
     for (rev, address) in [(2, "10.1.0.2"), (3, "10.1.0.3")] {
@@ -51,7 +51,7 @@ async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
     fs::remove_dir_all(&state).context("cannot remove the state folder")?;
     copy(&backup, &state)?;
 
-    // Two other revisions, with the numbers of those.
+    // Two other revisions, with the same numbers.
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.8"]))?;
     stage.agent.start_live().await?;
     arrives("10.1.0.8").await?;
@@ -59,11 +59,11 @@ async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
     arrives("10.1.0.9").await?;
     let anew = stage.at_rev(3).await?;
     ensure!(anew != instance, "the numbers are used again");
-    // That a pair means one thing is watched by the followers.
+    // The followers check that the contents of a pair never change.
     followers.sound()?;
     says(&stage.agent.log()?, &["it was restored from a backup"])?;
 
-    // It goes on from there.
+    // It continues from there.
     stage.agent.kill9()?;
     stage.agent.start_live().await?;
     ensure!(stage.at_rev(3).await? == anew);

@@ -1,5 +1,5 @@
-//! Owns: what the tests share. In: settings. Out: an agent over a folder of manifests, the folder, and what the agent and
-//! its commands say.
+//! Owns: what the tests share. In: settings. Out: an agent with a folder of manifests, the folder, and the output of
+//! the agent and its commands.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::{endpoint, port, service, slice};
@@ -17,14 +17,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 
-/// What something may take that takes no time but on a machine that is very busy.
+/// Timeout of steps that take long only on a very busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// A folder of manifests.
 pub(crate) struct Manifests(PathBuf);
 
 impl Manifests {
-    /// Replaces one as a whole, by renaming.
+    /// Replaces a file atomically, by renaming.
     pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
         self.write(name, &json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())
     }
@@ -36,17 +35,15 @@ impl Manifests {
         fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
     }
 
-    /// Removes one.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         fs::remove_file(self.0.join(name)).with_context(|| format!("cannot remove {name}"))
     }
 
-    /// Where they are.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// All that are shipped as samples.
+    /// Writes all manifests that are shipped as samples.
     pub(crate) fn put_samples(&self) -> Result<()> {
         let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/manifests");
         for entry in fs::read_dir(&samples).with_context(|| format!("no {}", samples.display()))? {
@@ -58,7 +55,7 @@ impl Manifests {
     }
 }
 
-/// A Service of the namespace `ns` with a port `http` and these ready endpoints elsewhere, and its slice.
+/// A Service of namespace `ns` with a port `http` and these ready endpoints on other nodes, and its slice.
 pub(crate) fn plain(name: &str, cluster_ip: &str, addresses: &[&str]) -> Vec<Value> {
     let endpoints: Vec<_> = addresses.iter().map(|ip| endpoint(ip, "elsewhere", &json!({}))).collect();
     let spec = json!({"clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"]});
@@ -68,7 +65,7 @@ pub(crate) fn plain(name: &str, cluster_ip: &str, addresses: &[&str]) -> Vec<Val
     ]
 }
 
-/// An object in the namespace `ns`.
+/// An object in namespace `ns`.
 pub(crate) fn of_namespace(mut object: Value) -> Value {
     object["metadata"]["namespace"] = json!("ns");
     object
@@ -95,13 +92,13 @@ impl Stage {
             .set("endpoints.source", "files")
             .set("endpoints.manifests", manifests.path().display().to_string())
             .set("endpoints.listen", listen);
-        // No runtime is needed; the agent lives, and is not ready for that reason.
+        // No runtime is needed; the agent is live, but not ready for that reason.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let agent = Agent::new_in(&folder, free_port()?, &runtime, &settings)?;
         Ok(Self { agent, manifests, tcp, settings, scratch })
     }
 
-    /// The same, with the Services of [`plain`] called `web` and the agent started.
+    /// The same, with the agent started and a Service [`plain`] named `web`.
     pub(crate) async fn started() -> Result<Self> {
         let mut stage = Self::new()?;
         stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
@@ -110,35 +107,33 @@ impl Stage {
         Ok(stage)
     }
 
-    /// From its next start on the agent has this setting.
+    /// Changes a setting, effective at the next start.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
         self.settings = self.settings.clone().set(name, value);
         self.agent.configure(&self.settings)
     }
 
-    /// Its socket as a target.
+    /// The URL of its socket.
     pub(crate) fn target(&self) -> String {
         self.agent.endpoints_target()
     }
 
-    /// Its socket.
     pub(crate) fn socket(&self) -> PathBuf {
         PathBuf::from(self.target().trim_start_matches("unix://"))
     }
 
-    /// A command of the agent's program, at the settings of the agent where it takes any.
+    /// Runs a command of the agent's program, with the agent's settings if it takes any.
     pub(crate) async fn keelson(&self, args: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new(self.agent.program());
         command.args(args);
         command::run(command).await
     }
 
-    /// `keelson endpoints`.
     pub(crate) async fn endpoints(&self, args: &[&str]) -> Result<CommandOutput> {
         self.agent.keelson(&[&["endpoints"], args].concat()).await
     }
 
-    /// `keelson watch` of the agent's socket.
+    /// `keelson watch` with the agent's socket.
     pub(crate) async fn watch(&self, args: &[&str]) -> Result<CommandOutput> {
         let target = self.target();
         let mut all = vec!["watch", "--target", &target];
@@ -146,13 +141,13 @@ impl Stage {
         self.keelson(&all).await
     }
 
-    /// How the chore fares, in JSON.
+    /// State of service endpoints, in JSON.
     pub(crate) async fn state(&self) -> Result<Value> {
         let told = self.endpoints(&["-o", "json"]).await?.success()?;
         serde_json::from_str(&told.out).with_context(|| format!("no JSON: {}", told.out))
     }
 
-    /// Waits until the agent is well and at this revision, and gives its instance.
+    /// Waits until the agent is healthy and at this revision, and returns its instance.
     pub(crate) async fn at_rev(&self, rev: u64) -> Result<u64> {
         soon(&format!("the agent is at revision {rev}"), || async {
             let state = self.state().await?;
@@ -162,7 +157,7 @@ impl Stage {
         .await
     }
 
-    /// Waits until so many callers wait for what follows this revision.
+    /// Waits until this number of callers wait for the state after this revision.
     pub(crate) async fn waiting(&self, count: usize, rev: u64) -> Result<()> {
         soon(&format!("{count} callers wait at revision {rev}"), || async {
             let state = self.state().await?;
@@ -174,19 +169,18 @@ impl Stage {
         .await
     }
 
-    /// The memory that the agent has in use, in bytes.
+    /// Memory used by the agent, in bytes.
     pub(crate) fn memory(&self) -> Result<u64> {
         let pid = self.agent.pid().context("the agent does not run")?;
         Ok(resident_kib(pid)? * 1024)
     }
 
-    /// How many lines its log has.
     pub(crate) fn log_lines(&self) -> Result<usize> {
         Ok(self.agent.log()?.lines().count())
     }
 }
 
-/// Interrupts a command, as Ctrl-C does, and waits for its end.
+/// Sends SIGINT to a command, and waits for its end.
 pub(crate) async fn interrupt(mut child: Child) -> Result<Option<i32>> {
     let pid = child.id().context("it has ended already")?;
     kill(Pid::from_raw(pid.try_into()?), Signal::SIGINT).context("cannot interrupt it")?;
@@ -194,7 +188,7 @@ pub(crate) async fn interrupt(mut child: Child) -> Result<Option<i32>> {
     Ok(ended?.code())
 }
 
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer pause: a look is a process.
+/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: a check runs a process.
 pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -202,7 +196,7 @@ where
     eventually_every(Duration::from_millis(50), LONG, what, check).await
 }
 
-/// Fails unless every part is in the text.
+/// Fails unless the text contains every part.
 pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
     for part in parts {
         if !text.contains(part) {

@@ -1,4 +1,4 @@
-//! A client that knows nothing but the protocol's text, through a whole session.
+//! A client that only knows the protocol, through a whole session.
 
 use crate::python::{Generated, Python, State};
 use crate::rig::{Stage, of_namespace, plain, soon};
@@ -7,7 +7,7 @@ use keelson_cluster::endpoints::{endpoint, port, service, slice};
 use serde_json::{Value, json};
 use std::fs;
 
-/// A load balancer of both families with endpoints in every condition, two of them on the agent's node.
+/// A dual-stack load balancer with endpoints in every condition, two of them on the agent's node.
 fn gateway() -> Vec<Value> {
     let spec = json!({
         "type": "LoadBalancer", "clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7", "fd00:96::7"],
@@ -35,7 +35,7 @@ fn gateway() -> Vec<Value> {
     ]
 }
 
-/// What a client makes of [`gateway`].
+/// The state that a client gets for [`gateway`].
 fn gateway_as_seen() -> Value {
     let endpoint =
         |hostname: &str, (ready, selected, local): (bool, bool, bool), v4: &[&str], v6: &[&str]| {
@@ -67,7 +67,7 @@ fn web(addresses: &[&str]) -> Vec<Value> {
     plain("web", "10.96.0.1", addresses)
 }
 
-/// The next state of all clients, which is the same but for filters, is this revision.
+/// The next state of all clients, which is the same except for filters, has this revision.
 async fn all_at(clients: &mut [Python], instance_id: u64, rev: u64) -> Result<Vec<State>> {
     let mut states = Vec::new();
     for client in clients {
@@ -84,7 +84,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     let generated = Generated::make(&stage.scratch).await?;
     stage.manifests.put("gateway.json", &gateway())?;
     stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
-    // Before there is an agent: a client that starts first has nothing but errors.
+    // A client that starts before the agent gets only errors.
     let mut clients = [
         generated.client("unix", &stage.target(), &[])?,
         generated.client("tcp", &stage.tcp, &[])?,
@@ -97,7 +97,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     ];
     stage.agent.start_live().await?;
 
-    // The first state is whole.
+    // The first state is complete.
     let instance_id = stage.at_rev(1).await?;
     let first = all_at(&mut clients, instance_id, 1).await?;
     ensure!(first[0].services.len() == 2 && first[0].services[0] == gateway_as_seen(), "{:#?}", first[0]);
@@ -107,24 +107,24 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     );
     ensure!(first[1] == first[0], "by TCP it is another: {:#?}", first[1]);
 
-    // Filters leave endpoints out, and no Service.
+    // Filters remove endpoints, but no Service.
     let addresses = ["10.1.0.1", "10.1.0.2", "fd00:1::1"];
     ensure!(first[2].addresses("gateway") == Some(addresses.to_vec()), "{:#?}", first[2]);
     ensure!(first[2].required == json!({"Ready": true, "Selected": false, "Local": false}), "{:?}", first[2]);
     ensure!(first[3].addresses("gateway") == Some(vec!["10.1.0.1", "fd00:1::1"]), "{:#?}", first[3]);
     ensure!(first[3].addresses("web") == Some(Vec::new()), "{:#?}", first[3]);
 
-    // While nothing changes they wait, also when a file is replaced by an equal one.
+    // They wait while nothing changes, also if a file is replaced by an equal one.
     stage.waiting(4, 1).await?;
     stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
     stage.manifests.put("web.json", &web(&["10.1.1.1", "10.1.1.2"]))?;
     let second = all_at(&mut clients, instance_id, 2).await?;
     ensure!(second[0].addresses("web") == Some(vec!["10.1.1.1", "10.1.1.2"]), "{:#?}", second[0]);
     ensure!(second[0].services[0] == first[0].services[0], "nothing else has changed");
-    // What a filter leaves out changes the revision all the same.
+    // A change that a filter removes changes the revision too.
     ensure!(second[3].services == first[3].services, "{:#?}", second[3]);
 
-    // A restart is no news.
+    // A restart makes no revision.
     stage.waiting(4, 2).await?;
     for client in &mut clients {
         client.errors();
@@ -135,7 +135,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     stage.manifests.remove("web.json")?;
     let third = all_at(&mut clients, instance_id, 3).await?;
     ensure!(third[0].services == vec![gateway_as_seen()], "{:#?}", third[0]);
-    // An agent that ends says so to whom it can within its time.
+    // An agent that stops tells the clients it can reach within its time limit.
     let mut told = 0;
     for client in &mut clients {
         let errors = client.errors();
@@ -144,7 +144,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     }
     ensure!(told > 0, "nobody was told that the agent stops");
 
-    // What changes while the agent is dead is one state when it is back.
+    // All changes while the agent is dead are one state after its start.
     stage.agent.kill9()?;
     stage.manifests.put("web.json", &web(&["10.1.1.3"]))?;
     stage.manifests.remove("gateway.json")?;
@@ -152,7 +152,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     let fourth = all_at(&mut clients, instance_id, 4).await?;
     ensure!(fourth[0].services.len() == 1 && fourth[0].addresses("web") == Some(vec!["10.1.1.3"]));
 
-    // A lost store is a new instance, and nobody waits.
+    // A lost store is a new instance, and no client waits.
     stage.agent.kill9()?;
     fs::remove_dir_all(stage.agent.state_dir())?;
     stage.agent.start_live().await?;
@@ -173,7 +173,7 @@ async fn whoever_is_not_at_the_newest_state_gets_it_at_once() -> Result<()> {
     let (own, other) = (instance_id.to_string(), (instance_id ^ 1).to_string());
     let most = u64::MAX.to_string();
     let mut may_be_renamed = false;
-    // An older revision, one of the future, that of another instance, one of none, the largest there are.
+    // An older revision, a future one, one of another instance, one of none, the largest numbers.
     for (id, rev) in
         [(&own, "1"), (&own, "3"), (&other, "2"), (&"0".to_owned(), "5"), (&own, &most), (&most, &most)]
     {
@@ -188,7 +188,7 @@ async fn whoever_is_not_at_the_newest_state_gets_it_at_once() -> Result<()> {
         ensure!(state.addresses("web") == Some(vec!["10.1.1.2"]), "{args:?}: {state:?}");
         client.ended().await?;
     }
-    // E12: a revision of the future shows that the state folder was restored, and all get a new instance ID.
+    // E12: a future revision shows that the state folder was restored, and all get a new instance ID.
     soon("there is a new instance ID", || async {
         ensure!(stage.at_rev(2).await? != instance_id);
         Ok(())

@@ -1,4 +1,4 @@
-//! Readers that are slow or stuck cost themselves: others get every revision, and the agent's memory stays as it is.
+//! Slow and stuck readers affect only themselves: others get every revision, and the agent's memory does not grow.
 
 use crate::rig::{Stage, plain};
 use crate::wire::{self, Connection, NEXT, WATCH};
@@ -12,10 +12,11 @@ use tokio::net::UnixStream;
 const SERVICES: usize = 1_500;
 const ENDPOINTS: usize = 20;
 const CHANGES: u64 = 30;
-/// What the agent may need more: very generous, a copy of the state for each stuck reader and change would be more.
+/// Maximum growth of the agent's memory, in bytes: very generous, but less than a copy of the state for each stuck
+/// reader and change.
 const MOST: u64 = 200 << 20;
 
-/// Services that are never changed: much more than the buffers of a connection hold.
+/// Services that never change: much more than the buffers of a connection hold.
 fn many() -> Vec<Value> {
     let all = (0..SERVICES).flat_map(|n| {
         let addresses: Vec<_> =
@@ -52,14 +53,14 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
         stream.write_all(&wire::whole_call(if number % 2 == 0 { NEXT } else { WATCH })).await?;
         stuck.push(stream);
     }
-    // As many whose library answers pings, and whose program has forgotten the stream.
+    // As many whose library answers pings, but whose program does not read the stream.
     let mut forgotten = Vec::new();
     for number in 0..10 {
         let mut connection = Connection::open(&stage.socket()).await?;
         let response = connection.response(wire::ask(if number % 2 == 0 { NEXT } else { WATCH })?).await?;
         forgotten.push((connection, response));
     }
-    // One that reads a byte a second.
+    // One that reads one byte per second.
     let mut stream = UnixStream::connect(stage.socket()).await.context("cannot connect")?;
     stream.write_all(&wire::whole_call(WATCH)).await?;
     let slow = tokio::spawn(async move {
@@ -91,7 +92,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
         ensure!(follower.troubles().is_empty(), "{:?}", follower.troubles());
     }
 
-    // They are still there, behind, and known as such.
+    // They are still connected and behind, and are shown as such.
     let state = stage.state().await?;
     let watchers = state["watchers"].as_array().context("no watchers")?;
     let behind = watchers.iter().filter(|watcher| watcher["behind"].as_u64() > Some(0)).count();
@@ -101,7 +102,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
     eprintln!("memory of the agent: {} MB, {} MB after {CHANGES} changes", before >> 20, after >> 20);
     ensure!(after < before + MOST, "the agent has grown from {before} to {after} bytes");
 
-    // One that wakes up comes to the newest state.
+    // One that reads again gets the latest state.
     let (_connection, response) = forgotten.pop().context("there are ten")?;
     let newest = crate::crowd::newest(response.into_body(), 1 + CHANGES).await?;
     ensure!(newest == (1 + CHANGES, SERVICES + 1), "{newest:?}");

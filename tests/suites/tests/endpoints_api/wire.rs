@@ -12,36 +12,31 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tonic::{Code, Status};
 
-/// The path of `Next`.
 pub(crate) const NEXT: &str = "/localnetv1.Endpoints/Next";
-/// The path of `Watch`.
 pub(crate) const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
 
-/// What may be sent on a stream whose body nobody reads: HTTP/2's own default.
+/// Bytes that may be sent on a stream whose body is not read: HTTP/2's default.
 const WINDOW: u32 = 65_535;
 
 /// A connection on which requests with any body are made. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Connection(SendRequest<Full<Bytes>>);
 
-/// How a call ended.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// None: it said no status.
+    /// None if there was none.
     pub(crate) status: Option<Status>,
-    /// What came before, with the prefixes of messages.
+    /// The messages before it, with their prefixes.
     pub(crate) body: Bytes,
 }
 
 impl Answer {
-    /// The status' code.
     pub(crate) fn code(&self) -> Option<Code> {
         self.status.as_ref().map(Status::code)
     }
 }
 
 impl Connection {
-    /// Connects.
     pub(crate) async fn open(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).await.context("cannot connect")?;
         let (sender, connection) = Builder::new(TokioExecutor::new())
@@ -49,7 +44,7 @@ impl Connection {
             .handshake(TokioIo::new(stream))
             .await?;
         tokio::spawn(async move {
-            // How it ends is seen by requests.
+            // Requests report how it ends.
             let _ = connection.await;
         });
         Ok(Self(sender))
@@ -80,7 +75,7 @@ impl Connection {
         Ok(Answer { status, body: bytes.freeze() })
     }
 
-    /// Any request, to the beginning of its answer.
+    /// Any request, up to the head of its response.
     pub(crate) async fn response(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -91,7 +86,7 @@ impl Connection {
     }
 }
 
-/// A request that asks for everything.
+/// A request for everything.
 pub(crate) fn ask(path: &str) -> Result<Request<Full<Bytes>>> {
     let request = Request::builder()
         .method(Method::POST)
@@ -106,33 +101,33 @@ pub(crate) fn framed(message: &[u8]) -> Bytes {
     prefixed(0, message.len(), message)
 }
 
-/// A message behind a prefix that says something else.
+/// A message with another prefix.
 pub(crate) fn prefixed(flag: u8, length: usize, message: &[u8]) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     [&[flag], &length.to_be_bytes()[..], message].concat().into()
 }
 
-/// What a client says first.
+/// The first bytes of a client.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 
-/// A frame of HTTP/2 (RFC 9113, section 4.1).
+/// An HTTP/2 frame (RFC 9113, section 4.1).
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap_or(u32::MAX).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A client that admits any number of bytes on its connection and on each stream.
+/// The opening of a client with the largest flow control windows on its connection and on each stream.
 pub(crate) fn opening() -> Vec<u8> {
     let most = (i32::MAX as u32).to_be_bytes();
     let settings = frame(4, 0, 0, &[&[0, 4], &most[..]].concat());
-    // A connection has 65,535 to begin with.
+    // The initial window of a connection is 65,535.
     let window = frame(8, 0, 0, &(i32::MAX as u32 - 65_535).to_be_bytes());
     [PREFACE, &settings, &window].concat()
 }
 
-/// The head of a call (RFC 7541, nothing indexed but method and scheme).
+/// The HEADERS of a call (RFC 7541, only method and scheme indexed).
 pub(crate) fn head(stream: u32, path: &str) -> Vec<u8> {
     // POST, http.
     let mut block = vec![0x83, 0x86];
@@ -150,7 +145,7 @@ pub(crate) fn head(stream: u32, path: &str) -> Vec<u8> {
 }
 
 fn literal(block: &mut Vec<u8>, text: &str) {
-    // Shorter than 127, and not in Huffman's code.
+    // Shorter than 127, and without Huffman coding.
     block.push(u8::try_from(text.len()).unwrap_or(126));
     block.extend_from_slice(text.as_bytes());
 }
@@ -160,7 +155,7 @@ pub(crate) fn body(stream: u32, bytes: &[u8]) -> Vec<u8> {
     frame(0, END_STREAM, stream, bytes)
 }
 
-/// Everything that a client sends that asks for the whole state once.
+/// All bytes of a client that requests the complete state once.
 pub(crate) fn whole_call(path: &str) -> Vec<u8> {
     [opening(), head(1, path), body(1, &framed(&[]))].concat()
 }

@@ -1,4 +1,4 @@
-//! `keelson cleanup` against a real containerd and a real API server (I1).
+//! `keelson cleanup` with a real containerd and a real API server (I1).
 
 use crate::common::{MIB, agent_leases, leases, make_lease, metric_is, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -57,7 +57,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     make_lease(&node.runtime, "of-a-former-agent", Some("0123456789abcdef")).await?;
     make_lease(&node.runtime, "of-somebody-else", None).await?;
     let lease = format!("keelson-{NAME}");
-    // E5: those of its chores, and those that others set through it.
+    // E5: conditions of the agent, and those that others set through it.
     set_condition(&agent, "KernelDeadlock").await?;
     let own = ["ImagePullsStalled", "KeelsonStateNotDurable", "KernelDeadlock"];
     eventually(PATIENCE, "the agent reports", || async {
@@ -73,7 +73,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     ensure!(agent_leases(&node.runtime).await?.len() == 2, "it removed a lease of a running agent");
 
     agent.kill9()?;
-    // E5: and those of an earlier version and of other settings. What is not the agent's stays.
+    // E5: also those of an earlier version and of other settings. Conditions of others stay.
     let old = ["ImagePullsFlowing", "ServiceEndpointsCurrent", "ServiceEndpointsStale"];
     let left = old.into_iter().chain(["Foreign"]).map(|kind| json!({"type": kind, "status": "True"}));
     let left = json!({"status": {"conditions": left.collect::<Vec<_>>()}});
@@ -100,7 +100,7 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     let CommandOutput { out: text, code, .. } = cleanup(&agent, &["--state"]).await?;
     ensure!(code == Some(0) && !agent.state_dir().exists() && !agent.socket().exists(), "{code:?} {text}");
 
-    // Nobody to ask: said, and not a success.
+    // No runtime to ask: reported, and not a success.
     let mut containerd = node.runtime;
     containerd.kill9()?;
     let CommandOutput { out: text, code, .. } = cleanup(&agent, &[]).await?;

@@ -1,4 +1,4 @@
-//! Clients that do not speak as they should, or not at all, on the socket that others depend on.
+//! Clients that violate the protocol, or send nothing, on the socket that others depend on.
 
 use crate::common::{idle, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -15,16 +15,15 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-/// What an HTTP/2 client says first.
+/// The first bytes of an HTTP/2 client.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// A SETTINGS frame without settings.
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 const IDLE: usize = 3000;
 
-/// Sends bytes and reads until the other side has had enough, or `patience` is over.
+/// Sends bytes and reads until the other side closes the connection, or `patience` is over.
 async fn say(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>> {
     let mut stream = UnixStream::connect(agent.socket()).await?;
-    // It may hang up in the middle.
+    // It may close the connection during the write.
     let _ = stream.write_all(bytes).await;
     let mut answer = Vec::new();
     let _ = tokio::time::timeout(patience, stream.read_to_end(&mut answer)).await;
@@ -44,7 +43,7 @@ async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
     for _ in 0..200 {
         let mut bytes = vec![0; random.rng().random_range(0..3000)];
         random.rng().fill_bytes(&mut bytes);
-        // Half of them begin as they should and then send frames of a kind.
+        // Half of them begin correctly and then send random frames.
         if random.rng().random_ratio(1, 2) {
             bytes.splice(0..0, [PREFACE, SETTINGS].concat());
         }
@@ -57,7 +56,7 @@ async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
     }
     let answer = say(&agent, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", PATIENCE).await?;
     ensure!(!answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
-    // A frame that says it is 16 MiB long, of which nothing follows; a header block that never ends.
+    // A frame with a length of 16 MiB and no payload; a header block that never ends.
     let huge = [PREFACE, SETTINGS, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     say(&agent, &huge, soon).await?;
     let headers = [PREFACE, SETTINGS, &[0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82]].concat();
@@ -78,7 +77,7 @@ async fn half_open_calls_hold_nothing() -> Result<()> {
     let images = node.push_many("apps", 3, TINY).await?;
     let agent = node.agent(&Settings::limit(1).set("pulls.cancel_grace", "0s")).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
-    // A client that takes the only slot and goes without a word, as a killed kubelet does.
+    // A client that takes the only slot and disappears without closing, like a killed kubelet.
     let cri = Cri::connect(&agent.socket()).await?;
     let call = pulling(&cri, Pull::new(&node.name(&images[0])));
     until("the slot is taken", || !node.proxy.records().active_repos().is_empty()).await?;
@@ -88,7 +87,7 @@ async fn half_open_calls_hold_nothing() -> Result<()> {
     idle(&agent).await?;
     node.proxy.remove(hold);
 
-    // Head of a PullImage whose body never comes: literal headers without indexing, names and values in the clear.
+    // Headers of a PullImage whose body never comes: literal headers without indexing or Huffman coding.
     let mut block = Vec::new();
     for (name, value) in [
         (":method", "POST"),
@@ -109,7 +108,7 @@ async fn half_open_calls_hold_nothing() -> Result<()> {
         let mut stream = UnixStream::connect(agent.socket()).await?;
         let head = [0, 0, u8::try_from(block.len())?, 1, 4, 0, 0, 0, 1];
         stream.write_all(&[PREFACE, SETTINGS, &head, &block].concat()).await?;
-        // Some say that more is to come, some send a message that is longer than what follows.
+        // Some announce more data, some send a message shorter than its length prefix.
         if n % 2 == 0 {
             stream.write_all(&[0, 0, 5, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0]).await?;
         }
@@ -134,13 +133,13 @@ async fn thousands_of_idle_connections_and_no_descriptor_left_are_survived() -> 
     let mut idle_ones = Vec::new();
     for n in 0..IDLE {
         let mut stream = UnixStream::connect(agent.socket()).await?;
-        // Half of them begin well and then are silent.
+        // Half of them begin correctly and then are silent.
         if n % 2 == 0 {
             stream.write_all(&[PREFACE, SETTINGS].concat()).await?;
         }
         idle_ones.push(stream);
     }
-    // This one has its way to the runtime already; those without one are held until descriptors are free.
+    // This one has its connection to the runtime already; those without one are held until descriptors are free.
     cri.version().await?;
     cri.pull_image(&node.name(&images[0])).await?;
     agent.cri().await?.version().await.context("a new connection among thousands")?;
@@ -148,7 +147,7 @@ async fn thousands_of_idle_connections_and_no_descriptor_left_are_survived() -> 
     eprintln!("{:.1} MiB resident with {IDLE} idle connections", silent as f64 / 1024.0);
     drop(idle_ones);
 
-    // Now as many as it may have, and some.
+    // Now as many as the agent may have, and some more.
     let limited = Program {
         name: "prlimit".to_owned(),
         path: "/usr/bin/prlimit".into(),

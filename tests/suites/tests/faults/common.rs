@@ -1,5 +1,5 @@
-//! Owns: what several of the fault tests need. In: a node, an agent. Out: leases, ingests, metrics, callers that ask
-//! again like a kubelet.
+//! Owns: what several of the fault tests need. In: a node, an agent. Out: leases, ingests, metrics, callers that retry
+//! like a kubelet.
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Agent;
@@ -17,23 +17,23 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
-/// One MiB: the step in which containerd writes down what it has fetched.
+/// The step in which containerd writes fetched bytes.
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// By this label the agent knows its leases.
+/// The label that identifies the agent's leases.
 const OWNER_LABEL: &str = "keelson.dev/owner";
 
-/// A call in a task of its own.
+/// A call in a separate task.
 pub(crate) type Call<T> = JoinHandle<Result<T, Status>>;
 
-/// Pulls in a task of its own.
+/// Pulls in a separate task.
 pub(crate) fn pulling(cri: &Cri, pull: Pull) -> Call<String> {
     let cri = cri.clone();
     tokio::spawn(async move { cri.pull(&pull).await })
 }
 
-/// Asks for an image as a kubelet does whose agent comes and goes: again after every failure, until it is there.
-/// Returns how often it failed before.
+/// Pulls an image like a kubelet whose agent restarts: retries after every failure, until the image is there. Returns
+/// the number of failures.
 pub(crate) async fn kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Result<usize> {
     let started = Instant::now();
     let mut failures = 0;
@@ -62,13 +62,13 @@ fn in_cri_namespace<T>(message: T) -> Request<T> {
     request
 }
 
-/// All leases that containerd has for the CRI.
+/// All leases of containerd for the CRI.
 pub(crate) async fn leases(containerd: &Containerd) -> Result<Vec<Lease>> {
     let all = lease_client(containerd).await?.list(in_cri_namespace(ListRequest::default())).await?;
     Ok(all.into_inner().leases)
 }
 
-/// The ids of the leases that agents made.
+/// IDs of the leases that agents made.
 pub(crate) async fn agent_leases(containerd: &Containerd) -> Result<Vec<String>> {
     let all = leases(containerd).await?;
     Ok(all.into_iter().filter(|lease| lease.labels.contains_key(OWNER_LABEL)).map(|lease| lease.id).collect())
@@ -82,7 +82,7 @@ pub(crate) async fn make_lease(containerd: &Containerd, id: &str, owner: Option<
     Ok(())
 }
 
-/// Makes containerd remove what nothing holds, and waits for that.
+/// Makes containerd collect garbage, and waits for that.
 pub(crate) async fn collect_garbage(containerd: &Containerd) -> Result<()> {
     make_lease(containerd, "of-the-test", None).await?;
     let request = DeleteRequest { id: "of-the-test".to_owned(), sync: true };
@@ -90,7 +90,6 @@ pub(crate) async fn collect_garbage(containerd: &Containerd) -> Result<()> {
     Ok(())
 }
 
-/// Waits until no lease of an agent is left.
 pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
     eventually(PATIENCE, "the agent's leases are gone", || async {
         let left = agent_leases(containerd).await?;
@@ -111,18 +110,17 @@ pub(crate) fn ingested(containerd: &Containerd) -> u64 {
     entries.filter_map(size).max().unwrap_or(0)
 }
 
-/// The process behind a unix socket.
+/// Pid of the process that listens on a unix socket.
 pub(crate) async fn pid_behind(socket: &Path) -> Result<i32> {
     let stream = tokio::net::UnixStream::connect(socket).await?;
     stream.peer_cred()?.pid().context("the kernel tells no pid of the peer")
 }
 
-/// A value of `/metrics`: of the first line whose name, labels included, is this.
+/// A value of `/metrics`; `name` includes all labels.
 pub(crate) async fn metric(agent: &Agent, name: &str) -> Result<f64> {
     agent.metric(name).await?.with_context(|| format!("no {name}"))
 }
 
-/// Waits until a metric has this value.
 pub(crate) async fn metric_is(agent: &Agent, name: &str, expected: f64) -> Result<()> {
     eventually(PATIENCE, &format!("{name} is {expected}"), || async {
         let value = metric(agent, name).await?;
@@ -132,7 +130,7 @@ pub(crate) async fn metric_is(agent: &Agent, name: &str, expected: f64) -> Resul
     .await
 }
 
-/// Waits until the agent has nothing to do and no slot is taken.
+/// Waits until the agent has no pulls and no slot is taken.
 pub(crate) async fn idle(agent: &Agent) -> Result<()> {
     for name in
         ["keelson_image_pulls_in_flight", "keelson_image_pull_queue_depth", "keelson_image_pull_callers"]
@@ -142,7 +140,7 @@ pub(crate) async fn idle(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the log says this after the first `from` bytes.
+/// Waits until the log contains this text after the first `from` bytes.
 pub(crate) async fn logged(agent: &Agent, from: usize, text: &str) -> Result<()> {
     eventually(PATIENCE, &format!("the log says {text:?}"), || async {
         let log = agent.log()?;

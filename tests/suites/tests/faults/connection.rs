@@ -1,4 +1,4 @@
-//! Case 20: a pull during which not a byte comes for long.
+//! Case 20: a pull without a single byte for a long time.
 
 use crate::common::{idle, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -11,10 +11,10 @@ use keelson_harness::registry_proxy::{Fault, Match};
 use keelson_harness::util::until;
 use std::time::Duration;
 
-/// gRPC servers in Go end a connection that pings too often; with pings every 10 s that takes 41 s.
+/// gRPC servers in Go close a connection that pings too often; with pings every 10 s that takes 41 s.
 const SILENCE: Duration = Duration::from_secs(65);
 
-/// Both runtimes in one test: it does nothing but wait.
+/// Both runtimes in one test, because it only waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn case_20_a_silent_pull_costs_no_connection() -> Result<()> {
     tokio::try_join!(silent(Kind::Debian16), silent(Kind::V2)).map(drop)

@@ -15,7 +15,7 @@ use tonic::Code;
 const CALLERS: usize = 10_000;
 const CONNECTIONS: usize = 20;
 
-/// All callers at once over several connections, each for the image that `name` gives it.
+/// All callers at once over several connections, each for the image that `name` returns.
 async fn crowd(agent: &Agent, name: impl Fn(usize) -> String) -> Result<Vec<Call<String>>> {
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -24,7 +24,7 @@ async fn crowd(agent: &Agent, name: impl Fn(usize) -> String) -> Result<Vec<Call
     Ok((0..CALLERS).map(|n| pulling(&connections[n % CONNECTIONS], Pull::new(&name(n)))).collect())
 }
 
-/// Calls that are not pulls, on a connection of their own and on none.
+/// Calls that are not pulls, on an existing connection and on a new one.
 async fn is_responsive(agent: &Agent, cri: &Cri) -> Result<()> {
     ensure!(cri.image_status("registry.example/not-there:v1").await?.is_none());
     cri.version().await?;
@@ -60,7 +60,7 @@ async fn ten_thousand_callers_behind_a_stalled_slot_are_all_answered() -> Result
 
     runtime.open();
     is_responsive(&agent, &cri).await?;
-    // More slots in the middle of it, so that ten thousand one after the other need not be waited for.
+    // More slots meanwhile, to shorten the test.
     agent.configure(&Settings::limit(40))?;
     agent.sighup()?;
     for (n, call) in calls.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Owns: a CRI server inside the test, for what no real runtime can be brought to do: huge lists, and pulls that end
-//! when the test says so, by the ten thousand. It has no containerd API, as CRI-O has none.
+//! Owns: a CRI server inside the test, for behaviour that no real runtime can be made to show: huge lists, and ten
+//! thousand pulls that end when the test lets them. It has no containerd API, like CRI-O.
 
 use anyhow::{Context as _, Result};
 use keelson_harness::scratch::Scratch;
@@ -20,10 +20,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// What a pull of an image whose name says so ends with.
+/// The error of a pull of an image without `good` in its name.
 pub(crate) const REFUSAL: &str = "RegistryUnavailable: no such image";
 
-/// A runtime that only seems to pull.
+/// A runtime that does not really pull.
 pub(crate) struct FakeRuntime {
     socket: PathBuf,
     shared: Shared,
@@ -39,7 +39,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Inner {
-    /// How long a tag is, of how many images.
+    /// Number of images, and length of each tag.
     list: (usize, usize),
     present: BTreeSet<String>,
     pulls: usize,
@@ -54,12 +54,12 @@ impl Shared {
 }
 
 impl FakeRuntime {
-    /// Starts one below `scratch`. Its pulls wait until they are let go.
+    /// Starts one below `scratch`. Its pulls wait until [`FakeRuntime::open`].
     pub(crate) fn start(scratch: &Scratch) -> Result<Self> {
         let socket = scratch.dir("fake")?.join("cri.sock");
         let listener = UnixListener::bind(&socket).context("cannot listen")?;
         let shared = Shared { open: watch::Sender::new(false), inner: Arc::default() };
-        // As large as they come: it is for others to refuse them.
+        // Of any size: others must refuse them.
         let images = ImageServiceServer::new(shared.clone()).max_encoding_message_size(usize::MAX);
         let runtime = RuntimeServiceServer::new(shared.clone());
         let served = Server::builder().add_service(images).add_service(runtime);
@@ -71,32 +71,30 @@ impl FakeRuntime {
         Ok(Self { socket, shared, server })
     }
 
-    /// Its socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its socket as an endpoint.
     pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
 
-    /// From now on it lists so many images with tags of so many bytes each.
+    /// Sets the number of images that it lists, and the bytes of each tag.
     pub(crate) fn list(&self, images: usize, bytes: usize) {
         self.shared.lock().list = (images, bytes);
     }
 
-    /// Lets the pulls go on, those to come included. Images with `good` in their name arrive, others do not exist.
+    /// Lets pulls continue, also later ones. Images with `good` in their name arrive, others do not exist.
     pub(crate) fn open(&self) {
         self.shared.open.send_replace(true);
     }
 
-    /// How many pulls were asked for.
+    /// Number of pulls requested.
     pub(crate) fn pulls(&self) -> usize {
         self.shared.lock().pulls
     }
 
-    /// How many pulls ran at once at the most.
+    /// Maximum number of concurrent pulls.
     pub(crate) fn most_running(&self) -> usize {
         self.shared.lock().most_running
     }
@@ -108,7 +106,7 @@ impl Drop for FakeRuntime {
     }
 }
 
-/// Counts a pull out when it ends in whatever way.
+/// Counts a pull as ended on drop, however it ends.
 struct Running(Shared);
 
 impl Drop for Running {

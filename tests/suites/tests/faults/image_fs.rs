@@ -1,5 +1,5 @@
-//! A small image file system (I1): what agents keep of unfinished pulls never fills it, and never stays on a full one.
-//! Free space is measured from outside, with statvfs.
+//! A small image file system (I1): content that agents retain of unfinished pulls never fills it, and never stays on a
+//! full one. Free space is measured from outside, with statvfs.
 
 use crate::common::{MIB, agent_leases, metric, metric_is, pulling};
 use anyhow::{Result, ensure};
@@ -21,13 +21,13 @@ on_both_runtimes!(
     i1_low_space_releases_what_is_retained,
 );
 
-/// What containerd's database may grow by.
+/// Bytes that containerd's database may grow by.
 const NOISE: u64 = 2 * MIB;
 
 const RETAINED: &str = "keelson_image_pull_retained";
 const RETAINED_BYTES: &str = "keelson_image_pull_retained_bytes";
 
-/// A node whose images have a file system of their own.
+/// A node whose images have a separate file system.
 struct SmallNode {
     node: Node,
     disk: LoopDisk,
@@ -45,7 +45,7 @@ impl SmallNode {
         Ok(Self { node: Node { runtime, proxy, registry, scratch }, disk })
     }
 
-    /// Waits until so many bytes are free.
+    /// Waits until at least `least` bytes are free.
     async fn free(&self, least: u64, what: &str) -> Result<()> {
         eventually(PATIENCE, what, || async {
             let free = self.disk.available()?;
@@ -82,14 +82,14 @@ fn quick() -> Settings {
 
 async fn released(agent: &Agent, reason: &str) -> f64 {
     let name = format!("keelson_image_pull_content_released_total{{reason=\"{reason}\"}}");
-    // A series begins with its first event.
+    // A series exists after its first event.
     metric(agent, &name).await.unwrap_or(0.0)
 }
 
 async fn i1_a_full_disk_is_as_empty_as_without_the_agent(kind: Kind) -> Result<()> {
     let small = SmallNode::start(kind, 64 * MIB).await?;
     let node = &small.node;
-    // The second layer of the one does not fit, nor does the extracted layer of the other.
+    // The second layer of the first does not fit, nor does the extracted layer of the other.
     let specs = [ImageSpec::new("download", &[16 * MIB, 64 * MIB]), ImageSpec::new("extract", &[36 * MIB])];
     let images = node.push(&specs, None).await?;
     let direct = node.runtime.cri().await?;
@@ -133,7 +133,7 @@ async fn i1_retained_content_stays_within_its_budget(kind: Kind) -> Result<()> {
     ensure!(released(&agent, "budget").await >= 2.0, "{COUNT} times 4 MiB fit into {BUDGET}");
     small.free(empty - BUDGET - NOISE, "the disk holds no more than the budget").await?;
 
-    // The newest is there for its retry, the oldest is not.
+    // The content of the latest is there for its retry, that of the oldest is not.
     let (first, last) = (&images[0], &images[COUNT - 1]);
     let through = agent.cri().await?;
     for image in [last, first] {
@@ -159,7 +159,7 @@ async fn i1_low_space_releases_what_is_retained(kind: Kind) -> Result<()> {
     ensure!(released(&agent, "low_space").await == 1.0, "it does not say why");
     small.free(left + 3 * MIB, "its bytes are free").await?;
 
-    // Below the threshold nothing is retained in the first place.
+    // Below the threshold nothing is retained.
     small.cancel(&agent, &images[1]).await?;
     eventually(PATIENCE, "nothing is retained", || async {
         ensure!(released(&agent, "low_space").await == 2.0, "the second is");

@@ -1,4 +1,4 @@
-//! I9 and I22: jobs beside the CRI fail alone, visibly, and are tried again; the CRI path is watched from end to end.
+//! I9 and I22: jobs beside the CRI fail separately, are reported, and are retried; the CRI path is checked end to end.
 
 use crate::common::pulling;
 use crate::fake::FakeRuntime;
@@ -51,7 +51,7 @@ async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -
     let (cri, pull) = begun?;
     ensure!(agent.log()?.contains("debug.http"), "the log does not name the setting: {}", agent.log()?);
 
-    // The page is there, and says what else fails, why, and when it is tried again.
+    // The page is served, and shows which other job fails, why, and when it is retried.
     let ready = agent.http_get("/readyz").await?.text();
     for word in ["EndpointsServer", "endpoints.listen", "next try in"] {
         ensure!(ready.contains(word), "{word:?} is not in {ready}");
@@ -100,14 +100,14 @@ async fn i22_a_debug_socket_in_use_is_taken_when_it_is_free() -> Result<()> {
     Ok(())
 }
 
-/// One thread of a process, stopped by a tracer; it goes on when this is dropped.
+/// One thread of a process, stopped by a tracer; it continues on drop.
 struct Stopped {
     go: Option<mpsc::Sender<()>>,
     tracer: Option<JoinHandle<()>>,
 }
 
 impl Stopped {
-    /// Stops the thread of `pid` that is called `name`.
+    /// Stops the thread of `pid` named `name`.
     fn thread(pid: u32, name: &str) -> Result<Self> {
         let thread = fs::read_dir(format!("/proc/{pid}/task"))?
             .filter_map(Result::ok)
@@ -116,7 +116,7 @@ impl Stopped {
         let thread = Pid::from_raw(thread.file_name().to_string_lossy().parse()?);
         let (go, wait) = mpsc::channel();
         let (stopped, seen) = mpsc::channel();
-        // All requests of a tracer come from one thread.
+        // All requests of a tracer must come from one thread.
         let tracer = std::thread::spawn(move || {
             let stop = || -> Result<()> {
                 ptrace::seize(thread, ptrace::Options::empty())?;
@@ -164,14 +164,14 @@ async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     Ok(())
 }
 
-/// I9: systemd's watchdog is not fed while the thread of the CRI is stuck, so that systemd restarts the agent.
+/// I9: systemd's watchdog is not notified while the CRI thread is stuck, so that systemd restarts the agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = FakeRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
-    // Fed every 100 ms.
+    // Notified every 100 ms.
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
     manager.told("WATCHDOG=1").await?;

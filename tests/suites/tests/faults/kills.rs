@@ -1,8 +1,8 @@
-//! Agent, runtime, or either of them killed at random moments while thirty images are pulled three at a time by
-//! callers that ask again like a kubelet.
+//! Agent, runtime, or either of them killed at random moments while thirty images are pulled three at a time by callers
+//! that retry like a kubelet.
 //!
-//! On containerd nothing is fetched twice: leases keep what has arrived. CRI-O has none, and a pull that dies with the agent
-//! or with CRI-O itself begins again; there a layer is asked for again only after a kill.
+//! On containerd nothing is fetched twice: leases keep what has arrived. CRI-O has none, and a pull that dies with the
+//! agent or with CRI-O itself begins again; there a layer is requested again only after a kill.
 
 use crate::common::{MIB, idle, kubelet, no_lease_left, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -36,11 +36,11 @@ on_crio!(
 
 const LIMIT: usize = 3;
 const IMAGES: usize = 30;
-/// Bytes a second for one blob: a layer then takes as long as a life or two.
+/// Bytes per second for one blob: a layer then takes as long as a life or two.
 const RATE: u64 = 6 * MIB;
-/// What an interruption may cost at most: the step in which containerd writes, and what was on its way.
+/// Maximum bytes lost by an interruption: the step in which containerd writes, and bytes in flight.
 const LOST: u64 = 2 * MIB;
-/// What all callers together may take.
+/// Timeout of all callers together.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 async fn thirty_images_arrive_though_the_agent_is_killed_fifty_times(kind: Kind) -> Result<()> {
@@ -91,15 +91,15 @@ async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind
 /// A node with two registries, an agent, and thirty callers.
 struct Show {
     callers: JoinSet<Result<usize>>,
-    /// How many callers have what they asked for.
+    /// Number of callers that have their image.
     arrived: Arc<AtomicUsize>,
     agent: Agent,
     running: bool,
-    /// Where the records of the agent's life begin: in the open proxy and in the private one.
+    /// Index of the first record of the agent's life: in the open proxy and in the private one.
     life: (usize, usize),
-    /// Each from the decision to when all its effects were over.
+    /// Each from the decision to the end of all its effects.
     kills: Vec<(Instant, Instant)>,
-    /// Kills while layers were on their way.
+    /// Kills while layers were being sent.
     hits: usize,
     most_at_once: usize,
     random: Seeded,
@@ -136,7 +136,7 @@ impl Show {
         let private_pulls =
             closed.iter().map(|image| Pull::new(&image.at(private_proxy.address())).user(&ALICE));
         for pull in pulls.chain(private_pulls) {
-            // Each has a connection of its own, as the pods of several kubelets would.
+            // Each has a separate connection, like the pods of several kubelets.
             let cri = Cri::lazy(&agent.socket())?;
             let arrived = arrived.clone();
             callers.spawn(async move {
@@ -168,8 +168,8 @@ impl Show {
         tokio::time::sleep(Duration::from_millis(pause)).await;
     }
 
-    /// Lets agent and runtime live until a random moment: one time in five soon after the start of the agent, else
-    /// after pulls are under way.
+    /// Lets agent and runtime live until a random moment: one time in five soon after the start of the agent, otherwise
+    /// after pulls have begun.
     async fn live(&mut self) -> Result<()> {
         let starts = !self.running;
         self.running = true;
@@ -177,7 +177,7 @@ impl Show {
             self.life = (self.node.proxy.records().count(), self.private_proxy.records().count());
             if self.random.rng().random_ratio(1, 5) {
                 let soon = Duration::from_millis(self.random.rng().random_range(0..400));
-                // Whether it got that far is of no interest; that it ended by itself is.
+                // A timeout is fine; an exit by itself is an error.
                 return match tokio::time::timeout(soon, self.agent.start_live()).await {
                     Ok(started) => started,
                     Err(_) => Ok(()),
@@ -209,7 +209,7 @@ impl Show {
         self.end_of_life()
     }
 
-    /// The limit held at the registries for all of this life.
+    /// Checks the limit at the registries for all of this life.
     fn end_of_life(&mut self) -> Result<()> {
         let mut seen = self.node.proxy.records().since(self.life.0);
         seen.extend(self.private_proxy.records().since(self.life.1));
@@ -260,7 +260,7 @@ impl Show {
         open.chain(self.private.iter().map(|image| (&self.private_proxy, image)))
     }
 
-    /// Between two GETs of a layer agent or runtime was killed. Returns how many MiB were sent again.
+    /// Between two GETs of a layer agent or runtime was killed. Returns the MiB that were sent again.
     fn fetched_again_after_kills_only(&self) -> Result<f64> {
         let mut lost = 0.0;
         for (proxy, image) in self.images() {
@@ -283,7 +283,7 @@ impl Show {
         Ok(lost)
     }
 
-    /// Every GET went on where the one before had stopped. Returns how many MiB were sent again.
+    /// Every GET continued where the one before had stopped. Returns the MiB that were sent again.
     fn fetched_once(&self) -> Result<f64> {
         let mut lost = 0.0;
         for (proxy, image) in self.images() {
@@ -313,7 +313,7 @@ impl Show {
         Ok(lost)
     }
 
-    /// No slot, lease or damage.
+    /// Checks that no slot, lease or damage is left.
     async fn nothing_is_left(self) -> Result<()> {
         idle(&self.agent).await?;
         if self.node.runtime.kind() != Kind::Crio {
@@ -345,10 +345,10 @@ impl Show {
     }
 }
 
-/// From how many repositories layers were being sent at the same moment at the most.
+/// Maximum number of repositories that layers were sent from at the same time.
 fn most_repos_at_once(seen: &[Seen]) -> usize {
     let layers = seen.iter().filter(|seen| seen.kind == What::Layer && seen.method == http::Method::GET);
-    // (moment, begins, repository): an end goes before a beginning at the same moment.
+    // (moment, begins, repository): an end sorts before a beginning at the same moment.
     let mut moments: BTreeSet<_> = BTreeSet::new();
     for (at, seen) in layers.enumerate() {
         let repo = seen.repo.clone().unwrap_or_default();

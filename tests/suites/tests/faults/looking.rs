@@ -1,4 +1,4 @@
-//! Who may look, and who may change something, through the debug socket (I12).
+//! Read and write access through the debug socket (I12).
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Output;
 
-/// A user who is nobody here, with the group of the socket.
+/// A user without rights here, with the group of the socket.
 const LOOKER: &str = "64999";
 
 /// Runs a command of the program as a user who is in the group of the agent's sockets and is not root.
@@ -21,13 +21,13 @@ async fn as_looker(program: &Path, agent: &Agent, command: &[&str]) -> Result<Ou
     run.kill_on_drop(true).output().await.context("cannot run setpriv")
 }
 
-/// I12: the group of the socket may look; the limit and conditions are for root and for `debug.control_users`.
+/// I12: the group of the socket may read; the limit and conditions may be changed by root and `debug.control_users`.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_group_of_the_socket_looks_and_changes_nothing() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     std::fs::set_permissions(node.scratch.path(), Permissions::from_mode(0o755))?;
     let agent = node.agent(&Settings::limit(3)).await?;
-    // Where the program was built may be closed to other users.
+    // The folder of the build may be closed to other users.
     let program = node.scratch.path().join("keelson");
     std::fs::copy(agent.program(), &program)?;
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,10 +1,10 @@
 //! Faults: the real agent between real callers, a real containerd and a real registry, while one of them dies, hangs,
-//! lies or misbehaves. What is asserted is what callers, the registry and containerd see, not what the agent says of
-//! itself, wherever that can be told apart.
+//! or violates the protocol. The tests check what callers, the registry and containerd see rather than what the agent
+//! reports, wherever they can be told apart.
 //!
 //! Names with `case_N` are case N of section 7 of the reference on CRI image pulls.
 
-// What a test tells is shown when it fails: seeds and figures.
+// Seeds and figures, shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 mod cleanup;

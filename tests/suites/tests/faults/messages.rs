@@ -1,4 +1,4 @@
-//! Cases 18 and 19: messages as large as they may be and larger, and calls that a runtime does not have.
+//! Cases 18 and 19: messages at and beyond the size limit, and calls that a runtime does not have.
 
 use crate::fake::FakeRuntime;
 use anyhow::{Context as _, Result, ensure};
@@ -40,14 +40,14 @@ async fn case_18_nine_mebibytes_pass_and_seventeen_are_refused_by_the_client_onl
     let error = driver.run(&["list"]).await?.failure()?;
     ensure!(error.code == "ResourceExhausted", "{}", error.text);
 
-    // The same connection and the agent go on.
+    // The same connection and the agent still work.
     runtime.list(3, 3);
     ensure!(cri.list_images().await?.len() == 3);
     agent.http_get("/livez").await?.success()?;
     Ok(())
 }
 
-/// Calls a method by its path, as a client of another version might.
+/// Calls a method by its path, like a client of another version.
 async fn call(socket: &Path, path: &'static str) -> Result<Status> {
     let channel = Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect().await?;
     let mut grpc = tonic::client::Grpc::new(channel);
@@ -75,7 +75,7 @@ async fn case_19_a_call_that_the_runtime_lacks_is_unimplemented(kind: Kind) -> R
         ensure!(status.code() == Code::Unimplemented, "{path}: {status}");
         ensure!(status.message() == direct.message(), "{path}: {status} instead of {direct}");
     }
-    // What containerd 1.6 does not have, the kubelet's client asks for and does without.
+    // A method that containerd 1.6 does not have: the kubelet's client tries it and falls back.
     let direct = Driver::new(&node.runtime.endpoint())?;
     let driver = Driver::new(&agent.endpoint())?;
     let expected = direct.run(&["stream-images"]).await?;

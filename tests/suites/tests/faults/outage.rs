@@ -1,4 +1,5 @@
-//! Cases 14 and 15, and a runtime that hangs: calls are held for a stated time, then told why, and the agent goes on.
+//! Cases 14 and 15, and a runtime that hangs: calls are held for a fixed time, then fail with a message, and the agent
+//! keeps running.
 
 use crate::common::{idle, metric_is, pid_behind, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -95,7 +96,7 @@ async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: 
     idle(&agent).await
 }
 
-/// Stops a process, and lets it go on when dropped.
+/// Stops a process, and continues it on drop.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -107,7 +108,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It may have ended with the test.
+        // It may have exited with the test.
         let _ = kill(self.0, Signal::SIGCONT);
     }
 }
@@ -121,7 +122,7 @@ async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> 
     cri.pull_image(&node.name(&images[0])).await?;
 
     let stopped = Stopped::stop(pid_behind(node.runtime.socket()).await?).await?;
-    // Its socket takes connections still: only an answer that does not come tells.
+    // Its socket still accepts connections: only a missing response shows it.
     let call = pulling(&cri, Pull::new(&node.name(&images[1])));
     let mut request = tonic::Request::new(keelson_proto::cri::ImageStatusRequest::default());
     request.set_timeout(Duration::from_secs(1));

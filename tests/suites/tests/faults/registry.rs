@@ -1,5 +1,5 @@
-//! A registry that hangs, breaks off, or answers that it cannot: callers get the runtime's own words, slots are freed,
-//! and the next pull works.
+//! A registry that hangs, disconnects, or returns errors: callers get the runtime's error, slots are freed, and the
+//! next pull works.
 
 use crate::common::{MIB, idle, metric_is, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +20,7 @@ on_both_runtimes!(
     a_caller_with_a_deadline_is_not_held_by_a_registry_that_hangs,
 );
 
-/// What the runtime says itself, and the same of the agent: code and words. Ids that a runtime makes up differ.
+/// Code and message from the runtime directly, and through the agent. Ids that a runtime generates differ.
 async fn both_fail(direct: &Cri, agent: &Cri, name: &str, why: &str) -> Result<(Status, Status)> {
     let expected = failed(direct.pull_image(name).await, why)?;
     let status = failed(agent.pull_image(name).await, why)?;
@@ -47,11 +47,11 @@ async fn a_registry_that_answers_with_errors_costs_no_slot(kind: Kind) -> Result
         ensure!(status.message() == expected.message(), "{status} instead of {expected}");
         ensure!(status.message().contains(word), "{status}");
         metric_is(&agent, "keelson_image_pulls_in_flight", 0.0).await?;
-        // Another image is not held up, and this one comes once the registry is well.
+        // Another image is not delayed, and this one is pulled once the registry is healthy.
         node.proxy.remove(rule);
         cri.pull_image(&name).await?;
     }
-    // Four at once for one slot: the three that fail leave it to the last.
+    // Four at once for one slot: the three that fail free it for the last.
     let bad = node.proxy.rule(Match::manifests().repo("none"), Fault::status(500));
     let names = ["none:a", "none:b", "none:c"].map(|name| format!("{}/{name}", node.proxy.address()));
     let calls: Vec<_> = names.iter().map(|name| pulling(&cri, Pull::new(name))).collect();
@@ -69,7 +69,7 @@ async fn a_registry_that_breaks_off_costs_no_slot(kind: Kind) -> Result<()> {
     let agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
     let name = node.name(&images[0]);
-    // No answer at all: the runtime gives up, and its words reach the caller.
+    // No response at all: the runtime gives up, and its error reaches the caller.
     let broken = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::ResetAfter(0));
     let direct = node.runtime.cri().await?;
     let (status, _) = both_fail(&direct, &cri, &name, "the connection breaks").await?;
@@ -77,7 +77,7 @@ async fn a_registry_that_breaks_off_costs_no_slot(kind: Kind) -> Result<()> {
     idle(&agent).await?;
     cri.pull_image(&node.name(&images[1])).await?;
     node.proxy.remove(broken);
-    // Every answer breaks in the middle of the layer: both runtimes go on where they were, and the agent lets them.
+    // Every response breaks within the layer: both runtimes resume, and the agent lets them.
     let broken = node.proxy.rule(Match::layers().repo(&images[0].repo), Fault::ResetAfter(5 * MIB / 4));
     cri.pull_image(&name).await?;
     node.proxy.remove(broken);
@@ -95,7 +95,7 @@ async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: K
         Settings::limit(1).set("pulls.stall_timeout", "5s").set("pulls.progress_interval", "100ms");
     let agent = node.agent(&settings).await?;
     let cri = agent.cri().await?;
-    // One before its manifest, one in the middle of its layer; both before the third.
+    // One before its manifest, one within its layer; both before the third.
     let mute = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let stalled = node.proxy.rule(Match::layers().repo(&images[1].repo), Fault::StallAfter(3 * MIB));
     let first = pulling(&cri, Pull::new(&names[0]));
@@ -113,7 +113,7 @@ async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: K
     third.await?.context("the third, once a slot was free")?;
     idle(&agent).await?;
 
-    // What the second had fetched is not fetched again.
+    // The bytes that the second had fetched are not fetched again.
     node.proxy.remove(mute);
     node.proxy.remove(stalled);
     cri.pull_image(&names[1]).await?;
@@ -132,7 +132,7 @@ async fn a_caller_with_a_deadline_is_not_held_by_a_registry_that_hangs(kind: Kin
     let mute = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let pull = Pull::new(&node.name(&images[0])).timeout(std::time::Duration::from_secs(1));
     let status = failed(cri.pull(&pull).await, "its deadline passed")?;
-    // Which of the two clocks is first, the client's own or the agent's, is a matter of milliseconds.
+    // Which of the two clocks is first, the client's or the agent's, is a matter of milliseconds.
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     cri.pull_image(&node.name(&images[1])).await?;
     idle(&agent).await?;

@@ -1,4 +1,4 @@
-//! Cases 10 to 13: the agent or the runtime dies in the middle of a pull, and nothing is fetched twice.
+//! Cases 10 to 13: the agent or the runtime dies during a pull, and nothing is fetched twice.
 
 use crate::common::{
     MIB, agent_leases, collect_garbage, idle, ingested, kubelet, leases, logged, make_lease, no_lease_left,
@@ -23,10 +23,10 @@ on_both_runtimes!(
     i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte,
 );
 
-/// How much of the layer is sent before the fault.
+/// Bytes of the layer that are sent before the fault.
 const SENT: u64 = 5 * MIB;
 
-/// Waits until a pull has come as far as [`SENT`], and most of that is on containerd's disk.
+/// Waits until a pull has reached [`SENT`], and most of that is on containerd's disk.
 async fn halfway(node: &Node, image: &Image) -> Result<()> {
     let layer = &image.layers[0].digest;
     until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == SENT).await?;
@@ -40,7 +40,7 @@ async fn one_large(node: &Node) -> Result<(Image, String, RuleId)> {
     Ok((image, name, hold))
 }
 
-/// The second GET went on where the first had stopped.
+/// Checks that the second GET continued where the first had stopped.
 fn resumed_with_range(node: &Node, image: &Image) -> Result<()> {
     let layer = &image.layers[0];
     let gets = node.proxy.records().gets(&layer.digest);
@@ -67,7 +67,7 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     ensure!(agent_leases(&node.runtime).await? == before, "the lease outlives the agent");
     collect_garbage(&node.runtime).await?;
 
-    // The pull that goes on by itself is held here, so that the caller surely joins it.
+    // The pull that continues by itself is held here, so that the caller joins it.
     let mark = node.proxy.records().count();
     let second = node.proxy.rule_times(Match::layers(), Fault::Hang, 1);
     node.proxy.remove(hold);
@@ -92,7 +92,7 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let mut agent = node.agent(&Settings::new()).await?;
     ensure!(agent.terminate().await?.success());
-    // As if it had been killed between making a lease and the end of its pull, the journal being empty.
+    // As if it had been killed between making a lease and the end of its pull, with an empty journal.
     let own = keelson_storage::folder_id(&agent.state_dir());
     make_lease(&node.runtime, "orphan-1", Some(&own)).await?;
     make_lease(&node.runtime, "orphan-2", Some(&own)).await?;
@@ -107,7 +107,7 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
         Ok(())
     })
     .await?;
-    // A later probe of the runtime must not change its mind.
+    // A later probe of the runtime must not change the result.
     agent.kill9()?;
     agent.start_again().await?;
     let image = ImageSpec::single("any", MIB).push(node.registry.address(), None).await?;
@@ -138,7 +138,7 @@ async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Resul
 
     resumed_with_range(&node, &image)?;
     no_lease_left(&node.runtime).await?;
-    // The same connection serves on.
+    // The same connection still works.
     ensure!(cri.image_status(&name).await?.is_some());
     idle(&agent).await
 }
@@ -157,14 +157,14 @@ async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> 
     node.runtime.start_again().await?;
     call.await?.context("the caller that was held")?;
     ensure!(agent.cri().await?.image_status(&name).await?.is_some());
-    // The lease is ours, so that a runtime which ends in peace keeps the bytes as one that is killed does.
+    // The lease belongs to the agent, so that a runtime that stops gracefully keeps the bytes like one that is killed.
     resumed_with_range(&node, &image)?;
     no_lease_left(&node.runtime).await?;
     idle(&agent).await
 }
 
-/// A containerd that is killed between the rename of a snapshot's folder and the record of it cannot begin the next one
-/// before a garbage collection has removed that folder.
+/// A containerd that is killed between the rename of a snapshot's folder and its database record cannot begin the next
+/// snapshot before a garbage collection has removed that folder.
 async fn i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte(kind: Kind) -> Result<()> {
     let mut node = Node::start(kind).await?;
     let (image, name, hold) = one_large(&node).await?;

@@ -1,4 +1,4 @@
-//! Starts that must be refused, with a message that helps, and what must be left alone then.
+//! Starts that must be refused with a helpful message, and without side effects.
 
 use crate::common::pid_behind;
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Starts an agent that must refuse to run, and returns its exit code and what it said.
+/// Starts an agent that must refuse to run, and returns its exit code and its error output.
 pub(crate) async fn refused(agent: &mut Agent) -> Result<(Option<i32>, String)> {
     let from = agent.log().map_or(0, |log| log.len());
     let status = agent.start_refused().await?;
@@ -21,7 +21,7 @@ pub(crate) async fn refused(agent: &mut Agent) -> Result<(Option<i32>, String)> 
     Ok((status.code(), said))
 }
 
-/// Nobody listens here.
+/// Nothing listens here.
 fn nowhere(scratch: &Scratch) -> String {
     format!("unix://{}/nowhere.sock", scratch.path().display())
 }
@@ -91,7 +91,7 @@ async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on()
         for word in words {
             ensure!(said.contains(word), "{key}: {word:?} is not in:\n{said}");
         }
-        // The one that was there lost neither its sockets nor its state.
+        // The running agent lost neither its sockets nor its state.
         cri.pull_image(&node.name(image)).await?;
         first.cri().await?.version().await?;
         ensure!(pid_behind(&first.debug_socket()).await?.to_string() == pid);
@@ -146,7 +146,7 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     agent.start_live().await?;
     let left: Vec<_> = fs::read_dir(agent.socket().parent().context("a folder")?)?.flatten().collect();
     let names: Vec<_> = left.iter().map(|entry| entry.file_name()).collect();
-    // Made as `NAME.PROCESS` before they are renamed.
+    // Created as `NAME.PROCESS` before they are renamed.
     let is_temporary = |name: &str| {
         name.rsplit_once(".sock.").is_some_and(|(_, end)| end.bytes().all(|byte| byte.is_ascii_digit()))
     };

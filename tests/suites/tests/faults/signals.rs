@@ -16,7 +16,7 @@ use tonic::Code;
 
 const MIB: u64 = 1 << 20;
 
-/// One slot, taken by a pull that stands still at 5 MiB, and two that wait.
+/// One slot, taken by a pull that is held at 5 MiB, and two that wait.
 struct Busy {
     node: Node,
     agent: Agent,
@@ -48,7 +48,7 @@ impl Busy {
         Ok(kill(Pid::from_raw(pid.try_into()?), signal)?)
     }
 
-    /// What waits is refused at once, and told to ask again.
+    /// Queued pulls are refused at once, with an error that asks for a retry.
     async fn queue_is_refused(&mut self) -> Result<()> {
         for call in self.queued.drain(..) {
             let status = failed(call.await?, "the agent is stopping")?;
@@ -65,7 +65,7 @@ impl Busy {
         .await?;
         ensure!(status.success(), "it ended with {status}");
         ensure!(!self.agent.socket().exists(), "its socket is gone");
-        // The harness holds an ended process until it is told that this was meant.
+        // The harness prints the log of an exited process unless its end was requested.
         let _ = self.agent.terminate().await;
         Ok(())
     }
@@ -119,7 +119,7 @@ async fn when_the_drain_time_is_over_the_next_start_goes_on_where_it_was() -> Re
         failed((&mut busy.running).await?, "the agent is gone")?;
         busy.ended_well().await?;
         busy.node.proxy.remove(busy.hold);
-        // The runtime has stopped the pull; from now on only the agent's lease keeps what came.
+        // The runtime has stopped the pull; from now on only the agent's lease keeps the content.
         until("the runtime has stopped it", || busy.node.proxy.records().active_repos().is_empty()).await?;
         collect_garbage(&busy.node.runtime).await?;
         busy.agent.start_again().await?;
@@ -154,7 +154,7 @@ async fn sighup_takes_over_what_it_can_and_says_what_it_cannot() -> Result<()> {
     let calls: Vec<_> = images.iter().map(|image| pulling(&cri, Pull::new(&node.name(image)))).collect();
     metric_is(&agent, "keelson_image_pull_queue_depth", 4.0).await?;
 
-    // Wrong settings change nothing, though one of them would be right.
+    // Invalid settings change nothing, though one of them would be valid.
     let from = agent.log()?.len();
     agent.configure(&Settings::limit(4).set("pulls.when_full", "maybe"))?;
     agent.sighup()?;
@@ -169,7 +169,7 @@ async fn sighup_takes_over_what_it_can_and_says_what_it_cannot() -> Result<()> {
     metric_is(&agent, "keelson_image_pull_limit", 1.0).await?;
     until("one runs", || node.proxy.records().active_repos().len() == 1).await?;
 
-    // What can change does, what cannot is named, and stays.
+    // Settings that can change do; those that cannot are named, and stay.
     let from = agent.log()?.len();
     let elsewhere = format!("unix://{}/elsewhere.sock", node.scratch.path().display());
     let settings = Settings::limit(3).set("cri.listen", elsewhere.as_str()).set("agent.log", "debug");
@@ -189,7 +189,7 @@ async fn sighup_takes_over_what_it_can_and_says_what_it_cannot() -> Result<()> {
     agent.sighup()?;
     logged(&agent, from, "next start").await?;
 
-    // Lower again: what runs goes on, and nothing new starts before there is room.
+    // Lower again: running pulls continue, and nothing new starts before there is a free slot.
     agent.configure(&Settings::limit(1))?;
     agent.sighup()?;
     metric_is(&agent, "keelson_image_pull_limit", 1.0).await?;

@@ -47,7 +47,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
         ensure!(aside.len() == n + 1, "after damage {n} these are there: {aside:?}");
         let newest = aside.last().context("one was moved aside")?;
         logged(&agent, from, &newest.display().to_string()).await?;
-        // The database itself may have been repaired in part by the attempt to read it.
+        // Reading the database may have repaired a part of it.
         let kept = digests(newest)?;
         for (path, digest) in &found {
             let now = newest.join(path.strip_prefix(&store)?);
@@ -56,7 +56,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
         }
     }
     agent.cri().await?.pull_image(&node.name(&images[3])).await?;
-    // The new one is whole.
+    // The new one is intact.
     let from = agent.log()?.len();
     agent.kill9()?;
     agent.start_again().await?;
@@ -69,7 +69,7 @@ async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<
 fn damaged_folders(state: &Path) -> Result<Vec<PathBuf>> {
     let all = fs::read_dir(state)?.flatten().map(|entry| entry.path());
     let mut damaged: Vec<_> = all.filter(|path| path.to_string_lossy().contains("state.damaged-")).collect();
-    // The order in which they were made: names end in the time, and a number where that was not enough.
+    // The order in which they were made: names end in the time, with a number if that is not unique.
     damaged.sort_by_key(|path| fs::metadata(path).and_then(|meta| meta.modified()).ok());
     Ok(damaged)
 }
@@ -100,7 +100,7 @@ fn lose_the_manifest(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mounts a small disk on the agent's state folder; it goes with the test's folder.
+/// Mounts a small disk on the agent's state folder; it is removed with the test's folder.
 fn small_disk(agent: &Agent, size: &str) -> Result<PathBuf> {
     let at = agent.state_dir();
     fs::create_dir_all(&at)?;
@@ -130,7 +130,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     metric_is(&agent, "keelson_store_durable", 1.0).await?;
 
     let ballast = fill_up(&disk)?;
-    // A queue that is larger than what the store has room for in the files that it has.
+    // A queue that is larger than the free space in the store's files.
     let hold = node.proxy.rule(Match::manifests(), Fault::Hang);
     let long = |n: usize| format!("{}/{}{n}:v1", node.proxy.address(), "long/".repeat(40));
     let pod = "p".repeat(250);

@@ -1,5 +1,5 @@
-//! I4 and I6: the agent without its state store. Whatever the disk does, calls pass, images are pulled, and it is said
-//! that the state is not durable; when the disk serves again, it is durable again.
+//! I4 and I6: the agent without its state store. With any fault of the disk, calls pass, images are pulled, and the
+//! state is reported as not durable; when the disk works again, the state is durable again.
 
 use crate::common::{idle, metric_is, pulling};
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
-/// Longer than everything that is done meanwhile takes, on a slow machine too.
+/// Longer than all steps meanwhile take, also on a slow machine.
 const FROZEN: Duration = Duration::from_secs(45);
 const DISK: u64 = 32 << 20;
 
@@ -36,7 +36,7 @@ async fn serves(agent: &Agent, image: &str) -> Result<()> {
     Ok(())
 }
 
-/// It says that the state is not durable, and why.
+/// Checks that the state is reported as not durable, and why.
 async fn not_durable(agent: &Agent, why: &str) -> Result<()> {
     metric_is(agent, "keelson_store_durable", 0.0).await?;
     let ready = agent.http_get("/readyz").await?;
@@ -53,7 +53,7 @@ fn remount(at: &Path, flags: MsFlags) -> Result<()> {
     mount(None::<&str>, at, None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).context("cannot remount")
 }
 
-/// An agent whose state folder is a file system of its own.
+/// An agent whose state folder is a separate file system.
 fn on_a_disk(node: &Node) -> Result<(LoopDisk, Agent)> {
     let agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     let disk = LoopDisk::mount(&node.scratch.path().join("state.ext4"), &agent.state_dir(), DISK)?;
@@ -153,7 +153,7 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
         let frozen = disk.freeze(FROZEN);
         tokio::pin!(frozen);
         let meanwhile = async {
-            // The first pull finds out: its record waits for the disk, up to the limit.
+            // The first pull finds out: its record waits for the disk, up to the timeout.
             tokio::time::sleep(Duration::from_secs(1)).await;
             serves(&agent, &images[1]).await?;
             serves(&agent, &images[2]).await?;
@@ -178,8 +178,8 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
     Ok(())
 }
 
-/// I6: SIGTERM while the disk hangs. The agent is done within its limits: 2 s for the pull that runs, 3 s for the store. Only
-/// the thread that waits for the disk stays until that answers. What was durable is there at the next start.
+/// I6: SIGTERM while the disk hangs. The agent stops within its limits: 2 s for the running pull, 3 s for the store.
+/// Only the thread that waits for the disk stays until that answers. Durable state is there at the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
     let node = Node::start(Kind::V2).await?;

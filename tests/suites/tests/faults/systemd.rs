@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tokio::net::UnixDatagram;
 
-/// What systemd listens on.
+/// The notification socket of systemd.
 pub(crate) struct Manager(UnixDatagram);
 
 impl Manager {
@@ -28,7 +28,7 @@ impl Manager {
         Ok(Self(socket))
     }
 
-    /// What has come and was not asked for yet.
+    /// Notifications that have arrived and were not read yet.
     pub(crate) fn waiting(&self) -> Vec<String> {
         let mut buffer = vec![0; 4096];
         let next =
@@ -36,7 +36,7 @@ impl Manager {
         std::iter::from_fn(next).collect()
     }
 
-    /// The fields of the next notification that has this line.
+    /// The fields of the next notification that contains this line.
     pub(crate) async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
         let mut seen = Vec::new();
         let wait = async {
@@ -65,7 +65,7 @@ async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
     agent.start_live().await?;
     let ready = manager.told("READY=1").await?;
     ensure!(ready.get("STATUS").is_some_and(|status| status.contains("containerd.sock")), "{ready:?}");
-    // Ready means that a connection is taken, whatever the runtime does.
+    // Ready means that it accepts connections, whatever the state of the runtime.
     agent.cri().await?;
     for _ in 0..3 {
         manager.told("WATCHDOG=1").await?;
@@ -97,11 +97,11 @@ async fn it_is_ready_for_systemd_though_the_runtime_is_not_there() -> Result<()>
     let mut agent = Agent::new(&scratch, &nowhere, &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     agent.start_live().await?;
-    // Before=kubelet.service would otherwise wait for a containerd that may wait for nobody.
+    // Otherwise Before=kubelet.service would wait for a containerd that nothing may wait for.
     manager.told("READY=1").await.map(drop)
 }
 
-/// Sockets that are made before the agent and outlive it. The shell puts them where systemd would, and becomes the
+/// Sockets that are made before the agent and outlive it. The shell puts them where systemd would, and executes the
 /// agent, so that the pid is right.
 struct Activation {
     cri: UnixListener,
@@ -120,7 +120,7 @@ impl Activation {
     fn start(&self, agent: &Agent, names: &str, log: &Path) -> Result<Running> {
         let log = fs::File::options().create(true).append(true).open(log)?;
         let mut command = Command::new("setpriv");
-        // Root without a capability, as the unit has it.
+        // Root without capabilities, like in the unit.
         command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
         command.args(["--pdeathsig", "KILL", "--", "sh", "-c", SHELL, "sh"]);
         command.arg(agent.program()).arg("agent").arg("--config").arg(agent.config());
@@ -143,7 +143,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that it has exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -162,7 +162,7 @@ async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<(
     let log = node.scratch.path().join("activated.log");
     let sockets = Activation::new(&agent)?;
 
-    // Before it has ever started: the connection waits.
+    // Before its first start: the connection waits.
     let first = tokio::spawn({
         let (cri, name) = (Cri::connect(&agent.socket()).await?, node.name(&images[0]));
         async move { cri.pull_image(&name).await }
@@ -189,7 +189,7 @@ async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<(
     agent.cri().await?.pull_image(&node.name(&images[1])).await?;
     debug_answers(&agent).await?;
 
-    // The files are not its own: they stay when it ends in peace.
+    // It did not make the files: they stay after a graceful stop.
     let pid = nix::unistd::Pid::from_raw(running.0.id().try_into()?);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
     eventually(PATIENCE, "it ends", || {
@@ -205,7 +205,7 @@ async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<(
     .await?;
     ensure!(agent.socket().exists() && agent.debug_socket().exists());
 
-    // The names count, not the order.
+    // Sockets are matched by name, not by order.
     fs::remove_file(agent.socket())?;
     fs::remove_file(agent.debug_socket())?;
     let swapped = Activation::new(&agent)?;
@@ -224,7 +224,7 @@ async fn debug_answers(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// A unit file: its sections, each with its settings in order.
+/// A unit file as (section, key, value), in order.
 fn unit(name: &str) -> Result<Vec<(String, String, String)>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name);
     let text = fs::read_to_string(&path).with_context(|| format!("no {}", path.display()))?;
@@ -253,10 +253,10 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/keelson.toml"))?;
     let service = unit("keelson.service")?;
     ensure!(value(&service, "Type")? == "notify-reload" || value(&service, "Type")? == "notify");
-    // The two belong together: without KillMode=process systemd would end an agent that hands over.
+    // Both are needed: without KillMode=process systemd would kill an agent that hands over.
     ensure!(value(&service, "ExecStart")?.ends_with("/keelson agent --systemd-handover"));
     ensure!(value(&service, "KillMode")? == "process");
-    // The agent feeds the watchdog, and the main process is its stand-in.
+    // The agent notifies the watchdog, and the main process is its stand-in.
     ensure!(value(&service, "NotifyAccess")? == "all");
     ensure!(value(&service, "Restart")? == "always");
     ensure!(value(&service, "StateDirectory")? == "keelson");
@@ -286,7 +286,7 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
         );
         ensure!(value(&socket, "FileDescriptorName")? == descriptor);
         ensure!(value(&socket, "SocketMode")? == mode);
-        // I12: who may look is not in the group of those who are root by the CRI.
+        // I12: users with read access are not in the group of those who are root through the CRI.
         let group = value(&socket, "SocketGroup")?;
         ensure!(
             group != "root" && sysusers.lines().any(|line| line == format!("g {group} -")),
@@ -299,7 +299,7 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
     Ok(())
 }
 
-/// I11: the installation leaves the node with a limit, and every setting that it installs is one.
+/// I11: the installed settings are valid and set a limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_installed_settings_limit_pulls() -> Result<()> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
@@ -321,7 +321,7 @@ async fn the_installed_settings_limit_pulls() -> Result<()> {
     Ok(())
 }
 
-/// I14: however the agent is started, it leaves no core file.
+/// I14: with any way of starting it, the agent leaves no core file.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_leaves_no_core_file() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
@@ -335,7 +335,7 @@ async fn the_agent_leaves_no_core_file() -> Result<()> {
     Ok(())
 }
 
-/// Every value of a key that may be there several times.
+/// Every value of a key that may occur several times.
 fn values<'a>(unit: &'a [(String, String, String)], key: &str) -> Vec<&'a str> {
     unit.iter().filter(|(_, have, _)| have == key).map(|(_, _, value)| value.as_str()).collect()
 }
@@ -354,7 +354,7 @@ fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults()
             "it goes on without the agent, and its rules without it: {key}"
         );
     }
-    // A user of its own with one capability, and with what it needs to be let in.
+    // A separate user with one capability, and with access to what it needs.
     ensure!(value(&proxy, "DynamicUser")? == "yes" && value(&proxy, "User")? != "root");
     for key in ["CapabilityBoundingSet", "AmbientCapabilities"] {
         ensure!(values(&proxy, key) == ["CAP_NET_ADMIN"], "{key}");
@@ -370,7 +370,7 @@ fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults()
         defaults.contains(&format!("#listen = \"unix:///run/{folder}/proxy.sock\"")),
         "{folder} is not the default"
     );
-    // What keeps the agent in keeps the proxy in.
+    // The hardening of the agent applies to the proxy too.
     let hardening = |key: &str| {
         ["Protect", "Private", "Restrict", "SystemCall"].iter().any(|begin| key.starts_with(begin))
             || ["LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "RemoveIPC", "UMask"]
@@ -390,7 +390,7 @@ fn systemd_finds_nothing_wrong_with_the_units() -> Result<()> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let services = ["keelson.service", "keelson-proxy.service"];
     for name in services.into_iter().chain(["keelson-cri.socket", "keelson-debug.socket"]) {
-        // The program need not be installed where this is tested.
+        // The program need not be installed on the test machine.
         let text = fs::read_to_string(packaging.join(name))?.replace("/usr/bin/keelson", "/bin/true");
         fs::write(folder.join(name), text)?;
     }

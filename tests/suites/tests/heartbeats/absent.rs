@@ -1,4 +1,4 @@
-//! An API server that is not there, and a network that loses everything.
+//! An API server that is down, and a network that drops everything.
 
 use crate::rig::{Rig, Role, cluster, pass, quick, run, shared, within};
 use anyhow::{Context as _, Result, ensure};
@@ -8,8 +8,8 @@ use keelson_harness::scratch::Scratch;
 use keelson_harness::util::PATIENCE;
 use std::time::{Duration, Instant};
 
-/// One lease request at a time, and no more in `outage` seconds than a kubelet's: five renewals and a read, then
-/// pauses of 0.2, 0.4, 0.8, 1.6, 3.2, 6.4 and then 7 s each. Two more for how it begins and ends.
+/// One Lease request at a time, and in `outage` seconds at most as many as a kubelet's: five renewals and a read, then
+/// pauses of 0.2, 0.4, 0.8, 1.6, 3.2, 6.4 and then 7 s each. Two more for the beginning and the end.
 fn as_a_kubelet(seen: &[ApiSeen], outage: f64) -> Result<()> {
     within("requests for the Lease", seen.len() as f64, 7.0, 5.0 + 1.0 + 6.0 + outage / 7.0 + 2.0)?;
     for pair in seen.windows(2) {
@@ -25,7 +25,7 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
         let scratch = Scratch::new()?;
         let mut cluster = cluster(&scratch).await?;
         let proxy = cluster.proxy().await?;
-        // One whose requests a proxy records, which breaks off when nobody is behind it; one that is refused; one that
+        // One with a proxy that records requests and disconnects if nothing is behind it; one that is refused; one that
         // starts meanwhile.
         let mut recorded = Rig::new(&cluster, "case-24-node", Role::Node, quick()).await?;
         recorded.via(&proxy.endpoint())?;
@@ -48,13 +48,13 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
             let image = rig.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;
             image.with_context(|| format!("no pull before {}", rig.name))?;
         }
-        // 3 min on paused time beside the actor.
+        // The actor's tests cover 3 min on paused time.
         pass(25_u64.saturating_sub(down.elapsed().as_secs())).await;
         let outage = down.elapsed().as_secs_f64();
         let asked = proxy.seen(lease);
         eprintln!("{} requests for the Lease in {outage:.1} s", asked.len() - leases);
         as_a_kubelet(&asked[leases..], outage)?;
-        // Nothing has changed that a status could tell, so that only the watches ask: after pauses that double.
+        // No status has changed, so only the watches send requests: with exponential back-off.
         let asked = proxy.seen(|seen| !lease(seen)).len() - others;
         within("other requests", asked as f64, 1.0, 20.0)?;
 
@@ -69,8 +69,8 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
             let ready = rig.readyz().await?.text();
             ensure!(ready.contains("[+]lease ok") && ready.contains("[+]node-status ok"), "{ready}");
         }
-        // The watches begin again when their pause is over, which is half a minute and more by now, as that of every
-        // watch of a kubelet: that they do is seen where an outage is shorter.
+        // The watches restart when their back-off is over, which is half a minute and more by now, like every watch of
+        // a kubelet: a test with a shorter outage checks that they do.
         Ok(())
     })
 }
@@ -90,7 +90,7 @@ fn case_25_a_black_hole_ends_each_request_and_holds_up_no_pull() -> Result<()> {
 async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     const CUT: Duration = Duration::from_secs(30);
     let proxy = cluster.tcp_proxy().await?;
-    // Shorter than the 10 s of a kubelet, so that there are some requests in 30 s.
+    // Shorter than the 10 s of a kubelet, so that there are several requests in 30 s.
     let settings = quick().set("kube.request_timeout", "2s");
     let mut rig = Rig::new(cluster, name, role, settings).await?;
     rig.via(&proxy.endpoint())?;
@@ -105,7 +105,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let cri = rig.agent.cri().await?;
     let mut pulls = 0;
     while started.elapsed() < CUT {
-        // Through the whole outage; each as if there were none.
+        // During the whole outage; each as without one.
         let image = Pull::new("registry.example/one:1");
         tokio::time::timeout(PATIENCE, cri.pull(&image)).await.context("a pull hangs")??;
         pulls += 1;
@@ -116,7 +116,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     eprintln!("{name}: {timeouts} timeouts, {fresh} connections, {pulls} pulls in {cut:.1} s");
     // One request of 2 s at a time.
     within("requests for the Lease that timed out", timeouts, 3.0, cut / 2.0 + 2.0)?;
-    // From the second failure on each part that fails tries a connection of its own: four parts.
+    // From the second failure on each part that fails tries a new connection: four parts.
     within("new connections", fresh as f64, 2.0, 4.0 * (cut / 2.0 + 2.0))?;
 
     proxy.repair();

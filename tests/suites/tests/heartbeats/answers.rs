@@ -1,12 +1,12 @@
-//! An API server that answers what it should not: every agent goes on by itself once that is over, asks no more often
-//! than a kubelet meanwhile, and says what is wrong and since when.
+//! An API server with wrong responses: every agent recovers by itself once they end, sends no more requests than a
+//! kubelet meanwhile, and reports what is wrong and since when.
 
 use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster};
 use std::time::{Duration, Instant};
 
-/// What is answered, what the agent has to say of it, and how many requests a second are the most.
+/// The response, the reason that the agent must report, and the maximum number of requests per second.
 struct Case {
     name: &'static str,
     fault: ApiFault,
@@ -14,10 +14,10 @@ struct Case {
     per_second: f64,
 }
 
-/// A kubelet whose intervals are a second tries each of renewal and status five times in one, and renewals five times
-/// more after a read; beside these the two watches begin anew.
+/// A kubelet with intervals of a second tries each of renewal and status five times in one, and renewals five times
+/// more after a read; in addition the two watches restart.
 const KUBELET: f64 = 25.0;
-/// What another try cannot repair is tried once an interval.
+/// Errors that a retry cannot fix are retried once per interval.
 const ONCE: f64 = 6.0;
 
 async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
@@ -30,7 +30,7 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
 
     let (before, started) = (proxy.seen(|_| true).len(), Instant::now());
     proxy.rule(ApiMatch::any(), case.fault);
-    // The watches begin anew, and meet the same.
+    // The watches restart, and get the same.
     proxy.close_all();
     rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
     rig.says_failing(case.says).await?;
@@ -52,7 +52,7 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     rig.says_well().await
 }
 
-/// All of them at once, each with an agent of its own.
+/// Runs all at once, each with a separate agent.
 async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
     let shared = shared().await?;
     let each = cases.into_iter().map(|(case, role)| {
@@ -62,7 +62,7 @@ async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
             survives(cluster, case, role).await.context(name)
         }
     });
-    // Every failure is seen before the first is told.
+    // All cases end before the first failure is returned.
     let outcomes = futures_util::future::join_all(each).await;
     for outcome in &outcomes {
         if let Err(error) = outcome {

@@ -1,5 +1,5 @@
-//! E4: the client certificate of role `node`, requested by a bootstrap token and renewed by itself, before a real API server and
-//! the real controllers that approve and sign.
+//! E4: the client certificate of role `node`, requested with a bootstrap token and renewed by the agent, with a real
+//! API server and the real controllers that approve and sign.
 
 use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
 use crate::rig::{quick, run, soon};
@@ -22,10 +22,10 @@ use std::time::Duration;
 /// The user of the bootstrap token.
 const BOOTSTRAP_USER: &str = "system:bootstrap:abcdef";
 
-/// How long certificates are valid after they were signed; the signer dates their beginning back by five minutes.
+/// Validity of certificates after signing; the signer backdates their beginning by five minutes.
 const VALID: Duration = Duration::from_secs(60);
 
-/// A cluster of the test's own, and an agent with nothing but a bootstrap token.
+/// A cluster of the test, and an agent with only a bootstrap token.
 struct Stage {
     agent: Agent,
     cluster: Cluster,
@@ -142,7 +142,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         })
         .await?;
         stage.says_well().await?;
-        // The first by the bootstrap token, every later one by the certificate of before; nothing was refused.
+        // The first with the bootstrap token, every later one with the previous certificate; nothing was refused.
         let user = format!("system:node:{name}");
         let asked = stage.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
         let refused: Vec<_> = asked.iter().filter(|event| matches!(event.code, Some(401 | 403))).collect();
@@ -158,7 +158,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             fs::read_dir(&stage.folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
         ensure!(left.iter().all(|name| name != "client-current.pem.new"), "{left:?}");
 
-        // No line of a key is anywhere but in its file.
+        // No line of a key is in any other file.
         let key = fs::read_to_string(stage.file())?;
         let key: Vec<_> =
             key.split("PRIVATE KEY-----").nth(1).context("a key")?.lines().map(str::to_owned).collect();
@@ -171,7 +171,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             ensure!(!said.iter().any(|text| text.contains(line.as_str())), "a key was told");
         }
 
-        // This kind of credentials reaches no other node either.
+        // Credentials of this kind reach no other node either.
         furnished(&stage.cluster, name).await?;
         furnished(&stage.cluster, "other").await?;
         let by_file = stage.scratch.path().join("issued.conf");
@@ -187,7 +187,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
     })
 }
 
-/// A request that waits for somebody is said, is the same after a restart, and a denied one is made anew.
+/// A request that waits for approval is reported and is kept over a restart, and a denied one is replaced.
 #[test]
 fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
     run(async {

@@ -1,5 +1,5 @@
-//! E4: credentials that belong to one node. What each kind may do to its own node and to another is asked of a real API server
-//! with exactly the manifests that are shipped; docs/heartbeats.md has the same tables.
+//! E4: credentials that belong to one node. A real API server with exactly the shipped manifests tells what each kind
+//! may do to its own node and to another; docs/heartbeats.md has the same tables.
 
 use crate::rig::{Rig, Role, make_node, manifest_of, quick, run, shared, soon};
 use crate::runtime::ReadyRuntime;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// The account of [`DAEMON_SET`].
 const ACCOUNT: &str = "keelson-agent";
 
-/// The status of an answer, 200 for every success.
+/// The status of a response; 200 for every success.
 fn code<T>(outcome: kube::Result<T>) -> Result<u16> {
     match outcome {
         Ok(_) => Ok(200),
@@ -34,7 +34,7 @@ fn code<T>(outcome: kube::Result<T>) -> Result<u16> {
     }
 }
 
-/// A node with everything that somebody could want to write: both Leases, a pod, and an Event of its agent.
+/// A node with everything that a client could try to write: both Leases, a pod, and an Event of its agent.
 pub(crate) async fn furnished(cluster: &Cluster, node: &str) -> Result<()> {
     if cluster.admin.node(node).await?.is_none() {
         make_node(cluster, node).await?;
@@ -64,7 +64,7 @@ fn event(name: &str, node: &str) -> Value {
     })
 }
 
-/// What is tried on a node, and the answer. Nothing of it is kept.
+/// Requests for a node, and their status. All are dry runs.
 pub(crate) async fn tried(client: &Client, node: &str) -> Result<Vec<(&'static str, u16)>> {
     let nodes: Api<Node> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
@@ -97,7 +97,7 @@ pub(crate) async fn tried(client: &Client, node: &str) -> Result<Vec<(&'static s
     ])
 }
 
-/// The names of what was allowed; everything else has to be refused with 403.
+/// Names of the allowed requests; all others must be refused with 403.
 pub(crate) fn allowed(tried: &[(&'static str, u16)]) -> Result<Vec<&'static str>> {
     for (what, code) in tried {
         ensure!(matches!(code, 200 | 403), "{what}: {code}");
@@ -105,7 +105,7 @@ pub(crate) fn allowed(tried: &[(&'static str, u16)]) -> Result<Vec<&'static str>
     Ok(tried.iter().filter(|(_, code)| *code == 200).map(|(what, _)| *what).collect())
 }
 
-/// What a node's own certificate may do to its node; to another node only what every node may do to all.
+/// Checks what a node's own certificate may do to its node; to another node only what every node may do to all.
 pub(crate) async fn is_held_to_its_node_by_the_authorizer(
     client: &Client,
     own: &str,
@@ -122,12 +122,12 @@ pub(crate) async fn is_held_to_its_node_by_the_authorizer(
     ];
     ensure!(to_own == expected, "its own node: {to_own:?}");
     let to_other = allowed(&tried(client, other).await?)?;
-    // No API server ties a node's Events to the node.
+    // No API server restricts a node's Events to the node.
     ensure!(to_other == ["create an Event", "patch an Event"], "another node: {to_other:?}");
     Ok(())
 }
 
-/// The credentials of node A, of each kind but the certificate that the agent requests itself (`bootstrap.rs`).
+/// The credentials of node A, of each kind except the certificate that the agent requests itself (`bootstrap.rs`).
 #[test]
 fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
     run(async {
@@ -186,7 +186,7 @@ async fn says_which_node(client: &Client, own: &str, other: &str) -> Result<()> 
     Ok(())
 }
 
-/// Nor a Lease anywhere else.
+/// Nor a Lease in any other namespace.
 async fn lease_of_another_cannot_be_made(
     cluster: &Cluster,
     scratch: &Scratch,
@@ -200,7 +200,7 @@ async fn lease_of_another_cannot_be_made(
         (&by_token, "keelson-nowhere", NODE_LEASES, 403),
         (&by_token, "nowhere", NODE_LEASES, 403),
         (&by_token, "keelson-bound-a", "default", 403),
-        // It is there: what stands in the way is that alone.
+        // It exists: only that prevents the request.
         (&by_token, "keelson-bound-a", NODE_LEASES, 409),
         (&by_certificate, "keelson-nowhere", NODE_LEASES, 403),
         (&by_certificate, "keelson-bound-a", NODE_LEASES, 403),
@@ -239,8 +239,8 @@ fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
                 code(Api::<Lease>::namespaced(client, NODE_LEASES).get("keelson-reader").await)?,
             ),
         ];
-        // Another test gives nodes the last two of these by node.yaml, perhaps on this cluster; so what is asked for here is
-        // what needs no manifest, and the Lease, which no manifest gives.
+        // Another test gives nodes the last two of these with node.yaml, perhaps on this cluster; so the assertion
+        // covers what needs no manifest, and the Lease, which no manifest gives.
         let may: Vec<_> = found.iter().filter(|(_, code)| *code == 200).map(|(what, _)| *what).collect();
         for what in ["own Node", "own pods", "Services"] {
             ensure!(may.contains(&what), "{what}: {found:?}");
@@ -250,7 +250,7 @@ fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
     })
 }
 
-/// A companion by the kubelet's certificate, file by file and by a kubeconfig, while the kubelet rotates it.
+/// A companion with the kubelet's certificate, by files and by a kubeconfig, while the kubelet rotates it.
 #[test]
 fn e4_a_companion_lives_by_the_kubelets_certificate() -> Result<()> {
     run(async {
@@ -311,7 +311,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).with_context(|| path.display().to_string())
 }
 
-/// A token that others can read is said with what to do; one that everybody can write is not used any more.
+/// A token that others can read is reported with the remedy; one that everybody can write is no longer used.
 #[test]
 fn e4_modes_of_secrets_are_said() -> Result<()> {
     run(async {
@@ -361,14 +361,14 @@ fn e4_modes_of_secrets_are_said() -> Result<()> {
     })
 }
 
-/// When credentials end is shown, counted and, late in their life, warned of.
+/// The expiry of credentials is shown, in metrics and, late in their life, as a warning.
 #[test]
 fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let metric = "keelson_kube_credentials_expiration_timestamp_seconds";
-        // A token: healthy, bound to its node, and no part of it anywhere.
+        // A token: healthy, bound to its node, and no part of it in any output.
         let mut rig = Rig::new(cluster, "token-end", Role::Companion, quick()).await?;
         rig.agent.start_again().await?;
         let now = unix_now();
@@ -421,12 +421,11 @@ fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
     })
 }
 
-/// Unix seconds.
 fn unix_now() -> f64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// The DaemonSet is taken whole, its settings are valid, and it asks for little.
+/// Every field of the DaemonSet is known, its settings are valid, and it needs few rights.
 #[test]
 fn e4_the_manifest_of_the_agent_is_taken_whole_and_its_token_is_short() -> Result<()> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(DAEMON_SET).context("no YAML")?;
@@ -467,7 +466,7 @@ fn e4_the_manifest_of_the_agent_is_taken_whole_and_its_token_is_short() -> Resul
     })
 }
 
-/// A token that is bound to a Node ends with the Node.
+/// A token that is bound to a Node becomes invalid with the Node.
 #[test]
 fn e4_a_token_of_a_node_ends_with_the_node() -> Result<()> {
     run(async {
@@ -486,7 +485,7 @@ fn e4_a_token_of_a_node_ends_with_the_node() -> Result<()> {
         config.auth_info.token = Some(token.into());
         config.default_retry = false;
         let nodes: Api<Node> = Api::all(Client::try_from(config)?);
-        // Known, and without rights.
+        // Authenticated, and without rights.
         soon("the token is known", || async {
             let code = code(nodes.get(name).await)?;
             ensure!(code == 403, "{code}");

@@ -8,7 +8,8 @@ use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster, FakeClock, Watch, condi
 
 const HOUR: i64 = 3600;
 
-/// How long the tests look on after a step: longer than the controller's patience, and than its own pause.
+/// Time in seconds that the tests continue after a step: longer than the controller's grace period, and than its own
+/// pause.
 const AFTER: u64 = GRACE.as_secs() + 4;
 
 /// An agent of role `node` whose clock can be set, and a watch on its Node.
@@ -24,15 +25,15 @@ async fn start(cluster: &Cluster, name: &str, via: Option<&str>) -> Result<(Rig,
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
     rig.says_well().await?;
-    // What a fresh node has to say beside the first report is said.
+    // A fresh node has sent its changes after the first report.
     pass(2).await;
     let watch = cluster.admin.watch(cluster.admin.nodes(), name).await?;
     soon("the watch has begun", || async { watch.changes()?.first().map(drop).context("not yet") }).await?;
     Ok((rig, clock, watch))
 }
 
-/// Sets the clock. A report follows at once, and after a step back another one when the Lease has been renewed. Nothing else
-/// changes: renewals go on as they did, by no clock but the monotonic one.
+/// Sets the clock. A report follows at once, and after a step back another one when the Lease has been renewed. Nothing
+/// else changes: renewals use only the monotonic clock.
 async fn step(cluster: &Cluster, rig: &Rig, clock: &FakeClock, seconds: i64, back: bool) -> Result<()> {
     let (reports, renewals) = (rig.status_writes(cluster)?.len(), rig.lease_requests(cluster)?.len());
     clock.set(seconds)?;
@@ -51,14 +52,14 @@ async fn step(cluster: &Cluster, rig: &Rig, clock: &FakeClock, seconds: i64, bac
     for pause in pauses(since) {
         within("the pause between renewals", pause, 0.95, 60.0)?;
     }
-    // The Lease says what the clock says, or the clock was never set.
+    // Proves that the clock was set: the Lease has its time.
     let lease = cluster.admin.lease(&rig.name).await?.context("no Lease")?;
     let renewed = lease.spec.and_then(|spec| spec.renew_time).context("not renewed")?.0;
     let ahead = renewed.duration_since(jiff::Timestamp::now()).as_secs_f64();
     within("the Lease's clock is ahead by", ahead, seconds as f64 - 60.0, seconds as f64 + 1.0)
 }
 
-/// Fails if the Node was anything but ready for a moment.
+/// Fails if the Node was not ready at any moment.
 fn always_ready(watch: &Watch<Node>) -> Result<()> {
     for change in watch.changes()? {
         let node = change.object.context("the Node was deleted")?;
@@ -82,7 +83,7 @@ async fn steps(name: &str, to: i64) -> Result<()> {
     rig.says_well().await
 }
 
-/// All at the same time, for it is the controller's patience that takes time.
+/// All at the same time, because waiting for the controller's grace period takes long.
 #[test]
 fn case_28_and_case_29_a_clock_that_steps_leaves_the_node_ready_and_without_the_report_it_would_not()
 -> Result<()> {
@@ -95,8 +96,8 @@ fn case_28_and_case_29_a_clock_that_steps_leaves_the_node_ready_and_without_the_
     })
 }
 
-/// That the report is what keeps the node ready: held back, the controller gives the node up, for it does not count
-/// renewals before the last one it has seen. With the first report that comes through all is well.
+/// Proves that the report keeps the node ready: without it, the controller marks the node Unknown, because it ignores
+/// renewals before the last one it has seen. The first report that gets through makes the node ready.
 async fn steps_back_without_a_report() -> Result<()> {
     let shared = controlled().await?;
     let cluster = &shared.cluster;
@@ -106,7 +107,7 @@ async fn steps_back_without_a_report() -> Result<()> {
     clock.set(-HOUR)?;
     let ready = cluster.admin.await_condition("case-28-unposted", "Ready", "Unknown").await?;
     assert_eq!(ready.reason.as_deref(), Some("NodeStatusUnknown"));
-    // All the while the Lease was renewed.
+    // The Lease was renewed all the time.
     rig.renewed(cluster, 2).await?;
     proxy.remove(rule);
     cluster.admin.await_condition("case-28-unposted", "Ready", "True").await?;

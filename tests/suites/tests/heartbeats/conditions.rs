@@ -34,7 +34,7 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     assert_eq!(found.message.as_deref(), Some("all well"));
     ensure!(found.last_heartbeat_time.is_some() && found.last_transition_time.is_some(), "{found:?}");
 
-    // A repeat says nothing new.
+    // A repeat changes nothing.
     for _ in 0..3 {
         let told = rig.told(&set).await?;
         ensure!(told.contains("is unchanged: it is False"), "{told}");
@@ -42,7 +42,7 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     pass(3).await;
     assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
 
-    // What was taken is on disk: a kill right after it loses nothing.
+    // An accepted condition is on disk: a kill right after it loses nothing.
     rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
     rig.agent.kill9()?;
     rig.agent.start_again().await?;
@@ -67,8 +67,9 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     Ok(())
 }
 
-/// E5: with `node.remove_conditions_on_stop` a clean stop takes the agent's conditions off the Node, with those that others
-/// set through it, and a start brings them back. Without it, and after a kill, they stay. A node's heartbeat always does.
+/// E5: with `node.remove_conditions_on_stop` a graceful stop removes the agent's conditions from the Node, with those
+/// that others set through it, and a start restores them. Without it, and after a kill, they stay. A node's heartbeat
+/// always does.
 #[test]
 fn e5_a_clean_stop_removes_the_conditions_where_that_is_asked_for() -> Result<()> {
     run(async {

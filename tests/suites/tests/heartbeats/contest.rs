@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const CONTESTED: &str = "KeelsonNodeContested";
 
-/// Validity of a Lease, and the period of its renewals, in seconds: long enough that a busy machine keeps them.
+/// Validity of a Lease, and the interval of its renewals, in seconds: long enough for a busy machine.
 const LASTS: u64 = 16;
 const PERIOD: f64 = 4.0;
 
@@ -20,14 +20,14 @@ fn settings() -> Settings {
     quick().set("node.lease_duration", format!("{LASTS}s")).set("node.node_status_report_frequency", "5s")
 }
 
-/// When the Lease was last renewed, in Unix seconds.
+/// Last renewal of the Lease, in Unix seconds.
 async fn renewed(cluster: &Cluster, name: &str) -> Result<f64> {
     let lease = cluster.admin.lease(name).await?.context("no Lease")?;
     let time = lease.spec.and_then(|spec| spec.renew_time).context("never renewed")?.0;
     Ok(time.as_microsecond() as f64 / 1e6)
 }
 
-/// Looks for so many seconds. Returns the longest time that the Lease was not renewed.
+/// Watches for a number of seconds. Returns the longest time without a renewal of the Lease.
 async fn longest_silence(cluster: &Cluster, name: &str, seconds: u64) -> Result<f64> {
     let (began, mut longest) = (Instant::now(), 0.0_f64);
     let mut last = renewed(cluster, name).await?;
@@ -59,7 +59,7 @@ async fn renew_for_ever(cluster: &Cluster, name: &str) -> Result<()> {
     }
 }
 
-/// A reporter that writes its condition to the Node by itself, whenever it is not there.
+/// A reporter that writes its condition to the Node whenever it is missing.
 async fn insist(cluster: &Cluster, name: &str, kind: &str) -> Result<()> {
     loop {
         let is = cluster.admin.condition(name, kind).await?;
@@ -74,7 +74,7 @@ async fn insist(cluster: &Cluster, name: &str, kind: &str) -> Result<()> {
     }
 }
 
-/// What an agent wrote of Node and Lease, beside the condition that says that the node is contested.
+/// Writes of an agent to Node and Lease, except the condition that reports a contested node.
 fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
     let is_contested_alone = |event: &AuditEvent| {
         let status = event.body.as_ref().and_then(|body| body["status"].as_object());
@@ -113,7 +113,7 @@ fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result
             second.told(&["node"]).await?.contains("STANDING BACK: another process renews it"),
             "not shown"
         );
-        // The second one says so on the Node; the first finds that somebody else writes its condition.
+        // The second one reports it on the Node; the first finds that another client writes its condition.
         contested(cluster, name, "True").await?;
         soon("both say so", || async {
             ensure!(first.metric("keelson_node_conditions_contested").await? > 0.0, "the first one does not");
@@ -154,7 +154,7 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         cluster.admin.await_condition(name, "Ready", "True").await?;
         soon("the kubelet has made its Lease", || renewed(cluster, name)).await?;
 
-        // It was there first: the agent writes nothing but one condition.
+        // It was there first: the agent only writes one condition.
         let mut rig = Rig::new(cluster, name, Role::Node, settings()).await?;
         rig.agent.start_again().await?;
         rig.says_failing("stands back").await?;
@@ -167,7 +167,7 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         };
         let kubelets = version(cluster.admin.node(name).await?.context("no Node")?);
 
-        // A restart of the kubelet is no end of it.
+        // A restart of the kubelet is not its end.
         kubelet.terminate().await?;
         kubelet.start_again().await?;
         pass(LASTS + 2).await;
@@ -183,7 +183,7 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         .await?;
         assert_eq!(contested(cluster, name, "False").await?, "NotContested");
 
-        // It comes back: two periods.
+        // It comes back: two intervals.
         kubelet.start_again().await?;
         let began = Instant::now();
         rig.says_failing("stands back").await?;
@@ -251,7 +251,7 @@ fn e22_two_reporters_of_one_condition_do_not_take_turns() -> Result<()> {
             let line = told.lines().find(|line| line.starts_with(kind)).context("not shown")?;
             ensure!(line.contains("reporter, CONTESTED"), "{told}");
             assert_eq!(rig.metric("keelson_node_conditions_contested").await?, 1.0);
-            // With every pass it would be 20 more.
+            // With a write in every pass it would be 20 more.
             let before = rig.status_writes(cluster)?.len();
             pass(20).await;
             let writes = rig.status_writes(cluster)?.len() - before;

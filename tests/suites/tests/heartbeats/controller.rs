@@ -1,4 +1,4 @@
-//! Beside the controllers that judge nodes and remove what belongs to them.
+//! Beside the controllers that check nodes and remove their objects.
 
 use crate::rig::{GRACE, Rig, Role, controlled, make_node, pass, quick, run, soon, within};
 use anyhow::{Context as _, Result, ensure};
@@ -52,7 +52,7 @@ fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<
         assert!(cluster.admin.node("case-26").await?.is_none());
         assert!(cluster.admin.lease("case-26").await?.is_none());
 
-        // Somebody makes it: the agent takes it up as its own.
+        // The Node is created: the agent adopts it.
         let fresh = make_node(cluster, "case-26").await?;
         cluster.admin.await_condition("case-26", "Ready", "True").await?;
         rig.settled(cluster).await?;
@@ -81,7 +81,7 @@ fn case_26_with_always_a_deleted_node_is_registered_again() -> Result<()> {
             Ok(node)
         })
         .await?;
-        // The Lease is given to the new Node, or made again after the garbage collector has deleted the old one's.
+        // The Lease is given to the new Node, or created again after the garbage collector has deleted the old one's.
         soon("the Lease belongs to the new Node", || async {
             let lease = cluster.admin.lease("case-26-always").await?.context("no Lease")?;
             let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
@@ -121,7 +121,7 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
         eprintln!("given up after {:.1} s", silence.as_secs_f64());
         ensure!(silence + Duration::from_secs(2) > GRACE, "given up too early");
         assert_eq!(given_up.reason.as_deref(), Some("NodeStatusUnknown"));
-        // A second at least, for the transition time has no fractions.
+        // A second at least, because the transition time has no fractions.
         pass(2).await;
         let reports = rig.status_writes(cluster)?.len();
         signal(&rig, Signal::SIGCONT)?;
@@ -132,7 +132,7 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
             cluster.admin.await_condition("case-30", kind, "False").await?;
         }
         rig.says_well().await?;
-        // Drawn anew from 7.5 to 22.5 min, and not what the plan was before.
+        // Drawn again from 7.5 to 22.5 min, and different from the plan before.
         let redrawn = next_report_in(&rig).await?;
         within("the next report", redrawn, 380_000.0, 1_351_000.0)?;
         let planned = due - stopped.elapsed().as_secs_f64() * 1000.0;
@@ -143,7 +143,7 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
     })
 }
 
-/// While others write the Node's metadata without a pause, every report succeeds at the first try: its patch names no
+/// While others write the Node's metadata without a pause, every report succeeds at the first attempt: its patch has no
 /// resourceVersion.
 async fn storm(cluster: &Cluster, rig: &Rig) -> Result<()> {
     let (nodes, name) = (cluster.admin.nodes(), rig.name.clone());

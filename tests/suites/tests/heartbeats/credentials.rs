@@ -1,4 +1,4 @@
-//! Credentials that are replaced on disk while the agent runs, and those that go bad.
+//! Credentials that are replaced on disk while the agent runs, and those that become invalid.
 
 use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
 use anyhow::{Context as _, Result, ensure};
@@ -20,12 +20,12 @@ fn credentials_that_end_are_replaced_on_disk_without_a_restart() -> Result<()> {
     })
 }
 
-/// The old token is worth nothing from then on.
+/// The old token is invalid from then on.
 async fn token_of_an_account_made_anew(cluster: &Cluster) -> Result<()> {
     let mut rig = Rig::new(cluster, "token", Role::Companion, quick()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    // Both are valid: nobody notices.
+    // Both are valid: no effect.
     rig.identity.rotate().await?;
     rig.renewed(cluster, 3).await?;
     rig.says_well().await?;
@@ -69,7 +69,7 @@ fn a_token_file_that_is_spoilt_leaves_the_last_good_one_in_use() -> Result<()> {
         let renewals = rig.renewals(cluster)?;
         rig.renewed(cluster, 3).await?;
         ensure!(rig.renewals(cluster)? >= renewals + 3, "renewals have ended");
-        // Nothing of it is told to anybody.
+        // No part of it is in any output.
         let said =
             format!("{}{}{}", rig.agent.log()?, rig.readyz().await?.text(), rig.told(&["node"]).await?);
         ensure!(!said.contains(token.trim()), "the token was told");
@@ -94,7 +94,7 @@ async fn certificate_that_expires(cluster: &Cluster) -> Result<()> {
     rig.identity.rotate().await?;
     rig.renewed(cluster, 2).await?;
     rig.says_well().await?;
-    // Before its end is the usual time for it: nobody notices.
+    // Rotated before its end, as usual: no effect.
     rig.identity.rotate().await?;
     rig.renewed(cluster, 3).await?;
     rig.says_well().await

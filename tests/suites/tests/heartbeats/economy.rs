@@ -1,4 +1,4 @@
-//! What heartbeats cost while nothing changes, and over restarts.
+//! Cost of heartbeats while nothing changes, and over restarts.
 
 use crate::rig::{Rig, Role, pass, pauses, quick, run, shared, short, soon, within};
 use anyhow::{Context as _, Result, ensure};
@@ -6,14 +6,14 @@ use keelson_cluster::kube::{AuditEvent, Cluster};
 use keelson_harness::agent::Settings;
 use serde_json::{Value, json};
 
-/// The conditions in the body of a write of the status.
+/// The conditions in the body of a status write.
 fn conditions(write: &AuditEvent) -> Result<Vec<Value>> {
     let body = write.body.as_ref().context("the audit log has bodies")?;
     Ok(body["status"]["conditions"].as_array().cloned().unwrap_or_default())
 }
 
-/// Turns of 6 s instead of 5 min: the first post at the start, the second after half a turn to one and a half, then one
-/// every turn; a pass every second in between asks and writes nothing. The hour is proven beside the actor.
+/// Intervals of 6 s instead of 5 min: the first post at the start, the second after half an interval to one and a half,
+/// then one per interval; a pass every second in between sends no request. The actor's tests cover an hour.
 async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let settings = quick().set("node.node_status_report_frequency", "6s");
     let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
@@ -32,7 +32,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
         list.iter().all(|one| one.as_object().is_some_and(|one| one.keys().eq(["lastHeartbeatTime", "type"])))
     };
     let first = idle.iter().position(|list| is_idle(list)).context("no idle report")?;
-    // The first report made the Node.
+    // The first report created the Node.
     assert_eq!(first, 0, "{writes:#?}");
     let asked = rig.asked(cluster)?;
     let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
@@ -49,7 +49,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
         assert_eq!(keys, ["$setElementOrder/conditions", "conditions"], "{body}");
         assert_eq!(write.code, Some(200));
     }
-    // Nobody asked for the Node: the watch has it.
+    // No request for the Node: the watch has it.
     let last = writes.last().context("no report")?;
     let asked = rig.asked(cluster)?;
     let begun = writes[first].received;
@@ -70,8 +70,8 @@ fn case_27_an_idle_node_reports_heartbeats_only_and_by_the_kubelets_plan() -> Re
     })
 }
 
-/// E7: what a companion writes with the shipped defaults, and with intervals so short that an hour's passes fit: its
-/// conditions once, no Lease, and nothing after that, restarts included. It does so without any right to Leases.
+/// E7: writes of a companion with the shipped defaults, and with intervals so short that an hour's passes fit: its
+/// conditions once, no Lease, and nothing after that, restarts included. It has no rights to Leases.
 #[test]
 fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> {
     run(async {
@@ -120,7 +120,7 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
     })
 }
 
-/// E7: after an outage the watches and the reports of a companion without a Lease go on by themselves.
+/// E7: after an outage the watches and the reports of a companion without a Lease continue by themselves.
 #[test]
 fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
     run(async {
@@ -141,13 +141,13 @@ fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
     })
 }
 
-/// Kills and ends an agent with the default intervals again and again: nothing is written that an agent which ran on
+/// Kills and stops an agent with the default intervals repeatedly: it writes nothing that a continuously running agent
 /// would not have written.
 async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, Settings::new()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    // What a fresh node has to say in its first seconds is said.
+    // A fresh node has sent its changes in its first seconds.
     pass(2).await;
     let told = rig.told(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
     ensure!(told.contains("is set to"), "{told}");
@@ -159,7 +159,7 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let node = cluster.admin.node(&rig.name).await?.context("no Node")?;
 
     for kill in [true, false, true, true, false] {
-        // At all moments of the interval of 10 s but that of a renewal: one that is under way is not known to the next process.
+        // At all moments of the interval of 10 s except a renewal: the next process does not know of one in flight.
         pass(3).await;
         while rig.is_about_to_renew(cluster)? {
             pass(1).await;
@@ -171,7 +171,7 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
             ensure!(status.success(), "ended with {status}");
         }
         rig.agent.start_again().await?;
-        // The pass at the start compares the Node with the status of now.
+        // The pass at the start compares the Node with the present status.
         soon("a pass", || async {
             let passes = rig.metric("keelson_node_status_computations_total").await?;
             ensure!(passes >= 1.0, "{passes} passes");

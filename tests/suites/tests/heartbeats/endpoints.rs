@@ -1,5 +1,5 @@
-//! The condition of service endpoints: False once they are synced with the API server, True when a right to them is gone
-//! for long enough, absent when nobody wants them; and it turns at no restart.
+//! The condition of service endpoints: False once they are synced with the API server, True when a right to them is
+//! missing for long enough, absent if they are disabled; and it does not change at a restart.
 
 use crate::rig::{NODE_MANIFEST, Rig, Role, manifest_of, quick, run, shared, soon};
 use anyhow::{Context as _, Result, ensure};
@@ -14,7 +14,7 @@ const KIND: &str = "ServiceEndpointsStale";
 /// A condition that the test sets, so that a report is due.
 const MARK: &str = "Mark";
 
-/// A problem that has lasted for so long is reported.
+/// A problem is reported after this time.
 const ONSET: Duration = Duration::from_secs(30);
 
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?limit=1";
@@ -55,7 +55,7 @@ fn without_slices(manifest: &str) -> Result<String> {
     Ok(documents.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"))
 }
 
-/// What a list of EndpointSlices by this agent's user comes to.
+/// Result of a list of EndpointSlices by this agent's user.
 async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
     let client = rig.identity.client().await?;
     let request = http::Request::get(SLICES).body(Vec::new())?;
@@ -65,16 +65,16 @@ async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
 async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.set("endpoints.source", "kube")?;
-    // What is over is said soon.
+    // The condition changes back soon.
     rig.set("node.eviction_pressure_transition_period", "2s")?;
-    // Nobody follows them here.
+    // No client follows them here.
     rig.set("endpoints.watch", "always")?;
     // Connections that a test can break.
     let line = cluster.tcp_proxy().await?;
     rig.via(&line.endpoint())?;
     soon("the API server knows the rights", || async { Ok(list_slices(&rig).await?.map(drop)?) }).await?;
 
-    // Of a first start nothing is known yet, which is said in true words, if at all.
+    // On a first start nothing is known yet, which is reported correctly, if at all.
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
     rig.agent.start_again().await?;
     let first = cluster.admin.await_condition(name, KIND, "False").await?;
@@ -84,7 +84,7 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     ensure!(in_words(&told) == ["False EndpointsSynced"], "a first start said {told:#?}");
     drop(versions);
 
-    // A restart is no news.
+    // A restart changes nothing.
     for way in ["Killed", "Terminated"] {
         let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
         match way {
@@ -95,7 +95,7 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         rig.agent.start_again().await?;
         reported(cluster, &rig, way).await?;
         for (at, said) in said(&versions.changes()?) {
-            // A machine so slow that the grace ran out is told of it.
+            // A machine so slow that the grace period expired gets the condition.
             let late = said.status == "True" && at.duration_since(started) >= ONSET;
             ensure!(late || said.status == "False", "{way} and started again, it said {said:?}");
             let same = said.last_transition_time == first.last_transition_time;
@@ -112,8 +112,8 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     Ok(())
 }
 
-/// One right goes: endpoints are stale, everything else is well. It comes back, and they are current. Returns what was
-/// said meanwhile.
+/// One right is removed: endpoints are stale, everything else is healthy. It is restored, and they are current. Returns
+/// the conditions meanwhile.
 async fn loses_and_gets_back(
     cluster: &Cluster,
     rig: &Rig,
@@ -124,13 +124,13 @@ async fn loses_and_gets_back(
     cluster.admin.apply(&without_slices(&manifest)?).await?;
     soon("the API server knows that the right is gone", || async { refused(list_slices(rig).await?, 403) })
         .await?;
-    // A watch that runs is not asked again who it is; the next one is.
+    // A running watch is not authorized again; the next one is.
     reset();
     let lost = soon("the condition says what is wrong", || async {
         let found = cluster.admin.condition(&rig.name, KIND).await?.context("it is gone")?;
         let message = found.message.clone().unwrap_or_default();
         ensure!(found.status == "True" && found.reason.as_deref() == Some("SourceRefused"), "{found:?}");
-        // E6: the error's own words are in the log, in `keelson endpoints` and in /readyz.
+        // E6: the text of the error is in the log, in `keelson endpoints` and in /readyz.
         ensure!(!message.contains("endpointslices") && !message.contains("403"), "{found:?}");
         Ok(found)
     })
@@ -149,7 +149,7 @@ async fn loses_and_gets_back(
     let ready = rig.readyz().await?.text();
     let wrong: Vec<_> = ready.lines().filter(|line| line.starts_with("[-]")).collect();
     ensure!(wrong.len() == 1 && wrong[0].starts_with("[-]endpoints") && wrong[0].contains("403"), "{ready}");
-    // Nothing of this is a matter of heartbeats.
+    // Heartbeats are not affected.
     rig.renewed(cluster, 2).await?;
     let told = rig.told(&["node", "--check"]).await?;
     ensure!(told.starts_with("State:    healthy\n"), "{told}");
@@ -162,7 +162,7 @@ async fn loses_and_gets_back(
     Ok(lost)
 }
 
-/// Waits until the endpoints are current and a report later than that is at the API server.
+/// Waits until the endpoints are current and a later report is at the API server.
 async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
     soon("the endpoints are current", || async {
         let shown = rig.agent.json("/debug/endpoints").await?;
@@ -185,7 +185,7 @@ fn said(versions: &[Change<Node>]) -> Vec<(Instant, NodeCondition)> {
     nodes.filter_map(|(at, node)| Some((at, condition(node, KIND)?.clone()))).collect()
 }
 
-/// Status and reason, one after the other, without repeats.
+/// Status and reason in order, without repeats.
 fn in_words(said: &[(Instant, NodeCondition)]) -> Vec<String> {
     let word =
         |said: &NodeCondition| format!("{} {}", said.status, said.reason.as_deref().unwrap_or_default());
@@ -194,7 +194,7 @@ fn in_words(said: &[(Instant, NodeCondition)]) -> Vec<String> {
     words
 }
 
-/// E5: a chore that is off has no condition; what it left is taken off the Node by the next start.
+/// E5: disabled endpoints have no condition; the next start removes one that was left on the Node.
 #[test]
 fn e5_endpoints_that_nobody_wants_have_no_condition_and_nothing_is_asked_for_them() -> Result<()> {
     run(async {
@@ -212,7 +212,7 @@ fn e5_endpoints_that_nobody_wants_have_no_condition_and_nothing_is_asked_for_the
 async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.set("endpoints.source", "kube")?;
-    // Nobody follows them here.
+    // No client follows them here.
     rig.set("endpoints.watch", "always")?;
     rig.agent.start_again().await?;
     cluster.admin.await_condition(name, KIND, "False").await?;
@@ -220,7 +220,7 @@ async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         rig.agent.terminate().await?;
         rig.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
         rig.set("feature_gates.ServiceEndpoints", way != "Gate")?;
-        // An agent of an earlier version leaves conditions of other names.
+        // An agent of an earlier version leaves conditions with other names.
         let old = json!({"status": {"conditions": [{"type": "ServiceEndpointsCurrent", "status": "True"}]}});
         cluster.admin.nodes().patch_status(name, &PatchParams::default(), &Patch::Strategic(&old)).await?;
         let begun = rig.asked(cluster)?.len();

@@ -1,4 +1,4 @@
-//! The Lease: made once, renewed without a read, taken back from others.
+//! The Lease: created once, renewed without a read, taken back from others.
 
 use crate::rig::{Rig, Role, make_node, pass, pauses, quick, run, shared, short, soon, within};
 use anyhow::{Context as _, Result, ensure};
@@ -8,7 +8,7 @@ use keelson_harness::agent::Settings;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-/// What is asked about the Lease before it is renewed for the first time.
+/// Requests for the Lease before its first renewal.
 const START: [&str; 2] = ["get 404", "create 201"];
 
 #[test]
@@ -25,8 +25,8 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         let mut expected: Vec<String> = START.map(str::to_owned).into();
         expected.extend((0..asked.len() - START.len()).map(|_| "patch 200".to_owned()));
         assert_eq!(short(&asked), expected, "{asked:#?}");
-        // For the owner's uid one GET of the Node between the two, and one for the first status, which may come before
-        // the watch has told of the Node. None afterwards.
+        // One GET of the Node between the two for the owner's uid, and one for the first status, which may precede the
+        // watch's first event. None afterwards.
         let mut nodes = rig.asked(cluster)?;
         nodes.retain(|event| event.is_for("get", "nodes"));
         let (read, made) = (asked[0].ended, asked[1].received);
@@ -35,7 +35,7 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         ensure!(nodes.iter().all(|get| get.received < asked[2].received), "{nodes:#?}");
         let between = pauses(&asked[1..]);
         for pause in &between {
-            // Less what the clocks of two processes may differ in their reading of one moment.
+            // Minus the difference between the clocks of two processes.
             within("the pause before a renewal", *pause, 9.95, 60.0)?;
         }
         eprintln!("pauses: {between:?}");
@@ -79,7 +79,7 @@ fn case_22_a_node_that_registers_itself_gets_its_lease_without_waiting_for_an_in
         assert_eq!((more_nodes, more_leases), (0, 0), "{asked:#?}");
         let (node, lease) = (node.context("no POST of the Node")?, lease.context("no POST of the Lease")?);
         assert_eq!((node.code, lease.code), (Some(201), Some(201)));
-        // An interval is 10 s: the watch told of the Node at once.
+        // The interval is 10 s: the watch delivered the Node at once.
         let after = lease.received.duration_since(node.ended).as_secs_f64();
         eprintln!("the Lease was made {after:.3} s after the Node");
         let refused: Vec<_> = asked.iter().filter(|event| event.code == Some(403)).collect();
@@ -100,7 +100,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let proxy = cluster.proxy().await?;
-        // An interval of 4 s, so that a pause of a busy machine is not taken for one.
+        // An interval of 4 s, so that a pause of a busy machine does not look like one.
         let settings = quick().set("node.lease_duration", "16s");
         let mut rig = Rig::new(cluster, "case-23", Role::Companion, settings).await?;
         rig.via(&proxy.endpoint())?;
@@ -108,7 +108,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
         rig.renewed(cluster, 1).await?;
         let connections = proxy.connections();
 
-        // A foreign writer, who also takes the Lease for itself.
+        // Another writer, which also takes the Lease for itself.
         let foreign =
             json!({"metadata": {"labels": {"foreign": "yes"}}, "spec": {"holderIdentity": "thief"}});
         write_lease(cluster, "keelson-case-23", foreign).await?;
@@ -138,7 +138,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
     })
 }
 
-/// Splits requests where nothing was asked for longer than this.
+/// Splits requests at pauses longer than this.
 fn syncs(seen: &[ApiSeen], seconds: f64) -> Vec<Vec<ApiSeen>> {
     let mut syncs: Vec<Vec<ApiSeen>> = Vec::new();
     for one in seen {
@@ -160,7 +160,7 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let proxy = cluster.proxy().await?;
-        // An interval of 4 s, so that a pause of a busy machine is no end of a sync.
+        // An interval of 4 s, so that a pause of a busy machine does not look like the end of a sync.
         let settings = quick().set("node.lease_duration", "16s");
         let mut rig = Rig::new(cluster, "case-23-forever", Role::Companion, settings).await?;
         rig.via(&proxy.endpoint())?;
@@ -174,7 +174,7 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
         let is_over = || {
             let seen = proxy.seen(about_leases);
             let sync = syncs(&seen[before.min(seen.len())..], 3.0);
-            // The second has begun, so the first is whole; and there was a whole one after that.
+            // The second has begun, so the first is complete; and there was a complete one after that.
             sync.len() >= 3
         };
         soon("two syncs full of conflicts", || async { is_over().then_some(()).context("not yet") }).await?;
@@ -184,8 +184,8 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
         let count = |sync: &[ApiSeen], method| sync.iter().filter(|one| one.method == method).count();
         let tries: Vec<_> =
             syncs.iter().map(|sync| (count(sync, Method::PATCH), count(sync, Method::GET))).collect();
-        // Five tries, a read, five more. Once nothing is known of the Lease that has not led to conflicts, a sync begins
-        // with the read. Each try but the last of a half is followed by a read.
+        // Five attempts, a read, five more. Once only versions that led to conflicts are known, a sync begins with the
+        // read. Each attempt but the last of a half is followed by a read.
         assert_eq!(&tries[..2], [(10, 9), (5, 5)], "{syncs:#?}");
         proxy.remove(rule);
         rig.renewed(cluster, 1).await?;
@@ -218,7 +218,7 @@ fn a_lease_that_somebody_deletes_is_made_again_once() -> Result<()> {
     })
 }
 
-/// Creations by an agent of what is not its to make while there is no Node.
+/// Creations by an agent of objects that it must not create without a Node.
 fn creations(asked: &[AuditEvent]) -> usize {
     asked.iter().filter(|event| event.verb == "create").count()
 }
@@ -232,7 +232,7 @@ fn a_companion_whose_node_is_deleted_makes_nothing_until_somebody_makes_it_again
         rig.agent.start_again().await?;
         rig.settled(cluster).await?;
         cluster.admin.delete_node("node-gone").await?;
-        // What the garbage collector does, which does not run here.
+        // The work of the garbage collector, which does not run here.
         cluster.admin.delete_lease("keelson-node-gone").await?;
         rig.says_failing("Node node-gone").await?;
         let made = creations(&rig.asked(cluster)?);
@@ -240,7 +240,7 @@ fn a_companion_whose_node_is_deleted_makes_nothing_until_somebody_makes_it_again
         pass(6).await;
         let asked = rig.asked(cluster)?;
         assert_eq!(creations(&asked), made, "{:#?}", &asked[from..]);
-        // One look for the Lease's Node and one for the status' an interval of a second each.
+        // One read for the Lease's Node and one for the status per interval of a second.
         within("requests in 6 s", (asked.len() - from) as f64, 2.0, 40.0)?;
 
         let fresh = make_node(cluster, "node-gone").await?;

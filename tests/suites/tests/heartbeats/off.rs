@@ -1,4 +1,4 @@
-//! No heartbeats wanted: everything else runs, and the agent says why.
+//! Heartbeats disabled: everything else runs, and the agent reports why.
 
 use crate::rig::{Rig, Role, pass, quick, run, shared};
 use crate::runtime::ReadyRuntime;
@@ -8,7 +8,7 @@ use keelson_harness::cri::Pull;
 use keelson_harness::scratch::Scratch;
 use serde_json::Value;
 
-/// The actors are there and off for this reason, pulls work, and the agent is ready.
+/// Checks that the actors exist and are off for this reason, pulls work, and the agent is ready.
 async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
     let ready = agent.http_get("/readyz?verbose").await?.success()?.text();
     ensure!(!ready.contains("lease") && !ready.contains("node-status"), "{ready}");

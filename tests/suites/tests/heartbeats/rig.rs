@@ -1,7 +1,7 @@
-//! Owns: what the tests share. In: a role and settings. Out: a cluster that tests have in common, an agent with an
-//! identity of its own, what the audit log says of it, and what it says of itself.
+//! Owns: what the tests share. In: a role and settings. Out: a shared cluster, an agent with a separate identity, its
+//! requests in the audit log, and what it reports.
 //!
-//! A cluster lives for as long as a test has it.
+//! A cluster lives for as long as a test uses it.
 
 use crate::runtime::ReadyRuntime;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -23,21 +23,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// After so long a silence the controller of [`controlled`] marks a node `Unknown`.
+/// Silence after which the controller of [`controlled`] marks a node `Unknown`.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
-/// Nodes that show a token, because a proxy that ends TLS is between them and the API server.
+/// Nodes with a token, because a proxy that terminates TLS is between them and the API server.
 const TOKEN_NODES: [&str; 3] = ["case-24-node", "case-28-unposted", "faulty-node"];
 
 /// The account and the roles that [`MANIFEST`] makes.
 const ACCOUNT: &str = "keelson-agent";
 
-/// The rights of a companion for an account of this name, with roles of its own.
+/// The rights of a companion for an account of this name, with separate roles.
 pub(crate) fn manifest_of(account: &str) -> String {
     MANIFEST.replace(ACCOUNT, account)
 }
 
-/// A cluster.
 pub(crate) struct Shared {
     _controllers: Option<ControllerManager>,
     pub(crate) cluster: Cluster,
@@ -56,7 +55,7 @@ impl Shared {
     }
 }
 
-/// A cluster of the test's own.
+/// A cluster that only one test uses.
 pub(crate) async fn cluster(scratch: &Scratch) -> Result<Cluster> {
     let options = ApiOptions {
         token_nodes: TOKEN_NODES.map(str::to_owned).into(),
@@ -66,7 +65,7 @@ pub(crate) async fn cluster(scratch: &Scratch) -> Result<Cluster> {
     Cluster::start_with(scratch, &options).await
 }
 
-/// The cluster of all tests that leave it alone.
+/// The cluster of all tests that do not disturb it.
 pub(crate) async fn shared() -> Result<Arc<Shared>> {
     static SHARED: suite::Shared<Shared> = suite::Shared::new();
     SHARED.get(|| Shared::start(false)).await
@@ -78,19 +77,18 @@ pub(crate) async fn controlled() -> Result<Arc<Shared>> {
     SHARED.get(|| Shared::start(true)).await
 }
 
-/// Which of its roles the agent has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Companion,
     Node,
 }
 
-/// Settings that make a test short: a Lease of 4 s, renewed every second, and a status worked out every second.
+/// Settings that make a test short: a Lease of 4 s, renewed every second, and a status computed every second.
 pub(crate) fn quick() -> Settings {
     Settings::new().set("node.lease_duration", "4s").set("node.node_status_update_frequency", "1s")
 }
 
-/// An agent, not started yet, with an identity of its own.
+/// An agent, not started yet, with a separate identity.
 pub(crate) struct Rig {
     pub(crate) agent: Agent,
     _runtime: ReadyRuntime,
@@ -102,8 +100,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// An agent for the node `name`, straight before the API server, which renews a Lease in both roles. A companion's Node
-    /// is made; the agent of role `node` makes its own.
+    /// An agent for the node `name`, directly connected to the API server, with a Lease in both roles. A companion's
+    /// Node is created here; the agent of role `node` creates its own.
     pub(crate) async fn new(cluster: &Cluster, name: &str, role: Role, settings: Settings) -> Result<Self> {
         Self::with_rights(cluster, name, role, settings, MANIFEST).await
     }
@@ -128,11 +126,11 @@ impl Rig {
         let mut settings = settings
             .set("agent.node_name", name)
             .set("node.companion_lease", true)
-            // Its watches are not heartbeats, and the API server's log is counted here.
+            // Its watches are not heartbeats, and requests in the API server's log are counted here.
             .set("endpoints.source", "off")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
         if role == Role::Node {
-            // What the machine has left of memory and disk is no matter of these tests.
+            // Free memory and disk of the machine do not matter to these tests.
             settings = settings
                 .set("node.role", "node")
                 .set("node.root_dir", scratch.path().display().to_string())
@@ -143,26 +141,25 @@ impl Rig {
         Ok(Self { agent, _runtime: runtime, name: name.to_owned(), identity, role, settings, scratch })
     }
 
-    /// A companion as it is by default: without a Lease, and without the rights that one needs.
+    /// A companion with the default settings: without a Lease, and without the rights that one needs.
     pub(crate) async fn without_lease(cluster: &Cluster, name: &str, settings: Settings) -> Result<Self> {
         let mut rig = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
         rig.set("node.companion_lease", false)?;
         Ok(rig)
     }
 
-    /// From its next start on the agent reaches the API server by another address.
+    /// Changes the address of the API server, effective at the next start.
     pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
         let kubeconfig: PathBuf = self.identity.kubeconfig_via(endpoint)?;
         self.set("kube.kubeconfig", kubeconfig.display().to_string())
     }
 
-    /// From its next start on the agent has this setting.
+    /// Changes a setting, effective at the next start.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
         self.settings = self.settings.clone().set(name, value);
         self.agent.configure(&self.settings)
     }
 
-    /// The name of its Lease.
     pub(crate) fn lease(&self) -> String {
         match self.role {
             Role::Companion => format!("keelson-{}", self.name),
@@ -170,19 +167,18 @@ impl Rig {
         }
     }
 
-    /// What the API server was asked by it.
+    /// Its requests to the API server.
     pub(crate) fn asked(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
         cluster.api.audit(|event| event.user == self.identity.user())
     }
 
-    /// Its requests for Leases.
     pub(crate) fn lease_requests(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
         let mut all = self.asked(cluster)?;
         all.retain(|event| event.resource == "leases");
         Ok(all)
     }
 
-    /// Whether a renewal, every 10 s, may be under way, or has just ended.
+    /// Whether a renewal, every 10 s, may be in flight, or has just ended.
     pub(crate) fn is_about_to_renew(&self, cluster: &Cluster) -> Result<bool> {
         let all = self.lease_requests(cluster)?;
         let last = all.iter().filter(|event| event.is_write()).map(|event| event.received).max();
@@ -190,20 +186,19 @@ impl Rig {
         Ok(!(1.0..9.0).contains(&age))
     }
 
-    /// Its renewals that were answered with success.
+    /// Number of successful renewals.
     pub(crate) fn renewals(&self, cluster: &Cluster) -> Result<usize> {
         let all = self.lease_requests(cluster)?;
         Ok(all.iter().filter(|event| event.verb == "patch" && event.code == Some(200)).count())
     }
 
-    /// Its writes of the status.
     pub(crate) fn status_writes(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
         let mut all = self.asked(cluster)?;
         all.retain(|event| event.is_for("patch", "nodes/status"));
         Ok(all)
     }
 
-    /// Waits for so many more renewals than there are now.
+    /// Waits for this number of further renewals.
     pub(crate) async fn renewed(&self, cluster: &Cluster, more: usize) -> Result<()> {
         let wanted = self.renewals(cluster)? + more;
         soon(&format!("{} more renewals of {}", more, self.lease()), || async {
@@ -214,7 +209,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until the status was written at least once, and the Lease is there.
+    /// Waits until the status was written at least once, and the Lease exists.
     pub(crate) async fn settled(&self, cluster: &Cluster) -> Result<()> {
         soon(&format!("{} has reported", self.name), || async {
             let (own, lease) = match self.role {
@@ -231,23 +226,22 @@ impl Rig {
         .await
     }
 
-    /// What a command before the agent's debug socket writes, which must succeed.
+    /// Output of a command with the agent's debug socket, which must succeed.
     pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
         Ok(self.agent.keelson(args).await?.success()?.out)
     }
 
-    /// The heartbeats as `keelson node -o json` shows them.
+    /// The heartbeats in `keelson node -o json`.
     pub(crate) async fn node_json(&self) -> Result<Value> {
         self.agent.keelson(&["node", "-o", "json"]).await?.json()
     }
 
-    /// What `/readyz?verbose` says.
     pub(crate) async fn readyz(&self) -> Result<Answer> {
         self.agent.http_get("/readyz?verbose").await
     }
 
-    /// Waits until `/readyz`, `keelson node` and `keelson actors` all say that heartbeats fail, each with `reason` and
-    /// since when, and no check but those of heartbeats fails.
+    /// Waits until `/readyz`, `keelson node` and `keelson actors` all report that heartbeats fail, each with `reason`
+    /// and since when, and no other check fails.
     pub(crate) async fn says_failing(&self, reason: &str) -> Result<()> {
         soon(&format!("the agent says {reason:?}"), || async {
             let ready = self.readyz().await?;
@@ -269,7 +263,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until nothing is said to be wrong any more.
+    /// Waits until no error is reported any more.
     pub(crate) async fn says_well(&self) -> Result<()> {
         soon("the agent says that all is well", || async {
             let ready = self.readyz().await?;
@@ -282,7 +276,7 @@ impl Rig {
         .await
     }
 
-    /// A value of `/metrics`: the sum of the lines whose name begins so. No such line counts as 0.
+    /// A value of `/metrics`: the sum of the lines with this prefix; 0 if there is none.
     pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         let text = self.agent.http_get("/metrics").await?.success()?.text();
         let lines = text.lines().filter(|line| line.starts_with(name));
@@ -292,19 +286,20 @@ impl Rig {
     }
 }
 
-/// Makes a Node, as a kubelet does.
+/// Creates a Node, as a kubelet does.
 pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")
 }
 
-/// A service account of its own with the rights of a companion, by tokens of a pod on the node.
+/// A separate service account with the rights of a companion, with tokens of a pod on the node.
 async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str, manifest: &str) -> Result<Identity> {
     cluster.admin.apply(&manifest.replace(ACCOUNT, name)).await?;
     cluster.companion(scratch, name, name).await
 }
 
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer pause: the audit log is read whole each time.
+/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: the whole audit log is read each
+/// time.
 pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
@@ -312,12 +307,12 @@ where
     eventually_every(Duration::from_millis(150), PATIENCE, what, check).await
 }
 
-/// Lets so many seconds pass in which nothing is to happen, or something may.
+/// Waits for a number of seconds in which nothing must happen, or anything may.
 pub(crate) async fn pass(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
 
-/// The time between the end of one request and the beginning of the next, in seconds.
+/// The times between the end of one request and the beginning of the next, in seconds.
 pub(crate) fn pauses(events: &[AuditEvent]) -> Vec<f64> {
     let pairs = events.windows(2);
     pairs.map(|pair| pair[1].received.duration_since(pair[0].ended).as_secs_f64()).collect()

@@ -1,5 +1,5 @@
-//! Owns: a container runtime inside the test that takes pods and whose pulls come at once: heartbeats need one that is
-//! well, and no more. In: nothing. Out: a CRI socket.
+//! Owns: a container runtime inside the test that accepts pods and completes pulls at once: heartbeats only need a
+//! healthy one. In: nothing. Out: a CRI socket.
 
 use anyhow::{Context as _, Result};
 use keelson_harness::scratch::Scratch;
@@ -18,14 +18,13 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// A runtime that is always well. It ends on drop.
+/// A runtime that is always healthy. Stopped on drop.
 pub(crate) struct ReadyRuntime {
     socket: PathBuf,
     server: JoinHandle<()>,
 }
 
 impl ReadyRuntime {
-    /// Starts one below `scratch`.
     pub(crate) fn start(scratch: &Scratch) -> Result<Self> {
         let socket = scratch.dir("runtime")?.join("cri.sock");
         let listener = UnixListener::bind(&socket).context("cannot listen")?;
@@ -40,7 +39,6 @@ impl ReadyRuntime {
         Ok(Self { socket, server })
     }
 
-    /// Its socket as an endpoint.
     pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
