@@ -1,4 +1,4 @@
-//! A node whose heartbeat is the agent, at the intervals of every day, under the node lifecycle controller.
+//! A node with the agent's heartbeat, at default intervals, under the node lifecycle controller.
 
 use crate::rig::{asked, heartbeats, line, node_settings, run, set_condition, shared, well};
 use anyhow::{Context as _, Result, ensure};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 const NAME: &str = "alive";
 
-/// How long the node is watched while it is well.
+/// Time that the node is watched while it is healthy.
 const WATCHED: Duration = Duration::from_secs(180);
 
-/// Of that, how long nothing happens on it.
+/// Part of that time in which nothing changes on it.
 const QUIET: Duration = Duration::from_secs(90);
 
-/// A change is in the status after a pass, and two passes later nothing may follow.
+/// A change is in the status after one pass; two passes later nothing may follow.
 const TWO_PASSES: Duration = Duration::from_secs(22);
 
 #[test]
@@ -42,7 +42,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
 
         let nodes = cluster.admin.watch(cluster.admin.nodes(), NAME).await?;
         let leases = cluster.admin.watch(cluster.admin.leases(), NAME).await?;
-        // The watches begin with what there is.
+        // The watches begin with the present state.
         until("both watches have begun", || {
             let begun = |count: Result<usize>| count.is_ok_and(|count| count > 0);
             begun(nodes.changes().map(|all| all.len())) && begun(leases.changes().map(|all| all.len()))
@@ -67,7 +67,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
         }
         eprintln!("{} renewals in {QUIET:?} of quiet", still.len());
 
-        // A condition from another process, once and again.
+        // A condition from another process, set and repeated.
         let changed = Timestamp::now();
         set_condition(&agent, "KernelDeadlock", "False", "NoDeadlock").await?;
         cluster.admin.await_condition(NAME, "KernelDeadlock", "False").await?;
@@ -75,7 +75,6 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
         tokio::time::sleep(TWO_PASSES).await;
         one_report(cluster, identity.user(), changed, "a condition that was set twice")?;
 
-        // An image.
         let pulled = Timestamp::now();
         agent.cri().await?.pull_image(&node.name(&image)).await?;
         eventually(PATIENCE, "the status lists the image", || async {
@@ -101,7 +100,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
             writes.len() - reports,
             all.len() - writes.len()
         );
-        // Two changes, and one report that nothing has changed may have been due.
+        // Two changes, and one idle report may have been due.
         ensure!((2..=3).contains(&reports), "{reports} reports");
         let (versions, renewals) = (nodes.changes()?, leases.changes()?);
         always_ready(versions.get(seen.0..).unwrap_or_default())?;
@@ -111,7 +110,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
     })
 }
 
-/// The controller's taints of a node that is not well are gone.
+/// Waits until the controller's taints of an unhealthy node are gone.
 async fn untainted(cluster: &Cluster) -> Result<()> {
     eventually(PATIENCE, "the node has no taint", || async {
         let node = cluster.admin.node(NAME).await?.context("there is no Node")?;
@@ -126,7 +125,7 @@ fn since(cluster: &Cluster, user: &str, from: Timestamp) -> Result<Vec<AuditEven
     Ok(asked(cluster, user)?.into_iter().filter(|event| event.received >= from).collect())
 }
 
-/// Whether a report says nothing but that the old status still holds. One of them may be due within two minutes.
+/// Whether a report changes no status. One of them may be due within two minutes.
 fn is_idle(event: &AuditEvent) -> bool {
     let status = event.body.as_ref().and_then(|body| body["status"].as_object());
     let conditions = status.and_then(|status| status.get("conditions")?.as_array());
@@ -139,7 +138,7 @@ fn is_idle(event: &AuditEvent) -> bool {
         && status.is_some_and(|all| all.keys().all(|key| key.ends_with("conditions")))
 }
 
-/// A change is told once.
+/// Checks that a change is reported once.
 fn one_report(cluster: &Cluster, user: &str, from: Timestamp, what: &str) -> Result<()> {
     let reports: Vec<_> = since(cluster, user, from)?
         .into_iter()
@@ -163,7 +162,7 @@ fn always_ready(versions: &[Change<Node>]) -> Result<()> {
     Ok(())
 }
 
-/// The first one was there when the time began.
+/// The first one existed at the beginning of the window.
 fn renewed_every_ten_seconds(renewals: &[Change<Lease>], began: Instant) -> Result<()> {
     let mut times = Vec::new();
     for renewal in renewals {
@@ -176,7 +175,7 @@ fn renewed_every_ten_seconds(renewals: &[Change<Lease>], began: Instant) -> Resu
         times.windows(2).map(|pair| pair[1].duration_since(pair[0]).as_secs_f64()).collect();
     let (least, most) = pauses.iter().fold((f64::MAX, 0_f64), |(a, b), pause| (a.min(*pause), b.max(*pause)));
     eprintln!("{} renewals in {:?}, {least:.2} s to {most:.2} s apart", pauses.len(), began.elapsed());
-    // The interval is 10 to 10.4 s after the end of the one before. A machine may be late, but never early.
+    // The interval is 10 to 10.4 s after the end of the one before. A busy machine may be late, but never early.
     ensure!(least >= 9.9, "renewed too early: {pauses:?}");
     ensure!(most < 40.0, "a Lease ran out: {pauses:?}");
     let seconds = began.elapsed().as_secs_f64();
@@ -184,7 +183,8 @@ fn renewed_every_ten_seconds(renewals: &[Change<Lease>], began: Instant) -> Resu
     Ok(())
 }
 
-/// Killed, the agent leaves a node that the controller marks after its patience; back, it takes that back.
+/// A killed agent leaves a node that the controller marks after its grace period; after a restart the agent takes that
+/// back.
 async fn silent_and_back(cluster: &Cluster, agent: &mut Agent) -> Result<()> {
     agent.kill9()?;
     let killed = Instant::now();

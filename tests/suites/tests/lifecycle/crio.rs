@@ -1,4 +1,4 @@
-//! A stock kubelet on CRI-O, with the agent between them. CRI-O has no leases: what is cut off begins again.
+//! A stock kubelet on CRI-O, with the agent between them. CRI-O has no leases: an interrupted pull begins again.
 
 use crate::pods::pod;
 use crate::rig::run;
@@ -25,7 +25,6 @@ async fn stage(name: &str, access: Access, settings: Settings) -> Result<Stage> 
     Stage::start(name, node, access, Agents::Everything(settings), KubeletOptions::default()).await
 }
 
-/// A namespace with the credentials of [`ALICE`] in the Secret `registry`.
 async fn namespace_with_secret(stage: &Stage, namespace: &str) -> Result<()> {
     let admin = &stage.shared.cluster.admin;
     admin.ensure_service_account(namespace, "default").await?;
@@ -48,8 +47,8 @@ async fn pod_runs(stage: &Stage, namespace: &str, name: &str) -> Result<()> {
     .with_context(|| stage.kubelet_says())
 }
 
-/// I2: while a pod of one namespace pulls a private image with its namespace's Secret, and after that, pods of two others do
-/// not get it: one has no Secret, and one has the same Secret but a signature policy that rejects the image.
+/// I2: during and after the pull of a private image with the Secret of a pod's namespace, pods of two other namespaces
+/// do not get it: one has no Secret, and one has the same Secret but a signature policy that rejects the image.
 #[test]
 fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
     run(async {
@@ -73,7 +72,7 @@ fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
 
         stage.node.proxy.remove(hold);
         pod_runs(&stage, "owner", "first").await?;
-        // The image is there.
+        // The image is present.
         refused_elsewhere(&stage, "late", &image).await?;
         stage.make_pod_in("owner", "second", &image, Some("registry")).await?;
         pod_runs(&stage, "owner", "second").await?;
@@ -97,17 +96,18 @@ async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<(
     }
     let said = stage.pull_failed("bare", name).await?;
     ensure!(said.contains("authentication required") || said.contains("unauthorized"), "{said}");
-    // A kubelet that may not read the Secret yet, because the API server has not noticed the pod, pulls without it first.
+    // A kubelet that may not read the Secret yet, because the API server has not noticed the pod, pulls without it
+    // first.
     eventually(2 * PATIENCE, "the policy of the namespace is applied", || async {
         let said = stage.pull_failed("locked", name).await?;
-        // The kubelet knows CRI-O's error by its first word.
+        // The kubelet recognizes CRI-O's error by its first word.
         ensure!(said.contains("SignatureValidationFailed"), "{said}");
         Ok(())
     })
     .await
 }
 
-/// CRI-O says of a registry that refuses connections that it is not available. The pod has the same words as its reason.
+/// CRI-O reports a registry that refuses connections as unavailable, and the pod has the same reason.
 #[test]
 fn case_16_a_registry_that_is_away_is_the_reason_of_its_pod() -> Result<()> {
     run(async {
@@ -121,10 +121,10 @@ fn case_16_a_registry_that_is_away_is_the_reason_of_its_pod() -> Result<()> {
     })
 }
 
-/// A pod whose image stands still when 5 MiB of its first layer were sent.
+/// A pod whose image is held when 5 MiB of its first layer were sent.
 async fn half_way(stage: &Stage, name: &str) -> Result<(Image, RuleId)> {
     let image = stage.push(&program(name, &[MIB])?).await?;
-    // The program's layer is the same in every image: this one is the image's own.
+    // The program's layer is the same in every image: the last one is unique to the image.
     let own = image.layers.last().context("pushed")?.digest.clone();
     let hold = stage.node.proxy.rule(Match::digest(&own), Fault::StallAfter(MIB / 2));
     stage.make_pod(name, &image).await?;
@@ -136,7 +136,8 @@ fn fetches(stage: &Stage, image: &Image) -> usize {
     image.layers.last().map_or(0, |own| stage.node.proxy.records().gets(&own.digest).len())
 }
 
-/// A planned restart of the agent in the middle of a pod's pull: the kubelet notices nothing, and CRI-O begins nothing again.
+/// A planned restart of the agent during a pod's pull: the kubelet notices nothing, and CRI-O does not restart the
+/// pull.
 #[test]
 fn a_pod_starts_though_the_agent_is_restarted_while_its_image_is_pulled() -> Result<()> {
     run(async {
@@ -167,7 +168,7 @@ fn a_pod_starts_though_the_agent_is_restarted_while_its_image_is_pulled() -> Res
     })
 }
 
-/// The same with `kill -9`: the kubelet asks again, and the pod starts.
+/// The same with `kill -9`: the kubelet retries, and the pod starts.
 #[test]
 fn a_pod_starts_though_the_agent_is_killed_while_its_image_is_pulled() -> Result<()> {
     run(async {

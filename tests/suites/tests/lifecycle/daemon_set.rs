@@ -1,6 +1,7 @@
-//! E4: the shipped DaemonSet as a real pod. The DaemonSet controller makes the pod from packaging/kubernetes/daemonset.yaml, a
-//! stock kubelet runs it, mounts its token, and probes it. Changed in the manifest are only the two places it marks, the image
-//! and the paths and the port of the node, which this machine may use itself.
+//! E4: the shipped DaemonSet as a real pod. The DaemonSet controller makes the pod from
+//! packaging/kubernetes/daemonset.yaml, a stock kubelet runs it, mounts its token, and probes it. The only changes to
+//! the manifest are the two places it marks, the image, and the paths and the port of the node, which this machine may
+//! use itself.
 
 use crate::rig::{ACCOUNT, run, shared};
 use crate::stage::pod_node;
@@ -36,7 +37,7 @@ fn image(program: &Path) -> Result<ImageSpec> {
     Ok(ImageSpec { repo: "keelson".to_owned(), tag: "v1".to_owned(), layers, entrypoint: Vec::new() })
 }
 
-/// What of the manifest is the node's own.
+/// The parts of the manifest that are specific to the node.
 struct Place<'a> {
     node: &'a str,
     image: &'a str,
@@ -87,7 +88,7 @@ fn pods(cluster: &Cluster) -> Api<Pod> {
     cluster.admin.pods("kube-system")
 }
 
-/// The pod of the DaemonSet, once there is one that is not ending.
+/// Waits for a pod of the DaemonSet that is not terminating.
 async fn made(cluster: &Cluster) -> Result<(String, String)> {
     eventually(PATIENCE, "the DaemonSet controller makes a pod", || async {
         let of_set = ListParams::default().labels("app.kubernetes.io/name=keelson-agent");
@@ -99,7 +100,7 @@ async fn made(cluster: &Cluster) -> Result<(String, String)> {
     .await
 }
 
-/// Puts a pod on a node as the scheduler does.
+/// Binds a pod to a node as the scheduler does.
 async fn bind(cluster: &Cluster, pod: &str, node: &str) -> Result<()> {
     let binding: Binding = serde_json::from_value(json!({
         "metadata": {"name": pod}, "target": {"apiVersion": "v1", "kind": "Node", "name": node},
@@ -157,7 +158,7 @@ fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Resul
         let says = || format!("the kubelet says {}", kubelet.log().unwrap_or_default());
         is_ready(cluster, &first).await.with_context(says)?;
 
-        // Conditions of its own on its own Node, by a token that is bound to the pod.
+        // Its own conditions on its own Node, with a token that is bound to the pod.
         for kind in ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable"] {
             cluster.admin.await_condition(name, kind, "False").await?;
         }
@@ -168,7 +169,7 @@ fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Resul
         ensure!(token["bound_node"] == name && token["state"] == "healthy", "{shown}");
         ensure!(shown["credential_warnings"] == json!([]), "{shown}");
 
-        // Another pod takes over what the first one left on the node, with a token of its own.
+        // Another pod takes over the state of the first one on the node, with its own token.
         cluster.admin.delete_pod("kube-system", &first).await?;
         let (second, other) = made(cluster).await?;
         ensure!(other != uid, "the controller made no other pod");

@@ -1,4 +1,4 @@
-//! A node whose agent is gone for good: what still works depends on what goes through the agent.
+//! A node whose agent is stopped for good: the calls that go through the agent fail, others still work.
 
 use crate::rig::run;
 use crate::stage::{Agents, Stage, pod_node};
@@ -20,8 +20,8 @@ async fn stage(name: &str, agents: Agents) -> Result<Stage> {
     Ok(stage)
 }
 
-/// With images alone behind the agent, its death costs pulls and nothing else; with both services, the kubelet takes the
-/// runtime for dead after 30 s. When the agent is back, both nodes run new pods.
+/// If only images go through the agent, its death affects only pulls; with both services, the kubelet considers the
+/// runtime dead after 30 s. When the agent is back, both nodes run new pods.
 #[test]
 fn a_node_stays_ready_without_its_agent_where_only_images_go_through_it() -> Result<()> {
     run(async {

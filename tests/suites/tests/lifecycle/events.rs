@@ -1,4 +1,4 @@
-//! Events on pods whose image pull waits for a slot, with the rights that are shipped.
+//! Events on pods whose image pull waits for a slot, with the shipped rights.
 
 use crate::rig::{ACCOUNT, MANIFEST, companion, make_node, run, settings, shared};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -19,14 +19,13 @@ use tonic::Status;
 
 type Going = JoinHandle<Result<String, Status>>;
 
-/// The Events of the agent on the pod with this uid.
 pub(crate) async fn events_on(cluster: &Cluster, uid: &str) -> Result<Vec<Event>> {
     let api: Api<Event> = Api::namespaced(cluster.admin.client(), "default");
     let fields = format!("involvedObject.uid={uid},reason=ImagePullQueued");
     Ok(api.list(&ListParams::default().fields(&fields)).await?.items)
 }
 
-/// A node of which one pull has the only slot, and another, of a pod with the uid `uid`, waits.
+/// A node with one slot, which one pull has, and another waits, of a pod with the uid `uid`.
 struct Waiting {
     node: Node,
     agent: Agent,
@@ -61,7 +60,6 @@ impl Waiting {
         Ok(Self { node, agent, images, going, hold })
     }
 
-    /// Both pulls succeed.
     async fn finish(self) -> Result<()> {
         self.node.proxy.remove(self.hold);
         for (going, image) in self.going.into_iter().zip(&self.images) {
@@ -70,7 +68,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Waits until so many Events, or more, have this result.
+    /// Waits until at least `least` Events have this result.
     async fn counted(&self, result: &str, least: f64) -> Result<()> {
         let line = format!("keelson_image_pull_pod_events_total{{result=\"{result}\"}}");
         eventually(PATIENCE, &format!("{line} is at least {least}"), || async {
@@ -125,7 +123,7 @@ fn events_that_are_not_allowed_are_counted_and_hold_up_no_pull() -> Result<()> {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let node = Node::start(Kind::V2).await?;
-        // The account has every right but this.
+        // The account has all other rights.
         let rule = "resources: [\"events\"]";
         ensure!(MANIFEST.contains(rule), "the manifest gives no right to events");
         let manifest = MANIFEST.replace(rule, "resources: [\"nothing\"]").replace(ACCOUNT, "no-events");

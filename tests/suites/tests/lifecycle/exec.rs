@@ -12,8 +12,8 @@ use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::json;
 
-/// A kubelet takes the code DEADLINE_EXCEEDED of ExecSync for a probe that failed, and any other for one that it knows
-/// nothing of: the code must be the runtime's own.
+/// A kubelet treats the code DEADLINE_EXCEEDED of ExecSync as a failed probe, and any other as an unknown result: the
+/// code must be the runtime's.
 #[test]
 fn a_probe_that_takes_too_long_fails() -> Result<()> {
     run(async {
@@ -26,7 +26,7 @@ fn a_probe_that_takes_too_long_fails() -> Result<()> {
         let image = stage.push(&program("app", &[])?).await?;
         let name = stage.pod("app");
         let mut made = pod(&name, &stage.name, &stage.node.name(&image));
-        // The program never ends.
+        // The program never exits.
         made["spec"]["containers"][0]["readinessProbe"] =
             json!({"exec": {"command": ["/program", "pause"]}, "timeoutSeconds": 1, "periodSeconds": 1});
         stage.shared.cluster.admin.apply(&made.to_string()).await?;

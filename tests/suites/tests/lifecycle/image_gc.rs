@@ -1,6 +1,6 @@
 //! A small image file system under a stock kubelet with its stock thresholds (I1): content that the agent retains of
-//! unfinished pulls never makes the kubelet remove an image or evict a pod. Every story is told twice, with the kubelet
-//! on containerd itself and with the agent between them, and at its marks as many bytes are free in both.
+//! unfinished pulls never makes the kubelet remove an image or evict a pod. Every scenario runs twice, with the kubelet
+//! on containerd itself and with the agent between them, and at its marks the same number of bytes is free in both.
 
 use crate::rig::run;
 use crate::stage::{Agents, Stage, pod_node, program};
@@ -21,18 +21,18 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const DISK: u64 = 512 * MIB;
 
-/// How many pulls break off, and after how many bytes of their layer.
+/// Number of interrupted pulls, and bytes of their layer before that.
 const UNFINISHED: usize = 4;
 const BROKEN_AFTER: u64 = 20 * MIB;
 
-/// The layer of an image that nobody uses. It is kept packed and unpacked.
+/// The layer of an unused image. It is stored packed and unpacked.
 const SPARE: u64 = 24 * MIB;
 
-/// What the databases of containerd and the sandboxes of pods take more or less.
+/// Tolerance in bytes: databases of containerd, and sandboxes of pods.
 const SLACK: u64 = 6 * MIB;
 
-/// Of the image file system, in percent: the kubelet collects images and evicts pods below 15, the agent releases what it
-/// retains below 20. Between them is [`LOW`].
+/// Free space of the image file system in percent: the kubelet collects images and evicts pods below 15, the agent
+/// releases retained content below 20. [`LOW`] is between them.
 const LOW: u64 = 18;
 const UNDER_PRESSURE: u64 = 13;
 const FREE_BEFORE: u64 = 24;
@@ -40,7 +40,6 @@ const FREE_BEFORE: u64 = 24;
 /// Longer than two passes of the kubelet's eviction manager, one every 10 s.
 const TWO_PASSES: Duration = Duration::from_secs(25);
 
-/// A kubelet on a small image file system.
 struct SmallStage {
     disk: LoopDisk,
     stage: Stage,
@@ -68,12 +67,12 @@ impl SmallStage {
         self.stage.container("default", "keeper").await
     }
 
-    /// How often the kubelet has said this of its node.
+    /// Number of the kubelet's Events about its node with this reason.
     async fn events(&self, reason: &str) -> Result<usize> {
         Ok(self.stage.events("Node", &self.stage.name, reason).await?.len())
     }
 
-    /// The kubelet has reclaimed nothing, and the pod that runs is the first one.
+    /// Checks that the kubelet has reclaimed nothing, and the running pod is the first one.
     async fn nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
         for reason in ["EvictionThresholdMet", "FreeDiskSpaceFailed"] {
             ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_says());
@@ -90,7 +89,7 @@ impl SmallStage {
         Ok(())
     }
 
-    /// Where there is an agent, waits until it retains the content of so many pulls.
+    /// Waits until the agent, if there is one, retains the content of this number of pulls.
     async fn retained(&mut self, expected: usize) -> Result<()> {
         if !self.stage.has_agent() {
             return Ok(());
@@ -110,7 +109,6 @@ impl SmallStage {
         self.capacity * percent / 100
     }
 
-    /// Waits until free space has settled, and returns it.
     async fn settled(&self) -> Result<u64> {
         eventually(PATIENCE, "free space has settled", || async {
             let before = self.disk.available()?;
@@ -124,8 +122,8 @@ impl SmallStage {
         .await
     }
 
-    /// Waits until about as many bytes are free as `expected`. Garbage collections of containerd may be a minute apart: it
-    /// spends a fiftieth of its time on them, and one on a slow disk takes long.
+    /// Waits until about as many bytes are free as `expected`. Garbage collections of containerd may be a minute apart:
+    /// it spends a fiftieth of its time on them, and one on a slow disk takes long.
     async fn settled_at(&self, expected: u64) -> Result<u64> {
         eventually(3 * PATIENCE, "what nobody holds is free", || async {
             let free = self.settled().await?;
@@ -135,7 +133,7 @@ impl SmallStage {
         .await
     }
 
-    /// Takes as much as leaves `percent` free of a file system with `free` bytes.
+    /// Fills a file system with `free` free bytes up to `percent` free.
     fn fill(&self, free: u64, percent: u64) -> Result<Filler> {
         let taken = free.saturating_sub(self.percent(percent));
         self.disk.fill(self.disk.available()?.saturating_sub(taken))
@@ -147,7 +145,7 @@ impl SmallStage {
     }
 }
 
-/// Free bytes at the marks of a story.
+/// Free bytes at the marks of a scenario.
 type Marks = Vec<(&'static str, u64)>;
 
 fn compare(kind: Kind, direct: &Marks, agent: &Marks) -> Result<()> {
@@ -171,7 +169,7 @@ fn label(kind: Kind) -> &'static str {
     }
 }
 
-/// The stock thresholds, and passes that can be waited for.
+/// The stock thresholds, and short intervals between passes.
 fn stock() -> KubeletOptions {
     KubeletOptions::default()
         .set("evictionHard", json!({"memory.available": "1Mi", "imagefs.available": "15%"}))
@@ -182,10 +180,10 @@ fn stock() -> KubeletOptions {
         .set("nodeStatusUpdateFrequency", "1s")
 }
 
-/// Pulls break off, the disk becomes low, then so low that the kubelet must act.
+/// Pulls are interrupted, the disk becomes low, then so low that the kubelet must act.
 async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     let mut small = SmallStage::start(kind, &format!("gc-{}", label(kind)), with_agent, stock()).await?;
-    // Nobody uses it: what the kubelet removes first.
+    // Unused: the kubelet removes it first.
     let spare = small.stage.push(&ImageSpec::single("spare", SPARE)).await?;
     let node = &small.stage.node;
     node.runtime.cri().await?.pull_image(&node.name(&spare)).await?;
@@ -210,12 +208,12 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     let held = free.saturating_sub(small.settled_at(if with_agent { free - nominal } else { free }).await?);
     eprintln!("{kind:?}, agent: {with_agent}: {held} bytes are held of {UNFINISHED} unfinished pulls");
 
-    // With what is retained the disk is low for the agent, but not for the kubelet.
+    // With the retained content the disk is low for the agent, but not for the kubelet.
     let filler = small.fill(free - nominal, LOW)?;
     small.retained(0).await?;
     let low = small.settled_at(small.percent(LOW) + nominal).await?;
     drop(filler);
-    // Without it the same. A kubelet that starts collects images at once if it finds the disk low.
+    // The same without it. A kubelet that starts collects images at once if it finds the disk low.
     let filler = small.fill(free, LOW)?;
     small.stage.kubelet.kill9()?;
     small.stage.kubelet.start_again().await?;
@@ -226,7 +224,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     let lower = small.settled_at(small.percent(LOW)).await?;
     drop(filler);
 
-    // The thresholds are in force: below them the kubelet removes the image, and that is enough.
+    // The thresholds apply: below them the kubelet removes the image, and that is enough.
     let filler = small.fill(free, UNDER_PRESSURE)?;
     eventually(2 * PATIENCE, "the kubelet removes what nobody uses", || async {
         ensure!(!small.has(&spare).await?, "it is there");
@@ -250,16 +248,16 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     Ok(vec![("the disk is low", low), ("the disk is lower", lower), ("images were collected", collected)])
 }
 
-/// I1: content of pulls that broke off is released before the kubelet collects images or evicts a pod because of it.
+/// I1: content of interrupted pulls is released before the kubelet collects images or evicts a pod because of it.
 async fn retained_content_costs_no_image_and_no_pod(kind: Kind) -> Result<()> {
     let direct = pulls_break_off(kind, false).await?;
     let agent = pulls_break_off(kind, true).await?;
     compare(kind, &direct, &agent)
 }
 
-/// An image does not fit beside a pod that runs.
+/// An image does not fit beside a running pod.
 async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
-    // While it is pulled, the disk is full with and without an agent. That may set DiskPressure, but must not evict anybody.
+    // During the pull, the disk is full with and without an agent. That may set DiskPressure, but must not evict a pod.
     let options = stock()
         .set("evictionHard", json!({"memory.available": "1Mi"}))
         .set("evictionSoft", json!({"imagefs.available": "15%"}))
@@ -281,13 +279,13 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
         Ok(())
     })
     .await?;
-    // The kubelet asks for it again meanwhile, in vain.
+    // The kubelet retries meanwhile, without success.
     tokio::time::sleep(TWO_PASSES).await;
     small.stage.pull_failed("default", "large").await?;
     small.stage.delete(&["large"]).await?;
     small.retained(0).await?;
     let freed = small.settled_at(before).await?;
-    // A node under pressure takes no pod, and the kubelet looks again in its next pass.
+    // A node under pressure accepts no pod, and the kubelet checks again in its next pass.
     tokio::time::sleep(TWO_PASSES).await;
     small.nothing_reclaimed(&keeper).await?;
     small.stage.run_pod("small", &[4 * MIB]).await?;

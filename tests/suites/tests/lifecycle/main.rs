@@ -1,10 +1,10 @@
-//! Lifecycle: a node from its registration to its silence. The real agent before a real containerd, in a cluster with
-//! a real API server, the real node lifecycle controller and, beside the agent, a stock kubelet. What is asserted is
-//! what the API server's audit log, its objects and each of their versions say.
+//! Lifecycle of a node, from its registration to its failure: the real agent with a real containerd, in a cluster with
+//! a real API server, the real node lifecycle controller and, beside the agent, a stock kubelet. The tests check the
+//! API server's audit log, its objects and all of their versions.
 //!
 //! Names with `case_N` are case N of section 7 of the reference on image pulls and heartbeats.
 
-// What a test tells is shown when it fails: times and figures.
+// Times and figures, shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 use keelson_harness::suite::Suite;

@@ -20,7 +20,7 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
-/// How many pulls have a slot, and how many wait for one.
+/// Number of pulls with a slot, and number of queued ones.
 async fn counts(agent: &Agent) -> Result<(u64, u64)> {
     let pulls = agent.pulls_json().await?;
     let count = |field: &str| pulls[field].as_u64().with_context(|| format!("no {field} in {pulls}"));
@@ -44,7 +44,7 @@ pub(crate) fn pod(name: &str, node: &str, image: &str) -> Value {
     }})
 }
 
-/// A pod as `kubectl delete pod` deletes it: with its grace period.
+/// Deletes a pod like `kubectl delete pod`, with its grace period.
 async fn delete(cluster: &Cluster, name: &str) -> Result<()> {
     let params = DeleteParams::default();
     cluster.admin.pods("default").delete(name, &params).await.map(drop).context("cannot delete the pod")
@@ -59,7 +59,7 @@ pub(crate) async fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<
     .await
 }
 
-/// Images that run, each a layer of its own beside the program.
+/// Images that run, each with a unique layer beside the program.
 pub(crate) async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
     let specs: Vec<_> = names.iter().map(|name| program(name, &[1 << 20])).collect::<Result<_>>()?;
     node.push(&specs, None).await
@@ -79,7 +79,7 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
         let settings = settings("worker", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);
         let settings = settings.set("node.node_status_update_frequency", "1s");
         let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
-        // It is not ready before the kubelet has made the Node, and the kubelet not before the agent serves.
+        // It is not ready before the kubelet has created the Node, and the kubelet not before the agent serves.
         agent.start_live().await?;
         let options = KubeletOptions { image_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
         let kubelet = cluster.kubelet(&node.scratch, "worker", &node.runtime, &options).await?;
@@ -113,7 +113,7 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
         );
         ensure!(!node.proxy.records().order().iter().any(|repo| repo == "two"), "the second one was begun");
 
-        // The slot of the first is taken still, and free when it is done.
+        // The slot of the first is still in use, and free when it is done.
         cluster.admin.apply(&pod("three", "worker", &node.name(&images[2])).to_string()).await?;
         pulls_are(&agent, 1, 1).await?;
         node.proxy.remove(hold);
@@ -160,8 +160,8 @@ fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()
         let [first, second, third, fourth] =
             <[Going; 4]>::try_from(going).map_err(|_| anyhow::anyhow!("there are four"))?;
 
-        // One that goes for good, one that is only terminating (no kubelet is there to end it), and one whose pull has
-        // a slot: that goes on.
+        // One is deleted, one is only terminating (there is no kubelet to end it), and one has a pull with a slot,
+        // which continues.
         cluster.admin.delete_pod("default", "caller-1").await?;
         gone(second, "caller-1").await?;
         delete(cluster, "caller-2").await?;
@@ -185,7 +185,7 @@ fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()
     })
 }
 
-/// The pull of this pod failed, and says why.
+/// Checks that the pull of this pod failed, with the reason.
 async fn gone(pull: Going, pod: &str) -> Result<()> {
     let answer = tokio::time::timeout(PATIENCE, pull).await.context("the pull still waits")??;
     let status = failed(answer, "its pod is gone")?;

@@ -1,4 +1,4 @@
-//! The Node that the agent makes, beside the one that a stock kubelet makes on the same machine.
+//! The Node that the agent creates, compared with the one of a stock kubelet on the same machine.
 
 use crate::rig::{node_settings, run, shared, well};
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +11,7 @@ use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Fields in which the two differ: the beginning of the path, and why. All others are equal.
+/// Fields in which the two differ: prefix of the path, and reason. All others are equal.
 const DIFFERENCES: [(&str, &str); 12] = [
     (
         "/metadata/annotations/volumes.kubernetes.io/controller-managed-attach-detach",
@@ -31,10 +31,10 @@ const DIFFERENCES: [(&str, &str); 12] = [
     (RUNTIME_FEATURES, "by which pods are placed that need them: the agent runs none"),
 ];
 
-/// What the kubelet says of the features of the runtime, under one name.
+/// The kubelet's fields about features of the runtime, under one name.
 const RUNTIME_FEATURES: &str = "/status/runtime-features";
 
-/// Every value with its path; an entry of a list has the name by which lists are merged.
+/// Every value with its path; an element of a list is named by its merge key.
 fn flat(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(all) => all.iter().for_each(|(key, value)| flat(&format!("{path}/{key}"), value, into)),
@@ -55,7 +55,7 @@ fn flat(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// A Node without its name, its times, and what the API server gives every object.
+/// A Node without its name, its times, and the fields that the API server sets on every object.
 fn fields(node: &Node, name: &str) -> Result<BTreeMap<String, Value>> {
     let mut node = serde_json::to_value(node)?;
     let metadata = node["metadata"].as_object_mut().context("a Node has metadata")?;
@@ -81,7 +81,7 @@ fn fields(node: &Node, name: &str) -> Result<BTreeMap<String, Value>> {
     Ok(fields)
 }
 
-/// Whether all that differs is explained, and all that is explained differs.
+/// Checks that every difference is explained, and every explained field differs.
 fn compare(ours: &BTreeMap<String, Value>, theirs: &BTreeMap<String, Value>) -> Result<()> {
     let mut unexplained = BTreeSet::new();
     let mut used = BTreeSet::new();
@@ -103,7 +103,7 @@ fn compare(ours: &BTreeMap<String, Value>, theirs: &BTreeMap<String, Value>) -> 
         used.len()
     );
     for (explained, why) in DIFFERENCES {
-        // A machine without IPv6 has one address, and a containerd may have no features to tell.
+        // A machine without IPv6 has one address, and a containerd may report no features.
         let may_be_equal = explained.ends_with("InternalIP6") || explained == RUNTIME_FEATURES;
         ensure!(may_be_equal || used.contains(explained), "{explained} is equal, though {why}");
     }
@@ -140,12 +140,12 @@ async fn like_a_kubelets(kind: Kind, ours: &'static str, theirs: &'static str) -
     well(&agent).await?;
     let made = |name: &'static str| async move {
         cluster.admin.await_condition(name, "Ready", "True").await?;
-        // The controller's taint of a new node goes when it has seen that it is ready.
+        // The controller removes its taint of a new node when it has seen that it is ready.
         eventually(PATIENCE, "the controller has seen the node", || async {
             let node = cluster.admin.node(name).await?.context("there is no Node")?;
             let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).map_or(0, Vec::len);
             ensure!(taints == 1, "{:?}", node.spec);
-            // The controller adds the old names of two labels, too.
+            // The controller also adds the old names of two labels.
             let labels = node.metadata.labels.clone().unwrap_or_default();
             let has = |name: &str| labels.contains_key(&format!("beta.kubernetes.io/{name}"));
             ensure!(has("os") && has("arch"), "{labels:?}");

@@ -1,4 +1,4 @@
-//! Pods that a stock kubelet starts while the agent in front of its runtime is restarted or killed.
+//! Pods that a stock kubelet starts while the agent before its runtime is restarted or killed.
 
 use crate::pods::{apps, phase, pod};
 use crate::rig::{ACCOUNT, Shared, companion, run, settings, shared};
@@ -17,17 +17,16 @@ use keelson_harness::util::{PATIENCE, eventually};
 use kube::Api;
 use kube::api::ListParams;
 
-/// Restarts of each test.
 const RESTARTS: usize = 20;
 
 /// Pods that have begun before the first restart: three have a slot, one waits.
 const AHEAD: usize = 4;
 
-/// Bytes of each layer that are sent before the registry holds it back: less than containerd writes at a time, so that
-/// a pull that begins again is seen.
+/// Bytes of each layer that are sent before the registry holds it: less than containerd writes at a time, so that a
+/// restarted pull is detected.
 const SENT: u64 = 256 << 10;
 
-/// A node whose kubelet has the agent as its runtime and image service.
+/// A node whose kubelet uses the agent as its runtime and image service.
 struct Site {
     name: &'static str,
     agent: Agent,
@@ -64,8 +63,8 @@ impl Site {
         format!("{}-{n}", self.name)
     }
 
-    /// Makes pods one after the other, each of an image of its own whose layers the registry holds back, and has the
-    /// agent end in this way while some are being pulled and some wait. In the end the registry lets everything go.
+    /// Creates pods one by one, each with a separate image whose layers the registry holds, and ends the agent with
+    /// `how` while some are being pulled and some wait. At the end the registry releases everything.
     async fn begin_pods(
         &mut self,
         shared: &Shared,
@@ -88,7 +87,6 @@ impl Site {
         Ok(())
     }
 
-    /// Waits until some pulls run and some wait.
     async fn see_queue(&self) -> Result<()> {
         eventually(2 * PATIENCE, "pulls run and wait", || async {
             let pulls = self.agent.pulls_json().await?;
@@ -113,7 +111,7 @@ impl Site {
         Ok(())
     }
 
-    /// What the kubelet said about pulls that failed, in events of the pods and in its log.
+    /// The kubelet's messages about failed pulls, in events of the pods and in its log.
     async fn failures(&self, shared: &Shared) -> Result<Vec<String>> {
         let events: Api<Event> = Api::namespaced(shared.cluster.admin.client(), "default");
         let events = events.list(&ListParams::default()).await.context("cannot list events")?;
@@ -133,7 +131,7 @@ impl Site {
     }
 }
 
-/// I8: a planned restart of the agent is not noticed by the kubelet, whose pods wait for image pulls meanwhile.
+/// I8: the kubelet, whose pods wait for image pulls meanwhile, does not notice a planned restart of the agent.
 #[test]
 fn no_pod_sees_a_failed_pull_through_twenty_planned_restarts() -> Result<()> {
     run(async {
@@ -152,7 +150,7 @@ fn no_pod_sees_a_failed_pull_through_twenty_planned_restarts() -> Result<()> {
     })
 }
 
-/// I8: after `kill -9` of the agent, calls in flight fail as the protocol has it, and all pods run in the end.
+/// I8: after `kill -9` of the agent, calls in flight fail as the protocol requires, and all pods run in the end.
 #[test]
 fn all_pods_run_though_the_agent_is_killed_five_times() -> Result<()> {
     run(async {

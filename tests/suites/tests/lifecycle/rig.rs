@@ -1,7 +1,7 @@
-//! Owns: what the tests share. In: a node's name and settings. Out: a cluster that all tests have in common, agents
-//! with identities of their own, what the audit log says of them, and conditions set through them.
+//! Owns: what the tests share. In: a node's name and settings. Out: a cluster that all tests share, agents with
+//! separate identities, their requests in the audit log, and conditions set through them.
 //!
-//! The cluster lives for as long as a test has it.
+//! The cluster lives for as long as a test uses it.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -22,16 +22,14 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The role that [`NODE_MANIFEST`] makes.
 pub(crate) const NODE_ROLE: &str = "keelson-node-endpoints";
 
-/// The account that [`MANIFEST`] makes.
 pub(crate) const ACCOUNT: &str = "keelson-agent";
 
-/// How the agent names itself to the API server.
+/// Prefix of the agent's `User-Agent`.
 pub(crate) const AGENT: &str = "keelson/";
 
-/// A control plane with its controllers, as patient as they are everywhere.
+/// A control plane with its controllers, with default timeouts.
 pub(crate) struct Shared {
     _controllers: ControllerManager,
     pub(crate) cluster: Cluster,
@@ -50,23 +48,22 @@ impl Shared {
     }
 }
 
-/// The cluster of all tests.
 pub(crate) async fn shared() -> Result<Arc<Shared>> {
     static SHARED: suite::Shared<Shared> = suite::Shared::new();
     SHARED.get(Shared::start).await
 }
 
-/// Settings of an agent that belongs to this node, with a Lease in both roles.
+/// Settings of an agent of this node, with a Lease in both roles.
 pub(crate) fn settings(node: &str, kubeconfig: &Path) -> Settings {
     Settings::new()
         .set("agent.node_name", node)
         .set("node.companion_lease", true)
-        // Its watches are not heartbeats, and the API server's log is counted here.
+        // Its watches are not heartbeats, and requests in the API server's log are counted here.
         .set("endpoints.source", "off")
         .set("kube.kubeconfig", kubeconfig.display().to_string())
 }
 
-/// The same for role `node`. What the machine has left of memory and disk is no matter of these tests.
+/// The same for role `node`. Free memory and disk of the machine do not matter to these tests.
 pub(crate) fn node_settings(node: &str, kubeconfig: &Path, root: &Path) -> Settings {
     settings(node, kubeconfig)
         .set("node.role", "node")
@@ -98,19 +95,18 @@ pub(crate) async fn knows_rights(identity: &Identity, node: &str) -> Result<()> 
     .await
 }
 
-/// Makes a Node that nobody reports for, as if its kubelet had.
+/// Creates a Node without a kubelet.
 pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<()> {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")?;
     Ok(())
 }
 
-/// What an agent asked as this user, in its order.
+/// Requests of an agent as this user, in order.
 pub(crate) fn asked(cluster: &Cluster, user: &str) -> Result<Vec<AuditEvent>> {
     cluster.api.audit(|event| event.user == user && event.user_agent.starts_with(AGENT))
 }
 
-/// A request as a line.
 pub(crate) fn line(event: &AuditEvent) -> String {
     format!(
         "{} {} {} {}/{} {}: {:?} {}",
@@ -125,12 +121,10 @@ pub(crate) fn line(event: &AuditEvent) -> String {
     )
 }
 
-/// What the agent says of its heartbeats.
 pub(crate) async fn heartbeats(agent: &Agent) -> Result<Value> {
     agent.keelson(&["node", "-o", "json"]).await?.json()
 }
 
-/// Waits until the agent says that its heartbeats are well.
 pub(crate) async fn well(agent: &Agent) -> Result<()> {
     eventually(PATIENCE, "the heartbeats are well", || async {
         let shown = heartbeats(agent).await?;

@@ -1,6 +1,6 @@
-//! What an agent may do: every right that is shipped is needed, none is missing, and another node is out of reach.
+//! Rights of an agent: every shipped right is needed, none is missing, and another node cannot be accessed.
 //!
-//! Service endpoints come from the API server here, for they are what some of the rights are for.
+//! Service endpoints come from the API server here, because some of the rights are for them.
 
 use crate::rig::{
     ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line, make_node,
@@ -22,20 +22,20 @@ use kube::api::{
 };
 use serde_json::{Value, json};
 
-/// What Services are made of, which no heartbeat needs.
+/// The resources of Services, which heartbeats do not need.
 const ENDPOINTS: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
 
-/// Intervals that make a test short, and endpoints from the API server.
+/// Short intervals, and endpoints from the API server.
 fn quick(settings: Settings) -> Settings {
     settings
         .set("node.lease_duration", "4s")
         .set("node.node_status_update_frequency", "1s")
         .set("endpoints.source", "kube")
-        // Nobody follows them here.
+        // No client follows them here.
         .set("endpoints.watch", "always")
 }
 
-/// A verb of a rule of the manifest.
+/// One verb of a rule of the manifest.
 #[derive(Clone, Debug)]
 struct Right {
     document: usize,
@@ -71,7 +71,6 @@ fn rights(documents: &[Value]) -> Vec<Right> {
     rights
 }
 
-/// A manifest without one right.
 fn without(right: &Right, mut documents: Vec<Value>) -> Result<Vec<Value>> {
     let rule = &mut documents[right.document]["rules"][right.rule];
     ensure!(rule["resources"].as_array().is_some_and(|all| all.len() == 1), "one resource a rule: {rule}");
@@ -84,7 +83,7 @@ fn without(right: &Right, mut documents: Vec<Value>) -> Result<Vec<Value>> {
     Ok(documents)
 }
 
-/// A companion that lacks this right needs it.
+/// Checks that a companion without this right reports it.
 async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
     let name = format!("least-{number}");
     let scratch = Scratch::new()?;
@@ -99,7 +98,7 @@ async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Re
     is_missed(cluster, &scratch, &identity, &settings, &right).await
 }
 
-/// An agent of role `node` needs this right beside those of every node.
+/// Checks that an agent of role `node` needs this right in addition to those of every node.
 async fn a_node_needs(cluster: &Cluster, number: usize, right: Right) -> Result<()> {
     let name = format!("least-node-{number}");
     let scratch = Scratch::new()?;
@@ -119,7 +118,7 @@ async fn a_node_needs(cluster: &Cluster, number: usize, right: Right) -> Result<
     is_missed(cluster, &scratch, &identity, &settings, &right).await
 }
 
-/// An agent that lacks this right asks for it, is refused, and says so.
+/// Checks that an agent without this right tries to use it, is refused, and reports that.
 async fn is_missed(
     cluster: &Cluster,
     scratch: &Scratch,
@@ -165,7 +164,7 @@ async fn says_heartbeats_fail(agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// It says of this source, and of no other, that it is refused.
+/// Checks that it reports a refusal of this source, and of no other.
 async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
     let shown = agent.json("/debug/endpoints").await?;
     let sources = shown["sources"].as_array().context("there are sources")?;
@@ -179,7 +178,7 @@ async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
         ensure!(shown["state"] == "current", "it says {shown}");
         return Ok(());
     }
-    // Nothing was told whole yet, so there is nothing to serve.
+    // No list was complete yet, so there is nothing to serve.
     ensure!(shown["state"] == "waiting", "it says {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
     let text = ready.text();
@@ -188,7 +187,7 @@ async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a user may list what is at this path.
+/// Waits until a user may list this path.
 async fn knows_list(identity: &Identity, path: &str) -> Result<()> {
     let client = identity.client().await?;
     eventually(PATIENCE, &format!("{} may list {path}", identity.user()), || async {
@@ -201,7 +200,7 @@ async fn knows_list(identity: &Identity, path: &str) -> Result<()> {
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
-/// A check that a right other than the missing one has come to the authorizer, for each of the two roles.
+/// A check that a right other than the missing one has reached the authorizer, for each of the two roles.
 fn right_that_is_left<'a>(
     right: &Right,
 ) -> impl Fn(&'a Identity) -> futures_util::future::BoxFuture<'a, Result<()>> + use<'a> {
@@ -211,7 +210,7 @@ fn right_that_is_left<'a>(
             let client = identity.client().await?;
             let pods: Api<Pod> = Api::all(client.clone());
             let nodes: Api<Node> = Api::all(client.clone());
-            // Pods or nodes: whichever is whole.
+            // Pods or nodes: whichever has all verbs.
             match no_get {
                 true => pods.list(&ListParams::default().limit(1)).await.map(drop)?,
                 false => nodes.list(&ListParams::default().limit(1)).await.map(drop)?,
@@ -231,7 +230,7 @@ fn every_right_of_a_companion_is_needed() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let mut rights = rights(&documents(MANIFEST)?);
-        // Used when a pull waits: `events.rs` shows that they are needed.
+        // Used when a pull waits: `events.rs` tests that they are needed.
         rights.retain(|right| right.resource != "events");
         ensure!(rights.len() >= 5, "the manifest gives {rights:?}");
         for resource in ENDPOINTS {
@@ -255,8 +254,8 @@ async fn current(agent: &mut Agent) -> Result<()> {
     agent.ready().await
 }
 
-/// Everything that an agent ever asks of the API server: start, condition, a pod that goes, a Lease that goes, restarts
-/// of both kinds.
+/// All requests of an agent to the API server: start, condition, a deleted pod, a deleted Lease, restarts of both
+/// kinds.
 async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
     agent.start_again().await?;
     well(agent).await?;
@@ -287,7 +286,7 @@ async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Ag
     well(agent).await
 }
 
-/// What was asked, none of it refused; and all of what a life consists of was asked.
+/// Checks that no request was refused, and that all requests of a life were made.
 fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
     let asked = asked(cluster, user)?;
     for event in &asked {
@@ -303,7 +302,6 @@ fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Re
     Ok(())
 }
 
-/// Verbs and resources.
 fn pairs(rights: &[Right]) -> Vec<(&str, &str)> {
     rights.iter().map(|right| (right.verb.as_str(), right.resource.as_str())).collect()
 }
@@ -319,7 +317,7 @@ fn the_rights_of_a_companion_are_enough() -> Result<()> {
         make_node(cluster, "enough").await?;
         let settings = quick(settings("enough", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
-        // The account is that of every node's agent, so the others' requests are in the log too.
+        // Every node's agent uses this account, so the log includes requests of others too.
         a_whole_life(cluster, "enough", "keelson-enough", &mut agent).await?;
         let mut rights = rights(&documents(MANIFEST)?);
         rights.retain(|right| right.resource != "events");
@@ -327,9 +325,9 @@ fn the_rights_of_a_companion_are_enough() -> Result<()> {
     })
 }
 
-/// The manifest for an account of one node: every rule names what it is about, but those for which RBAC cannot: a Lease
-/// has no name before it is made, pods are not chosen by theirs, and endpoints are made of those of all nodes. Nodes
-/// are chosen by theirs, by the field selector.
+/// The manifest for an account of one node: every rule names its objects, except where RBAC cannot: a Lease has no name
+/// before it is created, pods are not selected by name, and endpoints are made from the slices of all nodes. Nodes are
+/// selected by name, with the field selector.
 fn narrowed(account: &str, node: &str) -> Result<Vec<String>> {
     let mut documents = documents(MANIFEST)?;
     for document in &mut documents {
@@ -420,7 +418,7 @@ fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_n
             ("watch", "pods"),
             ("create", "leases"),
         ];
-        // Services every node may read.
+        // Every node may read Services.
         expected.extend([("list", "services"), ("watch", "services")]);
         expected.extend(pairs(&granted));
         never_refused(cluster, identity.user(), &expected)?;
@@ -446,7 +444,7 @@ fn the_manifest_of_the_proxy_is_taken_whole_and_asks_for_one_capability() -> Res
     asks_for_little(&documents)
 }
 
-/// Nothing of it is unknown to the API server; nothing of it is kept.
+/// Checks that the API server knows every field, in a dry run.
 async fn is_taken_whole(cluster: &Cluster, documents: &[Value]) -> Result<()> {
     for document in documents {
         let object: DynamicObject = serde_json::from_value(document.clone())?;
@@ -462,7 +460,7 @@ async fn is_taken_whole(cluster: &Cluster, documents: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// One capability, no account, and its sockets where the settings have them.
+/// Checks one capability, no account, and the sockets of the settings.
 fn asks_for_little(documents: &[Value]) -> Result<()> {
     let set = documents.iter().find(|document| document["kind"] == "DaemonSet").context("no DaemonSet")?;
     let pod = &set["spec"]["template"]["spec"];

@@ -1,4 +1,4 @@
-//! A container runtime that dies and comes back, as the node's condition Ready shows it.
+//! A container runtime that dies and comes back, as seen in the node's condition Ready.
 
 use crate::rig::{node_settings, run, shared, well};
 use anyhow::{Context as _, Result, ensure};
@@ -28,7 +28,7 @@ async fn a_dead_runtime(kind: Kind, name: &str) -> Result<()> {
     ensure!(message.contains("container runtime"), "{message}");
     ensure!(unready.last_transition_time >= ready.last_transition_time, "{ready:?}, then {unready:?}");
     eprintln!("{kind:?}: it says {message:?}");
-    // A node whose runtime is dead lives all the same: its Lease says so, and the agent's reports arrive.
+    // A node with a dead runtime is still alive: its Lease is renewed, and the agent's reports arrive.
     well(&agent).await?;
 
     containerd.start_again().await?;

@@ -1,5 +1,5 @@
-//! Owns: a node that runs pods: a runtime, a stock kubelet and, where a test wants one, an agent between them. In: the
-//! runtime, settings of kubelet and agent. Out: pods, and what the kubelet says of them.
+//! Owns: a node that runs pods: a runtime, a stock kubelet and, if a test needs one, an agent between them. In: the
+//! kind of runtime, settings of kubelet and agent. Out: pods, and the kubelet's status of them.
 
 use crate::pods::{phase, pod};
 use crate::rig::{ACCOUNT, Shared, companion, settings, shared};
@@ -21,17 +21,14 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What goes through an agent between kubelet and runtime.
+/// The services that go through an agent between kubelet and runtime.
 pub(crate) enum Agents {
-    /// There is none.
     Nothing,
-    /// The image service.
     Images(Settings),
-    /// Both services.
     Everything(Settings),
 }
 
-/// A node that runs pods. Fields are dropped in this order.
+/// Fields are dropped in this order.
 pub(crate) struct Stage {
     pub(crate) kubelet: Kubelet,
     agent: Option<Agent>,
@@ -41,7 +38,7 @@ pub(crate) struct Stage {
     user: Option<&'static User>,
 }
 
-/// What is below the kubelet, but for the agent: a runtime in `folder` whose pods use the host's network.
+/// The node without kubelet and agent: a runtime in `folder` whose pods use the host's network.
 pub(crate) async fn pod_node(scratch: Scratch, folder: &Path, kind: Kind, access: Access) -> Result<Node> {
     let registry = Registry::start(&scratch, access).await?;
     let proxy = RegistryProxy::start(registry.address()).await?;
@@ -61,7 +58,7 @@ fn user(access: Access) -> Option<&'static User> {
     (access == Access::Users).then_some(&ALICE)
 }
 
-/// An image that runs, with layers of its own beside the program.
+/// An image that runs, with unique layers beside the program.
 pub(crate) fn program(name: &str, layers: &[u64]) -> Result<ImageSpec> {
     let mut spec = ImageSpec::program(name, &peers::cri_driver()?, &["pause"]);
     spec.layers.extend(ImageSpec::new(name, layers).layers);
@@ -99,7 +96,7 @@ impl Stage {
         Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
     }
 
-    /// The agent of a stage that has one.
+    /// Fails if the stage has no agent.
     pub(crate) fn agent(&mut self) -> Result<&mut Agent> {
         self.agent.as_mut().context("this stage has no agent")
     }
@@ -117,12 +114,12 @@ impl Stage {
         spec.push(self.node.registry.address(), self.user).await
     }
 
-    /// Makes a pod in the namespace `default`, whose kubelet pulls the image in any case.
+    /// Creates a pod in namespace `default` with pull policy Always.
     pub(crate) async fn make_pod(&self, name: &str, image: &Image) -> Result<()> {
         self.make_pod_in("default", name, image, None).await
     }
 
-    /// Makes a pod that may have the name of a Secret for its image.
+    /// Creates a pod, optionally with a pull Secret.
     pub(crate) async fn make_pod_in(
         &self,
         namespace: &str,
@@ -139,20 +136,19 @@ impl Stage {
         self.shared.cluster.admin.apply(&made.to_string()).await.map(drop)
     }
 
-    /// Runs a pod whose image has layers of these sizes beside its program.
+    /// Runs a pod whose image has layers of these sizes in bytes beside its program.
     pub(crate) async fn run_pod(&self, name: &str, layers: &[u64]) -> Result<()> {
         let image = self.push(&program(name, layers)?).await?;
         self.make_pod(name, &image).await?;
         self.runs(name).await
     }
 
-    /// Waits until a pod of the namespace `default` runs.
     pub(crate) async fn runs(&self, name: &str) -> Result<()> {
         let running = phase(&self.shared.cluster, &self.pod(name), "Running").await;
         running.with_context(|| self.kubelet_says())
     }
 
-    /// The last lines of the kubelet's log that are about images and evictions.
+    /// The last lines of the kubelet's log about images and evictions.
     pub(crate) fn kubelet_says(&self) -> String {
         let log = self.kubelet.log().unwrap_or_default();
         let words = ["evict", "image", "Image", "sandbox"];
@@ -165,14 +161,14 @@ impl Stage {
         pod.status.context("no status")
     }
 
-    /// The container of a pod that was not evicted.
+    /// The container of a pod. Fails if the pod was evicted.
     pub(crate) async fn container(&self, namespace: &str, name: &str) -> Result<ContainerStatus> {
         let status = self.status(namespace, name).await?;
         ensure!(status.phase.as_deref() != Some("Failed"), "the pod {name} failed: {status:?}");
         status.container_statuses.unwrap_or_default().into_iter().next().context("no container yet")
     }
 
-    /// Waits until the kubelet says that the pull of this pod failed, and returns its reason and its words.
+    /// Waits until the kubelet reports that the pull of this pod failed, and returns reason and message.
     pub(crate) async fn pull_failed(&self, namespace: &str, name: &str) -> Result<String> {
         eventually(2 * PATIENCE, &format!("the pull of {name} fails"), || async {
             let state = self.container(namespace, name).await?.state.and_then(|state| state.waiting);
@@ -185,7 +181,6 @@ impl Stage {
         .with_context(|| self.kubelet_says())
     }
 
-    /// Deletes pods of the namespace `default`.
     pub(crate) async fn delete(&self, names: &[&str]) -> Result<()> {
         for name in names {
             self.shared.cluster.admin.delete_pod("default", &self.pod(name)).await?;
@@ -193,7 +188,7 @@ impl Stage {
         Ok(())
     }
 
-    /// What Events of this reason say of the node or one of its pods.
+    /// Messages of Events with this reason on the node or one of its pods.
     pub(crate) async fn events(&self, kind: &str, name: &str, reason: &str) -> Result<Vec<String>> {
         let events: Api<Event> = Api::all(self.shared.cluster.admin.client());
         let fields = format!("involvedObject.kind={kind},involvedObject.name={name},reason={reason}");

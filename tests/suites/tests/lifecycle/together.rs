@@ -14,13 +14,11 @@ use std::time::{Duration, Instant};
 
 const NAME: &str = "both";
 
-/// How long both write.
 const TOGETHER: Duration = Duration::from_secs(60);
 
-/// Conditions of other processes, which flip all the time.
+/// Conditions of other processes, which change all the time.
 const FLIPPING: [&str; 3] = ["KernelDeadlock", "example.com/DiskSlow", "ReadonlyFilesystem"];
 
-/// Every condition of the companion.
 const COMPANIONS: [&str; 5] = [
     "KernelDeadlock",
     "example.com/DiskSlow",
@@ -29,7 +27,7 @@ const COMPANIONS: [&str; 5] = [
     "KeelsonStateNotDurable",
 ];
 
-/// A status in two: what the kubelet owns, and the companion's conditions by their type.
+/// A status in two parts: the kubelet's fields, and the companion's conditions by type.
 type Halves = (Value, BTreeMap<String, Value>);
 
 fn halves(node: &Node) -> Result<Halves> {
@@ -97,8 +95,8 @@ fn neither_kubelet_nor_companion_loses_what_it_wrote_to_the_other() -> Result<()
     })
 }
 
-/// No write changed both halves, none took a condition of the companion away, and no time of either went back.
-/// Returns how many changed each half.
+/// Checks that no write changed both halves, none removed a condition of the companion, and no time of either went
+/// back. Returns the number of changes to each half.
 fn every_version(versions: &[Change<Node>]) -> Result<(usize, usize)> {
     let (mut of_kubelet, mut of_companion) = (0, 0);
     let mut before: Option<Halves> = None;
@@ -135,7 +133,7 @@ fn no_step_back(before: &Value, after: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Every write of the companion to this Node names its own conditions and nothing else.
+/// Every write of the companion to this Node contains only its own conditions.
 fn own_conditions_only(cluster: &Cluster, user: &str) -> Result<()> {
     let writes = cluster.api.audit(|event| {
         event.user == user && event.name == NAME && event.resource == "nodes" && event.is_write()
@@ -146,7 +144,7 @@ fn own_conditions_only(cluster: &Cluster, user: &str) -> Result<()> {
             "{}",
             line(write)
         );
-        // An API server whose etcd is slow answers 504, which the companion has no part in.
+        // An API server with a slow etcd returns 504, which is no fault of the companion.
         ensure!(write.code == Some(200) || write.code == Some(504), "{}", line(write));
         let body = write.body.as_ref().and_then(Value::as_object).context("a patch has a body")?;
         let status = body.get("status").and_then(Value::as_object).context("a patch has a status")?;
@@ -160,7 +158,7 @@ fn own_conditions_only(cluster: &Cluster, user: &str) -> Result<()> {
     Ok(())
 }
 
-/// Who owns which condition, by the API server's own books.
+/// Checks the managers of each condition in the managed fields.
 fn owners(versions: &[Change<Node>]) -> Result<()> {
     let node = versions.last().and_then(|version| version.object.as_ref()).context("there is a Node")?;
     let mut owners: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -182,7 +180,7 @@ fn owners(versions: &[Change<Node>]) -> Result<()> {
     Ok(())
 }
 
-/// Both Leases are there, held by the node, and renewed.
+/// Checks that both Leases exist, are held by the node, and are renewed.
 async fn two_leases(cluster: &Cluster) -> Result<()> {
     for name in [NAME.to_owned(), format!("keelson-{NAME}")] {
         let renewed = async || -> Result<_> {

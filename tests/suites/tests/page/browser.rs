@@ -1,7 +1,7 @@
 //! A headless Chromium, driven through WebDriver.
 //!
-//! Owns: the processes of browser and driver, and one session. In: an address. Out: what the page holds, and pictures
-//! of it. The protocol's five commands that are needed are spoken directly: JSON over HTTP on loopback.
+//! Owns: the processes of browser and driver, and one session. In: an address. Out: contents and screenshots of the
+//! page. Speaks the five commands of the protocol that it needs directly: JSON over HTTP on loopback.
 
 use std::path::{Path, PathBuf};
 
@@ -19,18 +19,15 @@ use serde_json::{Value, json};
 /// A browser's window cannot be narrower than this; a phone's screen is emulated.
 const SMALLEST_WINDOW: u32 = 500;
 
-/// A window's size in CSS pixels, and the colour scheme that the reader prefers.
+/// Size of the viewport in CSS pixels, and the preferred colour scheme.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
-    /// Width.
     pub(crate) width: u32,
-    /// Height.
     pub(crate) height: u32,
     /// `prefers-color-scheme: dark`.
     pub(crate) dark: bool,
 }
 
-/// A browser with one page.
 #[derive(Debug)]
 pub(crate) struct Browser {
     session: String,
@@ -38,7 +35,7 @@ pub(crate) struct Browser {
 }
 
 impl Browser {
-    /// Starts driver and browser with a profile of its own.
+    /// Starts driver and browser with a new profile.
     pub(crate) async fn start(scratch: &Scratch, look: Look) -> Result<Self> {
         let port = free_port()?;
         let folder = scratch.dir(&format!("browser-{port}"))?;
@@ -61,7 +58,6 @@ impl Browser {
         Ok(Self { session: format!("{base}/session/{id}"), _driver: driver })
     }
 
-    /// Opens an address.
     pub(crate) async fn open(&self, url: &str) -> Result<()> {
         call(Method::POST, &format!("{}/url", self.session), &json!({ "url": url })).await.map(drop)
     }
@@ -72,7 +68,6 @@ impl Browser {
         call(Method::POST, &format!("{}/execute/sync", self.session), &body).await
     }
 
-    /// Waits until a JavaScript expression is true.
     pub(crate) async fn until(&self, expression: &str) -> Result<()> {
         eventually(PATIENCE, expression, || async move {
             match self.eval(expression).await? {
@@ -83,7 +78,7 @@ impl Browser {
         .await
     }
 
-    /// What the browser complained about since the page was opened.
+    /// Console messages since the page was opened.
     pub(crate) async fn complaints(&self) -> Result<Vec<String>> {
         let log =
             call(Method::POST, &format!("{}/se/log", self.session), &json!({ "type": "browser" })).await?;
@@ -91,7 +86,7 @@ impl Browser {
         Ok(entries.iter().map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect())
     }
 
-    /// A PNG of what is seen.
+    /// A PNG of the viewport.
     pub(crate) async fn picture(&self) -> Result<Vec<u8>> {
         let picture = call(Method::GET, &format!("{}/screenshot", self.session), &Value::Null).await?;
         decode_base64(picture.as_str().context("no picture")?)
@@ -137,7 +132,7 @@ async fn call(method: Method, url: &str, body: &Value) -> Result<Value> {
     Ok(value["value"].take())
 }
 
-/// Standard base64, as WebDriver sends pictures.
+/// Standard base64, in which WebDriver sends screenshots.
 fn decode_base64(text: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut word, mut bits) = (0_u32, 0_u32);

@@ -1,4 +1,4 @@
-//! The page's section on service endpoints, before agents that read manifests, or nothing.
+//! The page's section on service endpoints, with agents that read manifests, or have endpoints disabled.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,6 @@ use crate::{
     count, keep,
 };
 
-/// A browser that shows an agent's page.
 async fn opened(node: &Node, look: Look, url: &str) -> Result<Browser> {
     let browser = Browser::start(&node.scratch, look).await?;
     browser.open(url).await?;
@@ -20,7 +19,7 @@ async fn opened(node: &Node, look: Look, url: &str) -> Result<Browser> {
     Ok(browser)
 }
 
-/// Services `web-0000` and so on, of which each has an endpoint on this node and one elsewhere.
+/// Services `web-0000` and following, each with one endpoint on this node and one on another.
 fn manifests(services: usize) -> String {
     let service = |number: usize| {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -44,7 +43,7 @@ fn manifests(services: usize) -> String {
     (0..services).map(service).collect::<Vec<_>>().join("---\n")
 }
 
-/// Puts a file there at once, as careful writers do.
+/// Replaces a file atomically.
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let part = folder.join(format!(".{name}.part"));
     fs::write(&part, text)?;
@@ -70,7 +69,7 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
     desk.until(&shows("endpoints-services", "300 Services")).await?;
     desk.until(&shows("endpoints-source-note", &folder.display().to_string())).await?;
-    // Of all there are a bounded number is in the page.
+    // The page holds a bounded number of them.
     desk.until(&format!("{} === 200", count("[data-service]"))).await?;
     desk.until(&shows("services-count", "300 Services, first 200 shown")).await?;
     keep(&desk, "endpoints").await?;
@@ -94,11 +93,11 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     ensure!(desk.eval(&chosen(false)).await? == 1, "the endpoint that is not ready is shown with its reason");
     keep(&desk, "endpoints-explained").await?;
 
-    // What changes is seen without a reload.
+    // A change is shown without a reload.
     write(&folder, "shop.yaml", &manifests(300).replace("ready: false", "ready: true"))?;
     desk.until(&format!("{} === 2", chosen(true))).await?;
 
-    // A broken manifest is named, with its last good version kept, and nothing of it is markup.
+    // A broken manifest is named, its last valid version is kept, and its text is not interpreted as markup.
     write(&folder, "shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
     write(&folder, "<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
     desk.until(&shows("faults", "shop.yaml")).await?;
@@ -142,7 +141,7 @@ async fn the_page_says_how_to_turn_endpoints_on() -> Result<()> {
     Ok(())
 }
 
-/// Whether a row of backends has this text in this part.
+/// A JavaScript expression: whether a row of backends has this text in this part.
 fn row(name: &str, part: &str, text: &str) -> String {
     let selector = format!("[data-backend='{name}'] [data-part='{part}']");
     format!("(document.querySelector({selector:?})?.innerText ?? '').includes({text:?})")
@@ -217,7 +216,7 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
     phone.eval("document.getElementById('backends-part').scrollIntoView() ?? true").await?;
     keep(&phone, "endpoints-backends-phone").await?;
 
-    // One goes on reporting, from the other nothing more is heard: after half a minute that is told.
+    // One keeps reporting, the other stops: shown after half a minute.
     let reports = tokio::spawn(async move {
         while reporter
             .report(Backend { state: "synced".into(), reason: String::new(), ..ill.clone() })

@@ -1,6 +1,6 @@
-//! The page in a real browser, before a real agent that pulls real images.
+//! The page in a real browser, with a real agent that pulls real images.
 //!
-//! With `KEELSON_PICTURES` naming a folder, the pictures that the browser takes are kept there for people to look at.
+//! If `KEELSON_PICTURES` names a folder, the screenshots are stored there.
 
 mod browser;
 mod endpoints;
@@ -21,7 +21,7 @@ const DESK: Look = Look { width: 1280, height: 1000, dark: false };
 const NIGHT: Look = Look { width: 1280, height: 1000, dark: true };
 const PHONE: Look = Look { width: 390, height: 1400, dark: false };
 
-/// How many elements a selector finds.
+/// A JavaScript expression: the number of elements that match a selector.
 fn count(selector: &str) -> String {
     format!("document.querySelectorAll({selector:?}).length")
 }
@@ -60,7 +60,7 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
     for actor in ["PullCoordinator", "RuntimeClient", "LeaseRenewer", "StatusReporter", "EndpointPublisher"] {
         desk.until(&format!("{} === 1", count(&format!("[data-actor={actor}]")))).await?;
     }
-    // Bytes are shown, of a known total.
+    // Bytes are shown, with a known total.
     desk.until("/MiB of 5\\.\\d MiB/.test(document.getElementById('running').innerText)").await?;
     ensure!(
         desk.eval("document.body.innerText.includes('page/image-0')").await? == true,
@@ -78,14 +78,14 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
         keep(&browser, name).await?;
     }
 
-    // Nothing but the agent's own end makes the page say that it is gone.
+    // Only the agent's own end makes the page report that it is gone.
     agent.kill9()?;
     desk.until("document.getElementById('connection').dataset.state === 'lost'").await?;
     keep(&desk, "lost").await?;
     while pulls.join_next().await.is_some() {}
     agent.start_again().await?;
     desk.until("document.getElementById('connection').dataset.state === 'live'").await?;
-    // All five are anonymous: the agent finishes them with nobody waiting.
+    // All five are anonymous: the agent finishes them without callers.
     desk.until(&format!("{} === 2", count("#running [data-pull-id]"))).await?;
     node.proxy.remove(stalled);
     desk.until(&format!("{} === 5", count("#finished [data-state='succeeded']"))).await?;
@@ -100,7 +100,7 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -
     let agent = node.agent(&Settings::limit(1)).await?;
     node.proxy.rule(Match::any(), Fault::Hang);
     let cri = agent.cri().await?;
-    // The longest name that passes the grammar, and a pod whose name is markup.
+    // The longest name that matches the grammar, and a pod whose name is markup.
     let name = format!("{}/{}", node.proxy.address(), "long-".repeat(45) + "name");
     let pull = keelson_harness::cri::Pull::new(&name).pod("<img src=x onerror=window.pwned=1>", "uid-1");
     let waiting = tokio::spawn(async move { cri.pull(&pull).await });
@@ -116,7 +116,6 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -
     ensure!(browser.eval(foreign).await? == 0, "the page loads something from elsewhere");
     let complaints = browser.complaints().await.context("the browser's log")?;
     ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
-    // An actor opens in full.
     browser.eval("document.querySelector('[data-actor] .toggle').click() ?? true").await?;
     browser.until("/\"limit\": 1|\"calls_in_flight\"/.test(document.body.innerText)").await?;
     keep(&browser, "actor").await?;

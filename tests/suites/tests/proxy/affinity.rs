@@ -9,14 +9,13 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
 fn all() -> [Ep; 5] {
     [1, 2, 3, 4, 5].map(elsewhere)
 }
 
-/// A Service of two ports whose clients stay with their endpoint for so many seconds.
+/// A Service with two ports and ClientIP affinity with this timeout.
 async fn sticky(number: u8, seconds: u32) -> Result<Case> {
     let case = Case::new(number, Setup::Plain).await?;
     let mut ports = [port("http", PORT, Transport::Tcp), port("more", PORT + 1, Transport::Tcp)];
@@ -38,7 +37,6 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
     case.slices_of("svc", "a", &ports, endpoints).await
 }
 
-/// Who answers.
 async fn who(asker: &Asker, to: SocketAddr) -> Result<SocketAddr> {
     match asker.ask(to, Transport::Tcp, ANSWER).await? {
         Outcome::Answered { by, .. } => Ok(by),
@@ -46,7 +44,7 @@ async fn who(asker: &Asker, to: SocketAddr) -> Result<SocketAddr> {
     }
 }
 
-/// Who answers each of several questions, which must be one.
+/// The endpoint that answers several requests, which must be one.
 async fn the_one(asker: &Asker, to: SocketAddr) -> Result<SocketAddr> {
     let first = who(asker, to).await?;
     let tally = asker.ask_times(to, Transport::Tcp, 8, ANSWER).await?;
@@ -81,16 +79,16 @@ fn case_47_a_client_stays_with_its_endpoint_over_all_frontends_of_a_port() -> Re
                 same += usize::from(second.ip() == one.ip());
             }
         }
-        // By chance all are the same once in 5^12 runs.
+        // All are the same by chance once in 5^12 runs.
         ensure!(same < asked, "the second port is not independent of the first");
 
-        // What other Services do is nothing to it.
+        // Changes of other Services do not affect it.
         let to = case.v(1).at(Family::V4);
         let one = the_one(&clients[0], to).await?;
         case.synced().await?;
         ensure!(the_one(&clients[0], to).await? == one, "a change of another Service moved a client");
 
-        // Its endpoint goes: another is chosen, and kept. It comes back: nobody is moved.
+        // Its endpoint is removed: another is chosen, and kept. It comes back: no client is moved.
         let rest: Vec<Ep> = all().into_iter().filter(|ep| ep.at.of(Family::V4) != one.ip()).collect();
         ensure!(rest.len() == 4, "{one} is no endpoint");
         serve(&case, &rest).await?;
@@ -112,13 +110,13 @@ fn case_47_who_was_idle_for_the_timeout_may_get_another() -> Result<()> {
         let client = case.world().client();
         let to = case.w(1).at(Family::V4);
         let one = the_one(&client, to).await?;
-        // Each connection begins the time anew: twice the timeout passes, and nothing has changed.
+        // Each connection restarts the timeout: twice the timeout passes, and nothing has changed.
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let now = who(&client, to).await?;
             ensure!(now == one, "was with {one}, is with {now}");
         }
-        // By chance it is the same again for all of these once in 5^15 runs.
+        // The same for all of these by chance once in 5^15 runs.
         for _ in 0..15 {
             tokio::time::sleep(Duration::from_millis(2_500)).await;
             if who(&client, to).await? != one {
@@ -145,7 +143,7 @@ fn case_47_an_endpoint_outside_of_the_set_in_use_is_passed_over() -> Result<()> 
         for family in Family::BOTH {
             let v = the_one(&c, case.v(1).at(family)).await?;
             let local: Dual = endpoints[0].at;
-            // Any of them: W has the local ones only.
+            // Any of them: W has only the local ones.
             let w = the_one(&c, case.w(1).at(family)).await?;
             ensure!(w == local.at(family, 8080), "W went to {w} after V went to {v}");
         }

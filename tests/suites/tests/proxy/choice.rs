@@ -1,4 +1,4 @@
-//! How an endpoint is chosen: uniformly, at random, for each new connection.
+//! Endpoints are chosen uniformly, at random, for each new connection.
 
 use crate::objects::{Ep, elsewhere};
 use crate::rig::{Case, Setup, run};
@@ -8,9 +8,9 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Connections of each family and way.
+/// Connections of each family and frontend.
 const CONNECTIONS: usize = 2_000;
-/// What chi-square with four degrees of freedom exceeds once in a million: `2e^-x/2 (1 + x/2) / 2 = 1e-6` at this `x`.
+/// Chi-square with four degrees of freedom exceeds this once in a million: `2e^-x/2 (1 + x/2) / 2 = 1e-6` at this `x`.
 const CRITICAL: f64 = 33.377;
 
 async fn is_uniform(asker: &Asker, to: SocketAddr, transport: Transport, endpoints: usize) -> Result<()> {

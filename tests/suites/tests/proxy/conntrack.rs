@@ -1,4 +1,4 @@
-//! What becomes of flows that exist: cases 48 to 50.
+//! Existing flows: cases 48 to 50.
 
 use crate::expect::{Target, Want, kept};
 use crate::objects::{Ep, PORT, elsewhere, on_node, port};
@@ -11,12 +11,11 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long none must come.
+/// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
 
-/// A port of UDP with the case's node port.
+/// A UDP port with the case's node port.
 fn udp(case: &Case, n: u8) -> Value {
     let mut udp = port("dns", PORT, Transport::Udp);
     udp["nodePort"] = json!(case.node_port(n));
@@ -32,9 +31,9 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
     case.slices_of("svc", "a", &served(8080), endpoints).await
 }
 
-/// A flow that this endpoint answers: flows are opened until one is.
+/// Opens flows until this endpoint answers one.
 async fn flow_to(asker: &Asker, to: SocketAddr, transport: Transport, endpoint: Dual) -> Result<Flow> {
-    // With two endpoints, a hundred in vain are no chance.
+    // With two endpoints, a hundred failures are no coincidence.
     for _ in 0..100 {
         let mut flow = asker.open(to, transport)?;
         match flow.ask(ANSWER).await? {
@@ -53,7 +52,7 @@ async fn answered_by(flow: &mut Flow, want: SocketAddr) -> Result<()> {
     }
 }
 
-/// Waits until a flow is answered by another.
+/// Waits until another endpoint answers a flow.
 async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> {
     let flow = tokio::sync::Mutex::new(flow);
     case.soon("the flow goes to another endpoint", || async {
@@ -70,7 +69,7 @@ async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> 
 fn case_48_flows_of_udp_to_an_endpoint_that_is_gone_are_forgotten_and_others_are_not() -> Result<()> {
     run(async {
         let case = Case::new(48, Setup::Plain).await?;
-        // By default an association that does not get on is forgotten after three seconds.
+        // By default an association that makes no progress is forgotten after three seconds.
         case.world().node().sysctl(&[("netfilter/nf_conntrack_sctp_timeout_cookie_wait", "120")])?;
         let x = case.x_address(1);
         let transports = [("t", Transport::Tcp), ("s", Transport::Sctp), ("dns", Transport::Udp)];
@@ -121,14 +120,14 @@ fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_th
         // Without any rules the kernel does not track connections at all.
         case.synced().await?;
         let c = case.world().client();
-        // There is no Service: the node sends it on, and remembers that it did not translate it.
+        // There is no Service: the node forwards it, and has an untranslated entry.
         let mut flows = Vec::new();
         for family in Family::BOTH {
             for target in [case.w(1), case.v(1)] {
                 let to = target.at(family);
                 let mut flow = c.open(to, Transport::Udp)?;
                 if target.at(family) == case.v(1).at(family) {
-                    // Addresses of ServiceCIDRs are dropped by now: an entry as one from before any proxy ran.
+                    // Addresses of ServiceCIDRs are dropped by now: adds an entry as from before any proxy ran.
                     remember(&case, &c, flow.port(), to)?;
                 } else {
                     ensure!(flow.ask(SILENCE).await? == Outcome::Dropped, "the gateway answers over UDP");
@@ -140,7 +139,7 @@ fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_th
         case.make("svc", 1, &json!({"ports": [udp(&case, 1)]})).await?;
         case.synced().await?;
         for (family, flow) in &mut flows {
-            // Nobody has answered yet, so its packets are those of a new connection, and are rejected like those.
+            // It was never answered, so its packets are those of a new connection, and are rejected like those.
             let outcome = flow.ask(SILENCE).await?;
             ensure!(!matches!(outcome, Outcome::Answered { .. }), "there is no endpoint: {outcome:?}");
             remembers(&case, *family, flow).with_context(|| format!("{outcome:?}"))?;
@@ -155,7 +154,7 @@ fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_th
     })
 }
 
-/// Makes the node remember a flow that it did not translate.
+/// Adds an untranslated entry to the node's conntrack table.
 fn remember(case: &Case, asker: &Asker, port: u16, to: SocketAddr) -> Result<()> {
     let family = Family::of(to.ip());
     let (source, destination) = (asker.ip(family).to_string(), to.ip().to_string());
@@ -165,7 +164,7 @@ fn remember(case: &Case, asker: &Asker, port: u16, to: SocketAddr) -> Result<()>
     case.world().node().conntrack(&args).map(drop)
 }
 
-/// Fails unless the node remembers a flow of UDP.
+/// Fails unless the node has an entry of a UDP flow.
 fn remembers(case: &Case, family: Family, flow: &Flow) -> Result<()> {
     let listed = case.world().node().conntrack(&["-L", "-f", as_conntrack_says(family), "-p", "udp"])?;
     ensure!(listed.contains(&format!("sport={} ", flow.port())), "{flow:?} is not among\n{listed}");
@@ -223,7 +222,7 @@ fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another
                 flows.push((family, flow_to(&pod, target.at(family), Transport::Udp, r1.at).await?));
             }
         }
-        // It leaves: no new flow goes there while others are ready, and it serves those that it has.
+        // It terminates: no new flow uses it while others are ready, and it serves the existing ones.
         serve(&case, &[l1.clone(), r1.clone().leaving()]).await?;
         case.synced().await?;
         // A sync after which a clean-up has certainly been done.
@@ -235,7 +234,7 @@ fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another
             answered_by(flow, r1.at.at(*family, 8080)).await.context("to an endpoint that leaves")?;
         }
 
-        // Another slice with another number of the port: R1 serves there from now on.
+        // Another slice with another port number: R1 serves there from now on.
         case.make("moved", 2, &json!({"ports": [udp(&case, 2)]})).await?;
         case.slices_of("moved", "a", &served(8080), std::slice::from_ref(&r1)).await?;
         case.synced().await?;

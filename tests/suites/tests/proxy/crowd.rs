@@ -1,4 +1,4 @@
-//! Health under connections that nobody closes: P3.
+//! Health under connections that are never closed: P3.
 
 use crate::expect::kept;
 use crate::objects::on_node;
@@ -12,9 +12,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-/// How many connections are open at once.
+/// Number of connections open at once.
 const CROWD: usize = 5_000;
-/// From how many addresses, where it is not one pod.
+/// Number of their source addresses, unless it is one pod.
 const SOURCES: u8 = 50;
 const HEALTH: u16 = 10256;
 
@@ -30,13 +30,13 @@ async fn crowd(asker: &Asker, sources: &[IpAddr], at: SocketAddr) -> Result<Vec<
         open.extend(try_join_all(batch.iter().map(connect)).await?);
     }
     for stream in open.iter_mut().step_by(2) {
-        // One that the proxy has closed for another is no fault.
+        // The proxy may have closed it for another one.
         let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: slow\r\n").await;
     }
     Ok(open)
 }
 
-/// Load balancer and kubelet get their answers, again and again.
+/// Load balancer and kubelet get their responses every time.
 async fn answers(case: &Case, check: u16) -> Result<()> {
     for round in 0..5 {
         for (port, path) in [(HEALTH, "/healthz"), (HEALTH, "/livez"), (check, "/")] {

@@ -1,4 +1,4 @@
-//! Owns: what a case expects. In: who asks whom, and what must come of it. Out: an error that tells what came of it instead.
+//! Owns: expectations of a case. In: clients, targets and expected outcomes. Out: an error with the actual outcome.
 
 use crate::objects::{Ep, PORT, elsewhere};
 use crate::rig::Case;
@@ -12,16 +12,16 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// How long an answer may take: nobody waits for it if it does not come at all.
+/// Timeout of a response.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long a question must stay without an answer, so that it counts as dropped: a hundred times of what an answer takes.
+/// Time without a response after which a request counts as dropped: a hundred times the usual latency.
 const SILENCE: Duration = Duration::from_millis(700);
-/// How many questions must be dropped.
+/// Number of requests that must be dropped.
 const SILENT: usize = 3;
-/// How many checks of a table run at the same time.
+/// Number of concurrent checks of a table.
 const BESIDE: usize = 12;
 
-/// An address to ask, of both families.
+/// A destination, in both families.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     address: Dual,
@@ -51,55 +51,49 @@ impl Target {
         Self { families: &[Family::V6], ..self }
     }
 
-    /// Of one of its families.
     pub(crate) fn at(self, family: Family) -> SocketAddr {
         self.address.at(family, self.port)
     }
 }
 
 impl Case {
-    /// V:80.
     pub(crate) fn v(&self, n: u8) -> Target {
         Target::new(self.v_address(n), PORT)
     }
 
-    /// W:80.
     pub(crate) fn w(&self, n: u8) -> Target {
         Target::new(self.w_address(n), PORT)
     }
 
-    /// X:80.
     pub(crate) fn x(&self, n: u8) -> Target {
         Target::new(self.x_address(n), PORT)
     }
 
-    /// N:NP.
     pub(crate) fn np(&self, n: u8) -> Target {
         Target::new(NODE, self.node_port(n))
     }
 
-    /// N2:NP.
     pub(crate) fn np2(&self, n: u8) -> Target {
         Target::new(NODE_2, self.node_port(n))
     }
 }
 
-/// What must come of questions.
+/// The expected outcome of requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Want {
-    /// Exactly these answer, each of them at some time, and see this.
+    /// Exactly these answer, each of them at least once, and see a masqueraded source or not.
     Answers { by: BTreeSet<(Dual, u16)>, masqueraded: bool },
-    /// An ICMP message says that the port is unreachable.
+    /// ICMP "port unreachable".
     Reject,
-    /// Nothing comes back.
+    /// No response.
     Drop,
-    /// The node forwards it as it is: the gateway, which has all these addresses, answers.
+    /// The node forwards it untranslated: the gateway, which has all these addresses, answers.
     Untouched,
-    /// A host that has the address says that nobody listens.
+    /// TCP reset of a host that has the address.
     Reset,
 }
 
-/// {..} -M: these answer and see who asked.
+/// {..} -M: these answer and see the client.
 pub(crate) fn kept<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
     Want::Answers { by: by.into_iter().map(|ep| (ep.at, 8080)).collect(), masqueraded: false }
 }
@@ -110,7 +104,6 @@ pub(crate) fn masked<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
 }
 
 impl Want {
-    /// The same, at another port of all of them.
     pub(crate) fn at(self, port: u16) -> Self {
         match self {
             Self::Answers { by, masqueraded } => {
@@ -120,8 +113,8 @@ impl Want {
         }
     }
 
-    /// How often to ask, so that who is to answer is missed once in a thousand million runs: of `k` each is missed by
-    /// `n` questions with probability `(1 - 1/k)^n`.
+    /// Number of requests, so that an expected endpoint is missed once in 10^9 runs: each of `k` is missed by `n`
+    /// requests with probability `(1 - 1/k)^n`.
     fn times(&self) -> usize {
         match self {
             Self::Answers { by, .. } => match by.len() {
@@ -136,7 +129,6 @@ impl Want {
         }
     }
 
-    /// Whether an outcome is one that may come.
     fn allows(&self, outcome: Outcome, asker: &Asker, to: SocketAddr) -> bool {
         match (self, outcome) {
             (Self::Answers { by, masqueraded }, Outcome::Answered { by: who, source }) => {
@@ -167,7 +159,7 @@ impl Want {
     }
 }
 
-/// What a masqueraded connection comes from: the node's address on the way to the endpoint.
+/// Source of a masqueraded connection: the node's address on the path to the endpoint.
 fn node_as_seen_by(endpoint: IpAddr) -> IpAddr {
     let family = Family::of(endpoint);
     let on_node = (1..=3).any(|n| local(n).of(family) == endpoint);
@@ -175,7 +167,7 @@ fn node_as_seen_by(endpoint: IpAddr) -> IpAddr {
 }
 
 impl Case {
-    /// Asks now, in each family of the target.
+    /// Checks once, in each family of the target.
     pub(crate) async fn see(&self, asker: &Asker, target: Target, want: &Want) -> Result<()> {
         for family in target.families {
             let to = target.at(*family);
@@ -188,7 +180,7 @@ impl Case {
         Ok(())
     }
 
-    /// Checks a table of who asks, whom, and what must come of it, all of it now.
+    /// Checks a table of clients, targets and expected outcomes once.
     pub(crate) async fn all(&self, table: impl IntoIterator<Item = (Asker, Target, Want)>) -> Result<()> {
         let checks = table
             .into_iter()
@@ -199,9 +191,9 @@ impl Case {
         done.map(drop).with_context(|| self.explain())
     }
 
-    /// Waits until the table holds, for changes that no sentinel tells of, and holds it against the world once more.
+    /// Waits until the table holds, for changes that no sentinel covers, and checks it once more.
     pub(crate) async fn soon_all(&self, table: Vec<(Asker, Target, Want)>) -> Result<()> {
-        // What was there before may choose by chance, a few times, only those that are wanted now.
+        // The previous state may by chance choose only expected endpoints a few times.
         let table = &table;
         self.soon("the table holds", || async move {
             for _ in 0..4 {
@@ -213,8 +205,8 @@ impl Case {
         self.all(table.clone()).await
     }
 
-    /// Waits until the proxy has made everything true that was written before: a Service and its slices that are written
-    /// now work, and so does what came before them.
+    /// Waits until the proxy has applied everything written before: a Service and its slices that are written now work,
+    /// and so do all earlier ones.
     pub(crate) async fn synced(&self) -> Result<()> {
         let number = self.next_sentinel()?;
         let (name, n) = (format!("sentinel-{number}"), 100 + number);
@@ -224,7 +216,7 @@ impl Case {
         self.wait_for(self.v(n)).await
     }
 
-    /// Waits until somebody answers there, in each of its families.
+    /// Waits until the target answers, in each of its families.
     pub(crate) async fn wait_for(&self, target: Target) -> Result<()> {
         for family in target.families {
             let to = target.at(*family);

@@ -1,4 +1,4 @@
-//! Which frontends there are: cases 1 to 5, 14 to 17, 43 and 44.
+//! Frontends: cases 1 to 5, 14 to 17, 43 and 44.
 
 use crate::expect::{Want, kept, masked};
 use crate::objects::{PORT, at_8080, elsewhere, on_node, port};
@@ -217,9 +217,9 @@ fn case_16_a_slice_may_come_before_its_service() -> Result<()> {
     })
 }
 
-/// A proxy starts that cannot list one kind for a while, and makes nothing of the other.
+/// A proxy starts that cannot list one kind for a while, and must not program the other.
 async fn nothing_without(number: u8, held: &str) -> Result<()> {
-    // Its objects are there before the proxy is.
+    // Its objects exist before the proxy starts.
     let before = Case::new(number, Setup::Plain).await?;
     before.make("svc", 1, &json!({})).await?;
     let r1 = [elsewhere(1)];
@@ -234,7 +234,7 @@ async fn nothing_without(number: u8, held: &str) -> Result<()> {
         Ok(())
     })
     .await?;
-    // Whatever a proxy does that does not wait, it does in this time.
+    // A proxy that does not wait programs rules within this time.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (pod, c) = (case.world().pod(), case.world().client());
     case.all([

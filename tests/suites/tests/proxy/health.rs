@@ -1,4 +1,4 @@
-//! What load balancers and people ask over HTTP: cases 51 to 55.
+//! Health checks over HTTP: cases 51 to 55.
 
 use crate::expect::{kept, masked};
 use crate::held::HeldTable;
@@ -11,20 +11,20 @@ use keelson_cluster::net::{Family, Transport, http_get_from};
 use keelson_harness::util::Answer;
 use serde_json::{Value, json};
 
-/// Where the proxy's own health is.
+/// Port of the proxy's own health.
 const HEALTH: u16 = 10256;
 
-/// A Service with this port for health checks.
+/// A Service with this health check node port.
 fn checked(case: &Case, n: u8) -> Value {
     json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": case.node_port(n)})
 }
 
-/// What the health check port answers to C in a family.
+/// Response of the health check port to C.
 async fn ask(case: &Case, family: Family, port: u16, path: &str) -> Result<Answer> {
     http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await
 }
 
-/// Whether nobody listens there, in both families.
+/// Whether nothing listens there, in both families.
 async fn closed(case: &Case, port: u16) -> Result<()> {
     for family in Family::BOTH {
         let answer = ask(case, family, port, "/").await;
@@ -33,7 +33,7 @@ async fn closed(case: &Case, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the answer is whole and right.
+/// Fails unless the response is complete and correct.
 fn is(answer: &Answer, namespace: &str, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{service}\"\n\t}},\n\t\
@@ -51,7 +51,7 @@ fn is(answer: &Answer, namespace: &str, service: &str, endpoints: usize, healthy
     Ok(())
 }
 
-/// Waits until both families answer so.
+/// Waits until both families answer with these values.
 async fn soon_is(case: &Case, port: u16, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
     let what = format!("port {port} says {endpoints} endpoints, healthy {healthy}");
     case.soon(&what, || async {
@@ -83,7 +83,7 @@ fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready
             let answer = ask(&case, Family::V4, case.node_port(9), path).await?;
             is(&answer, case.writer.namespace(), "svc", 2, true).with_context(|| path.to_owned())?;
         }
-        // Only the node's own address, where nobody says otherwise.
+        // By default only the node's primary address.
         let (c, second) = (case.world().client(), NODE_2.at(Family::V4, case.node_port(9)));
         let other = http_get_from(c.namespace(), second, "/").await;
         ensure!(other.is_err(), "it answers on N2 too: {other:?}");
@@ -111,7 +111,7 @@ fn case_53_the_port_goes_with_the_policy_and_moves_with_its_number() -> Result<(
         case.make("svc", 1, &checked(&case, 9)).await?;
         case.slices("svc", &[on_node(&case, 1)]).await?;
         soon_is(&case, case.node_port(9), "svc", 1, true).await?;
-        // The API lets nobody change the number: it is another Service of the same name.
+        // The API does not allow to change the number: this is another Service with the same name.
         case.writer.delete(Kind::Service, "svc").await?;
         case.make("svc", 1, &checked(&case, 8)).await?;
         soon_is(&case, case.node_port(8), "svc", 1, true).await?;
@@ -122,7 +122,7 @@ fn case_53_the_port_goes_with_the_policy_and_moves_with_its_number() -> Result<(
     })
 }
 
-/// What a path of the proxy's own health answers, with its JSON.
+/// Status and JSON of a path of the proxy's own health.
 async fn own(case: &Case, path: &str) -> Result<(u16, Value)> {
     let answer = ask(case, Family::V4, HEALTH, path).await?;
     let json = serde_json::from_slice(&answer.body).with_context(|| format!("no JSON: {}", answer.text()))?;
@@ -162,7 +162,7 @@ fn case_53_55_a_family_that_cannot_sync_is_unhealthy_until_it_does() -> Result<(
         );
         let body = soon_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == true && body["healthy"] == false, "{body}");
-        // What IPv4 does is done, and does not make up for it.
+        // A sync of IPv4 succeeds, and does not hide the failure.
         let (pod, c) = (case.world().pod(), case.world().client());
         case.soon_all(vec![(pod.clone(), case.v(1).v4(), kept([&l1, &elsewhere(1)]))]).await?;
         let (status, body) = own(&case, "/livez").await?;
@@ -201,7 +201,7 @@ fn case_54_a_node_that_is_about_to_go_is_not_eligible() -> Result<()> {
         case.writer.patch(Kind::Node, case.node(), &taints(json!(null))).await?;
         soon_own(&case, "/healthz", 200).await?;
 
-        // A deletion that something holds up.
+        // A deletion that a finalizer delays.
         let finalizers = |names: Value| json!({"metadata": {"finalizers": names}});
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(["example.com/wait"]))).await?;
         case.writer.delete(Kind::Node, case.node()).await?;
@@ -210,7 +210,7 @@ fn case_54_a_node_that_is_about_to_go_is_not_eligible() -> Result<()> {
         let (status, body) = own(&case, "/livez").await?;
         ensure!(status == 200, "{status}: {body}");
 
-        // Now it goes, and then there is one of its name again.
+        // Now it is deleted, and then created again.
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(null))).await?;
         case.node_gone().await?;
         let body = soon_own(&case, "/healthz", 503).await?;
@@ -218,7 +218,7 @@ fn case_54_a_node_that_is_about_to_go_is_not_eligible() -> Result<()> {
         case.make_node().await?;
         soon_own(&case, "/healthz", 200).await?;
 
-        // P4: one that goes at once counts as it was last seen.
+        // P4: the last state of one that is deleted at once stays.
         case.writer.delete(Kind::Node, case.node()).await?;
         case.node_gone().await?;
         let (status, body) = own(&case, "/healthz").await?;

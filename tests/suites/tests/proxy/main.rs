@@ -1,12 +1,13 @@
-//! What a service proxy does with packets: real Services and EndpointSlices at a real API server, a real network of a node
-//! in network namespaces, real connections over TCP, UDP and SCTP. What is asserted is who answered, whom it saw, and
-//! whether a connection that found nobody was rejected or dropped.
+//! Packets through a service proxy: real Services and EndpointSlices at a real API server, a real network of a node in
+//! network namespaces, real connections over TCP, UDP and SCTP. The tests check who answered, which source it saw, and
+//! whether a connection without an endpoint was rejected or dropped.
 //!
-//! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy` runs
-//! the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`). Both have to do the same: where a
-//! test asks which one it has before it, it is about how rules are written, and `docs/kube-proxy-differences.md` says why.
+//! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy`
+//! runs the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`). Both must behave the
+//! same: a test that branches on the subject is about how rules are written, and `docs/kube-proxy-differences.md`
+//! explains why.
 
-// What a test tells is shown when it fails.
+// Shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 use keelson_harness::suite::Suite;

@@ -1,4 +1,4 @@
-//! What answers on a node whose Node object goes, or loses what it said: P4.
+//! A node whose Node object is deleted, or loses fields: P4.
 
 use crate::expect::{Want, masked};
 use crate::objects::{elsewhere, on_node};
@@ -8,7 +8,7 @@ use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
 use serde_json::json;
 
-/// Node ports answer at the node's address and at no other, and the zone counts.
+/// Checks that node ports answer only at the node's primary address, and that the zone is used.
 async fn unchanged(case: &Case, there: &Want) -> Result<()> {
     let (c, pod) = (case.world().client(), case.world().pod());
     case.all([

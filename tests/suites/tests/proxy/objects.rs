@@ -1,5 +1,5 @@
-//! Owns: the objects of a case. In: what is not usual about them. Out: Services and EndpointSlices at the API server, of
-//! both families.
+//! Owns: the objects of a case. In: differences from the usual. Out: dual-stack Services and EndpointSlices at the API
+//! server.
 
 use crate::rig::Case;
 use anyhow::{Context as _, Result, ensure};
@@ -10,10 +10,10 @@ use keelson_cluster::net::{Dual, Family, Transport};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The port of a Service that is called `http`.
+/// The port of a Service that is named `http`.
 pub(crate) const PORT: u16 = 80;
 
-/// An endpoint: a pod, on the case's node or another.
+/// A pod, on the case's node or another.
 #[derive(Clone, Debug)]
 pub(crate) struct Ep {
     pub(crate) at: Dual,
@@ -21,18 +21,18 @@ pub(crate) struct Ep {
     more: Value,
 }
 
-/// A pod of the node, ready.
+/// A ready pod of the node.
 pub(crate) fn on_node(case: &Case, number: u8) -> Ep {
     Ep { at: local(number), node: Some(case.node().to_owned()), more: json!({}) }
 }
 
-/// A pod of another node, ready.
+/// A ready pod of another node.
 pub(crate) fn elsewhere(number: u8) -> Ep {
     Ep { at: remote(number), node: Some("other".to_owned()), more: json!({}) }
 }
 
 impl Ep {
-    /// With this in its slice.
+    /// With fields merged into its slice entry.
     pub(crate) fn with(mut self, more: Value) -> Self {
         if let (Some(own), Some(more)) = (self.more.as_object_mut(), more.as_object()) {
             own.extend(more.clone());
@@ -44,17 +44,15 @@ impl Ep {
         self.with(json!({"conditions": {"ready": ready, "serving": serving, "terminating": terminating}}))
     }
 
-    /// Neither ready nor serving.
     pub(crate) fn unready(self) -> Self {
         self.conditions(false, false, false)
     }
 
-    /// Serving and terminating.
     pub(crate) fn leaving(self) -> Self {
         self.conditions(false, true, true)
     }
 
-    /// Terminating and not serving any more.
+    /// Terminating and not serving.
     pub(crate) fn gone(self) -> Self {
         self.conditions(false, false, true)
     }
@@ -76,18 +74,16 @@ impl Ep {
         self
     }
 
-    /// With another address.
     pub(crate) fn moved_to(self, at: Dual) -> Self {
         Self { at, ..self }
     }
 
-    /// Without a node.
     pub(crate) fn nowhere(mut self) -> Self {
         self.node = None;
         self
     }
 
-    /// As it is in a slice.
+    /// Its entry in a slice.
     pub(crate) fn object(&self, family: Family) -> Value {
         let mut object = json!({"addresses": [self.at.of(family)], "conditions": {"ready": true}});
         if let Some(node) = &self.node {
@@ -111,7 +107,7 @@ pub(crate) fn at_8080() -> Vec<Value> {
 }
 
 impl Case {
-    /// V of the case's Service of this number.
+    /// V of the case's Service with this number.
     pub(crate) fn v_address(&self, n: u8) -> Dual {
         let last = u16::from_be_bytes([self.number(), n]);
         Dual {
@@ -128,23 +124,21 @@ impl Case {
         }
     }
 
-    /// W.
     pub(crate) fn w_address(&self, n: u8) -> Dual {
         self.external(0, n)
     }
 
-    /// X.
     pub(crate) fn x_address(&self, n: u8) -> Dual {
         self.external(1, n)
     }
 
-    /// NP of the port `http`; a case has those of 0 to 9, where 10 - n is the health check port of the Service n.
+    /// NP of the port `http`; a case has those of 0 to 9, where 10 - n is the health check port of Service n.
     pub(crate) fn node_port(&self, n: u8) -> u16 {
         30_000 + u16::from(self.number()) * 10 + u16::from(n)
     }
 
-    /// A Service of type LoadBalancer with V, W and NP of both families, one port `http`; `spec` replaces any part of its
-    /// spec. A `null` removes it.
+    /// A Service of type LoadBalancer with V, W and NP of both families, one port `http`; `spec` replaces any part of
+    /// its spec. A `null` removes it.
     pub(crate) fn service(&self, name: &str, n: u8, spec: &Value) -> Value {
         let v = self.v_address(n);
         let mut http = port("http", PORT, Transport::Tcp);
@@ -158,7 +152,7 @@ impl Case {
         if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
             whole.extend(spec.clone());
             whole.retain(|_, value| !value.is_null());
-            // What the API server would allocate may be another case's.
+            // The API server might allocate the address or port of another case.
             if whole["type"] == "LoadBalancer"
                 && whole.get("externalTrafficPolicy").is_some_and(|policy| policy == "Local")
             {
@@ -171,7 +165,7 @@ impl Case {
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
     }
 
-    /// Makes such a Service, and gives it W if it is of type LoadBalancer.
+    /// Creates such a Service, with W in its status if it is of type LoadBalancer.
     pub(crate) async fn make(&self, name: &str, n: u8, spec: &Value) -> Result<()> {
         let service = self.service(name, n, spec);
         self.writer.create(Kind::Service, &service).await?;
@@ -182,18 +176,16 @@ impl Case {
         Ok(())
     }
 
-    /// Sets what the load balancer says.
+    /// Sets the load balancer status.
     pub(crate) async fn ingress(&self, name: &str, ingress: &[Value]) -> Result<()> {
         let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
         self.writer.patch(Kind::Service, &format!("{name}/status"), &status).await.map(drop)
     }
 
-    /// Changes parts of a Service's spec.
     pub(crate) async fn respec(&self, name: &str, spec: &Value) -> Result<()> {
         self.writer.patch(Kind::Service, name, &json!({"spec": spec})).await.map(drop)
     }
 
-    /// A slice of one family.
     pub(crate) fn slice(
         &self,
         service: &str,
@@ -213,7 +205,7 @@ impl Case {
         })
     }
 
-    /// Writes the slices of a Service, one a family, whether they are there or not.
+    /// Creates or replaces the slices of a Service, one per family.
     pub(crate) async fn slices(&self, service: &str, endpoints: &[Ep]) -> Result<()> {
         self.slices_of(service, "a", &at_8080(), endpoints).await
     }
@@ -232,7 +224,7 @@ impl Case {
         Ok(())
     }
 
-    /// Writes an object, whether it is there or not.
+    /// Creates or replaces an object.
     pub(crate) async fn put(&self, kind: Kind, object: &Value) -> Result<()> {
         match self.writer.try_create(kind, object).await {
             Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -242,7 +234,6 @@ impl Case {
         }
     }
 
-    /// Deletes the slices of a Service.
     pub(crate) async fn delete_slices(&self, service: &str, suffix: &str) -> Result<()> {
         for family in Family::BOTH {
             self.writer.delete(Kind::Slice, &slice_name(service, suffix, family)).await?;
@@ -250,7 +241,8 @@ impl Case {
         Ok(())
     }
 
-    /// Fails unless the API server refuses an object as invalid, for what only [`Case::put_unchecked`] can write.
+    /// Fails unless the API server refuses an object as invalid. For objects that only [`Case::put_unchecked`] can
+    /// write.
     pub(crate) async fn refused(&self, kind: Kind, object: &Value) -> Result<()> {
         let outcome = self.writer.ask(Method::POST, kind, "", Some(object)).await;
         ensure!(

@@ -1,4 +1,4 @@
-//! How the proxy goes about it: cases 56 to 60.
+//! Operation of the proxy: cases 56 to 60.
 
 use crate::expect::{Want, kept, masked};
 use crate::held::HeldTable;
@@ -13,13 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
-/// `ROUGH_SYNC_PERIOD`.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What is in the proxy's table of a family: rules with their handles, elements of sets and maps. Elements that clients
-/// make (affinity) are left out.
+/// Contents of the proxy's table of a family: rules with their handles, elements of sets and maps. Elements that
+/// connections add (affinity) are left out.
 fn contents(case: &Case, family: Family) -> Result<BTreeSet<String>> {
     let kind = if family == Family::V4 { "ip" } else { "ip6" };
     let text = case.world().node().nft(&["-j", "-a", "list", "table", kind, case.subject().table()])?;
@@ -55,7 +53,7 @@ fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alon
         case.slices("svc", &[on_node(&case, 1), elsewhere(1)]).await?;
         case.slices("idle", &[on_node(&case, 2), elsewhere(2)]).await?;
         case.synced().await?;
-        // The first that was never there is some periods later.
+        // The first moment without it is several periods later.
         tokio::time::sleep(2 * PERIOD).await;
         let before = Family::BOTH.map(|family| contents(&case, family));
         tokio::time::sleep(3 * PERIOD).await;
@@ -74,7 +72,7 @@ fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alon
             let (rules, elements): (Vec<_>, Vec<_>) =
                 changed.iter().partition(|line| line.starts_with("rule"));
             match case.subject() {
-                // Rules are of the numbers of endpoints, and that has not changed.
+                // Rules depend on the numbers of endpoints, which have not changed.
                 Subject::Keelson => ensure!(rules.is_empty(), "{rules:?}"),
                 Subject::KubeProxy => {
                     ensure!(rules.iter().all(|rule| rule.contains("case-56/svc")), "{rules:?}");
@@ -112,7 +110,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
         };
         let before = [who(Family::V4).await?, who(Family::V6).await?];
 
-        // Somebody asks all the time, and is answered every time.
+        // A client sends requests all the time, and every one is answered.
         let done = Arc::new(AtomicBool::new(false));
         let (asker, to, over) = (case.world().pod(), case.v(1).at(Family::V4), done.clone());
         let asking = tokio::spawn(async move {
@@ -127,7 +125,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
             Ok(asked)
         });
         case.bench.running.kill9().await?;
-        // Rules stay where they are while nobody is there, and what changes meanwhile is made up for.
+        // Rules stay while the proxy is stopped, and it catches up with changes afterwards.
         case.all([(case.world().client(), case.w(1), masked(&all[..2]))]).await?;
         case.writer.delete(keelson_cluster::endpoints::Kind::Service, "gone").await?;
         case.bench.running.start_again(case.world()).await?;
@@ -160,7 +158,7 @@ fn case_58_endpoints_that_go_and_come_back_at_once_are_there() -> Result<()> {
             case.slices("svc", &both).await?;
             case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
         }
-        // A clean-up that comes later takes nothing away that is in use again.
+        // A later clean-up removes nothing that is in use again.
         case.synced().await?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         case.synced().await?;
@@ -191,7 +189,7 @@ fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()>
         })
         .await?;
         drop(held);
-        // All of it is there again, and not only what has changed; the service of before too.
+        // All rules are there again, not only changed ones; the first Service too.
         let want = kept(&both);
         case.soon_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
         case.all([(case.world().client(), case.w(1), masked(&both))]).await
@@ -211,7 +209,7 @@ fn a_table_that_somebody_removes_comes_back() -> Result<()> {
             case.world().node().nft(&["delete", "table", kind, case.subject().table()])?;
         }
         if case.subject() == Subject::KubeProxy {
-            // It does not look while it has nothing to do, but for once an hour.
+            // Without work it checks only once an hour.
             tokio::time::sleep(4 * PERIOD).await;
             case.all([(pod.clone(), case.v(1), Want::Untouched)]).await?;
             case.synced().await?;

@@ -120,7 +120,8 @@ fn case_35_without_a_detector_pods_are_outside_and_the_host_is_not() -> Result<(
     })
 }
 
-/// Asks V from pod, host and C, with endpoints on this node and elsewhere, and expects it masqueraded or not.
+/// Sends requests to V from pod, host and C, with endpoints on this node and elsewhere, and expects them masqueraded or
+/// not.
 async fn masquerade_of_v(number: u8, setup: Setup, [pod, host, c]: [bool; 3]) -> Result<()> {
     let case = Case::new(number, setup).await?;
     case.make("svc", 1, &json!({})).await?;
@@ -251,7 +252,7 @@ fn case_37_an_endpoint_on_the_network_of_the_node_needs_no_masquerading() -> Res
         let node = on_node(&case, 1).moved_to(NODE);
         case.slices("svc", std::slice::from_ref(&node)).await?;
         case.synced().await?;
-        // What is delivered to the node itself never comes to where sources are translated.
+        // Packets for the node itself never reach source translation.
         let (pod, c) = (case.world().pod(), case.world().client());
         case.all([
             (pod.clone(), case.v(1), kept([&node])),

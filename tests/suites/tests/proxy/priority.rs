@@ -1,4 +1,4 @@
-//! Priorities of packets: what is left of how an endpoint was chosen, and what others set (P12).
+//! Packet priorities: the proxy's marks must not leave the node, and those of others must stay (P12).
 
 use crate::expect::Want;
 use crate::objects::{elsewhere, on_node};
@@ -10,11 +10,10 @@ use keelson_cluster::net::{Family, Namespace, Outcome, Transport};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Counts packets of translated connections that have the number of a service port as their priority: behind the proxy's choice,
-/// and where they leave the node.
+/// Counts packets of translated connections whose priority holds the number of a service port: after the proxy's
+/// choice, and where they leave the node.
 const WATCH: &str = "table inet watch {
     counter inside { }
     counter left { }
@@ -32,8 +31,8 @@ const WATCH: &str = "table inet watch {
     }
 }";
 
-/// Sets a priority such as the kernel gives to a class of traffic without a name, and counts first packets of connections that leave
-/// the node with it, and without.
+/// Sets a priority like the kernel's for a class of traffic without a name, and counts first packets of connections
+/// that leave the node with it, and without.
 const OTHERS: &str = "table inet others {
     counter kept { }
     counter lost { }
@@ -86,7 +85,7 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
     })
 }
 
-/// P12: a number is cleared in packets to Services only.
+/// P12: a number is cleared only in packets to Services.
 #[test]
 fn p12_a_connection_to_no_service_keeps_its_priority() -> Result<()> {
     run(async {

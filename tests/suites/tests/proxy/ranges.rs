@@ -12,7 +12,7 @@ use serde_json::json;
 fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() -> Result<()> {
     run(async {
         let case = Case::new(40, Setup::Plain).await?;
-        // With a space, as the API allows it.
+        // With a space, as the API allows.
         let ranges: Vec<String> = CLIENT_NETWORKS
             .iter()
             .map(|range| format!(" {range}"))

@@ -1,8 +1,8 @@
-//! Owns: what the cases share. In: which proxy is under test, how it is set up, the number of a case. Out: a running proxy
-//! in a world of its own, and a namespace, addresses and node ports that no other case has.
+//! Owns: what the cases share. In: the proxy under test, its setup, the number of a case. Out: a running proxy in a
+//! separate world, and a namespace, addresses and node ports that no other case has.
 //!
-//! All worlds look alike and all proxies see all Services; a world is its setup's alone, so a case may be asked for in any
-//! of them, and cases run beside each other. Everything lives until the test process ends, and is removed then.
+//! All worlds are equal and all proxies see all Services; each setup has its own world, so a case may run in any of
+//! them, and cases run side by side. Everything lives until the test process ends, and is removed then.
 
 use crate::subject::{Running, Subject};
 use anyhow::{Context as _, Result, ensure};
@@ -23,32 +23,32 @@ use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// A proxy's settings, and the node it runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Setup {
-    /// Pods are known by the cluster's CIDRs; nothing else is set.
+    /// Pods are detected by the cluster's CIDRs; nothing else is set.
     Plain,
-    /// Nothing tells pods from others.
+    /// Pods are not detected.
     NoDetector,
-    /// Pods are known by the node's own CIDRs.
+    /// Pods are detected by the node's own CIDRs.
     NodeCidr,
-    /// Pods are known by the bridge that they come in by.
+    /// Pods are detected by their bridge.
     Bridge,
-    /// Pods are known by the beginning of the interface's name that they come in by.
+    /// Pods are detected by the prefix of their interface's name.
     Prefix,
-    /// Everything to cluster IPs is masqueraded.
+    /// All traffic to cluster IPs is masqueraded.
     MasqueradeAll,
     /// Node ports on all nodes' networks, of both families.
     NodePortsListed,
-    /// Node ports on all nodes' networks, of IPv4 only.
+    /// Node ports on all nodes' networks, only of IPv4.
     NodePortsV4,
     /// Node ports on all addresses.
     NodePortsAll,
-    /// Like `Plain`, on a node whose Node object a test changes. One test at a time, by [`Case::alone`].
+    /// Like `Plain`, on a node whose Node object a test changes. One test at a time, with [`Case::alone`].
     OwnNode,
-    /// With a short sync period, for tests that kill the proxy or take its table. One test at a time, by [`Case::alone`].
+    /// With a short sync period, for tests that kill the proxy or replace its table. One test at a time, with
+    /// [`Case::alone`].
     Rough,
 }
 
 impl Setup {
-    /// The name of the node.
     pub(crate) fn node(self) -> &'static str {
         match self {
             Self::OwnNode => "n2",
@@ -64,7 +64,6 @@ impl Setup {
     }
 }
 
-/// The cluster of all.
 pub(crate) struct Shared {
     pub(crate) cluster: Cluster,
     pub(crate) scratch: Scratch,
@@ -88,7 +87,7 @@ pub(crate) async fn shared() -> Result<&'static Shared> {
         .await
 }
 
-/// A world with a proxy in it.
+/// A world with a proxy.
 pub(crate) struct Bench {
     pub(crate) setup: Setup,
     pub(crate) world: World,
@@ -115,7 +114,7 @@ impl Bench {
     }
 }
 
-/// A node in zone a, unless it is there.
+/// Creates a node in zone a if necessary.
 async fn make_node(shared: &Shared, name: &str) -> Result<()> {
     let writer = Writer::new(&shared.cluster.admin, "default").await?;
     let labels = json!({"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": name});
@@ -135,7 +134,7 @@ async fn make_node(shared: &Shared, name: &str) -> Result<()> {
     writer.patch(Kind::Node, &format!("{name}/status"), &status).await.map(drop)
 }
 
-/// What belongs to one case: a namespace in the API, addresses, node ports. The proxy is its setup's.
+/// Resources of one case: a namespace in the API, addresses, node ports. The proxy is its setup's.
 pub(crate) struct Case {
     pub(crate) writer: Writer,
     pub(crate) bench: Arc<Bench>,
@@ -144,7 +143,7 @@ pub(crate) struct Case {
     _turn: Turn,
 }
 
-/// All proxies see what every case does: one that looks at that must have nobody beside it.
+/// All proxies handle every case's objects: a case that counts them must run alone.
 enum Turn {
     Beside { _guard: RwLockReadGuard<'static, ()> },
     Alone { _guard: RwLockWriteGuard<'static, ()> },
@@ -153,12 +152,12 @@ enum Turn {
 static TURN: RwLock<()> = RwLock::const_new(());
 
 impl Case {
-    /// A case by a number that no other call has: below 100 the number of section 8, and more where a case needs several.
+    /// `number` is unique: below 100 the number of section 8, and more if a case needs several.
     pub(crate) async fn new(number: u8, setup: Setup) -> Result<Self> {
         Self::with(number, setup, Turn::Beside { _guard: TURN.read().await }).await
     }
 
-    /// The same, with no other case beside it.
+    /// The same, with no other case at the same time.
     pub(crate) async fn alone(number: u8, setup: Setup) -> Result<Self> {
         Self::with(number, setup, Turn::Alone { _guard: TURN.write().await }).await
     }
@@ -169,7 +168,7 @@ impl Case {
         Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
     }
 
-    /// A case with a world and a proxy of its own, which reaches the API server by `via`.
+    /// A case with its own world and proxy, which uses `via` as the API server.
     pub(crate) async fn starting(number: u8, via: &ApiProxy) -> Result<Self> {
         let shared = shared().await?;
         let writer = Writer::new(&shared.cluster.admin, &format!("case-{number}")).await?;
@@ -178,14 +177,13 @@ impl Case {
         Ok(Self { writer, bench, number, sentinels: Mutex::new(0), _turn: turn })
     }
 
-    /// What the proxy's metrics say now.
     pub(crate) async fn metrics(&self) -> Result<String> {
         let at = SocketAddr::from(([127, 0, 0, 1], 10249));
         Ok(http_get_from(self.world().node(), at, "/metrics").await?.success()?.text())
     }
 
-    /// A metric by its name and whole label set in any order; one that is not there is 0, as kube-proxy leaves out what it
-    /// never counted.
+    /// A metric by its name and whole label set in any order; 0 if missing, because kube-proxy omits what it never
+    /// counted.
     pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
         let text = self.metrics().await?;
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -203,28 +201,25 @@ impl Case {
         self.number
     }
 
-    /// The world.
     pub(crate) fn world(&self) -> &World {
         &self.bench.world
     }
 
-    /// Whether kube-proxy is under test.
     pub(crate) fn subject(&self) -> Subject {
         Subject::get()
     }
 
-    /// The name of the node.
     pub(crate) fn node(&self) -> &'static str {
         self.bench.setup.node()
     }
 
-    /// Makes the node, which is not there.
+    /// Creates the node, which must not exist.
     pub(crate) async fn make_node(&self) -> Result<()> {
         make_node(shared().await?, self.node()).await
     }
 
-    /// Waits until the proxy knows that the node was deleted. The Node comes by another watch than a sentinel; kube-proxy shows
-    /// nothing of it.
+    /// Waits until the proxy knows that the node was deleted. The Node comes from another watch than a sentinel;
+    /// kube-proxy does not show it.
     pub(crate) async fn node_gone(&self) -> Result<()> {
         self.soon("the agent knows that the Node is gone", || async {
             ensure!(self.bench.running.sees_node().await? != Some(true), "it does not");
@@ -234,7 +229,6 @@ impl Case {
         self.synced().await
     }
 
-    /// The number of the next sentinel.
     pub(crate) fn next_sentinel(&self) -> Result<u8> {
         let mut last = self.sentinels.lock().unwrap_or_else(PoisonError::into_inner);
         *last += 1;
@@ -242,8 +236,8 @@ impl Case {
         Ok(*last)
     }
 
-    /// Writes an object past the API server's validation, as an older API server may have left it. It begins to be seen
-    /// by watches as any other.
+    /// Writes an object to etcd without the API server's validation, as an older API server may have left it. Watches
+    /// see it like any other.
     pub(crate) async fn put_unchecked(&self, kind: Kind, object: &Value) -> Result<()> {
         let (prefix, version, name) = match kind {
             Kind::Service => ("services/specs", "v1", "Service"),
@@ -260,7 +254,7 @@ impl Case {
         shared().await?.cluster.etcd.etcdctl(&["put", &key, &object.to_string()]).await.map(drop)
     }
 
-    /// What the proxy wrote to its log last, for a test that failed.
+    /// The end of the proxy's log, for a failed test.
     pub(crate) fn explain(&self) -> String {
         let log = self.bench.running.log().unwrap_or_default();
         let mut from = log.len().saturating_sub(3000);
@@ -273,7 +267,6 @@ impl Case {
         format!("the proxy's log ends:\n{}\n{dump}", &log[from..])
     }
 
-    /// Waits [`PATIENCE`] until this is so.
     pub(crate) async fn soon<F>(&self, what: &str, check: impl FnMut() -> F) -> Result<()>
     where
         F: Future<Output = Result<()>>,

@@ -1,4 +1,4 @@
-//! What slices say: cases 6 to 13 and 18 to 22.
+//! Contents of slices: cases 6 to 13 and 18 to 22.
 
 use crate::expect::{Want, kept};
 use crate::objects::{PORT, elsewhere, on_node, port};
@@ -57,7 +57,7 @@ fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
         }
         case.synced().await?;
         let (pod, both) = (case.world().pod(), [l1, r1]);
-        // Had it counted as terminating, R1 alone would be used.
+        // If it counted as terminating, only R1 would be used.
         case.all([(pod.clone(), case.v(1), kept(&both)), (pod, case.v(2), kept(&both))]).await
     })
 }

@@ -1,5 +1,5 @@
-//! Owns: the proxy under test, whichever it is. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
-//! Out: it runs there.
+//! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
+//! Out: a running proxy.
 
 use crate::rig::{Setup, Shared};
 use anyhow::{Context as _, Result, bail};
@@ -11,9 +11,9 @@ use keelson_harness::scratch::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-/// Whose account the agent has.
+/// The agent's account.
 const ACCOUNT: &str = "keelson-agent";
-/// kube-proxy's rights for its service account, where it does not come as `system:kube-proxy`.
+/// kube-proxy's rights for its service account, if it is not `system:kube-proxy`.
 const NODE_PROXIER: &str = "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -24,10 +24,9 @@ subjects: [{kind: ServiceAccount, name: kube-proxy, namespace: kube-system}]
 
 /// The CIDRs of all addresses.
 const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
-/// The sync period of proxies that have something to retry: a family is unhealthy after two of them.
+/// The sync period of proxies with retries: a family is unhealthy after two of them.
 pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 
-/// Which proxy is under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// `keelson proxy` behind a `keelson agent`.
@@ -37,7 +36,7 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// What the environment asks for. Anything unknown is taken for Keelson, and told by [`Running::start`].
+    /// Reads the environment. Unknown values become Keelson, and are reported by [`Running::start`].
     pub(crate) fn get() -> Self {
         match std::env::var("KEELSON_PROXY_SUBJECT").as_deref() {
             Ok("kube-proxy") => Self::KubeProxy,
@@ -45,7 +44,6 @@ impl Subject {
         }
     }
 
-    /// The name of its tables.
     pub(crate) fn table(self) -> &'static str {
         match self {
             Self::Keelson => "keelson",
@@ -54,21 +52,19 @@ impl Subject {
     }
 }
 
-/// A proxy that runs.
 pub(crate) enum Running {
     /// `keelson proxy`, with the agent that it follows.
     Keelson {
-        /// It is killed and started again by some tests.
+        /// Some tests kill and restart it.
         proxy: Box<Mutex<KeelsonProxy>>,
         agent: Box<Mutex<Agent>>,
         _identity: Box<Identity>,
     },
-    /// kube-proxy.
     KubeProxy(Box<Mutex<KubeProxy>>),
 }
 
 impl Running {
-    /// Starts it; `via` is another way to the API server than its own address, and knows tokens only.
+    /// Starts it; `via` is another address of the API server, which accepts only tokens.
     pub(crate) async fn start(
         shared: &Shared,
         setup: Setup,
@@ -107,7 +103,7 @@ impl Running {
         let settings = Settings::new()
             .set("agent.node_name", setup.node())
             .set("kube.kubeconfig", kubeconfig.display().to_string());
-        // No runtime is needed for endpoints.
+        // Endpoints need no runtime.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let mut agent = Agent::new(scratch, &runtime, &settings)?;
         agent.start_live().await?;
@@ -120,7 +116,7 @@ impl Running {
         })
     }
 
-    /// Its log so far; empty while a test holds it.
+    /// Its log so far; empty while a test holds the proxy's lock.
     pub(crate) fn log(&self) -> Result<String> {
         match self {
             Self::Keelson { proxy, .. } => {
@@ -132,7 +128,6 @@ impl Running {
         }
     }
 
-    /// Kills it with SIGKILL.
     pub(crate) async fn kill9(&self) -> Result<()> {
         match self {
             Self::Keelson { proxy, .. } => proxy.lock().await.kill9(),
@@ -140,7 +135,6 @@ impl Running {
         }
     }
 
-    /// Starts it again.
     pub(crate) async fn start_again(&self, world: &World) -> Result<()> {
         match self {
             Self::Keelson { proxy, .. } => proxy.lock().await.start_again(world.node()).await,
@@ -150,18 +144,18 @@ impl Running {
 }
 
 impl Running {
-    /// Kills the agent that the proxy follows, if it follows one, and starts it again.
+    /// Kills and restarts the agent that the proxy follows, if there is one.
     pub(crate) async fn restart_agent(&self) -> Result<()> {
         let Self::Keelson { agent, .. } = self else { return Ok(()) };
         let mut agent = agent.lock().await;
         agent.kill9()?;
-        // It is not ready: it has no runtime.
+        // It does not become ready: it has no runtime.
         agent.start_live().await
     }
 }
 
 impl Running {
-    /// Whether the agent that the proxy follows knows of the Node; none if there is no agent.
+    /// Whether the agent knows of the Node; None without an agent.
     pub(crate) async fn sees_node(&self) -> Result<Option<bool>> {
         let Self::Keelson { agent, .. } = self else { return Ok(None) };
         let state = agent.lock().await.json("/debug/endpoints?max=0").await?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
 use serde_json::json;
 
-/// Makes Services 1 and on with these endpoints each, and holds against them who of them must answer a pod, by index.
+/// Creates Services 1 and following with these endpoints each, and checks which of them answer a pod, by index.
 async fn hinted(case: &Case, table: &[(&[Ep], &[usize])]) -> Result<()> {
     for (n, (endpoints, _)) in (1..).zip(table) {
         let name = format!("svc-{n}");

@@ -1,4 +1,4 @@
-//! What a proxy makes of an agent that is not there, is another one, or is no agent; and of places where it cannot listen.
+//! A proxy whose agent is missing, replaced, or no agent; and addresses on which it cannot listen.
 
 use crate::kernel;
 use crate::model::{Service, pool};
@@ -29,7 +29,7 @@ fn services() -> Vec<Service> {
     all
 }
 
-/// Waits until the proxy tells this of itself, whatever the exit code.
+/// Waits until the proxy reports this state, with any exit code.
 async fn told(stage: &Stage, what: &str, check: impl Fn(&Value, Option<i32>) -> Result<()>) -> Result<Value> {
     soon(what, || async {
         let told = stage.told_state().await?;
@@ -41,14 +41,13 @@ async fn told(stage: &Stage, what: &str, check: impl Fn(&Value, Option<i32>) -> 
     .with_context(|| stage.logs())
 }
 
-/// It cannot reach the agent, and says so.
+/// Checks that it cannot reach the agent, and reports that.
 fn without_agent(state: &Value, code: Option<i32>) -> Result<()> {
     ensure!(state["link"] == "failing" && state["link_reason"] != "", "the link is {}", state["link"]);
     ensure!(code == Some(1), "exit code {code:?}");
     Ok(())
 }
 
-/// All is well.
 fn well(state: &Value, code: Option<i32>) -> Result<()> {
     ensure!(state["link"] == "following" && state["stale"] == false && code == Some(0), "exit code {code:?}");
     Ok(())
@@ -71,12 +70,12 @@ async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()>
     }
     says(&stage.events().await?.join("\n"), &["disconnected from the agent; rules stay unchanged"])?;
     traffic.beat().await?;
-    // To load balancers and probes the node is as good as before.
+    // For load balancers and probes the node stays healthy.
     let livez = http_get_from(world.node(), healthz(), "/livez").await?;
     ensure!(livez.status == 200, "{} {}", livez.status, livez.text());
     ensure!(kernel::generation(world.node())? == generation);
 
-    // One of TCP: connections to endpoints that leave go on.
+    // A TCP endpoint: connections to removed endpoints continue.
     services[1].endpoints.truncate(3);
     stage.manifests.service(&services[1])?;
     stage.agent.start_live().await?;
@@ -96,7 +95,7 @@ async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<(
     told(&stage, "the agent is gone", without_agent).await?;
     traffic.beat().await?;
 
-    // It lost what it had on disk.
+    // It lost its state on disk.
     fs::remove_dir_all(stage.agent.state_dir())?;
     stage.agent.start_live().await?;
     let state = told(&stage, "it follows another instance", |state, code| {
@@ -114,7 +113,7 @@ async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<(
     ensure!(kernel::generation(world.node())? == generation, "the same Services are no transaction");
     services[0].endpoints.truncate(3);
     stage.manifests.service(&services[0])?;
-    // What left while nobody looked is gone with the next whole state too.
+    // Objects that were deleted meanwhile are removed with the next complete state too.
     stage.agent.kill9()?;
     fs::remove_dir_all(stage.agent.state_dir())?;
     let gone = services.remove(2);
@@ -122,7 +121,7 @@ async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<(
     stage.agent.start_live().await?;
     stage.has_exactly(&services).await?;
     told(&stage, "all is well", well).await.map(drop)?;
-    // Those of the Service that is gone find nobody.
+    // Clients of the deleted Service get no response.
     drop(traffic);
     Traffic::start(&world, &services)?.finish().await.map(drop)
 }
@@ -151,7 +150,7 @@ async fn a_stale_state_is_said_and_stays_in_effect() -> Result<()> {
     traffic.finish().await.map(drop)
 }
 
-/// Answers everybody with this, and counts them.
+/// Answers every connection with this text, and counts connections.
 fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<AtomicUsize>)> {
     let listener =
         UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
@@ -159,7 +158,7 @@ fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<A
     let count = asked.clone();
     let server = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            // A client may leave at any time.
+            // A client may disconnect at any time.
             let _ = stream.write_all(text).await;
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -190,7 +189,7 @@ async fn nonsense_in_the_agents_place_harms_nothing() -> Result<()> {
         told(&stage, "it has no agent", without_agent).await?;
         traffic.beat().await?;
         server.abort();
-        // Nobody listens any more when it has ended.
+        // Nothing listens any more when it has ended.
         let _ = server.await;
     }
     ensure!(kernel::generation(world.node())? == generation);

@@ -1,4 +1,4 @@
-//! A hundred changes a second, and clients who notice nothing of them but by who answers.
+//! A hundred changes per second, of which clients only notice that other endpoints answer.
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
@@ -16,22 +16,22 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long it goes on, in seconds; `KEELSON_CHURN_SECONDS` says otherwise.
+/// Duration in seconds; `KEELSON_CHURN_SECONDS` overrides it.
 const SECONDS: u64 = 120;
-/// Changes a second.
+/// Changes per second.
 const RATE: u32 = 100;
-/// One change in so many is of a Service that is asked.
+/// One change in this number is of a Service with clients.
 const ASKED_EVERY: usize = 5;
-/// Services that change and that nobody asks: numbers from this one, so many.
+/// Numbers of Services that change and have no clients.
 const NOISE: std::ops::Range<u16> = 100..140;
-/// What must come of it even on a machine that has no time: so many syncs, and so many versions of what is asked.
+/// Minimum number of syncs, and of versions of Services with clients, even on a busy machine.
 const LEAST: u64 = 20;
-/// Clients are added up to so many.
+/// Maximum number of clients.
 const MOST: usize = 160;
-/// Between two looks at which versions the kernel has.
+/// Interval between two checks of the versions in the kernel.
 const LOOK: Duration = Duration::from_millis(60);
 
-/// A Service that nobody asks, with anything that means something; its endpoints are nobody.
+/// A Service without clients, with random fields; nothing serves at its endpoints.
 pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
     let family = Family::BOTH[usize::from(number % 2)];
     let port = random.random_range(8080..8084);
@@ -60,7 +60,7 @@ pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
     service
 }
 
-/// Who writes manifests without end. Ends on drop.
+/// Writes manifests continuously. Stopped on drop.
 pub(crate) struct Author {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<Vec<Service>>>>,
@@ -68,7 +68,7 @@ pub(crate) struct Author {
 }
 
 impl Author {
-    /// Writes Services of [`NOISE`] so often a second. `every.0` writes something of its own each `every.1` writes.
+    /// Writes Services of [`NOISE`] at this rate per second. `every.0` writes something else once in `every.1` writes.
     pub(crate) fn start(
         manifests: &Manifests,
         seed: u64,
@@ -99,7 +99,7 @@ impl Author {
                         }
                     }
                 }
-                // Who is late catches up.
+                // A late write is caught up.
                 next += Duration::from_secs(1) / per_second;
                 std::thread::sleep(next.saturating_duration_since(std::time::Instant::now()));
             }
@@ -108,12 +108,11 @@ impl Author {
         Self { stop, thread: Some(thread), writes }
     }
 
-    /// How many writes there were.
     pub(crate) fn writes(&self) -> usize {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Ends it, and gives what is written now.
+    /// Stops it, and returns the Services as written.
     pub(crate) fn stop(mut self) -> Result<Vec<Service>> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("it was stopped already")?;
@@ -127,14 +126,14 @@ impl Drop for Author {
     }
 }
 
-/// A Service whose endpoints come and go, and which is asked all the time.
+/// A Service whose endpoints change, with clients all the time.
 struct Moving {
     number: u16,
     family: Family,
     pool: Vec<SocketAddr>,
     /// The version that is being written, or was last.
     written: AtomicU16,
-    /// One that the kernel had, at the last look.
+    /// A version that the kernel had at the last check.
     seen: AtomicU16,
 }
 
@@ -144,7 +143,7 @@ impl Moving {
         Arc::new(Self { number, family, pool: pool(family, port), written, seen })
     }
 
-    /// Three versions in a row have nothing in common with each other but by chance, and up to four endpoints.
+    /// Up to four endpoints. Three consecutive versions have endpoints in common only by chance.
     fn endpoints(&self, version: u16) -> Vec<SocketAddr> {
         let (first, count) = (usize::from(version) * 3, 1 + usize::from(version) * 7 % 4);
         (first..first + count).map(|index| self.pool[index % self.pool.len()]).collect()
@@ -162,7 +161,7 @@ impl Moving {
         manifests.service(&self.service(version))
     }
 
-    /// Whether a connection that began when the kernel had this version may be answered so now.
+    /// Whether a connection that began when the kernel had version `from` may be answered by this endpoint now.
     fn is_valid(&self, by: SocketAddr, from: u16) -> bool {
         let to = self.written.load(Ordering::SeqCst);
         (from..=to).any(|version| self.endpoints(version).contains(&by))
@@ -178,7 +177,7 @@ impl Moving {
     }
 }
 
-/// Who looks which versions the kernel has.
+/// Checks which versions the kernel has.
 fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> JoinHandle<Result<usize>> {
     let (world, moving, stop) = (world.clone(), moving.to_vec(), stop.clone());
     std::thread::spawn(move || {
@@ -198,11 +197,11 @@ fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> 
     })
 }
 
-/// A flow of UDP to a Service whose endpoints come and go: it is moved to another when its own is gone, and in the end it is
-/// with one of the last.
+/// A UDP flow to a Service whose endpoints change: it is moved to another when its endpoint is removed, and ends with
+/// one of the last.
 async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) -> Result<Flow> {
     while !stop.load(Ordering::Relaxed) {
-        // The moment between the end of the old flow and the first packet of the new one loses an answer.
+        // The moment between the end of the old flow and the first packet of the new one loses a response.
         if let Outcome::Answered { by, .. } = flow.ask(Duration::from_secs(2)).await? {
             ensure!(moving.pool.contains(&by), "{by} answers, which is somebody else's");
         }
@@ -246,7 +245,7 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
     };
     let before = stage.synced().await?;
     let author = Author::start(&stage.manifests, random.rng().random(), RATE, (write, ASKED_EVERY));
-    // Connections begin at all times, and stay: the endpoint of one may go, and the connection goes on.
+    // Connections begin at all times, and stay: if an endpoint is removed, its connections continue.
     for _ in 0..seconds {
         for moving in &moving {
             if traffic.clients() < MOST {
@@ -272,7 +271,7 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
         let syncs =
             after["syncs"].as_u64().context("no syncs")? - before["syncs"].as_u64().context("no syncs")?;
         eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.name());
-        // Our own work is not taken for somebody else's.
+        // The proxy's own changes are not mistaken for another program's.
         ensure!(after["failures"] == 0 && after["repaired"] == 0, "{after}");
         ensure!(syncs >= LEAST, "{syncs} syncs of {writes} writes: nothing was tested");
     }
@@ -282,7 +281,7 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
     Ok(())
 }
 
-/// Every flow of UDP is with an endpoint that is one now.
+/// Checks that every UDP flow uses a present endpoint.
 async fn udp_is_with_the_last(
     moving: &[Arc<Moving>],
     flows: Vec<tokio::task::JoinHandle<Result<Flow>>>,
@@ -302,7 +301,7 @@ async fn udp_is_with_the_last(
     Ok(())
 }
 
-/// Those whose endpoints come and go, and those whose stay, with affinity or not. Nobody is an endpoint of two of them.
+/// Services whose endpoints change, and ones whose endpoints stay, with affinity or not. No two share an endpoint.
 fn services() -> (Vec<Arc<Moving>>, Vec<Service>) {
     let (mut moving, mut staying) = (Vec::new(), Vec::new());
     for (index, family) in (0..).zip(Family::BOTH) {

@@ -1,4 +1,4 @@
-//! P20: kube-proxy's configuration file in place of the settings.
+//! P20: kube-proxy's configuration file instead of the settings.
 
 use crate::model::{Service, pool};
 use crate::rig::{Stage, run_inside, says};
@@ -37,7 +37,7 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
         async move { run_inside(node, &keelson, &args).await }
     };
 
-    // Masquerading by bit 5, node ports at every address, what has no effect is said.
+    // Masquerading with bit 5, node ports at every address, fields without effect are reported.
     let told = run(&["--print"]).await?.success()?;
     says(&told.out, &["table ip keelson", "0x00000020", "10.244.0.0/16", "fib daddr type local"])?;
     ensure!(!told.out.contains("@node-port-addresses"), "{}", told.out);
@@ -51,7 +51,7 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
         ],
     )?;
 
-    // An address that is taken is the end, because bindAddressHardFail says so.
+    // An address in use is fatal, because of bindAddressHardFail.
     let taken = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
     let _other = stage.node().tcp_listener(taken)?;
     let socket = format!("proxy.listen=unix://{}", stage.scratch.path().join("debug.sock").display());

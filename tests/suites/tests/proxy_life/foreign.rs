@@ -1,4 +1,4 @@
-//! Tables of others, and others in the proxy's table.
+//! Tables of other programs, and other programs' changes of the proxy's table.
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-/// Tables of somebody else's; some have a name of ours, and none is of our name and family.
+/// Tables of another program; some have a name of ours, but none has our name and family.
 const FOREIGN: &str = "
 table inet firewall {
     set friends { type ipv4_addr; flags interval; elements = { 192.0.2.0/24, 198.51.100.7 } }
@@ -52,7 +52,6 @@ table bridge keelson {
     }
 }
 ";
-/// Their families and names.
 const TABLES: [(&str, &str); 5] = [
     ("inet", "firewall"),
     ("ip", "nat"),
@@ -67,7 +66,7 @@ fn make(stage: &Stage) -> Result<()> {
     stage.node().nft(&["-f", &file.display().to_string()]).map(drop)
 }
 
-/// With handles, which are other ones after a table was made again.
+/// With handles, which change when a table is recreated.
 fn listed(node: &Namespace) -> Result<String> {
     let one = |(family, name): (&str, &str)| node.nft(&["-a", "list", "table", family, name]);
     TABLES.into_iter().map(one).collect()
@@ -86,7 +85,7 @@ fn services() -> Vec<Service> {
     all
 }
 
-/// New connections to all Services from everywhere.
+/// Checks new connections to all Services from all clients.
 async fn served(stage: &Stage, services: &[Service]) -> Result<()> {
     Traffic::start(&stage.world, services)?.finish().await.map(drop)
 }
@@ -123,7 +122,7 @@ async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<
     Ok(())
 }
 
-/// Does this to the table, and waits until that is noticed and all is as before.
+/// Runs a command on the table, and waits until it is detected and repaired.
 async fn disturbed(stage: &Stage, services: &[Service], family: Family, command: &[&str]) -> Result<()> {
     let repaired = || async { stage.family(family).await?["repaired"].as_u64().context("no number") };
     let before = repaired().await?;
@@ -138,11 +137,11 @@ async fn disturbed(stage: &Stage, services: &[Service], family: Family, command:
     served(stage, services).await
 }
 
-/// Commits of somebody else, and rounds of changes beside them, at least.
+/// Minimum number of commits of another program, and of rounds of changes beside them.
 const NOISE: u64 = 100;
 const ROUNDS: u32 = 10;
 
-/// A program that commits to a table of its own as fast as it can, as some CNIs do; until it is dropped.
+/// A program that commits to its own table as fast as it can, as some CNIs do. Stopped on drop.
 struct Noise {
     stop: Arc<AtomicBool>,
     commits: Arc<AtomicU64>,
@@ -166,7 +165,7 @@ impl Noise {
         Self { stop, commits, thread: Some(thread::spawn(body)) }
     }
 
-    /// Whether it has not committed enough yet. Fails if it ended.
+    /// Whether it has not committed enough yet. Fails if it has exited.
     fn is_young(&self) -> Result<bool> {
         let has_ended = self.thread.as_ref().is_none_or(thread::JoinHandle::is_finished);
         ensure!(!has_ended, "the program that commits ended");
@@ -229,7 +228,7 @@ async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let v = format!("{{ {} . tcp . 80 }}", services[0].ip());
-    // Connections that there are go on, whatever becomes of rules that only new ones meet.
+    // Existing connections continue, whatever happens to rules that only new ones use.
     let mut flows = Traffic::none(&stage.world)?;
     for service in &services {
         for asker in [stage.world.pod(), stage.world.client(), stage.world.host()] {
@@ -281,7 +280,7 @@ async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
     says(&stage.proxy.log()?, &["table modified by another program; repaired"])
 }
 
-/// The value of a counter of IPv4; 0 before it has counted anything.
+/// The value of an IPv4 counter; 0 before it has counted anything.
 async fn counter(stage: &Stage, name: &str) -> Result<u64> {
     let at = SocketAddr::from(([127, 0, 0, 1], 10249));
     let text = http_get_from(stage.node(), at, "/metrics").await?.success()?.text();
@@ -290,7 +289,7 @@ async fn counter(stage: &Stage, name: &str) -> Result<u64> {
     value.parse().with_context(|| format!("{name} is {value:?}"))
 }
 
-/// P21: what is counted are elements, chains and sets, not how often.
+/// P21: the counters count elements, chains and sets, not repairs.
 #[tokio::test(flavor = "multi_thread")]
 async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
     let services = services();
@@ -329,7 +328,7 @@ async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> R
     }
     let began = Instant::now();
     stage.has(&services).await?;
-    // The agreed time is 30 s; a machine without time may need more, and is told apart by people.
+    // The target is 30 s; a busy machine may need more, which is printed for readers.
     eprintln!("both tables were back after {:?}", began.elapsed());
     stage.has_exactly(&services).await?;
     served(&stage, &services).await
@@ -338,7 +337,7 @@ async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> R
 #[tokio::test(flavor = "multi_thread")]
 async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
     let mut services = services();
-    // It looks at the table every 10 s only, so that the change comes first.
+    // It checks the table only every 10 s, so that the change comes first.
     let mut stage = Stage::with(|options| options)?;
     stage.start(&services).await?;
     for (number, family) in [(20, Family::V4), (21, Family::V6)] {

@@ -1,8 +1,8 @@
-//! What the kernel has, by means that share nothing with the proxy.
+//! The kernel's state, read without any code of the proxy.
 //!
-//! Owns: the way from a frontend to its endpoints through the maps of the table, as `nft -j` lists them; the count of
-//! transactions. In: a namespace. Out: [`Meaning`], to be held against what the manifests say; anything in the table that
-//! leads nowhere, or that nothing leads to, is an error.
+//! Owns: the path from a frontend to its endpoints through the maps of the table, as `nft -j` lists them; the count of
+//! transactions. In: a namespace. Out: [`Meaning`], to be compared with the manifests; a dangling or unreferenced part
+//! of the table is an error.
 
 use crate::model::{Frontend, Meaning};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,10 +18,10 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-/// Key and value of an element; fields of a concatenation stand after each other.
+/// Key and value of an element; fields of a concatenation follow each other.
 type Element = (Vec<String>, Vec<String>);
 
-/// As `nft` calls a family.
+/// The name of a family in `nft`.
 pub(crate) fn nft_family(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
@@ -35,7 +35,7 @@ struct Table {
     sets: BTreeMap<String, Vec<Element>>,
     /// The expressions of each chain's rules.
     chains: BTreeMap<String, Vec<Value>>,
-    /// The hooks of those that have one.
+    /// The hooks of base chains.
     hooks: BTreeMap<String, String>,
 }
 
@@ -70,7 +70,6 @@ impl Table {
         self.sets.get(name).map(Vec::as_slice).with_context(|| format!("the table has no {name}"))
     }
 
-    /// A map by its whole key.
     fn map(&self, name: &str) -> Result<BTreeMap<String, String>> {
         let elements = self.set(name)?;
         let map: BTreeMap<_, _> =
@@ -79,7 +78,7 @@ impl Table {
         Ok(map)
     }
 
-    /// Of how many endpoints a chain chooses, by its rules: all of them must say the same, and ask this map.
+    /// Number of endpoints that a chain chooses from: all of its rules must have the same, and look up this map.
     fn count(&self, chain: &str, map: &str) -> Result<usize> {
         let rules = self.chains.get(chain).with_context(|| format!("the table has no chain {chain}"))?;
         let mut counts = BTreeSet::new();
@@ -115,7 +114,7 @@ fn name(object: &Value, key: &str) -> Result<String> {
 }
 
 fn element(listed: &Value) -> Result<Element> {
-    // A pair in a map; of a dynamic one the key is an object with a timeout.
+    // A pair in a map; in a dynamic one the key is an object with a timeout.
     let (key, value) = match listed {
         Value::Array(pair) if pair.len() == 2 => (&pair[0], fields(&pair[1])?),
         other => (other, Vec::new()),
@@ -160,14 +159,14 @@ fn endpoint(value: &str) -> Result<SocketAddr> {
     Ok(SocketAddr::new(ip.parse()?, port.parse()?))
 }
 
-/// Follows the numbers of service ports to their endpoints, and remembers which elements it has met.
+/// Follows the numbers of service ports to their endpoints, and records the elements used.
 struct Walk<'a> {
     table: &'a Table,
     met: BTreeSet<(&'static str, String)>,
 }
 
 impl Walk<'_> {
-    /// What a chain chooses from for a number. `local-` chains are those of LocalSet.
+    /// The endpoints that a chain chooses from for a number. `local-` chains are those of LocalSet.
     fn chosen(&mut self, number: &str, verdict: &str) -> Result<BTreeSet<SocketAddr>> {
         let chain = verdict.strip_prefix("goto ").with_context(|| format!("{number} leads to {verdict}"))?;
         let (local, kind) = chain.strip_prefix("local-").map_or((false, chain), |rest| (true, rest));
@@ -200,7 +199,7 @@ impl Walk<'_> {
     }
 }
 
-/// The key of the slots of a number, and the choice and count that it tells, if it tells any.
+/// The slot key of a number, and its choice and count, if it has any.
 fn counted(told: &str) -> Result<(String, Option<String>)> {
     let (high, low) = told.split_once(':').with_context(|| format!("no number: {told}"))?;
     let bits = u32::from_str_radix(high, 16)? << 16 | u32::from_str_radix(low, 16)?;
@@ -209,13 +208,12 @@ fn counted(told: &str) -> Result<(String, Option<String>)> {
     Ok(match class >> 30 {
         // Count 0 of LocalSet is none.
         1 => (text(number), (class != 0x6000_0000).then(|| text(class))),
-        // With affinity.
         2 | 3 => (told.to_owned(), None),
         _ => bail!("no packet can have the number {told}"),
     })
 }
 
-/// Where packets would be sent, as the kernel has it now.
+/// The present destinations of all frontends in the kernel.
 pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> {
     let table = Table::read(namespace, family)?;
     let hooked: Vec<_> = table.hooks.keys().map(String::as_str).collect();
@@ -274,7 +272,7 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
     Ok(meaning)
 }
 
-/// Fails unless the kernel has this.
+/// Fails unless the kernel has this meaning.
 pub(crate) fn is(namespace: &Namespace, family: Family, wanted: &Meaning) -> Result<()> {
     let found = meaning(namespace, family)?;
     if &found == wanted {
@@ -301,7 +299,7 @@ pub(crate) fn addresses(namespace: &Namespace, family: Family, map: &str) -> Res
     keys.map(|key| key?.first().context("no key")?.parse().context("no address")).collect()
 }
 
-/// The kernel's count of transactions in a namespace.
+/// The kernel's generation number of a namespace's rules.
 pub(crate) fn generation(namespace: &Namespace) -> Result<u32> {
     let socket = namespace.run(|| {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
@@ -336,14 +334,14 @@ pub(crate) fn generation(namespace: &Namespace) -> Result<u32> {
 }
 
 mod tests {
-    //! The checks of this suite are checked: a table that is wrong is seen to be wrong.
+    //! The reference itself is tested: it must detect wrong tables.
 
     use super::*;
     use crate::model::{Service, meaning, pool};
     use crate::rig::Stage;
     use crate::traffic::Traffic;
 
-    /// Fails unless the reference finds the table wrong after this, and says so with these words; puts it back.
+    /// Fails unless the reference rejects the table after `change`, with an error that contains `words`; reverts it.
     fn is_seen(node: &Namespace, wanted: &Meaning, change: &str, back: &str, words: &str) -> Result<()> {
         for part in change.split(';') {
             node.nft(&[part])?;
@@ -362,7 +360,7 @@ mod tests {
         affine.affinity = Some(60);
         let services = [Service::new(1, Family::V4, &pool[..3]), affine];
         let mut stage = Stage::started(&services).await?;
-        // Nobody repairs it.
+        // So that nothing repairs it.
         stage.proxy.kill9()?;
         let (node, wanted) = (stage.world.node(), meaning(&services, Family::V4));
         is(node, Family::V4, &wanted)?;
@@ -393,7 +391,7 @@ mod tests {
         ensure!(is(node, Family::V4, &wanted).is_err(), "another endpoint is not seen");
         let mut failed = traffic.finish().await;
         while failed.is_ok() {
-            // By chance nobody was sent to the wrong one.
+            // By chance no connection met the wrong one.
             failed = Traffic::start(&stage.world, &services[..1])?.finish().await;
         }
         let told = format!("{failed:?}");

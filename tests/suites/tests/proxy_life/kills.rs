@@ -1,5 +1,5 @@
-//! Proxy, agent, or both killed at random moments while Services change: clients notice nothing, and in the end the kernel has
-//! what a comparison from scratch would make, and what the manifests say.
+//! Proxy, agent, or both killed at random moments while Services change: clients notice nothing, and in the end the
+//! kernel has what a comparison from scratch would make, and what the manifests describe.
 
 use crate::churn::Author;
 use crate::model::{Service, pool};
@@ -11,11 +11,11 @@ use keelson_harness::util::Seeded;
 use rand::RngExt as _;
 use std::time::Duration;
 
-/// How often something is killed.
+/// Number of kills.
 const KILLS: usize = 36;
-/// Changes a second.
+/// Changes per second.
 const RATE: u32 = 50;
-/// How long agent and proxy live at most after their start, in milliseconds.
+/// Maximum life of agent and proxy after their start, in milliseconds.
 const LIFE: u64 = 900;
 
 /// Services whose endpoints stay: with UDP, node port and external address, and with affinity.
@@ -33,7 +33,7 @@ fn staying() -> Vec<Service> {
     all
 }
 
-/// Lets one of them live a moment, perhaps not until it has started.
+/// Lets one of them run for a moment, perhaps not until it has started.
 async fn live(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
     let life = Duration::from_millis(random.rng().random_range(0..LIFE));
     let until = tokio::time::Instant::now() + life;
@@ -43,7 +43,7 @@ async fn live(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
     }
     if stage.proxy.pid().is_none() {
         let world = stage.world.clone();
-        // Time's up means that it is killed on its way.
+        // On a timeout it is killed during its start.
         if let Ok(started) = tokio::time::timeout_at(until, stage.proxy.start_again(world.node())).await {
             started?;
         }
@@ -81,7 +81,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
         }
         traffic.well().with_context(|| format!("after kill {kill}; {}", stage.logs()))?;
         if kill % 6 == 5 {
-            // Rules alone serve as well as ever, and catch up when somebody programs them again.
+            // Rules without a proxy still serve, and catch up when it is back.
             traffic.beat().await.with_context(|| stage.logs())?;
         }
     }

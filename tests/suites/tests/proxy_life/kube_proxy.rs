@@ -1,5 +1,5 @@
-//! From kube-proxy to Keelson and back, at a real API server: what a kube-proxy (mode nftables) left does no harm, and is told
-//! of.
+//! From kube-proxy to Keelson and back, with a real API server: leftovers of a kube-proxy (mode nftables) are harmless,
+//! and are reported.
 
 use crate::model::{NODE_NAME, Service, pool};
 use crate::rig::{Stage, says, soon};
@@ -16,10 +16,10 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Whose account the agent has.
+/// The agent's account.
 const ACCOUNT: &str = "keelson-agent";
 
-/// How long a question must stay without an answer, so that it counts as dropped.
+/// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
 
 async fn make_node(cluster: &Cluster) -> Result<()> {
@@ -33,7 +33,7 @@ async fn make_node(cluster: &Cluster) -> Result<()> {
     writer.patch(Kind::Node, &format!("{NODE_NAME}/status"), &status).await.map(drop)
 }
 
-/// Writes Services that are not there yet.
+/// Creates Services.
 async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     for service in services {
         let [service, slice] = service.objects();
@@ -43,7 +43,7 @@ async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     Ok(())
 }
 
-/// Gives Services other endpoints.
+/// Changes the endpoints of Services.
 async fn change(
     writer: &Writer,
     services: &mut [Service],
@@ -57,7 +57,7 @@ async fn change(
     Ok(())
 }
 
-/// Waits until all new connections are answered by the endpoints that these Services have, from everywhere.
+/// Waits until the present endpoints of these Services answer all new connections, from all clients.
 async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
     for service in services {
         soon("its endpoints answer", || async {
@@ -74,7 +74,6 @@ async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
     Traffic::start(&stage.world, services)?.finish().await.map(drop)
 }
 
-/// Waits until the table of kube-proxy has this text.
 async fn kube_proxy_has(stage: &Stage, text: &str) -> Result<()> {
     soon("kube-proxy has programmed it", || async {
         let listed = stage.node().nft(&["list", "table", "ip", "kube-proxy"])?;
@@ -101,7 +100,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     let _api = Forward::start(stage.node(), address.parse()?, address)?;
     stage.node().nft(&["add", "table", "ip", "mine"])?;
 
-    // Of a kube-proxy: with endpoints, without any, and one that is deleted later.
+    // Services of a kube-proxy: with endpoints, without any, and one that is deleted later.
     let [first, second, third] =
         [0..2, 3..5, 5..8].map(|range| move |family| pool(family, 8080)[range.clone()].to_vec());
     let mut services: Vec<Service> = (0..)
@@ -126,7 +125,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     let old = stage.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
 
-    // Keelson over that.
+    // Keelson in addition.
     let identity = cluster.companion(&stage.scratch, ACCOUNT, NODE_NAME).await?;
     stage.agent.configure(
         &Settings::new()
@@ -139,21 +138,21 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     answered(&stage, &services).await.context("by our rules")?;
     answered(&stage, &empty).await.context("by our rules, where kube-proxy would refuse")?;
     told_of(&stage).await?;
-    // What we do not know is not ours to decide while a kube-proxy's rules are there.
+    // Services unknown to Keelson are left to kube-proxy's rules while those exist.
     let left = stage.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(left, Outcome::Answered { by, .. } if deleted.endpoints.contains(&by)), "{left:?}");
 
-    // Rid of them.
+    // Removes kube-proxy's rules.
     stage.cleanup(&["--kube-proxy"]).await?;
     ensure!(!tables(&stage)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&stage)?);
     answered(&stage, &services).await.context("without a kube-proxy's tables")?;
-    // The addresses are the cluster's, and no Service's.
+    // The addresses are in the cluster's ranges, and belong to no Service.
     let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
     back_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
 }
 
-/// In log, state and events.
+/// Checks that leftovers are reported in log, state and events.
 async fn told_of(stage: &Stage) -> Result<()> {
     for family in Family::BOTH {
         let strangers = stage.family(family).await?["strangers"].clone();
@@ -169,8 +168,8 @@ async fn told_of(stage: &Stage) -> Result<()> {
     )
 }
 
-/// Our rules come before kube-proxy's and win as long as they are there, old as they may be; without them it is as if we
-/// had never been.
+/// Our rules come before kube-proxy's and win while they exist, even if they are old; without them kube-proxy works as
+/// if Keelson had never run.
 async fn back_to_kube_proxy(
     stage: &mut Stage,
     writer: &Writer,

@@ -1,12 +1,12 @@
-//! The life of a proxy: killed, restarted, upgraded, with its table changed by others, beside a kube-proxy's leftovers, with
-//! few rights, without an agent; and what clients of the Services notice of that, which is nothing.
+//! Lifecycle of a proxy: kills, restarts, upgrades, changes of its table by others, leftovers of a kube-proxy, few
+//! rights, no agent; clients of the Services must not notice any of that.
 //!
-//! Real processes in a real network of a node ([`keelson_cluster::net::World`]), real connections. The agent reads a folder of
-//! manifests, but where the API server is the point. What the kernel has is read by `nft -j` and followed from frontends to
-//! endpoints by a reference of this suite's own ([`kernel`]), which shares no code with the proxy. Names with `case_N` are
-//! case N of section 8 of the reference on service proxies.
+//! Real processes in a real network of a node ([`keelson_cluster::net::World`]), real connections. The agent reads a
+//! folder of manifests, unless the test is about the API server. The kernel's rules are read with `nft -j` and followed
+//! from frontends to endpoints by a separate reference ([`kernel`]), which shares no code with the proxy. Names with
+//! `case_N` are case N of section 8 of the reference on service proxies.
 
-// A test tells what it does on stderr.
+// Tests log to stderr.
 #![allow(clippy::print_stderr)]
 
 mod absent;

@@ -1,5 +1,5 @@
-//! Owns: Services as the tests think of them. In: what is not usual about them. Out: manifests, and to which endpoints each
-//! frontend must lead.
+//! Owns: the tests' model of Services. In: differences from the usual. Out: manifests, and the endpoints that each
+//! frontend must lead to.
 
 use keelson_cluster::net::plan::{LOCALS, REMOTES, local, remote};
 use keelson_cluster::net::{Family, Transport};
@@ -7,15 +7,14 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The name of the node.
 pub(crate) const NODE_NAME: &str = "node";
 /// The port of every Service.
 pub(crate) const PORT: u16 = 80;
 
-/// Where packets come to a Service: an address, or none for a node port; the protocol; the port.
+/// A destination of packets to a Service: an address, or None for a node port; the protocol; the port.
 pub(crate) type Frontend = (Option<IpAddr>, Transport, u16);
 
-/// Where each frontend leads. None: refused.
+/// The endpoints of each frontend. An empty set: refused.
 pub(crate) type Meaning = BTreeMap<Frontend, BTreeSet<SocketAddr>>;
 
 /// A Service of one family with one slice.
@@ -23,7 +22,7 @@ pub(crate) type Meaning = BTreeMap<Frontend, BTreeSet<SocketAddr>>;
 pub(crate) struct Service {
     pub(crate) name: String,
     pub(crate) family: Family,
-    /// Of this number V and all else is made.
+    /// V and all other addresses and ports are derived from this number.
     number: u16,
     pub(crate) endpoints: Vec<SocketAddr>,
     pub(crate) transports: Vec<Transport>,
@@ -33,7 +32,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// TCP, with V alone. `number` is below 4096, and no other Service of the test has it.
+    /// TCP, with only V. `number` is below 4096, and unique in the test.
     pub(crate) fn new(number: u16, family: Family, endpoints: &[SocketAddr]) -> Self {
         Self {
             name: format!("s{number}"),
@@ -47,7 +46,6 @@ impl Service {
         }
     }
 
-    /// V.
     pub(crate) fn ip(&self) -> IpAddr {
         let [high, low] = self.number.to_be_bytes();
         match self.family {
@@ -56,7 +54,6 @@ impl Service {
         }
     }
 
-    /// V and port.
     pub(crate) fn at(&self) -> SocketAddr {
         SocketAddr::new(self.ip(), PORT)
     }
@@ -70,7 +67,7 @@ impl Service {
         }
     }
 
-    /// An external address that says which version of the Service it is of: once the kernel has it, it has that version. For
+    /// An external address that encodes a version of the Service: once the kernel has it, it has that version. For
     /// numbers below 16.
     pub(crate) fn marker(&self, version: u16) -> IpAddr {
         match self.family {
@@ -108,7 +105,7 @@ impl Service {
             let node = if is_local(at.ip()) { NODE_NAME } else { "other" };
             json!({"addresses": [at.ip()], "nodeName": node, "conditions": {"ready": true}})
         };
-        // One number is enough for every test: all of a Service's endpoints listen at the same.
+        // One number is enough for every test: all of a Service's endpoints listen at the same port.
         let number = self.endpoints.first().map_or(8080, SocketAddr::port);
         [
             json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}),
@@ -124,7 +121,7 @@ impl Service {
         ]
     }
 
-    /// Where its frontends must lead.
+    /// The endpoints that its frontends must lead to.
     pub(crate) fn meaning(&self) -> Meaning {
         let mut all = Meaning::new();
         for transport in &self.transports {
@@ -139,7 +136,7 @@ impl Service {
     }
 }
 
-/// What all of these mean in one family.
+/// The meaning of all of these in one family.
 pub(crate) fn meaning<'a>(services: impl IntoIterator<Item = &'a Service>, family: Family) -> Meaning {
     services.into_iter().filter(|service| service.family == family).flat_map(Service::meaning).collect()
 }
@@ -148,7 +145,7 @@ fn is_local(ip: IpAddr) -> bool {
     (1..=LOCALS).any(|n| local(n).of(Family::of(ip)) == ip)
 }
 
-/// Everybody who serves, at this port: pods of the node and of the other.
+/// Addresses of all servers with this port: pods of the node and of the other.
 pub(crate) fn pool(family: Family, port: u16) -> Vec<SocketAddr> {
     let all = (1..=LOCALS).map(local).chain((1..=REMOTES).map(remote));
     all.map(|address| address.at(family, port)).collect()

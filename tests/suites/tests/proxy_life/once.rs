@@ -1,4 +1,4 @@
-//! `--print` and `--dry-run`: what they tell is what a proxy does, and they do nothing.
+//! `--print` and `--dry-run`: their output is what a proxy does, and they change nothing.
 
 use crate::kernel;
 use crate::model::{Service, meaning, pool};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
 
-/// Some of everything but affinity of IPv6, which nft 1.0.6 cannot load.
+/// All features but IPv6 affinity, which nft 1.0.6 cannot load.
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
     for (index, family) in (0..).zip(Family::BOTH) {
@@ -26,7 +26,7 @@ fn services() -> Vec<Service> {
     all
 }
 
-/// A ruleset as blocks: rules in their order, elements in one that does not depend on the kernel's.
+/// A ruleset as blocks: rules in their order, elements sorted.
 fn normal(listed: &str) -> Result<BTreeMap<String, String>> {
     let (mut blocks, mut table, mut block) = (BTreeMap::new(), String::new(), None::<(String, String)>);
     for line in listed.lines() {
@@ -59,7 +59,7 @@ fn with_sorted_elements(text: &str) -> String {
     format!("{before}{}", all.join("\n"))
 }
 
-/// What a namespace of its own has after loading this.
+/// The ruleset of a separate namespace after loading this text.
 fn loaded(stage: &Stage, name: &str, text: &str) -> Result<BTreeMap<String, String>> {
     let fresh = Namespace::new(name)?;
     let file = stage.scratch.path().join(format!("{name}.nft"));
@@ -98,7 +98,7 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
     let printed = stage.print().await?;
     same(&loaded(&stage, "printed", &printed)?, &programmed).context("keelson proxy --print")?;
 
-    // Where there is no table yet, numbers may be others; that all leads to the same shows the reference.
+    // Without an existing table, numbers may differ; the reference shows that the meaning is the same.
     let fresh = Namespace::new("fresh")?;
     let config = stage.proxy.config().display().to_string();
     let args = ["proxy", "--config", &config, "--print"];
@@ -146,7 +146,7 @@ async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
         Ok(lines)
     })
     .await?;
-    // TCP, UDP and SCTP each have a number of their own.
+    // TCP, UDP and SCTP each have a separate number.
     ensure!(lines.len() == 6, "{lines:#?}");
     let ends = |verb: &str, at: SocketAddr| {
         let end = format!(" : {} . {} }}", at.ip(), at.port());

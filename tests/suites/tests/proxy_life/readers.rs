@@ -1,4 +1,4 @@
-//! P14: programs that read nftables beside a proxy that is kept busy.
+//! P14: programs that read nftables beside a busy proxy.
 
 use crate::churn::Author;
 use crate::kernel;
@@ -12,19 +12,19 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
 
-/// Services of a folder, each of ten endpoints; a program that reads their rules needs some tens of milliseconds for that.
+/// Services of a folder, each with ten endpoints; a program needs some tens of milliseconds to read their rules.
 const SERVICES: u16 = 500;
-/// Changes a second.
+/// Changes per second.
 const RATE: u32 = 100;
-/// Reads, one after the other, at least.
+/// Minimum number of reads, one after the other.
 const READS: usize = 5;
-/// Changes that come alone.
+/// Number of single changes.
 const ALONE: usize = 3;
 /// The longest period that kube-proxy has by default.
 const PERIOD: Duration = Duration::from_secs(1);
-/// After so long the commits that may be made at once have been made.
+/// Time after which the commits of a burst have been made.
 const BURST: Duration = Duration::from_secs(3);
-/// Commits that may be made at once after a quiet time, and by others than the pace: retries, chains that have rested.
+/// Commits in a burst after a quiet time, and those outside the pace: retries, chains that have rested.
 const SPARE: u32 = 10 + 5;
 
 fn services() -> Vec<Service> {
@@ -36,7 +36,7 @@ fn services() -> Vec<Service> {
     (0..SERVICES).map(|number| Service::new(1_000 + number, Family::V4, &of(number))).collect()
 }
 
-/// How long `nft list ruleset` takes. It reads again and again while others commit.
+/// Duration of `nft list ruleset` in milliseconds. It restarts its read while others commit.
 async fn read(stage: &Stage) -> Result<u64> {
     let begun = Instant::now();
     let mut command = Command::new(peers::system("ip", "iproute2")?);
@@ -47,7 +47,7 @@ async fn read(stage: &Stage) -> Result<u64> {
     Ok(begun.elapsed().as_millis().try_into()?)
 }
 
-/// Changes that come alone do not wait for the period. One of them has to be faster than that, as the machine may be busy.
+/// Single changes do not wait for the period. At least one of them has to be faster, because the machine may be busy.
 async fn alone(stage: &Stage, others: &[Service], moving: &mut Service) -> Result<()> {
     let mut took = Vec::new();
     let endpoints = pool(Family::V4, 8080);
@@ -94,7 +94,7 @@ async fn p14_another_program_reads_the_ruleset_beside_a_hundred_changes_a_second
         let commits = kernel::generation(stage.node())?.wrapping_sub(before);
         let seconds = u32::try_from(begun.elapsed().as_secs())?;
         let written = u32::try_from(author.writes())?;
-        // One a second, of each family; the changes are of both.
+        // One per second, of each family; the changes are of both.
         let most = 2 * (seconds + 1 + SPARE);
         ensure!(commits <= most, "{commits} commits in {seconds} s");
         // Without a pace there would be about as many commits as changes.

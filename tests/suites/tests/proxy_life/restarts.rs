@@ -1,4 +1,4 @@
-//! Proxies that are stopped, killed and started again, over rules as they were left and over rules of another version.
+//! Proxies that are stopped, killed and restarted, with their own rules and with rules of another version.
 
 use crate::kernel;
 use crate::model::{NODE_NAME, PORT, Service, pool};
@@ -31,7 +31,7 @@ fn askers(world: &World) -> [Asker; 3] {
     [world.pod(), world.client(), world.host()]
 }
 
-/// Whom each client has of each Service with affinity, asked often enough to notice chance.
+/// The endpoint of each client of each Service with affinity, with enough requests to exclude chance.
 async fn bound(world: &World, services: &[Service]) -> Result<BTreeMap<(usize, SocketAddr), SocketAddr>> {
     let mut all = BTreeMap::new();
     for (index, asker) in askers(world).iter().enumerate() {
@@ -57,7 +57,7 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
     let clients = |map: u8| kernel::addresses(world.node(), Family::V4, &format!("affinity-{map}"));
     let entries: usize = (0..8).map(|map| Ok(clients(map)?.len())).sum::<Result<usize>>()?;
     ensure!(entries >= 3, "the kernel remembers {entries} clients");
-    // P8: the state says so as well, and how many there may be.
+    // P8: the state shows them too, and their maximum.
     soon("the state has the clients", || async {
         let v4 = stage.family(Family::V4).await?;
         let maps = v4["affinity_clients"].as_object().into_iter().flatten();
@@ -101,7 +101,7 @@ async fn case_57_what_changed_while_nobody_was_there_is_all_that_is_changed() ->
     let bound_to = bound(&world, &services).await?;
     let generation = kernel::generation(world.node())?;
     stage.proxy.kill9()?;
-    // One pod of another node in place of another.
+    // One pod of another node instead of another.
     let other = pool(Family::V4, 8080);
     services[0].endpoints = [&other[..4], &other[6..7]].concat();
     stage.manifests.service(&services[0])?;
@@ -109,7 +109,7 @@ async fn case_57_what_changed_while_nobody_was_there_is_all_that_is_changed() ->
     stage.has(&services).await?;
     let state = stage.synced().await?;
     let (v4, v6) = (family_of(&state, Family::V4)?, family_of(&state, Family::V6)?);
-    // TCP and UDP have a place each.
+    // TCP and UDP have one element each.
     ensure!(v4["last_added"] == 2 && v4["last_deleted"] == 2, "{v4}");
     ensure!(v6["last_added"] == 0 && v6["last_deleted"] == 0, "{v6}");
     ensure!(kernel::generation(world.node())? == generation + 1, "it is one transaction");
@@ -143,7 +143,7 @@ async fn case_58_endpoints_that_are_gone_and_back_find_their_chain() -> Result<(
     stage.has_exactly(&services).await
 }
 
-/// How many Services there are beside the one that changes.
+/// Number of Services beside the one that changes.
 const MANY: usize = 2_000;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,7 +159,7 @@ async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one
     ensure!(first["services"] == MANY && first["endpoints"].as_u64() >= Some(MANY as u64 * 10), "{first}");
     let generation = kernel::generation(stage.node())?;
 
-    // No change that means anything, and then one of one endpoint: the file has a hundred Services.
+    // A change without meaning, and then one of one endpoint: the file has a hundred Services.
     let file = stage.manifests.path().join("bulk-00000.json");
     let list: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
     let items = list["items"].as_array().context("a list")?;
@@ -178,7 +178,7 @@ async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one
     })
     .await?;
     ensure!(after["last_added"] == 1 && after["last_deleted"] == 1, "{after}");
-    // The proxy looks once a second: it finds nothing that is not its own.
+    // The proxy checks once a second: it finds no foreign changes.
     let looked = stage.dry_run().await?;
     ensure!(looked == ["no changes"], "{looked:?}");
     ensure!(kernel::generation(stage.node())? == generation + 1, "it is one transaction");
@@ -187,7 +187,7 @@ async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one
     Ok(())
 }
 
-/// What is left of text without the blocks that begin so, and without lines that have one of these in them.
+/// Text without the blocks with these prefixes, and without lines that contain one of these parts.
 fn without(text: &str, blocks: &[&str], parts: &[&str]) -> String {
     let (mut left, mut inside) = (String::new(), false);
     for line in text.lines() {

@@ -1,5 +1,5 @@
-//! Owns: what the tests share. In: Services. Out: a network of a node with an agent over a folder of manifests and a proxy,
-//! and what both and their commands say.
+//! Owns: what the tests share. In: Services. Out: a network of a node with an agent, its folder of manifests and a
+//! proxy, and the output of both and their commands.
 
 use crate::kernel;
 use crate::model::{NODE_NAME, Service, meaning};
@@ -18,15 +18,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
 
-/// What something may take that takes no time but on a machine that is very busy.
+/// Timeout of steps that take long only on a very busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// A folder of manifests. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Manifests(PathBuf);
 
 impl Manifests {
-    /// Replaces one as a whole, by renaming.
+    /// Replaces a file atomically, by renaming.
     pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         let (draft, file) = (self.0.join(format!(".{name}")), self.0.join(format!("{name}.json")));
@@ -34,18 +34,16 @@ impl Manifests {
         fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
     }
 
-    /// Writes a Service into a file of its own.
+    /// Writes a Service into a separate file.
     pub(crate) fn service(&self, service: &Service) -> Result<()> {
         self.put(&service.name, &service.objects())
     }
 
-    /// Removes a Service.
     pub(crate) fn remove(&self, service: &Service) -> Result<()> {
         let file = self.0.join(format!("{}.json", service.name));
         fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
     }
 
-    /// Where they are.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -62,12 +60,12 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// The proxy looks at its table once a second.
+    /// The proxy checks its table once a second.
     pub(crate) fn new() -> Result<Self> {
         Self::with(|options| options.set("proxy.sync_period", "1s"))
     }
 
-    /// With these settings of the proxy over those that it has by default.
+    /// With changed settings of the proxy.
     pub(crate) fn with(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
         let manifests = Manifests(scratch.dir("manifests")?);
@@ -76,7 +74,7 @@ impl Stage {
             .set("agent.node_name", NODE_NAME)
             .set("endpoints.source", "files")
             .set("endpoints.manifests", manifests.path().display().to_string());
-        // No runtime is needed; the agent lives, and is not ready for that reason.
+        // No runtime is needed; the agent is live, but not ready for that reason.
         let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
         let agent = Agent::new_in(&scratch.dir("agent")?, free_port()?, &runtime, &of_agent)?;
         let world = Arc::new(World::new()?);
@@ -85,7 +83,7 @@ impl Stage {
         Ok(Self { agent, proxy, options, manifests, world, scratch })
     }
 
-    /// With these Services, and agent and proxy at work.
+    /// With these Services, and agent and proxy in sync.
     pub(crate) async fn started(services: &[Service]) -> Result<Self> {
         let mut stage = Self::new()?;
         stage.start(services).await?;
@@ -102,12 +100,11 @@ impl Stage {
         self.has(services).await
     }
 
-    /// The node's namespace.
     pub(crate) fn node(&self) -> &Namespace {
         self.world.node()
     }
 
-    /// Waits until the kernel has these Services and nothing else.
+    /// Waits until the kernel has exactly these Services.
     pub(crate) async fn has(&self, services: &[Service]) -> Result<()> {
         let wanted = Family::BOTH.map(|family| meaning(services, family));
         let has = soon("the kernel has the rules of these Services", || async {
@@ -119,7 +116,7 @@ impl Stage {
         has.await.with_context(|| self.logs())
     }
 
-    /// The same, and that a comparison from scratch finds nothing to do.
+    /// The same, and that a comparison from scratch finds no difference.
     pub(crate) async fn has_exactly(&self, services: &[Service]) -> Result<()> {
         self.has(services).await?;
         soon("no changes", || async {
@@ -131,7 +128,7 @@ impl Stage {
         .with_context(|| self.logs())
     }
 
-    /// What agent and proxy wrote last.
+    /// The end of the logs of agent and proxy.
     pub(crate) fn logs(&self) -> String {
         let tail = |log: Result<String>| {
             let log = log.unwrap_or_default();
@@ -160,7 +157,6 @@ impl Stage {
         run_inside(self.node(), &peers::keelson()?, &all).await
     }
 
-    /// `keelson proxy cleanup` on the node.
     pub(crate) async fn cleanup(&self, args: &[&str]) -> Result<Vec<String>> {
         let mut all = vec!["proxy", "cleanup"];
         all.extend(args);
@@ -175,18 +171,17 @@ impl Stage {
             .await
     }
 
-    /// The state that it tells, well or not.
+    /// The reported state, with any exit code.
     pub(crate) async fn state(&self) -> Result<Value> {
         let told = self.told_state().await?;
         serde_json::from_str(&told.out).with_context(|| format!("no state: {told:?}"))
     }
 
-    /// One family's part of it.
     pub(crate) async fn family(&self, family: Family) -> Result<Value> {
         family_of(&self.state().await?, family)
     }
 
-    /// Waits until the proxy follows the agent and both families are synced, and gives its state.
+    /// Waits until the proxy follows the agent and both families are synced, and returns its state.
     pub(crate) async fn synced(&self) -> Result<Value> {
         soon("the proxy is synced", || async {
             let state = self.state().await?;
@@ -200,7 +195,7 @@ impl Stage {
         .with_context(|| self.logs())
     }
 
-    /// Events, the newest first.
+    /// The newest first.
     pub(crate) async fn events(&self) -> Result<Vec<String>> {
         let state = self.state().await?;
         let events = state["events"].as_array().context("no events")?;
@@ -208,7 +203,6 @@ impl Stage {
     }
 }
 
-/// One family's part of a state.
 pub(crate) fn family_of(state: &Value, family: Family) -> Result<Value> {
     let families = state["families"].as_array().with_context(|| format!("no families: {state}"))?;
     let found = families.iter().find(|part| part["family"] == family.name());
@@ -233,7 +227,6 @@ fn service_cidr() -> Value {
     })
 }
 
-/// Runs a program in a namespace to its end.
 pub(crate) async fn run_inside(
     namespace: &Namespace,
     program: &Path,
@@ -244,14 +237,15 @@ pub(crate) async fn run_inside(
     command::run(command).await
 }
 
-/// Tries until it is so, with a pause after each look: a look is a process. The last error is that of a whole look.
+/// Repeats a check until it succeeds, with a pause in between, because a check runs a process. The last error is that
+/// of a complete check.
 pub(crate) async fn soon<T, F>(what: &str, mut check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
     let until = Instant::now() + LONG;
     loop {
-        // A look that hangs must not hang the test.
+        // A check that hangs must not hang the test.
         let looked = tokio::time::timeout(LONG, check()).await;
         match looked.unwrap_or_else(|_| Err(anyhow!("the look itself did not come to an end"))) {
             Ok(value) => return Ok(value),
@@ -263,7 +257,7 @@ where
     }
 }
 
-/// Fails unless every part is in the text.
+/// Fails unless the text contains every part.
 pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
     for part in parts {
         ensure!(text.contains(part), "{part:?} is not in:\n{text}");

@@ -1,4 +1,5 @@
-//! The rights that unit and manifest give, and no others: all works. None at all: a sentence, and nothing is done.
+//! With the rights of unit and manifest, and no others, everything works. Without rights: an error message, and no
+//! change.
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
@@ -20,14 +21,13 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// As they are shipped.
 const UNIT: &str = include_str!("../../../../packaging/keelson-proxy.service");
-/// A user that nobody else is.
+/// A uid that no other user has.
 const NOBODY: u32 = 64_123;
 /// CAP_NET_ADMIN as a bit. Source: capability.h.
 const NET_ADMIN: u64 = 1 << 12;
-/// What is read-only for a service of the unit as for a container, but for conntrack's settings, which are also at `$1`:
-/// `ReadWritePaths` opens them where they are, the manifest elsewhere.
+/// What is read-only for a service of the unit as for a container, except conntrack's settings, which are also at `$1`:
+/// `ReadWritePaths` opens them in place, the manifest elsewhere.
 const SEALED: &str = r#"
 set -e
 mount --bind /proc/sys/net/netfilter "$1"
@@ -38,19 +38,18 @@ shift 2
 exec "$@"
 "#;
 
-/// What a process may.
+/// The rights of a process.
 struct Rights {
     user: u32,
     /// Such as `net_admin`.
     capabilities: BTreeSet<String>,
-    /// Whether they come as ambient ones, without which only root has them.
+    /// Whether they are ambient, without which only root has them.
     ambient: bool,
-    /// Whether conntrack's settings can be written at another place than the usual one.
+    /// Whether conntrack's settings can be written at another path than the usual one.
     elsewhere: bool,
 }
 
 impl Rights {
-    /// What the unit gives.
     fn of_unit() -> Result<Self> {
         let value = |key: &str| {
             let lines: Vec<&str> =
@@ -68,7 +67,6 @@ impl Rights {
         Ok(Self { user: NOBODY, capabilities: bounding, ambient: true, elsewhere: false })
     }
 
-    /// What the manifest gives.
     fn of_manifest() -> Result<Self> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple(MANIFEST).context("the manifest is no YAML")?;
@@ -88,7 +86,7 @@ impl Rights {
         Self { user, capabilities: BTreeSet::new(), ambient: false, elsewhere: false }
     }
 
-    /// `setpriv` and its arguments, after which a program and its own may follow.
+    /// `setpriv` and its arguments, to be followed by a program and its arguments.
     fn prefix(&self) -> Result<(PathBuf, Vec<String>)> {
         let set: String = self.capabilities.iter().map(|name| format!(",+{name}")).collect();
         let inheritable = if self.ambient { format!("-all{set}") } else { "-all".to_owned() };
@@ -121,9 +119,9 @@ struct Poor {
 }
 
 impl Poor {
-    /// An agent at work, and a proxy prepared whose files its user may use.
+    /// A running agent, and a prepared proxy whose files its user may use.
     async fn new(services: &[Service], others: &[Value], rights: &Rights) -> Result<Self> {
-        // Node ports at addresses that a node gets later, too.
+        // Node ports also at addresses that a node gets later.
         let networks = vec!["192.168.0.0/16".to_owned(), "fd00:10:1::/64".to_owned()];
         let mut stage = Stage::with(|options| {
             options.set("proxy.sync_period", "1s").set("proxy.nodeport_addresses", networks)
@@ -137,7 +135,7 @@ impl Poor {
         // As the unit's group does.
         chown(socket.trim_start_matches("unix://"), None, Some(rights.user))
             .context("cannot give the socket away")?;
-        // Wherever the program is built, its user may not go there.
+        // Its user may not have access to the folder of the build.
         let program = stage.scratch.path().join("keelson");
         fs::copy(peers::keelson()?, &program).context("cannot copy the program")?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
@@ -168,7 +166,7 @@ impl Poor {
         self.stage.node().inside(&program)?.start()
     }
 
-    /// A command with these rights, to its end.
+    /// Runs a command with these rights to its end.
     async fn command(&self, rights: &Rights, args: &[&str]) -> Result<CommandOutput> {
         let (path, mut all) = rights.prefix()?;
         let config = self.stage.proxy.config().display().to_string();
@@ -180,7 +178,7 @@ impl Poor {
     }
 }
 
-/// A process' sets of capabilities, its user and whether it may gain any, as the kernel has it.
+/// Fields of `/proc/PID/status`: capability sets, uid, NoNewPrivs.
 fn status(pid: u32) -> Result<impl Fn(&str) -> Result<String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).context("no such process")?;
     Ok(move |key: &str| {
@@ -218,7 +216,6 @@ fn services() -> Vec<Service> {
     all
 }
 
-/// The port of a health check.
 const CHECK: u16 = 32_100;
 
 /// A Service with a health check node port and an endpoint on the node.
@@ -232,8 +229,8 @@ fn checked() -> [Value; 2] {
     [object, slice]
 }
 
-/// P1: conntrack's settings are kube-proxy's, but for those of the whole machine, which nobody may write in a network
-/// namespace of its own: those are said.
+/// P1: conntrack's settings are kube-proxy's, except those of the whole machine, which cannot be written in a separate
+/// network namespace: those are reported.
 async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     let value = async |name: &str| {
         let file = format!("/proc/sys/net/netfilter/{name}");
@@ -280,10 +277,8 @@ async fn all_works(rights: &Rights) -> Result<()> {
     has_no_more_than(process.pid(), rights)?;
     conntrack_is_set(stage).await?;
 
-    // Rules.
     let traffic = Traffic::start(&world, &services)?;
     traffic.beat().await?;
-    // Health check node ports, and health.
     let client = world.client();
     let check = http_get_from(client.namespace(), NODE.at(Family::V4, CHECK), "/").await?;
     ensure!(
@@ -294,7 +289,6 @@ async fn all_works(rights: &Rights) -> Result<()> {
     );
     let livez = http_get_from(world.node(), SocketAddr::from(([127, 0, 0, 1], 10256)), "/livez").await?;
     ensure!(livez.status == 200, "{}", livez.text());
-    // Addresses.
     let another: IpAddr = "192.168.77.7".parse()?;
     world.bind_to_node(another)?;
     soon("node ports are served at an address that is new", || async {
@@ -308,7 +302,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     })
     .await?;
     traffic.finish().await?;
-    // Conntrack: a flow of UDP whose endpoint is gone is moved.
+    // Conntrack: a UDP flow whose endpoint is removed is moved.
     for service in services.iter_mut().filter(|service| service.transports.contains(&Transport::Udp)) {
         let mut flow = world.pod().open(service.at(), Transport::Udp)?;
         let Outcome::Answered { by: first, .. } = flow.ask(PATIENCE).await? else { bail!("nobody answers") };
@@ -321,7 +315,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
         })
         .await?;
         loop {
-            // One answer may be lost at the moment of the change.
+            // One response may be lost at the moment of the change.
             match flow.ask(Duration::from_secs(2)).await? {
                 Outcome::Answered { by, .. } if service.endpoints.contains(&by) => break,
                 Outcome::Answered { .. } | Outcome::Dropped => {}
@@ -329,7 +323,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
             }
         }
     }
-    // Repairing, and what needs the rights as well.
+    // Repairs, and commands that need the rights too.
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
     soon("the table is back", || async {
         ensure!(family_of(&stage.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");
@@ -371,7 +365,7 @@ async fn without_any_right_it_says_so_and_does_nothing() -> Result<()> {
         says(&process.log_tail(), &["CAP_NET_ADMIN"])?;
         ensure!(!process.log_tail().contains("panic"), "{}", process.log_tail());
 
-        // What changes nothing needs nothing, but for what must look.
+        // Commands without changes need no rights, except those that must read.
         let told = poor.command(&none, &["--print"]).await?.success()?;
         says(
             &told.out,

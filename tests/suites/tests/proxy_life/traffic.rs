@@ -1,5 +1,6 @@
-//! Owns: clients of Services that ask all the time. In: Services whose endpoints stay. Out: that each connection was answered
-//! by an endpoint of its Service, and each long one by the same throughout; or the first thing that was not so.
+//! Owns: clients of Services that send requests all the time. In: Services whose endpoints stay. Out: checks that an
+//! endpoint of its Service answered each connection, and the same endpoint each long one throughout; or the first
+//! violation.
 
 use crate::model::Service;
 use crate::rig::{LONG, soon};
@@ -13,15 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Between two connections of one client.
+/// Interval between two connections of one client.
 const BETWEEN: Duration = Duration::from_millis(20);
-/// Between two questions over one connection.
+/// Interval between two requests over one connection.
 const IN_A_FLOW: Duration = Duration::from_millis(100);
-/// Of so many connections one may need its first packet sent again, after a second: what comes of a machine that has
-/// no time, and no sign of rules that are missing, which many would meet.
+/// One of this number of connections may need a retransmission of its first packet, after a second: the result of a
+/// busy machine, and no sign of missing rules, which many connections would meet.
 const SENT_AGAIN: u64 = 200;
 
-/// What the clients share.
+/// Shared by the clients.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
@@ -37,7 +38,7 @@ impl Shared {
     }
 }
 
-/// Clients at work. They end on drop.
+/// Running clients. Stopped on drop.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     shared: Arc<Shared>,
@@ -48,8 +49,8 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// A pod, a client from outside and the node itself each open connection after connection to each of these Services, and
-    /// talk over one that stays open; where a Service has UDP, over a flow of it too.
+    /// A pod, a client from outside and the node itself each open connection after connection to each of these
+    /// Services, and use one that stays open; for a Service with UDP, a UDP flow too.
     pub(crate) fn start(world: &Arc<World>, services: &[Service]) -> Result<Self> {
         let mut traffic = Self::none(world)?;
         for service in services {
@@ -64,7 +65,7 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Nobody yet.
+    /// Without clients.
     pub(crate) fn none(world: &Arc<World>) -> Result<Self> {
         let sent_again = sent_again(world)?;
         let (shared, clients, tasks) = (Arc::default(), Vec::new(), JoinSet::new());
@@ -86,8 +87,8 @@ impl Traffic {
         });
     }
 
-    /// Opens connections one after the other. `before` is asked before each, and what it says is told to `is_valid` with who
-    /// answered.
+    /// Opens connections one after the other. `before` is called before each, and its result is passed to `is_valid`
+    /// with the endpoint that answered.
     pub(crate) fn short<B: Send + 'static>(
         &mut self,
         asker: Asker,
@@ -111,7 +112,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Talks over one flow, which must be with the same endpoint throughout, one of these.
+    /// Sends requests over one flow, which must stay with the same endpoint, one of these.
     pub(crate) fn long(
         &mut self,
         asker: Asker,
@@ -137,12 +138,11 @@ impl Traffic {
         });
     }
 
-    /// How many clients there are.
     pub(crate) fn clients(&self) -> usize {
         self.clients.len()
     }
 
-    /// Waits until each client has had a whole answer of which nothing had been sent when this was called.
+    /// Waits until each client has had a complete response to a request sent after this call.
     pub(crate) async fn beat(&self) -> Result<()> {
         let before: Vec<usize> = self.clients.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         soon("every client is answered", || async {
@@ -150,7 +150,7 @@ impl Traffic {
                 return Ok(());
             }
             for (count, before) in self.clients.iter().zip(&before) {
-                // The one that was under way, and another.
+                // The one that was in flight, and another.
                 ensure!(count.load(Ordering::Relaxed) >= before + 2, "some client is not");
             }
             Ok(())
@@ -159,17 +159,16 @@ impl Traffic {
         self.shared.well()
     }
 
-    /// Fails as soon as a client has.
+    /// Fails if a client has failed.
     pub(crate) fn well(&self) -> Result<()> {
         self.shared.well()
     }
 
-    /// How many answers there were.
     pub(crate) fn answers(&self) -> usize {
         self.clients.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Ends it, when each client has been answered once more; tells how many answers there were.
+    /// Stops it when each client has been answered once more; returns the number of responses.
     pub(crate) async fn finish(mut self) -> Result<usize> {
         self.beat().await?;
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -187,7 +186,7 @@ impl Traffic {
     }
 }
 
-/// How many first packets of TCP connections the clients' kernels have sent again so far.
+/// Number of retransmitted first packets of TCP connections in the clients' kernels so far.
 fn sent_again(world: &World) -> Result<u64> {
     let mut sum = 0;
     for asker in [world.pod(), world.client(), world.host()] {

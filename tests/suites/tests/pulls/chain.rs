@@ -1,5 +1,5 @@
-//! Two agents in a row: the upper one hands the limit to the lower one, which keeps it; and what happens where the
-//! runtime cannot keep it.
+//! Two agents in a row: the upper one passes the limit to the lower one, which enforces it; and the fallback if the
+//! runtime cannot.
 
 use crate::rig::{Rig, all_succeed, begin, most_at_once, see, spans};
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ on_both_runtimes!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_withou
 
 on_crio!(the_lower_agent_keeps_the_limit_of_the_upper, a_runtime_without_the_option_falls_back,);
 
-/// The lower agent has no limit of its own and is quick to say that the limit it was handed is reached.
+/// The lower agent has no limit of its own and reports soon that the limit it was passed is reached.
 fn lower() -> Settings {
     Settings::limit(0).set("pulls.reject_retries", 2).set("pulls.reject_retry_interval", "100ms")
 }
@@ -84,7 +84,7 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     let seen = rig.pulls().await?;
     ensure!(seen.limit.enforced_by == "agent" && !seen.limit.enforce_note.is_empty(), "{seen:?}");
     let images = rig.node.push_many("alone", 5, TINY).await?;
-    // Both slots are held until all five wait or run: else the first ones are done before the last one comes.
+    // Both slots are held until all five wait or run: otherwise the first ones are done before the last one comes.
     let holds = rig.hold_each(&images[..2]);
     let going = rig.begin_in_order(&images).await?;
     rig.active(&images[..2]).await?;
@@ -94,7 +94,7 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     all_succeed(going, &images).await?;
     let at_once = most_at_once(&spans(&rig.records().all()));
     ensure!(at_once <= 2, "{at_once} at once");
-    // Two run at once, so the runtime may turn neighbours round, but not more.
+    // Two run at once, so the runtime may swap neighbours, but not more.
     let order = rig.records().order();
     for (wanted, image) in images.iter().enumerate() {
         let came = order.iter().position(|repo| *repo == image.repo);
@@ -107,14 +107,14 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// The bytes that come are the lower agent's to count: the upper one must not think that none do.
+/// The lower agent counts the bytes: the upper one must not conclude that there are none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
     let rig = Rig::start(Kind::V2, &lower()).await?;
     let settings = Settings::new().set("pulls.stall_timeout", "6s");
     let upper = above(&rig, &settings).await?;
     let image = ImageSpec::single("long", LARGE).push(rig.node.registry.address(), None).await?;
-    // Nine seconds at the least.
+    // At least nine seconds.
     rig.node.proxy.throttle(Some(1 << 20));
     assert_eq!(upper.cri().await?.pull(&rig.ask(&image)).await?, image.config.0);
     assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);

@@ -1,4 +1,4 @@
-//! Clients of two makes, through the agent and straight to containerd: the answers are the same.
+//! Clients in Rust and Go, through the agent and directly to containerd: the responses are the same.
 
 use crate::rig::Rig;
 use anyhow::{Context as _, Result, ensure};
@@ -21,7 +21,7 @@ on_crio!(
     case_19_stream_images_is_answered_by_the_runtime,
 );
 
-/// Answer or error, without what differs from call to call by its nature: times, and the order of lists.
+/// Response or error, without what differs between calls: times, and the order of lists.
 fn comparable(mut answer: DriverAnswer) -> (Value, Option<(u32, String)>) {
     settle(&mut answer.result);
     (answer.result, answer.error.map(|error| (error.number, error.text)))
@@ -114,7 +114,7 @@ async fn tonic_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// A runtime that lacks the call says so itself, with code 12; one that has it streams its images.
+/// A runtime without the call returns code 12 itself; one that has it streams its images.
 async fn case_19_stream_images_is_answered_by_the_runtime(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let image = &rig.node.push_many("stream", 1, TINY).await?[0];
@@ -129,7 +129,7 @@ async fn case_19_stream_images_is_answered_by_the_runtime(kind: Kind) -> Result<
     }
     ensure!(kind == Kind::V2 || through.error.is_some(), "containerd 1.6 does not know the call");
     assert_eq!(comparable(through), comparable(straight));
-    // The kubelet's way: streaming, and the list where that is not to be had.
+    // Like the kubelet: streaming, and the list as fallback.
     let listed = agent.run(&["--stream", "list"]).await?.success()?;
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
     Ok(())

@@ -1,4 +1,4 @@
-//! What is different on CRI-O: the namespace decides, and a pull that ends early leaves nothing behind.
+//! Differences on CRI-O: the namespace matters, and a pull that ends early leaves nothing.
 
 use crate::rig::{Rig, all_succeed, begin};
 use anyhow::{Context as _, Result, ensure};
@@ -29,7 +29,7 @@ fn of_pod(rig: &Rig, image: &Image, namespace: &str) -> Pull {
     rig.ask(image).pod_in(namespace, "web", &format!("uid-in-{namespace}"))
 }
 
-/// I2: two namespaces are one pull on containerd, which does not look at them, and two on CRI-O.
+/// I2: pulls of two namespaces are one on containerd, which ignores the namespace, and two on CRI-O.
 async fn namespaces_share_where_the_runtime_ignores_them(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let image = ImageSpec::single("shared", TINY).push(rig.node.registry.address(), None).await?;
@@ -67,14 +67,14 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
     rig.node.proxy.remove(hold);
     all_succeed([open], slice::from_ref(&image)).await?;
 
-    // The image is there now, and the policy is as it was.
+    // The image is present now, and the policy still applies.
     let expected = failed(direct.pull(&locked).await, "the policy rejects it")?;
     let status = failed(rig.begin_with(locked).await?, "the policy rejects it")?;
     assert_eq!(said(&status), said(&expected));
     rig.idle().await
 }
 
-/// A pull that stands still when 5 of its 9 MiB were sent.
+/// A pull that is held when 5 of its 9 MiB were sent.
 async fn half_way(rig: &Rig, name: &str) -> Result<(Image, RuleId)> {
     let image = ImageSpec::single(name, LARGE).push(rig.node.registry.address(), None).await?;
     let hold = rig.node.proxy.rule(Match::layers().repo(name), Fault::StallAfter(5 << 20));
@@ -86,7 +86,7 @@ async fn sent_half(rig: &Rig, image: &Image) -> Result<()> {
     until("5 MiB are sent", || rig.records().bytes_sent(digest) >= 5 << 20).await
 }
 
-/// The layer was asked for twice, the second time from its beginning.
+/// Checks that the layer was requested twice, the second time from its beginning.
 fn fetched_again(rig: &Rig, image: &Image) -> Result<()> {
     let gets = rig.records().gets(&image.layers[0].digest);
     ensure!(gets.len() == 2 && gets[0].outcome == Outcome::Aborted, "{gets:?}");
@@ -94,8 +94,8 @@ fn fetched_again(rig: &Rig, image: &Image) -> Result<()> {
     Ok(())
 }
 
-/// CRI-O ends a pull whose caller cancels. It has no leases, so the next try begins from zero; and no content API, so
-/// no progress is shown.
+/// CRI-O ends a pull whose caller cancels. It has no leases, so the next attempt begins from zero; and no content API,
+/// so no progress is shown.
 async fn a_cancelled_pull_stops_and_keeps_nothing(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "0s")).await?;
     let (image, hold) = half_way(&rig, "cancelled").await?;
@@ -111,8 +111,8 @@ async fn a_cancelled_pull_stops_and_keeps_nothing(kind: Kind) -> Result<()> {
     fetched_again(&rig, &image)
 }
 
-/// CRI-O makes one of equal requests by itself, and fails all of them when the first is cancelled. Through the agent
-/// the others go on.
+/// CRI-O joins equal requests by itself, and fails all of them when the first is cancelled. Through the agent the
+/// others continue.
 async fn a_caller_that_leaves_does_not_take_the_others_along(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "0s")).await?;
     let images = rig.node.push_many("left", 2, TINY).await?;
@@ -176,7 +176,7 @@ async fn a_pull_goes_on_after_the_runtime_was_killed(kind: Kind) -> Result<()> {
     rig.active(&[]).await?;
     rig.node.proxy.remove(hold);
     rig.node.runtime.start_again().await?;
-    // Neither caller hears of it.
+    // Neither caller notices.
     all_succeed([running, waiting], &[image.clone(), queued]).await?;
     fetched_again(&rig, &image)?;
     rig.idle().await

@@ -1,4 +1,4 @@
-//! Errors of the runtime: code, message and all, as the runtime said them.
+//! Errors of the runtime: code, message and details are passed on unchanged.
 
 use crate::rig::Rig;
 use anyhow::{Context as _, Result, ensure};
@@ -18,7 +18,7 @@ on_both_runtimes!(case_16_errors_are_the_runtimes_own);
 
 on_crio!(case_16_errors_are_the_runtimes_own,);
 
-/// What a caller can see of an error.
+/// The parts of an error that a caller sees.
 fn seen(status: &Status) -> (Code, String, Vec<u8>) {
     (status.code(), status.message().to_owned(), status.details().to_vec())
 }
@@ -52,11 +52,11 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
         assert_eq!(seen(&got), seen(&expected), "{why}");
         ensure!(!expected.message().is_empty(), "{why}: the runtime says nothing");
         if kind == Kind::Crio && *why == "nobody listens" {
-            // By this prefix the kubelet gives the pod's waiting container its reason.
+            // The kubelet takes the reason of the pod's waiting container from this prefix.
             ensure!(expected.message().starts_with("RegistryUnavailable"), "{expected}");
         }
         codes.push(expected.code());
-        // A client of another make reads the same.
+        // The client in Go sees the same.
         let expected = driver.run(&["pull", name]).await?.failure()?;
         let got = driver_here.run(&["pull", name]).await?.failure()?;
         assert_eq!((got.code, got.text), (expected.code, expected.text), "{why}");
@@ -66,7 +66,7 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
     rig.idle().await
 }
 
-/// Changes a byte of a blob behind the registry's back.
+/// Changes a byte of a blob on the registry's disk.
 fn spoil(node: &Node, blob: &Blob) -> Result<()> {
     let (_, port) = node.registry.address().rsplit_once(':').context("an address has a port")?;
     let hex = blob.digest.0.trim_start_matches("sha256:");
@@ -78,7 +78,7 @@ fn spoil(node: &Node, blob: &Blob) -> Result<()> {
     fs::write(&path, content).context("cannot write the blob")
 }
 
-/// What no runtime can make sense of is refused by the runtime or by the agent, and harms neither.
+/// Invalid requests are refused by the runtime or by the agent, without side effects.
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
@@ -103,7 +103,7 @@ async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
     empty.get_mut().image = None;
     let status = failed(rig.cri.images().pull_image(empty).await, "it names no image")?;
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
-    // None of them took a place or a slot.
+    // None of them took a slot or a place in the queue.
     rig.idle().await?;
     let image = ImageSpec::single("fine", TINY).push(rig.node.registry.address(), None).await?;
     assert_eq!(rig.begin(&image).await??, image.config.0);

@@ -1,4 +1,4 @@
-//! Callers that leave: they give up their place; the last one to leave a running pull ends it, after a grace period.
+//! Callers that cancel: they lose their place; the last one to leave a running pull ends it, after a grace period.
 
 use crate::rig::{Rig, all_succeed, begin};
 use anyhow::{Context as _, Result, ensure};
@@ -56,7 +56,7 @@ async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()>
     ensure!(layers.iter().all(|seen| seen.outcome == Outcome::Aborted), "{layers:?}");
     assert_eq!(rig.records().order().len(), 3, "one that was queued came to the registry");
 
-    // The slots are back: all three, and no more.
+    // All three slots are free again, and no more.
     let going: Vec<_> = after.iter().map(|image| rig.begin(image)).collect();
     rig.active(&after).await?;
     rig.node.proxy.remove(hold);
@@ -78,7 +78,7 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
     if gone {
         until("the runtime has thrown away what it had", || ingested(&rig.node) == 0).await?;
     } else {
-        // The runtime throws away now what it would throw away in a moment.
+        // The runtime deletes now what it would delete soon.
         collect_garbage(&rig.node).await?;
         ensure!(ingested(&rig.node) >= 4 << 20, "only {} bytes are left", ingested(&rig.node));
     }
@@ -89,7 +89,7 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
     Ok((rig, image, gets))
 }
 
-/// The bytes that the runtime has of the layer that it is writing.
+/// Bytes of the layer that the runtime is writing.
 fn ingested(node: &Node) -> u64 {
     let beside = node.runtime.socket().parent().map(PathBuf::from).unwrap_or_default();
     let ingests = std::fs::read_dir(beside.join("root/io.containerd.content.v1.content/ingest"));
@@ -115,7 +115,7 @@ async fn case_09_a_cancel_with_a_lease_goes_on_where_it_was(kind: Kind) -> Resul
     ensure!(from >= 4 << 20, "it begins at {from}");
     assert_eq!(gets[1].bytes, image.layers[0].size - from);
     assert_eq!(rig.records().full_fetches(&image.layers[0]), 0);
-    // With the success, nothing needs to be kept any more.
+    // After the success, nothing needs to be kept any more.
     eventually(PATIENCE, "no lease of the agent is left", || async {
         let leases = leases(&rig.node).await?;
         ensure!(!leases.iter().any(|lease| lease.starts_with("keelson-")), "{leases:?}");
@@ -124,14 +124,13 @@ async fn case_09_a_cancel_with_a_lease_goes_on_where_it_was(kind: Kind) -> Resul
     .await
 }
 
-/// The leases that containerd has.
 async fn leases(node: &Node) -> Result<Vec<String>> {
     let request = in_namespace(ListRequest::default())?;
     let list = lease_service(node).await?.list(request).await?.into_inner();
     Ok(list.leases.into_iter().map(|lease| lease.id).collect())
 }
 
-/// Makes containerd collect its garbage, and waits for that: the end of a lease may ask for it.
+/// Makes containerd collect garbage, and waits for that: the end of a lease may request it.
 async fn collect_garbage(node: &Node) -> Result<()> {
     let mut service = lease_service(node).await?;
     let id = "of-the-test".to_owned();
@@ -177,7 +176,7 @@ async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it(kin
     Ok(())
 }
 
-/// A deadline is obeyed wherever the pull is, the place is given up, and others are not hurt.
+/// A deadline applies in the queue and while running, the place is freed, and others are not affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::limit(1).set("pulls.cancel_grace", "0s")).await?;
@@ -192,7 +191,7 @@ async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     let go = driver.run(&["pull", "--timeout", "700ms", &rig.node.name(&images[2])]).await?.failure()?;
     assert_eq!(go.code, "DeadlineExceeded", "{}", go.text);
     let status = failed(queued.await?, "its deadline has passed")?;
-    // Client and agent keep the same time; the first one reports it in its own way.
+    // Client and agent have the same deadline; the first one reports it in its own way.
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     let seen = rig.see("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 1).await?;
     ensure!(seen.running == 1, "{seen:?}");

@@ -37,7 +37,7 @@ async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Resul
     }
     rig.active(&images[..2]).await?;
 
-    // Let go one by one: the next in line comes in, and nobody else.
+    // Released one by one: only the next in line starts.
     for (n, hold) in holds.into_iter().enumerate() {
         rig.node.proxy.remove(hold);
         rig.active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
@@ -45,7 +45,7 @@ async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Resul
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
     let mut order = rig.records().order();
-    // The first two have a slot each from the start: which of them the runtime asks for first is its business.
+    // The first two have a slot each from the start: the runtime decides which of them it requests first.
     order[..2].sort_unstable();
     assert_eq!(order, wanted);
     assert_eq!(rig.records().max_concurrent_repos(), 2);
@@ -53,8 +53,8 @@ async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Resul
     rig.idle().await
 }
 
-/// Half an hour in the queue, scaled down: every time that the agent or the client measures is over several times
-/// while the pull waits, and none of them is about waiting for a slot.
+/// Half an hour in the queue, scaled down: every timeout of the agent or the client expires several times while the
+/// pull waits, and none of them applies to waiting for a slot.
 #[tokio::test(flavor = "multi_thread")]
 async fn case_02_a_long_wait_ends_in_success() -> Result<()> {
     let mut settings = Settings::limit(1).set("cri.hold_timeout", "500ms").set("pulls.stall_timeout", "0s");
@@ -98,7 +98,7 @@ async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()
         let pull = Pull::new(&rig.node.name(&images[*which]));
         going.push(begin(&connections[n % connections.len()], pull));
     }
-    // Who runs is decided when the runtime has said that the image is not present.
+    // Slots are assigned after the runtime has reported that the image is not present.
     let counts = |pulls: &Pulls| (pulls.running, pulls.queued, pulls.callers);
     rig.see("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
     until("four are at the registry", || rig.records().active_repos().len() == LIMIT).await?;

@@ -1,4 +1,4 @@
-//! The limit changed while pulls run and wait: by the settings and by hand.
+//! The limit changed while pulls run and wait: in the settings and with the command.
 
 use crate::rig::{Rig, all_succeed, most_at_once, spans};
 use anyhow::{Result, ensure};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sighup_raises_lowers_and_lifts_the_limit() -> Result<()> {
-    // In the end four downloads are held back at once, one more than the runtime's default.
+    // At the end four downloads are held at once, one more than the runtime's default.
     let mut rig = Rig::start_with_many_downloads(Kind::V2, &Settings::limit(1)).await?;
     let images = rig.node.push_many("live", 8, TINY).await?;
     let holds = rig.hold_each(&images);
@@ -20,7 +20,7 @@ async fn sighup_raises_lowers_and_lifts_the_limit() -> Result<()> {
     rig.agent.sighup()?;
     rig.active(&images[..3]).await?;
 
-    // Lowered: what runs goes on, and nobody follows until fewer run than the new limit.
+    // Lowered: running pulls continue, and none starts until fewer run than the new limit.
     rig.agent.configure(&Settings::new().set("pulls.serialize_image_pulls", true))?;
     rig.agent.sighup()?;
     rig.see("the limit is 1", |pulls| pulls.limit.max_parallel_image_pulls == 1).await?;
@@ -71,7 +71,7 @@ async fn keelson_limit_changes_it_and_takes_it_back() -> Result<()> {
     all_succeed(going, &images[1..]).await
 }
 
-/// Runs `keelson limit` for the agent and returns what it says is in force.
+/// Runs `keelson limit` for the agent and returns the effective limit.
 async fn limit(rig: &Rig, args: &[&str]) -> Result<Value> {
     rig.agent.keelson_by_config(&[&["limit", "-o", "json"], args].concat()).await?.json()
 }

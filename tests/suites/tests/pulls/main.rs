@@ -1,13 +1,12 @@
-//! Image pulls through the real agent, before a real containerd or CRI-O and a real registry.
+//! Image pulls through the real agent, with a real containerd or CRI-O and a real registry.
 //!
-//! Owns: what shows that the agent keeps its promises about pulls. In: the `keelson` program and the components that
-//! the harness starts. Out: nothing. What counts is measured outside the agent: at the registry (the proxy before it),
-//! at the runtime (its log, its content, its leases) and at the callers. The agent's own view is used to tell that a
-//! request has arrived, and is tested where it is itself the matter. The numbers in the names of tests are those of
-//! the list of cases for image pulls.
+//! Owns: checks of the agent's guarantees about pulls. In: the `keelson` program and the components that the harness
+//! starts. Out: nothing. Results are measured outside the agent: at the registry (the proxy before it), at the runtime
+//! (its log, its content, its leases) and at the callers. The agent's own view only tells that a request has arrived,
+//! and has its own tests. The numbers in the names of tests are those of the list of cases for image pulls.
 //!
-//! Nothing here waits for a time to pass where it can wait for something to happen: a registry that holds its answers
-//! back keeps pulls running for as long as a test needs them to.
+//! No test waits for a time to pass where it can wait for an event: a registry that holds its responses keeps pulls
+//! running for as long as a test needs them to.
 
 mod chain;
 mod clients;

@@ -1,4 +1,4 @@
-//! The limit as a pull option: an annotation on the image of a request, which the agent obeys.
+//! The limit as a pull option: an annotation on the image of a request.
 
 use crate::rig::{Rig, all_succeed};
 use anyhow::{Result, ensure};
@@ -38,7 +38,7 @@ async fn a_request_with_the_option_waits_where_others_do_not(kind: Kind) -> Resu
     rig.see("who has no option runs", |pulls| (pulls.running, pulls.queued) == (3, 1)).await?;
     rig.active(&[images[0].clone(), images[2].clone(), images[3].clone()]).await?;
 
-    // The first has to be alone: it starts when the last of the others is done.
+    // The first must be alone: it starts when the last of the others is done.
     rig.node.proxy.remove(holds[0]);
     all_succeed([first], &images).await?;
     rig.node.proxy.remove(holds[3]);

@@ -1,4 +1,4 @@
-//! Images that are there already.
+//! Images that are present already.
 
 use crate::rig::Rig;
 use anyhow::{Result, ensure};
@@ -31,7 +31,7 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     let going = rig.begin_in_order(&images[1..]).await?;
     rig.active(&images[1..2]).await?;
 
-    // Every slot is held, and two wait: both kinds of client get their answer.
+    // Every slot is held, and two wait: both kinds of client get their response.
     assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, rig.node.reference(there));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let answer = driver.run(&["pull", &rig.node.name(there)]).await?.success()?;
@@ -99,7 +99,7 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
     rig.idle().await
 }
 
-/// I13: the readings of `pulls.progress_interval` come too late to say that a tag has moved.
+/// I13: the readings of `pulls.progress_interval` are too late to detect that a tag has moved.
 async fn i13_a_tag_that_moved_is_noticed_within_a_progress_interval(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1).set("pulls.progress_interval", "1m")).await?;
     let spec = ImageSpec::single("moving", TINY);
@@ -110,7 +110,7 @@ async fn i13_a_tag_that_moved_is_noticed_within_a_progress_interval(kind: Kind) 
     let hold = rig.hold(&after);
     let name = rig.node.name(&after);
 
-    // Alone, it takes the slot that is free.
+    // Alone, it takes the free slot.
     let moved = rig.begin(&after);
     let seen = rig.see("it is counted", |pulls| pulls.state(&name) == Some("running")).await?;
     ensure!((seen.running, seen.queued) == (1, 0), "{seen:?}");

@@ -1,4 +1,4 @@
-//! How far a pull is.
+//! Progress of a pull.
 
 use crate::rig::{Progress, Rig};
 use anyhow::{Context as _, Result, ensure};
@@ -21,7 +21,7 @@ async fn progress_is_seen_and_only_grows(kind: Kind) -> Result<()> {
     let hold = rig.node.proxy.rule(Match::digest(&small.digest), Fault::Hang);
     let going = rig.begin(&image);
 
-    // Half of the large layer and the whole of the tiny one; then the small one as well.
+    // Half of the large layer and all of the tiny one; then the small one as well.
     let mut seen = Vec::new();
     let at_half = |now: &Progress| now.bytes_done >= 4 << 20 && now.layers_done == 1;
     let first = watch(&rig, &name, &mut seen, at_half).await?;
@@ -54,7 +54,7 @@ async fn progress_is_seen_and_only_grows(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Collects what is shown of a pull, from when its size is known until it is as wanted.
+/// Collects the progress of a pull, from when its size is known until `done`.
 async fn watch(
     rig: &Rig,
     name: &str,

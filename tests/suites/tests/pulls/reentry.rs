@@ -36,7 +36,7 @@ async fn case_21_the_third_credential_is_good_while_the_queue_is_busy(kind: Kind
 
     let name = rig.node.name(tried);
     let mut release = Some(hold);
-    // Each time it fails, the next of the others has the slot; the pod comes back before the rest of them.
+    // After each failure, the next of the others has the slot; the pod comes back before the rest of them.
     let tries = [of_pod(tried, BOB.name, "wrong too"), of_pod(tried, ALICE.name, ALICE.password)];
     for (n, pull) in tries.into_iter().enumerate() {
         if let Some(hold) = release.replace(holds[n]) {

@@ -1,4 +1,4 @@
-//! One slow registry must not be able to hold every slot.
+//! One slow registry must not hold every slot.
 
 use crate::rig::{Rig, all_succeed};
 use anyhow::{Result, ensure};

@@ -22,7 +22,7 @@ fn rejecting(retries: i64) -> Settings {
         .set("pulls.reject_retry_interval", "300ms")
 }
 
-/// I19: the words say what happened: it waited, and was not tried.
+/// I19: the error says that it waited, and was not tried.
 async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &rejecting(2)).await?;
     let images = rig.node.push_many("reject", 4, TINY).await?;
@@ -46,13 +46,13 @@ async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected(kind: Kind) -> R
     let go = driver.run(&["pull", &rig.node.name(&images[2])]).await?.failure()?;
     assert_eq!(go.code, "ResourceExhausted", "{}", go.text);
     ensure!(go.message.starts_with("TooManyPullingInParallel"), "{}", go.text);
-    // An image that is there is not beyond any limit.
+    // A present image is not limited.
     assert_eq!(rig.begin(there).await??, rig.node.reference(there));
 
     rig.node.proxy.remove(hold);
     all_succeed([first], &images).await?;
     ensure!(!rig.records().order().iter().any(|repo| *repo == images[1].repo), "a rejected pull was begun");
-    // When there is room again, it is as if nothing had been.
+    // With a free slot again, the pull succeeds.
     all_succeed([rig.begin(&images[1])], &images[1..]).await?;
     rig.idle().await
 }

@@ -1,4 +1,4 @@
-//! Owns: a node with an agent before it, and how a test looks at pulls. In: settings. Out: calls, views and measures.
+//! Owns: a node with an agent before it, and views of its pulls. In: settings. Out: calls, views and measurements.
 
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
@@ -15,7 +15,6 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-/// An agent before a runtime before a registry.
 pub(crate) struct Rig {
     /// A connection to the agent.
     pub(crate) cri: Cri,
@@ -23,7 +22,7 @@ pub(crate) struct Rig {
     pub(crate) node: Node,
 }
 
-/// A pull that goes on in a task of its own. Aborting it is what a client does that cancels.
+/// A pull in a separate task. Aborting it is a cancellation by the client.
 pub(crate) type Going = JoinHandle<Result<String, Status>>;
 
 impl Rig {
@@ -36,14 +35,13 @@ impl Rig {
         Self::before(Node::start_with(kind, Access::Anonymous, options).await?, settings).await
     }
 
-    /// With a runtime that downloads far more at once than is its default: for tests that hold more pulls back at the
-    /// registry than the default lets pass.
+    /// With a runtime that downloads far more at once than its default: for tests that hold more pulls at the registry
+    /// than the default allows.
     pub(crate) async fn start_with_many_downloads(kind: Kind, settings: &Settings) -> Result<Self> {
         let options = Options { max_concurrent_downloads: MANY_DOWNLOADS, ..Options::default() };
         Self::start_with(kind, &options, settings).await
     }
 
-    /// With a registry that asks for credentials.
     pub(crate) async fn with_users(kind: Kind, settings: &Settings) -> Result<Self> {
         Self::before(Node::start_with(kind, Access::Users, &Options::default()).await?, settings).await
     }
@@ -57,7 +55,7 @@ impl Rig {
         self.node.proxy.records()
     }
 
-    /// What to ask for this image.
+    /// The request for this image.
     pub(crate) fn ask(&self, image: &Image) -> Pull {
         Pull::new(&self.node.name(image))
     }
@@ -71,7 +69,7 @@ impl Rig {
         begin(&self.cri, pull)
     }
 
-    /// Begins pulls one after the other, each when the agent has the one before: their order is known.
+    /// Begins pulls one by one, each when the agent has the one before, so that their order is known.
     pub(crate) async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
         let before = self.pulls().await?.callers;
         let mut going = Vec::new();
@@ -82,27 +80,25 @@ impl Rig {
         Ok(going)
     }
 
-    /// Keeps the layers of this image back.
+    /// Holds the layers of this image at the registry.
     pub(crate) fn hold(&self, image: &Image) -> RuleId {
         self.node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)
     }
 
-    /// Keeps the layers of each of these images back.
+    /// Holds the layers of each of these images.
     pub(crate) fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
         images.iter().map(|image| self.hold(image)).collect()
     }
 
-    /// The agent's view.
     pub(crate) async fn pulls(&self) -> Result<Pulls> {
         Pulls::of(&self.agent).await
     }
 
-    /// Waits until the agent's view is as it should be.
     pub(crate) async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
         see(&self.agent, what, holds).await
     }
 
-    /// Waits until the agent serves so many callers.
+    /// Waits until the agent serves this number of callers.
     pub(crate) async fn callers(&self, count: u32) -> Result<Pulls> {
         self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
     }
@@ -121,7 +117,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until nothing is left of any pull, in the agent and on its way.
+    /// Waits until no pull is left, in the agent and in flight.
     pub(crate) async fn idle(&self) -> Result<()> {
         self.see("no pull is left", |pulls| {
             pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0
@@ -130,7 +126,7 @@ impl Rig {
         self.active(&[]).await
     }
 
-    /// How often the runtime was asked to pull this name, by its own account.
+    /// Number of pulls of this name in the runtime's log.
     pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
         let said = match self.node.runtime.kind() {
             Kind::Crio => format!("Pulling image: {name}\""),
@@ -141,12 +137,11 @@ impl Rig {
     }
 }
 
-/// containerd logs a question, and then its success or failure with the same beginning.
+/// containerd logs a request, and then its success or failure with the same prefix.
 fn is_question(line: &str) -> bool {
     !line.contains("returns image reference") && !line.contains("level=error")
 }
 
-/// Begins a pull over this connection.
 pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
     let cri = cri.clone();
     tokio::spawn(async move {
@@ -155,7 +150,6 @@ pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
     })
 }
 
-/// Waits until the view of an agent is as it should be.
 pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
     eventually(PATIENCE, what, || async {
         let pulls = Pulls::of(agent).await?;
@@ -215,7 +209,6 @@ pub(crate) struct Progress {
     pub(crate) phase: PhaseName,
 }
 
-/// What a pull does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PhaseName {
@@ -240,8 +233,8 @@ impl Pulls {
     }
 }
 
-/// When the registry was at work for each repository: from the first request that names it to the end of the last.
-/// A pull lasts longer than that, so pulls that overlap here did run together.
+/// When the registry served each repository: from the first request that names it to the end of the last. A pull lasts
+/// longer than that, so pulls that overlap here did run together.
 pub(crate) fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
     let mut spans = BTreeMap::new();
     for seen in seen {
@@ -252,10 +245,10 @@ pub(crate) fn spans(seen: &[Seen]) -> BTreeMap<String, (Instant, Instant)> {
     spans
 }
 
-/// The most of these spans that overlap. Only for repositories that were pulled once.
+/// Maximum number of overlapping spans. Only for repositories that were pulled once.
 pub(crate) fn most_at_once(spans: &BTreeMap<String, (Instant, Instant)>) -> usize {
     let within = |at: Instant| spans.values().filter(|(from, to)| *from <= at && at < *to).count();
-    // The most are open where one begins.
+    // The maximum is reached where one begins.
     spans.values().map(|(from, _)| within(*from)).max().unwrap_or(0)
 }
 

@@ -1,5 +1,4 @@
-//! A runtime that answers every pull with one error, for answers that containerd never gives and under names that are
-//! not its own.
+//! A runtime that answers every pull with one error, for errors that containerd never returns, and under other names.
 
 use crate::rig::{begin, see};
 use anyhow::{Context as _, Result};
@@ -32,13 +31,13 @@ type Answer<T> = Result<Response<T>, Status>;
 struct Scripted {
     name: &'static str,
     status: Status,
-    /// How often it was asked to pull.
+    /// Number of pulls requested.
     asked: Arc<AtomicUsize>,
     gate: watch::Receiver<bool>,
 }
 
 impl Scripted {
-    /// A runtime of this name, and what opens its gate.
+    /// A runtime of this name, and the sender that opens its gate.
     fn new(name: &'static str, status: Status) -> (Self, watch::Sender<bool>) {
         let (open, gate) = watch::channel(false);
         (Self { name, status, asked: Arc::default(), gate }, open)
@@ -126,7 +125,7 @@ async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<
             let of = |status: &Status| status.metadata().clone().into_headers().get(name).cloned();
             assert_eq!(of(&got), of(&status), "{name}");
         }
-        // The kubelet looks for the reason at the beginning of the error, where the code is Unknown.
+        // The kubelet looks for the reason at the beginning of the error, if the code is Unknown.
         let go =
             Driver::new(&agent.endpoint())?.run(&["pull", "registry.example/app:v1"]).await?.failure()?;
         assert_eq!((go.number, go.message.as_str()), (code as u32, message));
@@ -139,8 +138,8 @@ async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<
     Ok(())
 }
 
-/// I2: the name in the runtime's Version decides whether two namespaces share a pull; before it has answered, and where
-/// the name means nothing to the agent, they do not.
+/// I2: the name in the runtime's Version decides whether two namespaces share a pull; before it has answered, and with
+/// an unknown name, they do not.
 #[tokio::test(flavor = "multi_thread")]
 async fn namespaces_share_only_under_a_name_known_to_ignore_them() -> Result<()> {
     for (name, answers_first, expected) in

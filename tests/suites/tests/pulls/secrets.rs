@@ -1,4 +1,4 @@
-//! Credentials stay where they are needed: not on disk, in no log, in no metric, in no debug output.
+//! Credentials are only where they are needed: not on disk, in no log, in no metric, in no debug output.
 
 use crate::rig::Rig;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -37,8 +37,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// The forms in which a text could be written down: as it is, in hexadecimal, and in base64 with anything before and
-/// after it.
+/// The encodings of a text: as it is, in hexadecimal, and in base64 with anything before and after it.
 fn forms(secret: &str) -> Vec<Vec<u8>> {
     let hex: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
     let mut forms = vec![secret.as_bytes().to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
@@ -47,7 +46,7 @@ fn forms(secret: &str) -> Vec<Vec<u8>> {
     for before in 0..3 {
         let bytes = [vec![b' '; before], secret.as_bytes().to_vec()].concat();
         let text = base64(&bytes[..bytes.len() / 3 * 3]);
-        // What shares a group with the bytes before it may look otherwise.
+        // Characters that share a group with the bytes before it may differ.
         let own = if before == 0 { &text[..] } else { &text[4..] };
         forms.push(own.as_bytes().to_vec());
         forms.push(own.replace('+', "-").replace('/', "_").into_bytes());
@@ -59,7 +58,7 @@ fn contains(hay: &[u8], needle: &[u8]) -> bool {
     hay.windows(needle.len()).any(|part| part == needle)
 }
 
-/// Where one of the secrets is found in any of its forms.
+/// The places that contain one of the secrets in any encoding.
 fn leaks(places: &BTreeMap<String, Vec<u8>>, secrets: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for secret in secrets {
@@ -121,8 +120,8 @@ fn credentials() -> (Vec<AuthConfig>, Vec<&'static str>) {
     (kinds, secrets)
 }
 
-/// What stands in a folder of manifests beside a Service: what was applied last, which may be anything; a Secret; and
-/// one in a file that is no YAML, of which is said what is wrong with it.
+/// Other contents of a folder of manifests: a last-applied annotation, which may hold anything; a Secret; and one in a
+/// file that is no YAML, whose syntax error is reported.
 const MANIFESTS: [(&str, &str); 3] = [
     (
         "web.yaml",
@@ -185,7 +184,7 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
         failed(pull(&rig, &rig.ask(&images[0]), auth).await, "its credentials are not good")?;
     }
     pull(&rig, &rig.ask(&images[0]), &kinds[0]).await?;
-    // One that runs, one that waits, and one that waits with credentials that are not good.
+    // One that runs, one that waits, and one that waits with invalid credentials.
     let _hold = rig.hold(&images[1]);
     let running = rig.begin_with(rig.ask(&images[1]).user(&ALICE));
     rig.active(&images[1..2]).await?;
@@ -216,7 +215,7 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
         written(&rig.agent)?.into_iter().map(|(place, content)| (format!("{place} (at the end)"), content)),
     );
 
-    // The names of images are written: where they are not found, secrets would not be either.
+    // The names of images are written: where the search does not find them, it would not find secrets either.
     let holding = |part: &str| -> Vec<String> {
         let all = places.iter().filter(|(_, content)| contains(content, part.as_bytes()));
         all.map(|(place, _)| place.clone()).collect()
@@ -245,7 +244,7 @@ async fn pull(rig: &Rig, pull: &Pull, auth: &AuthConfig) -> Result<String, tonic
     Ok(rig.cri.images().pull_image(request).await?.into_inner().image_ref)
 }
 
-/// Everything that the agent has written: its folder with state and log.
+/// All files of the agent: its folder with state and log.
 fn written(agent: &Agent) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut places = BTreeMap::new();
     let folder = agent.config();
@@ -262,7 +261,7 @@ fn collect(top: &Path, folder: &Path, places: &mut BTreeMap<String, Vec<u8>>) ->
         if path.is_dir() {
             collect(top, &path, places)?;
         } else if path.is_file() {
-            // The state's files come and go while the agent runs.
+            // The state's files are created and deleted while the agent runs.
             if let Ok(content) = fs::read(&path) {
                 places.insert(place, content);
             }
@@ -271,7 +270,7 @@ fn collect(top: &Path, folder: &Path, places: &mut BTreeMap<String, Vec<u8>>) ->
     Ok(())
 }
 
-/// Everything that the agent and its commands show.
+/// All output of the agent and its commands.
 async fn shown(agent: &Agent) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut places = BTreeMap::new();
     eventually(PATIENCE, "the endpoints are those of the folder", || async {

@@ -1,4 +1,4 @@
-//! What is one pull, and what is not.
+//! Requests that share one pull, and requests that do not.
 
 use crate::rig::{Rig, begin};
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ on_both_runtimes!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_
 
 on_crio!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share,);
 
-/// The requests about one image, without what differs between images.
+/// The requests for one image, without what differs between images.
 fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
     let about = seen.iter().filter(|seen| seen.repo.as_ref() == Some(&image.repo));
     about.map(|seen| format!("{} {:?} by tag: {}", seen.method, seen.kind, seen.digest.is_none())).collect()
@@ -28,7 +28,7 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     let direct = rig.node.runtime.cri().await?;
     let (alone, shared, apart) = (&images[0], &images[1], &images[2]);
 
-    // How one pull looks; and that two which nobody makes one are told from it.
+    // The requests of one pull; and that two unshared pulls look different.
     direct.pull_image(&rig.node.name(alone)).await?;
     assert_eq!(rig.asked_of_runtime(&rig.node.name(alone))?, 1);
     let hold = rig.hold(apart);
@@ -82,7 +82,7 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     let hold = rig.hold(&image);
     let good = rig.begin_with(rig.ask(&image).user(&ALICE));
     rig.active(std::slice::from_ref(&image)).await?;
-    // While the good one runs, the bad ones fail by their own merit.
+    // While the valid one runs, the invalid ones fail separately.
     for (pull, expected) in [(bad.clone(), &expected), (rig.ask(&image), &nobody)] {
         let status = failed(rig.begin_with(pull.clone()).await?, "its credentials are not good")?;
         assert_eq!((status.code(), status.message()), (expected.code(), expected.message()));
@@ -98,7 +98,7 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
         ensure!(used.iter().any(|header| header == user.basic), "{} never came to the registry", user.name);
     }
 
-    // The image is there now. Whose credentials are bad is told what the runtime tells them.
+    // The image is present now. Invalid credentials get the runtime's own error.
     let expected = direct.pull(&bad).await;
     let got = rig.begin_with(bad.clone()).await?;
     let text = |result: Result<String, tonic::Status>| result.map_err(|s| (s.code(), s.message().to_owned()));

@@ -1,4 +1,4 @@
-//! Errors of anonymous pulls with pre-signed URLs in them (I15).
+//! Errors of anonymous pulls that contain pre-signed URLs (I15).
 
 use crate::rig::Rig;
 use anyhow::{Result, ensure};
@@ -11,8 +11,8 @@ use keelson_harness::registry_proxy::{Fault, Match, SIGNATURE};
 
 on_both_runtimes!(a_signed_url_reaches_no_output);
 
-/// I15: the registry redirects to storage by a URL that is a credential, the storage fails, and the runtime's error quotes
-/// the URL. The caller gets the runtime's own words; log, page, JSON and commands show the error without the signature.
+/// I15: the registry redirects to storage with a URL that is a credential, the storage fails, and the runtime's error
+/// quotes the URL. The caller gets the runtime's error; log, page, JSON and commands show it without the signature.
 async fn a_signed_url_reaches_no_output(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1).set("agent.log", "trace")).await?;
     let images = rig.node.push_many("signed", 1, TINY).await?;
@@ -32,7 +32,7 @@ async fn a_signed_url_reaches_no_output(kind: Kind) -> Result<()> {
     let leaks: Vec<&str> =
         places.iter().filter(|(_, text)| text.contains(SIGNATURE)).map(|(place, _)| place.as_str()).collect();
     ensure!(leaks.is_empty(), "the signature is in {leaks:?}; the runtime said: {status}");
-    // What helps to find the fault is left: otherwise nothing would be found above whatever the agent did.
+    // The rest of the error is kept: otherwise the search above would prove nothing.
     let shown = &places[1].1;
     ensure!(shown.contains("127.0.0.1:1/store/layer"), "the error is not in {shown}");
     Ok(())

@@ -33,7 +33,7 @@ async fn case_17_a_stall_at_byte_0_is_ended_and_what_came_is_kept(kind: Kind) ->
     for part in ["no data", rig.node.proxy.address(), "stall_timeout", "retained"] {
         ensure!(status.message().contains(part), "{part:?} is not in: {}", status.message());
     }
-    // Its slot goes to those behind it, while the registry still says nothing about it.
+    // Its slot is used by those behind it, while the registry still sends nothing for it.
     all_succeed(others, &next).await?;
     assert_eq!(rig.records().bytes_sent(&half.layers[1].digest), 0);
     rig.idle().await?;
@@ -47,7 +47,7 @@ async fn case_17_a_stall_at_byte_0_is_ended_and_what_came_is_kept(kind: Kind) ->
     Ok(())
 }
 
-/// A registry that does not even answer for the manifest: nothing is known of the image, and yet it must end.
+/// A registry that does not even answer the manifest request: nothing is known of the image, and yet the pull must end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_before_the_manifest_is_ended() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::limit(1).set("pulls.stall_timeout", "4s")).await?;
@@ -59,7 +59,7 @@ async fn a_stall_before_the_manifest_is_ended() -> Result<()> {
     all_succeed(going, &images[1..]).await
 }
 
-/// Not keeping what came is no reason to wait for ever.
+/// A stall ends too if fetched content is not retained.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stall_is_ended_where_nothing_is_kept_too() -> Result<()> {
     let settings = Settings::limit(1).set("pulls.stall_timeout", "4s").set("pulls.keep_progress", false);
@@ -72,12 +72,12 @@ async fn a_stall_is_ended_where_nothing_is_kept_too() -> Result<()> {
     all_succeed(going, &images[1..]).await
 }
 
-/// Slow is not stalled: as long as bytes come, a pull may take many times the stall timeout.
+/// Slow is not stalled: as long as bytes arrive, a pull may take many times the stall timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_pull_is_not_a_stalled_one() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::new().set("pulls.stall_timeout", "6s")).await?;
     let image = ImageSpec::single("slow", LARGE).push(rig.node.registry.address(), None).await?;
-    // Nine seconds at the least; containerd writes in steps of a MiB, so there is news about every second.
+    // At least nine seconds; containerd writes in steps of a MiB, so there is progress about every second.
     rig.node.proxy.throttle(Some(1 << 20));
     assert_eq!(rig.begin(&image).await??, image.config.0);
     assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);

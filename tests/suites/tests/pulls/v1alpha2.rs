@@ -1,4 +1,4 @@
-//! Pulls by the version of the CRI before `v1`, which containerd 1.6 still serves (I21).
+//! Pulls with the version of the CRI before `v1`, which containerd 1.6 still serves (I21).
 
 use crate::rig::Rig;
 use anyhow::{Result, ensure};
@@ -11,7 +11,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
-/// I21: a pull by `runtime.v1alpha2` counts: it waits in the queue behind a pull by `v1`, and then succeeds.
+/// I21: a pull with `runtime.v1alpha2` counts: it waits in the queue behind a `v1` pull, and then succeeds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pull_by_v1alpha2_counts() -> Result<()> {
     let rig = Rig::start(Kind::Debian16, &Settings::limit(1)).await?;

@@ -1,4 +1,4 @@
-//! I3: what takes long and is no stall: waiting for the runtime's own limit, and unpacking.
+//! I3: long operations that are no stall: waiting for the runtime's own limit, and unpacking.
 
 use crate::rig::{PhaseName, Rig, all_succeed};
 use anyhow::{Context as _, Result, ensure};
@@ -27,7 +27,7 @@ async fn pulls_that_wait_for_the_limit_of_the_runtime_are_not_stalled(kind: Kind
     let rig = Rig::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("wait/{n}"), &[4 * MIB; 3])).collect();
     let images = rig.node.push(&specs, None).await?;
-    // Two seconds for each layer; containerd writes in steps of a MiB, so there is news about twice a second.
+    // Two seconds for each layer; containerd writes in steps of a MiB, so there is progress about twice a second.
     rig.node.proxy.throttle(Some(2 * MIB));
     let going: Vec<_> = images.iter().map(|image| rig.begin(image)).collect();
     all_succeed(going, &images).await?;
@@ -37,8 +37,7 @@ async fn pulls_that_wait_for_the_limit_of_the_runtime_are_not_stalled(kind: Kind
     Ok(())
 }
 
-/// I3: bytes stop in the middle of a layer while others wait and are served: that pull is cancelled and no other, and
-/// what it has fetched is kept.
+/// I3: a layer stalls while others wait and are served: only that pull is cancelled, and its fetched content is kept.
 async fn a_stalled_pull_among_many_is_found(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("among/{n}"), &[4 * MIB, 2 * MIB])).collect();
@@ -90,7 +89,7 @@ async fn unpack_longer_than_the_stall_timeout(kind: Kind, discard: bool) -> Resu
     Ok(())
 }
 
-/// I3: an unpack that hangs ends with the time limit of pulls, if there is one, and the slot is free again.
+/// I3: an unpack that hangs ends with the timeout of pulls, if there is one, and the slot is free again.
 async fn a_hung_unpack_ends_with_max_pull_time(kind: Kind) -> Result<()> {
     let options = Options { unpack_gate: true, ..Options::default() };
     let rig = Rig::start_with(kind, &options, &Settings::limit(1).set("pulls.max_pull_time", "5s")).await?;
@@ -107,7 +106,6 @@ async fn a_hung_unpack_ends_with_max_pull_time(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Two images with the same lowest layer.
 async fn sharing_a_layer(rig: &Rig) -> Result<[Image; 2]> {
     let base = LayerSpec::random(MIB, 7);
     let spec = |repo: &str, seed| ImageSpec {

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tonic::{Request, Status, Streaming, client::Grpc};
 use tonic_prost::ProstCodec;
 
-/// A call of a method whose answers have a text in their first field.
+/// A call of a method whose responses have a string in their first field.
 async fn call(cri: &Cri, path: &'static str) -> Result<Streaming<VersionResponse>, Status> {
     let mut grpc = Grpc::new(cri.channel());
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -21,8 +21,8 @@ async fn call(cri: &Cri, path: &'static str) -> Result<Streaming<VersionResponse
     Ok(grpc.server_streaming(request, PathAndQuery::from_static(path), codec).await?.into_inner())
 }
 
-/// Asks again where hyper or h2 gave a call up before it was sent, because it had just been told to make a new connection:
-/// grpc-go, which kubelets use, does so by itself, tonic does not.
+/// Retries if hyper or h2 dropped a call before it was sent, because it had just received GOAWAY: grpc-go, which
+/// kubelets use, does so by itself, tonic does not.
 async fn sent<T, F: Future<Output = Result<T, Status>>>(ask: impl Fn() -> F) -> Result<T, Status> {
     loop {
         match ask().await {
@@ -35,7 +35,7 @@ async fn sent<T, F: Future<Output = Result<T, Status>>>(ask: impl Fn() -> F) -> 
 fn was_never_sent(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
-        // h2's words for a request after GOAWAY.
+        // h2's error for a request after GOAWAY.
         let after_goaway = error.to_string() == "connection error received: not a result of an error";
         if after_goaway || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
             return true;
@@ -62,7 +62,7 @@ async fn i8_a_pod_that_starts_slowly_survives_restarts_and_no_call_is_refused() 
     let cri = agent.cri().await?;
     let pod = run_pod(&cri);
     runtime.starting(1).await?;
-    // A client that never stops asking, over one channel that makes new connections as it is told to.
+    // A client that sends requests all the time, over one channel that reconnects when it receives GOAWAY.
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
     let asking = tokio::spawn({
         let cri = cri.clone();
@@ -102,7 +102,7 @@ async fn i8_a_stream_of_events_ends_with_the_drain_time_and_holds_the_old_proces
     let mut events = call(&cri, EVENTS).await?;
     ensure!(events.message().await?.context("the first event")?.version == "first");
     let mut old = agent.replace().await?;
-    // Both ends of it: the client is told, and the process goes.
+    // Both ends of it: the client is told, and the process exits.
     ensure!(tokio::time::timeout(PATIENCE, events.message()).await?.is_err(), "the stream is cut off");
     ensure!(old.wait(PATIENCE).await?.success());
     let mut again = call(&cri, EVENTS).await?;

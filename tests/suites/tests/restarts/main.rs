@@ -1,6 +1,5 @@
-//! Planned restarts that callers do not notice (I8), and starts in the instant of a kill (I5): the real agent between
-//! real callers, a real containerd and a real registry. What is asserted is what callers, the registry and the runtime
-//! see.
+//! Planned restarts that callers do not notice (I8), and starts during a kill (I5): the real agent between real
+//! callers, a real containerd and a real registry. The tests check what callers, the registry and the runtime see.
 
 mod calls;
 #[path = "../pulls/rig.rs"]
@@ -12,7 +11,7 @@ mod under_load;
 
 use keelson_harness::agent::Settings;
 
-/// With a limit, and with the time to wait for a successor that agents have by default.
+/// With a limit, and with the default time to wait for a successor.
 fn settings(limit: i64) -> Settings {
     Settings::limit(limit).set("agent.handover_timeout", "30s")
 }

@@ -1,5 +1,5 @@
-//! Owns: a CRI server inside the test whose pods start when the test says so. In: calls. Out: how many pods are being
-//! started. It answers every other call with an empty message.
+//! Owns: a CRI server inside the test whose pods start when the test lets them. In: calls. Out: the number of pods that
+//! are being started. It answers every other call with an empty message.
 
 use anyhow::{Context as _, Result};
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -17,14 +17,14 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
 
-/// Starts a pod; its answer's first field is the pod's id.
+/// Starts a pod; the first field of its response is the pod's id.
 pub(crate) const RUN_POD: &str = "/runtime.v1.RuntimeService/RunPodSandbox";
 /// Streams events; the first field of each is a container's id.
 pub(crate) const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A runtime whose pods start when it is let go.
+/// A runtime whose pods start after [`SlowRuntime::open`].
 pub(crate) struct SlowRuntime {
     socket: PathBuf,
     shared: Shared,
@@ -51,13 +51,12 @@ impl SlowRuntime {
         format!("unix://{}", self.socket.display())
     }
 
-    /// Waits until so many pods are being started.
+    /// Waits until this number of pods are being started.
     pub(crate) async fn starting(&self, count: usize) -> Result<()> {
         self.shared.starting.subscribe().wait_for(|starting| *starting == count).await?;
         Ok(())
     }
 
-    /// Lets pods start.
     pub(crate) fn open(&self) {
         self.shared.open.send_replace(true);
     }
@@ -80,7 +79,7 @@ async fn serve(listener: UnixListener, shared: Shared) {
     }
 }
 
-/// Counts a pod out when its call ends in whatever way.
+/// Counts a pod as ended on drop, however its call ends.
 struct Starting(Shared);
 
 impl Drop for Starting {

@@ -1,4 +1,4 @@
-//! Starts beside an agent that runs, that is being killed, or that hands over to nobody in the end.
+//! Starts beside an agent that runs, that is being killed, or whose successor fails.
 
 use crate::{
     rig::{Rig, all_succeed},
@@ -13,7 +13,6 @@ use tokio::{
     net::UnixStream,
 };
 
-/// The hand-over socket of an agent.
 fn handover_socket(rig: &Rig) -> PathBuf {
     let mut path = rig.agent.socket().into_os_string();
     path.push(".handover");
@@ -32,7 +31,7 @@ async fn hear(stream: &mut UnixStream) -> Result<String> {
     Ok(String::from_utf8(frame)?)
 }
 
-/// Takes over as a new agent does, as far as the state.
+/// Takes over as a new agent does, up to the state.
 async fn take(rig: &Rig) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(handover_socket(rig)).await?;
     say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
@@ -48,7 +47,7 @@ async fn take(rig: &Rig) -> Result<UnixStream> {
 async fn i5_an_agent_started_in_the_instant_of_a_kill_starts() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     for _ in 0..10 {
-        // The kernel takes the old process down while the new one starts.
+        // The kernel tears down the old process while the new one starts.
         rig.agent.kill9_and_start().await?;
     }
     rig.agent.cri().await?.version().await?;
@@ -73,11 +72,11 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
         let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
         stream.write_all(garbage).await?;
     }
-    // One that is not stopping gives nothing away, whatever is asked for.
+    // An agent that is not stopping hands over nothing, whatever is requested.
     let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
     say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
     ensure!(hear(&mut stream).await?.contains(r#""is_stopping":false"#));
-    // It may have hung up before the question.
+    // It may have closed the connection before the request.
     let taken = async {
         say(&mut stream, r#""take""#).await?;
         hear(&mut stream).await
@@ -88,7 +87,7 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
     let metrics = rig.agent.http_get("/metrics").await?.success()?;
     let line = "keelson_handovers_total{result=\"taken_over\"} 1";
     ensure!(metrics.text().contains(line), "{}", metrics.text());
-    // The store that is still being opened is no failure.
+    // A store that is still being opened is no failure.
     let log = rig.agent.log()?;
     ensure!(!log.contains("cannot write the journal"), "{log}");
     Ok(())
@@ -102,7 +101,7 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
     let going = rig.begin_in_order(&images).await?;
     rig.active(&images[..1]).await?;
     rig.agent.sigterm()?;
-    // Two in a row take everything and are gone before they serve.
+    // Two in a row take over everything and exit before they serve.
     for attempt in 0..2 {
         let dies = keelson_harness::util::eventually(
             keelson_harness::util::PATIENCE,
@@ -123,7 +122,7 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
     rig.idle().await
 }
 
-/// What an agent that stops answers to a successor of another version, and whether it says anything more.
+/// The response of an agent that stops to a successor of another version, up to the end of the stream.
 async fn greeted(rig: &Rig, version: u32) -> Result<String> {
     let mut stream = UnixStream::connect(handover_socket(rig)).await?;
     say(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#)).await?;
@@ -137,8 +136,8 @@ async fn greeted(rig: &Rig, version: u32) -> Result<String> {
     Ok(status)
 }
 
-/// I8: with a successor, and then with a predecessor, of an older and of a newer version the agent does what it does
-/// without one: it drains, keeps the queue in the journal, and the next one waits until its predecessor has ended.
+/// I8: with a successor, and then with a predecessor, of an older and of a newer version the agent behaves as without
+/// one: it drains, keeps the queue in the journal, and the next one waits until its predecessor has exited.
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<()> {
     for version in [0, 2] {
@@ -155,7 +154,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
             })
             .await?;
         ensure!(status.contains(r#""version":1"#), "{status}");
-        // It drains: the queued caller is told to come again, the pull that runs goes on to its end.
+        // It drains: the queued caller gets a retryable error, the running pull continues to its end.
         let queued = going.pop().context("two pulls")?.await?;
         ensure!(queued.is_err_and(|status| status.code() == tonic::Code::Unavailable), "refused");
         for hold in holds {
@@ -164,7 +163,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         all_succeed(going, &images[..1]).await?;
         ensure!(rig.agent.end().await?.success());
 
-        // A predecessor of that version, which stops and takes its time.
+        // A predecessor of that version, which is slow to stop.
         let socket = handover_socket(&rig);
         let listener = tokio::net::UnixListener::bind(&socket)?;
         let (asked, mut questions) = tokio::sync::mpsc::unbounded_channel();
@@ -195,14 +194,14 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let line = "keelson_handovers_total{result=\"other_version\"} 1";
         ensure!(metrics.text().contains(line), "{}", metrics.text());
         rig.cri = rig.agent.cri().await?;
-        // The queued pull was in the journal: it goes on, with its caller or without.
+        // The queued pull was in the journal: it continues, with its caller or without.
         all_succeed([rig.begin(&images[1])], &images[1..]).await?;
         rig.idle().await?;
     }
     Ok(())
 }
 
-/// The line that begins with `key=` among those that the agent sends to its service manager.
+/// The next line with the prefix `key=` that the agent sends to its service manager.
 async fn told(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
     let mut buffer = [0; 4096];
     tokio::time::timeout(keelson_harness::util::PATIENCE, async {

@@ -18,7 +18,7 @@ on_both_runtimes!(
     i8_a_predecessor_that_is_killed_leaves_its_pulls_to_the_new_agent,
 );
 
-/// No layer of these images was sent twice, in whole or in part.
+/// Checks that no layer of these images was sent twice, in whole or in part.
 fn nothing_was_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
     for image in images {
         let fetches = rig.records().most_fetches(image);
@@ -27,7 +27,7 @@ fn nothing_was_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
     Ok(())
 }
 
-/// The queue is these images, in this order.
+/// Checks the order of the queue.
 async fn order_is(rig: &Rig, images: &[Image]) -> Result<()> {
     let mut queued = rig.pulls().await?.pulls;
     queued.retain(|pull| pull.position > 0);
@@ -46,11 +46,11 @@ async fn i8_queued_running_and_joined_pulls_do_not_notice_a_restart(kind: Kind) 
     rig.active(&images[..2]).await?;
 
     let mut old = rig.agent.replace().await?;
-    // The same limit, of both processes together; callers of queued pulls have come along.
+    // The same limit, for both processes together; callers of queued pulls were handed over.
     rig.see("the queue is as before", |pulls| pulls.running == 2 && pulls.queued == 4 && pulls.callers == 4)
         .await?;
     rig.active(&images[..2]).await?;
-    // Who asks now joins what runs in the old process, and what waits in the new one.
+    // A new caller joins a running pull in the old process, and a queued one in the new process.
     let cri = rig.agent.cri().await?;
     let joined: Vec<Going> =
         [&images[0], &images[5]].into_iter().map(|image| begin(&cri, rig.ask(image))).collect();

@@ -1,4 +1,5 @@
-//! Owns: what every source owes. In: a [`World`]. Out: a failure that says what is not as it was put.
+//! Owns: the cases that every source must pass. In: a [`World`]. Out: a failure that tells the difference to the
+//! objects put.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ fn short(of: &[(&str, String)]) -> Short {
     of.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
 }
 
-/// Fails unless these are the Services that count.
+/// Fails unless these are the relevant Services.
 fn services(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
     let found = truth.services(&world.namespace())?;
     ensure!(found == short(expected), "Services are {found:?}");
@@ -115,7 +116,7 @@ pub(crate) async fn case_2_a_service_with_the_label_of_another_proxy_vanishes_an
     let _source = world.start(&sink);
     world.put(&plain).await?;
     so(&sink, "the Service is there", |truth| services(truth, world, &there)).await?;
-    // Any value excludes it, even none.
+    // Any value excludes it, even an empty one.
     for value in ["", "another"] {
         let labelled = with(plain.clone(), "/metadata/labels", json!({"app": "a", PROXY_NAME: value}));
         world.put(&labelled).await?;
@@ -137,7 +138,7 @@ pub(crate) async fn case_1_headless_and_external_services_do_not_count(world: &i
     let _source = world.start(&sink);
     world.put(&external).await?;
     world.put(&service(&ns, "late", "None")).await?;
-    // Told after the others, so whatever was to be told of them was.
+    // Delivered after the others, so their events have been delivered too.
     world.put(&service(&ns, "z", &world.ip(1))).await?;
     so(&sink, "only one counts", |truth| services(truth, world, &[("z", format!("{} 80", world.ip(1)))]))
         .await
@@ -193,7 +194,7 @@ pub(crate) async fn a_sink_that_has_forgotten_hears_everything_again(world: &imp
     .await?;
     for n in 2..4_u8 {
         sink.forget();
-        // It hears of a change, and says that it knows nothing.
+        // It gets a change, and reports that it knows nothing.
         world.put(&slice(&ns, "a-1", "a", &[&format!("10.0.0.{n}")])).await?;
         world.put(&service(&ns, "b", &world.ip(n))).await?;
         so(&sink, "all is told again", |truth| {
@@ -240,7 +241,7 @@ pub(crate) async fn a_restarted_source_tells_what_vanished_meanwhile(world: &imp
     drop(source);
     world.delete(&a).await?;
     world.put(&service(&ns, "c", &world.ip(3))).await?;
-    // To the same sink, which still knows what was.
+    // To the same sink, which still has the old state.
     let _source = world.start(&sink);
     so(&sink, "one is gone, one is new", |truth| services(truth, world, &[("b", there(2)), ("c", there(3))]))
         .await

@@ -1,5 +1,5 @@
-//! Owns: a cluster, and the source that watches it. In: objects, and an identity with the rights that are shipped. Out:
-//! the objects at the API server.
+//! Owns: a cluster, and the source that watches it. In: objects, and an identity with the shipped rights. Out: the
+//! objects at the API server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::world::{Running, World, number};
 /// The account of `COMPANION`.
 const ACCOUNT: &str = "keelson-agent";
 
-/// A cluster with the rights of companions in it.
+/// A cluster with the rights of companions.
 pub(crate) struct Shared {
     pub(crate) cluster: Cluster,
     pub(crate) companion: Identity,
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// One of the test's own.
+    /// A cluster that only one test uses.
     pub(crate) async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
         let cluster = Cluster::start(&scratch).await?;
@@ -47,14 +47,14 @@ impl Shared {
         Ok(Self { cluster, companion, scratch })
     }
 
-    /// The one of all tests that leave it alone.
+    /// The cluster of all tests that do not disturb it.
     pub(crate) async fn of_all() -> Result<Arc<Self>> {
         static SHARED: suite::Shared<Shared> = suite::Shared::new();
         SHARED.get(Self::start).await
     }
 }
 
-/// A namespace of the test's own.
+/// A namespace of the test.
 pub(crate) struct InCluster {
     pub(crate) shared: Arc<Shared>,
     number: usize,
@@ -68,7 +68,7 @@ impl InCluster {
         Ok(world)
     }
 
-    /// The cluster, to do things to it: only when it is the test's own.
+    /// The cluster, for tests that disturb it. Fails if it is shared.
     pub(crate) fn own(&mut self) -> Result<&mut Shared> {
         Arc::get_mut(&mut self.shared).context("other tests have this cluster too")
     }
@@ -77,10 +77,10 @@ impl InCluster {
         &self.shared.cluster.admin
     }
 
-    /// Starts a source that asks by this kubeconfig.
+    /// Starts a source with this kubeconfig.
     pub(crate) fn start_by(&self, kubeconfig: &Path, sink: &Arc<Collector>) -> (ApiServer, Running) {
         let source = ClusterSource::Kubeconfig { path: kubeconfig.to_owned(), context: None };
-        // One that is not answered is given up soon.
+        // A short timeout for unanswered requests.
         let timeout = Duration::from_secs(3);
         let api = ApiServer::new(ApiServerParts { timeout, ..ApiServerParts::new(source) });
         let running = tokio::spawn(follow(api.clone(), self.node(), Arc::clone(sink)));
@@ -88,7 +88,7 @@ impl InCluster {
     }
 }
 
-/// Every kind of object, the Node by the watch that the agent has anyway.
+/// Follows every kind of object; the Node with the watch that the agent has anyway.
 async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
     let (tell, mut nodes) = watch::channel(None::<NodeView>);
     let (health, mut healths) = watch::channel(ChoreHealth::Starting);
@@ -96,7 +96,7 @@ async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
     let node = watch_node(&api, &name, &health, move |node: Option<Arc<Node>>| {
         tell.send_replace(Some(node_view(&told, node.as_deref())));
     });
-    // Of the Node, too, one event after the other.
+    // Also of the Node, one event after the other.
     let both = async {
         loop {
             let event = tokio::select! {

@@ -12,7 +12,6 @@ use serde_json::Value;
 use crate::truth::Collector;
 use crate::world::{Running, World, number};
 
-/// A folder of the test's own.
 pub(crate) struct InFolder {
     folder: PathBuf,
     number: usize,

@@ -1,10 +1,10 @@
-//! The sources of service endpoints: one suite, which each of them passes, and what only one of them can meet.
+//! The sources of service endpoints: one suite that each of them must pass, and tests of situations that only one of
+//! them can meet.
 //!
-//! A source is asked for what it owes to the receiver of its events: a listing before anything else, every change after
-//! that, nothing that is no more, everything again when that is asked for. The API server is the real one; its source
-//! runs with the rights that are shipped and no others.
+//! A source must deliver to the receiver of its events: a listing first, every change after that, no deleted objects,
+//! everything again on request. The API server is the real one; its source runs with the shipped rights and no others.
 
-// What a test tells is shown when it fails: times and figures.
+// Times and figures, shown if a test fails.
 #![allow(clippy::print_stderr)]
 
 use keelson_harness::suite::Suite;

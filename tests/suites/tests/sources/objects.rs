@@ -1,10 +1,9 @@
-//! Owns: the manifests that cases put. In: names. Out: JSON, for an API server and for a file.
+//! Owns: the manifests of the cases. In: names. Out: JSON, for an API server and for a file.
 
 use serde_json::{Value, json};
 
 pub(crate) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// A Service with one port.
 pub(crate) fn service(namespace: &str, name: &str, cluster_ip: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
@@ -36,7 +35,6 @@ pub(crate) fn slice(namespace: &str, name: &str, of: &str, addresses: &[&str]) -
     })
 }
 
-/// A ServiceCIDR.
 pub(crate) fn cidr(name: &str, cidr: &str) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
@@ -44,7 +42,7 @@ pub(crate) fn cidr(name: &str, cidr: &str) -> Value {
     })
 }
 
-/// A Node in a zone, with the taint of this key if there is to be one.
+/// A Node in a zone, optionally with a taint with this key.
 pub(crate) fn node(name: &str, zone: &str, taint: Option<&str>) -> Value {
     let taints: Vec<_> = taint.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
     json!({

@@ -1,4 +1,4 @@
-//! What only an API server can do to a source.
+//! Situations of a source that only an API server can cause.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::world::{World as _, run, so};
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-/// Names of what is there of the test's Services and slices.
+/// Checks the names of the test's Services and slices.
 fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
     let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
     let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();
@@ -26,7 +26,7 @@ fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> 
     Ok(())
 }
 
-/// What a user asked of a resource.
+/// Requests of a user for a resource.
 fn asked(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
     world.shared.cluster.api.audit(|event| event.user == user && event.resource == resource)
 }
@@ -61,7 +61,7 @@ fn what_nobody_reads_does_not_come_and_what_does_not_count_is_not_asked_for() ->
         let sink = Arc::new(Collector::default());
         let _source = world.start(&sink);
         so(&sink, "what counts is told", |truth| are(truth, &world, &["a"], &["a-1"])).await?;
-        // By a watch as by the list.
+        // With a watch as with the list.
         world.put(&service(&ns, "late", "None")).await?;
         world.put(&service(&ns, "z", &world.ip(3))).await?;
         world.put(&slice(&ns, "z-1", "z", &["10.0.0.3"])).await?;
@@ -126,7 +126,7 @@ fn an_api_server_that_restarts_loses_nothing() -> Result<()> {
     })
 }
 
-/// What happened while the source could not see it was compacted away: it is told 410, and lists again.
+/// The events that the source missed were compacted away: it gets 410, and lists again.
 #[test]
 fn after_a_compaction_everything_is_listed_again() -> Result<()> {
     run(async {
@@ -156,7 +156,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
             world.put(&slice(&ns, "b-1", "b", &[&format!("10.0.0.{n}")])).await?;
         }
         world.put(&cidr(&format!("range-{}", world.number()), "172.30.9.0/24")).await?;
-        // A server that starts has nothing but what its store has.
+        // A server that starts has only what its store has.
         world.own()?.cluster.api.kill9()?;
         world.shared.cluster.etcd.compact().await?;
         world.own()?.cluster.api.start_again().await?;
@@ -173,8 +173,8 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         })
         .await?;
         let truth = sink.truth();
-        // A watch that merely broke goes on from where it was: only what is too old is listed again, at once and without
-        // a word, for nothing has failed.
+        // A watch that merely broke resumes at its version: only one that is too old is listed again, at once and
+        // without a report, because nothing has failed.
         let listings = (truth.services.listings, truth.slices.listings);
         ensure!(listings >= (2, 2), "there were {listings:?} listings");
         Ok(())
@@ -209,7 +209,7 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
 
         let bindings: Api<ClusterRoleBinding> = Api::all(world.admin().client());
         bindings.delete(&account, &DeleteParams::default()).await?;
-        // A watch that is open goes on; a new one is refused, once the authorizer has heard of it.
+        // An open watch continues; a new one is refused, once the authorizer has the change.
         let broken = std::cell::Cell::new(0);
         so(&sink, "the lost rights are said", |truth| {
             let refused = COLLECTED.iter().try_for_each(|kind| truth.fails(*kind, "403"));
@@ -235,7 +235,7 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
     })
 }
 
-/// A node may read Services, by the API server's own rules, and the rest with what is shipped.
+/// A node may read Services by the API server's own rules, and the rest with the shipped ones.
 #[test]
 fn role_node_needs_the_rights_that_are_shipped_and_no_others() -> Result<()> {
     run(async {

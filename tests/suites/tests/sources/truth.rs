@@ -1,5 +1,5 @@
-//! Owns: a sink that folds what a source says into what is so by it, and notes where a source breaks its word.
-//! In: events. Out: the truth at any moment.
+//! Owns: a sink that folds the events of a source into a state, and records violations of a source's guarantees.
+//! In: events. Out: the state at any moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,9 @@ use keelson_proto::kubernetes::ObjectMeta;
 
 use crate::objects::PROXY_NAME;
 
-/// Objects by their names, in short.
+/// Objects by their names, abbreviated.
 pub(crate) type Short = BTreeMap<String, String>;
 
-/// An object that has metadata.
 pub(crate) trait Named {
     fn meta(&self) -> ObjectMeta;
 }
@@ -36,19 +35,19 @@ macro_rules! named {
 
 named!(Service, EndpointSlice, ServiceCidr);
 
-/// What is known of a kind.
+/// The state of a kind.
 #[derive(Debug)]
 pub(crate) struct Known<T> {
     pub(crate) objects: BTreeMap<String, T>,
-    /// What came in the listing under way.
+    /// Names received in the present listing.
     listing: Option<BTreeSet<String>>,
-    /// Nothing is known, and a listing is to come.
+    /// Nothing is known, and a listing must follow.
     unknown: bool,
-    /// The sink's own doing.
+    /// Set by the sink itself.
     forgotten: bool,
-    /// Whole listings so far.
+    /// Number of complete listings so far.
     pub(crate) listings: usize,
-    /// Every object that ever came, by its name.
+    /// Names of all objects ever received.
     pub(crate) ever: BTreeSet<String>,
     pub(crate) largest_batch: usize,
 }
@@ -113,7 +112,7 @@ impl<T: Named> Known<T> {
                     }
                     None => faults.push("a listing ended that had not begun".to_owned()),
                 },
-                // What was known before stays.
+                // The previous state stays.
                 Seen::Refused => {
                     if self.listing.take().is_none() {
                         faults.push("a listing was refused that had not begun".to_owned());
@@ -125,7 +124,7 @@ impl<T: Named> Known<T> {
         if self.unknown { Answer::ListAgain } else { Answer::Taken }
     }
 
-    /// What counts of it, in short: what was put into the namespace, when nothing is half-told.
+    /// The relevant objects of a namespace, abbreviated; fails during a listing.
     fn short(&self, of: &str, text: impl Fn(&T) -> Option<String>) -> Result<Short> {
         ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "nothing whole is known");
         let those = self.objects.iter().filter(|(name, _)| name.starts_with(of));
@@ -133,21 +132,21 @@ impl<T: Named> Known<T> {
     }
 }
 
-/// What is so by what a source said.
+/// The state after a source's events.
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     pub(crate) services: Known<Service>,
     pub(crate) slices: Known<EndpointSlice>,
     pub(crate) cidrs: Known<ServiceCidr>,
     pub(crate) node: Option<NodeView>,
-    /// What was said of each kind's watch, in order.
+    /// Health reports of each kind's watch, in order.
     pub(crate) health: BTreeMap<SourceKind, Vec<ChoreHealth>>,
-    /// Broken promises.
+    /// Violated guarantees.
     faults: Vec<String>,
 }
 
 impl Truth {
-    /// Services of a namespace that count: name, cluster IP and ports.
+    /// Relevant Services of a namespace: name, cluster IP and ports.
     pub(crate) fn services(&self, namespace: &str) -> Result<Short> {
         self.services.short(&format!("{namespace}/"), |service| {
             let spec = service.spec.clone().unwrap_or_default();
@@ -168,18 +167,18 @@ impl Truth {
         })
     }
 
-    /// ServiceCIDRs whose names begin so.
+    /// ServiceCIDRs with this name prefix.
     pub(crate) fn cidrs(&self, prefix: &str) -> Result<Short> {
         let of = format!("/{prefix}");
         self.cidrs.short(&of, |cidr| Some(cidr.spec.clone().unwrap_or_default().cidrs.join(",")))
     }
 
-    /// How a kind's watch fares.
+    /// Latest health of a kind's watch.
     pub(crate) fn fares(&self, kind: SourceKind) -> Option<&ChoreHealth> {
         self.health.get(&kind)?.last()
     }
 
-    /// Fails unless the watch of each of these kinds is well.
+    /// Fails unless the watch of each of these kinds is healthy.
     pub(crate) fn well(&self, kinds: &[SourceKind]) -> Result<()> {
         for kind in kinds {
             ensure!(self.fares(*kind) == Some(&ChoreHealth::Well), "{kind:?}: {:?}", self.fares(*kind));
@@ -187,7 +186,6 @@ impl Truth {
         Ok(())
     }
 
-    /// Fails unless the watch of this kind fails with this reason.
     pub(crate) fn fails(&self, kind: SourceKind, with: &str) -> Result<()> {
         match self.fares(kind) {
             Some(ChoreHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
@@ -213,12 +211,12 @@ impl Truth {
     }
 }
 
-/// A sink. Events of one kind must come one after the other, which it watches over.
+/// A sink. Events of one kind must come one after the other, which it checks.
 #[derive(Default)]
 pub(crate) struct Collector {
     truth: Mutex<Truth>,
     busy: Mutex<BTreeSet<SourceKind>>,
-    /// How long it takes over each event.
+    /// Time it takes for each event.
     pause: Duration,
 }
 
@@ -237,24 +235,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Collector {
-    /// One that takes its time over each event.
     pub(crate) fn slow(pause: Duration) -> Self {
         Self { pause, ..Self::default() }
     }
 
-    /// What is so.
     pub(crate) fn truth(&self) -> MutexGuard<'_, Truth> {
         locked(&self.truth)
     }
 
-    /// Forgets all of Services and slices.
+    /// Forgets all Services and slices.
     pub(crate) fn forget(&self) {
         let mut truth = self.truth();
         truth.services.forget();
         truth.slices.forget();
     }
 
-    /// Fails if the source broke a promise.
+    /// Fails if the source violated a guarantee.
     pub(crate) fn kept(&self) -> Result<()> {
         let truth = self.truth();
         ensure!(truth.faults.is_empty(), "{:?}", truth.faults);

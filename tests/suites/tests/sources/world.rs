@@ -1,4 +1,4 @@
-//! Owns: what a case needs of the place in which objects are. In: manifests. Out: a source of them, under way.
+//! Owns: a case's requirements of the place in which objects are. In: manifests. Out: a running source of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub(crate) fn number() -> usize {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A source under way. It ends on drop.
+/// A running source. Stopped on drop.
 pub(crate) struct Running(pub(crate) JoinHandle<()>);
 
 impl Drop for Running {
@@ -27,21 +27,20 @@ impl Drop for Running {
     }
 }
 
-/// A place in which objects are, and a source of them.
+/// A place with objects, and a source of them.
 pub(crate) trait World: Sized {
-    /// The most that may come in one event.
+    /// Maximum number of objects in one event.
     const LARGEST_BATCH: usize;
 
-    /// A place of the test's own, with nothing in it that the test has not put there.
+    /// A place of the test, with only objects that the test has put there.
     async fn make() -> Result<Self>;
 
-    /// Which number is its own: of cluster IPs (`10.96.NUMBER.0`), and of names.
+    /// Its unique number: used in cluster IPs (`10.96.NUMBER.0`), and in names.
     fn number(&self) -> usize;
 
-    /// Puts an object, new or changed.
+    /// Creates or replaces an object.
     async fn put(&self, object: &Value) -> Result<()>;
 
-    /// Puts several.
     async fn put_all(&self, objects: &[Value]) -> Result<()> {
         for object in objects {
             self.put(object).await?;
@@ -49,18 +48,14 @@ pub(crate) trait World: Sized {
         Ok(())
     }
 
-    /// Deletes an object that is there.
     async fn delete(&self, object: &Value) -> Result<()>;
 
-    /// Starts a source.
     fn start(&self, sink: &Arc<Collector>) -> Running;
 
-    /// The namespace of the test.
     fn namespace(&self) -> String {
         format!("sources-{}", self.number())
     }
 
-    /// The name of the test's Node.
     fn node(&self) -> String {
         format!("node-{}", self.number())
     }
@@ -71,7 +66,6 @@ pub(crate) trait World: Sized {
     }
 }
 
-/// Waits until it is so.
 pub(crate) async fn so(sink: &Collector, what: &str, check: impl Fn(&Truth) -> Result<()>) -> Result<()> {
     eventually(PATIENCE, what, || {
         let outcome = check(&sink.truth());
