@@ -1,10 +1,10 @@
-//! What an answer means.
+//! The meaning of answers.
 //!
 //! Owns: the mapping of status codes, Status bodies, headers and broken connections to [`ApiErrorKind`] and a
 //! sentence, and the reading of bodies. In: the parts of an answer. Out: values. Nothing here waits.
 //!
-//! A sentence never holds a credential: it is made of what the server said and of what this crate's libraries say
-//! of connections and certificates, and is bounded.
+//! A sentence never holds a credential: it consists of texts of the server and of this crate's libraries about
+//! connections and certificates, and is bounded.
 
 use std::{
     error::Error as StdError,
@@ -19,13 +19,13 @@ use serde::Deserialize;
 
 use crate::protobuf;
 
-/// No sentence about an error is longer, in characters.
+/// Maximum length of a sentence about an error, in characters.
 pub(crate) const REASON_MAX: usize = 500;
 
-/// The cause of a refusal (`metav1.CauseTypeResourceVersionTooLarge`) to serve a version that is in the future.
+/// The cause (`metav1.CauseTypeResourceVersionTooLarge`) of a refusal to serve a future version.
 const VERSION_TOO_LARGE: &str = "ResourceVersionTooLarge";
 
-/// Why there is no good answer: kind and sentence. The server's name is added by the caller.
+/// Kind and sentence of an error, without the server's name, which the caller adds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) kind: ApiErrorKind,
@@ -92,8 +92,8 @@ impl Status {
         u64::try_from(seconds).ok().filter(|s| *s > 0).map(Duration::from_secs)
     }
 
-    /// The kind of error that this is with a status code of 400 or more. A version that the store has not reached is no more
-    /// of use than one that it has forgotten.
+    /// The kind of error for a status code of 400 or more. A version that the store has not reached is as useless as
+    /// one that it has compacted.
     fn kind(&self, code: StatusCode, retry_after: Option<Duration>) -> ApiErrorKind {
         let mut causes = self.details.iter().flat_map(|details| details.causes.iter().flatten());
         if causes.any(|cause| cause.reason.as_deref() == Some(VERSION_TOO_LARGE)) {
@@ -102,7 +102,7 @@ impl Status {
         kind_of(code, self.reason.as_deref().unwrap_or_default(), retry_after)
     }
 
-    /// What an `ERROR` event of a watch means.
+    /// The failure for an `ERROR` event of a watch.
     pub(crate) fn failure(&self) -> Failure {
         let code = self.code.and_then(|code| StatusCode::from_u16(code).ok());
         let reason = self.reason.as_deref().unwrap_or_default();
@@ -116,7 +116,7 @@ impl Status {
     }
 }
 
-/// The kind of error that a status code of 400 or more and the `reason` of the Status mean.
+/// The kind of error for a status code of 400 or more and the `reason` of the Status.
 pub(crate) fn kind_of(status: StatusCode, reason: &str, retry_after: Option<Duration>) -> ApiErrorKind {
     match (status.as_u16(), reason) {
         (409, "AlreadyExists") => ApiErrorKind::AlreadyExists,
@@ -141,7 +141,7 @@ pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// The failure that an answer is, if it is not 2xx.
+/// The failure for an answer that is not 2xx.
 pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
     let status = answer.status;
     if status.is_success() {
@@ -178,7 +178,7 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
     Some(Failure::new(said.kind(status, retry), sentence))
 }
 
-/// The Status in the body, in either encoding; none if it is something else, such as a proxy's page.
+/// The Status in the body, in either encoding; `None` if it is something else, such as a proxy's page.
 fn status_of(answer: &Answer) -> Option<Status> {
     if let Some(status) = protobuf::status(&answer.body) {
         return Some(status.into());
@@ -188,7 +188,7 @@ fn status_of(answer: &Answer) -> Option<Status> {
         .filter(|status| status.kind.as_deref() == Some("Status"))
 }
 
-/// The part of an object's JSON that is asked for.
+/// The requested part of an object's JSON.
 #[derive(Debug, Deserialize)]
 struct MetadataOnly {
     metadata: JsonMetadata,
@@ -201,7 +201,7 @@ struct JsonMetadata {
     resource_version: String,
 }
 
-/// uid and resourceVersion, whichever of the encodings asked for the server chose.
+/// uid and resourceVersion, in any of the requested encodings.
 pub(crate) fn written(body: &[u8]) -> Result<Written, Failure> {
     let written = if let Some(meta) = protobuf::metadata(body) {
         Written { uid: meta.uid, resource_version: meta.resource_version }
@@ -241,7 +241,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
     })
 }
 
-/// A JSON body, or the sentence that it is none. What was in it is not repeated.
+/// Decodes a JSON body. The error does not repeat its content.
 pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|err| {
         senseless(format!(
@@ -253,7 +253,7 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure>
     })
 }
 
-/// An answer that makes no sense.
+/// The failure for an invalid answer.
 pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
     Failure::new(
         ApiErrorKind::Unreachable,
@@ -261,16 +261,16 @@ pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
     )
 }
 
-/// What a watch would be answered with, as another one was.
+/// The failure that a watch would get, as another watch got it.
 pub(crate) fn too_old() -> Failure {
     Failure::new(ApiErrorKind::Gone, "the server rejected a newer resource version as too old")
 }
 
-/// What it means that a request got no answer, or half of one.
+/// The failure for a request without a complete answer.
 pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     let causes: Vec<&(dyn StdError + 'static)> =
         std::iter::successors(Some(err), |err| (*err).source()).collect();
-    // What a plugin printed may be a token, so its error is not repeated.
+    // The output of a plugin may be a token, so its error is not repeated.
     if causes.iter().any(|cause| cause.is::<kube::client::AuthError>()) {
         return Failure::new(
             ApiErrorKind::Credentials,
@@ -284,7 +284,7 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     let mut said: Vec<String> = Vec::new();
     for cause in causes {
         let text = cause.to_string();
-        // Libraries repeat their source in their own text.
+        // Libraries repeat the text of their source.
         if !said.iter().any(|earlier| earlier.contains(&text)) {
             said.push(text);
         }
@@ -297,7 +297,7 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     Failure::new(ApiErrorKind::Unreachable, text)
 }
 
-/// The TLS library's error, which travels inside an [`std::io::Error`] that does not name it as its source.
+/// The TLS library's error, which is inside a [`std::io::Error`] that does not return it as its source.
 fn find_tls<'a>(err: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     if let Some(tls) = err.downcast_ref::<rustls::Error>() {
         return Some(tls);
@@ -334,7 +334,7 @@ fn tls_sentence(err: &rustls::Error) -> String {
     format!("{advice} ({err})")
 }
 
-/// `text` on one line and not longer than [`REASON_MAX`].
+/// Puts `text` on one line of at most [`REASON_MAX`] characters.
 pub(crate) fn bounded(text: &str) -> String {
     let mut out = String::new();
     for (n, c) in text.trim().chars().enumerate() {

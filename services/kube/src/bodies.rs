@@ -1,7 +1,7 @@
-//! What requests ask for and carry.
+//! Paths, media types and bodies of requests.
 //!
-//! Owns: paths, media types and bodies. In: the actors' types. Out: text; nothing is sent here. Bodies are as
-//! small as the API allows, for a renewal is sent every ten seconds from every node.
+//! Owns: their texts. In: the actors' types. Out: text; nothing is sent here. Bodies are as
+//! small as the API allows, because every node sends a renewal every ten seconds.
 
 use std::fmt::Write as _;
 
@@ -9,8 +9,7 @@ use jiff::Timestamp;
 use keelson_actor_system::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner, PodEvent};
 use serde_json::{Map, Value, json};
 
-/// Metadata only: protobuf, and JSON from a server that has no protobuf. The list is the one that client-go's
-/// metadata client sends.
+/// Metadata only: protobuf, or JSON from a server without protobuf. The same list as in client-go's metadata client.
 pub(crate) const ACCEPT_METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
      application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 /// Metadata only, as JSON, for one object or the events of a watch.
@@ -19,20 +18,19 @@ pub(crate) const ACCEPT_JSON_METADATA: &str =
 /// Metadata only, as JSON, for a list.
 pub(crate) const ACCEPT_JSON_METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-/// Whole objects as protobuf, for a list.
+/// For a list.
 pub(crate) const ACCEPT_PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// Whole objects as protobuf, for the events of a watch.
+/// For the events of a watch.
 pub(crate) const ACCEPT_PROTOBUF_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch";
-/// Whole objects.
 pub(crate) const ACCEPT_JSON: &str = "application/json";
-/// Who the Events are from.
+/// The reporting component of Events.
 const COMPONENT: &str = "keelson";
 /// RFC 7386.
 pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
-/// The API's own patch, which knows the keys of lists.
+/// The API's own patch, which merges lists by key.
 pub(crate) const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json";
 
-/// The path of all Leases of nodes, for POST.
+/// The collection of all nodes' Leases, for POST.
 pub(crate) fn leases_path() -> String {
     format!("/apis/coordination.k8s.io/v1/namespaces/{LEASE_NAMESPACE}/leases")
 }
@@ -45,7 +43,7 @@ pub(crate) fn node_path(name: &str) -> String {
     format!("/api/v1/nodes/{}", escaped(name))
 }
 
-/// The path of the Events of a namespace, for POST.
+/// The collection of Events in a namespace, for POST.
 pub(crate) fn events_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{}/events", escaped(namespace))
 }
@@ -54,7 +52,7 @@ pub(crate) fn event_path(namespace: &str, name: &str) -> String {
     format!("{}/{}", events_path(namespace), escaped(name))
 }
 
-/// `text` with every byte that means something in a URL written as `%XX`.
+/// Escapes every byte with a meaning in URLs as `%XX`.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -68,7 +66,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// A MicroTime as the API server writes it: six digits and `Z`. A time out of range is the nearest in range.
+/// A MicroTime as the API server writes it: six digits and `Z`. A time out of range becomes the nearest in range.
 pub(crate) fn micro_time(unix_us: i64) -> String {
     let time = Timestamp::from_microsecond(unix_us).unwrap_or(if unix_us < 0 {
         Timestamp::MIN
@@ -78,13 +76,13 @@ pub(crate) fn micro_time(unix_us: i64) -> String {
     format!("{time:.6}")
 }
 
-/// A Time as the API server writes it: whole seconds. A time out of range is the epoch.
+/// A Time as the API server writes it: whole seconds. A time out of range becomes the epoch.
 fn time(unix_ms: i64) -> String {
     let time = Timestamp::from_second(unix_ms.div_euclid(1000)).unwrap_or_default();
     format!("{time:.0}")
 }
 
-/// The body of a POST of an Event. core/v1, as the kubelet's: who may write those may write this.
+/// The body of a POST of an Event. core/v1, as in the kubelet, so that its permission suffices.
 pub(crate) fn pod_event_to_create(event: &PodEvent) -> String {
     json!({
         "apiVersion": "v1",
@@ -110,7 +108,7 @@ pub(crate) fn pod_event_to_create(event: &PodEvent) -> String {
     .to_string()
 }
 
-/// The merge patch of an Event that happened again.
+/// The merge patch of an Event that occurred again.
 pub(crate) fn pod_event_to_patch(event: &PodEvent) -> String {
     json!({
         "count": event.count,
@@ -124,7 +122,6 @@ fn owner_references(owner: &Owner) -> Value {
     json!([{"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}])
 }
 
-/// The body of a POST of a Lease.
 pub(crate) fn lease_to_create(lease: &LeaseCreate) -> String {
     let mut metadata = Map::new();
     metadata.insert("name".into(), json!(lease.name));
@@ -147,7 +144,7 @@ pub(crate) fn lease_to_create(lease: &LeaseCreate) -> String {
     .to_string()
 }
 
-/// The merge patch of a renewal. With the resourceVersion in it the server answers 409 unless it is the newest.
+/// The merge patch of a renewal. With the resourceVersion the server answers 409 unless it is the latest.
 pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
     let mut metadata = Map::new();
     metadata.insert("resourceVersion".into(), json!(patch.resource_version));
@@ -155,7 +152,7 @@ pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
         metadata.insert("ownerReferences".into(), owner_references(owner));
     }
     if patch.forget_managers {
-        // One empty entry is the documented way to say "none": an empty list would mean "as they are".
+        // One empty entry is the documented way to clear the list; an empty list means "unchanged".
         metadata.insert("managedFields".into(), json!([{}]));
     }
     let mut spec = Map::new();

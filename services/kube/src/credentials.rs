@@ -1,9 +1,9 @@
 //! Credentials that change on disk.
 //!
-//! Owns: [`Keeper`]: the link in use, and when its source is looked at and read again. In: requests that need a
-//! link, answers of 401, timeouts. Out: the newest [`Link`] that could be made, and for the observer what the credentials
-//! say of themselves. A source that cannot be read (any more) leaves the last good link in use, and is told of; without a
-//! good one every request fails, and the source is tried again at the next.
+//! Owns: [`Keeper`]: the link in use, and when its source is checked and read again. In: requests that need a link,
+//! answers of 401, timeouts. Out: the latest [`Link`], and for the observer the content of the credentials that is not
+//! secret. If a source becomes unreadable, the last valid link stays in use, and the error is reported. Without a valid
+//! one every request fails, and the next request reads the source again.
 
 use std::{
     path::PathBuf,
@@ -21,24 +21,24 @@ use crate::{
     transport::{KeepAlive, Link},
 };
 
-/// Files are not looked at more often.
+/// Minimum interval between checks of the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A link, and a number that tells it from the one before.
+/// A link, and a number that distinguishes it from earlier ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     pub(crate) link: Link,
     generation: u64,
 }
 
-/// When to look, and what looking means; decided without waiting.
+/// When to check the source, and what a check means; never waits.
 #[derive(Debug, Default)]
 struct Memory {
     stamps: Vec<(PathBuf, Stamp)>,
     looked: Option<Instant>,
-    /// A server answered 401: look at the next request, whenever the last look was.
+    /// A server answered 401: check at the next request, whenever the last check was.
     refused: bool,
-    /// What was read last came from a plugin.
+    /// The last credentials came from a plugin.
     plugin: bool,
     last_error: Option<String>,
 }
@@ -48,9 +48,9 @@ impl Memory {
         self.refused || self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_INTERVAL)
     }
 
-    /// Whether to read the source again, given how its files look now.
+    /// Whether to read the source again, given the current stamps of its files.
     fn stale(&self, held: bool, now_seen: &[(PathBuf, Stamp)]) -> bool {
-        // After an error the file may be whole by now with the same stamp, or be one that was not known of.
+        // After an error the file may be complete by now with the same stamp, or be one that was not known before.
         !held || self.last_error.is_some() || self.stamps != now_seen || (self.refused && self.plugin)
     }
 }
@@ -62,7 +62,7 @@ pub(crate) struct Keeper {
     observer: CredentialsObserver,
     held: Mutex<Option<Held>>,
     memory: Mutex<Memory>,
-    /// Held while the source is read, so that requests at one time cause one reading.
+    /// Held while the source is read, so that concurrent requests cause one read.
     reading: tokio::sync::Mutex<()>,
 }
 
@@ -78,11 +78,11 @@ impl Keeper {
         }
     }
 
-    /// The newest link, after a look at the source if one is due.
+    /// The latest link, after a check of the source if one is due.
     pub(crate) async fn link(&self) -> Result<Held, Failure> {
         if self.memory().due(Instant::now()) || self.held().is_none() {
             let _one_at_a_time = self.reading.lock().await;
-            // Somebody may have looked while this one waited.
+            // Another request may have checked while this one waited.
             if self.memory().due(Instant::now()) || self.held().is_none() {
                 self.look().await;
             }
@@ -93,12 +93,12 @@ impl Keeper {
         })
     }
 
-    /// The server refused the credentials: they may have been replaced.
+    /// The server rejected the credentials: they may have been replaced.
     pub(crate) fn refused(&self) {
         self.memory().refused = true;
     }
 
-    /// Gives up the connections of `used`, unless newer ones are in use by now.
+    /// Drops the connections of `used`, unless newer ones are in use by now.
     pub(crate) fn abandon(&self, used: &Held) {
         let mut held = self.held();
         if held.as_ref().is_some_and(|held| held.generation == used.generation) {
@@ -106,13 +106,13 @@ impl Keeper {
         }
     }
 
-    /// Gives up the connections in use.
+    /// Drops the connections in use.
     pub(crate) fn close_connections(&self) {
         let mut held = self.held();
         *held = held.as_ref().map(Held::next);
     }
 
-    /// Why the source could not be read when it was tried last, if it could not.
+    /// Why the last read of the source failed.
     pub(crate) fn last_error(&self) -> Option<String> {
         self.memory().last_error.clone()
     }
@@ -122,7 +122,7 @@ impl Keeper {
         self.held().as_ref().map_or_else(|| self.source.to_string(), |held| held.link.server())
     }
 
-    /// `host:port` of the server, if it is known.
+    /// `host:port` of the server, if known.
     pub(crate) fn host(&self) -> String {
         self.held().as_ref().map_or_else(String::new, |held| held.link.host())
     }
@@ -131,7 +131,7 @@ impl Keeper {
         let source = self.source.clone();
         let keep_alive = self.keep_alive;
         let paths: Vec<_> = self.memory().stamps.iter().map(|(path, _)| path.clone()).collect();
-        // Read from a thread that may block: files, and the plugin's run.
+        // Read on a blocking thread: files, and the run of a plugin.
         let seen = blocking(move || stamps(paths)).await;
         let Some(seen) = seen else { return };
         let stale = {
@@ -149,7 +149,6 @@ impl Keeper {
         }
     }
 
-    /// Puts what was read to use.
     fn take(&self, read: Result<Read, SourceError>) {
         let mut memory = self.memory();
         memory.looked = Some(Instant::now());
@@ -206,7 +205,7 @@ struct Read {
 
 fn read(source: &ClusterSource, keep_alive: KeepAlive) -> Result<Read, SourceError> {
     let Loaded { files, .. } = load(source)?;
-    // The stamps are taken before what is used is read: a file that changes in between is read again.
+    // The stamps are taken before the content is read: a file that changes in between is read again.
     let stamps = stamps(files);
     let loaded = load(source)?;
     let link = Link::new(source, &loaded, keep_alive)?;
@@ -229,7 +228,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     done.inspect_err(|err| tracing::error!(%err, "reading the credentials timed out")).ok()
 }
 
-/// Shared by the clones of a client.
 pub(crate) type SharedKeeper = Arc<Keeper>;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! A client certificate of the node's own, requested from the cluster.
+//! The node's own client certificate, requested from the cluster.
 //!
-//! Owns: keys, certificate signing requests (PKCS #10) and what the API server says of them (`certificates.k8s.io/v1`, signer
-//! `kubernetes.io/kube-apiserver-client-kubelet`). In: the node's name. Out: requests, and certificates that belong to their
-//! key. Keys leave here as PEM for one file only; no error and no `Debug` holds one.
+//! Owns: keys, certificate signing requests (PKCS #10) and their status at the API server (`certificates.k8s.io/v1`,
+//! signer `kubernetes.io/kube-apiserver-client-kubelet`). In: the node's name. Out: requests, and certificates that
+//! match their key. Keys leave this module only as PEM for one file; no error and no `Debug` holds one.
 
 use std::fmt;
 
@@ -25,11 +25,11 @@ use crate::{
     server::{ApiServer, Call},
 };
 
-/// Signs client certificates of nodes; the controller manager approves its requests by itself where RBAC lets it.
+/// Signs client certificates of nodes; the controller manager approves the requests by itself if RBAC allows it.
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
-/// Why there is no key, request or certificate. Never holds anything of a key.
+/// Never holds any part of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
     #[error("cannot generate a private key")]
@@ -37,23 +37,23 @@ pub enum CertificateError {
     /// The text is not a private key in PEM.
     #[error("no private key in PEM found")]
     NoKey,
-    /// The node's name does not fit into a certificate.
+    /// The node's name is not valid in a certificate.
     #[error("cannot create a certificate signing request for this node name")]
     Request,
-    /// The text is not a certificate in PEM that can be read.
+    /// The text is not a readable certificate in PEM.
     #[error("no valid certificate in PEM found")]
     NoCertificate,
     #[error("certificate and key do not match")]
     Mismatch,
 }
 
-/// The user name of a node, which is the common name of its certificate.
+/// The user name of a node: the common name of its certificate.
 #[must_use]
 pub fn node_user(node: &str) -> String {
     format!("system:node:{node}")
 }
 
-/// A private key (ECDSA P-256, as the kubelet's).
+/// A private key (ECDSA P-256, as in the kubelet).
 pub struct ClientKey(KeyPair);
 
 impl fmt::Debug for ClientKey {
@@ -70,32 +70,22 @@ pub struct NodeRequest {
 }
 
 impl ClientKey {
-    /// A new key.
-    ///
-    /// # Errors
-    /// [`CertificateError::Key`].
+    /// Generates a key.
     pub fn generate() -> Result<Self, CertificateError> {
         KeyPair::generate().map(Self).map_err(|_| CertificateError::Key)
     }
 
-    /// The key in `pem`.
-    ///
-    /// # Errors
-    /// [`CertificateError::NoKey`].
     pub fn from_pem(pem: &str) -> Result<Self, CertificateError> {
         KeyPair::from_pem(pem).map(Self).map_err(|_| CertificateError::NoKey)
     }
 
-    /// For a file that its owner alone may read.
+    /// For a file that only its owner may read.
     #[must_use]
     pub fn to_pem(&self) -> String {
         self.0.serialize_pem()
     }
 
     /// The request for a certificate of the node `node`: `CN=system:node:NODE, O=system:nodes`.
-    ///
-    /// # Errors
-    /// [`CertificateError::Request`].
     pub fn request(&self, node: &str) -> Result<NodeRequest, CertificateError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -113,16 +103,13 @@ impl ClientKey {
 pub enum RequestState {
     /// Neither approved nor denied, or not signed yet.
     Pending,
-    /// It was denied, or the signer failed: why.
+    /// Denied, or the signer failed; with the reason.
     Refused(String),
     Issued(String),
 }
 
 impl ApiServer {
-    /// Creates a certificate signing request. One of the same name is the same request.
-    ///
-    /// # Errors
-    /// The server does not answer or refuses.
+    /// Creates a certificate signing request. An existing one of the same name is the same request.
     pub async fn request_certificate(&self, request: &NodeRequest) -> Result<(), ApiError> {
         let body = json!({
             "apiVersion": "certificates.k8s.io/v1",
@@ -147,10 +134,10 @@ impl ApiServer {
         }
     }
 
-    /// What became of the request of this name.
+    /// The status of the request of this name.
     ///
     /// # Errors
-    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] where there is no such request (any more).
+    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] if there is no such request (any more).
     pub async fn certificate_request(&self, name: &str) -> Result<RequestState, ApiError> {
         let target = format!("{REQUESTS}/{}", bodies::escaped(name));
         let call = Call::get("certificatesigningrequests", target, bodies::ACCEPT_JSON);
@@ -179,7 +166,7 @@ fn state(request: &CertificateSigningRequest) -> RequestState {
     }
 }
 
-/// A certificate with its key, checked.
+/// Validity of a checked certificate with its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IssuedValidity {
     /// Unix seconds.
@@ -188,11 +175,11 @@ pub struct IssuedValidity {
     pub not_after: i64,
 }
 
-/// The validity of the certificate in `pem`, if it is one of the node `node` and its key is in `pem` too; `None` if it is
-/// another node's.
+/// The validity of the certificate in `pem`, if it is that of the node `node` and its key is in `pem` too; `None` if it
+/// is another node's.
 ///
 /// # Errors
-/// [`CertificateError`]: one of the two is missing or unreadable, or they do not belong together.
+/// [`CertificateError`]: one of the two is missing or unreadable, or they do not match.
 pub fn issued_validity(pem: &str, node: &str) -> Result<Option<IssuedValidity>, CertificateError> {
     let facts = certificate_facts(pem.as_bytes()).ok_or(CertificateError::NoCertificate)?;
     let chain: Vec<CertificateDer<'static>> =

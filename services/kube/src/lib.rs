@@ -1,15 +1,15 @@
 //! The agent's connection to the API server.
 //!
-//! Owns: where the API server is and how the agent proves who it is ([`ClusterSource`]), what its credentials say of
-//! themselves ([`Credential`]), requests for a client certificate ([`ClientKey`]), the connections to the API server
+//! Owns: the address of the API server and the agent's credentials ([`ClusterSource`], [`Credential`]), requests for a
+//! client certificate ([`ClientKey`]), the connections to the API server
 //! ([`ApiServer`], which implements [`LeaseApi`](keelson_actor_system::cluster::LeaseApi) and
 //! [`NodeApi`](keelson_actor_system::cluster::NodeApi)), and the watches of the agent ([`watch_node`], [`watch_pods`],
 //! [`watch_endpoints`]).
-//! In: calls of the actors. Out: HTTP requests, one for each call; answers and typed errors; what a watch saw,
-//! handed to a sink. Nothing here decides when or whether to try again, but for the watches.
+//! In: calls of the actors. Out: HTTP requests, one for each call; answers and typed errors; the results of watches,
+//! passed to a sink. Except for the watches, nothing here decides when or whether to retry.
 //!
-//! HTTP/2 is spoken wherever the server offers it, as every kube-apiserver does: its header compression makes a
-//! Lease renewal small, and its PING frames find a dead network on which nothing is being sent.
+//! HTTP/2 is used if the server offers it, as every kube-apiserver does: its header compression makes a
+//! Lease renewal small, and its PING frames detect a dead network on an idle connection.
 
 mod answers;
 mod bodies;

@@ -1,13 +1,13 @@
 //! The few messages of the API's protobuf encoding that the agent reads.
 //!
-//! Owns: the envelope (`k8s\0` and `runtime.Unknown`), of `meta/v1.PartialObjectMetadata` what is asked for, and the
+//! Owns: the envelope (`k8s\0` and `runtime.Unknown`), the requested part of `meta/v1.PartialObjectMetadata`, and the
 //! event of a watch. Field numbers are those of `k8s.io/apimachinery`'s `generated.proto`, which never change. In: the
-//! bytes of an answer. Out: [`ObjectMeta`], [`Status`], and what an envelope holds.
+//! bytes of an answer. Out: [`ObjectMeta`], [`Status`], and the content of an envelope.
 
 use bytes::Bytes;
 use prost::Message;
 
-/// With these bytes every protobuf answer begins.
+/// Every protobuf answer begins with these bytes.
 pub(crate) const MAGIC: &[u8] = b"k8s\0";
 
 /// `runtime.Unknown`: the envelope.
@@ -46,7 +46,7 @@ pub(crate) struct ObjectMeta {
     pub(crate) resource_version: String,
 }
 
-/// `meta/v1.Status`, in part: what an error's body is when protobuf was asked for.
+/// `meta/v1.Status`, in part: the body of an error when protobuf was requested.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Status {
     #[prost(string, tag = "3")]
@@ -80,12 +80,12 @@ pub(crate) struct StatusCause {
 pub(crate) struct ListMeta {
     #[prost(string, tag = "2")]
     pub(crate) resource_version: String,
-    /// `continue`, a word of Rust's.
+    /// `continue`, a keyword in Rust.
     #[prost(string, tag = "3")]
     pub(crate) continuation: String,
 }
 
-/// `meta/v1.WatchEvent`, which on the wire has no envelope of its own; its object has one.
+/// `meta/v1.WatchEvent`, which has no envelope on the wire; its object has one.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WatchEvent {
     #[prost(string, tag = "1")]
@@ -101,17 +101,17 @@ pub(crate) struct RawExtension {
     pub(crate) raw: Bytes,
 }
 
-/// Takes an answer out of its envelope.
+/// Decodes the envelope of an answer.
 pub(crate) fn open(body: &[u8]) -> Option<Unknown> {
     Unknown::decode(body.strip_prefix(MAGIC)?).ok()
 }
 
-/// The same, without copying what is in it.
+/// As [`open`], without copying the content.
 pub(crate) fn open_shared(body: &Bytes) -> Option<Unknown> {
     body.starts_with(MAGIC).then(|| Unknown::decode(body.slice(MAGIC.len()..)).ok())?
 }
 
-/// The metadata in an answer, whole object or [`PartialObjectMetadata`].
+/// The metadata in an answer, a full object or [`PartialObjectMetadata`].
 pub(crate) fn metadata(body: &[u8]) -> Option<ObjectMeta> {
     PartialObjectMetadata::decode(open(body)?.raw).ok()?.metadata
 }

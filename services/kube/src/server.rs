@@ -1,6 +1,6 @@
-//! The API server, as one thing to call.
+//! Client of the API server.
 //!
-//! Owns: [`ApiServer`]: one request for each call, its time limit, the size limit of its answer, and the mapping
+//! Owns: [`ApiServer`]: one request for each call, its timeout, the size limit of its answer, and the mapping
 //! to the actors' traits. In: calls. Out: answers, [`ApiError`]s, and for each request a
 //! [`RequestSeen`](crate::RequestSeen).
 
@@ -33,18 +33,17 @@ use crate::{
     transport::KeepAlive,
 };
 
-/// No answer is read further than this, in bytes: more than any list of one node's pods.
+/// Maximum size of an answer in bytes: more than any list of one node's pods.
 const ANSWER_MAX: usize = 8 << 20;
 
-/// What an [`ApiServer`] is made of.
 #[derive(Debug, Clone)]
 pub struct ApiServerParts {
     pub source: ClusterSource,
-    /// How long one request may take, with its connection and its answer. The kubelet's heartbeats have the
-    /// lease duration, and 10 s at the most.
+    /// Timeout of one request, including its connection and its answer. The kubelet's heartbeats use the
+    /// lease duration, and at most 10 s.
     pub timeout: Duration,
-    /// How long the head of a list or a watch may take, if that is longer. An API server that is busy (API Priority and
-    /// Fairness) keeps a request waiting for up to a minute before it answers.
+    /// Timeout for the head of a list or a watch, if it is longer. A busy API server (API Priority and
+    /// Fairness) may queue a request for up to a minute before it answers.
     pub head_timeout: Duration,
     pub keep_alive: KeepAlive,
     pub observer: RequestObserver,
@@ -55,8 +54,8 @@ pub struct ApiServerParts {
 }
 
 impl ApiServerParts {
-    /// The usual parts: 10 s for a request and 60 s for the head of a list or a watch, the keep-alive of Go's client, nobody
-    /// told.
+    /// Defaults: 10 s for a request and 60 s for the head of a list or a watch, the keep-alive of Go's client, no
+    /// observers.
     #[must_use]
     pub fn new(source: ClusterSource) -> Self {
         Self {
@@ -74,11 +73,11 @@ impl ApiServerParts {
 /// A client of the API server. Clones share its connections.
 ///
 /// Its connections are tasks of the runtime on which they were opened, so a client and its clones belong on one
-/// runtime: make one for each arbiter that speaks to the server. Making one is cheap and reads nothing; the
-/// credentials are read at the first request.
+/// runtime: make one for each arbiter that uses the server. Making one is cheap and reads nothing; the
+/// first request reads the credentials.
 ///
-/// One call is one request on the wire. Nothing is repeated, no `Retry-After` is waited for and no rate is limited
-/// here. After a request that timed out, the next one gets a connection of its own.
+/// One call is one request on the wire. There are no retries, no waits for `Retry-After` and no rate limits
+/// here. After a request that timed out, the next one gets a new connection.
 #[derive(Clone)]
 pub struct ApiServer {
     keeper: SharedKeeper,
@@ -94,7 +93,7 @@ impl fmt::Debug for ApiServer {
     }
 }
 
-/// One request, as it is written down.
+/// A request before it is sent.
 pub(crate) struct Call {
     pub(crate) method: Method,
     pub(crate) resource: &'static str,
@@ -127,11 +126,10 @@ struct Progress {
     status: Option<u16>,
 }
 
-/// An answer of which the head has come.
+/// An answer whose head has arrived.
 type Begun = http::Response<Incoming>;
 
 impl ApiServer {
-    /// A client made of `parts`.
     #[must_use]
     pub fn new(parts: ApiServerParts) -> Self {
         Self {
@@ -143,8 +141,7 @@ impl ApiServer {
         }
     }
 
-    /// Why the credentials could not be read when it was last tried, if they could not. With good ones from
-    /// before, requests go on.
+    /// Why the last read of the credentials failed. With earlier valid ones, requests continue.
     #[must_use]
     pub fn last_credentials_error(&self) -> Option<String> {
         self.keeper.last_error()
@@ -156,14 +153,13 @@ impl ApiServer {
         self.keeper.server()
     }
 
-    /// Closes the connections: the next request makes a new one. Requests and watches under way go on on theirs.
+    /// Closes the connections: the next request opens a new one. Running requests and watches continue on theirs.
     pub fn drop_connections(&self) {
         self.keeper.close_connections();
     }
 
-    /// Ends, within 42 s, the back-off of watches that wait after an error, because the server was seen to answer somebody
-    /// else; also of those on other connections that share [`ApiServerParts::signals`]. A wait that the server asked for
-    /// itself goes on.
+    /// Ends, within 42 s, the back-off of watches that wait after an error, because the server answered another client;
+    /// also on other connections that share [`ApiServerParts::signals`]. A wait that the server requested continues.
     pub fn wake_watches(&self) {
         self.signals.wake();
     }
@@ -172,10 +168,10 @@ impl ApiServer {
         &self.signals
     }
 
-    /// DELETE of a Lease in the namespace of the nodes' Leases.
+    /// Deletes a Lease in the namespace of the nodes' Leases.
     ///
     /// # Errors
-    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] where there is no such Lease.
+    /// The server does not answer or refuses; [`ApiErrorKind::NotFound`] if there is no such Lease.
     pub async fn delete_lease(&self, name: &str) -> Result<(), ApiError> {
         let target = bodies::lease_path(name);
         let accept = bodies::ACCEPT_JSON;
@@ -184,18 +180,18 @@ impl ApiServer {
             .map(drop)
     }
 
-    /// Makes one request and reads its answer whole; what is not 2xx is an error.
+    /// Sends one request and reads the full answer; an answer other than 2xx is an error.
     pub(crate) async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
         self.timed(call, self.timeout, async |answer| Ok(whole(answer).await?.body)).await
     }
 
-    /// Makes one request and reads the head of its answer; what is not 2xx is an error.
+    /// Sends one request and reads the head of its answer; an answer other than 2xx is an error.
     pub(crate) async fn open(&self, call: Call) -> Result<Incoming, ApiError> {
         self.timed(call, self.head_timeout, async |answer| Ok(answer.into_body())).await
     }
 
-    /// One request within `limit`, `read` being what becomes of a 2xx answer. When the limit passes, the
-    /// connection may be dead without a sign of it, so the next request gets another.
+    /// Sends one request within `limit`; `read` processes a 2xx answer. After a timeout the
+    /// connection may be dead, so the next request gets another.
     async fn timed<T>(
         &self,
         call: Call,
@@ -254,7 +250,7 @@ impl ApiServer {
         self.observer.seen(&RequestSeen {
             method,
             resource,
-            // An answer that broke off, or came too late, counts as none.
+            // An answer that was incomplete or late counts as none.
             status: status.filter(|code| error.is_none() || *code >= 300),
             error,
             duration: begun.elapsed(),
@@ -262,12 +258,12 @@ impl ApiServer {
         });
     }
 
-    /// With the server's name, for the actors.
+    /// Adds the server's name, for the actors.
     pub(crate) fn error(&self, failure: Failure) -> ApiError {
         ApiError { server: self.url(), kind: failure.kind, reason: failure.reason }
     }
 
-    /// A call as a future of its own, whose answer is read by `read`.
+    /// A call as a separate future, with `read` for its answer.
     fn asked<T: Send + 'static>(
         &self,
         call: Call,
@@ -281,7 +277,7 @@ impl ApiServer {
         .boxed()
     }
 
-    /// The same for one object, whose resource version is compared with those before.
+    /// As [`Self::asked`], for one object, whose resource version is compared with earlier ones.
     fn asked_of<T: Send + 'static>(
         &self,
         object: String,
@@ -300,7 +296,7 @@ impl ApiServer {
         .boxed()
     }
 
-    /// A write of one object, or a consistent read of it, with metadata in return.
+    /// A write of one object, or a consistent read of it, that returns metadata.
     fn written(&self, object: String, call: Call) -> BoxFuture<'static, Result<Written, ApiError>> {
         self.asked_of(object, call, answers::written, |written| &written.resource_version)
     }
@@ -310,7 +306,6 @@ fn node_version(node: &Node) -> &str {
     node.metadata.resource_version.as_deref().unwrap_or_default()
 }
 
-/// Reads an answer to its end.
 async fn whole(answer: Begun) -> Result<Answer, Failure> {
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, ANSWER_MAX).collect().await.map_err(|err| {

@@ -1,14 +1,14 @@
-//! What the connections to one API server tell each other.
+//! Signals between the connections to one API server.
 //!
-//! Owns: [`ServerSignals`], and the pure [`History`] by which a rollback of the store is detected. In: the resource versions
-//! in answers, that a watch works again, and versions that the server finds too old. Out: a sign for watches that wait, and one
-//! for watches that have to list again.
+//! Owns: [`ServerSignals`], and the pure [`History`] that detects a rollback of the store. In: the resource versions in
+//! answers, recoveries of watches, and versions that the server finds too old. Out: a signal for watches that wait, and
+//! one for watches that have to list again.
 //!
-//! An etcd that was restored from a backup counts its revisions from the backup's on. A watch that asks for what
-//! happens after a version that the store has not reached yet is no error for the API server: it hears nothing until the
-//! store is there again, and misses what happened meanwhile. So the watch or write that sees a version that is lower than it can be tells
-//! all. Versions are compared as numbers, which KEP-5504 guarantees since Kubernetes 1.35 and etcd has always
-//! provided; a version that is no number is not compared.
+//! An etcd that was restored from a backup continues with the revisions of the backup. For the API server a watch from
+//! a version that the store has not reached yet is no error: the watch receives nothing until the store reaches the
+//! version, and misses what happened meanwhile. The watch or write that sees a version lower than possible therefore
+//! signals all. Versions are compared as numbers, which KEP-5504 guarantees since Kubernetes 1.35 and etcd always
+//! provided; a version that is not a number is not compared.
 
 use std::{
     collections::BTreeMap,
@@ -22,32 +22,32 @@ use tokio::{
     time::Instant,
 };
 
-/// What all agents learn at the same moment (the server answers again, the store was rolled back, a `Retry-After`) they
-/// act upon at random within this time.
+/// After an event that all agents see at the same moment (the server answers again, the store was rolled back, a
+/// `Retry-After`), each acts at a random time within this period.
 pub(crate) const SPREAD: Duration = Duration::from_secs(30);
-/// A server that has just begun to answer fills its watch caches: what is asked of them before this time is refused.
+/// A server that has just started fills its watch caches, and refuses requests to them before this time.
 const WARM_UP: Duration = Duration::from_secs(10);
-/// A version that was refused as too old says so of older ones for this time.
+/// For how long a version that was refused as too old also counts for older ones.
 const TOO_OLD_FOR: Duration = Duration::from_secs(60);
 
 /// The store behind the API server has an older state than was seen before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rollback {
-    /// The object or collection by which it was detected, as a path.
+    /// The object or collection that revealed it, as a path.
     pub of: String,
     /// The resource version that was seen before.
     pub seen: u64,
     pub now: u64,
 }
 
-/// Of which objects which versions were seen. Only objects that the agent writes, so there are few.
+/// The versions that were seen of objects. Only of objects that the agent writes, so there are few.
 #[derive(Debug, Default)]
 struct History {
     rollbacks: u64,
     versions: BTreeMap<String, u64>,
 }
 
-/// What is known of an object when a request is sent, so that answers may come in any order.
+/// What is known of an object when a request is sent, so that answers may arrive in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     rollbacks: u64,
@@ -59,7 +59,7 @@ impl History {
         Expected { rollbacks: self.rollbacks, at_least: self.versions.get(object).copied() }
     }
 
-    /// Takes the version that a write or a consistent read of `object` was answered with.
+    /// Records the version in the answer to a write or a consistent read of `object`.
     fn answered(&mut self, object: &str, expected: Expected, version: &str) -> Option<Rollback> {
         let now: u64 = version.parse().ok()?;
         if expected.rollbacks != self.rollbacks {
@@ -82,12 +82,12 @@ impl History {
     }
 }
 
-/// What one watch has learned and the others need not ask again.
+/// What one watch has learned for all.
 #[derive(Debug, Default)]
 struct Learned {
-    /// When this agent's watches go on after an outage: agents take turns.
+    /// When this agent's watches continue after an outage; the times of agents differ.
     turn: Option<Instant>,
-    /// The newest version that the server refused as too old, and when.
+    /// The latest version that the server refused as too old, and when.
     too_old: Option<(u64, Instant)>,
 }
 
@@ -99,7 +99,7 @@ impl Learned {
         }
     }
 
-    /// A watch from `version` was refused with these words.
+    /// A watch from `version` was refused with this text.
     fn refused(&mut self, version: &str, words: &str, now: Instant) {
         let Ok(version) = version.parse::<u64>() else { return };
         let version = before_the_oldest(words).map_or(version, |newest| version.max(newest));
@@ -107,8 +107,8 @@ impl Learned {
         self.too_old = Some((before.map_or(version, |(before, _)| version.max(before)), now));
     }
 
-    /// A server's caches all begin when it starts, so what it finds too old in one of them it does in the others. Where that
-    /// is not why, a list takes the place of a watch once.
+    /// All caches of a server begin when it starts, so a version that is too old for one is too old for the others. If
+    /// the cause is different, one watch is replaced by a list once.
     fn is_too_old(&self, version: &str, now: Instant) -> bool {
         let version = version.parse::<u64>();
         let covers = |(newest, at)| {
@@ -118,7 +118,8 @@ impl Learned {
     }
 }
 
-/// The newest version that is too old, from `too old resource version: 100 (200)`: the server knows what happened after 200.
+/// The latest version that is too old, from `too old resource version: 100 (200)`: the server knows the events after
+/// 200.
 fn before_the_oldest(words: &str) -> Option<u64> {
     let (_, numbers) = words.split_once("too old resource version: ")?;
     let (oldest, _) = numbers.split_once('(')?.1.split_once(')')?;
@@ -133,7 +134,7 @@ struct Signals {
     on_rollback: Box<dyn Fn(&Rollback) + Send + Sync>,
 }
 
-/// Shared by the connections to one API server; clones are the same.
+/// Shared by the connections to one API server; clones share state.
 #[derive(Clone)]
 pub struct ServerSignals(Arc<Signals>);
 
@@ -150,7 +151,7 @@ impl Default for ServerSignals {
 }
 
 impl ServerSignals {
-    /// Signals that tell `on_rollback` of each rollback. It must not block.
+    /// `on_rollback` is called for each rollback and must not block.
     pub fn new(on_rollback: impl Fn(&Rollback) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Signals {
             answers_again: Notify::new(),
@@ -169,13 +170,13 @@ impl ServerSignals {
         self.0.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the back-off of watches when it is this agent's turn.
+    /// Ends the back-off of watches at this agent's time.
     pub(crate) fn wake(&self) {
         self.learned().answers_again(Instant::now(), rand::random());
         self.0.answers_again.notify_waiters();
     }
 
-    /// Ends with the next [`ServerSignals::wake`]. Returns how long it is until this agent's turn.
+    /// Waits for the next [`ServerSignals::wake`]. Returns how long it is until this agent's time.
     pub(crate) async fn woken(&self) -> Duration {
         self.0.answers_again.notified().await;
         let turn = self.learned().turn;
@@ -187,17 +188,17 @@ impl ServerSignals {
         self.learned().refused(version, words, Instant::now());
     }
 
-    /// Whether a watch from `version` would be refused, as far as is known.
+    /// Whether a watch from `version` would be refused, as far as known.
     pub(crate) fn is_too_old(&self, version: &str) -> bool {
         self.learned().is_too_old(version, Instant::now())
     }
 
-    /// What the answer to a request for `object` has to be, if it is sent now.
+    /// What the answer to a request for `object` has to satisfy, if it is sent now.
     pub(crate) fn expected(&self, object: &str) -> Expected {
         self.history().expected(object)
     }
 
-    /// Takes the version of the answer.
+    /// Records the version of the answer.
     pub(crate) fn answered(&self, object: &str, expected: Expected, version: &str) {
         let rollback = self.history().answered(object, expected, version);
         if let Some(rollback) = rollback {
@@ -205,7 +206,6 @@ impl ServerSignals {
         }
     }
 
-    /// A watch has seen a rollback.
     pub(crate) fn rolled_back(&self, rollback: &Rollback) {
         self.history().roll_back();
         self.tell(rollback);
@@ -246,7 +246,7 @@ mod tests {
             ("105", None),
             ("no number", None),
             ("90", rolled(105, 90)),
-            // From there on it counts anew.
+            // From there on the count restarts.
             ("91", None),
             ("107", None),
             ("106", rolled(107, 106)),
@@ -262,7 +262,7 @@ mod tests {
         let mut history = History::default();
         let expected = history.expected(LEASE);
         history.answered(LEASE, expected, "100");
-        // Which may be in another etcd (--etcd-servers-overrides).
+        // It may be in another etcd (--etcd-servers-overrides).
         let expected = history.expected("/nodes/n1");
         assert_eq!(history.answered("/nodes/n1", expected, "7"), None);
     }
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(history.answered(LEASE, second, "101"), None);
         assert_eq!(history.answered(LEASE, first, "100"), None, "it was sent before 101 was known");
         assert_eq!(history.expected(LEASE).at_least, Some(101));
-        // One that was sent before a rollback says nothing after it.
+        // A request that was sent before a rollback reveals nothing after it.
         let late = history.expected(LEASE);
         history.roll_back();
         assert_eq!(history.answered(LEASE, late, "50"), None);

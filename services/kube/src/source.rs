@@ -1,11 +1,11 @@
-//! Where the API server is, and by what the agent proves who it is.
+//! The address of the API server, and the agent's credentials.
 //!
-//! Owns: [`ClusterSource`], its reading, the modes that its files may have, and the [`Stamp`]s by which a changed file is
-//! noticed. In: files, the environment of a pod. Out: a [`kube::Config`] with everything read into it, the files it came
-//! from and what they say of the client; or a [`SourceError`], which names the file. What was in a file is never repeated,
-//! for it may be a secret.
+//! Owns: [`ClusterSource`], its reading, the permitted modes of its files, and the [`Stamp`]s that detect a changed
+//! file. In: files, the environment of a pod. Out: a [`kube::Config`] with all content read into it, its files, and the
+//! identity of the client; or a [`SourceError`], which names the file. The content of a file is never repeated, because
+//! it may be secret.
 //!
-//! Everything here blocks, and belongs on a thread that may.
+//! Everything here blocks, and must run on a blocking thread.
 
 use std::{
     fmt, fs, io,
@@ -26,23 +26,23 @@ use crate::identity::Credential;
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// Where the address of the API server and the credentials come from.
+/// Source of the API server's address and the credentials.
 ///
-/// The server is dialled directly: a kubeconfig's `proxy-url` is refused, and `HTTPS_PROXY` is not looked at.
+/// The server is dialled directly: a kubeconfig's `proxy-url` is refused, and `HTTPS_PROXY` is ignored.
 /// `insecure-skip-tls-verify` is refused, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterSource {
-    /// A kubeconfig file, as the kubelet has one.
+    /// A kubeconfig file, as in the kubelet.
     Kubeconfig {
         path: PathBuf,
-        /// The context to use; `current-context` if none is given.
+        /// The context to use; `None`: `current-context`.
         context: Option<String>,
     },
     /// The service account of the pod that the agent runs in.
     InCluster,
     /// Address and files one by one.
     Explicit(ExplicitSource),
-    /// The server that a kubeconfig names, by a client certificate that the agent requests and renews.
+    /// The server of a kubeconfig, with a client certificate that the agent requests and renews.
     Issued {
         /// The kubeconfig, of which only the cluster is used.
         kubeconfig: PathBuf,
@@ -51,14 +51,14 @@ pub enum ClusterSource {
     },
 }
 
-/// A server and the files with which to speak to it.
+/// A server and the files for its connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExplicitSource {
     pub server: String,
-    /// PEM file with the certificate authorities that sign the server's certificate; the system's if none is given.
+    /// PEM file with the certificate authorities of the server's certificate; `None`: those of the system.
     pub ca_file: Option<PathBuf>,
     pub token_file: Option<PathBuf>,
-    /// PEM file with the client certificate and what leads from it to the cluster's authority.
+    /// PEM file with the client certificate and its chain.
     pub client_certificate_file: Option<PathBuf>,
     /// PEM file with its key; may be the same file.
     pub client_key_file: Option<PathBuf>,
@@ -80,18 +80,16 @@ impl fmt::Display for ClusterSource {
     }
 }
 
-/// Why a source cannot be used. Never holds anything out of a file.
+/// Never holds any content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SourceError {
-    /// A file cannot be read.
     #[error("cannot read {what} {path}: {reason}")]
     Read { what: &'static str, path: String, reason: String },
-    /// Every user of the machine could replace what is in a file.
+    /// Every user of the machine could replace the content of the file.
     #[error(
         "the {what} {path} is writable by every user (mode {mode:04o}); not used; run: chmod go-w {path}"
     )]
     WorldWritable { what: &'static str, path: String, mode: u32 },
-    /// What was read cannot be used.
     #[error("{source_name}: {reason}")]
     Unusable {
         source_name: String,
@@ -100,20 +98,19 @@ pub(crate) enum SourceError {
     },
 }
 
-/// A source as it was read.
 pub(crate) struct Loaded {
-    /// Tokens and certificates are in it, not the paths to them.
+    /// Contains tokens and certificates, not paths to them.
     pub(crate) config: Config,
-    /// All files that it came from, whether they could be read or not.
+    /// All files of the source, readable or not.
     pub(crate) files: Vec<PathBuf>,
-    /// A command is run for the credentials, so that they can change without any file changing.
+    /// A command provides the credentials, so that they can change without a changed file.
     pub(crate) plugin: bool,
     pub(crate) credentials: Vec<Credential>,
-    /// Files with a secret that others than their owner may read.
+    /// Files with a secret that users other than the owner may read.
     pub(crate) warnings: Vec<String>,
 }
 
-/// What is compared to notice that a file changed: inode, mode, length and time of modification. The kubelet's
+/// Detects a changed file: inode, mode, length and modification time. The kubelet's
 /// certificate and a pod's token are replaced by moving a symbolic link, which changes the inode behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stamp(Option<(u64, u64, u32, u64, i64, i64)>);
@@ -126,9 +123,6 @@ impl Stamp {
 }
 
 /// Reads a source.
-///
-/// # Errors
-/// [`SourceError`] when a file cannot be read or does not hold what it should.
 pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
     let mut modes = Modes { in_pod: *source == ClusterSource::InCluster, warnings: Vec::new() };
     let (mut config, mut files) = match source {
@@ -156,7 +150,7 @@ pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
     let auth = &mut config.auth_info;
     files.extend([&auth.client_certificate, &auth.client_key].into_iter().flatten().map(PathBuf::from));
     let mut credentials = Vec::new();
-    // kube keeps a token for a minute and does not trim it; here it is read when its file changes.
+    // kube caches a token for a minute and does not trim it; here it is read when its file changes.
     if let Some(path) = auth.token_file.take() {
         let path = PathBuf::from(path);
         if auth.token.is_none() {
@@ -177,7 +171,7 @@ pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
     Ok(Loaded { config, files, plugin, credentials, warnings: modes.warnings })
 }
 
-/// Reads client certificate and key into `auth`. One file for both is read once, so that certificate and key belong together
+/// Reads client certificate and key into `auth`. One file for both is read once, so that certificate and key match
 /// while the file is replaced.
 fn embed_certificate(auth: &mut AuthInfo, modes: &mut Modes) -> Result<Option<Credential>, SourceError> {
     let read = |what: &'static str, path: &Path| fs::read(path).map_err(|err| unreadable(what, path, &err));
@@ -207,18 +201,15 @@ fn embed_certificate(auth: &mut AuthInfo, modes: &mut Modes) -> Result<Option<Cr
     })
 }
 
-/// Looks at who else may read and write the files.
+/// Checks which users may read and write the files.
 struct Modes {
-    /// Kubernetes chooses the mode of a pod's token, and only the pod sees the file.
+    /// Kubernetes chooses the mode of a pod's token, and only the pod can access the file.
     in_pod: bool,
     warnings: Vec<String>,
 }
 
 impl Modes {
     /// Checks the mode of one file. A missing file is reported when it is read.
-    ///
-    /// # Errors
-    /// [`SourceError::WorldWritable`].
     fn check(&mut self, what: &'static str, path: &Path, is_secret: bool) -> Result<(), SourceError> {
         let Ok(metadata) = fs::metadata(path) else { return Ok(()) };
         let mode = metadata.mode() & 0o7777;
@@ -268,7 +259,7 @@ fn kubeconfig(
         }
     }
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-    // The future is ready at once: kube reads no file in it that is not read synchronously.
+    // The future is ready at once: in it kube reads files synchronously only.
     let loading = std::pin::pin!(Config::from_custom_kubeconfig(document, &options));
     let config = futures_util::FutureExt::now_or_never(loading)
         .ok_or_else(|| unusable(source, "reading it timed out"))?
@@ -296,7 +287,7 @@ fn in_cluster(source: &ClusterSource) -> Result<(Config, Vec<PathBuf>), SourceEr
     let mut config = Config::incluster().map_err(|err| {
         unusable(source, format!("{err}; outside a pod, set kubeconfig, or server and credential files"))
     })?;
-    // The file is read anew here when it changes, so that kube need not.
+    // The file is read here when it changes, so kube must not read it.
     config.root_cert_file = None;
     Ok((config, vec![PathBuf::from(POD_TOKEN), PathBuf::from(POD_CA)]))
 }
@@ -328,7 +319,7 @@ fn explicit_config(
     Ok((config, files))
 }
 
-/// The certificates in `pem`, in DER; what is none is passed over.
+/// The certificates in `pem`, in DER; invalid ones are skipped.
 fn certificates(pem: &[u8]) -> Vec<Vec<u8>> {
     use rustls::pki_types::{CertificateDer, pem::PemObject as _};
     CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).map(|der| der.to_vec()).collect()
@@ -351,7 +342,7 @@ fn unreadable(what: &'static str, path: &Path, err: &io::Error) -> SourceError {
     SourceError::Read { what, path: path.display().to_string(), reason: err.to_string() }
 }
 
-/// kube's error without what it may quote: a YAML error shows the lines around it, with the tokens in them.
+/// kube's error without quotations: a YAML error shows the lines around it, with their tokens.
 pub(crate) fn kubeconfig_error(source: &ClusterSource, err: &KubeconfigError) -> SourceError {
     match err {
         KubeconfigError::ReadConfig(err, path) => unreadable("kubeconfig", path, err),
@@ -379,7 +370,7 @@ fn data_error(source: &ClusterSource, what: &'static str, err: &LoadDataError) -
     }
 }
 
-/// A URL without what may stand before its `@`.
+/// Removes the userinfo before the `@` of a URL.
 pub(crate) fn without_userinfo(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));

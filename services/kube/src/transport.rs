@@ -1,12 +1,12 @@
 //! The connections to one API server with one set of credentials.
 //!
-//! Owns: [`Link`]: the TLS settings, the pool of connections and the headers that every request carries. In: a
-//! source as it was read. Out: answers' heads with their bodies still to come.
+//! Owns: [`Link`]: the TLS settings, the pool of connections and the headers of every request. In: a
+//! source after reading. Out: heads of answers with pending bodies.
 //!
-//! The pool is hyper-util's: over TLS HTTP/2 is offered, and one connection then carries everything, watches
-//! too; a server without it, or plain `http://`, gets HTTP/1.1, where a request that is dropped takes its
-//! connection with it. Only a request of which not one byte was written is sent again by the pool (the kept
-//! connection was found closed), as Go's client does. kube's own client is not used: it speaks HTTP/1.1 only and
+//! The pool is hyper-util's: over TLS it offers HTTP/2, and one connection then carries everything, including watches.
+//! A server without it, or plain `http://`, gets HTTP/1.1, where a dropped request closes its
+//! connection. The pool repeats a request only if none of its bytes was written (the kept
+//! connection was found closed), as Go's client does. kube's own client is not used: it supports HTTP/1.1 only and
 //! repeats requests by itself.
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -26,27 +26,27 @@ use tower::{BoxError, Layer, ServiceExt as _, util::BoxCloneSyncService};
 
 use crate::source::{ClusterSource, Loaded, SourceError, kubeconfig_error, unusable, without_userinfo};
 
-/// What the agent calls itself in requests; short, for it is sent with each over HTTP/1.1.
+/// Short, because each request over HTTP/1.1 contains it.
 pub const USER_AGENT: &str = concat!("keelson/", env!("CARGO_PKG_VERSION"));
 
-/// Connections that nobody used for so long are closed, unless HTTP/2's PINGs keep them; as in Go's client.
+/// Connections that are unused for this long are closed, unless HTTP/2's PINGs keep them; as in Go's client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
-/// How long one connection may take to be made: a list or a watch that may wait for a minute for its answer is not to wait so
-/// long for an address that nobody answers at.
+/// Timeout of opening one connection: a list or a watch that may wait for a minute for its answer must not wait as long
+/// for an address at which nobody answers.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many TCP probes a dead network may swallow before the connection is given up.
+/// Number of unanswered TCP probes before the connection is closed.
 const TCP_PROBES: u32 = 3;
 
-/// How much of one answer may come before it is read, in bytes. A watch whose reader is busy holds no more than this,
+/// Flow-control window of a stream, in bytes. A watch whose reader is busy holds no more than this,
 /// and ten of them leave room on their connection (5 MiB) for the answers of other requests.
 const STREAM_WINDOW: u32 = 512 << 10;
 
-/// How a connection on which nothing arrives is tested: HTTP/2 PING and TCP keep-alive.
+/// Probing of a connection on which nothing arrives: HTTP/2 PING and TCP keep-alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// The test begins when nothing has arrived for so long.
+    /// Time without data before a probe is sent.
     pub idle: Duration,
-    /// The connection is given up when the test is not answered for so long.
+    /// Time without an answer to the probe before the connection is closed.
     pub timeout: Duration,
 }
 
@@ -60,7 +60,7 @@ impl Default for KeepAlive {
 type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 type Stack = BoxCloneSyncService<Request<Full<Bytes>>, Response<Incoming>, BoxError>;
 
-/// What outlives a pool: everything to make the next one.
+/// Everything that the next pool needs.
 struct Settings {
     base: Uri,
     connector: HttpsConnector<HttpConnector>,
@@ -69,7 +69,7 @@ struct Settings {
     keep_alive: KeepAlive,
 }
 
-/// A pool of connections. Dropping it closes those that are idle; requests under way end by themselves.
+/// A pool of connections. Dropping it closes idle ones; running requests end by themselves.
 #[derive(Clone)]
 pub(crate) struct Link {
     settings: Arc<Settings>,
@@ -86,7 +86,7 @@ impl Link {
     /// Builds the TLS settings and a first pool; runs the kubeconfig's plugin if it has one. Blocks.
     ///
     /// # Errors
-    /// When certificate and key do not belong together, or the plugin fails.
+    /// Certificate and key do not match, or the plugin fails.
     pub(crate) fn new(
         source: &ClusterSource,
         loaded: &Loaded,
@@ -144,7 +144,7 @@ impl Link {
     /// Sends one request. `target` is path and query below the server's URL.
     ///
     /// # Errors
-    /// What the libraries say; see [`crate::answers::broken`].
+    /// The libraries' errors; see [`crate::answers::broken`].
     pub(crate) async fn send(
         &self,
         target: &str,
@@ -188,11 +188,11 @@ impl Settings {
 }
 
 fn tls_settings(source: &ClusterSource, config: &kube::Config) -> Result<ClientConfig, SourceError> {
-    // kube builds on the process's provider of ciphers, which panics if nobody chose one of several.
+    // kube uses the process's default crypto provider, and panics if none of several was chosen.
     // An error means that one was chosen already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     if config.cluster_url.scheme_str() == Some("http") {
-        // Nothing will be verified, so the system's certificates need not be read.
+        // Nothing is verified, so the system's certificates need not be read.
         return Ok(ClientConfig::builder()
             .with_root_certificates(RootCertStore::empty())
             .with_no_client_auth());
@@ -200,7 +200,7 @@ fn tls_settings(source: &ClusterSource, config: &kube::Config) -> Result<ClientC
     config.rustls_client_config().map_err(|err| config_error(source, &err))
 }
 
-/// kube's error without what it may quote, such as the output of a plugin.
+/// kube's error without quotations, such as the output of a plugin.
 fn config_error(source: &ClusterSource, err: &kube::Error) -> SourceError {
     match err {
         kube::Error::Auth(kube::client::AuthError::AuthExecStart(err)) => {

@@ -69,7 +69,7 @@ fn an_error_in_protobuf_says_the_same() {
     assert_eq!(failure.reason, "HTTP 429: come back");
 }
 
-/// What kube-apiserver answers when a version is asked for that its store has not reached.
+/// The answer of kube-apiserver to a request for a version that its store has not reached.
 #[test]
 fn e11_a_version_that_is_in_the_future_is_of_no_use() {
     let json = br#"{"kind":"Status","status":"Failure","message":"Timeout: Too large resource version: 9, current: 5",

@@ -1,12 +1,12 @@
 //! The claims of a service account's token.
 //!
-//! Owns: reading a JWT's payload (RFC 7519). In: a token. Out: when it was issued, when it expires, for whom, bound to which
-//! node. Nothing of the token itself leaves here, and no error either: what is no JWT has no claims.
+//! Owns: reading a JWT's payload (RFC 7519). In: a token. Out: when it was issued, when it expires, its subject and its
+//! node. No part of the token itself leaves this module, and no error: a text that is not a JWT has no claims.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde::Deserialize;
 
-/// What a token states. Times are Unix seconds.
+/// Times are Unix seconds.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct TokenClaims {
     pub(crate) subject: String,
@@ -37,7 +37,7 @@ struct Reference {
     name: String,
 }
 
-/// The claims of `token`; none if it is no JWT.
+/// The claims of `token`; empty if it is not a JWT.
 pub(crate) fn token_claims(token: &str) -> Option<TokenClaims> {
     let mut parts = token.split('.');
     let (_header, payload, _signature) = (parts.next()?, parts.next()?, parts.next()?);
@@ -46,7 +46,7 @@ pub(crate) fn token_claims(token: &str) -> Option<TokenClaims> {
     }
     let payload = BASE64_URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?;
     let payload: Payload = serde_json::from_slice(&payload).ok()?;
-    // A number that is out of range becomes the nearest in range.
+    // An out-of-range number becomes the nearest in range.
     #[allow(clippy::cast_possible_truncation)]
     let seconds = |date: Option<f64>| date.map(|date| date.floor() as i64);
     Some(TokenClaims {

@@ -1,8 +1,8 @@
-//! Who the credentials say the client is, and until when.
+//! The identity and validity of credentials.
 //!
-//! Owns: reading the validity out of a client certificate (X.509) and out of a service account's token (JWT), and what is
-//! left of it. In: PEM, a token. Out: [`Credential`], which holds nothing secret and may be shown and logged. Signatures are
-//! not checked: what is read here is for people and for renewal in time; the API server decides.
+//! Owns: reading the validity of a client certificate (X.509) and of a service account's token (JWT), and the time that
+//! is left. In: PEM, a token. Out: [`Credential`], which holds nothing secret and may be shown and logged. Signatures
+//! are not checked: the results are for people and for renewal in time; the API server decides.
 
 mod jwt;
 mod x509;
@@ -16,12 +16,12 @@ use crate::answers::bounded;
 pub(crate) use jwt::token_claims;
 pub(crate) use x509::certificate_facts;
 
-/// Without a sign of renewal a credential is due at a tenth of its lifetime: the kubelet renews a certificate at 70 to 90 %,
-/// and a pod's token at 80 %.
+/// Unless it is renewed, a credential counts as expiring in the last tenth of its lifetime: the kubelet renews a
+/// certificate at 70 to 90 %, and a pod's token at 80 %.
 const DUE_SHARE: i64 = 10;
-/// At most this long before its end, in seconds: a month.
+/// Maximum time before its end, in seconds: a month.
 const DUE_MOST: i64 = 30 * 86_400;
-/// As long before its end where the lifetime is not known, in seconds.
+/// Time before its end if the lifetime is not known, in seconds.
 const DUE_UNKNOWN: i64 = 86_400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,28 +53,28 @@ impl CredentialKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credential {
     pub kind: CredentialKind,
-    /// The file it was read from; none if it is part of a kubeconfig.
+    /// The file it was read from; `None` if it is part of a kubeconfig.
     pub file: Option<PathBuf>,
-    /// The user it states: the certificate's common name, the token's subject. Empty if it states none.
+    /// The certificate's common name, or the token's subject. Empty if there is none.
     pub user: String,
-    /// The node that a service account's token is bound to, by itself or by its pod.
+    /// The node that a service account's token is bound to, directly or through its pod.
     pub bound_node: Option<String>,
     /// When it was issued, or becomes valid.
     pub not_before: Option<i64>,
-    /// Expiry in Unix seconds; absent if it does not expire.
+    /// Expiry in Unix seconds; `None` if it does not expire.
     pub not_after: Option<i64>,
 }
 
-/// What is left of a credential. Seconds.
+/// Remaining validity of a credential.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Validity {
-    /// It does not say when it expires.
+    /// It has no readable expiry.
     Unknown,
     Healthy {
         /// Seconds until it expires.
         left: i64,
     },
-    /// It ends soon, and whatever should have renewed it has not.
+    /// It expires soon and was not renewed in time.
     Expiring {
         /// Seconds until it expires.
         left: i64,
@@ -98,8 +98,8 @@ impl Validity {
 }
 
 impl Credential {
-    /// What is left of it at `now`, in Unix seconds. It counts as expiring in the last tenth of its lifetime, at most 30 days
-    /// before its end.
+    /// The remaining validity at `now`, in Unix seconds. A credential counts as expiring in the last tenth of its
+    /// lifetime, at most 30 days before its end.
     #[must_use]
     pub fn validity(&self, now: i64) -> Validity {
         let Some(end) = self.not_after else { return Validity::Unknown };
@@ -123,7 +123,7 @@ impl Credential {
         }
     }
 
-    /// What a client certificate in PEM says of itself; all unknown if it cannot be read.
+    /// The content of a client certificate in PEM; all unknown if it cannot be read.
     pub(crate) fn of_certificate(pem: &[u8], file: Option<PathBuf>) -> Self {
         let facts = certificate_facts(pem);
         Self {
@@ -136,7 +136,7 @@ impl Credential {
         }
     }
 
-    /// What a bearer token says of itself; all unknown if it is no JWT.
+    /// The content of a bearer token; all unknown if it is not a JWT.
     pub(crate) fn of_token(token: &str, file: Option<PathBuf>) -> Self {
         let claims = token_claims(token).unwrap_or_default();
         Self {
@@ -150,14 +150,14 @@ impl Credential {
     }
 }
 
-/// The credentials that a connection uses, and what is wrong with how they are kept.
+/// The credentials that a connection uses, and problems with their files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CredentialsInUse {
-    /// Empty before the first reading, and with a plugin, whose answers are not looked into.
+    /// Empty before the first read, and with a plugin, whose answers are not examined.
     pub credentials: Vec<Credential>,
-    /// Files with a secret that others than their owner may read: sentences with the command that repairs it.
+    /// Files with a secret that users other than the owner may read: sentences with the command that repairs it.
     pub warnings: Vec<String>,
-    /// Why the newest reading failed, if it did; the credentials are then those of the last good one.
+    /// Why the last read failed; the credentials are then those of the last successful one.
     pub error: Option<String>,
 }
 
@@ -166,7 +166,7 @@ pub struct CredentialsInUse {
 pub struct CredentialsObserver(watch::Sender<CredentialsInUse>);
 
 impl CredentialsObserver {
-    /// The credentials that were read last, by any of the connections.
+    /// The credentials that any of the connections read last.
     #[must_use]
     pub fn in_use(&self) -> CredentialsInUse {
         self.0.borrow().clone()
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// E4: what counts as expiring.
+    /// E4: when a credential counts as expiring.
     #[test]
     fn e4_the_last_tenth_of_a_lifetime_is_expiring() {
         let (hour, year) = (3_600, 365 * 86_400);
@@ -225,7 +225,7 @@ mod tests {
             // A tenth of a year is more than a month.
             (Some(0), Some(year), year - DUE_MOST - 1, Validity::Healthy { left: DUE_MOST + 1 }),
             (Some(0), Some(year), year - DUE_MOST, Validity::Expiring { left: DUE_MOST }),
-            // Without a lifetime, or with one that makes no sense.
+            // Without a lifetime, or with an invalid one.
             (None, Some(year), year - DUE_UNKNOWN - 1, Validity::Healthy { left: DUE_UNKNOWN + 1 }),
             (None, Some(year), year - DUE_UNKNOWN, Validity::Expiring { left: DUE_UNKNOWN }),
             (Some(year), Some(hour), 0, Validity::Expiring { left: hour }),

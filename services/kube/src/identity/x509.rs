@@ -9,7 +9,7 @@ use yasna::{
     tags::{TAG_GENERALIZEDTIME, TAG_PRINTABLESTRING, TAG_UTCTIME},
 };
 
-/// What is read of a certificate. Times are Unix seconds.
+/// Times are Unix seconds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CertificateFacts {
     /// Empty if the subject has none.
@@ -18,7 +18,7 @@ pub(crate) struct CertificateFacts {
     pub(crate) not_after: i64,
 }
 
-/// The first certificate in `pem`; none if there is none that can be read.
+/// The first certificate in `pem`; `None` if no certificate can be read.
 pub(crate) fn certificate_facts(pem: &[u8]) -> Option<CertificateFacts> {
     let der = CertificateDer::pem_slice_iter(pem).next()?.ok()?;
     yasna::parse_der(&der, certificate).ok()
@@ -106,7 +106,7 @@ mod tests {
             };
             let pem = pem(&params);
             assert_eq!(certificate_facts(pem.as_bytes()), Some(expected));
-            // The kubelet's file has the key in it too.
+            // The kubelet's file contains the key as well.
             let key = KeyPair::generate().unwrap().serialize_pem();
             assert_eq!(certificate_facts(format!("{key}{pem}").as_bytes()).unwrap().not_after, seconds);
         }

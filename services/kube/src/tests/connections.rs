@@ -1,4 +1,4 @@
-//! Connections: HTTP/2 over TLS, cut wires, closing on request.
+//! Connections: HTTP/2 over TLS, broken networks, closing on request.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn tls_errors_say_what_to_do() {
     let ours = Authority::new();
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &ours.pem());
-    // Another cluster's authority has another name, or the same with another key.
+    // Another cluster's authority has another name, or the same name with another key.
     for theirs in [Authority::named("another"), Authority::new()] {
         let server = Server::tls(theirs.server(H2)).await;
         let err = api(source(server.address, &ca)).renew_lease(renewal()).await.unwrap_err();
@@ -66,7 +66,7 @@ async fn tls_errors_say_what_to_do() {
     assert!(err.reason.contains("does not use TLS"), "{err}");
 }
 
-/// Case 25: requests into a black hole end, and the next one is on a new connection.
+/// Case 25: requests into a black hole time out, and the next one is on a new connection.
 #[tokio::test]
 async fn case_25_a_dead_connection_is_left_after_one_timeout() {
     let authority = Authority::new();
@@ -76,7 +76,7 @@ async fn case_25_a_dead_connection_is_left_after_one_timeout() {
         let mut server = Server::tls(authority.server(protocols)).await;
         let wire = Wire::to(server.address).await;
         let api = hasty(source(wire.address, &ca));
-        // Enough for a machine on which a request in good order takes longer than the limit.
+        // Enough for a machine on which a successful request takes longer than the limit.
         for _ in 0..50 {
             server.reply(Reply::ok());
         }
@@ -120,7 +120,7 @@ async fn a_server_that_closed_the_connection_costs_no_error() {
         for connection in 0..2 {
             let close = vec![("connection", "close".to_owned())];
             let body = r#"{"metadata":{"uid":"u","resourceVersion":"8"}}"#;
-            // HTTP/2 knows no such header; there the connection stays.
+            // HTTP/2 has no such header; there the connection stays open.
             server.reply(Reply::Answer(200, if tls { vec![] } else { close }, body.into()));
             api.renew_lease(renewal()).await.unwrap();
             assert_eq!(server.seen().await.connection, if tls { 0 } else { connection });
@@ -128,7 +128,7 @@ async fn a_server_that_closed_the_connection_costs_no_error() {
     }
 }
 
-/// A watch on a dead network ends by the keep-alive, and begins again on a new connection.
+/// A watch on a dead network ends by the keep-alive, and restarts on a new connection.
 #[tokio::test]
 async fn a_watch_on_a_dead_network_begins_again() {
     let authority = Authority::new();

@@ -1,4 +1,4 @@
-//! Credentials that change on disk, and those that cannot be read.
+//! Credentials that change on disk or are unreadable.
 
 use std::{
     fs,
@@ -17,8 +17,8 @@ use crate::{
     ApiServer, ApiServerParts, ClusterSource, CredentialKind, CredentialsObserver, ExplicitSource, Validity,
 };
 
-/// More than the interval at which files are looked at. Time is paused only while this passes, for the servers
-/// are real.
+/// Waits for longer than the interval of file checks. Time is paused only during this wait, because the servers are
+/// real.
 async fn a_look_later() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_millis(1100)).await;
@@ -146,7 +146,7 @@ async fn a_kubeconfig_is_used_and_read_again_with_all_it_names() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kubelet.conf");
     let api = kubeconfig(&path, None);
-    // Not there yet: an error that names the file, and no request.
+    // Missing so far: an error that names the file, and no request.
     let err = api.renew_lease(renewal()).await.unwrap_err();
     assert_eq!(err.kind, ApiErrorKind::Credentials);
     assert!(err.reason.contains(path.to_str().unwrap()), "{err}");
@@ -256,8 +256,8 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// E4: the kubelet's certificate, which is one file with the key in it behind a link that is moved, through a kubeconfig
-/// and file by file. The swap is never seen half.
+/// E4: the kubelet's certificate, one file with its key behind a link that is moved, through a kubeconfig
+/// and as single files. A partial replacement is never used.
 #[tokio::test]
 async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
     let authority = Authority::new();
@@ -309,7 +309,7 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
     }
 }
 
-/// E4: a secret that others can read is said with what to do, and one that everybody can write is not used.
+/// E4: a secret that others can read is reported with the repair, and one that everybody can write is not used.
 #[tokio::test]
 async fn e4_modes_of_secret_files_are_checked() {
     let mut server = Server::plain().await;
@@ -330,7 +330,7 @@ async fn e4_modes_of_secret_files_are_checked() {
             assert!(warning.ends_with(&expected) && !warning.contains("hush"), "{warning}");
         }
     }
-    // What was good stays in use, and the file is named.
+    // The last valid one stays in use, and the file is named.
     set_mode(&token, 0o606);
     fs::write(&token, "evil").unwrap();
     a_look_later().await;
@@ -342,7 +342,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     assert!(error.ends_with(&format!("run: chmod go-w {}", token.display())), "{error}");
 }
 
-/// E4: of a kubeconfig, and of what it names.
+/// E4: the modes of a kubeconfig, and of the files that it names.
 #[tokio::test]
 async fn e4_modes_of_a_kubeconfig_and_its_files() {
     let directory = tempfile::tempdir().unwrap();
@@ -354,7 +354,7 @@ async fn e4_modes_of_a_kubeconfig_and_its_files() {
     set_mode(&token, 0o600);
     let secret = |path: &Path| Some(path.display().to_string());
     for (text, kubeconfig, ca_mode, warned, refused) in [
-        // Without a secret in it, everybody may read it.
+        // Without a secret in it, it may be readable by everybody.
         (with_ca("tokenFile: tok"), 0o644, 0o644, None, false),
         (with_ca("token: hush"), 0o600, 0o644, None, false),
         (with_ca("token: hush"), 0o644, 0o644, secret(&directory.path().join("config")), false),
@@ -374,7 +374,7 @@ async fn e4_modes_of_a_kubeconfig_and_its_files() {
     }
 }
 
-/// E4: what the agent asks the cluster for itself; only the cluster of the bootstrap kubeconfig is used.
+/// E4: only the cluster of the bootstrap kubeconfig is used.
 #[tokio::test]
 async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster() {
     let authority = Authority::new();
@@ -419,7 +419,7 @@ fn e4_every_step_in_the_documentation_makes_secrets_0600() {
     let mut steps = 0;
     for file in texts.into_iter().filter(|path| path.is_file()) {
         let text = fs::read_to_string(&file).unwrap();
-        // A block of code is run as a whole; whatever writes a secret has to come after the umask.
+        // A block of code is run as a whole; each command that writes a secret has to come after the umask.
         for block in text.split("```").skip(1).step_by(2) {
             let (mut safe, block) = (false, block.replace("\\\n", " "));
             for line in block.lines() {

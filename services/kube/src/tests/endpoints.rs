@@ -31,10 +31,10 @@ use super::{
 };
 use crate::{ApiServer, watch::collect, watch_endpoints};
 
-/// Takes events, and hands them to the test.
+/// Receives events, and passes them to the test.
 struct Sink {
     tell: mpsc::UnboundedSender<SourceEvent>,
-    /// What it answers; [`Answer::Taken`] after these.
+    /// Its answers; [`Answer::Taken`] after these.
     answers: Mutex<VecDeque<Answer>>,
     room: Semaphore,
 }
@@ -227,7 +227,7 @@ async fn labels_and_annotations_that_nobody_reads_are_dropped() {
     assert_eq!(kept, ["endpoints.kubernetes.io/last-change-trigger-time"]);
 }
 
-/// A server that cannot list in a watch says so as its answer, or within the watch.
+/// A server without streaming lists refuses as its answer, or within the watch.
 #[tokio::test]
 async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
     for within in [false, true] {
@@ -280,13 +280,13 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
     server.seen().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
     source.says(&[Said::Nothing]).await;
-    // The server ends the watch in good order, as it does every few minutes.
+    // The server ends the watch normally, as it does every few minutes.
     drop(feed);
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.slice("MODIFIED", "a", 51);
     source.says(&[put("a", 51)]).await;
-    // And once it breaks.
+    // Then it breaks.
     feed.cut();
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
@@ -304,12 +304,12 @@ async fn after_a_410_everything_is_listed_again() {
     feed.listed(4);
     source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
     server.seen().await;
-    // In the stream, with a change before it that is not lost.
+    // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
     let again = begin(&server);
     feed.error(410, "Expired");
     let feed = again;
-    // At once, and without a word: nothing has failed.
+    // At once and silently: nothing has failed.
     source.says(&[put("b", 5)]).await;
     let relist = server.seen().await;
     assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
@@ -317,7 +317,7 @@ async fn after_a_410_everything_is_listed_again() {
     feed.listed(60);
     source.says(&[Said::Listing, put("b", 5), Said::Listed]).await;
     drop(feed);
-    // And as the answer, so soon after the other that it is a failure.
+    // As the answer, so soon after the other that it is a failure.
     server.reply(refusal(410, "Gone"));
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
@@ -330,7 +330,7 @@ async fn after_a_410_everything_is_listed_again() {
 #[tokio::test]
 async fn a_listing_that_breaks_begins_anew() {
     let server = Server::plain().await;
-    // More than a batch, so that the sink has heard of it.
+    // More than a batch, so that the sink has received some.
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     for n in 0..250 {
@@ -380,7 +380,7 @@ async fn health_says_why_and_since_when() {
         sinces.push(since_unix_ms);
     }
     assert!(sinces.iter().all(|since| *since == sinces[0]), "{sinces:?}");
-    // Which a list follows, for it may mean that the server cannot list in a watch.
+    // A list follows, because it may mean that the server has no streaming lists.
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
@@ -438,7 +438,7 @@ async fn a_sink_that_has_forgotten_hears_everything_again() {
     server.nothing_more();
 }
 
-/// A batch of nothing is enough for a sink to say so.
+/// An empty batch lets a sink report that it has lost its state.
 #[tokio::test]
 async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
     let mut server = Server::plain().await;
@@ -456,8 +456,7 @@ async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
     source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
 }
 
-/// A list that is larger than what fits on the way is not read on while the sink has not answered, and comes in
-/// batches.
+/// A list larger than the buffers is not read on while the sink has not answered, and arrives in batches.
 #[tokio::test]
 async fn a_slow_sink_holds_the_list_back() {
     const COPIES: usize = 20_000;
@@ -481,7 +480,7 @@ async fn a_slow_sink_holds_the_list_back() {
     loop {
         let batch = match source.event().await {
             SourceEvent::EndpointSlices(batch) => batch,
-            // On a slow machine the list takes longer than it should, and goes on.
+            // On a slow machine the list takes longer than it should, and continues.
             SourceEvent::Health(_, ChoreHealth::Failing { reason, .. }) => {
                 assert!(reason.contains("not complete"), "{reason}");
                 continue;
@@ -490,7 +489,7 @@ async fn a_slow_sink_holds_the_list_back() {
         };
         assert!(batch.len() <= 202, "{} at once", batch.len());
         if batches == 0 {
-            // What is on the way fills the sockets' buffers, and then nothing moves.
+            // Data in flight fills the sockets' buffers, and then nothing moves.
             let mut before = usize::MAX;
             while before != pulled.load(Ordering::SeqCst) {
                 before = pulled.load(Ordering::SeqCst);
@@ -509,7 +508,7 @@ async fn a_slow_sink_holds_the_list_back() {
     assert!(batches >= COPIES / 200, "{batches}");
 }
 
-/// Of the other kinds a 404 is a failure.
+/// For the other kinds a 404 is a failure.
 #[tokio::test]
 async fn a_server_without_slices_is_a_failure() {
     let server = Server::plain().await;
@@ -560,8 +559,7 @@ async fn three_kinds_are_watched_side_by_side() {
     );
 }
 
-/// What the batches say does not depend on how they arrive: an event that is there is not kept back for one that is
-/// not.
+/// An event that has arrived is not held back for one that has not.
 #[tokio::test]
 async fn an_event_is_told_at_once() {
     let server = Server::plain().await;

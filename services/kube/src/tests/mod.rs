@@ -1,4 +1,4 @@
-//! The client against scripted servers on loopback.
+//! The client with scripted servers on loopback.
 
 mod connections;
 mod credentials;

@@ -1,4 +1,4 @@
-//! What each call puts on the wire, and what becomes of each answer.
+//! The request of each call on the wire, and the processing of each answer.
 
 use std::{
     sync::{Arc, Mutex},
@@ -229,7 +229,7 @@ async fn a_refused_connection_names_the_server_and_the_reason() {
 
 #[tokio::test]
 async fn a_name_that_does_not_resolve_is_said_to_be_one() {
-    // A label this long is no name, so that no name server is asked.
+    // A label of this length is not valid, so that no name server is asked.
     let server = format!("http://{}.invalid:6443", "x".repeat(70));
     let err = api(ExplicitSource { server, ..ExplicitSource::default() }).node_uid("n1").await.unwrap_err();
     assert_eq!(err.kind, ApiErrorKind::Unreachable);
@@ -339,6 +339,6 @@ async fn e14_the_head_of_a_watch_may_come_after_the_limit_of_a_request() {
     };
     let (opened, ()) = tokio::join!(api.open(call()), late);
     assert!(opened.is_ok(), "it waits for the head: {opened:?}");
-    // Nobody answers this one.
+    // This one gets no answer.
     assert_eq!(api.call(call()).await.unwrap_err().kind, ApiErrorKind::Timeout);
 }

@@ -38,14 +38,13 @@ use tokio::{
 
 use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource};
 
-/// A request as the server saw it.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) line: String,
     pub(super) version: Version,
     pub(super) headers: HeaderMap,
     pub(super) body: String,
-    /// On which connection, counted from 0.
+    /// Number of the connection, from 0.
     pub(super) connection: usize,
     /// The client certificate's bytes.
     pub(super) client: Option<Vec<u8>>,
@@ -62,10 +61,9 @@ impl Seen {
     }
 }
 
-/// What the server does with a request.
 pub(super) enum Reply {
     Answer(u16, Vec<(&'static str, String)>, Bytes),
-    /// 200 with a body that comes piece by piece, until the sender is dropped.
+    /// 200 with a body that arrives in pieces, until the sender is dropped.
     Stream(mpsc::UnboundedReceiver<Result<Bytes, std::io::Error>>),
     /// 200 with a body of the test's own.
     Body(Body),
@@ -81,7 +79,7 @@ impl Reply {
         Self::json(200, r#"{"kind":"PartialObjectMetadata","metadata":{"uid":"u","resourceVersion":"8"}}"#)
     }
 
-    /// A stream and what to feed it by.
+    /// A stream and its feed.
     pub(super) fn stream() -> (Feed, Self) {
         let (feed, body) = mpsc::unbounded_channel();
         (Feed(feed), Self::Stream(body))
@@ -107,7 +105,6 @@ impl Feed {
         let _ = self.0.send(Err(std::io::Error::other("cut")));
     }
 
-    /// Waits until the client has gone.
     pub(super) async fn closed(&self) {
         self.0.closed().await;
     }
@@ -198,7 +195,7 @@ pub(super) fn api(source: ExplicitSource) -> ApiServer {
     ApiServer::new(ApiServerParts::new(ClusterSource::Explicit(source)))
 }
 
-/// A client that gives up early, for servers that do not answer.
+/// A client with short timeouts, for servers that do not answer.
 pub(super) fn hasty(source: ExplicitSource) -> ApiServer {
     ApiServer::new(ApiServerParts {
         timeout: Duration::from_secs(1),
@@ -265,7 +262,7 @@ async fn answer(reply: Reply) -> Result<Response<Body>, Infallible> {
     }
 }
 
-/// A certificate authority that lives for one test.
+/// A certificate authority for one test.
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -307,7 +304,7 @@ impl Authority {
         }
     }
 
-    /// A server that asks for client certificates of this authority and takes requests without one, too, as
+    /// A server that requests client certificates of this authority and also accepts requests without one, as
     /// kube-apiserver does.
     pub(super) fn server(&self, protocols: &[&str]) -> ServerConfig {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -332,7 +329,7 @@ impl Identity {
     }
 }
 
-/// Writes a file as a careful writer does: under another name, then renamed.
+/// Writes a file atomically: under another name, then renamed.
 pub(super) fn put(directory: &Path, name: &str, text: &str) -> PathBuf {
     let path = directory.join(name);
     let draft = directory.join(format!("{name}.new"));
@@ -341,7 +338,7 @@ pub(super) fn put(directory: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// Between client and server, a wire that can be cut without either noticing.
+/// A network between client and server that can be cut without either noticing.
 pub(super) struct Wire {
     pub(super) address: SocketAddr,
     dead: Arc<Mutex<VecDeque<tokio::sync::watch::Sender<bool>>>>,
@@ -375,7 +372,7 @@ impl Wire {
         Self { address, dead, opened, task }
     }
 
-    /// From now on nothing passes on the connections that are open; new ones are whole.
+    /// Drops all data on the connections that are open; new ones work.
     pub(super) fn cut(&self) {
         for kill in self.dead.lock().unwrap().iter() {
             kill.send_replace(true);
@@ -394,7 +391,7 @@ async fn carry(mut client: TcpStream, server: SocketAddr, mut killed: tokio::syn
         cut = killed.wait_for(|dead| *dead) => cut.is_ok(),
     };
     if cut {
-        // Both ends stay open and hear nothing.
+        // Both ends stay open and receive nothing.
         std::future::pending::<()>().await;
     }
 }

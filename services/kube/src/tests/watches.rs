@@ -1,4 +1,4 @@
-//! The watches against a scripted server.
+//! The watches with a scripted server.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ async fn pods_are_listed_and_watched_in_one_request() {
     server.nothing_more();
 }
 
-/// I9: a watch that is begun anew, as after a panic, tells what became of the pods in between.
+/// I9: a watch that is restarted, as after a panic, reports what happened to the pods in between.
 #[tokio::test]
 async fn i9_a_new_watch_tells_of_pods_that_the_last_one_had_seen() {
     let server = Server::plain().await;
@@ -136,7 +136,7 @@ async fn a_server_that_cannot_is_asked_for_a_list() {
     fall_back(async |server| server.reply(Reply::json(422, refused))).await;
 }
 
-/// What kube-apiserver does whose etcd cannot tell the progress of a watch.
+/// The behaviour of kube-apiserver if its etcd does not report the progress of a watch.
 #[tokio::test]
 async fn a_server_whose_etcd_cannot_is_asked_for_a_list() {
     fall_back(async |server| {
@@ -181,13 +181,13 @@ async fn a_watch_that_ends_goes_on_from_the_last_bookmark_and_tells_nothing() {
     feed.event("BOOKMARK", r#"{"kind":"Pod","metadata":{"resourceVersion":"50"}}"#);
     assert_eq!(pods.next().await, PodEvent::Present(named("a")));
     server.seen().await;
-    // The server ends the watch in good order, as it does every few minutes.
+    // The server ends the watch normally, as it does every few minutes.
     drop(feed);
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.event("ADDED", &pod("b", 51, false));
     assert_eq!(pods.next().await, PodEvent::Present(named("b")));
-    // And once it breaks.
+    // Then it breaks.
     feed.cut();
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
@@ -220,7 +220,7 @@ async fn after_a_410_vanished_pods_are_gone() {
     assert_eq!(pods.next().await, PodEvent::Gone(named("a")));
     pods.well().await;
     drop(feed);
-    // And as the answer.
+    // As the answer.
     server.reply(Reply::json(410, r#"{"kind":"Status","reason":"Gone","message":"too old"}"#));
     assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
     let feed = begin(&server);
@@ -243,7 +243,7 @@ async fn half_a_list_tells_nothing() {
     server.seen().await;
     feed.event("ADDED", &pod("c", 9, false));
     drop(feed);
-    // What broke as a stream is listed.
+    // A streaming list that broke is replaced by a list.
     let list = format!(r#"{{"metadata":{{"resourceVersion":"10"}},"items":[{}]}}"#, pod("a", 3, false));
     server.reply(Reply::json(200, list));
     let feed = begin(&server);
@@ -416,7 +416,7 @@ async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
     task.abort();
 }
 
-/// One object costs no more to list than to watch, and shows a restored etcd at once.
+/// One object costs no more to list than to watch, and reveals a restored etcd at once.
 #[tokio::test]
 async fn e11_the_node_is_listed_again_after_an_interruption() {
     let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -455,7 +455,7 @@ async fn e11_the_node_is_listed_again_after_an_interruption() {
     assert_eq!(restored.metadata.resource_version.as_deref(), Some("90"));
     assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
     feed.closed().await;
-    // Node and list are both older: that is one more, and not two.
+    // Node and list are both older: that counts once.
     tokio::time::pause();
     tokio::time::advance(std::time::Duration::from_secs(5)).await;
     tokio::time::resume();

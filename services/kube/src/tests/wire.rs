@@ -1,4 +1,4 @@
-//! The API's protobuf, written as kube-apiserver writes it.
+//! The API's protobuf, encoded as kube-apiserver does.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use keelson_proto::kubernetes::{Endpoint, EndpointSlice, ObjectMeta};
@@ -12,7 +12,7 @@ pub(crate) fn enveloped(kind: &str, object: &impl Message) -> Bytes {
     [MAGIC, &envelope.encode_to_vec()].concat().into()
 }
 
-/// An event with its length before it.
+/// An event after its length.
 pub(crate) fn event(of: &str, kind: &str, object: &impl Message) -> Bytes {
     let object = Some(RawExtension { raw: enveloped(kind, object) });
     framed(&WatchEvent { kind: of.into(), object }.encode_to_vec())
@@ -33,19 +33,18 @@ struct ListOf {
     items: Vec<Bytes>,
 }
 
-/// A list of objects of this kind.
 pub(crate) fn list<T: Message>(kind: &str, version: &str, items: &[T]) -> Bytes {
     page(kind, version, items, "")
 }
 
-/// A page of such a list; the next is asked for with `continuation`.
+/// A page of such a list; `continuation` requests the next.
 pub(crate) fn page<T: Message>(kind: &str, version: &str, items: &[T], continuation: &str) -> Bytes {
     let metadata = Some(ListMeta { resource_version: version.into(), continuation: continuation.into() });
     let items = items.iter().map(|item| item.encode_to_vec().into()).collect();
     enveloped(&format!("{kind}List"), &ListOf { metadata, items })
 }
 
-/// What the metadata of an object looks like when it comes from the server.
+/// The metadata of an object as the server sends it.
 pub(crate) fn meta(name: &str, version: u64) -> ObjectMeta {
     let pairs = |all: &[(&str, &str)]| all.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     ObjectMeta {

@@ -1,13 +1,12 @@
-//! What Services on a node are made of.
+//! The source of Services that is an API server.
 //!
-//! Owns: [`watch_endpoints`], the source of endpoints that is an API server. In: events of Services, EndpointSlices and
-//! ServiceCIDRs, in protobuf. Out: [`SourceEvent`]s to an [`EventSink`]. The Node is watched by
-//! [`watch_node`](crate::watch_node), once for all who need it; [`node_view`](crate::node_view) is what endpoints need
-//! of it.
+//! Owns: [`watch_endpoints`]. In: events of Services, EndpointSlices and ServiceCIDRs, in protobuf. Out:
+//! [`SourceEvent`]s to an [`EventSink`]. [`watch_node`](crate::watch_node) watches the Node, once for all readers;
+//! [`node_view`](crate::node_view) is the part of it that endpoints need.
 //!
-//! What is asked for is what kube-proxy asks for: Services without the label of another proxy and not headless, slices
-//! that are not of headless Services. A Service that comes to carry the label is gone, by the server's own doing. An API
-//! server before 1.31 does not know the field by which headless Services are left out: then they are left out here.
+//! The requests select the same objects as kube-proxy: Services without the label of another proxy and not headless,
+//! slices that are not of headless Services. For a Service that gets the label, the server sends a deletion. An API
+//! server before 1.31 does not support the field selector for headless Services: they are then filtered here.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -111,7 +110,7 @@ api_object! {
 /// All objects of a kind, for a sink.
 struct Collection<T> {
     sink: Arc<dyn EventSink>,
-    /// The server does not know the field selector.
+    /// The server does not support the field selector.
     is_wide: bool,
     of: PhantomData<fn() -> T>,
 }
@@ -164,15 +163,15 @@ fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
     }
 }
 
-/// Watches Services, EndpointSlices and ServiceCIDRs until dropped. The sink is told what there is as soon as that is
-/// known, in batches of up to 200 objects, and each change after that without delay; of the metadata it gets name,
-/// namespace, and the few labels and annotations that are read. The next batch is read when the sink has answered, and
-/// one that answers [`Answer::ListAgain`] hears everything of that kind again. About once a minute, with the server's
-/// bookmark, it gets a batch of nothing, so that it can give that answer when nothing happens.
+/// Watches Services, EndpointSlices and ServiceCIDRs until dropped. The sink gets the existing objects in batches of up
+/// to 200 as soon as they arrive, and each change after that without delay; of the metadata it gets name, namespace,
+/// and the few labels and annotations that are read. The next batch is read when the sink has answered. A sink that
+/// answers [`Answer::ListAgain`] gets everything of that kind again. About once a minute, with the server's bookmark,
+/// it gets an empty batch, so that it can give that answer when nothing happens.
 ///
-/// The health of each watch is an event too, the first when it is healthy or has failed. A server without ServiceCIDRs, as one
-/// before 1.33, has none; that is well, and it is asked again every ten minutes. If it refuses to list
-/// them (403), those known before stay, and that is a failure of this watch alone: an API server that starts refuses for a moment.
+/// The health of each watch is an event too, the first when it is healthy or has failed. A server without ServiceCIDRs,
+/// such as one before 1.33, is healthy, and is asked again every ten minutes. If it refuses to list them (403), those
+/// known before are kept, and only this watch fails: an API server that starts refuses for a moment.
 pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
     let services = Box::pin(collect::<Service>(api, Arc::clone(&sink)));
     let slices = Box::pin(collect::<EndpointSlice>(api, Arc::clone(&sink)));
@@ -180,7 +179,6 @@ pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
     join3(services, slices, cidrs).await;
 }
 
-/// Watches one kind until dropped.
 pub(crate) async fn collect<T: Collected>(api: &ApiServer, sink: Arc<dyn EventSink>) {
     follow(api, &mut Collection::<T> { sink, is_wide: false, of: PhantomData }).await;
 }

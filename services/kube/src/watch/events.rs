@@ -1,8 +1,8 @@
-//! What a list and a watch are made of, whatever their encoding.
+//! Lists and watches in any encoding.
 //!
-//! Owns: [`Event`], the trait [`Encoding`] by which bodies are read, [`Frames`], which cuts the body of a watch into
-//! events, and [`Listing`], which takes the body of a list apart as it arrives. In: the bodies of answers. Out:
-//! [`Event`]s and objects, one at a time: no body is held whole unless its encoding needs that.
+//! Owns: [`Event`], the trait [`Encoding`] for reading bodies, [`Frames`], which splits the body of a watch into
+//! events, and [`Listing`], which splits the body of a list as it arrives. In: the bodies of answers. Out:
+//! [`Event`]s and objects, one at a time: no body is held as a whole unless its encoding requires it.
 
 use std::{marker::PhantomData, time::Duration};
 
@@ -12,14 +12,14 @@ use keelson_actor_system::cluster::ApiErrorKind;
 
 use crate::answers::{self, Failure};
 
-/// No event, and no object of a list that is read piece by piece, is longer, in bytes. Each holds one object, and etcd
-/// takes none over 1.5 MiB unless it is told to; a length beyond this is a sign of something else than an API server.
+/// Maximum size in bytes of an event, and of an object of a list that is read in pieces. Each holds one object, and
+/// etcd limits them to 1.5 MiB by default; a greater length means that the peer is not an API server.
 pub(crate) const OBJECT_MAX: usize = 8 << 20;
 
-/// A list of which nothing came for so long has stopped.
+/// A list without data for this long has stopped.
 pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(30);
 
-/// The annotation of the bookmark after the objects that there were.
+/// The annotation of the bookmark after the initial objects.
 pub(crate) const INITIAL_END: &str = "k8s.io/initial-events-end";
 
 #[derive(Debug)]
@@ -34,30 +34,30 @@ pub(crate) enum Event<T> {
     Error(Failure),
 }
 
-/// What the next bytes of a list are.
+/// The next part of a list.
 #[derive(Debug)]
 pub(crate) enum Part<T> {
     /// An object, and its length in bytes.
     Object(T, usize),
-    /// There is more to be read before anything can be said.
+    /// More bytes are needed.
     More,
-    /// The list, or this page of it, was complete.
+    /// The list, or this page of it, is complete.
     End(ListEnd),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ListEnd {
     pub(crate) version: String,
-    /// What to ask for the next page with; empty: there is none.
+    /// The token for the next page; empty: there is none.
     pub(crate) continuation: String,
 }
 
 /// Reads the body of a list.
 pub(crate) trait ListReader<T>: Default + Send {
-    /// The next part of what is held; what was read is taken away. `ended`: nothing more will come.
+    /// Takes the next part off `held`. `ended`: the body is complete.
     ///
     /// # Errors
-    /// When it is no list of such objects, or ended before it was whole.
+    /// It is not a list of such objects, or ended early.
     fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure>;
 }
 
@@ -65,21 +65,21 @@ pub(crate) trait Encoding: Send {
     type Object: Send;
     type List: ListReader<Self::Object>;
 
-    /// Takes the next whole event off `held`; none when more is needed. `searched` is for the encoding's own use, 0 at
-    /// first.
+    /// Takes the next complete event off `held`; `None` if more bytes are needed. `searched` is private to the
+    /// encoding, 0 at first.
     ///
     /// # Errors
-    /// When no event is so long.
+    /// The event is too long.
     fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
 
-    /// Reads one event.
+    /// Decodes one event.
     ///
     /// # Errors
-    /// When it is no event, or its object none of those asked for.
+    /// It is not an event, or its object is of another kind.
     fn event(frame: Bytes) -> Result<Event<Self::Object>, Failure>;
 }
 
-/// The failure of a list of which nothing more comes.
+/// The failure of a list that has stopped.
 pub(crate) fn silent() -> Failure {
     Failure::new(ApiErrorKind::Timeout, format!("no data of the list was received for {LIST_SILENCE:?}"))
 }
@@ -89,7 +89,7 @@ pub(crate) fn too_long(what: &str) -> Failure {
     answers::senseless(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
 }
 
-/// Adds what comes next to `held`; false at the end of the body.
+/// Adds the next data to `held`; false at the end of the body.
 async fn fill<B>(body: &mut B, held: &mut BytesMut, what: &str) -> Result<bool, Failure>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -110,7 +110,6 @@ where
     }
 }
 
-/// Why no more events can be read.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Broken(Failure),
@@ -135,14 +134,14 @@ where
         Self { body, held: BytesMut::new(), searched: 0, encoding: PhantomData }
     }
 
-    /// The next event, unread, or none at the end of the body. Dropping the future loses nothing.
+    /// The next event, not decoded; `None` at the end of the body. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
         loop {
             let cut = E::cut(&mut self.held, &mut self.searched);
             if let Some(frame) = cut.map_err(Trouble::Senseless)? {
                 return Ok(Some(frame));
             }
-            // What is left over at the end is half an event, and the watch begins again before it.
+            // Bytes left at the end are a partial event, and the watch restarts before it.
             if !fill(&mut self.body, &mut self.held, "watch").await.map_err(Trouble::Broken)? {
                 return Ok(None);
             }
@@ -171,7 +170,7 @@ where
     /// The next object, or the end; never [`Part::More`].
     ///
     /// # Errors
-    /// When the list breaks off, stops, or makes no sense.
+    /// The list breaks off, stops, or is invalid.
     pub(crate) async fn next(&mut self) -> Result<Part<E::Object>, Failure> {
         loop {
             match self.reader.part(&mut self.held, self.ended)? {

@@ -1,7 +1,7 @@
-//! The loop that every watch runs.
+//! The loop of every watch.
 //!
-//! Owns: [`follow`]. In: an [`ApiServer`], a [`Subject`], and the steps of a [`Reflector`]. Out: [`Change`]s in batches,
-//! each handed over before more is read, and a [`ChoreHealth`].
+//! Owns: [`follow`]. In: an [`ApiServer`], a [`Subject`], and the steps of a [`Reflector`]. Out: [`Change`]s in
+//! batches, each handed over before more is read, and a [`ChoreHealth`].
 
 mod state;
 
@@ -34,15 +34,15 @@ use crate::{
 
 /// Number of objects at which a batch is handed over.
 const BATCH_OBJECTS: usize = 200;
-/// Number of bytes on the wire at which it is handed over.
+/// Number of bytes on the wire at which a batch is handed over.
 const BATCH_BYTES: usize = 1 << 20;
-/// Objects in a page of a list, as client-go asks for.
+/// Objects in a page of a list, as in client-go.
 const PAGE: usize = 500;
-/// A kind of objects that the server does not know is asked for again after so long.
+/// Interval of requests for a kind of objects that the server does not know.
 const ABSENT_RETRY: Duration = Duration::from_secs(600);
-/// A sink hears from a watch on which nothing happens this often, as it does by the bookmarks of a server.
+/// Maximum interval of calls to the sink of a quiet watch, like that of a server's bookmarks.
 const PULSE: Duration = Duration::from_secs(60);
-/// A watch that ends earlier than this before the time it was asked to end at was interrupted.
+/// A watch that ends earlier than this before its requested end was interrupted.
 const EARLY: Duration = Duration::from_secs(5);
 
 pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
@@ -75,7 +75,7 @@ struct Follower<'a, S: Subject> {
     /// It is no older than its request.
     exact: bool,
     slow: Option<Slow>,
-    /// The sink has had a complete listing, or heard of the refusal, and has not forgotten it.
+    /// The sink has had a complete listing, or the refusal, and has not lost it.
     is_told: bool,
 }
 
@@ -158,7 +158,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
     }
 
-    /// The request for a list, or for the page of it that `continuation` leads to.
+    /// The request for a list, or for its page at `continuation`.
     fn list_call(&self, exact: bool, paged: bool, continuation: &str) -> Call {
         let mut query = self.subject.selectors().query();
         if paged {
@@ -167,7 +167,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         if !continuation.is_empty() {
             query.push(format!("continue={}", escaped(continuation)));
         } else if !exact {
-            // "0" is what the server has cached; nothing is asked of its store.
+            // "0": from the server's cache, without a read of its store.
             query.push("resourceVersion=0".to_owned());
         }
         Call::get(S::RESOURCE, self.target(&query), S::ACCEPT_LIST)
@@ -178,7 +178,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.reflector.check_at().is_some() && self.api.signals().is_too_old(version)
     }
 
-    /// One watch from its request to its end. `from` none: the objects there are come first.
+    /// One watch from its request to its end. `from` is `None`: the existing objects come first.
     async fn watch(&mut self, from: Option<String>) -> Result<(), Stop> {
         let what = if from.is_some() { "the watch was not answered" } else { "the list was not complete" };
         self.begin(true, what);
@@ -191,7 +191,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
         let mut check = from.as_deref().and_then(|from| self.version_check(from));
         loop {
-            // What has arrived goes together, and nothing waits for what has not.
+            // Events that have arrived are handed over together, without waiting for others.
             let turn = match frames.next().now_or_never() {
                 Some(frame) => Turn::Frame(frame),
                 None => {
@@ -247,9 +247,9 @@ impl<'a, S: Subject> Follower<'a, S> {
         Call::get(S::RESOURCE, self.target(&query), S::ACCEPT)
     }
 
-    /// Asks, when it is time, whether the server knows the version that an interrupted watch went on from. If its store was
-    /// rolled back and is not there again yet, it answers with an error that is read as [`ApiErrorKind::Gone`]; the watch
-    /// itself would hear nothing.
+    /// Checks, when it is due, whether the server knows the version from which an interrupted watch continues. If its
+    /// store was rolled back and has not reached it again, it answers with an error that is read as
+    /// [`ApiErrorKind::Gone`]; the watch itself would receive nothing.
     fn version_check(&self, from: &str) -> Option<BoxFuture<'a, Result<(), ApiError>>> {
         let (at, api) = (self.reflector.check_at()?, self.api);
         let mut query = self.subject.selectors().without_objects().query();
@@ -275,7 +275,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.slow = Some(Slow { since: Instant::now(), what });
     }
 
-    /// Waits for `work`. When it takes too long, health says so while it goes on.
+    /// Waits for `work`. If it takes too long, health shows it while the work continues.
     async fn unless_slow<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Stop> {
         let mut work = pin!(work);
         tokio::select! {
@@ -304,7 +304,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         Ok(())
     }
 
-    /// Takes an event. `initial`: it is one of those that tell what there is.
+    /// Processes an event. `initial`: it is one of the existing objects.
     async fn happened(
         &mut self,
         event: Event<Object<S>>,
@@ -376,7 +376,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         Ok(())
     }
 
-    /// Hands over what there is; only when it was taken is it known.
+    /// Hands over the batch; its versions count as known only once the sink has taken it.
     async fn flush(&mut self) -> Result<(), Stop> {
         let Batch { changes, reached, .. } = std::mem::take(&mut self.batch);
         if changes.is_empty() && reached.is_none() {
@@ -396,12 +396,12 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.well().await
     }
 
-    /// Hands over what came before the end of a watch; half a listing is of no use.
+    /// Hands over the events before the end of a watch; a partial listing is dropped.
     async fn flush_events(&mut self, initial: bool) -> Result<(), Stop> {
         if initial { Ok(()) } else { self.flush().await }
     }
 
-    /// The server has ended the watch in good order.
+    /// The server has ended the watch normally.
     async fn ended(&mut self, open: &Open) -> Result<(), Stop> {
         if open.initial {
             let failure = answers::senseless("the watch ended before everything was listed");
@@ -418,7 +418,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         Err(self.api.error(failure).into())
     }
 
-    /// The connection broke, or what came on it is no watch.
+    /// The connection broke, or the data is invalid.
     async fn broke(&mut self, trouble: Trouble, open: &Open) -> Result<(), Stop> {
         self.flush_events(open.initial).await?;
         Err(match trouble {
@@ -431,7 +431,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         })
     }
 
-    /// The server may be another by now.
+    /// The next connection may be to another server.
     fn interrupted(&mut self) {
         self.reflector.interrupted(Instant::now(), rand::random());
         if S::LIST_AFTER_INTERRUPTION {
@@ -439,7 +439,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
     }
 
-    /// Tells the other watches that the store was rolled back, unless that was told already.
+    /// Signals the rollback of the store to the other watches, unless it was signalled already.
     fn went_back(&mut self, WentBack { seen, now }: WentBack) {
         if !self.rollbacks.has_changed().unwrap_or_default() {
             self.api.signals().rolled_back(&Rollback { of: self.subject.path().to_owned(), seen, now });
@@ -447,7 +447,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.rollbacks.borrow_and_update();
     }
 
-    /// The store was rolled back, as somebody saw: everything is listed again.
+    /// The store was rolled back, as another watch saw: everything is listed again.
     async fn rolled_back(&mut self) {
         self.rollbacks.borrow_and_update();
         sleep(self.reflector.roll_back(rand::random())).await;
@@ -465,8 +465,8 @@ impl<'a, S: Subject> Follower<'a, S> {
         Ok(())
     }
 
-    /// The server answers, and lists no objects of this kind. A sink that has begun anew since it was told learns that it has
-    /// to be told again.
+    /// The server answers, and lists no objects of this kind. A sink that has restarted since it was told requests to
+    /// be told again.
     async fn tell_refused(&mut self) -> Answer {
         let changes = if self.is_told { Vec::new() } else { vec![Change::Listing, Change::Refused] };
         let answer = self.subject.tell(changes).await;
@@ -480,7 +480,8 @@ impl<'a, S: Subject> Follower<'a, S> {
         Ok(())
     }
 
-    /// Tells that the watch works. One that had failed tells the others: what it learned is true for them too.
+    /// Reports that the watch works. After a failure it signals the other watches, because the server works for them
+    /// too.
     async fn well(&mut self) -> Result<(), Stop> {
         match std::mem::replace(&mut self.health, ChoreHealth::Well) {
             ChoreHealth::Well => return Ok(()),
@@ -490,7 +491,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         taken(self.subject.health(ChoreHealth::Well).await)
     }
 
-    /// Tells that the watch fails, since that time unless it has failed before.
+    /// Reports that the watch fails, since that time unless it failed before.
     async fn fail(&mut self, reason: String, since_unix_ms: i64, refused: bool) -> Answer {
         let since_unix_ms = match self.health {
             ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
@@ -538,7 +539,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     async fn forgotten(&mut self) {
-        // Health is to be told again, too.
+        // Health has to be reported again, too.
         self.health = ChoreHealth::Starting;
         self.is_told = false;
         self.reflector.forget();

@@ -1,6 +1,6 @@
 //! Lists and events as JSON: an event is a line.
 //!
-//! Owns: [`Json`]. In: bodies. Out: objects. A list is held whole before it is read, so this is for short ones.
+//! Owns: [`Json`]. In: bodies. Out: objects. A list is held as a whole before it is read, so this is for short ones.
 
 use std::{collections::BTreeMap, marker::PhantomData};
 
@@ -11,13 +11,13 @@ use serde_json::value::RawValue;
 use super::events::{Encoding, Event, INITIAL_END, ListEnd, ListReader, OBJECT_MAX, Part, too_long};
 use crate::answers::{self, Failure, Status};
 
-/// No list is read further than this, in bytes: more than any list of one node's pods.
+/// Maximum size of a list in bytes: more than any list of one node's pods.
 const LIST_MAX: usize = 8 << 20;
 
-/// The encoding of objects that read as `T`.
+/// The encoding of objects that deserialize as `T`.
 pub(crate) struct Json<T>(PhantomData<fn() -> T>);
 
-/// The part of any object's metadata that a watch lives by.
+/// The part of any object's metadata that a watch needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Meta {
@@ -95,7 +95,7 @@ struct ListOf<T> {
     items: Option<Vec<T>>,
 }
 
-/// Reads a list when it is there as a whole.
+/// Reads a list after all of it has arrived.
 pub(crate) struct List<T> {
     read: Option<(ListEnd, std::vec::IntoIter<T>)>,
 }

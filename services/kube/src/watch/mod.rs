@@ -1,13 +1,13 @@
-//! The watches of the agent: its own Node, the pods bound to it, and what Services are made of.
+//! The watches of the agent: its own Node, the pods bound to it, and the objects of Services.
 //!
-//! Owns: [`watch_node`], [`watch_pods`] and [`watch_endpoints`], and the loop that all run. In: an
-//! [`ApiServer`](crate::ApiServer). Out: what is seen, handed to a sink, and a
+//! Owns: [`watch_node`], [`watch_pods`] and [`watch_endpoints`], and the loop of all. In: an
+//! [`ApiServer`](crate::ApiServer). Out: objects, handed to a sink, and a
 //! [`ChoreHealth`](keelson_actor_system::cluster::ChoreHealth). All run until they are dropped; no error ends them.
 //!
-//! kube-runtime's watcher is not used: it begins a watch again at once and for ever when the server closes it at
-//! once, never comes back from an HTTP 410 at the start of a watch, and does not know `Retry-After`. What is sent
-//! is what client-go's reflector sends: one request that lists and watches where the server can do that, and a
-//! list and a watch where it cannot.
+//! kube-runtime's watcher is not used: it restarts a watch at once and endlessly when the server closes it at
+//! once, never recovers from an HTTP 410 at the start of a watch, and ignores `Retry-After`. The requests
+//! are those of client-go's reflector: one request that lists and watches if the server supports it, else a
+//! list and a watch.
 
 mod endpoints;
 mod events;

@@ -1,7 +1,7 @@
 //! The agent's own Node.
 //!
-//! Owns: [`watch_node`], and [`node_view`], what endpoints need of it. In: events of one Node. Out: the newest Node,
-//! or that there is none, to a [`NodeSink`].
+//! Owns: [`watch_node`], and [`node_view`], the part that endpoints need. In: events of one Node. Out: the latest Node,
+//! or that it does not exist, to a [`NodeSink`].
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -25,11 +25,11 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// The cluster autoscaler is about to remove the node.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// kubectl's copy of what was applied, which nothing here reads.
+/// kubectl's copy of the applied object, which nothing here reads.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 pub trait NodeSink: Send {
-    /// The Node as it is now; none when it does not exist. Must not block.
+    /// The current Node; `None` if it does not exist. Must not block.
     fn node(&mut self, node: Option<Arc<Node>>);
 }
 
@@ -43,9 +43,9 @@ struct OneNode<'a, S> {
     name: String,
     sink: S,
     health: &'a watch::Sender<ChoreHealth>,
-    /// The Node, if it came in the listing under way.
+    /// The Node, if it was in the current listing.
     listing: Option<Option<Node>>,
-    /// What the sink was told last: a resourceVersion or none; outer none: nothing yet.
+    /// What the sink got last: a resourceVersion or none; outer `None`: nothing yet.
     told: Option<Option<String>>,
     signals: ServerSignals,
 }
@@ -69,7 +69,8 @@ impl<S: NodeSink> OneNode<'_, S> {
         }));
     }
 
-    /// A Node that is older than it was shows that the store was rolled back, even if the store has more revisions by now.
+    /// A Node that is older than before shows that the store was rolled back, even if the store has more revisions by
+    /// now.
     fn compare(&self, version: &str) {
         let object = format!("{} in a watch", node_path(&self.name));
         let expected = self.signals.expected(&object);
@@ -122,7 +123,7 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
     }
 }
 
-/// What endpoints need of the Node `name`, as it is now; none when it does not exist. Addresses that are none are left
+/// The part of the current Node `name` that endpoints need; `None` if it does not exist. Invalid addresses are left
 /// out.
 #[must_use]
 pub fn node_view(name: &str, node: Option<&Node>) -> NodeView {
@@ -158,9 +159,9 @@ pub fn node_view(name: &str, node: Option<&Node>) -> NodeView {
     }
 }
 
-/// Watches the Node `name` until dropped. The sink is told what there is as soon as that is known, and each
-/// change after that; managedFields and kubectl's copy of what was applied are left out. That the watch broke is
-/// told to `health` and not to the sink.
+/// Watches the Node `name` until dropped. The sink gets the Node as soon as it is known, and each
+/// change after that; without managedFields and kubectl's copy of the applied object. Failures of the watch are
+/// reported to `health` and not to the sink.
 pub async fn watch_node(
     api: &ApiServer,
     name: &str,

@@ -1,6 +1,6 @@
 //! The pods bound to the agent's node.
 //!
-//! Owns: [`watch_pods`], and the table of what is known: of each pod its uid, name and whether it is being
+//! Owns: [`watch_pods`], and the table of known pods: uid, name and whether each is being
 //! deleted. In: the metadata of pods. Out: [`PodEvent`]s to a [`PodSink`], each once.
 //!
 //! A static pod appears as its mirror, whose uid is not the one that the kubelet gives to the runtime.
@@ -25,36 +25,32 @@ use crate::{
     server::ApiServer,
 };
 
-/// A pod that has ended needs no image any more; its metadata do not tell.
+/// A pod that has ended needs no image any more; its metadata does not show it.
 const HAS_NOT_ENDED: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodRef {
-    /// `metadata.uid`.
     pub uid: String,
-    /// `metadata.namespace`.
     pub namespace: String,
-    /// `metadata.name`.
     pub name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodEvent {
-    /// It is bound to this node and nobody deletes it.
+    /// Bound to this node and not being deleted.
     Present(PodRef),
-    /// It is being deleted: it has a `deletionTimestamp`.
+    /// Being deleted: it has a `deletionTimestamp`.
     Terminating(PodRef),
-    /// It has ended, or the API server has it no more. Told only when the server said so.
+    /// Ended, or no longer in the API server. Sent only when the server said so.
     Gone(PodRef),
 }
 
-/// Takes what is seen of pods.
 pub trait PodSink: Send {
-    /// Something became of a pod. Must not block.
+    /// Must not block.
     fn pod(&mut self, event: PodEvent);
 
-    /// Everything that the server has was told of: `live` are the uids of these pods, and those that the kubelet has for
-    /// static pods among them. Called after each list, the first time when the watch begins.
+    /// All pods of the server were sent: `live` are the uids of these pods, including those that the kubelet gives to
+    /// static pods. Called after each list, the first time when the watch begins.
     fn synced(&mut self, _live: HashSet<String>) {}
 }
 
@@ -64,7 +60,7 @@ impl<F: FnMut(PodEvent) + Send> PodSink for F {
     }
 }
 
-/// The metadata of a pod, as far as it is needed.
+/// The metadata of a pod that is needed.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PodMeta {
     metadata: Meta,
@@ -83,7 +79,7 @@ struct Meta {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Annotations {
-    /// On the mirror of a static pod: the uid that the kubelet has for it.
+    /// On the mirror of a static pod: the kubelet's uid for it.
     #[serde(rename = "kubernetes.io/config.mirror")]
     mirror: Option<String>,
 }
@@ -98,12 +94,12 @@ struct Known {
     namespace: String,
     name: String,
     terminating: bool,
-    /// The uid that the kubelet has for a static pod.
+    /// The kubelet's uid for a static pod.
     static_uid: Option<String>,
 }
 
 impl Table {
-    /// A pod as it is now; an event if that is news. A pod that is being deleted stays so.
+    /// Adds the current state of a pod; returns an event if it is new. A pod that is being deleted stays so.
     fn put(&mut self, pod: PodMeta) -> Option<PodEvent> {
         let Meta { uid, namespace, name, deletion_timestamp, annotations } = pod.metadata;
         let terminating = deletion_timestamp.is_some();
@@ -119,7 +115,7 @@ impl Table {
         Some(if terminating { PodEvent::Terminating(pod) } else { PodEvent::Present(pod) })
     }
 
-    /// The uids by which the kubelet knows the pods that there are.
+    /// The uids by which the kubelet knows the existing pods.
     fn live(&self) -> HashSet<String> {
         self.pods.iter().map(|(uid, known)| known.static_uid.as_ref().unwrap_or(uid).clone()).collect()
     }
@@ -129,7 +125,7 @@ impl Table {
         Some(PodEvent::Gone(PodRef { uid, namespace: known.namespace, name: known.name }))
     }
 
-    /// These and no others exist. Those that are gone come first: a pod of the same name may have followed.
+    /// Replaces the table by these pods. Deleted ones come first: a pod of the same name may have followed.
     fn synced(&mut self, pods: Vec<PodMeta>) -> Vec<PodEvent> {
         let here: HashSet<&str> = pods.iter().map(|pod| pod.metadata.uid.as_str()).collect();
         let mut lost: Vec<String> =
@@ -141,7 +137,7 @@ impl Table {
     }
 }
 
-/// What a watch of pods knows, so that one that is begun anew tells what became of the pods that the last one had seen.
+/// What a watch of pods knows, so that a restarted one reports what happened to the pods that the last one had seen.
 /// Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct KnownPods(Arc<Mutex<Table>>);
@@ -155,7 +151,7 @@ impl KnownPods {
 struct NodePods<'a, S> {
     node: String,
     known: KnownPods,
-    /// What came in the listing under way.
+    /// The objects of the current listing.
     listing: Option<Vec<PodMeta>>,
     health: &'a watch::Sender<ChoreHealth>,
     sink: S,
@@ -220,8 +216,8 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
     }
 }
 
-/// Watches the metadata of the pods bound to `node` until dropped. That the watch broke is told to `health` and
-/// not to the sink; when it is whole again, the sink is told what became of the pods in between.
+/// Watches the metadata of the pods bound to `node` until dropped. Failures of the watch are reported to `health` and
+/// not to the sink; after a recovery the sink gets what happened to the pods in between.
 pub async fn watch_pods(
     api: &ApiServer,
     node: &str,

@@ -1,9 +1,9 @@
-//! Lists and events as protobuf: an event has its length before it, and a list is read object by object.
+//! Lists and events as protobuf: an event follows its length, and a list is read object by object.
 //!
-//! Owns: [`Protobuf`], and [`ApiObject`], which tells it what an object is called. In: bodies. Out: objects.
+//! Owns: [`Protobuf`], and [`ApiObject`], which gives it the name of a kind. In: bodies. Out: objects.
 //!
-//! An event is four bytes of length, the first the highest, and a `meta/v1.WatchEvent` whose object is in an envelope
-//! (`k8s\0` and a `runtime.Unknown`). A list is one envelope, in which each object is a field of its own.
+//! An event is four bytes of length, big-endian, and a `meta/v1.WatchEvent` whose object is in an envelope
+//! (`k8s\0` and a `runtime.Unknown`). A list is one envelope, in which each object is a separate field.
 
 use std::marker::PhantomData;
 
@@ -20,21 +20,21 @@ use crate::{
 /// Bytes of an event's length.
 const LENGTH: usize = 4;
 
-/// An object of the API, or as much of it as is read.
+/// An object of the API, or the part of it that is read.
 pub(crate) trait ApiObject: Message + Default + 'static {
-    /// What `kind` says of it.
+    /// The value of `kind`.
     const KIND: &'static str;
 
     fn metadata(&mut self) -> &mut Option<ObjectMeta>;
 
-    /// Lets go of what nobody reads, right after it was decoded.
+    /// Drops fields that nobody reads, right after decoding.
     fn reduce(&mut self);
 }
 
 /// The encoding of objects of this kind.
 pub(crate) struct Protobuf<T>(PhantomData<fn() -> T>);
 
-/// Decodes an object of a list or an event: its resourceVersion, and the object without what nobody reads.
+/// Decodes an object of a list or an event: its resourceVersion, and the reduced object.
 fn object<T: ApiObject>(bytes: impl bytes::Buf) -> Result<(String, T), Failure> {
     let mut object =
         T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a {} ({err})", T::KIND)))?;
@@ -91,7 +91,7 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
     }
 }
 
-/// A bookmark is an object with nothing but a version, and perhaps an annotation.
+/// A bookmark is an object with only a version, and perhaps an annotation.
 fn bookmark<T: ApiObject>(bytes: Bytes) -> Result<Event<T>, Failure> {
     let mut object =
         T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a bookmark ({err})")))?;
@@ -113,13 +113,13 @@ enum At {
     Start,
     /// In the envelope, before the list.
     Envelope,
-    /// In the list, with the number of bytes that are left.
+    /// In the list, with the remaining number of bytes.
     List(u64),
-    /// In the envelope, behind the list.
+    /// In the envelope, after the list.
     End,
 }
 
-/// Reads a list piece by piece: what is held of it is at the most one object, and what came with it.
+/// Reads a list in pieces: holds at most one object, and the data that arrived with it.
 pub(crate) struct List<T> {
     at: At,
     types: Option<TypeMeta>,
@@ -168,10 +168,10 @@ impl<T: ApiObject> ListReader<T> for List<T> {
 }
 
 impl<T: ApiObject> List<T> {
-    /// One field of the envelope; false when there is more to be read first.
+    /// One field of the envelope; false if more bytes are needed.
     fn envelope(&mut self, held: &mut BytesMut) -> Result<bool, Failure> {
         let Some(head) = head(held)? else { return Ok(false) };
-        // The list itself, which is not waited for.
+        // The list itself, which need not be complete.
         if head.number == 2 && head.delimited {
             if self.at == At::End || !is_a(self.types.as_ref(), T::KIND, "List") {
                 return Err(answers::senseless(format!("it is not of kind {}List", T::KIND)));
@@ -205,14 +205,14 @@ fn list_meta(bytes: Bytes) -> Result<ListEnd, Failure> {
 
 struct Head {
     number: u64,
-    /// Of tag and length, or of a whole number.
+    /// Bytes of tag and length, or of a complete integer field.
     size: usize,
     payload: u64,
     /// The payload is bytes, a string or a message.
     delimited: bool,
 }
 
-/// A field that is there as a whole.
+/// A complete field.
 struct Field {
     number: u64,
     head: usize,
@@ -220,7 +220,7 @@ struct Field {
 }
 
 impl Field {
-    /// Takes the field off what is held, and gives its payload.
+    /// Takes the field off `held`, and returns its payload.
     fn take(&self, held: &mut BytesMut) -> Bytes {
         let mut bytes = held.split_to(self.whole).freeze();
         bytes.advance(self.head);
@@ -228,7 +228,7 @@ impl Field {
     }
 }
 
-/// The field that begins here, when it is there as a whole. `left`: where the message that it belongs to ends.
+/// The complete field that begins here. `left`: bytes left of the message that it belongs to.
 fn field(held: &[u8], left: Option<u64>) -> Result<Option<Field>, Failure> {
     let Some(head) = head(held)? else {
         return Ok(None);
@@ -260,7 +260,7 @@ fn head(held: &[u8]) -> Result<Option<Head>, Failure> {
     }))
 }
 
-/// A number of up to ten bytes, seven bits in each, and how many they were; none when they are not all there.
+/// A varint of up to ten bytes, and its length; `None` if it is incomplete.
 fn varint(held: &[u8]) -> Result<Option<(u64, usize)>, Failure> {
     let mut value = 0_u64;
     for (at, byte) in held.iter().take(10).enumerate() {

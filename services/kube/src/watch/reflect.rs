@@ -1,7 +1,7 @@
 //! When a watch lists, watches and waits.
 //!
-//! Owns: [`Reflector`], the pure core of a watch, and its back-off. In: what happened and `now`. Out: the next
-//! step and how long to wait before it. The figures are those of client-go's reflector.
+//! Owns: [`Reflector`], the pure core of a watch, and its back-off. In: events and `now`. Out: the next
+//! step and how long to wait before it. The constants are those of client-go's reflector.
 
 use std::time::Duration;
 
@@ -12,34 +12,34 @@ use tokio::time::Instant;
 use crate::signals::SPREAD;
 
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(800), longest: Duration::from_secs(30) };
-/// After this time without a failure, the next failure is a first one.
+/// After this time without a failure, the back-off starts again.
 const BACKOFF_RESET: Duration = Duration::from_secs(120);
-/// A sink that forgets more often than this is made to wait.
+/// A sink that loses its state more often than this has to wait.
 const AGAIN_CALM: Duration = Duration::from_secs(60);
 /// A relist after the first 410 is sent within this time, at random, because every agent may have got one.
 const RELIST_SPREAD: Duration = Duration::from_millis(1600);
-/// When it is an agent's turn, its watches go on at random within this time, so that one learns from another.
+/// At an agent's time, its watches continue at random within this period, so that one learns from another.
 const STAGGER: Duration = Duration::from_secs(2);
-/// A server that does not know streaming lists is asked for one again after this time. It may have been upgraded.
+/// A server without streaming lists is asked for one again after this time. It may have been upgraded.
 const STREAMING_AGAIN: Duration = Duration::from_secs(3600);
-/// A `Retry-After` is obeyed up to this time.
+/// Maximum `Retry-After` that is obeyed.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// A server is asked to end a watch after 5 to 10 minutes.
+/// A watch is requested to end after 5 to 10 minutes.
 const WATCH_SECONDS: f64 = 300.0;
-/// A watch that is open for longer than any was asked to be is stuck.
+/// A watch that is open for longer than any requested time is stuck.
 pub(crate) const MAX_WATCH: Duration = Duration::from_secs(630);
-/// A watch that ends sooner with nothing seen has failed.
+/// A watch that ends sooner without an event has failed.
 pub(crate) const SHORT_WATCH: Duration = Duration::from_secs(1);
-/// When the version of an interrupted watch is checked: after the first minute, in which all agents reconnect, and before the
-/// server ends the watch.
+/// When the version of an interrupted watch is checked: after the first minute, in which all agents reconnect, and
+/// before the server ends the watch.
 const CHECK_FIRST: Duration = Duration::from_secs(60);
 const CHECK_SPREAD: Duration = Duration::from_secs(180);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// List everything. `exact`: as it is in the store now, not as the server happens to have cached it. `paged`: in parts.
+    /// List everything. `exact`: the current state of the store, not of the server's cache. `paged`: in parts.
     List { exact: bool, paged: bool },
-    /// Watch from a resourceVersion, or from none: the objects there are come first (a streaming list).
+    /// Watch from a resourceVersion, or from none: the existing objects come first (a streaming list).
     Watch { from: Option<String> },
 }
 
@@ -56,7 +56,7 @@ enum ListMode {
 pub(crate) struct Pause {
     pub(crate) wait: Duration,
     pub(crate) is_failure: bool,
-    /// Whether a sign that the server answers again ends it.
+    /// Whether a signal that the server answers again ends it.
     pub(crate) can_be_woken: bool,
 }
 
@@ -65,7 +65,7 @@ impl Pause {
     const NONE: Self = Self { wait: Duration::ZERO, is_failure: false, can_be_woken: false };
 }
 
-/// A version that is lower than one before.
+/// A version that is lower than an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WentBack {
     pub(crate) seen: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Reflector {
     /// Everything up to this version is known.
     version: Option<String>,
     mode: ListMode,
-    /// When the server said that it knows no streaming lists; the list that took the place of one has not failed.
+    /// When the server refused a streaming list; the list that replaced it has not failed.
     streaming_refused: Option<Instant>,
     /// Something was listed or found too old, so the server's cache may be too old.
     exact: bool,
@@ -85,10 +85,10 @@ pub(crate) struct Reflector {
     newest: Option<u64>,
     /// The watch was interrupted, so the store may have been rolled back; when to check that.
     check_at: Option<Instant>,
-    /// The last wait was ended by a sign.
+    /// The last wait was ended by a signal.
     woken: bool,
     backoff: Failures,
-    /// For sinks that forget, and versions that are too old.
+    /// For sinks that lose their state, and versions that are too old.
     again: Failures,
     again_at: Option<Instant>,
 }
@@ -112,12 +112,12 @@ impl Reflector {
         self.version.is_some()
     }
 
-    /// From where the watch goes on; none before a complete listing.
+    /// The version from which the watch continues; `None` before a complete listing.
     pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// Everything is known at `version`. `exact`: and is no older than the store was when the listing began.
+    /// Everything is known at `version`. `exact`: it is no older than the store was when the listing began.
     pub(crate) fn listed(&mut self, version: String, exact: bool) -> Option<WentBack> {
         let now = version.parse().ok();
         let back = self.went_back(&version).filter(|_| exact);
@@ -130,13 +130,12 @@ impl Reflector {
         back
     }
 
-    /// Whether this version is lower than one before.
+    /// Whether this version is lower than an earlier one.
     pub(crate) fn went_back(&self, version: &str) -> Option<WentBack> {
         let (seen, now) = self.newest.zip(version.parse().ok())?;
         (now < seen).then_some(WentBack { seen, now })
     }
 
-    /// An event of `version` was seen.
     pub(crate) fn saw(&mut self, version: String) {
         self.newest = self.newest.max(version.parse().ok());
         self.version = Some(version);
@@ -148,8 +147,8 @@ impl Reflector {
         self.version = None;
     }
 
-    /// The store was rolled back: what was seen before says nothing of what comes. Returns how long to wait before
-    /// everything is listed again. `random` is in [0, 1).
+    /// The store was rolled back: earlier versions have no meaning. Returns how long to wait before the relist.
+    /// `random` is in [0, 1).
     pub(crate) fn roll_back(&mut self, random: f64) -> Duration {
         self.version = None;
         self.newest = None;
@@ -159,8 +158,8 @@ impl Reflector {
         SPREAD.mul_f64(random)
     }
 
-    /// Everything is to be said again. Returns how long to wait before that: not at all, unless it was just said
-    /// again. `random` is in [0, 1).
+    /// Everything has to be sent again. Returns how long to wait before that: zero, unless it was just sent again.
+    /// `random` is in [0, 1).
     pub(crate) fn again(&mut self, now: Instant, random: f64) -> Duration {
         let before = self.again_at.replace(now);
         match before {
@@ -169,7 +168,7 @@ impl Reflector {
         }
     }
 
-    /// The watch ended before its time, so the server may have another store behind it. `random` is in [0, 1).
+    /// The watch ended early, so the server may have another store behind it. `random` is in [0, 1).
     pub(crate) fn interrupted(&mut self, now: Instant, random: f64) {
         self.check_at.get_or_insert_with(|| now + CHECK_FIRST + CHECK_SPREAD.mul_f64(random));
     }
@@ -179,7 +178,7 @@ impl Reflector {
         self.check_at
     }
 
-    /// Whether it is known that the server knows it; if not, it is to be checked later.
+    /// Records the result of the check; if the version is not known, it is checked again later.
     pub(crate) fn checked(&mut self, is_known: bool, now: Instant, random: f64) {
         self.check_at = None;
         if !is_known {
@@ -190,29 +189,29 @@ impl Reflector {
     /// A step failed. `cut_off`: a streaming list had begun. `random` is in [0, 1).
     pub(crate) fn failed(&mut self, kind: Kind, cut_off: bool, now: Instant, random: f64) -> Pause {
         self.interrupted(now, random);
-        // After a sign that was too early, one wait is waited out.
+        // After a signal that was too early, one wait is not interrupted.
         let can_be_woken = !std::mem::take(&mut self.woken) && kind.retry_after().is_none();
         match (&self.version, self.mode) {
-            // An etcd that is too old for streaming lists makes the server say 500. Whatever the reason, client-go lists.
+            // An etcd too old for streaming lists makes the server answer 500. Whatever the reason, client-go lists.
             (None, ListMode::Streaming) if cut_off || is_refusal(kind) => {
                 self.mode = ListMode::Paged;
                 self.streaming_refused = Some(now).filter(|_| kind == Kind::Invalid);
                 return Pause::NONE;
             }
-            // What the pages are of was compacted meanwhile.
+            // The version of the pages was compacted meanwhile.
             (None, ListMode::Paged) if kind == Kind::Gone => {
                 self.mode = ListMode::Whole;
                 return Pause::NONE;
             }
-            // A failed list says nothing of the next one.
+            // A failed list says nothing about the next one.
             (None, _) => {
                 self.mode = ListMode::Streaming;
                 self.streaming_refused = None;
             }
             (Some(_), _) if kind == Kind::Gone => {
                 self.version = None;
-                // The server works: what an outage before this has added to the back-off says nothing. A server that
-                // finds every version too old is waited for all the same.
+                // The server works: back-off from an earlier outage does not apply. A server that finds every version
+                // too old still gets pauses.
                 let wait = self.again(now, random);
                 if wait.is_zero() {
                     let wait = RELIST_SPREAD.mul_f64(random);
@@ -220,7 +219,7 @@ impl Reflector {
                 }
                 return Pause { wait, is_failure: true, can_be_woken };
             }
-            // The version is not one of this server's.
+            // The version is not from this server.
             (Some(_), _) if kind == Kind::Invalid => self.version = None,
             (Some(_), _) => {}
         }
@@ -229,33 +228,33 @@ impl Reflector {
         Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_woken }
     }
 
-    /// A wait was ended by a sign that the server answers again, `rest` before its end; it is this agent's turn `turn` from
-    /// now. Returns how much of it is waited all the same. `random` is in [0, 1).
+    /// A signal that the server answers again ended a wait `rest` before its end; this agent's time is `turn` from now.
+    /// Returns how long to wait nevertheless. `random` is in [0, 1).
     pub(crate) fn woken(&mut self, rest: Duration, turn: Duration, random: f64) -> Duration {
         self.woken = true;
         rest.min(turn + STAGGER.mul_f64(random))
     }
 }
 
-/// Whether the server has answered and does not do what was asked.
+/// Whether the server has answered and does not do what was requested.
 fn is_refusal(kind: Kind) -> bool {
     matches!(kind, Kind::Invalid | Kind::Server { retry_after: None })
 }
 
-/// The seconds after which the server is to end a watch; `random` is in [0, 1).
+/// The requested duration of a watch in seconds; `random` is in [0, 1).
 pub(crate) fn watch_seconds(random: f64) -> u64 {
-    // At most 600, so nothing is cut off.
+    // At most 600, so the conversion is exact.
     Duration::from_secs_f64(WATCH_SECONDS * (1.0 + random)).as_secs()
 }
 
-/// Failures in a row, and when the last one was.
+/// Consecutive failures, and the time of the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     last: Option<(Instant, u32)>,
 }
 
 impl Failures {
-    /// The pause after a failure at `now`, lengthened by up to as much again.
+    /// The pause after a failure at `now`, lengthened at random by up to its own length.
     pub(crate) fn next(&mut self, now: Instant, random: f64) -> Duration {
         let failures = match self.last {
             Some((at, failures)) if now.duration_since(at) <= BACKOFF_RESET => failures.saturating_add(1),

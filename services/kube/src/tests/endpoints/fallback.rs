@@ -1,4 +1,4 @@
-//! Lists and watches that break, hang, are refused, or are told to wait.
+//! Lists and watches that break, hang, are refused, or get a `Retry-After`.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use keelson_endpoint_publisher::Service;
 use super::*;
 use crate::{ApiServerParts, ClusterSource, ServerSignals};
 
-/// A client that tells and hears what others with these signals do.
+/// A client that shares these signals with others.
 fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
     let parts = ApiServerParts::new(ClusterSource::Explicit(server.source()));
     ApiServer::new(ApiServerParts { signals: signals.clone(), ..parts })
 }
 
-/// Lists nothing at `version`, and hears that the watch works.
+/// Lists nothing at `version`, and expects that the watch works.
 async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
     let feed = begin(server);
     feed.listed(version);
@@ -22,14 +22,14 @@ async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed 
     feed
 }
 
-/// Lets so much time pass at once; nothing may be on its way.
+/// Advances the time at once; no data may be in flight.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
     tokio::time::resume();
 }
 
-/// Sends 250 objects of a listing, of which all but the last are told.
+/// Sends 250 objects of a listing, and expects all but the last.
 async fn half(feed: &Feed, source: &mut Source) {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
@@ -50,7 +50,7 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("a", 3)], "go/on")));
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
     let feed = begin(&server);
-    // No failure is told: there is another way.
+    // No failure is reported: there is another way.
     source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Well]).await;
     feed.slice("ADDED", "c", 10);
     source.says(&[put("c", 10)]).await;
@@ -94,7 +94,7 @@ async fn e1_a_list_that_never_ends_after_a_410_is_told() {
         panic!("it is stale")
     };
     assert_eq!(reason, "the list was not complete after 10s");
-    // What was known was current until the listing began.
+    // The known state was current until the listing began.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
     assert!(since_unix_ms <= i64::try_from(now).unwrap() - 10_000, "{since_unix_ms}");
 }
@@ -107,7 +107,7 @@ async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
     assert_eq!(server.seen().await.query("resourceVersion"), Some("4"));
     pass(Duration::from_secs(11)).await;
     source.fails("the watch was not answered after 10s").await;
-    // API Priority and Fairness keeps requests waiting for up to a minute.
+    // API Priority and Fairness queues requests for up to a minute.
     pass(Duration::from_secs(40)).await;
     let feed = begin(&server);
     feed.slice("ADDED", "a", 5);
@@ -150,7 +150,7 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     assert_eq!((whole.query("limit"), whole.query("continue"), whole.query("watch")), (None, None, None));
 }
 
-/// What a server before 1.31 answers.
+/// The answer of a server before 1.31.
 #[tokio::test]
 async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     let service = |name: &str, version, ip: &str| Service {
@@ -260,7 +260,7 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     ghost.listed(100);
     second.says(&[Said::Listing, put("ghost", 90), Said::Listed, Said::Well]).await;
     other.seen().await;
-    // A version of the time before is too old for a server that has listed since; what it lists is older still.
+    // An earlier version is too old for a server that has listed since; its list is older still.
     let again = begin(&server);
     feed.error(410, "Expired");
     again.listed(60);
@@ -272,7 +272,7 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
     relist.listed(61);
     second.says(&[Said::Listing, Said::Listed]).await;
-    // The one that has detected it has listed already.
+    // The watch that has detected it has listed already.
     server.seen().await;
     server.nothing_more();
     assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -302,7 +302,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
         };
         api.renew_lease(patch).await.unwrap();
     }
-    // What the Lease's conflict makes the agent read.
+    // The agent reads this after the Lease's conflict.
     leases.reply(Reply::json(200, r#"{"metadata":{"uid":"u","resourceVersion":"70"},"spec":{}}"#));
     api.get_lease("n1").await.unwrap();
     feed.closed().await;
@@ -313,7 +313,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
-/// A watch that asks for the future hears nothing of it; only a list that has to be as new is refused.
+/// A watch from a future version receives nothing; only a list with a minimum version is refused.
 #[tokio::test]
 async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let (signals, count) = counting();
@@ -322,7 +322,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     drop(listed(&mut server, &mut source, 100).await);
     let deaf = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("100"));
-    // The head has come when an event has.
+    // The head has arrived when an event has.
     deaf.slice("ADDED", "a", 101);
     source.says(&[put("a", 101)]).await;
     pass(Duration::from_secs(59)).await;

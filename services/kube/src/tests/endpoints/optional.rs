@@ -1,8 +1,8 @@
-//! ServiceCIDRs, which a server may not have or not allow to be listed.
+//! ServiceCIDRs, which a server may not have or not permit to list.
 
 use super::*;
 
-/// Lists one ServiceCIDR, and tells what a source says of it.
+/// Lists one ServiceCIDR; returns what a source reports of it.
 fn one_listed(feed: &Feed) -> Said {
     let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
         name: "kubernetes".into(),
@@ -25,7 +25,7 @@ async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
     source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
     assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
     server.nothing_more();
-    // Minute by minute nothing is said, and after ten of them it is asked.
+    // Within each minute nothing is reported; after ten minutes it asks again.
     tokio::time::pause();
     for _ in 0..10 {
         source.says(&[Said::Nothing]).await;
@@ -50,10 +50,10 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
     source.says(&[Said::Listing, Said::Refused]).await;
     source.fails("Forbidden").await;
-    // It is retried; the sink is told of the refusal once, and of each failure.
+    // It is retried; the refusal is reported once to the sink, and each failure.
     source.says(&[Said::Nothing]).await;
     source.fails("Forbidden").await;
-    // One that has begun anew meanwhile is told again: nothing else would end its wait.
+    // A sink that has restarted meanwhile is told again: nothing else would end its wait.
     source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
     source.says(&[Said::Nothing, Said::Listing, Said::Refused]).await;
     source.fails("Forbidden").await;
@@ -65,12 +65,12 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
     source.says(&[Said::Listing, cidr, Said::Listed, Said::Well]).await;
 }
 
-/// P19: nothing waits for a server that answers, and not with ServiceCIDRs.
+/// P19: nothing waits for a server that answers, but not with ServiceCIDRs.
 #[tokio::test]
 async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
     for (code, reason) in [(500, "InternalError"), (503, "ServiceUnavailable")] {
         let server = Server::plain().await;
-        // What lists in a watch is asked for once more as a list.
+        // A failed streaming list is retried once as a list.
         (0..3).for_each(|_| server.reply(refusal(code, reason)));
         let api = server.api();
         let mut source =
@@ -82,7 +82,7 @@ async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
     }
 }
 
-/// P19: what was listed before the refusal stays known.
+/// P19: the objects that were listed before the refusal stay known.
 #[tokio::test]
 async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
     let server = Server::plain().await;

@@ -1,6 +1,6 @@
-//! What a watch holds while it runs.
+//! State of a running watch.
 //!
-//! Owns: why a step ends ([`Stop`]), what is about to be handed over ([`Batch`]), a watch that was opened ([`Open`]), and what it
+//! Owns: why a step ends ([`Stop`]), the batch to hand over ([`Batch`]), an open watch ([`Open`]), and what it
 //! waits for ([`Turn`]). In: nothing. Out: values of the loop in [`follow`](super).
 
 use std::time::Duration;
@@ -12,21 +12,21 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::watch::{reflect::SHORT_WATCH, subject::Change};
 
-/// A listing that is not complete, or a watch that is not answered, after this time is shown as a failure while it goes on.
+/// A listing that is incomplete, or a watch without an answer, after this time is reported as a failure while it
+/// continues.
 pub(super) const SLOW: Duration = Duration::from_secs(10);
 
-/// Why a step did not succeed.
 pub(super) enum Stop {
-    /// An error, and whether health shows it. A connection that broke is no failure of the watch before it cannot be
-    /// made again. `cut_off`: a streaming list had begun.
+    /// An error, and whether health shows it. A broken connection is no failure of the watch unless reconnecting fails.
+    /// `cut_off`: a streaming list had begun.
     Broken {
         err: ApiError,
         tell: bool,
         cut_off: bool,
     },
-    /// What the server sends cannot be read. What was seen of it is not to be built upon.
+    /// The server sends invalid data. What was read of it must not be used.
     Senseless(ApiError),
-    /// The sink has forgotten what it was told.
+    /// The sink has lost its state.
     Forgotten,
     RolledBack,
 }
@@ -37,11 +37,11 @@ impl From<ApiError> for Stop {
     }
 }
 
-/// What is about to be handed over.
+/// The events to hand over.
 pub(super) struct Batch<T> {
     pub(super) changes: Vec<Change<T>>,
     pub(super) bytes: usize,
-    /// What is known when it was taken.
+    /// What is known once it was taken.
     pub(super) reached: Option<Reached>,
 }
 
@@ -56,20 +56,20 @@ pub(super) enum Reached {
     Saw(String),
 }
 
-/// A deadline after which health says that a step takes too long.
+/// A deadline after which health shows that a step takes too long.
 pub(super) struct Slow {
     pub(super) since: Instant,
     pub(super) what: &'static str,
 }
 
-/// A watch that the server has begun to answer.
+/// A watch whose answer has begun.
 pub(super) struct Open {
     pub(super) since: Instant,
     pub(super) heard: Instant,
-    /// After this time the server is to end it.
+    /// Requested time after which the server ends it.
     pub(super) asked: Duration,
     pub(super) initial: bool,
-    /// Something came after that, or nothing came for long enough.
+    /// Data arrived after that, or nothing arrived for long enough.
     pub(super) seen: bool,
 }
 
@@ -77,9 +77,9 @@ pub(super) enum Turn<T> {
     Frame(T),
     /// Open for a second without an error: it works, though nothing happens.
     Calm,
-    /// Open for longer than it was asked to be.
+    /// Open for longer than requested.
     Stuck,
-    /// Nothing comes of a streaming list.
+    /// No data of a streaming list arrives.
     Silent,
     Slow,
     RolledBack,
@@ -103,8 +103,8 @@ impl Open {
     }
 }
 
-/// Whether the server has answered and will not list this kind of objects, as far as one can tell. An error that concerns every
-/// request, such as a lost connection, is none.
+/// Whether the server has answered and will not list this kind of objects. An error that concerns every
+/// request, such as a lost connection, is not a refusal.
 pub(super) fn is_refusal(kind: ApiErrorKind) -> bool {
     matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
 }
@@ -116,7 +116,6 @@ pub(super) fn taken(answer: Answer) -> Result<(), Stop> {
     }
 }
 
-/// Waits for `work`, if there is any.
 pub(super) async fn if_any<T>(work: Option<&mut BoxFuture<'_, T>>) -> T {
     match work {
         Some(work) => work.await,

@@ -23,7 +23,7 @@ fn body(chunks: Vec<Bytes>) -> impl http_body::Body<Data = Bytes, Error = Infall
     StreamBody::new(stream::iter(chunks.into_iter().map(|chunk| Ok(Frame::data(chunk)))))
 }
 
-/// What a list says, however it was cut: names and version.
+/// Names and version of a list that arrives in these chunks.
 async fn read(chunks: Vec<Bytes>) -> Result<(Vec<String>, String), Failure> {
     let mut listing = Listing::<_, Slices>::new(body(chunks));
     let mut names = Vec::new();
@@ -74,7 +74,7 @@ async fn what_is_no_list_of_such_objects_is_refused() {
         (wire::list("EndpointSlice", "", &[wire::slice("a", 1)]), "no resourceVersion"),
         (wire::list("EndpointSlice", "5", &[EndpointSlice::default()]), "without a name"),
         (wire::list("EndpointSlice", "5", &["no object".to_owned()]), "cannot decode"),
-        // The list says that it is longer than any, and so does an object in it.
+        // The list claims to be longer than any, and so does an object in it.
         ([MAGIC, b"\x0a\x13\x12\x11EndpointSliceList\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\xff\xff\xff\xff\x7f"].concat().into(), "8 MiB"),
         ([MAGIC, b"\x0a\x13\x12\x11EndpointSliceList\x12\x05\x12\x7f"].concat().into(), "longer than its \
                                                                                          message"),
@@ -86,7 +86,7 @@ async fn what_is_no_list_of_such_objects_is_refused() {
     }
 }
 
-/// A byte that is wrong anywhere leads to a list or to a failure, and to nothing else.
+/// A wrong byte anywhere leads to a list or to a failure, and to nothing else.
 #[tokio::test]
 async fn a_list_with_a_wrong_byte_does_no_harm() {
     let whole = whole_list();
@@ -99,7 +99,7 @@ async fn a_list_with_a_wrong_byte_does_no_harm() {
     }
 }
 
-/// A list is taken apart while it arrives: of 50,000 slices never more is held than a piece and an object.
+/// Of 50,000 slices at most one piece and one object are held at a time.
 #[tokio::test]
 async fn a_huge_list_is_never_held_whole() {
     const SLICES: usize = 50_000;

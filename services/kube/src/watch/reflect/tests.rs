@@ -79,7 +79,7 @@ async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hou
     reflector.listed("6".into(), true);
     reflector.forget();
     assert_eq!(reflector.next(now + STREAMING_AGAIN), STREAM);
-    // One that failed otherwise is asked for again.
+    // One that failed for another reason is requested again.
     for (kind, cut_off) in [(DOWN, true), (ERROR, false)] {
         reflector.failed(kind, cut_off, now, 0.5);
         reflector.listed("7".into(), true);
@@ -94,7 +94,7 @@ async fn e15_a_list_is_never_the_last_word() {
     let mut reflector = Reflector::default();
     reflector.failed(ERROR, false, now, 0.5);
     assert!(matches!(reflector.next(Instant::now()), Step::List { .. }));
-    // After a list that failed, and after one that succeeded.
+    // After a failed list, and after a successful one.
     for kind in [ERROR, Kind::Invalid, DOWN, Kind::Forbidden] {
         let pause = reflector.failed(kind, false, now, 0.5);
         assert!(pause.is_failure && !pause.wait.is_zero(), "{kind:?}: one turn of both, and then a wait");
@@ -182,7 +182,7 @@ async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spre
     let turn = 7 * SECOND;
     assert_eq!(reflector.woken(pause.wait, turn, 0.5), turn + STAGGER / 2);
     assert_eq!(reflector.woken(SECOND, turn, 0.5), SECOND, "never later than without");
-    // It was too early: the next wait is whole, so that there are at most twice as many requests as without signs.
+    // It was too early: the next wait is complete, so that there are at most twice as many requests as without signals.
     assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_woken);
     assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken);
     reflector.woken(SECOND, turn, 0.5);
@@ -210,7 +210,7 @@ fn e11_a_listing_that_is_older_than_what_was_seen_shows_a_rollback() {
     reflector.saw("120".into());
     reflector.forget();
     assert_eq!(reflector.listed("119".into(), true), Some(WentBack { seen: 120, now: 119 }));
-    // From there on it counts anew, and equal is not older.
+    // From there on the count restarts, and equal is not older.
     assert_eq!(reflector.listed("119".into(), true), None);
     reflector.saw("121".into());
     assert_eq!(reflector.listed("120".into(), false), None, "a cache may be behind");
