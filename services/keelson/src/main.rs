@@ -1,8 +1,8 @@
 //! The `keelson` binary.
 //!
-//! Owns: the command line. In: arguments, environment, signals. Out: [`agent`] runs the agent;
-//! [`cli`] asks a running one; [`proxy`] makes rules; [`settings`] explains the settings. Exit codes: 0 well, 1 failed,
-//! 2 wrong usage or settings, 70 the agent ended itself after a panic.
+//! Owns: the command line. In: arguments, environment, signals. Out: [`agent`] runs the agent; [`cli`] queries a
+//! running one; [`proxy`] runs the service proxy; [`settings`] shows the settings. Exit codes: 0 success, 1 failed, 2
+//! wrong usage or settings, 70 the agent ended itself after a panic.
 
 mod agent;
 mod cli;
@@ -98,7 +98,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs a command that talks to the agent.
 fn ask(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }

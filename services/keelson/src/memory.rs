@@ -1,36 +1,39 @@
-//! Unused memory is returned to the kernel.
+//! Returns unused memory to the kernel.
 //!
-//! Owns: the allocator's settings, and a thread that reads every two seconds how large the process is, and asks the allocator to return
-//! free pages when the process has grown, at most once in ten seconds. In: `/proc/self/statm`. Out: fewer pages.
+//! Owns: the allocator's settings, and a thread that reads the size of the process every two seconds, and requests the
+//! allocator to return free pages when the process has grown, at most once in ten seconds. In: `/proc/self/statm`. Out:
+//! fewer pages.
 //!
-//! glibc returns only the end of its heap. A process that has loaded a large cluster leaves holes in the middle, and would
-//! keep them for months: 13 MB of the proxy's 46 and some of the agent's at 10,000 Services. glibc also raises the size from which
-//! an allocation is a mapping of its own, to up to 32 MiB, as soon as such a mapping is freed: large tables then lie in the
-//! heap, are cleared by hand, and leave holes too. With a fixed size it does not: 7 MB less of both processes.
+//! glibc returns only the end of its heap. A process that has loaded a large cluster leaves holes in the middle, and
+//! would keep them for months: 13 MB of the proxy's 46 and some of the agent's at 10,000 Services. glibc also raises
+//! the size above which an allocation is a separate mapping, to up to 32 MiB, as soon as such a mapping is freed: large
+//! tables are then in the heap, are cleared explicitly, and leave holes too. A fixed size avoids this: 7 MB less of
+//! both processes.
 
 use std::{
     fs, thread,
     time::{Duration, Instant},
 };
 
-/// How often it looks.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Minimum time between two trims, which lock the heap: a process may grow and shrink by more than [`GROWN`] all the time.
+/// Minimum time between two trims, which lock the heap: a process may grow and shrink by more than [`GROWN`] all the
+/// time.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A process that has grown by so much since memory was given back, in bytes, is worth the milliseconds that it takes.
+/// Minimum growth since the last trim, in bytes, that is worth the milliseconds of a trim.
 const GROWN: usize = 1 << 20;
 
-/// An allocation of this many bytes is a mapping of its own: glibc's default at the start of a process.
+/// Minimum size of an allocation that is a separate mapping, in bytes: glibc's default at the start of a process.
 #[cfg(target_env = "gnu")]
 const MAPPED: i32 = 128 << 10;
 
-/// Arenas of the heap. By default there are eight for each processor.
+/// Number of arenas of the heap. By default there are eight for each processor.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 2;
 
-/// Starts the thread. Without it a process is larger than it has to be, and nothing else.
+/// Starts the thread. Without it only the process is larger.
 pub(crate) fn give_back() {
     let started = thread::Builder::new().name("memory".to_owned()).stack_size(64 << 10).spawn(|| {
         let mut pace = Pace::new(resident().unwrap_or(0));
@@ -72,8 +75,8 @@ impl Pace {
     }
 }
 
-/// Fixes the size from which an allocation is a mapping of its own, and bounds the number of arenas, each of which has holes of its own.
-/// To be called before there are other threads.
+/// Fixes the size above which an allocation is a separate mapping, and limits the number of arenas, each of which has
+/// its own holes. Must be called before other threads exist.
 #[cfg(target_env = "gnu")]
 pub(crate) fn set_up_allocator() {
     // SAFETY: mallopt takes two numbers and no pointer. glibc marks it as unsafe beside other threads; there are none yet. The only
@@ -89,7 +92,7 @@ pub(crate) fn set_up_allocator() {
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn set_up_allocator() {}
 
-/// What the process has in memory, in bytes.
+/// Resident memory of the process, in bytes.
 fn resident() -> Option<usize> {
     const PAGE: usize = 4096;
     let statm = fs::read_to_string("/proc/self/statm").ok()?;
@@ -105,7 +108,7 @@ fn trim() {
     let _given = unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators give back by themselves what they can.
+/// Other allocators return memory by themselves.
 #[cfg(not(target_env = "gnu"))]
 fn trim() {}
 
@@ -137,7 +140,7 @@ mod tests {
     }
 }
 
-/// What the allocator makes of its settings. They count for the whole process, so each test runs in a process of its own.
+/// The settings apply to the whole process, so each test runs in a process of its own.
 #[cfg(all(test, target_env = "gnu"))]
 mod allocator_tests {
     #![allow(clippy::expect_used)]
@@ -172,11 +175,11 @@ mod allocator_tests {
     fn large_allocations_stay_mappings() {
         alone("large_allocations_stay_mappings", || {
             set_up_allocator();
-            // Freed, this would raise the size to its own.
+            // Freeing this would raise the size to its own.
             drop(black_box(vec![1_u8; 16 << 20]));
             let before = size();
             let table = black_box(vec![1_u8; 12 << 20]);
-            // What comes after it in the heap: its end is not free.
+            // Placed after it in the heap, so that its end is not free.
             let after: Vec<_> = (0..1_024).map(|_| black_box(vec![1_u8; 1_024])).collect();
             drop(table);
             let grown = size().saturating_sub(before);
@@ -188,7 +191,7 @@ mod allocator_tests {
     #[test]
     fn holes_in_the_heap_are_given_back() {
         alone("holes_in_the_heap_are_given_back", || {
-            // Small pieces, of which every 64th stays: no end of the heap is free.
+            // Small pieces, of which every 64th is kept: no end of the heap is free.
             let mut pieces: Vec<Option<Box<[u8; 1024]>>> =
                 (0..65_536).map(|number| Some(Box::new([number as u8; 1024]))).collect();
             let full = size();
@@ -200,7 +203,7 @@ mod allocator_tests {
             trim();
             let given = full.saturating_sub(size());
             assert!(given > 32 << 20, "{given} bytes of 64 MiB");
-            // What stayed is what it was.
+            // The kept pieces are unchanged.
             for (number, piece) in pieces.iter().enumerate().filter(|(_, piece)| piece.is_some()) {
                 assert_eq!(piece.as_deref(), Some(&[number as u8; 1024]));
             }

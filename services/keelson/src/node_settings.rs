@@ -1,6 +1,7 @@
-//! Section `[node]` as the LeaseRenewer and the StatusReporter take it.
+//! Section `[node]` for the LeaseRenewer and the StatusReporter.
 //!
-//! Owns: the check of settings whose syntax only they know. In: settings. Out: their policies, or every wrong setting.
+//! Owns: the check of settings whose syntax only they know. In: settings. Out: their policies, or every invalid
+//! setting.
 
 use keelson_config::{EndpointsSource, Gate, Settings};
 use keelson_heartbeats::{
@@ -11,14 +12,14 @@ use keelson_heartbeats::{
     },
 };
 
-/// What is wrong with a setting of section `[node]`.
+/// An invalid setting of section `[node]`.
 pub(crate) struct NodeProblem {
     /// `node.KEY`.
     pub(crate) key: &'static str,
     pub(crate) error: SettingError,
 }
 
-/// Collects what is wrong, with a value that is never used in the place of what is.
+/// Collects problems; an invalid value is replaced by a default that is never used.
 fn read<T: Default>(key: &'static str, read: Result<T, SettingError>, problems: &mut Vec<NodeProblem>) -> T {
     read.unwrap_or_else(|error| {
         problems.push(NodeProblem { key, error });
@@ -26,10 +27,6 @@ fn read<T: Default>(key: &'static str, read: Result<T, SettingError>, problems: 
     })
 }
 
-/// The settings of section `[node]` as the StatusReporter takes them.
-///
-/// # Errors
-/// Every text that is not what it should be.
 pub(crate) fn status_policy(settings: &Settings) -> Result<StatusPolicy, Vec<NodeProblem>> {
     let node = &settings.node;
     let role = match node.role {
@@ -72,7 +69,7 @@ pub(crate) fn status_policy(settings: &Settings) -> Result<StatusPolicy, Vec<Nod
     if wrong.is_empty() { Ok(policy) } else { Err(wrong) }
 }
 
-/// Where service endpoints come from when heartbeats run, which is where an API server is configured.
+/// The source of endpoints while heartbeats run, which requires an API server.
 fn endpoints_origin(settings: &Settings) -> EndpointsOrigin {
     match settings.endpoints.source {
         EndpointsSource::Files => EndpointsOrigin::Manifests,
@@ -80,7 +77,7 @@ fn endpoints_origin(settings: &Settings) -> EndpointsOrigin {
     }
 }
 
-/// Whether the agent renews a Lease: in role node that of the node, in role companion one of its own if that is asked for.
+/// Whether the agent renews a Lease: in role node that of the node, in role companion its own if requested.
 pub(crate) fn renews_lease(settings: &Settings) -> bool {
     settings.node.role == keelson_config::Role::Node || settings.node.companion_lease
 }

@@ -1,14 +1,11 @@
-//! Writing to the terminal, or to whatever stands in its place.
+//! Standard output and standard error.
 //!
-//! In: text. Out: standard output and standard error. A reader that left (`keelson pulls | head -1`) is
+//! In: text. Out: standard output and standard error. A closed output (`keelson pulls | head -1`) is
 //! no error.
 
 use std::io::{self, Write as _};
 
-/// Writes `text` to standard output and ends the line.
-///
-/// # Errors
-/// Standard output cannot be written to; a closed pipe is no error.
+/// Writes `text` and a line break to standard output; a closed pipe is no error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     match write(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -16,7 +13,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// As [`print()`], but a closed pipe is an error: for those who would go on writing.
+/// As [`print()`], but a closed pipe is an error, for callers that would go on writing.
 pub(crate) fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -26,7 +23,7 @@ pub(crate) fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes a line to standard error. If even that fails there is nobody to tell.
+/// Writes a line to standard error; failures are ignored.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
 }

@@ -1,6 +1,6 @@
-//! `keelson proxy`: runs a backend, or looks into a running one.
+//! `keelson proxy`: runs a backend, or inspects a running one.
 //!
-//! Owns: its arguments, what the settings mean for it, and the order of starting and ending. In: settings and signals. Out:
+//! Owns: its arguments, the evaluation of the settings, and the order of start and stop. In: settings and signals. Out:
 //! rules in the kernel, which stay when it ends; exit codes as of every command.
 
 use std::{process::ExitCode, sync::Arc};
@@ -32,7 +32,6 @@ use crate::{
     settings::SettingsArgs,
 };
 
-/// Every backend.
 const DRIVERS: [&dyn Driver; 1] = [&keelson_proxy_nft::Nft];
 
 fn driver(backend: ProxyBackend) -> &'static dyn Driver {
@@ -101,7 +100,7 @@ struct RunArgs {
 }
 
 impl RunArgs {
-    /// The first flag that is there, to refuse it where it would do nothing.
+    /// The first flag that is set, to reject it where it has no effect.
     fn given(&self) -> Option<&'static str> {
         [
             ("--backend", self.backend.is_some()),
@@ -130,10 +129,6 @@ impl RunArgs {
     }
 }
 
-/// Runs `keelson proxy`.
-///
-/// # Errors
-/// It cannot start or go on; the running one cannot be asked.
 pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let (Some(_), Some(flag)) = (&args.command, args.run.given()) {
@@ -193,7 +188,7 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
     Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The state that is newest now, and what it would make of the kernel.
+/// Computes the changes for the latest state.
 async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
     cli::complain(&format!("keelson: reading the full state from {target}"));
@@ -204,7 +199,7 @@ async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let options = options(settings)?;
     let driver = driver(settings.proxy.backend);
     let backend = match driver.open(&options, Access::Compare) {
-        // Without the capability to read the kernel, the text is as on a node without rules.
+        // Without the capability to read the kernel, the text is the same as on a node without rules.
         Err(_) if print => driver.open(&options, Access::Print),
         opened => opened,
     };
@@ -238,7 +233,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let proxy = &settings.proxy;
     let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
     let http = match proxy.http {
-        // Services are worth more than a page.
+        // Services are more important than the page.
         Some(address) => TcpListener::bind(address)
             .await
             .inspect_err(|error| {
@@ -275,7 +270,7 @@ fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                // Who takes it for the agent shall not end it.
+                // A reload that is meant for the agent must not end the proxy.
                 _ = hangup.recv() => tracing::warn!("SIGHUP ignored; the proxy reads its settings only at start"),
             }
         }
@@ -331,7 +326,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
     })
 }
 
-/// What people want to see of the settings first.
+/// The settings that matter most, first.
 fn in_words(settings: &Settings) -> Vec<String> {
     let proxy = &settings.proxy;
     let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };

@@ -1,7 +1,7 @@
-//! Where the settings of this process come from, and `keelson config`.
+//! Sources of the settings of this process, and `keelson config`.
 //!
 //! Owns: the flags that select and override settings. In: flags, the environment, files. Out:
-//! [`keelson_config::Loaded`], or every mistake at once with exit code 2.
+//! [`keelson_config::Loaded`], or all errors at once with exit code 2.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -58,10 +58,7 @@ impl AgentArgs {
 }
 
 impl SettingsArgs {
-    /// Reads and checks everything.
-    ///
-    /// # Errors
-    /// Every mistake at once, each with its place.
+    /// Reads and checks everything. Returns all errors at once, each with its place.
     pub(crate) fn load(&self) -> Result<Loaded, Errors> {
         let hostname = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned();
         let mut sources = Sources::new(hostname);
@@ -75,13 +72,10 @@ impl SettingsArgs {
         keelson_config::load(&sources)
     }
 
-    /// As [`SettingsArgs::load`], with what only the agent can judge.
-    ///
-    /// # Errors
-    /// The mistakes, a line each.
+    /// As [`SettingsArgs::load`], with the checks that only the agent can make. One line per error.
     pub(crate) fn check(&self) -> Result<Loaded, String> {
         let loaded = self.load().map_err(|errors| errors.to_string())?;
-        // Also with no cluster: a wrong setting is wrong before the day on which it counts.
+        // Also without a cluster: an invalid setting is reported before it is used.
         let Err(wrong) = node_settings::status_policy(&loaded.settings) else { return Ok(loaded) };
         let line = |problem: &NodeProblem| {
             let entry = loaded.entries.iter().find(|entry| entry.key == problem.key);
@@ -91,23 +85,17 @@ impl SettingsArgs {
         Err(wrong.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 
-    /// As [`SettingsArgs::check`], where a `KubeProxyConfiguration`, which has no settings of the agent, is refused.
-    ///
-    /// # Errors
-    /// The mistakes, a line each.
+    /// As [`SettingsArgs::check`], but refuses a `KubeProxyConfiguration`, which has no settings of the agent.
     pub(crate) fn check_agent(&self) -> Result<Loaded, String> {
         with_agent_settings(self.check()?)
     }
 
-    /// As [`SettingsArgs::load`], where a `KubeProxyConfiguration` is refused.
-    ///
-    /// # Errors
-    /// The mistakes, a line each.
+    /// As [`SettingsArgs::load`], but refuses a `KubeProxyConfiguration`.
     pub(crate) fn load_agent(&self) -> anyhow::Result<Loaded> {
         with_agent_settings(self.load()?).map_err(anyhow::Error::msg)
     }
 
-    /// As [`SettingsArgs::check`]; the mistakes go to standard error.
+    /// As [`SettingsArgs::check`]; writes the errors to standard error.
     pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
         or_complain(self.check())
     }
@@ -164,10 +152,6 @@ enum Output {
     Toml,
 }
 
-/// Runs `keelson config`.
-///
-/// # Errors
-/// Nothing to standard output could be written.
 pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     let text = match &args.command {
         ConfigCommand::Example => keelson_config::shipped::EXAMPLE.to_owned(),
@@ -192,7 +176,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `keelson config check` says of valid settings: a line for each warning, then that they are valid.
+/// The output of `keelson config check` for valid settings: a line for each warning, then that they are valid.
 fn checked(loaded: &Loaded) -> String {
     let mut lines: Vec<String> = match &loaded.kube_proxy {
         // The agent's settings are elsewhere.
@@ -225,7 +209,7 @@ mod tests {
         assert!(lines[1].starts_with("flag --set node.eviction_hard: node.eviction_hard: "), "{wrong}");
     }
 
-    /// P20: what has no effect is listed, and the agent does not take the file for its own.
+    /// P20: settings without effect are listed, and the agent refuses the file.
     #[test]
     fn p20_check_lists_what_has_no_effect_of_a_kube_proxy_configuration() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -254,7 +238,7 @@ mod tests {
         }
     }
 
-    /// I11: `keelson config check` warns of settings without a limit, and says nothing of those with one.
+    /// I11: warns of settings without a limit, and not of those with one.
     #[test]
     fn check_warns_of_settings_without_a_limit() {
         let check = |set: &str| {

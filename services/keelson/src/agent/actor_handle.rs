@@ -1,6 +1,6 @@
-//! Actors and jobs as the debug API shows them.
+//! Actors and jobs in the debug API.
 //!
-//! Owns: [`ActorHandle`]: the recorder of one actor, with the two questions that every actor answers. In: mailboxes. Out:
+//! Owns: [`ActorHandle`]: the recorder of one actor, and the two requests that every actor answers. In: mailboxes. Out:
 //! recorders, states as JSON, and whether an actor answers.
 
 use std::{sync::Arc, time::Duration};
@@ -17,12 +17,12 @@ type Question<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T, MailboxError>> +
 
 pub(super) struct ActorHandle {
     recorder: Arc<Recorder>,
-    /// Absent while the actor is off.
+    /// `None` while the actor is disabled.
     questions: Option<(Question<String>, Question<()>)>,
 }
 
 impl ActorHandle {
-    /// An actor that runs: `state` asks for its state as JSON, `alive` is the cheapest question it answers.
+    /// A running actor: `state` requests its state as JSON, `alive` is the cheapest request it answers.
     pub(super) fn on<A, S, L>(mailbox: &Mailbox<A>, state: fn() -> S, alive: fn() -> L) -> Self
     where
         A: Actor<Context = Context<A>> + Handler<S> + Handler<L>,
@@ -50,7 +50,7 @@ impl ActorHandle {
         Self { recorder, questions: None }
     }
 
-    /// A job that is no actor: it has no state and answers nothing.
+    /// A job that is not an actor: it has no state and answers nothing.
     pub(super) fn job(recorder: &Arc<Recorder>) -> Self {
         Self { recorder: recorder.clone(), questions: None }
     }
@@ -59,7 +59,7 @@ impl ActorHandle {
         &self.recorder
     }
 
-    /// Its state as JSON; empty while it is off.
+    /// Its state as JSON; empty while it is disabled.
     pub(super) fn state(&self) -> BoxFuture<'static, Result<String, MailboxError>> {
         match &self.questions {
             Some((state, _)) => state(),
@@ -67,7 +67,7 @@ impl ActorHandle {
         }
     }
 
-    /// Whether it answers within `patience`. A full mailbox is busy, not stuck: what is in it is being worked on.
+    /// Whether it answers within `patience`. A full mailbox means busy, not stuck: its messages are being processed.
     pub(super) fn answers(&self, patience: Duration) -> BoxFuture<'static, bool> {
         let Some((_, alive)) = &self.questions else { return async { true }.boxed() };
         let answer = tokio::time::timeout(patience, alive());
@@ -75,7 +75,7 @@ impl ActorHandle {
     }
 }
 
-/// Bounds a question to an actor.
+/// Limits the wait for an actor's answer.
 pub(super) async fn asked<T>(
     question: impl Future<Output = Result<T, MailboxError>>,
 ) -> Result<T, ViewError> {

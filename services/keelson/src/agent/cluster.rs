@@ -1,7 +1,7 @@
 //! The API server, for the parts that need one.
 //!
-//! Owns: its address and credentials from the settings, and what is counted of requests to it. In: section `[kube]`. Out:
-//! [`Cluster`], which makes connections; none when no API server is configured.
+//! Owns: its address and credentials from the settings, and the metrics of requests to it. In: section `[kube]`. Out:
+//! [`Cluster`], which makes connections; `None` if no API server is configured.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use super::{
     rest_client::RestClientMetrics,
 };
 
-/// The Node as it was last seen. `None`: not read yet; `Some(None)`: there is no Node.
+/// The Node as last seen. `None`: not read yet; `Some(None)`: it does not exist.
 pub(super) type NodeSeen = Option<Option<Arc<Node>>>;
 
-/// The API server that the settings name. Cheap to clone.
+/// The API server of the settings. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     source: ClusterSource,
@@ -28,12 +28,11 @@ pub(crate) struct Cluster {
     rollbacks: Counter,
     /// What the connections read of the credentials.
     pub(super) credentials: Credentials,
-    /// The longest that a request may take.
     pub(crate) request_timeout: Duration,
 }
 
 impl Cluster {
-    /// None when the settings name no API server.
+    /// `None` if the settings name no API server.
     pub(crate) fn of(settings: &Settings) -> Option<Self> {
         let source = source(settings)?;
         let request_timeout = settings.kube.request_timeout;
@@ -65,7 +64,7 @@ impl Cluster {
         })
     }
 
-    /// The job that requests and renews the client certificate; none if another process does.
+    /// The job that requests and renews the client certificate; `None` if another process does.
     pub(super) fn renewal(&self, settings: &Settings) -> Option<Renewal> {
         let path = settings.kube.bootstrap_kubeconfig.clone()?;
         Some(Renewal {
@@ -77,7 +76,7 @@ impl Cluster {
         })
     }
 
-    /// Enters what is counted of requests and credentials.
+    /// Registers the metrics of requests and credentials.
     pub(super) fn register(&self, registry: &mut Registry) {
         self.rest_client.register(registry);
         registry.sub_registry_with_prefix("keelson_kube").register(
@@ -89,7 +88,6 @@ impl Cluster {
     }
 }
 
-/// Whether the pods of the node are watched.
 pub(super) fn watches_pods(settings: &Settings) -> bool {
     let is_on = |gate| settings.feature_gates.enabled(gate);
     source(settings).is_some() && is_on(Gate::NodeHeartbeats) && is_on(Gate::PodAwarePulls)
@@ -101,17 +99,16 @@ pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
     ChoreHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
 }
 
-/// Shows that a watch has failed until the restarted one succeeds.
+/// Reports that a watch has failed until the restarted one succeeds.
 pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(&str) + Send + 'static {
     move |reason| drop(health.send_replace(watch_failed(reason)))
 }
 
-/// The newest Node.
 pub(super) fn node_channel() -> (watch::Sender<NodeSeen>, watch::Receiver<NodeSeen>) {
     watch::channel(None)
 }
 
-/// Where the API server is, if the settings name one.
+/// `None` if the settings name no API server.
 fn source(settings: &Settings) -> Option<ClusterSource> {
     let kube = &settings.kube;
     if let Some(path) = &kube.kubeconfig {

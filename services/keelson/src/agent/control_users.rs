@@ -1,4 +1,4 @@
-//! Users who may change something through the debug socket.
+//! Users who may make changes through the debug socket.
 //!
 //! Owns: the meaning of `debug.control_users`. In: its text and the user database. Out: user ids.
 
@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use nix::unistd::{User, geteuid};
 
-/// Root, the agent's own user, and the users in `setting` (names or ids with commas between them). A user who does not
-/// exist is left out, with a warning: the agent does not stay down for a name.
+/// Root, the agent's own user, and the users in `setting` (comma-separated names or ids). A user who does not
+/// exist is left out with a warning, so that the agent starts.
 pub(super) fn read(setting: &str) -> BTreeSet<u32> {
     let mut users = BTreeSet::from([0, geteuid().as_raw()]);
     for name in setting.split(',').map(str::trim).filter(|name| !name.is_empty()) {

@@ -11,10 +11,9 @@ use super::actor_handle::ActorHandle;
 
 /// A part of the path that takes longer to answer is stuck.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Name of the check of the CRI socket.
 const SOCKET: &str = "cri-socket";
 
-/// Asks the socket's own thread and the actors behind it; one check each.
+/// Asks the socket's thread and the actors behind it; one check each.
 pub(super) async fn check_path(socket: &Path, actors: impl Iterator<Item = &ActorHandle>) -> Vec<Check> {
     let pinged = async {
         let wrong = match timeout(TIMEOUT, front::ping(socket)).await {
@@ -29,7 +28,7 @@ pub(super) async fn check_path(socket: &Path, actors: impl Iterator<Item = &Acto
     let asked = actors.map(|actor| async move {
         let name = actor.recorder().name();
         let answers = match actor.recorder().current_status() {
-            // It is retried, and the front passes pulls through meanwhile.
+            // It is retried, and meanwhile the front passes pulls through.
             Status::Starting | Status::Restarting | Status::Failing => true,
             Status::Running | Status::Stopped | Status::Off => actor.answers(TIMEOUT).await,
         };

@@ -1,7 +1,7 @@
 //! The servers of the debug API: gRPC on the debug socket, HTTP on `debug.http`.
 //!
-//! Owns: their jobs. In: the bound debug socket, and the view of the agent. Out: a server that is retried while it cannot
-//! listen.
+//! Owns: their jobs. In: the bound debug socket, and the view of the agent. Out: servers; listening is retried after
+//! failures.
 
 use std::{net::SocketAddr, os::unix::net::UnixListener, rc::Rc, sync::Arc};
 
@@ -33,7 +33,7 @@ impl DebugServers {
         [&self.socket, &self.page].map(|job| ActorHandle::job(job.recorder()))
     }
 
-    /// Serves until the returned sender says true or is dropped.
+    /// Serves until the returned sender sends true or is dropped.
     pub(super) async fn serve(
         &self,
         settings: &Arc<Settings>,
@@ -55,13 +55,13 @@ impl DebugServers {
             }
             None => self.page.recorder().status(Status::Off, "debug.http is off"),
         }
-        // They end by the watch.
+        // The servers end by the watch.
         drop(serving.tried().await);
         stop
     }
 }
 
-/// Serves the debug API on the socket that the agent has, or on one that is made.
+/// Serves the debug API on the existing socket, or on a new one.
 async fn debug_socket(
     given: Option<Rc<UnixListener>>,
     settings: Arc<Settings>,
@@ -82,7 +82,6 @@ async fn debug_socket(
     serve_grpc(listener, view, stop).await.context("cannot serve the debug socket")
 }
 
-/// Serves the page, the probes and the metrics.
 async fn debug_http(
     address: SocketAddr,
     view: View,
@@ -96,12 +95,11 @@ async fn debug_http(
     serve_http(listener, view, names, stop).await.context("cannot serve the debug page")
 }
 
-/// Names as the servers of pages take them.
 pub(crate) fn host_names(names: &[keelson_config::HostName]) -> Arc<[String]> {
     names.iter().map(|name| name.0.clone()).collect()
 }
 
-/// Ends when the watch says true, or its sender is dropped.
+/// Returns when the watch is true, or its sender is dropped.
 async fn stopped(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -1,7 +1,7 @@
 //! The thread of the CRI front.
 //!
-//! Owns: that thread and its runtime. In: a bound listener. Out: a handle that notices the end and
-//! brings it about.
+//! Owns: that thread and its runtime. In: a bound listener. Out: a handle that waits for the end of the thread and
+//! causes it.
 
 use std::{
     sync::{
@@ -18,10 +18,10 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-/// How long the connections may take to be closed.
+/// Time for the connections to close.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// A running front. Dropped: its connections are closed, with the calls on them.
+/// Dropping it closes the connections, with the calls on them.
 #[derive(Debug)]
 pub(super) struct FrontThread {
     phases: watch::Sender<Phase>,
@@ -70,18 +70,18 @@ impl FrontThread {
         self.clients.load(Ordering::Relaxed) > 0
     }
 
-    /// Takes no new connections; calls that run go on.
+    /// Accepts no new connections; running calls continue.
     pub(super) fn leave(&self) {
         self.phases.send_replace(Phase::Leaving);
     }
 
-    /// By which calls that pass through are cut off ([`Phase::Cut`]).
+    /// Cuts off calls that pass through ([`Phase::Cut`]).
     pub(super) fn cutter(&self) -> watch::Sender<Phase> {
         self.phases.clone()
     }
 
-    /// Takes no new calls, gives those that run `patience` to end, and closes their connections then. The end of the process
-    /// would do that as well, but not while a thread of it waits for a disk that hangs.
+    /// Accepts no new calls, gives the running ones `patience` to end, and then closes their connections. The end of
+    /// the process would do so too, but not while one of its threads waits for a disk that hangs.
     pub(super) async fn stop(mut self, patience: Duration) {
         self.leave();
         if tokio::time::timeout(patience, &mut self.ended).await.is_err() {

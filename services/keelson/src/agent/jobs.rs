@@ -1,12 +1,12 @@
-//! Jobs that are no actors: servers of the debug socket, the HTTP page and the Endpoints API; watches, and the writer of
-//! Events on pods.
+//! Jobs that are not actors: servers of the debug socket, the HTTP page and the Endpoints API; watches, and the writer
+//! of Events on pods.
 //!
-//! Owns: [`Job`], of one or more parts (the addresses of a server, the tasks of a watch) that are retried for as long as
-//! the agent lives. In: what one part does. Out: the job's state in its recorder, for `keelson actors`, `/readyz`, the
+//! Owns: [`Job`], of one or more parts (the addresses of a server, the tasks of a watch) that are retried until the
+//! agent ends. In: the work of one part. Out: the job's state in its recorder, for `keelson actors`, `/readyz`, the
 //! page and the metrics.
 //!
-//! An address that cannot be had, a part that ends and one that panics are all the same: the job is `failing`, with
-//! the reason, and the part is tried again with back-off. Nothing else of the agent notices.
+//! An address that cannot be used, a part that ends and one that panics are treated alike: the job is `failing`, with
+//! the reason, and the part is retried with back-off. No other part of the agent is affected.
 
 use std::{
     collections::BTreeMap,
@@ -31,12 +31,12 @@ use tokio::{
     time::Instant,
 };
 
-/// A part that has run for as long as this begins with the shortest pause when it fails.
+/// A part that has run for this long starts again with the shortest pause when it fails.
 const QUIET: Duration = Duration::from_secs(60);
-/// How long the start of the agent waits for the first try of each address.
+/// Maximum wait of the agent's start for the first attempt of each address.
 const FIRST_TRY: Duration = Duration::from_secs(2);
 
-/// A thread for actors, with a name that `top -H` shows.
+/// A thread for actors, with a name for `top -H`.
 pub(super) fn arbiter(name: &'static std::ffi::CStr) -> actix::Arbiter {
     let arbiter = actix::Arbiter::new();
     arbiter.spawn_fn(move || {
@@ -47,7 +47,6 @@ pub(super) fn arbiter(name: &'static std::ffi::CStr) -> actix::Arbiter {
     arbiter
 }
 
-/// State of one part of a job.
 enum Part {
     Serves(String),
     /// Works without an address.
@@ -58,7 +57,7 @@ enum Part {
     },
 }
 
-/// One job of any number of parts. Cheap to clone.
+/// A job of any number of parts. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Job(Arc<Inner>);
 
@@ -112,8 +111,8 @@ impl Job {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Keeps `work`, which is not meant to end, running on `arbiter` as part `index` of this job, until the arbiter ends.
-    /// `failed` hears why it ended or panicked each time, before the pause.
+    /// Keeps `work`, which is not meant to end, running on `arbiter` as part `index` of this job, until the arbiter
+    /// ends. `failed` is called with the reason each time it ended or panicked, before the pause.
     pub(super) fn keep_on<F, T>(
         &self,
         arbiter: &actix::ArbiterHandle,
@@ -127,7 +126,7 @@ impl Job {
         let job = self.clone();
         arbiter.spawn_fn(move || {
             actix::spawn(async move {
-                // Nobody stops it: it goes with the arbiter.
+                // Not stopped explicitly: it ends with the arbiter.
                 let (_stop, stop) = watch::channel(false);
                 let attempt = move |attempt: Attempt| {
                     attempt.job.set(index, Part::Runs);
@@ -147,7 +146,7 @@ pub(super) struct Attempt {
     job: Job,
     index: usize,
     first: Option<mpsc::Sender<()>>,
-    /// True when the job is to end.
+    /// True when the job has to end.
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -159,14 +158,14 @@ impl Attempt {
         self.first = None;
     }
 
-    /// When the job is to end.
+    /// Returns when the job has to end.
     pub(super) async fn stopped(&mut self) {
         // An error means that the sender is gone, which also means stop.
         let _ = self.stop.wait_for(|stop| *stop).await;
     }
 }
 
-/// Runs servers until the watch says stop.
+/// Runs servers until the watch is true.
 pub(super) struct Jobs {
     stop: watch::Receiver<bool>,
     first: mpsc::Sender<()>,
@@ -180,7 +179,7 @@ impl Jobs {
         Self { stop, first, tried, tasks: Vec::new() }
     }
 
-    /// Does `attempt` at one address of `job`, again and again.
+    /// Repeats `attempt` at one address of `job`.
     pub(super) fn keep<F, T>(&mut self, job: &Job, index: usize, attempt: F)
     where
         F: Fn(Attempt) -> T + 'static,
@@ -190,7 +189,8 @@ impl Jobs {
         self.tasks.push(actix::spawn(keep(Attempt { job, index, first, stop }, |_| {}, attempt)));
     }
 
-    /// Waits for the first try of each address, for a moment: an agent that says that it is ready listens, if it can.
+    /// Waits a short time for the first attempt of each address, so that an agent that reports readiness listens, if it
+    /// can.
     pub(super) async fn tried(self) -> Vec<JoinHandle<()>> {
         let Self { first, mut tried, tasks, .. } = self;
         drop(first);
@@ -201,7 +201,7 @@ impl Jobs {
     }
 }
 
-/// Makes attempts until the watch says stop; the first one is given.
+/// Makes attempts until the watch is true; the first one is given.
 async fn keep<F, T>(first: Attempt, failed: impl Fn(&str), attempt: F)
 where
     F: Fn(Attempt) -> T + 'static,
@@ -214,7 +214,7 @@ where
         let began = Instant::now();
         let next = || Attempt { job: job.clone(), index, first: None, stop: stop.clone() };
         let (this, attempt) = (first.take().unwrap_or_else(next), attempt.clone());
-        // A task of its own, so that a panic is an error like any other.
+        // A separate task, so that a panic is an error like any other.
         let ended = actix::spawn(async move { attempt(this).await }).await;
         if *stop.borrow() || stop.has_changed().is_err() {
             return;
@@ -249,13 +249,12 @@ where
     }
 }
 
-/// Label of the metrics of jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, prometheus_client::encoding::EncodeLabelSet)]
 struct JobLabel {
     job: &'static str,
 }
 
-/// Whether each job runs, and how often it was restarted: actors, servers and watches alike.
+/// Whether each job runs, and how often it was restarted: actors, servers and watches.
 #[derive(Debug)]
 pub(super) struct JobMetrics(pub(super) Vec<Arc<Recorder>>);
 
@@ -296,7 +295,7 @@ mod tests {
         let (seen, mut failures) = mpsc::unbounded_channel();
         let shown = job.clone();
         let failed = move |reason: &str| {
-            // Told before the pause; the job is failing from then on.
+            // Sent before the pause; the job is failing from then on.
             seen.send((reason.to_owned(), shown.recorder().restarts())).expect("the test listens");
         };
         let (count, reached) = (tries.clone(), runs.clone());
@@ -350,7 +349,7 @@ mod tests {
         arbiter.stop();
     }
 
-    /// I9: while one part waits to be retried the job is failing, with the part's reason.
+    /// I9: while one part waits for a retry, the job is failing with the part's reason.
     #[actix::test]
     async fn i9_a_job_is_failing_while_one_of_its_watches_is() {
         let arbiter = arbiter(c"test");

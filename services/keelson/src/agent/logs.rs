@@ -1,7 +1,7 @@
 //! Logs.
 //!
-//! Owns: the one subscriber. In: `agent.log` and `agent.log_format`. Out: lines on standard error,
-//! where journald and people look. The filter changes live.
+//! Owns: the only subscriber. In: `agent.log` and `agent.log_format`. Out: lines on standard error. The filter
+//! can be changed live.
 
 use anyhow::Context as _;
 use keelson_config::{Agent, LogFormat};
@@ -9,7 +9,6 @@ use tracing_subscriber::{
     Registry, filter::Targets, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
 
-/// Changes the filter of the running process.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter(reload::Handle<Targets, Registry>);
 

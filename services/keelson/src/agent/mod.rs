@@ -1,12 +1,12 @@
 //! `keelson agent`: builds the parts, runs them, and stops them.
 //!
-//! Owns: the order of start and stop ([`start`], [`stop`]), and the main thread. In: settings and signals. Out: the exit
-//! code. Each part is built by its module (`build`) from the settings and its neighbours: [`pulls`], [`credentials`],
+//! Owns: the order of start and stop ([`start`], [`stop`]), and the main thread. In: settings and signals. Out: the
+//! exit code. Each part is built by its module (`build`) from the settings and other parts: [`pulls`], [`credentials`],
 //! [`heartbeats`], [`endpoints`], [`debug`].
 //!
 //! Threads: the main one runs the actix system with the debug API and the signals; PullCoordinator, RuntimeClient,
-//! LeaseRenewer and StatusReporter have an arbiter each, so that none waits for another; the CRI front has a thread with a
-//! runtime of its own, so that a call passes on one thread.
+//! LeaseRenewer and StatusReporter have an arbiter each, so that none waits for another; the CRI front has a thread
+//! with its own runtime, so that a call passes on one thread.
 
 mod actor_handle;
 pub(crate) mod cluster;
@@ -64,13 +64,10 @@ use stand_in::StandIn;
 use systemd::PassedSockets;
 use view::{View, ViewParts};
 
-/// Time that replies have to reach their callers once nothing runs.
+/// Time for replies to reach their callers when no pull runs any more.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Runs the agent until a signal stops it.
-///
-/// # Errors
-/// It cannot start: state, sockets or runtime threads.
+/// Runs the agent until a signal stops it. Fails if state, sockets or runtime threads cannot be had.
 pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result<ExitCode> {
     let loaded = match crate::settings::or_complain(args.check_agent()) {
         Ok(loaded) => loaded,
@@ -88,7 +85,7 @@ pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result
     panics::run(|| system.block_on(agent(args.clone(), loaded, filter, inherited, systemd_handover)))
 }
 
-/// A client costs two descriptors, and the usual soft limit of 1,024 is for programs that use select.
+/// A client takes two descriptors, and the usual soft limit of 1,024 is for programs that use select.
 pub(crate) fn raise_descriptors() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
@@ -146,7 +143,7 @@ async fn agent(
         }
     };
     drop(watchdog);
-    // The clients of the agent before this one may be about to come.
+    // Clients of the previous agent may reconnect soon.
     let is_used = is_successor || running.pulls.front.was_used();
     // Without a stand-in, systemd starts no successor before this process has ended.
     let can_be_replaced = !systemd::is_manager() || signals.has_stand_in;
@@ -167,8 +164,8 @@ struct Started {
     handover_job: Job,
 }
 
-/// Starts everything, in this order: sockets, store (it opens in the background; no call waits for it), pulls with the CRI
-/// front, heartbeats, endpoints, debug API. `predecessor`: the agent that hands over to this one.
+/// Starts everything, in this order: sockets, store (it opens in the background; no call waits for it), pulls with the
+/// CRI front, heartbeats, endpoints, debug API. `predecessor`: the agent that hands over to this one.
 async fn start(
     loaded: Loaded,
     inherited: PassedSockets,
@@ -181,8 +178,8 @@ async fn start(
         None => Default::default(),
     };
     let settings = loaded.settings.clone();
-    // Sockets before state: two agents with one socket and two states must not disturb each other, and a socket that is in
-    // use is reported before anything is changed.
+    // Sockets before state: two agents with one socket and two states must not disturb each other, and a socket that is
+    // in use is reported before anything is changed.
     let (listeners, sockets) = sockets::bind(&settings, inherited, adopted).await?;
     let shared = Shared::new(settings.clone())?;
     let cluster = Cluster::of(&settings);
@@ -233,17 +230,17 @@ struct Stopping {
     running: Running,
     sockets: Sockets,
     offer: Offer,
-    /// Time that a successor has to connect.
+    /// Time for a successor to connect.
     successor_timeout: Duration,
 }
 
-/// Hands over to a successor; without one, starts no more pulls, waits for those that run, then closes the sockets.
+/// Hands over to a successor; without one, starts no more pulls, waits for running ones, then closes the sockets.
 async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signals) {
     let Stopping { running, sockets, mut offer, successor_timeout } = stopping;
     let mut deadline = Instant::now() + settings.agent.drain_timeout;
     offer.stopping();
     match signals.has_stand_in {
-        // systemd may have started the successor by now: it would take the notification for the successor's.
+        // systemd may have started the successor by now, and would take the notification as the successor's.
         true => signals.end_stand_in(),
         false => systemd::stopping(),
     }
@@ -266,7 +263,7 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
     }
 }
 
-/// The agent serves as before while it waits.
+/// The agent serves normally while it waits.
 async fn wait_for_successor(
     offer: &mut Offer,
     timeout: Duration,
@@ -287,7 +284,7 @@ async fn wait_for_successor(
     }
 }
 
-/// Starts no more pulls and waits for those that run. A successor may still come.
+/// Starts no more pulls and waits for running ones. A successor may still connect.
 async fn drain(
     running: &Running,
     offer: &mut Offer,
@@ -313,7 +310,7 @@ async fn drain(
     None
 }
 
-/// Closes the sockets. Calls that pass through may go on until `deadline`.
+/// Closes the sockets. Calls that pass through may continue until `deadline`.
 async fn close(running: Running, deadline: Instant) {
     let patience = deadline.saturating_duration_since(Instant::now()).max(REPLY_TIMEOUT);
     let endpoints = async {

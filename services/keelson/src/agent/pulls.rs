@@ -1,6 +1,6 @@
 //! Image pulls: RuntimeClient, PullCoordinator, the writer of Events on pods, and the CRI front.
 //!
-//! Owns: how they are built from settings, and what of them changes live. In: settings and the CRI listener. Out: [`Pulls`].
+//! Owns: their construction from settings, and the live settings. In: settings and the CRI listener. Out: [`Pulls`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,10 +36,10 @@ use super::{
     shared::Shared,
 };
 
-/// The mailbox of the PullCoordinator: larger than any burst a node makes (kubelets run at most a few
-/// hundred pods), so that "busy" means trouble; a message is some hundred bytes.
+/// Mailbox of the PullCoordinator: larger than any burst of a node (kubelets run at most a few
+/// hundred pods), so that "busy" means a problem; a message takes some hundred bytes.
 const PULLS_MAILBOX: usize = 32_768;
-/// The mailbox of the RuntimeClient: each message belongs to one of the coordinator's.
+/// Mailbox of the RuntimeClient: each message belongs to one of the coordinator's.
 const RUNTIME_MAILBOX: usize = 32_768;
 
 pub(super) struct Pulls {
@@ -48,7 +48,7 @@ pub(super) struct Pulls {
     pub(super) runtime_health: watch::Receiver<Health>,
     pub(super) front: FrontThread,
     pub(super) metrics: Metrics,
-    /// Absent without an API server.
+    /// `None` without an API server.
     pub(super) pod_events: Option<Job>,
     /// For a successor.
     pub(super) salt: CredentialsSalt,
@@ -56,10 +56,7 @@ pub(super) struct Pulls {
     progress_interval: watch::Sender<Duration>,
 }
 
-/// `handed`: what the agent before this one handed over.
-///
-/// # Errors
-/// There is no thread for the CRI front.
+/// `handed`: what the previous agent handed over.
 pub(super) fn build(
     shared: &Shared,
     cluster: Option<&Cluster>,
@@ -108,7 +105,6 @@ impl Pulls {
         ]
     }
 
-    /// Applies the live settings.
     pub(super) fn configure(&self, settings: &Settings) {
         self.coordinator.deliver(PullEvent::Configure(Box::new(policy(settings))));
         self.front_settings.send_replace(settings_of_front(settings));
@@ -127,7 +123,7 @@ fn start_runtime(
     let (own, owner, clock) = (recorder.clone(), shared.state_folder_id.clone(), shared.clock);
     let make = move |ctx: &mut actix::Context<RuntimeClient>| {
         ctx.set_mailbox_capacity(RUNTIME_MAILBOX);
-        // The channel's tasks live where it is made: on this actor's arbiter.
+        // The channel's tasks run where it is made: on this actor's arbiter.
         let runtime = Arc::new(ContainerRuntime::with_metrics(endpoint, &owner, &metrics));
         RuntimeClient::new(RuntimeClientParts {
             runtime,
@@ -168,7 +164,7 @@ fn start_coordinator(
     })
 }
 
-/// Starts what writes Events on pods, with a thread and a connection of its own.
+/// Starts the writer of Events on pods, with its own thread and connection.
 fn write_pod_events(
     cluster: &Cluster,
     job: &Job,
@@ -178,7 +174,7 @@ fn write_pod_events(
     let (notices, waiting) = mpsc::channel(NOTICES_WAITING);
     let api = cluster.connect(cluster.request_timeout);
     let (node, metrics) = (settings.agent.node_name.clone(), metrics.clone());
-    // One writer at a time has it. A panic loses the Event that was being written.
+    // Used by one writer at a time. A panic loses the Event that was being written.
     let waiting = Arc::new(Mutex::new(waiting));
     job.keep_on(
         &jobs::arbiter(c"pod-events").handle(),

@@ -1,7 +1,7 @@
-//! SIGHUP: the settings are read again.
+//! SIGHUP: reads the settings again.
 //!
-//! Owns: taking over what can change live, and saying what cannot. In: the same sources as at the
-//! start. Out: new settings for the parts. Wrong settings change nothing.
+//! Owns: applying live settings, and reporting those that need a restart. In: the same sources as at the
+//! start. Out: new settings for the parts. Invalid settings change nothing.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     for change in &changes.live {
         tracing::info!(key = change.key, old = %change.old, new = %change.new, "setting changed");
     }
-    // Those of the proxy are no matter of the agent.
+    // The proxy's settings do not concern the agent.
     for change in changes.needs_restart.iter().filter(|change| !change.key.starts_with("proxy.")) {
         tracing::warn!(key = change.key, old = %change.old, new = %change.new, "changed setting takes effect \
                                                                                 at the next start");
@@ -40,7 +40,7 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     }
     log_warnings(&settings);
     running.pulls.configure(&settings);
-    // What is shown as in force must be what is: keys that wait for a restart keep their old entry.
+    // Only effective values are shown: keys that need a restart keep their old entry.
     let shown = running.loaded.borrow().clone();
     for entry in loaded.entries.iter_mut().filter(|entry| !entry.live) {
         if let Some(old) = shown.entries.iter().find(|old| old.key == entry.key) {
@@ -52,7 +52,7 @@ fn take_over(args: &SettingsArgs, running: &mut Running, filter: &Filter) -> Res
     Ok(())
 }
 
-/// Logs which settings are valid and probably a mistake.
+/// Logs which settings are valid but probably a mistake.
 pub(super) fn log_warnings(settings: &Settings) {
     for warning in settings.warnings() {
         tracing::warn!(key = warning.key, warning = warning.message, "valid setting is probably a mistake");

@@ -1,7 +1,7 @@
-//! What is counted of requests to the API server.
+//! Metrics of requests to the API server.
 //!
-//! Owns: client-go's metrics `rest_client_requests_total` and `rest_client_request_duration_seconds`, so that what
-//! watches kubelets watches the agent too. In: each request that was made. Out: two families.
+//! Owns: client-go's metrics `rest_client_requests_total` and `rest_client_request_duration_seconds`, so that the
+//! monitoring of kubelets also works for the agent. In: each request. Out: two families.
 
 use keelson_kube::{RequestObserver, RequestSeen};
 use prometheus_client::{
@@ -42,7 +42,6 @@ impl Default for RestClientMetrics {
 }
 
 impl RestClientMetrics {
-    /// Enters the families into `registry`.
     pub(super) fn register(&self, registry: &mut Registry) {
         let client = registry.sub_registry_with_prefix("rest_client");
         client.register(
@@ -58,7 +57,6 @@ impl RestClientMetrics {
         );
     }
 
-    /// Counts requests.
     pub(super) fn observer(&self) -> RequestObserver {
         let metrics = self.clone();
         RequestObserver::new(move |seen| metrics.count(seen))

@@ -1,4 +1,4 @@
-//! A running agent: what is used until it stops.
+//! A running agent: what is needed until it stops.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{endpoints::EndpointsServing, pulls::Pulls, view::View};
 pub(super) struct Running {
     pub(super) loaded: watch::Sender<Arc<Loaded>>,
     pub(super) pulls: Pulls,
-    /// Absent while the Endpoints API is off.
+    /// `None` while the Endpoints API is disabled.
     pub(super) endpoints_server: Option<EndpointsServing>,
     pub(super) stop_debug: watch::Sender<bool>,
     pub(super) store: Arc<DeferredStore>,

@@ -1,4 +1,4 @@
-//! What every part of the agent uses.
+//! Shared by every part of the agent.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use super::store;
 pub(super) struct Shared {
     pub(super) settings: Arc<Settings>,
     pub(super) store: Arc<DeferredStore>,
-    /// The label of the agent's leases in the runtime: the same for one state folder at every start, with or without a store.
+    /// The label of the agent's leases in the runtime: the same for one state folder at every start, with or without a
+    /// store.
     pub(super) state_folder_id: String,
     pub(super) clock: Clock,
-    /// Incremented with each change that people could see.
+    /// Incremented with each visible change.
     pub(super) changes: watch::Sender<u64>,
 }
 
 impl Shared {
-    /// # Errors
-    /// There is no thread for the store.
     pub(super) fn new(settings: Arc<Settings>) -> anyhow::Result<Self> {
         Ok(Self {
             store: store::start(&settings)?,

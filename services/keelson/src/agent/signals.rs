@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::stand_in::{self, StandIn};
 
-/// What a signal, or the stand-in, asks the agent to do.
+/// A request by a signal or the stand-in.
 pub(super) enum Request {
     Stop {
         /// Another agent may be about to start.
@@ -36,7 +36,7 @@ impl Signals {
         })
     }
 
-    /// From now on systemd's signals arrive at this process.
+    /// From now on this process receives systemd's signals.
     pub(super) fn follow(&mut self, stand_in: Option<StandIn>) {
         self.has_stand_in = stand_in.is_some();
         self.stand_in = stand_in;
@@ -50,7 +50,7 @@ impl Signals {
     pub(super) async fn next(&mut self) -> Request {
         tokio::select! {
             _ = self.terminate.recv() => Request::Stop { replaced: true },
-            // Somebody at a terminal.
+            // A user at a terminal.
             _ = self.interrupt.recv() => Request::Stop { replaced: false },
             _ = self.hangup.recv() => Request::Reload,
             event = stand_in_event(&mut self.stand_in) => match event {

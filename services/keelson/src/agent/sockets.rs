@@ -1,6 +1,6 @@
 //! The listening sockets of the agent.
 //!
-//! Owns: how they are bound, which is in this order: passed by systemd, passed by the previous agent, created. In: settings.
+//! Owns: how they are bound, in this order: passed by systemd, passed by the previous agent, created. In: settings.
 //! Out: [`Listeners`], and [`Sockets`] for the end of the agent.
 
 use std::{
@@ -21,19 +21,15 @@ use super::{
     systemd::PassedSockets,
 };
 
-/// The bound sockets.
 pub(super) struct Listeners {
     pub(super) cri: tokio::net::UnixListener,
-    /// Where clients reach the CRI listener.
+    /// The path at which clients reach the CRI listener.
     pub(super) cri_path: PathBuf,
-    /// Absent: it could not be bound; its job gives the reason and retries.
+    /// `None`: it could not be bound; its job gives the reason and retries.
     pub(super) debug: Option<Rc<UnixListener>>,
 }
 
-/// Binds the sockets. `adopted`: those of the previous agent.
-///
-/// # Errors
-/// The CRI socket cannot be had.
+/// Binds the sockets; only the CRI socket is required. `adopted`: those of the previous agent.
 pub(super) async fn bind(
     settings: &Settings,
     inherited: PassedSockets,
@@ -79,18 +75,18 @@ impl Sockets {
     }
 }
 
-/// Where clients reach the CRI listener: one from systemd may be elsewhere than the settings say. A socket that the agent
-/// made was renamed, and has its own name no more.
+/// The path at which clients reach the CRI listener: that of a socket from systemd may differ from the settings. A
+/// socket that the agent made was renamed, so its own name is outdated.
 fn socket_path(listener: &tokio::net::UnixListener, settings: &Settings) -> PathBuf {
     let address = listener.local_addr().ok();
     let own = address.as_ref().and_then(|address| address.as_pathname()).filter(|path| path.exists());
     own.unwrap_or_else(|| settings.cri.listen.path()).to_owned()
 }
 
-/// Where a listening socket may come from, besides being made.
+/// Sources of a listening socket.
 struct Origin {
     inherited: Option<UnixListener>,
-    /// From the agent before this one.
+    /// From the previous agent.
     adopted: Option<UnixListener>,
 }
 

@@ -1,12 +1,13 @@
-//! The main process of the agent's service under systemd, so that systemd starts the next agent while this one finishes its
-//! calls.
+//! The main process of the agent's service under systemd, so that systemd starts the next agent while this one finishes
+//! its calls.
 //!
-//! Owns: that process and both ends of its pipes. In: `--systemd-handover`; signals that systemd sends to its main process.
-//! Out: `MAINPID=` with READY; SIGTERM and SIGHUP as events of the agent.
+//! Owns: that process and both ends of its pipes. In: `--systemd-handover`; signals that systemd sends to its main
+//! process. Out: `MAINPID=` with READY; SIGTERM and SIGHUP as events of the agent.
 //!
-//! systemd starts a service again only when its main process has ended, and systemd 252 ignores `MAINPID=` of a service that
-//! is stopping. So the agent names the stand-in when it is ready. The stand-in ends on SIGTERM, and `KillMode=process` leaves
-//! the agent alone. The stand-in also ends when the agent does, and passes SIGABRT of systemd's watchdog on (decision 0019).
+//! systemd restarts a service only after its main process has ended, and systemd 252 ignores `MAINPID=` of a service
+//! that is stopping. The agent therefore names the stand-in when it is ready. The stand-in ends on SIGTERM, and
+//! `KillMode=process` keeps the agent running. The stand-in also ends when the agent does, and forwards SIGABRT of
+//! systemd's watchdog (decision 0019).
 
 use std::{
     io,
@@ -41,10 +42,8 @@ pub(crate) struct StandInArgs {
     wait: bool,
 }
 
-/// The hidden command. Without `--wait` it starts itself with it and ends, so that the service manager adopts the child.
-///
-/// # Errors
-/// The child cannot be started, or its pipes cannot be used.
+/// The hidden command. Without `--wait` it starts itself with it and exits, so that the service manager adopts the
+/// child.
 pub(crate) fn run(args: &StandInArgs) -> anyhow::Result<ExitCode> {
     if !args.wait {
         itself(args.agent).arg("--wait").spawn().context("cannot start the stand-in")?;
@@ -79,7 +78,7 @@ async fn wait(agent: Pid) -> anyhow::Result<ExitCode> {
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
             _ = hangup.recv() => output.write_all(&[RELOAD]).await?,
-            // systemd's watchdog: the agent may not be able to read a pipe. It has not ended, so its ID is its own.
+            // systemd's watchdog: the agent may be unable to read a pipe. It has not ended, so its ID is not reused.
             _ = abort.recv() => {
                 nix::sys::signal::kill(agent, Signal::SIGABRT).context("cannot abort the agent")?;
                 return Ok(ExitCode::FAILURE);
@@ -95,7 +94,7 @@ pub(super) enum Event {
     Reload,
 }
 
-/// The stand-in, as the agent has it. It ends when this is dropped.
+/// The agent's handle of the stand-in, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct StandIn {
     pid: u32,
@@ -104,7 +103,7 @@ pub(super) struct StandIn {
 }
 
 impl StandIn {
-    /// A process for systemd to follow; none where systemd does not run the agent.
+    /// Starts a process for systemd to follow; `None` if the agent does not run under systemd.
     pub(super) async fn start_if_managed() -> Option<Self> {
         if !systemd::is_manager() {
             return None;
@@ -121,9 +120,6 @@ impl StandIn {
     }
 
     /// Starts a stand-in and waits until it handles signals.
-    ///
-    /// # Errors
-    /// The process cannot be started or ended at once.
     pub(super) async fn start() -> anyhow::Result<Self> {
         let (pid, input, output) = tokio::task::spawn_blocking(spawn).await??;
         let events = pipe::Receiver::from_owned_fd(output).context("cannot read from the stand-in")?;
@@ -142,7 +138,7 @@ impl StandIn {
         }
     }
 
-    /// Lets the stand-in end as a process without an error does.
+    /// Ends the stand-in as a process without an error.
     pub(super) fn finish(self) {
         // It may have ended already.
         let _ = self.hold.try_write(&[DONE]);
@@ -157,7 +153,7 @@ fn spawn() -> anyhow::Result<(u32, OwnedFd, OwnedFd)> {
     let ended = child.wait().context("cannot wait for the starter of the stand-in")?;
     anyhow::ensure!(ended.success(), "the starter of the stand-in ended with {ended}");
     let mut output = output.context("the stand-in has no output")?;
-    // Byte by byte: what follows the line are events.
+    // Byte by byte: events follow the line.
     let (mut line, mut byte) = (Vec::new(), [0]);
     loop {
         io::Read::read_exact(&mut output, &mut byte).context("cannot read from the stand-in")?;

@@ -1,7 +1,7 @@
 //! The durable state of the agent.
 //!
-//! Owns: how the store is opened (in the background, so that no disk delays a call) and closed, and the pid file,
-//! which is on the same disk. In: settings. Out: the store.
+//! Owns: how the store is opened (in the background, so that no disk delays a call) and closed, and the pid file
+//! on the same disk. In: settings. Out: the store.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -11,13 +11,10 @@ use keelson_storage::{CALL_LIMIT, DeferredStore, OpenError, Outcome, StateStore}
 
 /// Holds the agent's process id, in the state folder; removed at a clean end.
 const PID_FILE: &str = "keelson.pid";
-/// How long the end of the agent waits for the disk.
+/// Maximum wait of the agent's end for the disk.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 
-/// Begins to open the store of the state folder, and returns at once.
-///
-/// # Errors
-/// There is no thread for it.
+/// Starts to open the store of the state folder, and returns at once.
 pub(super) fn start(settings: &Settings) -> anyhow::Result<Arc<DeferredStore>> {
     let dir = settings.agent.state_dir.clone();
     let opener = move || open(&dir);
@@ -30,10 +27,10 @@ pub(super) fn start(settings: &Settings) -> anyhow::Result<Arc<DeferredStore>> {
 pub(super) async fn close(store: Arc<DeferredStore>, settings: &Settings) {
     let pid_file = settings.agent.state_dir.join(PID_FILE);
     let (done, closed) = tokio::sync::oneshot::channel();
-    // A thread that nobody waits for: removing a file may hang as well.
+    // A detached thread: removing a file may hang as well.
     let closing = move || {
         if store.close(CLOSE_LIMIT) {
-            // One left over names a process that is gone, which tells as much.
+            // A remaining file names a process that has ended, which is as informative.
             let _ = std::fs::remove_file(pid_file);
         }
         let _ = done.send(());

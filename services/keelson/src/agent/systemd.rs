@@ -9,7 +9,7 @@ use std::{os::unix::net::UnixListener, time::Duration};
 use keelson_config::Settings;
 use sd_notify::NotifyState;
 
-/// Listening sockets that another process passes to the agent: systemd, so that a restart refuses no connection, or the
+/// Listening sockets from another process: systemd, so that no connection is refused during a restart, or the
 /// previous agent.
 #[derive(Debug, Default)]
 pub(super) struct PassedSockets {
@@ -41,7 +41,7 @@ pub(super) fn inherited_sockets() -> PassedSockets {
     inherited
 }
 
-/// Whether systemd, or something like it, runs this process.
+/// Whether systemd or a compatible manager runs this process.
 pub(super) fn is_manager() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
@@ -52,8 +52,8 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Sent once. `main_pid`: the process that systemd follows from now on instead of this one; systemd accepts it only while
-/// the service starts or runs.
+/// Sent once. `main_pid`: the process that systemd follows from now on instead of this one; systemd accepts it only
+/// while the service starts or runs.
 pub(super) fn ready(settings: &Settings, main_pid: Option<u32>) {
     let status = format!("serving {} before {}", settings.cri.listen, settings.cri.runtime_endpoint);
     let mut states = vec![NotifyState::Ready, NotifyState::Status(&status)];
@@ -61,7 +61,7 @@ pub(super) fn ready(settings: &Settings, main_pid: Option<u32>) {
     notify(&states);
 }
 
-/// As [`ready`], of a proxy.
+/// As [`ready`], for a proxy.
 pub(crate) fn proxy_ready(target: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(&format!("connected to {target}"))]);
 }
@@ -70,7 +70,6 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("draining: no new pulls, waiting for running ones")]);
 }
 
-/// Notifies systemd of a reload of the settings.
 pub(super) fn reloading(done: bool) {
     if done {
         notify(&[NotifyState::Ready]);
@@ -79,7 +78,7 @@ pub(super) fn reloading(done: bool) {
     }
 }
 
-/// How long systemd lets the agent be silent, if it watches it.
+/// The watchdog timeout; `None` if systemd's watchdog is disabled.
 pub(super) fn watchdog_limit() -> Option<Duration> {
     sd_notify::watchdog_enabled()
 }

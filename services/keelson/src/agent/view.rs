@@ -1,7 +1,8 @@
-//! The agent as the debug API shows and changes it.
+//! The agent in the debug API.
 //!
-//! Owns: nothing; it asks the actors, the store and the settings. In: calls of the debug API. Out: its messages. An actor
-//! that does not answer in time is shown as "not answering" with the content of its recorder, and delays no other answer.
+//! Owns: nothing; it asks the actors, the store and the settings. In: calls of the debug API. Out: its messages. An
+//! actor that does not answer in time is shown as "not answering" with the content of its recorder, and delays no other
+//! answer.
 
 use std::{
     collections::BTreeSet,
@@ -38,18 +39,18 @@ use super::{
     jobs::JobMetrics,
 };
 
-/// Actors on the CRI path, the first ones of all: PullCoordinator and RuntimeClient.
+/// Number of actors on the CRI path, which are the first ones: PullCoordinator and RuntimeClient.
 const CRI_PATH_ACTORS: usize = 2;
 
 pub(super) struct ViewParts {
     pub(super) cri_socket: PathBuf,
     pub(super) pulls: Mailbox<PullCoordinator>,
-    /// Every actor, in the order people see them.
+    /// In display order.
     pub(super) actors: Vec<ActorHandle>,
     pub(super) heartbeats: Heartbeats,
     pub(super) endpoints: Endpoints,
     pub(super) cluster: Option<Cluster>,
-    /// The thread of what looks after the credentials.
+    /// The thread of the credentials' jobs.
     pub(super) credentials: Option<actix::ArbiterHandle>,
     pub(super) health: watch::Receiver<Health>,
     pub(super) changes: watch::Sender<u64>,
@@ -57,7 +58,7 @@ pub(super) struct ViewParts {
     pub(super) state_folder_id: String,
     pub(super) loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) metrics: Metrics,
-    /// Users who may change something through the debug socket.
+    /// Users who may make changes through the debug socket.
     pub(super) control_users: BTreeSet<u32>,
 }
 
@@ -103,7 +104,7 @@ impl View {
         }
     }
 
-    /// Takes the agent's conditions off the Node, where the settings ask for it.
+    /// Removes the agent's conditions from the Node, if the settings request it.
     pub(super) async fn leave(&self) {
         self.0.parts.heartbeats.leave().await;
     }
@@ -119,7 +120,7 @@ impl View {
         self.0.parts.changes.send_modify(|count| *count += 1);
     }
 
-    /// Serves the Endpoints API, if it is on.
+    /// Serves the Endpoints API, if it is enabled.
     pub(super) async fn serve_endpoints(&self) -> Option<EndpointsServing> {
         let settings = self.0.parts.loaded.borrow().settings.clone();
         self.0.parts.endpoints.serve(&settings).await
@@ -129,7 +130,7 @@ impl View {
         self.0.parts.actors.iter().map(ActorHandle::recorder)
     }
 
-    /// Asks the CRI path from end to end, and remembers what it said.
+    /// Checks the whole CRI path, and stores the result.
     pub(super) async fn check_cri_path(&self) -> Vec<Check> {
         let parts = &self.0.parts;
         let on_path = parts.actors.iter().take(CRI_PATH_ACTORS);
@@ -148,7 +149,7 @@ impl View {
         checks
     }
 
-    /// Everything that readiness depends on, with what is wrong with it.
+    /// Everything that readiness depends on.
     fn checks(&self) -> Vec<Check> {
         let stopping = self.0.stopping.load(Ordering::Relaxed);
         let agent = stopping.then(|| ("the agent is stopping".to_owned(), 0));
@@ -187,7 +188,7 @@ impl View {
     }
 }
 
-/// What is wrong with a job that does not run; `None` while it does.
+/// The problem of a job that does not run; `None` while it does.
 fn job_check(recorder: &Recorder) -> Option<Check> {
     let failure = recorder.failure()?;
     let message = match recorder.current_status() {
@@ -233,7 +234,7 @@ impl AgentView for View {
             Health::Up { info, .. } => (info.name.clone(), info.version.clone()),
             _ => Default::default(),
         };
-        // One server that does not answer is one reason, though every part that needs it says so.
+        // One server that does not answer is one reason, even if several parts report it.
         let mut reasons: Vec<String> = Vec::new();
         for check in self.checks().into_iter().filter(|check| !check.ok) {
             if !reasons.contains(&check.message) {
@@ -395,12 +396,12 @@ impl AgentView for View {
     }
 
     async fn metrics(&self) -> String {
-        // A coordinator that does not answer must not hide the metrics that say so.
+        // A coordinator that does not answer must not hide the metrics that show it.
         let _ = asked(self.0.parts.pulls.ask(CountNow {})).await;
         self.0.parts.heartbeats.count_now();
         self.0.parts.metrics.store_open.set(self.0.parts.store.state().is_open().into());
         let mut text = String::new();
-        // Into a string, encoding cannot fail.
+        // Encoding into a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.0.registry);
         text
     }

@@ -1,9 +1,9 @@
-//! Whether the CRI path works, from end to end.
+//! Checks of the whole CRI path.
 //!
-//! Owns: a thread that asks every few seconds, so that no other job can delay the question. In: the CRI socket, and the
-//! actors behind it. Out: for `/livez`, `/readyz` and `keelson version`, what does not answer; for systemd's watchdog, a
-//! sign of life only while everything does, so that systemd restarts an agent whose CRI path is stuck. Jobs off the CRI
-//! path do not count here: their restarts are the supervisor's.
+//! Owns: a thread that checks every few seconds, so that no other job can delay the check. In: the CRI socket, and the
+//! actors behind it. Out: for `/livez`, `/readyz` and `keelson version`, what does not answer; for systemd's watchdog,
+//! a notification only while everything answers, so that systemd restarts an agent whose CRI path is stuck. Jobs off
+//! the CRI path do not count: the supervisor restarts them.
 
 use std::time::Duration;
 
@@ -12,17 +12,13 @@ use tokio::sync::watch;
 
 use super::{systemd, view::View};
 
-/// How often the path is asked, at least.
+/// Maximum interval of checks.
 const EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Watchdog {
     _stop: watch::Sender<()>,
 }
 
-/// Starts the thread.
-///
-/// # Errors
-/// The system gave no thread or no runtime.
 pub(super) fn start(view: View) -> anyhow::Result<Watchdog> {
     let limit = systemd::watchdog_limit();
     let pause = limit.map_or(EVERY, |limit| (limit / 3).clamp(Duration::from_millis(10), EVERY));

@@ -1,7 +1,7 @@
 //! `keelson actors [NAME]`.
 //!
-//! In: the debug API's actors and its readiness. Out: what is not well and a table of all actors, or one in
-//! full.
+//! In: the debug API's actors and its readiness. Out: failing checks and a table of all actors, or one actor in
+//! detail.
 
 use std::process::ExitCode;
 
@@ -35,10 +35,6 @@ pub(crate) struct ActorsArgs {
     agent: AgentArgs,
 }
 
-/// Runs `keelson actors`.
-///
-/// # Errors
-/// The agent cannot be reached, refuses, or has no such actor.
 pub(crate) async fn run_actors(args: ActorsArgs) -> anyhow::Result<ExitCode> {
     exit(run(args).await)
 }
@@ -58,7 +54,7 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
             let answer = client.list_actors(client::request(pb::ListActorsRequest {})).await;
             let actors = answer.map_err(client::Refused::from)?.into_inner().actors;
             let readiness = client.get_readiness(client::request(pb::GetReadinessRequest {})).await;
-            // The table is worth showing to somebody who is not told of the readiness.
+            // The table is also useful without the readiness.
             let readiness = readiness.map(Response::into_inner).map_err(client::Refused::from);
             match args.output {
                 Output::Json => json(&document(&actors, &readiness))?,
@@ -73,13 +69,13 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `readiness` is null where the agent did not say; `readiness_error` says why.
+/// `readiness` is null if the agent did not answer; `readiness_error` says why.
 fn document(actors: &[pb::Actor], readiness: &Result<pb::Readiness, client::Refused>) -> Value {
     let error = readiness.as_ref().err().map(ToString::to_string).unwrap_or_default();
     serde_json::json!({ "actors": actors, "readiness": readiness.as_ref().ok(), "readiness_error": error })
 }
 
-/// A line a reason why the agent is not ready, and an empty one; nothing if it is ready.
+/// One line per reason why the agent is not ready, then an empty line; empty if it is ready.
 fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> String {
     let readiness = match readiness {
         Ok(readiness) => readiness,
@@ -99,7 +95,7 @@ fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> Str
     text
 }
 
-/// An actor's status; one that is not configured to run is disabled.
+/// An actor that is not configured to run is disabled.
 fn status(actor: &pb::Actor) -> String {
     if actor.status == "off" { "disabled".into() } else { clean(&actor.status) }
 }

@@ -1,4 +1,4 @@
-//! What the commands have in common: the flags that select the agent, the output format, exit codes.
+//! Shared by the commands: the flags that select the agent, the output format, exit codes.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -26,7 +26,7 @@ pub(crate) enum Output {
     Json,
 }
 
-/// The exit code of a command that succeeds if it ends.
+/// The exit code of a command without failure codes of its own.
 pub(super) fn exit(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     exit_with(result.map(|()| ExitCode::SUCCESS))
 }

@@ -1,8 +1,8 @@
-//! Reaching the agent, or a proxy.
+//! Connections to the agent or a proxy.
 //!
-//! Owns: where its debug socket is, the connection, and what to tell a person when that fails.
-//! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1`, `keelson.node.v1` and of `keelson.endpoints.v1`'s
-//! service Inspection; connections for those of a proxy.
+//! Owns: the address of the debug socket, the connection, and the error texts.
+//! In: [`AgentArgs`]. Out: clients of `keelson.debug.v1`, `keelson.node.v1` and of the
+//! service Inspection of `keelson.endpoints.v1`; connections for those of a proxy.
 
 use std::{
     fmt, io,
@@ -27,12 +27,11 @@ use tonic::{
 use super::args::AgentArgs;
 use crate::settings::SettingsArgs;
 
-/// How long a single answer may take.
+/// Timeout of a single answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lists of ten thousand queued pulls or Services are larger than gRPC's default allows.
+/// Lists of ten thousand queued pulls or Services exceed gRPC's default.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
-/// A client of the debug API.
 pub(super) type Client = DebugClient<Channel>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +43,6 @@ pub(super) enum Peer {
 }
 
 impl Peer {
-    /// The systemd unit.
     const fn unit(self) -> &'static str {
         match self {
             Self::Agent => "keelson",
@@ -80,7 +78,7 @@ pub(super) enum ConnectError {
         #[source]
         source: io::Error,
     },
-    /// Somebody listens, but does not speak gRPC.
+    /// A process listens, but does not speak gRPC.
     #[error("the process that listens on {socket} does not answer as a Keelson {peer}")]
     NotOurs {
         peer: Peer,
@@ -112,10 +110,7 @@ impl ConnectError {
     }
 }
 
-/// The socket that the arguments mean, or that the settings name.
-///
-/// # Errors
-/// The settings are needed and wrong.
+/// The socket of the arguments or of the settings.
 pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
     if let Some(socket) = &args.socket {
         return Ok(socket.clone());
@@ -127,18 +122,12 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
     Ok(loaded.settings.debug.listen.clone())
 }
 
-/// Connects once; a connection that ends is not made again behind the caller's back.
-///
-/// # Errors
-/// Nobody is there, or we may not.
+/// Connects once; a connection that ends is not reconnected implicitly.
 pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError> {
     Ok(DebugClient::new(channel(Peer::Agent, socket).await?).max_decoding_message_size(MAX_MESSAGE))
 }
 
 /// As [`connect`], for any client.
-///
-/// # Errors
-/// Nobody is there, or we may not.
 pub(super) async fn channel(peer: Peer, socket: &SocketSpec) -> Result<Channel, ConnectError> {
     let path = PathBuf::from(socket.path());
     let stream = UnixStream::connect(&path).await.map_err(|error| ConnectError::new(peer, socket, error))?;
@@ -156,7 +145,7 @@ pub(super) async fn channel(peer: Peer, socket: &SocketSpec) -> Result<Channel, 
     channel.map_err(|source| ConnectError::NotOurs { peer, socket: socket.clone(), source })
 }
 
-/// The socket and the connection in one.
+/// Determines the socket and connects.
 pub(super) async fn open(args: &AgentArgs) -> anyhow::Result<Client> {
     Ok(connect(&socket(args)?).await?)
 }
@@ -166,20 +155,20 @@ pub(super) async fn open_node(args: &AgentArgs) -> anyhow::Result<NodeClient<Cha
     Ok(NodeClient::new(channel(Peer::Agent, &socket(args)?).await?))
 }
 
-/// As [`open`], for looking into service endpoints.
+/// As [`open`], for service endpoints.
 pub(super) async fn open_inspection(args: &AgentArgs) -> anyhow::Result<InspectionClient<Channel>> {
     Ok(InspectionClient::new(channel(Peer::Agent, &socket(args)?).await?)
         .max_decoding_message_size(MAX_MESSAGE))
 }
 
-/// A request that does not wait for ever.
+/// A request with a timeout.
 pub(super) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(ANSWER_TIMEOUT);
     request
 }
 
-/// What a status means to a person.
+/// The text of an error status.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refused(String);
@@ -191,7 +180,6 @@ impl From<Status> for Refused {
 }
 
 impl Refused {
-    /// What a status of this one means.
     pub(super) fn by(peer: Peer, status: Status) -> Self {
         let said = super::format::one_line(status.message());
         Self(match status.code() {

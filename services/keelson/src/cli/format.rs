@@ -1,7 +1,7 @@
-//! Numbers, times and names as people read them.
+//! Numbers, times and names as text.
 //!
-//! In: values as the debug API has them. Out: short texts. Nothing that came from outside reaches the
-//! terminal with control characters in it.
+//! In: values of the debug API. Out: short texts. Control characters of external texts never reach the
+//! terminal.
 
 use keelson_proto::debug as pb;
 
@@ -20,7 +20,7 @@ pub(super) fn bytes(count: u64) -> String {
     if value < 99.95 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
 }
 
-/// `420ms`, `9.4s`, `42s`, `3m07s`, `2h05m`, `4d11h`. A time before now counts as none.
+/// `420ms`, `9.4s`, `42s`, `3m07s`, `2h05m`, `4d11h`. A negative duration counts as zero.
 pub(super) fn duration_ms(ms: i64) -> String {
     let ms = ms.max(0);
     let seconds = ms / 1000;
@@ -34,7 +34,7 @@ pub(super) fn duration_ms(ms: i64) -> String {
     }
 }
 
-/// Time since `since`, or `-` if that is not set.
+/// Time since `since`, or `-` if it is not set.
 pub(super) fn since_ms(since: i64, now: i64) -> String {
     if since == 0 { "-".into() } else { duration_ms(now.saturating_sub(since)) }
 }
@@ -48,7 +48,7 @@ pub(super) fn micros(us: u64) -> String {
     }
 }
 
-/// Part of a whole, 0 to 100; 0 while the whole is unknown.
+/// 0 to 100; 0 while the total is unknown.
 pub(super) fn percent(done: u64, total: u64) -> u64 {
     if total == 0 { 0 } else { (u128::from(done.min(total)) * 100 / u128::from(total)) as u64 }
 }
@@ -58,7 +58,7 @@ pub(super) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Text from outside without anything that a terminal would obey.
+/// Removes everything from external text that a terminal would interpret.
 pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_direction(c) { '\u{fffd}' } else { c }).collect()
 }
@@ -93,7 +93,7 @@ pub(super) fn first_names(names: &[String], max: usize) -> String {
     }
 }
 
-/// An image's name with its digest cut to twelve digits, as other tools show it.
+/// An image's name with its digest cut to twelve digits, as in other tools.
 pub(super) fn image(name: &str) -> String {
     let name = clean(name);
     match name.split_once("@sha256:") {
@@ -123,7 +123,7 @@ pub(super) fn state(pull: &pb::Pull) -> String {
     words.into()
 }
 
-/// What there is to say of a download: `62%  240 MiB of 388 MiB  20.1 MiB/s  7.3s left  5/9 layers`.
+/// `62%  240 MiB of 388 MiB  20.1 MiB/s  7.3s left  5/9 layers`.
 pub(super) fn progress(progress: &pb::Progress) -> String {
     let mut parts = Vec::new();
     if progress.bytes_total > 0 {
@@ -181,7 +181,7 @@ pub(super) fn summary(list: &pb::PullList) -> String {
     text
 }
 
-/// How long a finished pull ran; of one that never started, how long it waited.
+/// How long a finished pull ran, or waited if it never started.
 pub(super) fn run_time_ms(pull: &pb::Pull) -> Option<i64> {
     let start = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
     (pull.finished_unix_ms > 0 && start > 0).then(|| pull.finished_unix_ms.saturating_sub(start))

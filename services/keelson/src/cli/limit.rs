@@ -1,6 +1,6 @@
 //! `keelson limit [N | --reset]`.
 //!
-//! In: the debug API's limit. Out: what is in force and why; a new one is in force at once.
+//! In: the debug API's limit. Out: the effective limit and its origin; a new one is effective at once.
 
 use std::process::ExitCode;
 
@@ -37,10 +37,6 @@ pub(crate) struct LimitArgs {
     agent: AgentArgs,
 }
 
-/// Runs `keelson limit`.
-///
-/// # Errors
-/// The agent cannot be reached, or refuses.
 pub(crate) async fn run_limit(args: LimitArgs) -> anyhow::Result<ExitCode> {
     exit(run(args).await)
 }

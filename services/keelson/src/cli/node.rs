@@ -1,7 +1,7 @@
 //! `keelson node [set-condition | clear-condition]`.
 //!
-//! In: the agent's heartbeats, and conditions that a person or a script reports. Out: Lease, status and conditions
-//! as text or JSON; what setting or clearing a condition came to.
+//! In: the agent's heartbeats, and conditions from a user or a script. Out: Lease, status and conditions
+//! as text or JSON; the result of setting or clearing a condition.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -114,17 +114,13 @@ fn ttl(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Runs `keelson node`.
-///
-/// # Errors
-/// The agent cannot be reached, or refuses.
 pub(crate) async fn run_node(args: NodeArgs) -> anyhow::Result<ExitCode> {
     exit_with(run(args).await)
 }
 
 async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
     match args.change {
-        // To clap this would be a conflict of all options with subcommands, --socket among them.
+        // As a conflict in clap this would exclude all options with subcommands, including --socket.
         Some(_) if args.check => {
             complain("keelson: --check cannot be used with set-condition or clear-condition");
             Ok(ExitCode::from(2))
@@ -147,7 +143,7 @@ async fn show(agent: &AgentArgs, output: Output, check: bool) -> anyhow::Result<
     Ok(if check && !is_well(&heartbeats) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Well, or off because nobody wants heartbeats.
+/// Healthy, or heartbeats are disabled.
 fn is_well(heartbeats: &pb::Heartbeats) -> bool {
     matches!(heartbeats.state.as_str(), "well" | "off")
 }
@@ -191,7 +187,7 @@ async fn clear_condition(agent: &AgentArgs, output: Output, kind: String) -> any
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of a condition, being too many is no business that passes, and `off` no silence that ends.
+/// For a condition, RESOURCE_EXHAUSTED is not transient, and disabled heartbeats stay disabled.
 fn refused(status: Status) -> anyhow::Error {
     match status.code() {
         Code::ResourceExhausted | Code::Unavailable => {
@@ -442,7 +438,6 @@ Status:   healthy
         assert_eq!(describe(&failing, 61_000), expected);
     }
 
-    /// E7: a companion without a Lease is well.
     #[test]
     fn e7_a_lease_that_is_disabled_is_no_failure() {
         let mut companion = well();
@@ -502,7 +497,7 @@ Status:   healthy
         assert_eq!(lease_facts(&lease), "keelson-n1, not renewed yet, 0 renewals, 0 transitions");
     }
 
-    /// E4: who the agent is to the API server, and until when.
+    /// E4: the agent's identity at the API server, and its expiry.
     #[test]
     fn e4_credentials_are_shown_with_their_end() {
         let credential = |state: &str, expires_unix_ms| pb::Credential {

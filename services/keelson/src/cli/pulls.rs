@@ -46,10 +46,7 @@ pub(crate) struct PullsArgs {
     agent: AgentArgs,
 }
 
-/// Runs `keelson pulls`.
-///
-/// # Errors
-/// The agent cannot be reached, or refuses. While watching only the first contact must succeed.
+/// While watching, only the first connection must succeed.
 pub(crate) async fn run_pulls(args: PullsArgs) -> anyhow::Result<ExitCode> {
     exit(run(args).await)
 }

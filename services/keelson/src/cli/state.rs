@@ -1,6 +1,6 @@
 //! `keelson state`.
 //!
-//! In: the debug API's storage. Out: where the durable state is and how it is.
+//! In: the debug API's storage. Out: location and state of the store.
 
 use std::process::ExitCode;
 
@@ -31,10 +31,6 @@ pub(crate) struct StateArgs {
     agent: AgentArgs,
 }
 
-/// Runs `keelson state`.
-///
-/// # Errors
-/// The agent cannot be reached, or refuses.
 pub(crate) async fn run_state(args: StateArgs) -> anyhow::Result<ExitCode> {
     exit(run(args).await)
 }

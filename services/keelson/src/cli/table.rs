@@ -1,7 +1,6 @@
-//! Columns.
+//! Text tables.
 //!
-//! In: a head and rows of cells. Out: lines whose columns stand under each other, without trailing
-//! blanks.
+//! In: a head and rows of cells. Out: lines with aligned columns, without trailing blanks.
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -13,13 +12,13 @@ impl Table {
         Self { rows: vec![head.iter().map(ToString::to_string).collect()] }
     }
 
-    /// Adds a row; an empty cell shows as `-`.
+    /// Adds a row; an empty cell is shown as `-`.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let filled = |cell: String| if cell.is_empty() { "-".into() } else { cell };
         self.rows.push(cells.into_iter().map(filled).collect());
     }
 
-    /// Whether there is nothing but the head.
+    /// Whether it has no rows below the head.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }

@@ -1,6 +1,6 @@
 //! `keelson watch`.
 //!
-//! In: the Endpoints API of an agent, by the client library. Out: the state of this node's Services, once or as it
+//! In: the Endpoints API of an agent, through the client library. Out: the state of this node's Services, once or as it
 //! changes, as a table, JSON or YAML on standard output; errors, and where to resume, on standard error.
 
 mod view;
@@ -82,10 +82,7 @@ fn service_name(text: &str) -> Result<ServiceName, String> {
     }
 }
 
-/// Runs `keelson watch`.
-///
-/// # Errors
-/// Standard output cannot be written to, or the settings are needed and wrong. That the agent cannot be reached is none: it
+/// An unreachable agent is no error: the command waits for it.
 /// is waited for.
 pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
     if args.endpoints.target.is_none() {
@@ -100,7 +97,7 @@ pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
     exit_with(run(args, client, write, complain).await)
 }
 
-/// Where the settings have the endpoints served.
+/// The address of the Endpoints API in the settings.
 fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
     let settings = SettingsArgs { config, sets: Vec::new(), feature_gates: Vec::new() };
     let loaded = settings
@@ -109,7 +106,7 @@ fn served_at(config: Option<PathBuf>) -> anyhow::Result<Target> {
     reachable(&loaded.settings.endpoints.listen)
 }
 
-/// A socket rather than a port; an address that stands for all is reached by the one of this machine.
+/// Prefers a socket to a port; a wildcard address is replaced by loopback.
 fn reachable(listen: &[ListenSpec]) -> anyhow::Result<Target> {
     let is_socket = |spec: &&ListenSpec| matches!(spec, ListenSpec::Unix(_));
     let Some(spec) = listen.iter().find(is_socket).or(listen.first()) else {
@@ -149,7 +146,7 @@ async fn run(
         failed: None,
     };
     let position = client.run(&mut show).await;
-    // Who has seen no state has nothing to resume.
+    // Without a received state there is nothing to resume from.
     if position.rev > 0 {
         say(&resume(&position));
     }
@@ -207,9 +204,9 @@ async fn once(
     Ok(ExitCode::SUCCESS)
 }
 
-/// `stale since 2026-11-23T10:00:00Z: why`, as much as is known of it.
+/// `stale since 2026-11-23T10:00:00Z: why`, as far as known.
 fn staleness(position: &Position) -> String {
-    /// Of a time with a year of four digits; there is no text for others.
+    /// The last time with a year of four digits; later ones cannot be formatted.
     const MAX_UNIX_MS: u64 = 253_402_300_799_999;
     let since = position.stale_since_unix_ms.and_then(|ms| u64::try_from(ms).ok());
     let since = since.filter(|ms| *ms <= MAX_UNIX_MS).map(|ms| UNIX_EPOCH + Duration::from_millis(ms));
@@ -217,7 +214,7 @@ fn staleness(position: &Position) -> String {
     format!("stale{}: {}", since.unwrap_or_default(), one_line(&position.stale_reason))
 }
 
-/// All Services, a line each; of one that was asked for its endpoints too.
+/// One line per Service; if one was requested, its endpoints too.
 fn tables(services: &[ServiceEndpoints], endpoints: bool) -> String {
     let mut table = Table::new(&["SERVICE", "TYPE", "CLUSTER-IPS", "PORTS", "ENDPOINTS"]);
     for service in services {
@@ -278,12 +275,12 @@ fn endpoints(service: &ServiceEndpoints) -> String {
 
 struct Show<W> {
     args: WatchArgs,
-    /// What is shown is not known to be new.
+    /// The shown state is not known to be new.
     resumes: bool,
     known: BTreeSet<ServiceName>,
-    /// Of the state that is not whole yet.
+    /// Of the state that is not complete yet.
     text: String,
-    /// What was said last of how current it is.
+    /// The last reported staleness.
     stale: String,
     cancel: CancellationToken,
     out: W,

@@ -1,8 +1,8 @@
 //! The client certificate on disk.
 //!
-//! Owns: two files in `kube.certificate_dir`, which nobody but root can read: the certificate with its key, and the key of a
-//! request that is not answered yet. In: PEM. Out: PEM. A file is replaced by renaming, so that a reader finds the old one or
-//! the new one, and after a crash too.
+//! Owns: two files in `kube.certificate_dir`, which only root can read: the certificate with its key, and the key of a
+//! request that is not answered yet. In: PEM. Out: PEM. A file is replaced by renaming, so that a reader finds the old
+//! one or the new one, even after a crash.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -15,7 +15,7 @@ use keelson_config::Settings;
 
 /// Certificate and key, as the kubelet's `kubelet-client-current.pem`.
 const CURRENT: &str = "client-current.pem";
-/// The key of a request: after a restart the same request is waited for.
+/// The key of a request: after a restart the agent waits for the same request.
 const PENDING: &str = "client-pending.key";
 
 pub(in crate::agent) fn certificate_file(settings: &Settings) -> PathBuf {
@@ -34,37 +34,27 @@ impl CertificateFiles {
         self.0.join(CURRENT)
     }
 
-    /// Certificate and key; none if there is no file.
-    ///
-    /// # Errors
-    /// The file cannot be read.
+    /// Certificate and key; `None` if there is no file.
     pub(super) fn read_current(&self) -> io::Result<Option<String>> {
         read(&self.current())
     }
 
-    /// The key of a request that was not answered; none if there is none, or it cannot be read.
+    /// The key of a request that was not answered; `None` if there is none, or it cannot be read.
     pub(super) fn read_pending(&self) -> Option<String> {
         read(&self.0.join(PENDING)).ok().flatten()
     }
 
-    /// Keeps the key of a request.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub(super) fn write_pending(&self, pem: &str) -> io::Result<()> {
         self.replace(PENDING, pem)
     }
 
-    /// Forgets the key of a request: it was answered.
+    /// Removes the key of an answered request.
     pub(super) fn remove_pending(&self) {
-        // One that stays is replaced by the next.
+        // A remaining file is replaced by the next one.
         let _ = fs::remove_file(self.0.join(PENDING));
     }
 
-    /// Puts a new certificate with its key in the place of the old one.
-    ///
-    /// # Errors
-    /// They cannot be written; the old file is then still there.
+    /// Replaces certificate and key. On an error the old file is unchanged.
     pub(super) fn write_current(&self, pem: &str) -> io::Result<()> {
         self.replace(CURRENT, pem)
     }
@@ -72,7 +62,7 @@ impl CertificateFiles {
     fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         let draft = self.0.join(format!("{name}.new"));
-        // Left by a crash, perhaps; a new file has the mode for certain.
+        // It may be left over from a crash; a new file certainly has the mode.
         match fs::remove_file(&draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -99,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// E4: what the agent writes itself is for its owner alone, and whole.
+    /// E4: files that the agent writes are readable by their owner only, and complete.
     #[test]
     fn e4_own_secrets_are_written_0600_and_replaced_whole() {
         let scratch = tempfile::tempdir().expect("a folder");

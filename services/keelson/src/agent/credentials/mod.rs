@@ -1,6 +1,6 @@
-//! The credentials towards the API server: who they say the agent is, until when, and how they are kept.
+//! The agent's credentials for the API server: identity, validity and files.
 //!
-//! Owns: [`Credentials`], what is shown and counted of them; the job that warns of them; and, with
+//! Owns: [`Credentials`], their display and metrics; the job that logs warnings about them; and, with
 //! `kube.bootstrap_kubeconfig`, the job that requests and renews the client certificate ([`renewal`]). In: what the
 //! connections read. Out: a check, metrics, `keelson node`, log lines. Nothing secret passes through here.
 
@@ -30,7 +30,7 @@ pub(super) use files::{CertificateFiles, certificate_file};
 pub(super) use renewal::Renewal;
 
 const JOB: &str = "Credentials";
-/// How often what is left of the credentials is looked at while they do not change.
+/// Interval of checks of the remaining validity while the credentials do not change.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -43,7 +43,7 @@ struct RenewalResult {
     result: &'static str,
 }
 
-/// What is known of the credentials. Cheap to clone.
+/// The known credentials. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Credentials {
     pub(super) observer: CredentialsObserver,
@@ -64,10 +64,9 @@ impl Default for Credentials {
     }
 }
 
-/// Something about the credentials that a person should know.
+/// A problem of the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Finding {
-    /// They cannot be used any more.
     Expired(String),
     Expiring(String),
     Mode(String),
@@ -81,13 +80,12 @@ impl Finding {
     }
 }
 
-/// Unix seconds.
 fn now_unix() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// What is wrong, or will be soon, at `now` in Unix seconds. A text stays the same until the kind of finding changes.
+/// Current and imminent problems; `now` is in Unix seconds. A text does not change until the kind of finding changes.
 fn findings(in_use: &CredentialsInUse, now: i64) -> Vec<Finding> {
     let of = |credential: &Credential| {
         let end = credential.not_after.map(utc).unwrap_or_default();
@@ -111,7 +109,7 @@ fn findings(in_use: &CredentialsInUse, now: i64) -> Vec<Finding> {
 /// `2026-01-02T03:04:05Z`.
 fn utc(unix: i64) -> String {
     let since = Duration::from_secs(u64::try_from(unix).unwrap_or_default());
-    // Times after the year 9999 cannot be written; certificates have none.
+    // Times after the year 9999 cannot be formatted; certificates have none.
     let time = UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH);
     let mut text = String::new();
     match std::fmt::write(&mut text, format_args!("{}", humantime::format_rfc3339_seconds(time))) {
@@ -121,7 +119,7 @@ fn utc(unix: i64) -> String {
 }
 
 impl Credentials {
-    /// Readiness: it fails while the credentials cannot be read or have expired; otherwise the message says what needs
+    /// Readiness: fails while the credentials cannot be read or have expired; otherwise the message names what needs
     /// attention.
     pub(super) fn check(&self) -> Check {
         let in_use = self.observer.in_use();
@@ -141,7 +139,7 @@ impl Credentials {
         }
     }
 
-    /// As `keelson node` shows them.
+    /// For `keelson node`.
     pub(super) fn show(&self) -> (Vec<pb::Credential>, Vec<String>) {
         let (in_use, now) = (self.observer.in_use(), now_unix());
         let ms = |seconds: Option<i64>| seconds.unwrap_or_default().saturating_mul(1_000);
@@ -174,7 +172,7 @@ impl Credentials {
         );
     }
 
-    /// Warns of what there is to warn of, once each, until the arbiter ends.
+    /// Logs each warning once, until the arbiter ends.
     async fn watch(self) {
         let mut seen = self.observer.subscribe();
         let mut warned = BTreeSet::new();
@@ -204,7 +202,7 @@ impl Credentials {
     }
 }
 
-/// Starts the jobs, on a thread of their own. Returns it with the job that shows them.
+/// Starts the jobs on a thread of their own. Returns the thread and the job that shows them.
 pub(super) fn build(
     credentials: Credentials,
     renewal: Option<Renewal>,
@@ -236,7 +234,7 @@ mod tests {
         }
     }
 
-    /// E4: what is said of credentials in each state.
+    /// E4: the findings for each state of the credentials.
     #[test]
     fn e4_credentials_that_end_or_are_readable_are_found() {
         let in_use = |credentials, warnings| CredentialsInUse { credentials, warnings, error: None };

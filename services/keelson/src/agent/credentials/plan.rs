@@ -1,19 +1,19 @@
-//! When a client certificate is requested, and by which credentials.
+//! When a client certificate is requested, and with which credentials.
 //!
-//! Owns: the schedule, as the kubelet's certificate manager has it (`client-go/util/certificate`): renewal at 70 to 90 % of the
-//! lifetime. In: the certificate's validity, the wall clock, a draw. Out: what to do next. Nothing here waits.
+//! Owns: the schedule, as in the kubelet's certificate manager (`client-go/util/certificate`): renewal at 70 to 90 % of
+//! the lifetime. In: the certificate's validity, the wall clock, a random number. Out: the next step. Nothing here
+//! waits.
 
 use std::time::Duration;
 
 use keelson_kube::IssuedValidity;
 use keelson_proto::backoff::Backoff;
 
-/// The wall clock may be set, so no wait is longer.
+/// Maximum wait, because the wall clock may be set.
 const WAIT_MOST: Duration = Duration::from_secs(60);
-/// Pauses between attempts.
 const PAUSES: Backoff = Backoff { first: Duration::from_secs(2), longest: Duration::from_secs(300) };
 
-/// By which credentials a certificate is requested.
+/// The credentials with which a certificate is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     /// Those of `kube.bootstrap_kubeconfig`.
@@ -28,16 +28,16 @@ pub(super) enum Step {
     Wait(Duration),
 }
 
-/// When a certificate is renewed, in Unix seconds. `draw` is from 0 to 1.
+/// In Unix seconds. `draw` is from 0 to 1.
 pub(super) fn renew_at(validity: IssuedValidity, draw: f64) -> i64 {
     let lifetime = validity.not_after.saturating_sub(validity.not_before).max(0);
-    // Seconds of any certificate fit an f64.
+    // The seconds of any certificate fit an f64.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let age = (lifetime as f64 * (0.7 + 0.2 * draw.clamp(0.0, 1.0))).round() as i64;
     validity.not_before.saturating_add(age)
 }
 
-/// What to do at `now`, in Unix seconds. `refused`: the API server did not accept the certificate (401).
+/// `now` is in Unix seconds. `refused`: the API server rejected the certificate (401).
 pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f64, now: i64) -> Step {
     let Some(validity) = validity else { return Step::Request(By::Bootstrap) };
     if now >= validity.not_after || refused {
@@ -49,7 +49,7 @@ pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f
     }
 }
 
-/// The pause after this number of failures in a row. `draw` from 0 to 1 adds up to a tenth.
+/// The pause after this number of consecutive failures. `draw` from 0 to 1 adds up to a tenth.
 pub(super) fn pause(failures: u32, draw: f64) -> Duration {
     PAUSES.pause(failures).mul_f64(1.0 + 0.1 * draw.clamp(0.0, 1.0))
 }
@@ -64,7 +64,7 @@ mod tests {
         Some(IssuedValidity { not_before, not_after })
     }
 
-    /// E4: renewed at 70 to 90 % of the lifetime, requested anew when it is over.
+    /// E4: renewed at 70 to 90 % of the lifetime, requested anew after its end.
     #[test]
     fn e4_when_a_certificate_is_requested() {
         let long = validity(0, 100 * DAY);
@@ -82,9 +82,9 @@ mod tests {
             (long, false, 1.0, 100 * DAY - 1, Step::Request(By::Current)),
             (long, false, 1.0, 100 * DAY, Step::Request(By::Bootstrap)),
             (long, true, 0.0, 0, Step::Request(By::Bootstrap)),
-            // The clock is behind: the certificate may be good all the same.
+            // The clock is behind: the certificate may still be valid.
             (validity(DAY, 2 * DAY), false, 0.0, 0, wait(60)),
-            // A lifetime that makes no sense.
+            // An invalid lifetime.
             (validity(10, 20), false, 0.0, i64::MAX, Step::Request(By::Bootstrap)),
             (validity(20, 10), false, 0.0, 5, wait(15)),
         ] {

@@ -1,7 +1,8 @@
-//! The client certificate of role `node`: requested, waited for, renewed.
+//! The client certificate of role `node`: request, approval, renewal.
 //!
-//! Owns: the loop around [`super::plan`]. In: the certificate on disk, the API server. Out: a newer certificate on disk, which
-//! every connection takes up by itself, and the health of the renewal. The key never leaves the machine.
+//! Owns: the loop with the schedule of [`super::plan`]. In: the certificate on disk, the API server. Out: a newer
+//! certificate on disk, which every connection reads by itself, and the health of the renewal. The key never leaves the
+//! machine.
 
 use std::time::Duration;
 
@@ -21,13 +22,13 @@ use super::{
     plan::{self, By, Step},
 };
 
-/// How long a request is waited for before it is tried again, as the kubelet.
+/// Maximum wait for a request before it is retried, as in the kubelet.
 const APPROVAL: Duration = Duration::from_secs(15 * 60);
-/// The first and the longest pause between two looks at a request.
+/// The first and the longest interval of checks of a request.
 const POLL: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
-/// A request that waits longer than this is shown.
+/// A request that is pending for longer is reported.
 const SLOW: Duration = Duration::from_secs(10);
-/// The shortest time between two certificates: one that is valid for minutes can be past its time of renewal when it is issued.
+/// Minimum time between two certificates: one that is valid for minutes may be due for renewal when it is issued.
 const REST: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -46,11 +47,11 @@ enum RenewalError {
     Another { name: String },
 }
 
-/// What a person does about a request that waits.
+/// What an operator can do about a pending request.
 const ADVICE: &str =
     "list requests with kubectl get csr and approve it with kubectl certificate approve NAME";
 
-/// What the loop needs. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub(in crate::agent) struct Renewal {
     pub(in crate::agent) node: String,
@@ -62,7 +63,7 @@ pub(in crate::agent) struct Renewal {
     pub(in crate::agent) credentials: Credentials,
 }
 
-/// Keeps the certificate new, until the arbiter ends.
+/// Keeps the certificate valid until the arbiter ends.
 pub(super) async fn run(renewal: Renewal) {
     let (mut failures, mut refused) = (0, false);
     let mut drawn: Option<(IssuedValidity, f64)> = None;
@@ -93,7 +94,7 @@ pub(super) async fn run(renewal: Renewal) {
             }
             Err(error) => {
                 failures += 1;
-                // What the certificate may no longer do, the bootstrap credentials may.
+                // The bootstrap credentials may have permissions that the certificate has lost.
                 refused = by == By::Current
                     && matches!(&error, RenewalError::Api(error) if error.kind == ApiErrorKind::Unauthorized);
                 renewal.credentials.renewed("error");
@@ -107,7 +108,7 @@ pub(super) async fn run(renewal: Renewal) {
 }
 
 impl Renewal {
-    /// The validity of the certificate on disk, if it is of use.
+    /// The validity of the certificate on disk, if it is usable.
     fn held(&self) -> Option<IssuedValidity> {
         let file = self.files.current();
         let pem = match self.files.read_current() {
@@ -131,7 +132,6 @@ impl Renewal {
         }
     }
 
-    /// Requests a certificate, waits for it and writes it to disk.
     async fn request(&self, by: By) -> Result<IssuedValidity, RenewalError> {
         let api = match by {
             By::Bootstrap => &self.bootstrap,
@@ -146,7 +146,7 @@ impl Renewal {
         let validity = checked
             .map_err(RenewalError::from)
             .and_then(|validity| validity.ok_or(RenewalError::Another { name: request.name }))
-            // The same request would be answered with the same certificate.
+            // The same request would return the same certificate.
             .inspect_err(|_| self.files.remove_pending())?;
         self.files.write_current(&whole).map_err(|error| self.disk(error))?;
         self.files.remove_pending();
@@ -205,7 +205,7 @@ impl Renewal {
     }
 }
 
-/// With a line break at its end.
+/// Ensures a final line break.
 fn ended(mut pem: String) -> String {
     if !pem.ends_with('\n') {
         pem.push('\n');

@@ -1,6 +1,6 @@
-//! Service endpoints as the debug API shows them.
+//! Service endpoints in the debug API.
 //!
-//! Owns: nothing. In: questions of the view. Out: the messages of `keelson.endpoints.v1.Inspection`, checks, metrics.
+//! Owns: nothing. In: requests of the view. Out: the messages of `keelson.endpoints.v1.Inspection`, checks, metrics.
 
 use keelson_actor_system::{clock::unix_ms, reports::EndpointsView};
 use keelson_debug::{Check, ViewError};
@@ -12,7 +12,7 @@ use super::{EnabledEndpoints, Endpoints, source::Place};
 use crate::agent::actor_handle::asked;
 
 impl Endpoints {
-    /// Ends the actor: another agent serves the endpoints.
+    /// Stops the actor: another agent serves the endpoints.
     pub(in crate::agent) fn stop(&self) {
         if let Self::Enabled(on) = self {
             on.arbiter.stop();
@@ -29,7 +29,7 @@ impl Endpoints {
         }
     }
 
-    /// Why a Service means what it means; none when nothing of that name is known.
+    /// `None` if nothing of that name is known.
     pub(in crate::agent) async fn explain(
         &self,
         namespace: &str,
@@ -45,7 +45,7 @@ impl Endpoints {
         }
     }
 
-    /// What readiness depends on: nothing while endpoints are off.
+    /// The readiness checks: none while endpoints are disabled.
     pub(in crate::agent) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Disabled(_) => Vec::new(),
@@ -53,7 +53,7 @@ impl Endpoints {
         }
     }
 
-    /// Registers the metrics; none while endpoints are off.
+    /// Registers the metrics; none while endpoints are disabled.
     pub(in crate::agent) fn register(&self, registry: &mut Registry) {
         if let Self::Enabled(on) = self {
             on.metrics.register(registry);

@@ -1,11 +1,11 @@
 //! Service endpoints.
 //!
-//! Owns: EndpointPublisher with its source and the server of the Endpoints API, or the reason why they are off. In: settings,
-//! listeners, the Node that the heartbeats watch. Out: [`Endpoints`], which the view asks, and the handles of the actor and its
-//! jobs.
+//! Owns: EndpointPublisher with its source and the server of the Endpoints API, or the reason why they are disabled.
+//! In: settings, listeners, the Node that the heartbeats watch. Out: [`Endpoints`] for the view, and the handles of the
+//! actor and its jobs.
 //!
-//! EndpointPublisher and its source share an arbiter and a connection of their own, so that a list of ten thousand slices
-//! delays no heartbeat; the server has a thread of its own, so that five hundred watchers delay no other part.
+//! EndpointPublisher and its source share an arbiter and a connection of their own, so that a list of ten thousand
+//! slices delays no heartbeat; the server has a thread of its own, so that five hundred watchers delay no other part.
 
 mod inspection;
 mod server;
@@ -38,14 +38,13 @@ use super::{
 };
 
 const ACTOR: &str = "EndpointPublisher";
-/// The marker, beside the debug socket: outside of the state folder, and gone after a boot.
+/// The marker file, beside the debug socket: outside of the state folder, and removed by a reboot.
 const MARKER: &str = "endpoints-revision";
-/// A source waits for the answer to each of its messages; the rest are questions from people.
+/// A source waits for the answer to each of its messages; the other messages are requests of users.
 const MAILBOX: usize = 1024;
-/// Names that the history may hold for each revision on average, before it forgets the oldest.
+/// Average number of names per revision in the history before it drops the oldest.
 const NAMES_PER_REVISION: usize = 20;
 
-/// Service endpoints, or why they are off.
 pub(super) enum Endpoints {
     Disabled(&'static str),
     Enabled(Box<EnabledEndpoints>),
@@ -64,7 +63,7 @@ pub(super) struct EnabledEndpoints {
     arbiter: actix::ArbiterHandle,
 }
 
-/// The file with the newest revision.
+/// The file with the latest revision.
 pub(crate) fn marker_path(settings: &Settings) -> PathBuf {
     settings.debug.listen.path().with_file_name(MARKER)
 }
@@ -77,7 +76,7 @@ pub(super) fn first_view(settings: &Settings) -> EndpointsView {
     }
 }
 
-/// Builds the endpoints, if the settings have them on. `node`: the Node as the heartbeats watch it.
+/// `node`: the Node as the heartbeats watch it.
 pub(super) fn build(
     shared: &Shared,
     cluster: Option<Cluster>,
@@ -91,7 +90,6 @@ pub(super) fn build(
 }
 
 impl Endpoints {
-    /// Its actor and jobs.
     pub(super) fn actors(&self) -> Vec<ActorHandle> {
         match self {
             Self::Disabled(why) => vec![ActorHandle::off(ACTOR, why)],
@@ -103,7 +101,7 @@ impl Endpoints {
         }
     }
 
-    /// Serves at every address of the settings; none while endpoints are off.
+    /// Serves at every address of the settings; `None` while endpoints are disabled.
     pub(super) async fn serve(&self, settings: &Settings) -> Option<EndpointsServing> {
         match self {
             Self::Disabled(_) => None,
@@ -203,7 +201,7 @@ fn start_publisher(
     })
 }
 
-/// Sends the publisher what callers reveal.
+/// Passes what clients reveal to the publisher.
 async fn pass_hints_on(mut hints: watch::Receiver<ClientHints>, publisher: Mailbox<EndpointPublisher>) {
     loop {
         let ClientHints { has_followed, later_revision } = *hints.borrow_and_update();

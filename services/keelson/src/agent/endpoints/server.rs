@@ -11,13 +11,10 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 use crate::agent::jobs::{Attempt, Job, Jobs};
 
-/// Time that calls have to end once the server stops.
+/// Time for calls to end once the server stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Serves the API at one address until the attempt stops. The file of a socket is removed with the attempt.
-///
-/// # Errors
-/// The address cannot be had, or there is no thread.
 async fn serve(
     spec: ListenSpec,
     mode: u32,
@@ -34,7 +31,7 @@ async fn serve(
             let listener = TcpListener::bind(address).await;
             let listener =
                 listener.with_context(|| format!("cannot listen on {label} (endpoints.listen)"))?;
-            // With port 0, the one that was given.
+            // With port 0, the assigned port.
             let label = listener.local_addr().map_or(label, |address| format!("tcp://{address}"));
             if !address.ip().to_canonical().is_loopback() {
                 tracing::warn!(
@@ -62,7 +59,7 @@ pub(in crate::agent) struct EndpointsServing {
 }
 
 impl EndpointsServing {
-    /// Takes no new callers, ends the calls there are, and waits at most `timeout` for that.
+    /// Accepts no new calls, ends the running ones, and waits at most `timeout` for that.
     pub(in crate::agent) async fn stop(self, timeout: Duration) {
         self.stop.send_replace(true);
         if tokio::time::timeout(timeout, futures_util::future::join_all(self.tasks)).await.is_err() {
@@ -71,7 +68,6 @@ impl EndpointsServing {
     }
 }
 
-/// Serves at every address of the settings.
 pub(super) async fn serve_all(server: &EndpointsServer, job: &Job, settings: &Settings) -> EndpointsServing {
     let (stop, stopped) = watch::channel(false);
     let mut serving = Jobs::new(stopped);

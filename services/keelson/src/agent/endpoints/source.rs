@@ -1,6 +1,6 @@
 //! The source of Services: the API server, or a folder of manifests.
 //!
-//! Owns: the choice by the settings, and the job that follows the source. In: objects and the Node. Out: events for the
+//! Owns: the choice by the settings, and the job that reads the source. In: objects and the Node. Out: events for the
 //! EndpointPublisher.
 
 use std::{path::PathBuf, sync::Arc};
@@ -24,13 +24,11 @@ use crate::agent::{
 /// The Node that the heartbeats watch, and the health of that watch.
 pub(in crate::agent) type WatchedNode = (watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>);
 
-/// The source in use.
 pub(super) enum Place {
     Kube(ApiServer),
     Files(FilesHandle),
 }
 
-/// The source that the settings select.
 pub(super) enum Source {
     Kube(Box<Cluster>),
     Files(PathBuf),
@@ -41,13 +39,13 @@ impl Source {
         Self::Kube(Box::new(cluster))
     }
 
-    /// Whether it is followed only from the first client on. A folder costs nothing.
+    /// Whether it is read only after the first client has connected. A folder costs nothing.
     pub(super) fn is_on_demand(&self, settings: &Settings) -> bool {
         matches!(self, Self::Kube(_)) && settings.endpoints.watch == EndpointsWatch::OnDemand
     }
 
     /// # Errors
-    /// Why there is none.
+    /// Why there is no source.
     pub(super) fn of(settings: &Settings, cluster: Option<Cluster>) -> Result<Self, &'static str> {
         if !settings.feature_gates.enabled(Gate::ServiceEndpoints) {
             return Err("feature gate ServiceEndpoints is disabled");
@@ -55,7 +53,7 @@ impl Source {
         let files = || settings.endpoints.manifests.clone().map(Self::Files);
         match settings.endpoints.source {
             EndpointsSource::Off => Err("endpoints.source is off"),
-            // Without a cluster or a folder the settings are refused before.
+            // The settings require a cluster or a folder.
             EndpointsSource::Kube => cluster.map(Self::kube).ok_or("no API server is configured"),
             EndpointsSource::Files => files().ok_or("no directory of manifests is configured"),
             EndpointsSource::Auto => cluster.map(Self::kube).or_else(files).ok_or(
@@ -66,7 +64,7 @@ impl Source {
     }
 }
 
-/// Follows the source as parts 0 and 1 of `job`. `demand`: from the first client on.
+/// Reads the source as parts 0 and 1 of `job`. `demand`: wait for the first client.
 pub(super) fn follow(
     source: Source,
     job: &Job,

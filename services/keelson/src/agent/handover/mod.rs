@@ -1,12 +1,11 @@
-//! One agent replaces another, and no caller notices (decision 0019).
+//! Handover: one agent replaces another without failed calls (decision 0019).
 //!
-//! Owns: the hand-over socket beside the CRI socket. In: at the start, an agent that is stopping; at the end, an agent
-//! that starts. Out: listening sockets and pulls change hands, so that no disk is needed for it; what cannot change
-//! hands (calls that pass through, pulls that the runtime works on) goes on in the old process until it ends.
+//! Owns: the handover socket beside the CRI socket. In: at the start, an agent that is stopping; at the end, an agent
+//! that starts. Out: listening sockets and pulls are passed to the successor, which needs no disk; what cannot be
+//! passed (calls that pass through, pulls that run in the runtime) continues in the old process until it ends.
 //!
-//! * [`take`]: the side of the agent that starts.
-//! * [`offer`]: the socket that every agent listens on.
-//! * [`relay`]: what an agent does once it has a successor.
+//! * [`take`]: the side of the agent that starts. * [`offer`]: the socket that every agent listens on. * [`relay`]: the
+//! side of an agent that has a successor.
 
 pub(super) mod offer;
 pub(super) mod relay;
@@ -15,13 +14,13 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 
-/// Names of the sockets that change hands.
+/// Names of the sockets that are passed.
 pub(super) const CRI: &str = "cri";
 pub(super) const DEBUG: &str = "debug";
-/// The hand-over socket itself: it never vanishes between two agents, so that a third one waits for its turn.
+/// The handover socket itself: it exists all the time between two agents, so that a third one can wait.
 const HANDOVER: &str = "handover";
 
-/// Where the agent that listens at `cri` is reached by its successor.
+/// The socket for the successor of the agent that listens at `cri`.
 pub(super) fn socket_path(cri: &Path) -> PathBuf {
     let mut path = cri.as_os_str().to_owned();
     path.push(".handover");

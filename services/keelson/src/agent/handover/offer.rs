@@ -1,6 +1,6 @@
-//! The hand-over socket of a running agent.
+//! The handover socket of a running agent.
 //!
-//! Owns: that socket. In: agents that start. Out: what this one does (it runs, it stops), and, once it stops, the
+//! Owns: that socket. In: agents that start. Out: the status of this agent (running, stopping), and, once it stops, the
 //! connection of an agent that wants to take over.
 
 use std::{
@@ -31,27 +31,24 @@ use super::{
     wire::{self, Frame, VERSION},
 };
 
-/// For one message of a newcomer.
+/// Timeout of one message of the other agent.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// The socket, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Offer {
     // Dropped first: an agent that finds no file creates its own.
     file: Option<SocketFile>,
-    /// The listener once more, for a successor.
+    /// A duplicate of the listener for a successor.
     socket: OwnedFd,
-    /// Dropped: nobody is answered any more.
+    /// Dropping it ends the answers.
     _serving: watch::Sender<bool>,
     is_stopping: Arc<AtomicBool>,
     successors: mpsc::Receiver<UnixStream>,
 }
 
 impl Offer {
-    /// Listens at `path`, with the listener of the agent before this one if there is one; waits for one that was killed
-    /// to leave the path.
-    ///
-    /// # Errors
+    /// Listens at `path`, with the listener of the previous agent if there is one; waits until one that was killed has
+    /// left the path.
     /// Another process listens there, or the system refuses.
     pub(crate) async fn bind(
         path: &Path,
@@ -65,7 +62,7 @@ impl Offer {
         let (listener, file) = bound.into_parts();
         let socket = listener.as_fd().try_clone_to_owned()?;
         let is_stopping = Arc::new(AtomicBool::new(false));
-        // One at a time: the next one finds out how the first fared.
+        // One at a time: the next one sees the result of the first.
         let (to_main, successors) = mpsc::channel(1);
         let (serving, stop) = watch::channel(false);
         let (listener, label, stopping) =
@@ -89,12 +86,12 @@ impl Offer {
         self.socket.as_fd()
     }
 
-    /// Leaves the socket to the successor that has it.
+    /// Leaves the socket file to the successor that has the socket.
     pub(super) fn leave(mut self) {
         self.file.take().into_iter().for_each(SocketFile::disown);
     }
 
-    /// From now on the agent that asks may take over.
+    /// From now on an agent that asks may take over.
     pub(crate) fn stopping(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
     }
@@ -139,14 +136,14 @@ async fn answer(
     let is_stopping = is_stopping.load(Ordering::Relaxed);
     let status = Frame::Status { version: VERSION, pid: std::process::id(), is_stopping };
     timeout(ANSWER, wire::write(&mut stream, &status)).await??;
-    // Another version waits until this agent has ended as it does without a successor.
+    // An agent of another version waits until this one has ended as without a successor.
     if !is_stopping || version != VERSION {
         return Ok(());
     }
     let Frame::Take = timeout(ANSWER, wire::read_greeting(&mut stream)).await?? else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    // Full: somebody else is taking over. Closed: somebody has.
+    // Full: another agent is taking over. Closed: one has.
     let _ = to_main.try_send(stream);
     Ok(())
 }

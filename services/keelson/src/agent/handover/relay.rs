@@ -1,7 +1,8 @@
-//! What an agent does once it has a successor.
+//! The end of an agent with a successor.
 //!
-//! Owns: the way from "decides" to "gone". In: the parts of a running agent and the connection of its successor. Out:
-//! the sockets and the pulls; then the ends of pulls that go on here, and the end of the process when no call is left.
+//! Owns: the steps from deciding to exiting. In: the parts of a running agent and the connection of its successor. Out:
+//! the sockets and the pulls; then the ends of pulls that continue here, and the end of the process when no call is
+//! left.
 //!
 //! A successor that fails before it serves changes nothing: sockets and state stay here for the next one.
 
@@ -22,14 +23,13 @@ use super::{
     wire::{self, Frame},
 };
 
-/// How long journal writes that are under way are waited for.
+/// Maximum wait for pending journal writes.
 const FLUSH: Duration = Duration::from_secs(2);
-/// How long the store may take to be closed.
+/// Maximum wait for the store to close.
 const CLOSE: Duration = Duration::from_secs(2);
-/// For a successor that has everything to say that it serves.
+/// Time for a successor that has everything to report that it serves.
 const SERVING: Duration = Duration::from_secs(30);
 
-/// How an agent with a successor ended.
 pub(crate) enum Ended {
     Done,
     Interrupted,
@@ -91,7 +91,7 @@ pub(crate) async fn run(
     }
 }
 
-/// From here on another process decides: everything but calls in flight stops.
+/// From here on another process decides: everything but running calls stops.
 async fn stop_deciding(
     running: &mut Running,
     ends: mpsc::UnboundedSender<HandedEnd>,
@@ -100,7 +100,7 @@ async fn stop_deciding(
     running.view.stop_reports();
     let _ = running.stop_debug.send(true);
     if let Some(server) = running.endpoints_server.take() {
-        // Its sockets are closed at once; calls that are not over by then are not waited for.
+        // Its sockets are closed at once; calls that are still running then are not waited for.
         actix::spawn(server.stop(FLUSH));
     }
     let (to_us, answered) = oneshot::channel();
@@ -114,7 +114,7 @@ async fn stop_deciding(
     Some((state, ended))
 }
 
-/// Gives state and sockets to a successor and waits until it serves.
+/// Passes state and sockets to a successor and waits until it serves.
 async fn hand_over(
     mut stream: UnixStream,
     state: &mut HandedState,
@@ -137,7 +137,7 @@ async fn hand_over(
     }
 }
 
-/// Tells the successor of every end; one that is gone asks the runtime itself.
+/// Reports every end to the successor; one that is gone asks the runtime itself.
 async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<HandedEnd>) {
     while let Some(end) = ends.recv().await {
         if let Err(error) = wire::write(&mut stream, &Frame::Ended(end)).await {
@@ -146,7 +146,7 @@ async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<Ha
     }
 }
 
-/// Until no call and no pull is left here.
+/// Waits until no call and no pull is left here.
 async fn finish(mut running: Running, pulls_ended: oneshot::Receiver<()>, deadline: Instant) {
     let cutter = running.pulls.front.cutter();
     let left = async {

@@ -1,7 +1,7 @@
-//! The agent that starts: takes over from one that is stopping.
+//! Handover in the agent that starts: takes over from one that is stopping.
 //!
-//! Owns: the search for a predecessor, and the connection to it. In: the path of the hand-over socket. Out:
-//! [`Predecessor`] with its pulls and sockets, nothing when there is none, or an error when one runs that does not stop.
+//! Owns: the search for a predecessor, and the connection to it. In: the path of the handover socket. Out:
+//! [`Predecessor`] with its pulls and sockets, `None` if there is none, or an error if one runs that does not stop.
 
 use std::{
     io,
@@ -26,13 +26,13 @@ use super::{
     wire::{self, Frame, VERSION},
 };
 
-/// How long a running agent may take to be stopped, or to be taken down by the kernel after `kill -9`.
+/// Maximum wait for a running agent to be stopped, or to be cleaned up by the kernel after `kill -9`.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Interval of checks.
 const PAUSE: Duration = Duration::from_millis(50);
-/// For one answer.
+/// Timeout of one answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// For the state: the predecessor finishes journal writes first.
+/// Timeout of the state: the predecessor finishes journal writes first.
 const STATE: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
@@ -44,40 +44,34 @@ pub(crate) struct Predecessor {
     pub(crate) link: Link,
 }
 
-/// How the search for an agent to take over from ended.
 #[derive(Debug)]
 pub(crate) struct Search {
     pub(crate) predecessor: Option<Predecessor>,
-    /// For the metric; none where nobody was stopping.
+    /// For the metric; `None` if no agent was stopping.
     pub(crate) result: Option<HandoverResult>,
 }
 
-/// The connection to an agent that was replaced.
 #[derive(Debug)]
 pub(crate) struct Link(UnixStream);
 
-/// What a look at the socket showed.
+/// The result of a check of the socket.
 enum Look {
     Nobody,
     /// It does not answer, or not yet.
     Unclear(String),
     Running(u32),
-    /// It stops, and speaks another version: it ends by itself.
+    /// It is stopping, and has another version: it ends by itself.
     Foreign,
     Taken(Box<Predecessor>),
 }
 
-/// Another agent runs and does not stop.
 #[derive(Debug, thiserror::Error)]
 #[error("another agent (pid {pid}) is using this CRI socket; stop it or set cri.listen")]
 pub(crate) struct StillRunning {
     pid: u32,
 }
 
-/// Takes over, if there is an agent that stops.
-///
-/// # Errors
-/// Another agent runs and does not stop.
+/// Takes over if there is an agent that is stopping.
 pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
     let mut until = Instant::now() + PATIENCE;
     let (mut is_logged, mut was_foreign) = (false, false);
@@ -160,10 +154,10 @@ async fn talk(mut stream: UnixStream) -> io::Result<Look> {
 }
 
 impl Link {
-    /// Tells the predecessor that connections are accepted here, then tells the coordinator how pulls end that go on
-    /// in the predecessor; returns when that is gone.
+    /// Tells the predecessor that connections are accepted here, then passes the ends of pulls that continue
+    /// in the predecessor to the coordinator; returns when the predecessor has exited.
     pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
-        // A task of its own: if it panics, the pulls must not wait for a process that nobody hears any more.
+        // A separate task: if it panics, the pulls must not wait for a process that nobody reads from any more.
         let _ = actix::spawn(self.hear(pulls.clone())).await;
         pulls.deliver(PullEvent::PredecessorGone);
     }

@@ -1,11 +1,11 @@
-//! The hand-over socket's protocol.
+//! The protocol of the handover socket.
 //!
 //! Owns: frames (a length of four bytes, then JSON) and the passing of listening sockets. In: one connection. Out:
-//! [`Frame`]s, and file descriptors beside the bytes of their own.
+//! [`Frame`]s, and file descriptors, each with a byte of its own.
 //!
 //! ```text
-//! new agent   Hello ─►            Take ─►                              Serving ─►
-//! old agent          ◄─ Status           ◄─ State, a byte a socket                ◄─ Ended ... (until it exits)
+//! new agent   Hello ─►            Take ─►                                Serving ─►
+//! old agent          ◄─ Status           ◄─ State, one byte per socket              ◄─ Ended ... (until it exits)
 //! ```
 
 use std::{
@@ -25,11 +25,11 @@ use tokio::{
     net::UnixStream,
 };
 
-/// Raised when an older agent could not make sense of what a newer one says. Fields may be added without that.
+/// Increased when an older agent cannot process the frames of a newer one. Added fields do not require that.
 pub(super) const VERSION: u32 = 1;
-/// Ten thousand pulls are some 4 MB.
+/// Ten thousand pulls take some 4 MB.
 const MAX_FRAME: usize = 256 * 1024 * 1024;
-/// For the frames before the state, which come from processes that have said nothing of themselves yet.
+/// For the frames before the state, which come from processes that have not identified themselves yet.
 const MAX_GREETING: usize = 4096;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,14 +45,14 @@ pub(super) enum Frame {
         is_stopping: bool,
     },
     Take,
-    /// Everything. As many sockets follow, a byte each.
+    /// The complete state. One byte with a descriptor follows for each socket.
     State {
         state: Box<HandedState>,
         sockets: Vec<String>,
     },
-    /// The newcomer accepts connections: nothing is handed to anybody else any more.
+    /// The successor accepts connections: nothing is handed to another one any more.
     Serving,
-    /// A pull that went on in the old agent ended there.
+    /// A pull that continued in the old agent ended there.
     Ended(HandedEnd),
 }
 
@@ -66,15 +66,12 @@ pub(super) async fn write(stream: &mut UnixStream, frame: &Frame) -> io::Result<
 /// The next frame.
 ///
 /// # Errors
-/// The connection ended (`UnexpectedEof`) or broke, or what came is no frame (`InvalidData`).
+/// The connection ended (`UnexpectedEof`) or broke, or the data is not a frame (`InvalidData`).
 pub(super) async fn read(stream: &mut UnixStream) -> io::Result<Frame> {
     read_at_most(stream, MAX_FRAME).await
 }
 
-/// The next frame, one of those that come before the state.
-///
-/// # Errors
-/// As [`read`].
+/// As [`read`], for one of the frames before the state.
 pub(super) async fn read_greeting(stream: &mut UnixStream) -> io::Result<Frame> {
     read_at_most(stream, MAX_GREETING).await
 }
@@ -86,7 +83,7 @@ async fn read_at_most(stream: &mut UnixStream, limit: usize) -> io::Result<Frame
     if length > limit {
         return Err(invalid("the frame is too large"));
     }
-    // Grown as bytes come: the length may be anybody's.
+    // Grown as bytes arrive: the length may be false.
     let mut body = Vec::new();
     (&mut *stream).take(length as u64).read_to_end(&mut body).await?;
     if body.len() < length {
@@ -112,7 +109,7 @@ pub(super) async fn send_socket(stream: &UnixStream, socket: BorrowedFd<'_>) -> 
         .await
 }
 
-/// Receives one socket. To be called exactly where one was sent: other reads would lose it.
+/// Receives one socket. Must be called exactly where one was sent: other reads would lose it.
 pub(super) async fn receive_socket(stream: &UnixStream) -> io::Result<OwnedFd> {
     stream
         .async_io(Interest::READABLE, || {

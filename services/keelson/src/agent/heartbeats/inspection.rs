@@ -1,4 +1,4 @@
-//! Heartbeats as the debug API shows them, and conditions that it takes.
+//! Heartbeats in the debug API, and conditions that it receives.
 //!
 //! Owns: nothing. In: the actors' states and healths. Out: `keelson.node.v1`.
 
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::{EnabledHeartbeats, Heartbeats, NO_LEASE};
 use crate::agent::actor_handle::asked;
 
-/// What is shown of the LeaseRenewer's state.
+/// The part of the LeaseRenewer's state that is shown.
 #[derive(Deserialize)]
 struct LeaseShown {
     name: String,
@@ -75,7 +75,6 @@ impl Heartbeats {
         }
     }
 
-    /// Takes a condition from another process.
     pub(in crate::agent) async fn set_condition(
         &self,
         request: pb::SetConditionRequest,
@@ -230,7 +229,7 @@ fn show_condition(condition: &ConditionShown) -> pb::Condition {
     }
 }
 
-/// One server that does not answer is one reason, though several watches report it.
+/// One server that does not answer is one reason, even if several watches report it.
 fn distinct<'a>(reasons: &[&'a str]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();
     for reason in reasons {

@@ -1,5 +1,5 @@
-//! The LeaseRenewer of the agent, which has an arbiter and a connection of its own, as the kubelet has a client for heartbeats
-//! alone, so that no other request to the API server delays a renewal.
+//! The LeaseRenewer of the agent. Like the kubelet's heartbeat client it has a connection of its own (and an arbiter),
+//! so that no other request to the API server delays a renewal.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub(super) const ACTOR: &str = "LeaseRenewer";
-/// It gets a message for each change of the Node, and questions from people.
+/// It gets a message for each change of the Node, and requests of users.
 const MAILBOX: usize = 1024;
 
 pub(super) struct Lease {

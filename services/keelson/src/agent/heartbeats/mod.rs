@@ -1,10 +1,10 @@
-//! Heartbeats, and what image pulls learn from pods.
+//! Heartbeats, and the pod events for image pulls.
 //!
-//! Owns: LeaseRenewer and StatusReporter with their connections and watches, or the reason why they are off. In: settings,
-//! the other actors. Out: [`Heartbeats`], which the view asks, and the handles of its actors.
+//! Owns: LeaseRenewer and StatusReporter with their connections and watches, or the reason why they are disabled. In:
+//! settings, the other actors. Out: [`Heartbeats`] for the view, and the handles of its actors.
 //!
-//! A companion has a LeaseRenewer only with `node.companion_lease`. The StatusReporter shares an arbiter and a connection with
-//! the watches of the Node and of the pods.
+//! A companion has a LeaseRenewer only with `node.companion_lease`. The StatusReporter shares an arbiter and a
+//! connection with the watches of the Node and of the pods.
 
 mod inspection;
 mod lease;
@@ -39,7 +39,6 @@ use crate::node_settings;
 /// Why a companion has no LeaseRenewer.
 const NO_LEASE: &str = "node.companion_lease is false";
 
-/// Heartbeats, or why they are off.
 pub(super) enum Heartbeats {
     Disabled(&'static str),
     Enabled(Box<EnabledHeartbeats>),
@@ -50,7 +49,7 @@ pub(super) struct EnabledHeartbeats {
     node_name: String,
     takes_conditions: bool,
     removes_conditions: bool,
-    /// Absent in role companion, unless the settings ask for it.
+    /// `None` in role companion, unless the settings request it.
     lease: Option<Lease>,
     status: Status,
     node: NodeWatch,
@@ -61,17 +60,13 @@ pub(super) struct EnabledHeartbeats {
     arbiter: actix::ArbiterHandle,
 }
 
-/// Builds the heartbeats, if the settings have them on.
-///
-/// # Errors
-/// A setting of section `[node]` is invalid.
 pub(super) fn build(
     shared: &Shared,
     cluster: Option<&Cluster>,
     pulls: &Pulls,
     endpoints: watch::Receiver<EndpointsView>,
 ) -> anyhow::Result<Heartbeats> {
-    // Loading the settings has reported them; this is for callers that loaded them in another way.
+    // Loading the settings reports errors; this is for callers that loaded them in another way.
     let policy = node_settings::status_policy(&shared.settings).map_err(|wrong| {
         let wrong: Vec<String> = wrong.iter().map(|of| format!("{}: {}", of.key, of.error)).collect();
         anyhow::anyhow!(wrong.join("; "))
@@ -143,14 +138,14 @@ impl Heartbeats {
         }
     }
 
-    /// Ends the actors: another agent reports for the node.
+    /// Stops the actors: another agent reports for the node.
     pub(super) fn stop(&self) {
         if let Self::Enabled(on) = self {
             on.stop();
         }
     }
 
-    /// The watched Node, and the health of the watch; none while heartbeats are off.
+    /// The watched Node, and the health of the watch; `None` while heartbeats are disabled.
     pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)> {
         match self {
             Self::Disabled(_) => None,
@@ -158,7 +153,7 @@ impl Heartbeats {
         }
     }
 
-    /// What readiness depends on: nothing while heartbeats are off.
+    /// The readiness checks: none while heartbeats are disabled.
     pub(super) fn checks(&self) -> Vec<Check> {
         match self {
             Self::Disabled(_) => Vec::new(),
@@ -166,7 +161,7 @@ impl Heartbeats {
         }
     }
 
-    /// Registers the metrics; none while heartbeats are off.
+    /// Registers the metrics; none while heartbeats are disabled.
     pub(super) fn register(&self, registry: &mut Registry) {
         if let Self::Enabled(on) = self {
             if let Some(lease) = &on.lease {
@@ -176,13 +171,13 @@ impl Heartbeats {
         }
     }
 
-    /// Brings gauges that grow with time up to date.
+    /// Updates gauges that grow with time.
     pub(super) fn count_now(&self) {
         if let Self::Enabled(on) = self {
             if let Some(lease) = &on.lease {
                 lease.metrics.now_gauges(on.clock.now());
             }
-            // An answer is not waited for: a reporter that is stuck must not hide the metrics that say so.
+            // Does not wait for an answer: a reporter that is stuck must not hide the metrics that show it.
             let _ = on.status.reporter.offer(CountNow {});
         }
     }
@@ -217,7 +212,7 @@ impl EnabledHeartbeats {
     }
 }
 
-/// A part that has neither succeeded nor failed yet is ready.
+/// A part that has neither succeeded nor failed yet counts as ready.
 fn check(name: &str, health: &watch::Receiver<ChoreHealth>) -> Check {
     let health = health.borrow();
     let (ok, message, since_unix_ms) = match &*health {

@@ -25,12 +25,12 @@ pub(super) struct NodeWatch {
     pub(super) health: watch::Receiver<ChoreHealth>,
 }
 
-/// Who gets a message for each change of the Node.
+/// The receivers of a message for each change of the Node.
 #[derive(Clone)]
 pub(super) struct Receivers {
     pub(super) lease: Option<Mailbox<LeaseRenewer>>,
     pub(super) status: Mailbox<StatusReporter>,
-    /// Absent in role node, in which the StatusReporter computes the condition DiskPressure.
+    /// `None` in role node, in which the StatusReporter computes the condition DiskPressure.
     pub(super) pulls: Option<Mailbox<PullCoordinator>>,
 }
 
@@ -57,8 +57,8 @@ pub(super) fn build(
     NodeWatch { job, node, health: health_seen }
 }
 
-/// Wakes the watches when a renewal succeeds after failures: their own back-off may be up to a minute. Without a Lease the first
-/// watch that succeeds wakes the others.
+/// Wakes the watches when a renewal succeeds after failures: their own back-off may be up to a minute. Without a Lease
+/// the first watch that succeeds wakes the others.
 async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<ChoreHealth>) {
     let mut is_failing = false;
     while renewals.changed().await.is_ok() {
@@ -68,7 +68,7 @@ async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<ChoreHealth>
         }
         is_failing = !is_well;
     }
-    // The LeaseRenewer was given up.
+    // The LeaseRenewer was stopped.
     std::future::pending().await
 }
 
@@ -82,7 +82,6 @@ struct WatchedNode {
 }
 
 impl WatchedNode {
-    /// Sends each change of the Node to the receivers.
     async fn follow(self) {
         let Self { api, name, health, seen, receivers: Receivers { lease, status, pulls } } = self;
         let mut pressure = None;
@@ -95,7 +94,7 @@ impl WatchedNode {
                 pulls.deliver(PullEvent::DiskPressure(is_true));
             }
             let uid = node.as_ref().and_then(|node| node.metadata.uid.clone());
-            // A lost one would leave an actor with a Node that is not there; a Node changes some times a minute.
+            // A lost message would leave an actor with an outdated Node; a Node changes a few times per minute.
             if let Some(lease) = &lease {
                 lease.deliver(lease::NodeChanged { uid });
             }
@@ -105,7 +104,6 @@ impl WatchedNode {
     }
 }
 
-/// Whether the Node's condition DiskPressure is True.
 fn has_disk_pressure(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref());
     conditions

@@ -1,4 +1,4 @@
-//! What image pulls learn from the pods of the node.
+//! Pod events for image pulls.
 //!
 //! Owns: the translation of pod events. In: the watch of the pods. Out: `PodGone`, `PodForgotten` and `PodsSynced` for the
 //! PullCoordinator.
@@ -41,7 +41,7 @@ struct ToPulls {
 }
 
 impl PodSink for ToPulls {
-    /// At most two messages for a pod that goes, of which a node has some hundreds.
+    /// At most two messages for a deleted pod, and a node has some hundreds of pods.
     fn pod(&mut self, event: PodEvent) {
         let gone = |pod: &PodRef| PullEvent::PodGone {
             uid: pod.uid.clone(),

@@ -1,7 +1,7 @@
-//! Takes the agent's conditions off the Node.
+//! Removes the agent's conditions from the Node.
 //!
-//! Owns: nothing. In: the API server, the types of conditions. Out: one read of the Node, and one patch that deletes those
-//! that are there.
+//! Owns: nothing. In: the API server, the types of conditions. Out: one read of the Node, and one patch that deletes
+//! those that exist.
 
 use std::time::Duration;
 
@@ -12,13 +12,10 @@ use tokio::time::timeout;
 
 use super::{EnabledHeartbeats, Heartbeats};
 
-/// The longest that a stop waits for the API server.
+/// Maximum wait of a stop for the API server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which of these conditions the Node has; `None`: there is no Node.
-///
-/// # Errors
-/// The Node cannot be read.
 pub(crate) async fn find(
     api: &ApiServer,
     node: &str,
@@ -35,16 +32,13 @@ pub(crate) async fn find(
 }
 
 /// Deletes these conditions from the Node, in one request.
-///
-/// # Errors
-/// The API server does not do it.
 pub(crate) async fn remove(api: &ApiServer, node: &str, kinds: &[String]) -> Result<(), ApiError> {
     api.patch_status(node, removal_patch(kinds)).await.map(drop)
 }
 
 impl Heartbeats {
-    /// Ends the heartbeats for good, where the settings ask for it: takes the agent's conditions off the Node, and those
-    /// that others set through it. Those of a kubelet stay.
+    /// Ends the heartbeats for good, if the settings request it: removes the agent's conditions from the Node, and
+    /// those that others set through it. Those of a kubelet stay.
     pub(in crate::agent) async fn leave(&self) {
         let Self::Enabled(on) = self else { return };
         if !on.removes_conditions {
@@ -67,7 +61,7 @@ impl EnabledHeartbeats {
     async fn leave(&self) -> Result<usize, String> {
         let kinds =
             self.status.reporter.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;
-        // From now on nothing is reported that would bring them back.
+        // From now on nothing is reported that would restore them.
         self.stop();
         let text = |error: ApiError| error.to_string();
         let found = find(&self.rest, &self.node_name, &kinds).await.map_err(text)?.unwrap_or_default();

@@ -1,6 +1,6 @@
-//! What the StatusReporter asks of the other actors.
+//! Requests of the StatusReporter to the other actors.
 //!
-//! Owns: its sources as adapters to the RuntimeClient and the PullCoordinator, which know nothing of it. In: calls from
+//! Owns: its sources as adapters to the RuntimeClient and the PullCoordinator, which do not know it. In: calls from
 //! the StatusReporter. Out: messages to the two, and their answers.
 
 use futures_util::{FutureExt as _, future::BoxFuture};

@@ -21,7 +21,7 @@ use super::sources::{PullReports, RuntimeReports};
 use crate::agent::{pulls::Pulls, shared::Shared};
 
 pub(super) const ACTOR: &str = "StatusReporter";
-/// It gets a message for each change of the Node, and questions from people.
+/// It gets a message for each change of the Node, and requests of users.
 const MAILBOX: usize = 1024;
 
 pub(super) struct Status {
@@ -30,7 +30,7 @@ pub(super) struct Status {
     pub(super) health: watch::Receiver<ChoreHealth>,
 }
 
-/// What the StatusReporter observes.
+/// The watched state that the StatusReporter uses.
 pub(super) struct Observed {
     pub(super) endpoints: watch::Receiver<EndpointsView>,
     pub(super) contention: watch::Receiver<Contention>,

@@ -1,8 +1,8 @@
-//! What the agent left at the API server.
+//! The agent's objects at the API server.
 //!
-//! Owns: nothing. In: the settings' API server and credentials, the types of conditions that the state folder has. Out: the
-//! agent's Leases and its conditions of the Node deleted, with those of earlier versions and those that others set through it.
-//! In the role of a node that includes the node's heartbeat: the Lease of the node's name.
+//! Owns: nothing. In: the settings' API server and credentials, the types of conditions in the state folder. Out:
+//! deletes the agent's Leases and its conditions of the Node, including those of earlier versions and those that others
+//! set through it. In role node that includes the node's heartbeat: the Lease with the node's name.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const LEASE: &str = "Lease";
 const CONDITION: &str = "node condition";
-/// Credentials that may do what those of a companion may not.
+/// Suggests credentials with more permissions than a companion's.
 const OTHERS: &str = "use other credentials, such as --set kube.kubeconfig=/etc/kubernetes/admin.conf";
 
 pub(super) async fn clean(settings: &Settings, report: &mut Report) {
@@ -31,7 +31,7 @@ pub(super) async fn clean(settings: &Settings, report: &mut Report) {
     let own = node_settings::lease_policy(settings);
     clean_lease(&own, is_expected(settings), &api, report).await;
     if settings.node.role == Role::Node {
-        // Of the time when the agent was a companion with a Lease.
+        // From when the agent was a companion with a Lease.
         let mut before = settings.clone();
         before.node.role = Role::Companion;
         clean_lease(&node_settings::lease_policy(&before), false, &api, report).await;
@@ -39,7 +39,7 @@ pub(super) async fn clean(settings: &Settings, report: &mut Report) {
     clean_conditions(settings, &api, report).await;
 }
 
-/// Whether an agent with these settings renews its Lease, so that its credentials reach it.
+/// Whether an agent with these settings renews its Lease, so that its credentials permit access.
 fn is_expected(settings: &Settings) -> bool {
     settings.node.role == Role::Node || settings.node.companion_lease
 }
@@ -50,7 +50,7 @@ async fn clean_lease(policy: &LeasePolicy, is_expected: bool, api: &ApiServer, r
         Err(error) if error.kind == ApiErrorKind::NotFound => {
             report.add(LEASE, shown, Outcome::Absent, "");
         }
-        // Without node.companion_lease there is none, unless it was turned off later.
+        // Without node.companion_lease there is no Lease, unless it was disabled later.
         Err(error) if error.kind == ApiErrorKind::Forbidden && !is_expected => {
             let detail = format!(
                 "the agent renews no Lease with these settings; to look for an earlier one, {OTHERS}"
@@ -102,13 +102,10 @@ async fn clean_conditions(settings: &Settings, api: &ApiServer, report: &mut Rep
     }
 }
 
-/// The types of conditions that others set through the agent, by its state folder.
-///
-/// # Errors
-/// A sentence that says why they are not known.
+/// The types of conditions that others set through the agent, from its state folder.
 async fn recorded(settings: &Settings) -> Result<Vec<String>, String> {
     let dir = settings.agent.state_dir.clone();
-    // A folder that an agent used has its lock file; nothing is made here.
+    // A folder that an agent used has its lock file; nothing is created here.
     if !dir.join(keelson_storage::LOCK_FILE).exists() {
         return Ok(Vec::new());
     }

@@ -47,10 +47,6 @@ pub(crate) struct CleanupArgs {
     settings: SettingsArgs,
 }
 
-/// Runs `keelson cleanup`.
-///
-/// # Errors
-/// Standard output cannot be written to.
 pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
     let loaded = match or_complain(args.settings.check_agent()) {
         Ok(loaded) => loaded,
@@ -104,7 +100,7 @@ async fn clean_runtime(settings: &Settings, report: &mut Report) {
 mod tests {
     use super::*;
 
-    /// P20: its settings are not the agent's, whose runtime, API server and folders are cleaned up.
+    /// P20: its settings are not those of the agent whose runtime, API server and folders are cleaned up.
     #[tokio::test]
     async fn p20_a_kube_proxy_configuration_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,6 +1,6 @@
-//! What `keelson cleanup` did.
+//! The report of `keelson cleanup`.
 //!
-//! Owns: [`Report`]. In: one entry per object. Out: lines for people, or JSON.
+//! Owns: [`Report`]. In: one entry per object. Out: text or JSON.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ pub(super) enum Outcome {
     /// `--dry-run`.
     WouldRemove,
     Absent,
-    /// It does not apply to this node, and the detail says why.
+    /// It does not apply to this node; the detail says why.
     Skipped,
     Failed,
 }

@@ -1,6 +1,6 @@
-//! What the agent left on the node's disk, and whether one still runs.
+//! The agent's files on the node, and detection of a running agent.
 //!
-//! Owns: nothing. In: the paths of the settings. Out: sockets and state folder removed; the signs of a running agent.
+//! Owns: nothing. In: the paths of the settings. Out: removes sockets and state folder; the signs of a running agent.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -18,7 +18,7 @@ const SOCKET: &str = "socket";
 const STATE: &str = "state folder";
 const NOTED_REVISION: &str = "noted revision";
 
-/// A sentence that says which sign of a running agent was found.
+/// A sentence with the sign of a running agent that was found.
 pub(super) async fn running_agent(settings: &Settings) -> Option<String> {
     let dir = &settings.agent.state_dir;
     if is_locked(&dir.join(keelson_storage::LOCK_FILE)) {
@@ -33,11 +33,10 @@ pub(super) async fn running_agent(settings: &Settings) -> Option<String> {
 }
 
 fn is_locked(path: &Path) -> bool {
-    // The lock goes with the file when it is dropped.
+    // The lock is released when the file is dropped.
     File::open(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// Removes the sockets and the state folder.
 pub(super) fn clean(settings: &Settings, report: &mut Report) {
     for socket in [&settings.cri.listen, &settings.debug.listen] {
         let path = socket.path();
@@ -48,7 +47,7 @@ pub(super) fn clean(settings: &Settings, report: &mut Report) {
         report.remove_now(NOTED_REVISION, &noted, true, || fs::remove_file(&noted));
     }
     let dir = &settings.agent.state_dir;
-    // A folder that an agent used has its lock file; any other was named by mistake.
+    // A folder that an agent used has its lock file; any other was configured by mistake.
     if dir.exists() && !dir.join(keelson_storage::LOCK_FILE).exists() {
         let detail = "it has no lock file, so it may not belong to an agent; remove it manually";
         return report.add(STATE, dir.display().to_string(), Outcome::Skipped, detail);

@@ -1,12 +1,12 @@
-//! Backends in words.
+//! Backends as text.
 //!
-//! In: backends as the agent has them. Out: a line for each, and one more for each that is not as it should be.
+//! In: backends from the agent. Out: a line for each, and one more for each with a problem.
 
 use keelson_proto::endpoints as pb;
 
 use crate::cli::format::{clean, count, one_line, since_ms};
 
-/// Name, status, revision in effect, and where to inspect it.
+/// Name, status, applied revision, and where to inspect it.
 pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String {
     let mut parts = vec![who(backend), how(backend, now), in_effect(backend, instance_id)];
     if backend.last_sync_unix_ms > 0 {
@@ -25,7 +25,7 @@ pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String
     line
 }
 
-/// A line for each that fails or says nothing any more.
+/// A line for each that is failing or silent.
 pub(super) fn wrong(backends: &[pb::Backend], now: i64) -> impl Iterator<Item = String> {
     let ill = backends.iter().filter(|backend| backend.silent || backend.state == "failing");
     ill.map(move |backend| match backend.silent {
@@ -69,7 +69,7 @@ fn because(backend: &pb::Backend) -> String {
     }
 }
 
-/// Revisions of another instance are not behind by a number.
+/// Revisions of another instance cannot be compared.
 fn in_effect(backend: &pb::Backend, instance_id: &str) -> String {
     match (backend.instance_id, backend.behind) {
         (0, _) => "no revision in effect yet".into(),

@@ -1,7 +1,7 @@
 //! The explanation of one Service as text.
 //!
-//! In: an explanation as the agent gives it. Out: frontends and policies, then for each port and family who gets
-//! where and why each endpoint is chosen or not, then the slices.
+//! In: an explanation from the agent. Out: frontends and policies, then for each port and family where traffic goes
+//! and why each endpoint is selected or not, then the slices.
 
 use keelson_proto::endpoints as pb;
 

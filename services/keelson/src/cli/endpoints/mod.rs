@@ -1,7 +1,7 @@
 //! `keelson endpoints [list | explain | watchers]`.
 //!
 //! In: the Inspection service of the agent. Out: sync status, Services, clients, or one
-//! Service with the rules that decided; as text or JSON.
+//! Service with the rules that apply; as text or JSON.
 
 mod backends;
 mod explanation;
@@ -23,9 +23,9 @@ use super::{
 use crate::output::{complain, json as to_json, print};
 use names::ServiceRef;
 
-/// What a list without `--max` holds.
+/// For a list without `--max`.
 const DEFAULT_SERVICES: u32 = 1_000;
-/// The agent lists no more.
+/// The agent's maximum.
 const MAX_SERVICES: u32 = 100_000;
 
 /// Show the sync status, Services and clients of the service endpoints, or explain one Service.
@@ -74,10 +74,6 @@ enum What {
     Watchers,
 }
 
-/// Runs `keelson endpoints`.
-///
-/// # Errors
-/// The agent cannot be reached, refuses, or knows no such Service.
 pub(crate) async fn run_endpoints(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
     exit_with(run(args).await)
 }
@@ -106,7 +102,7 @@ async fn run(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// To clap these would be conflicts of all options with subcommands, --socket among them.
+/// As conflicts in clap these would exclude all options with subcommands, including --socket.
 fn wrong_usage(args: &EndpointsArgs) -> Option<&'static str> {
     match &args.what {
         None | Some(What::List) => None,

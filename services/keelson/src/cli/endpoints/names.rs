@@ -1,15 +1,15 @@
-//! Names of Services as people write them.
+//! Names of Services on the command line.
 //!
-//! In: what stands on the command line, and the Services that there are. Out: namespace and name, and those that may
-//! have been meant instead.
+//! In: an argument, and the existing Services. Out: namespace and name, and suggestions of
+//! similar names.
 
 use keelson_proto::endpoints::ServiceSummary;
 
 use crate::cli::format::clean;
 
-/// No more names than one reads.
+/// Maximum number of suggestions.
 const NAMED: usize = 3;
-/// A distance over a very long text costs its square and finds nothing.
+/// The distance of a very long text takes quadratic time and is not useful.
 const LONGEST: usize = 253;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,10 +19,8 @@ pub(super) struct ServiceRef {
 }
 
 impl ServiceRef {
-    /// Reads `NAMESPACE/NAME` or `NAME`; the namespace given apart is for the latter.
-    ///
-    /// # Errors
-    /// It is neither, or it names a namespace twice.
+    /// Parses `NAMESPACE/NAME` or `NAME`; the separate namespace is for the latter. An error if there are two
+    /// namespaces.
     pub(super) fn parse(text: &str, namespace: Option<&str>) -> Result<Self, String> {
         let (of, name) = match (text.split_once('/'), namespace) {
             (None, of) => (of.unwrap_or("default"), text),
@@ -39,7 +37,7 @@ impl ServiceRef {
     }
 }
 
-/// What to try instead of a Service that is not there; begins with a semicolon, or is empty.
+/// Suggestions for an unknown Service; begins with a semicolon, or is empty.
 pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
     let similar = similar(wanted, known);
     match similar.as_slice() {
@@ -49,7 +47,7 @@ pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
     }
 }
 
-/// The same name elsewhere, and names of which at most a third differs: those of the same namespace first.
+/// The same name in other namespaces, and names that differ by at most a third: those of the same namespace first.
 fn similar(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
     if wanted.name.len() > LONGEST {
         return Vec::new();

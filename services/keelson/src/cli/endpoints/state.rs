@@ -1,6 +1,6 @@
 //! The sync status of service endpoints as text.
 //!
-//! In: the state as the agent has it. Out: what is wrong, then facts, then Services in columns; or its watchers.
+//! In: the state from the agent. Out: problems, then facts, then Services in columns; or its watchers.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::cli::{
     table::Table,
 };
 
-/// One screen holds no more; JSON has all.
+/// Fits one screen; JSON has all.
 const FAULTS: usize = 10;
 
 /// Why Services are missing from a list, if some may be.
@@ -27,7 +27,7 @@ pub(super) fn cut(state: &pb::State, namespace: &str, max: u32) -> Option<String
     })
 }
 
-/// Problems, sync status, and the Services that were requested.
+/// Problems, sync status, and the requested Services.
 pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -> String {
     if state.state == "off" {
         return off(&state.reason);
@@ -63,7 +63,7 @@ fn off(reason: &str) -> String {
     )
 }
 
-/// A line for each thing that is not as it should be.
+/// One line per problem.
 fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.state == "not-watched" {
@@ -75,7 +75,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
             because(state.since_unix_ms, &state.reason, now)
         ));
     }
-    // One server that does not answer is one reason, though every watch says so.
+    // One server that does not answer is one reason, even if every watch reports it.
     let mut ill: BTreeMap<(&str, bool, &str, i64), Vec<String>> = BTreeMap::new();
     let ill_sources = state.sources.iter().filter(|source| source.health != "well" || !source.synced);
     for source in ill_sources.filter(|_| state.state != "not-watched") {
@@ -107,7 +107,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         );
     }
     lines.extend(backends::wrong(&state.backends, now));
-    // A folder of manifests need not hold the Node.
+    // A folder of manifests need not contain the Node.
     if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
         let effect = if node.zone.is_empty() {
             "its zone is unknown, so zone hints are ignored"
@@ -119,7 +119,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     lines
 }
 
-/// ` for 2m04s: why`, as much as is known of it.
+/// ` for 2m04s: why`, as far as known.
 fn because(since: i64, reason: &str, now: i64) -> String {
     let mut text = String::new();
     if since > 0 {
@@ -191,7 +191,7 @@ fn node(node: &pb::NodeState) -> String {
     parts.join(", ")
 }
 
-/// What is not empty, with commas.
+/// Joins values that are not empty with commas.
 fn list<'a>(values: impl IntoIterator<Item = &'a String>) -> String {
     let shown: Vec<String> =
         values.into_iter().filter(|value| !value.is_empty()).map(|value| clean(value)).collect();

@@ -1,16 +1,15 @@
-//! The way of a packet, in words.
+//! The path of a packet as text.
 //!
-//! In: an explanation as the proxy gives it. Out: what the address and port are, then for each kind of sender what becomes
-//! of the packet and why, step by step.
+//! In: an explanation from the proxy. Out: the meaning of address and port, then for each kind of sender the path
+//! of the packet and the reasons, step by step.
 
 use keelson_proto::proxy as pb;
 
 use crate::cli::format::{clean, first_names, one_line};
 
-/// Endpoints that are named; the document has all.
+/// Maximum number of endpoints; the document has all.
 const NAMED: usize = 10;
 
-/// Everything there is to say, for people.
 pub(super) fn describe(explanation: &pb::Explanation) -> String {
     let mut text = format!("{}\n", one_line(&explanation.frontend));
     for way in &explanation.ways {

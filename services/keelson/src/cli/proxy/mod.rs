@@ -1,6 +1,6 @@
-//! `keelson proxy state | explain | print`: looking into a running proxy.
+//! `keelson proxy state | explain | print`: inspects a running proxy.
 //!
-//! In: the debug API on the proxy's unix socket; for `state`, also the agent's. Out: how the proxy fares, the way of
+//! In: the debug API on the proxy's unix socket; for `state`, also the agent's. Out: sync status, the path of
 //! a packet, or the ruleset, as text or JSON. `keelson proxy` itself runs one.
 
 mod explanation;
@@ -26,9 +26,9 @@ use super::{
 };
 use crate::settings::SettingsArgs;
 
-/// The most that an answer may hold: sentences on conflicts may be many.
+/// Maximum size of an answer in bytes: there may be many notes about conflicts.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
-/// What the agent says of its revision is worth no longer wait.
+/// The agent's revision is not worth a longer wait.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What one wants to know of a running proxy.
@@ -99,10 +99,7 @@ pub(crate) struct PrintArgs {
     socket: SocketArgs,
 }
 
-/// Runs `keelson proxy state | explain | print`. The settings say where the sockets are.
-///
-/// # Errors
-/// The proxy cannot be reached, or refuses.
+/// The settings give the addresses of the sockets.
 pub(crate) async fn run_proxy_look(look: ProxyLook, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
     exit_with(match look {
         ProxyLook::State(args) => state(args, settings).await,
@@ -145,7 +142,7 @@ async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitC
     Ok(if state::wrong(&state, now).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the agent serves now, if the settings lead to one that says so.
+/// The state that the agent serves now; `None` if no agent in the settings answers.
 async fn newest(settings: &SettingsArgs) -> Option<endpoints::State> {
     let socket = settings.load().ok()?.settings.debug.listen.clone();
     let mut client = InspectionClient::new(client::channel(Peer::Agent, &socket).await.ok()?);
@@ -172,10 +169,10 @@ async fn explain(args: ExplainArgs, settings: &SettingsArgs) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Written as it comes: it may be hundreds of megabytes.
+/// Written as it arrives: it may be hundreds of megabytes.
 async fn print_ruleset(args: PrintArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
     let mut client = open(&args.socket, settings).await?;
-    // No time limit: the reader may be slow.
+    // No timeout: the reader may be slow.
     let mut texts = client.print(pb::PrintRequest {}).await.map_err(refused)?.into_inner();
     let mut lines = Lines::default();
     while let Some(text) = texts.message().await.map_err(refused).context("the ruleset is incomplete")? {
@@ -187,14 +184,14 @@ async fn print_ruleset(args: PrintArgs, settings: &SettingsArgs) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Text that comes in pieces, written by whole lines: a line that was cut off is not shown as one.
+/// Text that arrives in pieces, written by complete lines; an incomplete line is not printed.
 #[derive(Debug, Default)]
 struct Lines {
     rest: String,
 }
 
 impl Lines {
-    /// False: the reader left.
+    /// False: the reader closed the output.
     fn write(&mut self, text: &str) -> io::Result<bool> {
         self.rest.push_str(text);
         let Some(end) = self.rest.rfind('\n') else { return Ok(true) };

@@ -1,6 +1,6 @@
-//! How a proxy fares, in words.
+//! The sync status of a proxy as text.
 //!
-//! In: its state, and if known what the agent serves. Out: first what is wrong, then facts, families, health checks and the
+//! In: its state, and if known the state of the agent. Out: first problems, then facts, families, health checks and the
 //! last events: one screen.
 
 use keelson_proto::{endpoints, proxy as pb};
@@ -10,16 +10,15 @@ use crate::cli::{
     table::Table,
 };
 
-/// Sentences on conflicts and strangers that are shown; the document has all.
+/// Maximum number of notes about conflicts and foreign rules; the document has all.
 const NOTES: usize = 10;
-/// Events that are shown; the document has all that are kept.
+/// Maximum number of events; the document has all that are kept.
 const EVENTS: usize = 5;
-/// A map of session affinity that has more of its capacity in use is said to be nearly full, in percent.
+/// Threshold in percent above which a map of session affinity is reported as nearly full.
 const NEARLY_FULL: u64 = 90;
-/// Changes that wait longer for the kernel are said to, in milliseconds.
+/// Threshold in milliseconds above which waiting changes are reported.
 const LATE_MS: i64 = 5_000;
 
-/// Everything there is to say, for people.
 pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> String {
     let mut text = String::new();
     for line in wrong(state, now) {
@@ -48,7 +47,7 @@ pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now
     text
 }
 
-/// A line for each thing that is not as it should be; none: all is well.
+/// One line per problem; empty if there is none.
 pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.link != "following" {
@@ -147,7 +146,7 @@ fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<
         .collect()
 }
 
-/// What the kernel has, against what the agent serves.
+/// The applied revision, compared with the agent's.
 fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
     if state.rev == 0 {
         return "none in the kernel yet".into();
@@ -163,7 +162,7 @@ fn revision(state: &pb::State, newest: Option<&endpoints::State>) -> String {
         }
         Some(newest) => match newest.rev.checked_sub(state.rev) {
             Some(behind @ 1..) => format!(", {behind} behind the agent"),
-            // The agent may have been asked before the proxy got its newest.
+            // The agent may have answered before the proxy got its latest state.
             _ => ", same as the agent".into(),
         },
     };
@@ -210,7 +209,7 @@ fn families(families: &[pb::FamilyState], now: i64) -> String {
     table.text()
 }
 
-/// How many clients each map of session affinity has, where it has any, and which maps are nearly full.
+/// Number of clients in each map of session affinity that has any, and which maps are nearly full.
 fn affinity(families: &[pb::FamilyState]) -> String {
     let mut text = String::new();
     for family in families.iter().filter(|family| !family.affinity_clients.is_empty()) {
@@ -231,7 +230,7 @@ fn affinity(families: &[pb::FamilyState]) -> String {
     text
 }
 
-/// What else programs Services here, and how claims were settled: worth knowing, and nothing that is wrong with the proxy.
+/// Other programs that program Services here, and how claims were settled: informational, no problem of the proxy.
 fn notes(families: &[pb::FamilyState]) -> String {
     let all: Vec<String> = families
         .iter()

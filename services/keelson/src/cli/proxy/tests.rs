@@ -1,4 +1,4 @@
-//! Command lines, what is shown, and exit codes.
+//! Command lines, output, and exit codes.
 
 use std::process::ExitCode;
 
@@ -279,7 +279,7 @@ From x: DROPPED
     assert_eq!(explanation::describe(&explained), expected);
 }
 
-/// A proxy that answers what it was told to.
+/// A scripted proxy.
 #[derive(Debug, Clone)]
 struct Fake {
     state: pb::State,
@@ -320,7 +320,7 @@ impl ProxyView for Fake {
     }
 }
 
-/// What the command comes to against this proxy.
+/// The result of the command with this proxy.
 async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("proxy.sock");

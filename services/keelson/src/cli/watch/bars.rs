@@ -1,7 +1,6 @@
 //! Progress bars on a terminal.
 //!
-//! Owns: one bar a running pull, and a line about the rest below them. Finished pulls scroll away
-//! above.
+//! Owns: one bar per running pull, and a summary line below them. Finished pulls scroll away above.
 //! In: lists. Out: what `indicatif` draws.
 
 use std::{collections::BTreeMap, io, time::Duration};
@@ -12,14 +11,14 @@ use keelson_proto::debug as pb;
 use super::{changes::Changes, screen::Screen};
 use crate::cli::format::{image, percent, progress, state, summary};
 
-// Names and bars are kept short, so that bytes and speed fit on 80 columns.
+// Names and bars are kept short, so that bytes and rate fit on 80 columns.
 
 /// With a percentage: `image  ━━━━━━╸    62%  240 MiB of 387 MiB ...`.
 const KNOWN: &str = "{prefix:30!}  {bar:12.cyan/dim}  {wide_msg}";
-/// Without: nothing is known of its size.
+/// If the size is not known.
 const UNKNOWN: &str = "{prefix:30!}  {spinner:.cyan} {wide_msg}";
 const SUMMARY: &str = "{wide_msg:.bold}";
-/// How many of the queue are named.
+/// How many queued pulls are named.
 const NEXT: usize = 3;
 
 pub(super) struct Bars {
@@ -89,24 +88,24 @@ impl Screen for Bars {
     }
 
     fn end(&mut self) {
-        // The bars are of use only while they move. If the terminal is gone there is nothing to clear.
+        // The bars are useful only while they change. If the terminal is gone, there is nothing to clear.
         let _ = self.multi.clear();
     }
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // A template that did not parse would still leave a usable line.
+    // An invalid template would still leave a usable line.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner());
     style.progress_chars("━╸ ")
 }
 
-/// Those that have, or had, a slot.
+/// Pulls that have, or had, a slot.
 fn shown(pull: &pb::Pull) -> bool {
     use pb::PullState as S;
     matches!(pull.state(), S::Running | S::RunningPresent | S::WaitingForRuntime | S::Abandoned)
 }
 
-/// The end of a long name says more than its beginning.
+/// The end of a long name is more informative than its beginning.
 fn label(name: &str) -> String {
     const WIDTH: usize = 30;
     let name = image(name);

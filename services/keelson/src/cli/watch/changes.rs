@@ -1,7 +1,7 @@
-//! What changed between two lists, as lines.
+//! Changes between two lists, as lines.
 //!
-//! Owns: what was printed already. In: lists. Out: a line for each pull that is new, changed its state or ended, for each
-//! further quarter of a download, for a new limit and for the health of the runtime.
+//! Owns: what was printed already. In: lists. Out: a line for each pull that is new, changed its state or ended, for
+//! each further quarter of a download, for a new limit and for the health of the runtime.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -11,7 +11,7 @@ use crate::cli::format::{
     bytes, clean, count, duration_ms, image, one_line, percent, progress, run_time_ms, state, summary,
 };
 
-/// Ends that are remembered, so that none is printed twice; the agent lists twenty.
+/// Number of remembered ends, so that none is printed twice; the agent lists twenty.
 const REMEMBERED: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,6 @@ impl Changes {
         self.began = true;
     }
 
-    /// What is new in `list`.
     pub(super) fn of(&mut self, list: &pb::PullList) -> Vec<String> {
         let mut lines = self.ends(list);
         let first = !std::mem::replace(&mut self.began, true);
@@ -60,7 +59,7 @@ impl Changes {
         for pull in &list.pulls {
             let said = Printed { state: pull.state, quarter: quarter(pull) };
             let before = self.pulls.get(&key(pull)).copied();
-            // At the start the queue is in the summary.
+            // At the start the summary includes the queue.
             let told = before == Some(said) || (first && before.is_none() && !is_running(pull));
             if !told {
                 lines.push(line(pull));
@@ -71,8 +70,8 @@ impl Changes {
         lines
     }
 
-    /// Ends that were not printed yet, oldest first. Those from before the watch began are not changes, but
-    /// not those from while the agent was away.
+    /// Ends that were not printed yet, oldest first. Those from before the watch began are not included, but
+    /// those from while the agent was away are.
     pub(super) fn ends(&mut self, list: &pb::PullList) -> Vec<String> {
         let old = !self.began && self.ended.is_empty() && self.pulls.is_empty();
         let mut lines = Vec::new();
@@ -116,7 +115,7 @@ fn is_running(pull: &pb::Pull) -> bool {
     matches!(pull.state(), S::Running | S::RunningPresent | S::WaitingForRuntime | S::Abandoned)
 }
 
-/// Full quarters of a download, so that a long one is heard of now and then.
+/// Completed quarters of a download, for occasional lines about a long one.
 fn quarter(pull: &pb::Pull) -> u64 {
     let progress = pull.progress.as_ref();
     progress.map_or(0, |progress| percent(progress.bytes_done, progress.bytes_total) / 25)

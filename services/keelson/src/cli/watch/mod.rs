@@ -1,9 +1,9 @@
 //! `keelson pulls --watch`.
 //!
-//! Owns: the stream of lists, contact with an agent that goes away and comes back, and when to end:
-//! Ctrl-C, a reader that left, or idleness with `--until-idle`.
-//! In: the debug API's `WatchPulls`. Out: lists to a [`Screen`]: progress bars on a terminal, a line a
-//! change elsewhere, or JSON.
+//! Owns: the stream of lists, reconnecting to the agent, and when to end:
+//! Ctrl-C, a closed output, or idleness with `--until-idle`.
+//! In: the debug API's `WatchPulls`. Out: lists to a [`Screen`]: progress bars on a terminal, else one line per change,
+//! or JSON.
 
 mod bars;
 mod changes;
@@ -25,10 +25,9 @@ use super::{
 };
 use crate::output;
 
-/// How soon a lost agent is looked for again.
+/// Interval of reconnecting.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What to watch and until when.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub(super) socket: SocketSpec,
@@ -36,15 +35,13 @@ pub(super) struct Watch {
     pub(super) until_idle: bool,
 }
 
-/// Why a stream of lists is over.
 enum Over {
     Idle,
-    /// Contact is lost; the reason for a person.
+    /// The connection is lost; with the reason for the user.
     Lost(String),
 }
 
 impl Watch {
-    /// Shows lists until the end.
     pub(super) async fn run(&self, output: Output) -> anyhow::Result<()> {
         let mut screen: Box<dyn Screen> = match output {
             Output::Json => Box::new(Documents),
@@ -134,8 +131,8 @@ impl Lost {
     }
 }
 
-/// Whether an agent that said this may answer later. A broken connection shows as `Unknown`, `Internal`
-/// or `Cancelled`, by where it broke.
+/// Whether an agent with this status may answer later. A broken connection is reported as `Unknown`, `Internal`
+/// or `Cancelled`, depending on where it broke.
 fn comes_back(status: &Status) -> bool {
     !matches!(status.code(), Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied)
 }
@@ -147,13 +144,14 @@ fn reason(status: &Status) -> String {
     }
 }
 
-/// Nothing runs or waits; pulls that are held for a caller with credentials may stay held for long.
+/// No pull runs or waits; pulls that are held for a caller with credentials do not count, because they may be held for
+/// long.
 fn idle(list: &pb::PullList) -> bool {
     let held = |pull: &pb::Pull| pull.state() == pb::PullState::Held;
     list.running == 0 && list.queued == 0 && list.pulls.iter().all(held)
 }
 
-/// Whether the reader of our output left.
+/// Whether the reader of the output closed it.
 fn left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -184,7 +182,7 @@ impl Screen for Documents {
     }
 
     fn note(&mut self, text: &str) -> io::Result<()> {
-        // Standard output holds documents and nothing else.
+        // Standard output contains only documents.
         output::complain(text);
         Ok(())
     }

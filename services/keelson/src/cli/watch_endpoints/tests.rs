@@ -127,7 +127,7 @@ fn sync(rev: u64, stale: &str) -> Item {
     })
 }
 
-/// A server of this state and these changes, and what a command prints before it.
+/// A server with this state and these changes, and the output of a command.
 struct Rig {
     folder: tempfile::TempDir,
     items: watch::Sender<Vec<Item>>,
@@ -164,7 +164,7 @@ impl Rig {
         parsed(&[words, &["--target", &target]].concat()).unwrap()
     }
 
-    /// What `--once` prints and says.
+    /// The output and messages of `--once`.
     async fn once(&self, words: &[&str]) -> (ExitCode, String, String) {
         let args = self.args(&[words, &["--once"]].concat());
         let (out, said) = (Mutex::new(String::new()), Mutex::new(String::new()));
@@ -178,7 +178,7 @@ impl Rig {
         (code, out.into_inner().unwrap(), said.into_inner().unwrap())
     }
 
-    /// What a watch prints until there is this in it.
+    /// The output of a watch until it contains this text.
     async fn watch(
         &self,
         words: &[&str],

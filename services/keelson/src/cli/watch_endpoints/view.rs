@@ -1,7 +1,7 @@
-//! Endpoints as scripts read them.
+//! Endpoints for scripts.
 //!
 //! Owns: the JSON and YAML of `keelson watch`: [`Whole`] of `--once`, [`Change`] of a watch. In: states and messages of
-//! `localnetv1`. Out: values that serialise. Names are those of the API, in camel case; numbers that JSON has no room for
+//! `localnetv1`. Out: serializable values. Names are those of the API, in camel case; numbers that exceed JSON's range
 //! are text.
 
 use keelson_client::{
@@ -33,7 +33,7 @@ impl Whole {
     }
 }
 
-/// What happened; `sync` ends the changes that lead to one state.
+/// A change; `sync` ends the changes that lead to one state.
 #[derive(Debug, Serialize)]
 #[serde(tag = "change", rename_all = "camelCase")]
 pub(super) enum Change {
@@ -129,7 +129,7 @@ pub(super) struct Service {
     endpoints: Vec<Endpoint>,
 }
 
-/// Distinct addresses that are ready on this node.
+/// Number of distinct addresses that are ready on this node.
 #[derive(Debug, Serialize)]
 struct Ready {
     ipv4: u32,
@@ -171,7 +171,7 @@ struct Endpoint {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct EndpointPort {
-    /// The place of the Service's port among its ports, from 0.
+    /// Index of the port among the Service's ports, from 0.
     index: u32,
     port: i32,
     /// In the set for traffic that may go anywhere.
@@ -241,7 +241,7 @@ pub(super) fn addresses(ips: Option<&IpSet>) -> Vec<String> {
     ips.map_or_else(Vec::new, |ips| ips.v4.iter().chain(&ips.v6).cloned().collect())
 }
 
-/// All cluster IPs; servers of the oldest form of the API name only one.
+/// All cluster IPs; servers with the oldest form of the API send only one.
 pub(super) fn cluster_ips(service: &local::ServiceEndpoints) -> Vec<String> {
     let Some(ips) = &service.i_ps else { return Vec::new() };
     match addresses(ips.cluster_i_ps.as_ref()) {
