@@ -49,7 +49,6 @@ enum Way {
     Status,
 }
 
-/// One row.
 struct Run {
     way: Way,
     nodes: usize,
@@ -111,7 +110,6 @@ async fn make_nodes(cluster: &Cluster, source: &ClusterSource, count: usize) -> 
     Ok((after.put_bytes - before.put_bytes) / (after.puts - before.puts).max(1))
 }
 
-/// Resources used so far.
 struct Meter {
     at: Instant,
     cpu: [Cpu; 3],
@@ -237,7 +235,6 @@ async fn live(way: Way, nodes: usize, connections: &[ApiServer], beats: &Arc<Bea
     std::future::pending().await
 }
 
-/// A node with a Lease: the agent's actor.
 fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
     let recorder = Recorder::new("LeaseRenewer", 4);
     let name = objects::name(api.node);

@@ -31,11 +31,9 @@ const AGENT_REPORTS: f64 = 4.0;
 /// Report interval here: different from the Lease's, so that the two seldom coincide; the same for the two that are
 /// compared.
 const REPORTED: &str = "7s";
-/// Images that both report.
 const IMAGES: usize = 30;
 /// Time after which the first status is over, and the agent's Lease has no managed fields any more.
 const SETTLE: Duration = Duration::from_secs(35);
-/// A client to measure.
 struct Client<'a> {
     user: &'a str,
     proxy: &'a TcpProxy,
@@ -46,7 +44,6 @@ struct Client<'a> {
     reports: f64,
 }
 
-/// Results, per hour unless stated otherwise.
 struct Side {
     renewals: f64,
     /// Reports of an unchanged status, with default settings.

@@ -17,7 +17,6 @@ use super::{Row, quantile};
 
 const ROUNDS: usize = 15;
 
-/// Planned restarts under load.
 const RESTARTS: usize = 20;
 /// Rate of a kubelet's client library meanwhile; `KEELSON_BENCH_CALLS_PER_SECOND` sets another rate, for a busy
 /// machine.

@@ -11,7 +11,6 @@ use keelson_storage::{Batch, StateStore as _, Table, open};
 
 use super::quantile;
 
-/// Records of the large store.
 const RECORDS: u64 = 10_000;
 
 pub(crate) fn store(folder: &Path) -> Result<()> {

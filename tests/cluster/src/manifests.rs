@@ -10,10 +10,8 @@ pub const COMPANION_WITH_LEASE: &str = concat!(
     include_str!("../../../packaging/kubernetes/companion-lease.yaml")
 );
 
-/// Rights of nodes for service endpoints.
 pub const NODE: &str = include_str!("../../../packaging/kubernetes/node.yaml");
 
-/// Rights of nodes to request certificates.
 pub const BOOTSTRAP: &str = include_str!("../../../packaging/kubernetes/bootstrap.yaml");
 
 pub const DAEMON_SET: &str = include_str!("../../../packaging/kubernetes/daemonset.yaml");

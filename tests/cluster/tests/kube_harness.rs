@@ -352,7 +352,6 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     ensure!(first.forwarded && first.response_bytes > 0 && !first.body.is_empty(), "{first:?}");
     assert_eq!(first.content_type, "application/json");
 
-    // One refusal.
     let rule = proxy.rule_times(ApiMatch::path("/nodes/node"), ApiFault::retry_after(429, 7), 1);
     let request = || http::Request::get("/api/v1/nodes/node").body(kube::client::Body::empty());
     let answer = way.send(request()?).await?;
@@ -389,7 +388,6 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     })
     .await?;
 
-    // Held, delayed, swallowed.
     let hold = proxy.rule(ApiMatch::path("/leases/node"), ApiFault::Hold);
     let held = tokio::spawn({
         let all = all.clone();

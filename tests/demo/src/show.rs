@@ -100,7 +100,6 @@ fn conclude(stage: &Stage, took: Duration, once: bool) {
     }
 }
 
-/// The command that restarts the agent.
 fn command(stage: &Stage) -> String {
     format!("{} agent --config {}", stage.agent.program().display(), stage.agent.config().display())
 }

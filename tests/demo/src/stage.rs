@@ -16,7 +16,6 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Number of images, and of concurrent pulls.
 pub(crate) const IMAGES: usize = 9;
 pub(crate) const LIMIT: i64 = 3;
 
@@ -27,7 +26,6 @@ const LAYERS: [u64; 3] = [8 << 20, 5 << 20, 2 << 20];
 /// Port of the debug page, if it is free.
 const USUAL_PORT: u16 = 9440;
 
-/// Drain timeout of the agent.
 const DRAIN: Duration = Duration::from_secs(30);
 
 pub(crate) struct Stage {

@@ -77,7 +77,6 @@ fn agent_pid(run: &Path) -> Result<u32> {
     Ok(pid)
 }
 
-/// Number of blobs that containerd is writing.
 fn ingests(run: &Path) -> usize {
     fs::read_dir(run.join("containerd/root/io.containerd.content.v1.content/ingest"))
         .map_or(0, Iterator::count)

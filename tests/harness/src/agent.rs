@@ -23,7 +23,6 @@ impl Settings {
         Self::default()
     }
 
-    /// Sets `pulls.max_parallel_image_pulls`.
     pub fn limit(limit: i64) -> Self {
         Self::new().set("pulls.max_parallel_image_pulls", limit)
     }
@@ -340,7 +339,6 @@ impl Agent {
         self.predecessors.len()
     }
 
-    /// Makes it reload its configuration.
     pub fn sighup(&mut self) -> Result<()> {
         self.process.as_mut().context("the agent is not running")?.signal(Signal::SIGHUP)
     }

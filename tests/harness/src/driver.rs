@@ -15,7 +15,6 @@ pub struct Driver {
 #[derive(Clone, Debug, Deserialize)]
 pub struct DriverAnswer {
     pub ok: bool,
-    /// Latency of the call.
     pub millis: u64,
     #[serde(default)]
     pub result: serde_json::Value,

@@ -179,7 +179,6 @@ impl Image {
         format!("{address}/{}@{}", self.repo, self.manifest)
     }
 
-    /// Bytes of all layers.
     pub fn size(&self) -> u64 {
         self.layers.iter().map(|layer| layer.size).sum()
     }

@@ -23,11 +23,9 @@ const LOG_TAIL: usize = 16 * 1024;
 /// A program that can be started repeatedly.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its name in messages.
     pub name: String,
     pub path: PathBuf,
     pub args: Vec<String>,
-    /// Added to the environment.
     pub env: Vec<(String, String)>,
     /// The file that stdout and stderr are appended to.
     pub log: PathBuf,
@@ -108,7 +106,6 @@ impl Process {
         self.child.id()
     }
 
-    /// None while it runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().with_context(|| format!("cannot wait for {}", self.name))?;
@@ -276,7 +273,6 @@ fn all_processes() -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// State and parent of a process.
 fn stat(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold any character.
@@ -284,7 +280,6 @@ fn stat(pid: u32) -> Option<(char, u32)> {
     Some((rest.next()?.chars().next()?, rest.next()?.parse().ok()?))
 }
 
-/// Whether a process exists and is no zombie.
 pub fn runs(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| state != 'Z')
 }

@@ -52,7 +52,6 @@ where
     }
 }
 
-/// Waits [`PATIENCE`] until a condition is true.
 pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()> {
     eventually(PATIENCE, what, || {
         let holds = condition();

@@ -241,7 +241,6 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Processes that name the folder in their command line.
 fn shims_of(folder: &std::path::Path) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

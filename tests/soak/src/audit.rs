@@ -87,7 +87,6 @@ fn judge_limit(seen: &[Seen], windows: &[Window], timeline: &Timeline, limit: us
     }
 }
 
-/// A time with more pulls in flight than the limit.
 #[derive(Debug, PartialEq)]
 struct Overlap {
     from: Instant,
@@ -136,7 +135,6 @@ fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> 
     (most, overlaps)
 }
 
-/// Events that may have ended a pull.
 struct Ends<'a> {
     windows: &'a [Window],
     unsuccessful: &'a [Unsuccessful],

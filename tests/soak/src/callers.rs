@@ -30,7 +30,6 @@ const AFTERMATH: Duration = Duration::from_secs(30);
 /// A call that has not ended this long after its connection is closed never will.
 const LOST: Duration = Duration::from_secs(5);
 
-/// How one call is made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
     /// Waits for as long as it takes, as a kubelet does.
@@ -96,7 +95,6 @@ impl Caller {
         Ok(())
     }
 
-    /// Pulls an image until it is there.
     async fn serve(&mut self, want: &Want) -> Result<()> {
         while self.phase() != Phase::Done {
             let calls = if self.rng.random_bool(0.15) { self.rng.random_range(2..=3) } else { 1 };

@@ -52,7 +52,6 @@ pub(crate) enum Fault {
 const PROCESSES: [Fault; 4] =
     [Fault::AgentKill, Fault::AgentRestart, Fault::RuntimeKill, Fault::RuntimeRestart];
 
-/// The name in the report.
 pub(crate) fn name(fault: Fault) -> String {
     fault.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

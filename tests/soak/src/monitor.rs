@@ -118,7 +118,6 @@ impl Monitor {
         })
     }
 
-    /// Waits until the agent has neither pulls nor callers.
     async fn rests(&self) {
         let url = format!("{}/debug/pulls", self.stage.url);
         let rests = eventually(Duration::from_secs(90), "the agent has no pulls left", || async {

@@ -25,7 +25,6 @@ pub(crate) struct Report {
     sent: Sent,
     agent: Observed,
     violations: Vec<Violation>,
-    /// Path of the timeline.
     timeline: String,
 }
 
@@ -58,7 +57,6 @@ impl Report {
         self.violations.is_empty()
     }
 
-    /// Writes `report.json` and `report.txt`.
     pub(crate) fn write(&self, out: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self).context("cannot encode the report")?;
         for (name, content) in [("report.json", json), ("report.txt", self.to_string())] {

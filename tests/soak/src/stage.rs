@@ -50,9 +50,7 @@ pub(crate) struct Stage {
     pub(crate) sources: [Source; 2],
     pub(crate) state_disk: LoopDisk,
     pub(crate) image_disk: LoopDisk,
-    /// The CRI socket of the agent.
     pub(crate) socket: PathBuf,
-    /// Address of the agent's HTTP server.
     pub(crate) url: String,
     /// Pid of the agent; 0 while none runs.
     pub(crate) agent_pid: AtomicU32,
@@ -129,7 +127,6 @@ impl Stage {
         spec.push(source.registry.address(), source.private.then_some(&ALICE)).await
     }
 
-    /// Kills the agent and starts the next one at once.
     pub(crate) async fn kill_agent(&self, timeline: &Timeline) -> Result<()> {
         let mut agent = self.agent.lock().await;
         let _window = timeline.open(Broken::AgentKilled);

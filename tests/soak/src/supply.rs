@@ -22,7 +22,6 @@ use tokio::sync::watch;
 pub(crate) struct Want {
     /// The name with which it is pulled.
     pub(crate) name: String,
-    /// Whether its registry asks for credentials.
     pub(crate) private: bool,
     group: usize,
 }
@@ -78,12 +77,10 @@ impl Supply {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next image for a caller of the CRI.
     pub(crate) fn take_direct(&self) -> Option<Arc<Want>> {
         self.lock().direct.pop_front()
     }
 
-    /// The next image for a pod.
     pub(crate) fn take_pod(&self) -> Option<Arc<Want>> {
         self.lock().pods.pop_front()
     }

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What was broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) enum Broken {
     /// From `kill -9` of the agent until the next one is live.
@@ -91,7 +90,6 @@ impl Timeline {
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seconds since the run began.
     pub(crate) fn seconds(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.0.began).as_secs_f64()
     }
@@ -131,7 +129,6 @@ impl Timeline {
         }
     }
 
-    /// Number of listed violations.
     pub(crate) fn violations(&self) -> usize {
         self.lock().violations.len()
     }

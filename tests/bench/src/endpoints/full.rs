@@ -19,9 +19,7 @@ use crate::quantile;
 
 /// Responses to one caller.
 const ROUNDS: usize = 100;
-/// Number of concurrent callers.
 const CALLERS: usize = 100;
-/// Rounds of concurrent callers.
 const TURNS: usize = 3;
 
 pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
@@ -107,7 +105,6 @@ fn options(target: &str) -> Result<Options> {
     Ok(Options { target: target.parse().context("no target")?, ..Options::default() })
 }
 
-/// Fails unless the state is complete.
 fn whole(received: &Received, state: &Received) -> Result<()> {
     ensure!(received.services == state.services && !received.stale, "{received:?} is not {state:?}");
     Ok(())

@@ -136,13 +136,11 @@ impl Run<'_> {
     }
 }
 
-/// Changes the port of the endpoints of a Service.
 async fn change(writer: &Writer, service: usize, number: u16) -> Result<()> {
     let name = format!("{}-a", bulk::name(service));
     writer.patch(Kind::Slice, &name, &json!({"ports": [port("http", number)]})).await.map(drop)
 }
 
-/// Makes the changes that are not measured.
 async fn others(writer: Writer, services: usize, stop: Arc<Notify>) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(3);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / BACKGROUND);

@@ -88,7 +88,6 @@ struct Memory {
     anonymous: f64,
     /// Resident, with a proportional share of shared pages.
     pss: f64,
-    /// Maximum resident.
     most: f64,
 }
 

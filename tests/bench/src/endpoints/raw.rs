@@ -31,7 +31,6 @@ const TRY_AGAIN: Duration = Duration::from_millis(2);
 const SET: u8 = 2 << 3 | 2;
 const SYNC: u8 = 4 << 3 | 2;
 
-/// Does not decode messages.
 struct RawCodec<T>(PhantomData<T>);
 
 impl<T: Message + 'static> Codec for RawCodec<T> {

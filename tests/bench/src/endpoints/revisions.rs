@@ -142,7 +142,6 @@ fn pods(number: usize) -> usize {
     1 + (number + 1) % 2
 }
 
-/// A pod as its slice shows it.
 #[derive(Clone)]
 struct Pod {
     address: String,

@@ -18,9 +18,7 @@ use serde_json::json;
 
 /// The nodes: some of those that the endpoints are spread over.
 pub(super) const NODES: [&str; 3] = ["bulk-node-007", "bulk-node-008", "bulk-node-009"];
-/// Endpoints per Service.
 pub(super) const EACH: usize = 10;
-/// Timeout for a large state.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +36,6 @@ impl Role {
     }
 }
 
-/// A cluster, a runtime and the identities of the agents.
 pub(super) struct Stage {
     pub(super) cluster: Cluster,
     containerd: Containerd,

@@ -19,7 +19,6 @@ use crate::quantile;
 /// Starts of each kind; the sides take turns.
 const TURNS: usize = 5;
 
-/// The lists that the agent requests.
 const LISTS: [&str; 2] = [
     "/api/v1/services?labelSelector=!service.kubernetes.io/service-proxy-name&fieldSelector=spec.clusterIP!%3DNone\
      &resourceVersion=0",

@@ -10,7 +10,6 @@ use super::super::quantile;
 /// and a second for the request and a busy machine.
 pub(super) const LIMIT: Duration = Duration::from_millis(10_000 * 104 / 100 + 1_000);
 
-/// One heartbeat request.
 #[derive(Clone, Copy, Debug)]
 struct Beat {
     node: usize,
@@ -25,10 +24,8 @@ pub(super) struct Beats {
     all: Mutex<Vec<Beat>>,
 }
 
-/// Results of a time window.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
-    /// Heartbeats that the server confirmed.
     pub(super) confirmed: usize,
     pub(super) failed: usize,
     /// Share of due heartbeats that came within [`LIMIT`] of the node's last one.

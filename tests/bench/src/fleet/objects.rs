@@ -64,7 +64,6 @@ pub(super) fn node(number: usize) -> Result<Node> {
     serde_json::from_value(object).context("this is no Node")
 }
 
-/// An image with digest and tag.
 fn image(number: usize) -> Value {
     let repository = format!("registry.example.org/team-{}/service-{number}", number % 7);
     let digest = format!("{:064x}", number as u128 * 0x9e37_79b9_7f4a_7c15);

@@ -11,7 +11,6 @@ use keelson_cluster::kube::{AuditEvent, Chunk};
 
 use super::super::quantile;
 
-/// The shortest silence.
 const SILENCE: SignedDuration = SignedDuration::from_millis(300);
 /// Maximum distance of a burst's edge from the API server's time of the request.
 const SLACK: SignedDuration = SignedDuration::from_millis(50);
@@ -19,15 +18,12 @@ const SLACK: SignedDuration = SignedDuration::from_millis(50);
 /// Cost of one request of a kind on the wire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
-    /// Bytes to the server.
     pub(super) request: usize,
-    /// Bytes from the server.
     pub(super) response: usize,
     /// Number of requests of which it is the median.
     pub(super) of: usize,
 }
 
-/// Bytes between two silences.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     first: Timestamp,

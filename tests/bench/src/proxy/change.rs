@@ -38,17 +38,14 @@ struct Written {
     moved: Instant,
 }
 
-/// The part of a Service that changes.
 #[derive(Clone, Copy, Debug)]
 enum Changed {
-    /// Replaces an endpoint.
     Endpoint,
     /// Adds an endpoint, and removes it the next time.
     Count,
 }
 
 impl Changed {
-    /// The name in tables.
     fn title(self) -> &'static str {
         match self {
             Self::Endpoint => "another endpoint",

@@ -22,7 +22,6 @@ use super::usage::Children;
 const A_SECOND: u32 = 100;
 /// Maximum number of concurrent writes, if the API server is slow.
 const AT_ONCE: usize = 16;
-/// Ports of changes, used repeatedly.
 const PORTS: std::ops::Range<u16> = 1024..8000;
 
 pub(super) async fn churn(

@@ -34,7 +34,6 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Interval at which a server checks whether to end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Drops what leaves the node, after all other hooks.
 const DROP: &str =
     "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
 
@@ -44,7 +43,6 @@ enum Protocol {
     Udp,
 }
 
-/// One path to the endpoints, with their servers.
 struct Route<'a> {
     way: Way,
     world: &'a World,
@@ -182,7 +180,6 @@ impl Route<'_> {
     }
 }
 
-/// Results of the clients.
 #[derive(Default)]
 struct Done {
     /// Microseconds until each connection was established, or answered.
@@ -306,7 +303,6 @@ impl Servers {
             let mut buffer = [0; 16];
             while !udp_stop.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                    // The client may be gone.
                     let _ = socket.send_to(&buffer[..length], from);
                 }
             }

@@ -23,7 +23,6 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 
-/// Poll interval of the generation.
 const BETWEEN: Duration = Duration::from_micros(200);
 /// A datagram of a dump is at most half of this, in bytes.
 const DATAGRAM_MAX: usize = 64 * 1024;
@@ -43,7 +42,6 @@ pub(super) struct Set {
     pub(super) name: &'static str,
 }
 
-/// A netlink socket to the nf_tables of a namespace.
 #[derive(Debug)]
 pub(super) struct Nft {
     socket: Socket,

@@ -23,7 +23,6 @@ use super::subject::{Kind, PATIENCE, Subject};
 
 /// Commit interval of the neighbour.
 const EVERY: Duration = Duration::from_millis(20);
-/// Restarts of each kind.
 const RESTARTS: usize = 3;
 /// Name of the neighbour's thread, which identifies its commits, and of its table.
 const NAME: &str = "neighbour";
@@ -121,7 +120,6 @@ async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
     Ok(Some(first.duration_since(begun)))
 }
 
-/// The commits of a proxy.
 struct Commits {
     heard: Arc<Mutex<Heard>>,
     stop: Arc<AtomicBool>,

@@ -23,15 +23,12 @@ impl std::fmt::Display for Size {
 pub(super) enum Part {
     /// From nothing to in sync.
     Cold,
-    /// One change.
     Change,
-    /// Very many changes.
     Churn,
     /// Beside another program that commits all the time.
     Neighbour,
     /// Everything at once, with kills, for a long time. Only if it is named.
     Long,
-    /// Connections through the rules.
     Connections,
 }
 
@@ -59,11 +56,8 @@ pub(super) struct Options {
     pub(super) changes: usize,
     /// Maximum duration of the single changes.
     pub(super) changing: Duration,
-    /// Duration of the very many changes.
     pub(super) churn: Duration,
-    /// Duration of the long run.
     pub(super) long: Duration,
-    /// Rounds of connections.
     pub(super) turns: usize,
     /// Source ranges of Services without connections.
     pub(super) ranges: usize,

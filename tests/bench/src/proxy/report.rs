@@ -10,7 +10,6 @@ use super::subject::{Kind, PATIENCE};
 use super::usage::{Memory, Usage};
 use crate::quantile;
 
-/// Cold syncs of one kind at one size.
 pub(super) struct Cold {
     pub(super) size: Size,
     pub(super) service_ports: usize,
@@ -28,7 +27,6 @@ pub(super) struct Cold {
     pub(super) own: Option<f64>,
 }
 
-/// Changes of single Services.
 pub(super) struct Change {
     pub(super) size: Size,
     pub(super) kind: Kind,
@@ -44,7 +42,6 @@ pub(super) struct Change {
     pub(super) transactions: f64,
 }
 
-/// Very many changes.
 pub(super) struct Churn {
     pub(super) size: Size,
     pub(super) kind: Kind,
@@ -102,7 +99,6 @@ pub(super) struct Long {
     pub(super) stalest: Duration,
 }
 
-/// Connections on one path.
 #[derive(Default)]
 pub(super) struct Way {
     pub(super) size: Size,

@@ -41,12 +41,9 @@ const RANGES_EACH: usize = 100;
 /// Maximum number of such Services: each has a separate address in 172.31.0.0/16.
 const RANGED_MOST: usize = 1 << 16;
 
-/// The features of Services that connections are measured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// With a cluster IP.
     Plain,
-    /// The same with ClientIP affinity.
     Sticky,
     /// With a load balancer address and a node port, which are masqueraded.
     Exposed,
@@ -103,7 +100,6 @@ pub(super) struct Stage {
     pub(super) size: Size,
     pub(super) scratch: Scratch,
     pub(super) cluster: Cluster,
-    /// Identity of the agent.
     pub(super) companion: Identity,
     pub(super) writer: Writer,
     /// Cluster IPs of the Services that share a load.
@@ -118,7 +114,6 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// The cluster, without Services.
     pub(super) async fn new(size: Size) -> Result<Self> {
         let scratch = Scratch::new()?;
         // Not needed here.
@@ -250,7 +245,6 @@ impl Stage {
         addresses.map(|ip| SocketAddr::new(ip, 80)).collect()
     }
 
-    /// The node ports of [`Load::Exposed`].
     pub(super) fn node_ports() -> Vec<SocketAddr> {
         let ports = (NODE_PORT..).take(LOADED);
         ports.map(|port| SocketAddr::new(plan::NODE.v4.into(), port)).collect()
@@ -266,7 +260,6 @@ impl Stage {
         Ok((SocketAddr::new(ip, 80), self.answering.load(Ordering::Relaxed)))
     }
 
-    /// Switches to the other port.
     pub(super) async fn switch(&self) -> Result<()> {
         let now = self.answering.load(Ordering::Relaxed);
         let other = ANSWERING.into_iter().find(|port| *port != now).context("there are two")?;
@@ -283,7 +276,6 @@ impl Stage {
         Ok(port)
     }
 
-    /// Changes the port of the endpoints of a Service.
     pub(super) async fn touch(&self, service: usize, number: u16) -> Result<String> {
         touch(&self.writer, service, number).await
     }
@@ -323,5 +315,4 @@ fn udp(name: &str, number: u16) -> Value {
     json!({"name": name, "protocol": "UDP", "port": number})
 }
 
-/// Poll interval.
 pub(super) const SOON: Duration = Duration::from_millis(5);

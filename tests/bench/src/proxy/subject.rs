@@ -45,7 +45,6 @@ impl Kind {
         }
     }
 
-    /// The name in tables.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Keelson => "agent + `keelson proxy`",
@@ -75,7 +74,6 @@ enum Programs {
     KubeProxy { proxy: KubeProxy, _api: Forward },
 }
 
-/// One of the two, in its own world.
 pub(super) struct Subject {
     pub(super) kind: Kind,
     pub(super) world: World,

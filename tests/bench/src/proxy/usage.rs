@@ -65,7 +65,6 @@ fn times(stat: &str) -> Result<[u64; 4]> {
 /// Resident memory, in MB.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
-    /// VmRSS.
     pub(super) now: f64,
     /// VmHWM: the maximum so far.
     pub(super) most: f64,

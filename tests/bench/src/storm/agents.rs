@@ -11,7 +11,6 @@ use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::scratch::Scratch;
 use tokio::task::JoinSet;
 
-/// Number of concurrent starts.
 const STARTING: usize = 8;
 
 /// When each node had a Service with an endpoint, by its name, in Unix milliseconds.

@@ -28,9 +28,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 
 pub const NAMESPACE: &str = "bulk";
-/// Number of concurrent writes.
 const WORKERS: usize = 32;
-/// Services per manifest.
 const IN_A_FILE: usize = 100;
 
 /// The fields of `ObjectMeta` that an API server adds.
@@ -93,9 +91,7 @@ struct Parent {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Made {
-    /// Number of Services, each with one slice.
     pub services: usize,
-    /// Total number of endpoints.
     pub endpoints: usize,
     pub took: Duration,
 }
@@ -250,7 +246,6 @@ pub async fn touch(cluster: &Cluster, number: usize, http: u16) -> Result<()> {
     writer.patch(Kind::Slice, &format!("{}-a", name(number)), &json!({"ports": ports})).await.map(drop)
 }
 
-/// Deletes the first `services` Services.
 pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
     at_once(services, move |number| {

@@ -14,11 +14,8 @@ use std::time::Duration;
 use tokio::sync::{Mutex, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
-/// Number of Services that are created and deleted.
 const SERVICES: usize = 24;
-/// Slices that a Service may have.
 const SLICES: [&str; 4] = ["a", "b", "c", "six"];
-/// Zones of nodes and hints.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
 /// A random writer in the background. Stopped on drop.

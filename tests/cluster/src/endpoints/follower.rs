@@ -94,14 +94,12 @@ impl Shared {
     }
 }
 
-/// Changes that lead to the next state.
 enum Change {
     Node(NodeInfo),
     Set(ServiceName, Box<ServiceEndpoints>),
     Delete(ServiceName),
 }
 
-/// The client's consumer.
 struct Collector {
     shared: Arc<Shared>,
     changes: Vec<Change>,
@@ -208,7 +206,6 @@ impl Follower {
         self.go()
     }
 
-    /// Reads the latest complete state.
     pub fn look<T>(&self, look: impl FnOnce(&Whole) -> T) -> T {
         look(&self.shared.lock().whole)
     }
@@ -218,7 +215,6 @@ impl Follower {
         self.look(Whole::pair)
     }
 
-    /// The states received, in their order.
     pub fn seen(&self) -> Vec<Seen> {
         self.shared.lock().seen.clone()
     }
@@ -228,7 +224,6 @@ impl Follower {
         self.shared.lock().troubles.clone()
     }
 
-    /// Waits until `check` succeeds for the latest state.
     pub async fn until<T>(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<T>) -> Result<T> {
         let mut count = self.shared.count.subscribe();
         let waited = tokio::time::timeout(LONG, async {
@@ -283,12 +278,10 @@ impl Drop for Follower {
     }
 }
 
-/// Follows changes with `Watch`.
 async fn follow(mut client: Client, mut collector: Collector) {
     client.run(&mut collector).await;
 }
 
-/// Follows complete states with `Next`.
 async fn ask(mut client: Client, mut collector: Collector) {
     let mut store = DiffStore::new(collector.held());
     while let Some(state) = client.next().await {
@@ -335,7 +328,6 @@ impl Followers {
         Ok(())
     }
 
-    /// Waits until `check` succeeds for the state of both.
     pub async fn until(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<()>) -> Result<()> {
         for follower in self.both() {
             follower.until(what, &mut check).await?;

@@ -9,15 +9,10 @@ use serde_json::{Value, json};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `v1/Namespace`.
     Namespace,
-    /// `v1/Service`.
     Service,
-    /// `discovery.k8s.io/v1/EndpointSlice`.
     Slice,
-    /// `v1/Node`.
     Node,
-    /// `networking.k8s.io/v1/ServiceCIDR`.
     ServiceCidr,
 }
 
@@ -153,7 +148,6 @@ struct Unknown {
     raw: Vec<u8>,
 }
 
-/// `runtime.TypeMeta`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct TypeMeta {
     #[prost(string, tag = "1")]

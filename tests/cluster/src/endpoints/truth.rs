@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 
-/// Objects per page of a list.
 const PAGE: usize = 1000;
 
 /// The state of a node that the API server's objects must result in.

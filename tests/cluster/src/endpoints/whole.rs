@@ -10,7 +10,6 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// An invariant of every complete state.
 pub type Invariant = Arc<dyn Fn(&Whole) -> Result<()> + Send + Sync>;
 
 /// Maximum number of differences that are printed.
@@ -18,7 +17,6 @@ const SHOWN: usize = 5;
 
 #[derive(Clone, Debug, Default)]
 pub struct Whole {
-    /// Instance, revision and staleness.
     pub position: Position,
     pub node: Option<NodeInfo>,
     /// By `namespace/name`.
@@ -39,7 +37,6 @@ impl Whole {
         self.services.get(name)
     }
 
-    /// Instance and revision.
     pub fn pair(&self) -> (u64, u64) {
         (self.position.instance_id, self.position.rev)
     }
@@ -104,7 +101,6 @@ impl Pairs {
         Ok(())
     }
 
-    /// Number of pairs that were seen.
     pub fn len(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

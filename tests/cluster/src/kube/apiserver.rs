@@ -22,7 +22,6 @@ use std::time::Duration;
 pub struct ApiOptions {
     /// Nodes with two static tokens each, which an API server reads only at its start.
     pub token_nodes: Vec<String>,
-    /// The audit log includes the bodies of requests.
     pub audit_bodies: bool,
     /// etcd is new enough for streaming lists; otherwise agents have to list.
     pub streaming_lists: bool,
@@ -41,7 +40,6 @@ impl Default for ApiOptions {
     }
 }
 
-/// Timeout of one readiness check.
 const PROBE: Duration = Duration::from_secs(5);
 
 /// With the Node and RBAC authorizers and NodeRestriction. Killed on drop.
@@ -130,7 +128,6 @@ impl ApiServer {
         pause(self.daemon.process()?.pid()).await
     }
 
-    /// Continues it after [`ApiServer::pause`].
     pub fn resume(&mut self) -> Result<()> {
         self.daemon.process()?.signal(Signal::SIGCONT)
     }
@@ -155,7 +152,6 @@ async fn get(admin: &Admin, path: &str) -> Result<String> {
     admin.client().request_text(request).await.with_context(|| format!("GET {path}"))
 }
 
-/// Writes the files that the flags name.
 fn write_files(folder: &Path, pki: &Pki, options: &ApiOptions) -> Result<()> {
     let serving = pki.server()?;
     write_secret(&folder.join("tls.key"), &serving.key.serialize_pem())?;

@@ -14,11 +14,9 @@ pub struct AuditEvent {
     pub stage: String,
     /// Such as `system:node:NAME`.
     pub user: String,
-    /// The `User-Agent` header.
     pub user_agent: String,
     /// The verb of the API: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: String,
-    /// Path and query.
     pub uri: String,
     /// Such as `leases`; empty for a path without a resource, such as `/readyz`.
     pub resource: String,

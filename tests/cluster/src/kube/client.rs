@@ -112,7 +112,6 @@ impl Admin {
         self.pods(namespace).delete(name, &now).await.map(drop).context("cannot delete the pod")
     }
 
-    /// Creates a namespace and a service account if necessary.
     pub async fn ensure_service_account(&self, namespace: &str, name: &str) -> Result<()> {
         let make = PostParams::default();
         let space: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
@@ -200,7 +199,6 @@ impl Admin {
         Ok(applied)
     }
 
-    /// The API for the kind and namespace of this object.
     async fn api_for(&self, document: &DynamicObject) -> Result<Api<DynamicObject>> {
         let types = document.types.as_ref().context("a document has no apiVersion and kind")?;
         let kind = GroupVersionKind::try_from(types).context("a document has a strange apiVersion")?;
@@ -237,7 +235,6 @@ fn unless_there<T>(created: kube::Result<T>) -> kube::Result<()> {
     }
 }
 
-/// A change of an object that a watch has seen.
 #[derive(Clone, Debug)]
 pub struct Change<K> {
     pub at: Instant,

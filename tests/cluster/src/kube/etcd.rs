@@ -22,13 +22,11 @@ pub struct Etcd {
     /// Name and address of the only member, as in `--initial-cluster`.
     member: String,
     daemon: Daemon,
-    /// The program that restores snapshots.
     restorer: PathBuf,
 }
 
 const MEMBER: &str = "test";
 
-/// Number of concurrent puts.
 const PUTS: usize = 256;
 
 /// From etcd's `rpc.proto`.
@@ -43,7 +41,6 @@ struct PutRequest {
 #[derive(Clone, PartialEq, prost::Message)]
 struct PutResponse {}
 
-/// Counters since the start of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writes {
     pub puts: u64,
@@ -114,13 +111,11 @@ impl Etcd {
         self.daemon.start(|| healthy(&url)).await
     }
 
-    /// One of its metrics, by its full name.
     pub async fn metric(&self, name: &str) -> Result<f64> {
         let text = http_get(&format!("{}/metrics", self.endpoint)).await?.success()?.text();
         metric(&text, name)?.with_context(|| format!("this etcd has no metric {name}"))
     }
 
-    /// Writes since it started.
     pub async fn writes(&self) -> Result<Writes> {
         Ok(Writes {
             puts: self.metric("etcd_mvcc_put_total").await? as u64,
@@ -138,7 +133,6 @@ impl Etcd {
         Ok(self.metric("etcd_mvcc_db_total_size_in_bytes").await? as u64)
     }
 
-    /// Revision of its latest write.
     pub async fn revision(&self) -> Result<i64> {
         let text = self.etcdctl(&["get", "--write-out=json", "nothing-is-called-so"]).await?;
         let answer: Value = serde_json::from_str(&text).context("etcdctl's answer is no JSON")?;
@@ -187,7 +181,6 @@ impl Etcd {
         self.etcdctl(&["defrag"]).await.map(drop)
     }
 
-    /// Runs etcdctl and returns its output.
     pub async fn etcdctl(&self, args: &[&str]) -> Result<String> {
         let output = tokio::process::Command::new(etcdctl()?)
             .env("ETCDCTL_API", "3")

@@ -36,7 +36,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A user of a group, with a certificate.
     pub(super) async fn certificate(
         folder: PathBuf,
         server: &str,
@@ -48,7 +47,6 @@ impl Identity {
         Self::new(folder, server, pki, user.to_owned(), credential).await
     }
 
-    /// A user with one of two static tokens.
     pub(super) async fn static_token(
         folder: PathBuf,
         server: &str,
@@ -193,7 +191,6 @@ pub async fn client(file: &Path) -> Result<kube::Client> {
     kube::Client::try_from(config).context("cannot make a client")
 }
 
-/// Fails unless the API server refused with this status.
 pub fn refused<T>(outcome: kube::Result<T>, code: u16) -> Result<()> {
     match outcome {
         Ok(_) => bail!("it was allowed instead of being refused with {code}"),

@@ -24,7 +24,6 @@ use std::path::{Path, PathBuf};
 pub struct KubeletOptions {
     /// Another image service than the containerd itself, such as an agent's socket (`unix://...`).
     pub image_endpoint: Option<String>,
-    /// Another runtime service than the containerd itself.
     pub runtime_endpoint: Option<String>,
     /// Another kubeconfig than the one that the cluster makes for the node.
     pub kubeconfig: Option<PathBuf>,

@@ -24,7 +24,6 @@ pub struct Reflectors {
 /// When each node saw a marker, in Unix milliseconds. The empty name stands for its first sync.
 type Sightings = HashMap<String, HashMap<usize, u64>>;
 
-/// A line of the program's output.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Line {

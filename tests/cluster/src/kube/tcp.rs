@@ -37,7 +37,6 @@ struct Shared {
     chunks: Mutex<Option<Vec<Chunk>>>,
 }
 
-/// Bytes that were passed on in one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub at: Timestamp,
@@ -57,7 +56,6 @@ impl Shared {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
-    /// Nothing passes.
     cut: bool,
     /// Number of resets: a connection ends when it differs from the number at its start.
     resets: u64,
@@ -127,12 +125,10 @@ impl TcpProxy {
         self.shared.chunks.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
     }
 
-    /// Number of connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.shared.accepted.load(Ordering::Relaxed)
     }
 
-    /// Number of connections now.
     pub fn open(&self) -> usize {
         self.shared.open.load(Ordering::Relaxed)
     }

@@ -10,7 +10,6 @@ use keelson_harness::util::Answer;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-/// Timeout of one response.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gets a path over a new HTTP/1.1 connection. An error if nothing listens.

@@ -77,7 +77,6 @@ impl KeelsonProxy {
         Ok(proxy)
     }
 
-    /// Writes a new configuration file for its next start.
     pub fn configure(&self, options: &KeelsonProxyOptions) -> Result<()> {
         let own = Settings::new()
             .set("proxy.target", options.target.as_str())
@@ -100,7 +99,6 @@ impl KeelsonProxy {
         &self.folder
     }
 
-    /// Starts it and waits until it serves its metrics.
     pub async fn start_again(&mut self, namespace: &Namespace) -> Result<()> {
         let serves = || async { http_get_from(namespace, METRICS, "/metrics").await?.success().map(drop) };
         self.daemon.start(serves).await

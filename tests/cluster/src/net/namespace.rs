@@ -64,7 +64,6 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -24,7 +24,6 @@ impl Family {
     }
 }
 
-/// An address of each family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Dual {
     pub v4: Ipv4Addr,

@@ -16,7 +16,6 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// Number of concurrent requests.
 const AT_ONCE: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,12 +62,10 @@ pub enum Outcome {
     Dropped,
 }
 
-/// How often each outcome was seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally(pub BTreeMap<Outcome, usize>);
 
 impl Tally {
-    /// How often each endpoint answered.
     pub fn by_endpoint(&self) -> BTreeMap<SocketAddr, usize> {
         let mut counts = BTreeMap::new();
         for (outcome, count) in &self.0 {
@@ -162,7 +159,6 @@ enum FlowSocket {
 }
 
 impl Flow {
-    /// Sends a request; the timeout is `patience`.
     pub async fn ask(&mut self, patience: Duration) -> Result<Outcome> {
         let (transport, port, to) = (self.transport.number(), self.port, self.to);
         let answer = tokio::time::timeout(patience, self.exchange()).await;
@@ -187,7 +183,6 @@ impl Flow {
         }
     }
 
-    /// The source port.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -2,7 +2,6 @@
 //! tracks and translates the protocol, and checks its checksum.
 //! In: ports, tags, a text. Out: encoded and decoded packets.
 
-/// SCTP's IP protocol number.
 pub(super) const PROTOCOL: i32 = 132;
 
 const INIT: u8 = 1;
@@ -13,7 +12,6 @@ const STATE_COOKIE: u16 = 7;
 const HEADER: usize = 12;
 const FIXED: usize = 20;
 
-/// A packet with one chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) source: u16,

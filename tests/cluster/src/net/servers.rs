@@ -71,7 +71,6 @@ async fn serve_tcp(listener: TcpListener) {
     }
 }
 
-/// Answers each line with one line.
 async fn serve_stream(mut stream: TcpStream, source: IpAddr) -> io::Result<()> {
     let answer = answer(stream.local_addr()?, source);
     let mut buffer = [0; 64];
@@ -104,7 +103,6 @@ pub(super) fn raw_sctp(namespace: &Namespace, ip: IpAddr) -> Result<SctpSocket> 
     Ok(SctpSocket { socket: as_datagrams(socket)?, ip })
 }
 
-/// SCTP packets of an address.
 #[derive(Debug)]
 pub(super) struct SctpSocket {
     socket: UdpSocket,

@@ -25,10 +25,8 @@ use std::sync::Arc;
 
 /// B's networks.
 const STRANGER_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
-/// The pods of the other node.
 const OTHER_PODS: [&str; 2] = ["10.244.2.0/24", "fd00:10:244:2::/64"];
 
-/// A namespace of a client.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) namespace: Namespace,
@@ -133,7 +131,6 @@ impl World {
         Ok(Self { node, pod, locals, client, stranger, _servers: servers, _others: [wire, other] })
     }
 
-    /// The namespace of the node, where a proxy runs.
     pub fn node(&self) -> &Namespace {
         &self.node.namespace
     }

@@ -17,7 +17,6 @@ fn generation(of: &str, number: u32) -> Value {
     slice(of, "a", &[port("p", 80)], &[endpoint(&format!("10.{b}.{c}.{d}"), "elsewhere", &json!({}))])
 }
 
-/// The generation in a state.
 fn shown(whole: &Whole, service: &str) -> Result<u32> {
     let service = whole.service(service).with_context(|| format!("{service} is missing"))?;
     ensure!(service.endpoints.len() == 1, "there is one endpoint at any time: {service:?}");
@@ -91,7 +90,6 @@ fn no_state_ever_shows_what_never_was() -> Result<()> {
                     stage.cluster.api.start_again().await?;
                 }
             }
-            // It continues.
             let service = stage.full("second");
             let on = |whole: &Whole| {
                 let number = shown(whole, &service)?;

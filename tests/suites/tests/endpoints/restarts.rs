@@ -7,7 +7,6 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-/// A loss in a state folder.
 type Loss = fn(&Path) -> Result<()>;
 
 async fn write_some(stage: &Stage) -> Result<()> {

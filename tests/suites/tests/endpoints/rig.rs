@@ -21,7 +21,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// The account in the manifest.
 const ACCOUNT: &str = "keelson-agent";
 
 /// A cluster whose Services are dual-stack, with the rights of companions.
@@ -59,7 +58,6 @@ pub(crate) enum Lane {
     Calm,
     /// Tests that stop it, cut it off or restore old data.
     Rough,
-    /// The test of many objects.
     Large,
 }
 
@@ -183,7 +181,6 @@ impl Stage {
         followers.pair().await
     }
 
-    /// Output of `keelson endpoints`.
     pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
         Ok(self.agent.keelson(&[&["endpoints"], args].concat()).await?.success()?.out)
     }
@@ -240,7 +237,6 @@ impl Stage {
         self.agent.start_live().await
     }
 
-    /// Ends the agent with SIGTERM.
     pub(crate) async fn terminate(&mut self) -> Result<()> {
         let status = self.agent.terminate().await?;
         ensure!(status.success(), "the agent ended with {status}");

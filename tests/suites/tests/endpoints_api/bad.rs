@@ -52,7 +52,6 @@ impl Victim {
         Ok(())
     }
 
-    /// Consumers get the next change.
     async fn changes(&mut self) -> Result<()> {
         self.rev += 1;
         let address = format!("10.1.0.{}", self.rev);

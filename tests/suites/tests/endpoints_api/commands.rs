@@ -28,7 +28,6 @@ fn resume(instance_id: u64, rev: u64) -> String {
     format!("keelson: to resume from this revision: --instance-id {instance_id} --rev {rev}\n")
 }
 
-/// A running command, and its output.
 pub(crate) struct Running {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,

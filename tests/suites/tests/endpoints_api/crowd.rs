@@ -18,12 +18,10 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-/// Number of watchers of each API.
 const EACH: usize = 250;
 /// Streams on connections that several share; each of the rest has its own connection.
 const SHARED: [usize; 4] = [50, 50, 50, 50];
 
-/// The messages of a body, one by one.
 struct Messages {
     body: Incoming,
     bytes: BytesMut,
@@ -123,14 +121,12 @@ impl Places {
         place
     }
 
-    /// Number of watchers at a revision.
     fn at(&self, rev: u64) -> usize {
         let all = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.iter().filter(|place| place.load(Ordering::Relaxed) == rev).count()
     }
 }
 
-/// Checks the contents of a state.
 fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
     ensure!(told(services) == Some(rev), "revision {rev} tells of {:?}", told(services));
     let before = place.swap(rev, Ordering::Relaxed);

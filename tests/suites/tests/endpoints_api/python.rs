@@ -15,7 +15,6 @@ use tokio::process::{Child, ChildStdout, Command};
 /// Debian's Python: another one does not see Debian's packages.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// The generated code.
 pub(crate) struct Generated(PathBuf);
 
 impl Generated {

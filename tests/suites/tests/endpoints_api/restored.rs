@@ -6,7 +6,6 @@ use keelson_cluster::endpoints::Followers;
 use std::fs;
 use std::path::Path;
 
-/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("no {}", from.display()))? {

@@ -65,7 +65,6 @@ pub(crate) fn plain(name: &str, cluster_ip: &str, addresses: &[&str]) -> Vec<Val
     ]
 }
 
-/// An object in namespace `ns`.
 pub(crate) fn of_namespace(mut object: Value) -> Value {
     object["metadata"]["namespace"] = json!("ns");
     object
@@ -133,7 +132,6 @@ impl Stage {
         self.agent.keelson(&[&["endpoints"], args].concat()).await
     }
 
-    /// `keelson watch` with the agent's socket.
     pub(crate) async fn watch(&self, args: &[&str]) -> Result<CommandOutput> {
         let target = self.target();
         let mut all = vec!["watch", "--target", &target];

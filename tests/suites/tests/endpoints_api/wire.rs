@@ -24,7 +24,6 @@ pub(crate) struct Connection(SendRequest<Full<Bytes>>);
 
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// None if there was none.
     pub(crate) status: Option<Status>,
     /// The messages before it, with their prefixes.
     pub(crate) body: Bytes,
@@ -50,7 +49,6 @@ impl Connection {
         Ok(Self(sender))
     }
 
-    /// A gRPC request with this body.
     pub(crate) async fn call(&mut self, path: &str, body: impl Into<Bytes>) -> Result<Answer> {
         let request = Request::builder()
             .method(Method::POST)
@@ -86,7 +84,6 @@ impl Connection {
     }
 }
 
-/// A request for everything.
 pub(crate) fn ask(path: &str) -> Result<Request<Full<Bytes>>> {
     let request = Request::builder()
         .method(Method::POST)

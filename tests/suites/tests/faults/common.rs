@@ -23,10 +23,8 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// The label that identifies the agent's leases.
 const OWNER_LABEL: &str = "keelson.dev/owner";
 
-/// A call in a separate task.
 pub(crate) type Call<T> = JoinHandle<Result<T, Status>>;
 
-/// Pulls in a separate task.
 pub(crate) fn pulling(cri: &Cri, pull: Pull) -> Call<String> {
     let cri = cri.clone();
     tokio::spawn(async move { cri.pull(&pull).await })
@@ -62,13 +60,11 @@ fn in_cri_namespace<T>(message: T) -> Request<T> {
     request
 }
 
-/// All leases of containerd for the CRI.
 pub(crate) async fn leases(containerd: &Containerd) -> Result<Vec<Lease>> {
     let all = lease_client(containerd).await?.list(in_cri_namespace(ListRequest::default())).await?;
     Ok(all.into_inner().leases)
 }
 
-/// IDs of the leases that agents made.
 pub(crate) async fn agent_leases(containerd: &Containerd) -> Result<Vec<String>> {
     let all = leases(containerd).await?;
     Ok(all.into_iter().filter(|lease| lease.labels.contains_key(OWNER_LABEL)).map(|lease| lease.id).collect())
@@ -110,7 +106,6 @@ pub(crate) fn ingested(containerd: &Containerd) -> u64 {
     entries.filter_map(size).max().unwrap_or(0)
 }
 
-/// Pid of the process that listens on a unix socket.
 pub(crate) async fn pid_behind(socket: &Path) -> Result<i32> {
     let stream = tokio::net::UnixStream::connect(socket).await?;
     stream.peer_cred()?.pid().context("the kernel tells no pid of the peer")

@@ -32,7 +32,6 @@ pub(crate) struct FakeRuntime {
 
 #[derive(Clone)]
 struct Shared {
-    /// Pulls wait until this is true.
     open: watch::Sender<bool>,
     inner: Arc<Mutex<Inner>>,
 }
@@ -89,12 +88,10 @@ impl FakeRuntime {
         self.shared.open.send_replace(true);
     }
 
-    /// Number of pulls requested.
     pub(crate) fn pulls(&self) -> usize {
         self.shared.lock().pulls
     }
 
-    /// Maximum number of concurrent pulls.
     pub(crate) fn most_running(&self) -> usize {
         self.shared.lock().most_running
     }

@@ -27,7 +27,6 @@ const NOISE: u64 = 2 * MIB;
 const RETAINED: &str = "keelson_image_pull_retained";
 const RETAINED_BYTES: &str = "keelson_image_pull_retained_bytes";
 
-/// A node whose images have a separate file system.
 struct SmallNode {
     node: Node,
     disk: LoopDisk,

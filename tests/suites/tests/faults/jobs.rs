@@ -107,7 +107,6 @@ struct Stopped {
 }
 
 impl Stopped {
-    /// Stops the thread of `pid` named `name`.
     fn thread(pid: u32, name: &str) -> Result<Self> {
         let thread = fs::read_dir(format!("/proc/{pid}/task"))?
             .filter_map(Result::ok)

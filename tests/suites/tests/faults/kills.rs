@@ -88,7 +88,6 @@ async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind
     show.finish().await
 }
 
-/// A node with two registries, an agent, and thirty callers.
 struct Show {
     callers: JoinSet<Result<usize>>,
     /// Number of callers that have their image.

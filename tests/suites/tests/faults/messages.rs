@@ -40,7 +40,6 @@ async fn case_18_nine_mebibytes_pass_and_seventeen_are_refused_by_the_client_onl
     let error = driver.run(&["list"]).await?.failure()?;
     ensure!(error.code == "ResourceExhausted", "{}", error.text);
 
-    // The same connection and the agent still work.
     runtime.list(3, 3);
     ensure!(cri.list_images().await?.len() == 3);
     agent.http_get("/livez").await?.success()?;

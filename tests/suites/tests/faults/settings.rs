@@ -21,7 +21,6 @@ pub(crate) async fn refused(agent: &mut Agent) -> Result<(Option<i32>, String)> 
     Ok((status.code(), said))
 }
 
-/// Nothing listens here.
 fn nowhere(scratch: &Scratch) -> String {
     format!("unix://{}/nowhere.sock", scratch.path().display())
 }

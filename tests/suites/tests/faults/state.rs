@@ -14,7 +14,6 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The digest of every file below a folder.
 pub(crate) fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -74,7 +73,6 @@ fn damaged_folders(state: &Path) -> Result<Vec<PathBuf>> {
     Ok(damaged)
 }
 
-/// The largest file of the database.
 fn database(store: &Path) -> Result<PathBuf> {
     let files = digests(store)?.into_keys();
     let size = |path: &PathBuf| fs::metadata(path).map_or(0, |meta| meta.len());

@@ -52,7 +52,6 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     rig.says_well().await
 }
 
-/// Runs all at once, each with a separate agent.
 async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
     let shared = shared().await?;
     let each = cases.into_iter().map(|(case, role)| {

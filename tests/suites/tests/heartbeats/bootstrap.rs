@@ -19,7 +19,6 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The user of the bootstrap token.
 const BOOTSTRAP_USER: &str = "system:bootstrap:abcdef";
 
 /// Validity of certificates after signing; the signer backdates their beginning by five minutes.

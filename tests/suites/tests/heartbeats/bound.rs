@@ -22,7 +22,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// The account of [`DAEMON_SET`].
 const ACCOUNT: &str = "keelson-agent";
 
 /// The status of a response; 200 for every success.

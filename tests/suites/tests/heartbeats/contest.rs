@@ -49,7 +49,6 @@ async fn contested(cluster: &Cluster, name: &str, status: &str) -> Result<String
     condition.reason.context("no reason")
 }
 
-/// Renews a Lease, also while another process does.
 async fn renew_for_ever(cluster: &Cluster, name: &str) -> Result<()> {
     loop {
         let now = jiff::Timestamp::now();

@@ -6,7 +6,6 @@ use keelson_cluster::kube::{AuditEvent, Cluster};
 use keelson_harness::agent::Settings;
 use serde_json::{Value, json};
 
-/// The conditions in the body of a status write.
 fn conditions(write: &AuditEvent) -> Result<Vec<Value>> {
     let body = write.body.as_ref().context("the audit log has bodies")?;
     Ok(body["status"]["conditions"].as_array().cloned().unwrap_or_default())

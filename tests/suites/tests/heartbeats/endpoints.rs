@@ -84,7 +84,6 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     ensure!(in_words(&told) == ["False EndpointsSynced"], "a first start said {told:#?}");
     drop(versions);
 
-    // A restart changes nothing.
     for way in ["Killed", "Terminated"] {
         let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
         match way {

@@ -167,7 +167,6 @@ impl Rig {
         }
     }
 
-    /// Its requests to the API server.
     pub(crate) fn asked(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
         cluster.api.audit(|event| event.user == self.identity.user())
     }
@@ -186,7 +185,6 @@ impl Rig {
         Ok(!(1.0..9.0).contains(&age))
     }
 
-    /// Number of successful renewals.
     pub(crate) fn renewals(&self, cluster: &Cluster) -> Result<usize> {
         let all = self.lease_requests(cluster)?;
         Ok(all.iter().filter(|event| event.verb == "patch" && event.code == Some(200)).count())
@@ -198,7 +196,6 @@ impl Rig {
         Ok(all)
     }
 
-    /// Waits for this number of further renewals.
     pub(crate) async fn renewed(&self, cluster: &Cluster, more: usize) -> Result<()> {
         let wanted = self.renewals(cluster)? + more;
         soon(&format!("{} more renewals of {}", more, self.lease()), || async {
@@ -286,7 +283,6 @@ impl Rig {
     }
 }
 
-/// Creates a Node, as a kubelet does.
 pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
     let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")
@@ -318,7 +314,6 @@ pub(crate) fn pauses(events: &[AuditEvent]) -> Vec<f64> {
     pairs.map(|pair| pair[1].received.duration_since(pair[0].ended).as_secs_f64()).collect()
 }
 
-/// Verb and code of each request, such as `patch 200`.
 pub(crate) fn short(events: &[AuditEvent]) -> Vec<String> {
     events.iter().map(|event| format!("{} {}", event.verb, event.code.unwrap_or_default())).collect()
 }

@@ -138,7 +138,6 @@ fn is_idle(event: &AuditEvent) -> bool {
         && status.is_some_and(|all| all.keys().all(|key| key.ends_with("conditions")))
 }
 
-/// Checks that a change is reported once.
 fn one_report(cluster: &Cluster, user: &str, from: Timestamp, what: &str) -> Result<()> {
     let reports: Vec<_> = since(cluster, user, from)?
         .into_iter()

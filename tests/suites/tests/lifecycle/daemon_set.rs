@@ -48,7 +48,6 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The shipped documents for this node.
     fn manifest(&self) -> Result<String> {
         let mut documents: Vec<Value> = serde_saphyr::from_multiple(MANIFEST).context("no YAML")?;
         let [settings, set] = &mut documents[..] else { anyhow::bail!("the manifest has two documents") };

@@ -64,7 +64,7 @@ impl Site {
     }
 
     /// Creates pods one by one, each with a separate image whose layers the registry holds, and ends the agent with
-    /// `how` while some are being pulled and some wait. At the end the registry releases everything.
+    /// `end` while some are being pulled and some wait. At the end the registry releases everything.
     async fn begin_pods(
         &mut self,
         shared: &Shared,

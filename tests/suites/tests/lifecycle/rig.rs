@@ -134,7 +134,6 @@ pub(crate) async fn well(agent: &Agent) -> Result<()> {
     .await
 }
 
-/// Reports a condition through the agent.
 pub(crate) async fn set_condition(agent: &Agent, kind: &str, status: &str, reason: &str) -> Result<()> {
     let set = ["node", "set-condition", kind, status, "--reason", reason];
     agent.keelson(&set).await?.success().map(drop)

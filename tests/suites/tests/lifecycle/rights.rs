@@ -54,7 +54,6 @@ fn documents(manifest: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(manifest).context("the manifest is no YAML")
 }
 
-/// Every verb on every resource of the manifest.
 fn rights(documents: &[Value]) -> Vec<Right> {
     let mut rights = Vec::new();
     for (document, value) in documents.iter().enumerate() {
@@ -187,7 +186,6 @@ async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a user may list this path.
 async fn knows_list(identity: &Identity, path: &str) -> Result<()> {
     let client = identity.client().await?;
     eventually(PATIENCE, &format!("{} may list {path}", identity.user()), || async {

@@ -119,7 +119,6 @@ impl Stage {
         self.make_pod_in("default", name, image, None).await
     }
 
-    /// Creates a pod, optionally with a pull Secret.
     pub(crate) async fn make_pod_in(
         &self,
         namespace: &str,

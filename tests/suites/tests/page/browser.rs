@@ -62,7 +62,6 @@ impl Browser {
         call(Method::POST, &format!("{}/url", self.session), &json!({ "url": url })).await.map(drop)
     }
 
-    /// The value of a JavaScript expression in the page.
     pub(crate) async fn eval(&self, expression: &str) -> Result<Value> {
         let body = json!({ "script": format!("return ({expression});"), "args": [] });
         call(Method::POST, &format!("{}/execute/sync", self.session), &body).await

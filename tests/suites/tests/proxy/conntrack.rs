@@ -22,7 +22,6 @@ fn udp(case: &Case, n: u8) -> Value {
     udp
 }
 
-/// The port of slices for it.
 fn served(number: u16) -> [Value; 1] {
     [port("dns", number, Transport::Udp)]
 }
@@ -52,7 +51,6 @@ async fn answered_by(flow: &mut Flow, want: SocketAddr) -> Result<()> {
     }
 }
 
-/// Waits until another endpoint answers a flow.
 async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> {
     let flow = tokio::sync::Mutex::new(flow);
     case.soon("the flow goes to another endpoint", || async {

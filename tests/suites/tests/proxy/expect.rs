@@ -12,11 +12,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Timeout of a response.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Time without a response after which a request counts as dropped: a hundred times the usual latency.
 const SILENCE: Duration = Duration::from_millis(700);
-/// Number of requests that must be dropped.
 const SILENT: usize = 3;
 /// Number of concurrent checks of a table.
 const BESIDE: usize = 12;
@@ -78,7 +76,6 @@ impl Case {
     }
 }
 
-/// The expected outcome of requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Want {
     /// Exactly these answer, each of them at least once, and see a masqueraded source or not.
@@ -216,7 +213,6 @@ impl Case {
         self.wait_for(self.v(n)).await
     }
 
-    /// Waits until the target answers, in each of its families.
     pub(crate) async fn wait_for(&self, target: Target) -> Result<()> {
         for family in target.families {
             let to = target.at(*family);

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 /// Port of the proxy's own health.
 const HEALTH: u16 = 10256;
 
-/// A Service with this health check node port.
 fn checked(case: &Case, n: u8) -> Value {
     json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": case.node_port(n)})
 }
@@ -24,7 +23,6 @@ async fn ask(case: &Case, family: Family, port: u16, path: &str) -> Result<Answe
     http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await
 }
 
-/// Whether nothing listens there, in both families.
 async fn closed(case: &Case, port: u16) -> Result<()> {
     for family in Family::BOTH {
         let answer = ask(case, family, port, "/").await;

@@ -11,7 +11,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 const LOOPBACK: Dual = Dual { v4: Ipv4Addr::LOCALHOST, v6: Ipv6Addr::LOCALHOST };
 
-/// A Service with node port 1 and R1.
 async fn with_node_port(number: u8, setup: Setup) -> Result<(Case, Want)> {
     let case = Case::new(number, setup).await?;
     case.make("svc", 1, &json!({"type": "NodePort"})).await?;

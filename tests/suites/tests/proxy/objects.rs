@@ -57,13 +57,11 @@ impl Ep {
         self.conditions(false, false, true)
     }
 
-    /// With hints for these zones.
     pub(crate) fn zones(self, zones: &[&str]) -> Self {
         let zones: Vec<Value> = zones.iter().map(|zone| json!({"name": zone})).collect();
         self.hint("forZones", &zones)
     }
 
-    /// With hints for these nodes.
     pub(crate) fn nodes(self, nodes: &[&str]) -> Self {
         let nodes: Vec<Value> = nodes.iter().map(|node| json!({"name": node})).collect();
         self.hint("forNodes", &nodes)
@@ -83,7 +81,6 @@ impl Ep {
         self
     }
 
-    /// Its entry in a slice.
     pub(crate) fn object(&self, family: Family) -> Value {
         let mut object = json!({"addresses": [self.at.of(family)], "conditions": {"ready": true}});
         if let Some(node) = &self.node {
@@ -101,13 +98,11 @@ pub(crate) fn port(name: &str, number: u16, transport: Transport) -> Value {
     json!({"name": name, "protocol": transport.name(), "port": number})
 }
 
-/// The usual port of a slice.
 pub(crate) fn at_8080() -> Vec<Value> {
     vec![port("http", 8080, Transport::Tcp)]
 }
 
 impl Case {
-    /// V of the case's Service with this number.
     pub(crate) fn v_address(&self, n: u8) -> Dual {
         let last = u16::from_be_bytes([self.number(), n]);
         Dual {
@@ -176,7 +171,6 @@ impl Case {
         Ok(())
     }
 
-    /// Sets the load balancer status.
     pub(crate) async fn ingress(&self, name: &str, ingress: &[Value]) -> Result<()> {
         let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
         self.writer.patch(Kind::Service, &format!("{name}/status"), &status).await.map(drop)

@@ -39,7 +39,6 @@ pub(crate) enum Setup {
     NodePortsListed,
     /// Node ports on all nodes' networks, only of IPv4.
     NodePortsV4,
-    /// Node ports on all addresses.
     NodePortsAll,
     /// Like `Plain`, on a node whose Node object a test changes. One test at a time, with [`Case::alone`].
     OwnNode,
@@ -87,7 +86,6 @@ pub(crate) async fn shared() -> Result<&'static Shared> {
         .await
 }
 
-/// A world with a proxy.
 pub(crate) struct Bench {
     pub(crate) setup: Setup,
     pub(crate) world: World,
@@ -114,7 +112,6 @@ impl Bench {
     }
 }
 
-/// Creates a node in zone a if necessary.
 async fn make_node(shared: &Shared, name: &str) -> Result<()> {
     let writer = Writer::new(&shared.cluster.admin, "default").await?;
     let labels = json!({"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": name});

@@ -11,7 +11,6 @@ use keelson_harness::scratch::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-/// The agent's account.
 const ACCOUNT: &str = "keelson-agent";
 /// kube-proxy's rights for its service account, if it is not `system:kube-proxy`.
 const NODE_PROXIER: &str = "\
@@ -22,7 +21,6 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:n
 subjects: [{kind: ServiceAccount, name: kube-proxy, namespace: kube-system}]
 ";
 
-/// The CIDRs of all addresses.
 const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
 /// The sync period of proxies with retries: a family is unhealthy after two of them.
 pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";

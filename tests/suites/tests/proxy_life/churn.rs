@@ -177,7 +177,6 @@ impl Moving {
     }
 }
 
-/// Checks which versions the kernel has.
 fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> JoinHandle<Result<usize>> {
     let (world, moving, stop) = (world.clone(), moving.to_vec(), stop.clone());
     std::thread::spawn(move || {

@@ -21,7 +21,6 @@ use std::net::{IpAddr, SocketAddr};
 /// Key and value of an element; fields of a concatenation follow each other.
 type Element = (Vec<String>, Vec<String>);
 
-/// The name of a family in `nft`.
 pub(crate) fn nft_family(family: Family) -> &'static str {
     match family {
         Family::V4 => "ip",
@@ -33,9 +32,7 @@ pub(crate) fn nft_family(family: Family) -> &'static str {
 #[derive(Debug, Default)]
 struct Table {
     sets: BTreeMap<String, Vec<Element>>,
-    /// The expressions of each chain's rules.
     chains: BTreeMap<String, Vec<Value>>,
-    /// The hooks of base chains.
     hooks: BTreeMap<String, String>,
 }
 
@@ -272,7 +269,6 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
     Ok(meaning)
 }
 
-/// Fails unless the kernel has this meaning.
 pub(crate) fn is(namespace: &Namespace, family: Family, wanted: &Meaning) -> Result<()> {
     let found = meaning(namespace, family)?;
     if &found == wanted {

@@ -11,7 +11,6 @@ use keelson_harness::util::Seeded;
 use rand::RngExt as _;
 use std::time::Duration;
 
-/// Number of kills.
 const KILLS: usize = 36;
 /// Changes per second.
 const RATE: u32 = 50;

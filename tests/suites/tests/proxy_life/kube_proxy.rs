@@ -16,7 +16,6 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// The agent's account.
 const ACCOUNT: &str = "keelson-agent";
 
 /// Time without a response after which a request counts as dropped.
@@ -33,7 +32,6 @@ async fn make_node(cluster: &Cluster) -> Result<()> {
     writer.patch(Kind::Node, &format!("{NODE_NAME}/status"), &status).await.map(drop)
 }
 
-/// Creates Services.
 async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     for service in services {
         let [service, slice] = service.objects();
@@ -43,7 +41,6 @@ async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     Ok(())
 }
 
-/// Changes the endpoints of Services.
 async fn change(
     writer: &Writer,
     services: &mut [Service],
@@ -125,7 +122,6 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     let old = stage.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
 
-    // Keelson in addition.
     let identity = cluster.companion(&stage.scratch, ACCOUNT, NODE_NAME).await?;
     stage.agent.configure(
         &Settings::new()
@@ -142,7 +138,6 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     let left = stage.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(left, Outcome::Answered { by, .. } if deleted.endpoints.contains(&by)), "{left:?}");
 
-    // Removes kube-proxy's rules.
     stage.cleanup(&["--kube-proxy"]).await?;
     ensure!(!tables(&stage)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&stage)?);
     answered(&stage, &services).await.context("without a kube-proxy's tables")?;

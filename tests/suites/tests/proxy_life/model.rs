@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub(crate) const NODE_NAME: &str = "node";
-/// The port of every Service.
 pub(crate) const PORT: u16 = 80;
 
 /// A destination of packets to a Service: an address, or None for a node port; the protocol; the port.
@@ -79,7 +78,6 @@ impl Service {
         }
     }
 
-    /// Service and slice.
     pub(crate) fn objects(&self) -> [Value; 2] {
         let ports = |number: u16, own: bool| {
             let one = |transport: &Transport| {
@@ -121,7 +119,6 @@ impl Service {
         ]
     }
 
-    /// The endpoints that its frontends must lead to.
     pub(crate) fn meaning(&self) -> Meaning {
         let mut all = Meaning::new();
         for transport in &self.transports {
@@ -136,7 +133,6 @@ impl Service {
     }
 }
 
-/// The meaning of all of these in one family.
 pub(crate) fn meaning<'a>(services: impl IntoIterator<Item = &'a Service>, family: Family) -> Meaning {
     services.into_iter().filter(|service| service.family == family).flat_map(Service::meaning).collect()
 }

@@ -18,7 +18,6 @@ const SERVICES: u16 = 500;
 const RATE: u32 = 100;
 /// Minimum number of reads, one after the other.
 const READS: usize = 5;
-/// Number of single changes.
 const ALONE: usize = 3;
 /// The longest period that kube-proxy has by default.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -34,7 +34,6 @@ impl Manifests {
         fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
     }
 
-    /// Writes a Service into a separate file.
     pub(crate) fn service(&self, service: &Service) -> Result<()> {
         self.put(&service.name, &service.objects())
     }
@@ -65,7 +64,6 @@ impl Stage {
         Self::with(|options| options.set("proxy.sync_period", "1s"))
     }
 
-    /// With changed settings of the proxy.
     pub(crate) fn with(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
         let manifests = Manifests(scratch.dir("manifests")?);
@@ -128,7 +126,6 @@ impl Stage {
         .with_context(|| self.logs())
     }
 
-    /// The end of the logs of agent and proxy.
     pub(crate) fn logs(&self) -> String {
         let tail = |log: Result<String>| {
             let log = log.unwrap_or_default();
@@ -144,7 +141,6 @@ impl Stage {
         Ok(told.out.lines().map(str::to_owned).collect())
     }
 
-    /// `keelson proxy --print` with the proxy's settings.
     pub(crate) async fn print(&self) -> Result<String> {
         Ok(self.proxy_command(&["--print"]).await?.success()?.out)
     }

@@ -38,7 +38,6 @@ shift 2
 exec "$@"
 "#;
 
-/// The rights of a process.
 struct Rights {
     user: u32,
     /// Such as `net_admin`.
@@ -111,7 +110,6 @@ fn capabilities<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<BTreeSet
     Ok(all)
 }
 
-/// A proxy with few rights.
 struct Poor {
     stage: Stage,
     folder: PathBuf,

@@ -22,7 +22,6 @@ const IN_A_FLOW: Duration = Duration::from_millis(100);
 /// busy machine, and no sign of missing rules, which many connections would meet.
 const SENT_AGAIN: u64 = 200;
 
-/// Shared by the clients.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
@@ -65,7 +64,6 @@ impl Traffic {
         Ok(traffic)
     }
 
-    /// Without clients.
     pub(crate) fn none(world: &Arc<World>) -> Result<Self> {
         let sent_again = sent_again(world)?;
         let (shared, clients, tasks) = (Arc::default(), Vec::new(), JoinSet::new());
@@ -159,7 +157,6 @@ impl Traffic {
         self.shared.well()
     }
 
-    /// Fails if a client has failed.
     pub(crate) fn well(&self) -> Result<()> {
         self.shared.well()
     }

@@ -18,7 +18,6 @@ on_both_runtimes!(case_16_errors_are_the_runtimes_own);
 
 on_crio!(case_16_errors_are_the_runtimes_own,);
 
-/// The parts of an error that a caller sees.
 fn seen(status: &Status) -> (Code, String, Vec<u8>) {
     (status.code(), status.message().to_owned(), status.details().to_vec())
 }

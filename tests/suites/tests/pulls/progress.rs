@@ -54,7 +54,7 @@ async fn progress_is_seen_and_only_grows(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// Collects the progress of a pull, from when its size is known until `done`.
+/// Collects the progress of a pull, from when its size is known until `enough`.
 async fn watch(
     rig: &Rig,
     name: &str,

@@ -16,7 +16,6 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 
 pub(crate) struct Rig {
-    /// A connection to the agent.
     pub(crate) cri: Cri,
     pub(crate) agent: Agent,
     pub(crate) node: Node,
@@ -30,7 +29,6 @@ impl Rig {
         Self::before(Node::start(kind).await?, settings).await
     }
 
-    /// With these settings of the runtime.
     pub(crate) async fn start_with(kind: Kind, options: &Options, settings: &Settings) -> Result<Self> {
         Self::before(Node::start_with(kind, Access::Anonymous, options).await?, settings).await
     }
@@ -55,7 +53,6 @@ impl Rig {
         self.node.proxy.records()
     }
 
-    /// The request for this image.
     pub(crate) fn ask(&self, image: &Image) -> Pull {
         Pull::new(&self.node.name(image))
     }
@@ -80,12 +77,10 @@ impl Rig {
         Ok(going)
     }
 
-    /// Holds the layers of this image at the registry.
     pub(crate) fn hold(&self, image: &Image) -> RuleId {
         self.node.proxy.rule(Match::layers().repo(&image.repo), Fault::Hang)
     }
 
-    /// Holds the layers of each of these images.
     pub(crate) fn hold_each(&self, images: &[Image]) -> Vec<RuleId> {
         images.iter().map(|image| self.hold(image)).collect()
     }
@@ -98,7 +93,6 @@ impl Rig {
         see(&self.agent, what, holds).await
     }
 
-    /// Waits until the agent serves this number of callers.
     pub(crate) async fn callers(&self, count: u32) -> Result<Pulls> {
         self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
     }
@@ -159,7 +153,6 @@ pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> boo
     .await
 }
 
-/// Waits for pulls that must succeed with their images.
 pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
     for (going, image) in going.into_iter().zip(images) {
         let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
@@ -171,7 +164,6 @@ pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: 
     Ok(())
 }
 
-/// The agent's view of pulls: `/debug/pulls`.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Pulls {
     pub(crate) limit: Limit,

@@ -31,7 +31,6 @@ type Answer<T> = Result<Response<T>, Status>;
 struct Scripted {
     name: &'static str,
     status: Status,
-    /// Number of pulls requested.
     asked: Arc<AtomicUsize>,
     gate: watch::Receiver<bool>,
 }

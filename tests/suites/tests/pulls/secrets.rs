@@ -161,7 +161,6 @@ stringData: {password: "broken-secret-e0b9", token: "#,
     ),
 ];
 
-/// The secrets of [`MANIFESTS`].
 const IN_MANIFESTS: [&str; 3] = ["annotation-secret-8d41", "manifest-secret-52c7", "broken-secret-e0b9"];
 
 async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {

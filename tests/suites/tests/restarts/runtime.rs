@@ -34,7 +34,6 @@ pub(crate) struct SlowRuntime {
 #[derive(Clone)]
 struct Shared {
     open: watch::Sender<bool>,
-    /// Pods that are being started.
     starting: watch::Sender<usize>,
 }
 
@@ -51,7 +50,6 @@ impl SlowRuntime {
         format!("unix://{}", self.socket.display())
     }
 
-    /// Waits until this number of pods are being started.
     pub(crate) async fn starting(&self, count: usize) -> Result<()> {
         self.shared.starting.subscribe().wait_for(|starting| *starting == count).await?;
         Ok(())

@@ -27,7 +27,6 @@ fn nothing_was_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
     Ok(())
 }
 
-/// Checks the order of the queue.
 async fn order_is(rig: &Rig, images: &[Image]) -> Result<()> {
     let mut queued = rig.pulls().await?.pulls;
     queued.retain(|pull| pull.position > 0);

@@ -16,14 +16,12 @@ fn short(of: &[(&str, String)]) -> Short {
     of.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
 }
 
-/// Fails unless these are the relevant Services.
 fn services(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
     let found = truth.services(&world.namespace())?;
     ensure!(found == short(expected), "Services are {found:?}");
     Ok(())
 }
 
-/// Fails unless these are the slices.
 fn slices(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
     let found = truth.slices(&world.namespace())?;
     ensure!(found == short(expected), "slices are {found:?}");

@@ -27,7 +27,6 @@ use tokio::sync::watch;
 use crate::truth::Collector;
 use crate::world::{Running, World, number};
 
-/// The account of `COMPANION`.
 const ACCOUNT: &str = "keelson-agent";
 
 /// A cluster with the rights of companions.
@@ -54,7 +53,6 @@ impl Shared {
     }
 }
 
-/// A namespace of the test.
 pub(crate) struct InCluster {
     pub(crate) shared: Arc<Shared>,
     number: usize,
@@ -77,7 +75,6 @@ impl InCluster {
         &self.shared.cluster.admin
     }
 
-    /// Starts a source with this kubeconfig.
     pub(crate) fn start_by(&self, kubeconfig: &Path, sink: &Arc<Collector>) -> (ApiServer, Running) {
         let source = ClusterSource::Kubeconfig { path: kubeconfig.to_owned(), context: None };
         // A short timeout for unanswered requests.

@@ -18,7 +18,6 @@ use crate::world::{World as _, run, so};
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-/// Checks the names of the test's Services and slices.
 fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
     let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
     let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();

@@ -35,7 +35,6 @@ macro_rules! named {
 
 named!(Service, EndpointSlice, ServiceCidr);
 
-/// The state of a kind.
 #[derive(Debug)]
 pub(crate) struct Known<T> {
     pub(crate) objects: BTreeMap<String, T>,
@@ -45,7 +44,6 @@ pub(crate) struct Known<T> {
     unknown: bool,
     /// Set by the sink itself.
     forgotten: bool,
-    /// Number of complete listings so far.
     pub(crate) listings: usize,
     /// Names of all objects ever received.
     pub(crate) ever: BTreeSet<String>,
@@ -167,7 +165,6 @@ impl Truth {
         })
     }
 
-    /// ServiceCIDRs with this name prefix.
     pub(crate) fn cidrs(&self, prefix: &str) -> Result<Short> {
         let of = format!("/{prefix}");
         self.cidrs.short(&of, |cidr| Some(cidr.spec.clone().unwrap_or_default().cidrs.join(",")))
@@ -243,7 +240,6 @@ impl Collector {
         locked(&self.truth)
     }
 
-    /// Forgets all Services and slices.
     pub(crate) fn forget(&self) {
         let mut truth = self.truth();
         truth.services.forget();

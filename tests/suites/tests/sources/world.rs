@@ -38,7 +38,6 @@ pub(crate) trait World: Sized {
     /// Its unique number: used in cluster IPs (`10.96.NUMBER.0`), and in names.
     fn number(&self) -> usize;
 
-    /// Creates or replaces an object.
     async fn put(&self, object: &Value) -> Result<()>;
 
     async fn put_all(&self, objects: &[Value]) -> Result<()> {
@@ -60,7 +59,6 @@ pub(crate) trait World: Sized {
         format!("node-{}", self.number())
     }
 
-    /// A cluster IP of the test.
     fn ip(&self, n: u8) -> String {
         format!("10.96.{}.{n}", self.number())
     }

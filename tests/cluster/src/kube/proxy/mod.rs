@@ -117,7 +117,6 @@ impl ApiProxy {
         self.shared.records.all().into_iter().filter(filter).collect()
     }
 
-    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -150,7 +149,6 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) {
     }
 }
 
-/// One client connection.
 struct Connection {
     number: usize,
     shared: Arc<Shared>,
@@ -273,7 +271,6 @@ impl Connection {
         onward
     }
 
-    /// Closes the connection, which drops this future.
     async fn closed(&self, ticket: Ticket) -> Response<AnyBody> {
         ticket.end(Outcome::Broken);
         self.close.send_replace(true);
@@ -314,7 +311,6 @@ fn answer_with(ticket: &Ticket, code: u16, body: String, headers: &[(String, Str
     response
 }
 
-/// Passes a response on.
 fn pass(ticket: Ticket, answer: Response<Incoming>) -> Response<AnyBody> {
     let (head, body) = answer.into_parts();
     ticket.answered(head.status.as_u16());

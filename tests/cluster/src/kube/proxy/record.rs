@@ -27,7 +27,6 @@ pub struct ApiSeen {
     /// Bytes of the response body sent so far.
     pub response_bytes: u64,
     pub started: Instant,
-    /// When the response began.
     pub answered: Option<Instant>,
     pub finished: Option<Instant>,
     pub outcome: Outcome,

@@ -31,7 +31,6 @@ impl ApiMatch {
         Self::path_if(move |path| path.contains(&part))
     }
 
-    /// Requests whose path with query matches.
     pub fn path_if(is_so: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         Self { path: Some(Arc::new(is_so)), ..Self::default() }
     }
@@ -65,7 +64,6 @@ pub enum ApiFault {
         /// The body, with the content type of JSON.
         body: String,
     },
-    /// Waits before the request continues.
     Delay(Duration),
     /// Holds the request until the rule is removed; then it continues.
     Hold,
