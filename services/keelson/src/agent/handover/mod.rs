@@ -4,8 +4,9 @@
 //! that starts. Out: listening sockets and pulls are passed to the successor, which needs no disk; what cannot be
 //! passed (calls that pass through, pulls that run in the runtime) continues in the old process until it ends.
 //!
-//! * [`take`]: the side of the agent that starts. * [`offer`]: the socket that every agent listens on. * [`relay`]: the
-//! side of an agent that has a successor.
+//! * [`take`]: the side of the agent that starts.
+//! * [`offer`]: the socket that every agent listens on.
+//! * [`relay`]: the side of an agent that has a successor.
 
 pub(super) mod offer;
 pub(super) mod relay;
