@@ -97,7 +97,7 @@ impl Stage {
         Ok(Self { agent, manifests, tcp, settings, scratch })
     }
 
-    /// The same, with the agent started and a Service [`plain`] named `web`.
+    /// The same, with the agent started and a Service of [`plain`] named `web`.
     pub(crate) async fn started() -> Result<Self> {
         let mut stage = Self::new()?;
         stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
