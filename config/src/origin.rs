@@ -47,7 +47,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Default => f.write_str("default"),
             Self::File { path, line, column } => {
-                f.write_str(&one_line(&path.to_string_lossy()))?;
+                f.write_str(&escaped(&path.to_string_lossy()))?;
                 if *line > 0 {
                     write!(f, ":{line}")?;
                 }
@@ -56,14 +56,14 @@ impl fmt::Display for Origin {
                 }
                 Ok(())
             }
-            Self::Env(name) => write!(f, "environment {}", one_line(name)),
-            Self::Flag(text) => write!(f, "flag {}", one_line(text)),
+            Self::Env(name) => write!(f, "environment {}", escaped(name)),
+            Self::Flag(text) => write!(f, "flag {}", escaped(text)),
         }
     }
 }
 
 /// A problem is one line and an origin may appear in a TOML comment, so control characters are escaped.
-pub(crate) fn one_line(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
             let (escaped, plain) =

@@ -30,7 +30,7 @@ pub(crate) fn toml_value(value: &Json) -> String {
 
 fn file_line(loaded: &Loaded) -> String {
     match &loaded.file {
-        Some(path) => format!("file: {}", crate::origin::one_line(&path.to_string_lossy())),
+        Some(path) => format!("file: {}", crate::origin::escaped(&path.to_string_lossy())),
         None => "file: none read".into(),
     }
 }

@@ -77,7 +77,7 @@ mod tests {
     fn heartbeats_have_the_field_names_of_the_proto_file() {
         let condition = Condition { r#type: "Ready".into(), status: "True".into(), ..Condition::default() };
         let heartbeats = Heartbeats {
-            state: "well".into(),
+            state: "healthy".into(),
             lease: Some(Lease { age_ms: 4, ..Lease::default() }),
             conditions: vec![condition],
             ..Heartbeats::default()

@@ -7,6 +7,7 @@
 #![deny(missing_docs)] // Other projects link this crate.
 
 pub mod backoff;
+pub mod family;
 mod json;
 pub mod names;
 

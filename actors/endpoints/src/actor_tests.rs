@@ -7,7 +7,7 @@ use std::{
 
 use keelson_actor_system::{
     clock::Clock,
-    cluster::ChoreHealth,
+    cluster::JobHealth,
     inspect::{Mailbox, Recorder},
     reports::EndpointsView,
     supervise::{self, PANIC, Restart},
@@ -43,7 +43,7 @@ impl Publisher {
     fn with(store: Arc<dyn StateStore>, capacity: usize, marker: Option<Marker>) -> Self {
         let (published, shown) = watch::channel(None);
         let history = History::new(1000, 10_000);
-        let (endpoints_view, view) = watch::channel(EndpointsView::Off);
+        let (endpoints_view, view) = watch::channel(EndpointsView::Disabled);
         let (changes, changed) = watch::channel(0);
         let metrics = EndpointMetrics::default();
         let recorder = Recorder::new("EndpointPublisher", capacity);
@@ -80,7 +80,7 @@ impl Publisher {
     }
 
     fn stale(&self) -> bool {
-        self.shown().is_some_and(|shown| shown.freshness != Freshness::Current)
+        self.shown().is_some_and(|shown| shown.freshness != Freshness::Synced)
     }
 
     async fn say(&self, event: SourceEvent) -> Answer {
@@ -111,7 +111,7 @@ impl Publisher {
     async fn current(&self) {
         let mut published = self.feed.published.clone();
         let current = |shown: &Option<Arc<Published>>| {
-            shown.as_ref().is_some_and(|shown| shown.freshness == Freshness::Current)
+            shown.as_ref().is_some_and(|shown| shown.freshness == Freshness::Synced)
         };
         published.wait_for(current).await.expect("the publisher lives");
     }
@@ -156,7 +156,7 @@ fn what_sources_say_is_published_and_outlives_the_process_in_any_store() {
             assert_eq!((publisher.id(), publisher.stale()), (id, true));
             let restored = publisher.shown().expect("published");
             assert!(restored.services == shown.services && restored.node == shown.node);
-            assert_eq!(*publisher.view.borrow(), EndpointsView::Current);
+            assert_eq!(*publisher.view.borrow(), EndpointsView::Synced);
             let services: Vec<Service> = services.into_iter().chain([named("late")]).collect();
             publisher.tell_all(&services, &slices).await;
             publisher.current().await;
@@ -333,7 +333,7 @@ fn restarts_and_shows_the_same(reason: &str) {
         // An event sent during the restart waits for it.
         assert_eq!(publisher.put(&named("new")).await, Answer::ListAgain);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
-        assert_eq!(*publisher.view.borrow(), EndpointsView::Current);
+        assert_eq!(*publisher.view.borrow(), EndpointsView::Synced);
         publisher.say(SourceEvent::Services(listing(&services))).await;
         publisher.say(SourceEvent::EndpointSlices(listing(&[]))).await;
         publisher.say(SourceEvent::ServiceCidrs(listing(&[]))).await;
@@ -412,14 +412,14 @@ fn people_and_scrapers_see_how_it_fares() {
             .ask(ListServices { namespace: String::new(), max: 9 })
             .await
             .expect("it answers");
-        assert_eq!((&*state.state, state.rev), ("waiting", 0));
+        assert_eq!((&*state.state, state.rev), ("pending", 0));
         publisher.tell_all(&many(3), &[http("a", "L1").of("ns", "s0001").build()]).await;
-        publisher.say(SourceEvent::Health(SourceKind::Services, ChoreHealth::Well)).await;
+        publisher.say(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
         publisher.reaches(1).await;
         assert_eq!(publisher.mailbox.ask(EndpointsCount {}).await.expect("it answers"), 3);
         let state =
             publisher.mailbox.ask(ListServices { namespace: "ns".into(), max: 2 }).await.expect("it answers");
-        assert_eq!((&*state.state, state.rev, state.list.len()), ("current", 1, 2));
+        assert_eq!((&*state.state, state.rev, state.list.len()), ("synced", 1, 2));
         assert_eq!((state.events, state.revisions, state.endpoints), (5, 1, 1), "the Node counts too");
         let name = ServiceName::new("ns", "s0001");
         let why =
@@ -427,14 +427,14 @@ fn people_and_scrapers_see_how_it_fares() {
         assert!(why.served && why.rev == 1);
         let text = publisher.mailbox.ask(InspectEndpoints {}).await.expect("it answers");
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!((&json["state"], &json["sources"][0]["health"]), (&"current".into(), &"well".into()));
+        assert_eq!((&json["state"], &json["sources"][0]["health"]), (&"synced".into(), &"healthy".into()));
         let metrics = &publisher.metrics;
         assert_eq!((metrics.services.get(), metrics.endpoints.get(), metrics.rev.get()), (3, 1, 1));
         assert_eq!((metrics.stale.get(), metrics.durable.get(), metrics.computed.get()), (0, 1, 3));
         let slices = Resource { resource: "endpointslices" };
         assert_eq!(metrics.objects.get(&slices).map(|objects| objects.get()), Some(1));
         assert_eq!(metrics.synced.get(&slices).map(|synced| synced.get()), Some(1));
-        let failing = ChoreHealth::Failing { reason: "gone".into(), since_unix_ms: 5, refused: false };
+        let failing = JobHealth::Failing { reason: "gone".into(), since_unix_ms: 5, refused: false };
         publisher.say(SourceEvent::Health(SourceKind::Services, failing)).await;
         assert_eq!((metrics.stale.get(), publisher.stale()), (1, true));
         assert!(publisher.mailbox.recorder().overview().summary.ends_with("stale: services: gone"));

@@ -28,7 +28,7 @@ pub struct Item {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Freshness {
     /// As far as known.
-    Current,
+    Synced,
     /// The source is unavailable or not synced: this is the last known state.
     Stale {
         /// A sentence that does not change while nothing changes.

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use futures_util::future::BoxFuture;
-use keelson_actor_system::{cluster::ChoreHealth, inspect::ActorMessage};
+use keelson_actor_system::{cluster::JobHealth, inspect::ActorMessage};
 
 pub use keelson_proto::{
     kubernetes::{EndpointSlice, Service, ServiceCidr},
@@ -95,7 +95,7 @@ pub enum SourceEvent {
     EndpointSlices(Vec<Seen<EndpointSlice>>),
     ServiceCidrs(Vec<Seen<ServiceCidr>>),
     Node(NodeView),
-    Health(SourceKind, ChoreHealth),
+    Health(SourceKind, JobHealth),
 }
 
 impl actix::Message for SourceEvent {

@@ -1,7 +1,7 @@
 //! The API server, as the actors need it.
 //!
 //! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, their parameters and
-//! results, and [`ChoreHealth`], the status of an actor that needs the API server.
+//! results, and [`JobHealth`], the status of an actor that needs the API server.
 //! In: calls from the LeaseRenewer and the StatusReporter. Out: results; an error names the server and has a kind, so
 //! that decisions do not parse text. No method waits forever: a request without a response in time fails with
 //! [`ApiErrorKind::Timeout`]. Dropping a returned future cancels the call.
@@ -241,10 +241,10 @@ pub trait PodEventApi: Send + Sync + 'static {
 
 /// Status of an actor that needs the API server, for `/readyz` and the debug API.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum ChoreHealth {
+pub enum JobHealth {
     #[default]
-    Starting,
-    Well,
+    Pending,
+    Healthy,
     Failing {
         reason: String,
         /// Unix milliseconds of the first failure in a row.
@@ -254,11 +254,11 @@ pub enum ChoreHealth {
     },
 }
 
-impl fmt::Display for ChoreHealth {
+impl fmt::Display for JobHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Starting => f.write_str("starting"),
-            Self::Well => f.write_str("well"),
+            Self::Pending => f.write_str("pending"),
+            Self::Healthy => f.write_str("healthy"),
             Self::Failing { reason, .. } => write!(f, "failing: {reason}"),
         }
     }

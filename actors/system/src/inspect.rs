@@ -149,7 +149,7 @@ pub enum Status {
     Failing,
     Stopped,
     /// Not started, because what it requires is not configured.
-    Off,
+    Disabled,
 }
 
 impl Status {
@@ -161,7 +161,7 @@ impl Status {
             Self::Restarting => "restarting",
             Self::Failing => "failing",
             Self::Stopped => "stopped",
-            Self::Off => "off",
+            Self::Disabled => "disabled",
         }
     }
 }
@@ -241,7 +241,7 @@ impl Recorder {
                 let reason = notes.summary.clone();
                 Some(Failure { reason, since_unix_ms: 0, next_try_unix_ms: i64::MAX })
             }
-            Status::Starting | Status::Running | Status::Off => None,
+            Status::Starting | Status::Running | Status::Disabled => None,
         }
     }
 

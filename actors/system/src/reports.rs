@@ -85,12 +85,12 @@ pub enum StaleCause {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum EndpointsView {
     #[default]
-    Off,
+    Disabled,
     /// No status yet: the condition of the Node is not changed.
-    Starting,
+    Pending,
     /// No client is connected, so the API server is not watched.
     NotWatched,
-    Current,
+    Synced,
     /// The endpoints are the last synced ones.
     Stale {
         cause: StaleCause,

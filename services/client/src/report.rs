@@ -71,7 +71,7 @@ impl Reporter {
     /// # Errors
     /// No answer within 5 s, or the agent refuses it. A backend works without, and the next report reconnects.
     pub async fn report(&mut self, mut backend: Backend) -> Result<Reported, Error> {
-        backend.reason = one_line(&backend.reason);
+        backend.reason = fitting_reason(&backend.reason);
         // Not put back if it fails or is dropped.
         let kept = self.connection.take();
         let told = timeout(DEADLINE, async {
@@ -106,7 +106,7 @@ impl Reporter {
 }
 
 /// A reason on one line, cut to the maximum length.
-fn one_line(reason: &str) -> String {
+fn fitting_reason(reason: &str) -> String {
     let mut line: String = reason.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() > REASON {
         const MORE: &str = "...";
@@ -123,10 +123,10 @@ mod tests {
 
     #[test]
     fn a_reason_is_made_to_fit() {
-        assert_eq!(one_line("netlink: \x1b[1mno\nsuch\tset\n"), "netlink:  [1mno such set");
-        assert_eq!(one_line(&"x".repeat(REASON)).len(), REASON);
+        assert_eq!(fitting_reason("netlink: \x1b[1mno\nsuch\tset\n"), "netlink:  [1mno such set");
+        assert_eq!(fitting_reason(&"x".repeat(REASON)).len(), REASON);
         for text in ["x".repeat(REASON + 1), "\u{20ac}".repeat(REASON)] {
-            let line = one_line(&text);
+            let line = fitting_reason(&text);
             assert!(line.ends_with("...") && (REASON - 3..=REASON).contains(&line.len()), "{}", line.len());
         }
     }

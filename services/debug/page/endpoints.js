@@ -12,7 +12,7 @@ const LIST_MS = 2_000; // Between two lists while Services change.
 const SEARCH_MS = 5_000; // The same while a filter is set: the agent then looks at every Service.
 const TYPING_MS = 250;
 const DETAIL_MS = 2_000;
-const TONES = { current: "good", stale: "bad", waiting: "busy", "not-watched": "" };
+const TONES = { synced: "good", stale: "bad", pending: "busy", "not-watched": "" };
 const SOURCE_TONES = { well: "good", failing: "bad", starting: "busy" };
 
 const expanded = new Map(); // `namespace/name` -> the revision that is shown and when it was asked for.
@@ -33,7 +33,7 @@ const nameOf = (service) => `${service.namespace}/${service.name}`;
 const forAges = (since, clock) => (since ? ` for ${duration(clock.now - since)}` : "");
 
 function showFacts(state, clock) {
-  const calm = state.state === "current" || state.state === "not-watched";
+  const calm = state.state === "synced" || state.state === "not-watched";
   fact("endpoints-state", calm ? statusWord(state.state) : `${statusWord(state.state)}${forAges(state.since_unix_ms, clock)}`, TONES[state.state],
     state.reason,
     state.since_unix_ms ? `since ${moment(state.since_unix_ms)}` : "",
@@ -66,7 +66,7 @@ function updateSource(item, source, clock) {
   const health = partOf(item, "health");
   text(health, statusWord(source.health));
   health.dataset.tone = SOURCE_TONES[source.health] ?? "";
-  const failing = source.health !== "well" && source.since_unix_ms ? `for ${duration(clock.now - source.since_unix_ms)}` : "";
+  const failing = source.health !== "healthy" && source.since_unix_ms ? `for ${duration(clock.now - source.since_unix_ms)}` : "";
   const notes = [plural(source.objects, "object"), source.synced ? "" : "not listed yet", failing, source.reason];
   text(partOf(item, "note"), notes.filter(Boolean).join(" · "));
 }
@@ -310,7 +310,7 @@ export function takeEndpoints(event) {
 export function showEndpoints(clock) {
   if (!last) return;
   const state = last.endpoints;
-  const on = Boolean(state) && state.state !== "off";
+  const on = Boolean(state) && state.state !== "disabled";
   show(byId("endpoints-error"), state ? "" : `Cannot read the service endpoints: ${last.endpoints_error}.`);
   byId("endpoints-off").hidden = !state || on;
   text(byId("endpoints-off-reason"), state && !on ? `Disabled${state.reason ? `: ${state.reason}` : ""}.` : "");

@@ -104,7 +104,7 @@ function updateCondition(row, condition, clock) {
 
 // `clock.now` is the agent's time, `clock.passed` what has passed since the document was made; milliseconds.
 export function showHeartbeats(beats, error, clock) {
-  const on = Boolean(beats) && beats.state !== "off";
+  const on = Boolean(beats) && beats.state !== "disabled";
   show(byId("heartbeats-error"), beats ? "" : `Cannot read the heartbeats: ${error}.`);
   show(byId("heartbeats-off"), beats && !on ? `Disabled${beats.reason ? `: ${beats.reason}` : ""}.` : "");
   byId("heartbeats").hidden = !on;

@@ -299,7 +299,7 @@ function openLinked() {
 
 function updateActor(group, actor) {
   const status = partOf(group, "status");
-  text(status, actor.status === "off" ? "disabled" : actor.status);
+  text(status, actor.status);
   status.dataset.tone = TONES[actor.status] ?? "busy";
   text(partOf(group, "summary"), actor.summary);
   const mailbox = partOf(group, "mailbox");

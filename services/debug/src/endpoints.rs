@@ -91,9 +91,9 @@ pub(crate) async fn explain(
 fn not_there(namespace: &str, name: &str, state: &State) -> ExplainError {
     let because = if state.reason.is_empty() { String::new() } else { format!(": {}", state.reason) };
     match state.state.as_str() {
-        "off" => ExplainError::NotKnown(format!("service endpoints are disabled{because}")),
+        "disabled" => ExplainError::NotKnown(format!("service endpoints are disabled{because}")),
         "not-watched" => ViewError::Unavailable(format!("Services are not watched{because}")).into(),
-        "waiting" => ViewError::Unavailable(format!("no Service is known yet{because}")).into(),
+        "pending" => ViewError::Unavailable(format!("no Service is known yet{because}")).into(),
         _ => ExplainError::NotKnown(format!(
             "neither a Service {namespace}/{name} nor an EndpointSlice of it exists; {} are known",
             state.services
@@ -158,11 +158,11 @@ mod tests {
         };
         let error = |state| not_there("a", "b", &state);
         assert_eq!(
-            error(state("off", "no source")),
+            error(state("disabled", "no source")),
             ExplainError::NotKnown("service endpoints are disabled: no source".into())
         );
         assert_eq!(
-            error(state("waiting", "")),
+            error(state("pending", "")),
             ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
         );
         assert_eq!(
@@ -171,7 +171,7 @@ mod tests {
                 "Services are not watched: no client is connected".into()
             ))
         );
-        for with in ["current", "stale"] {
+        for with in ["synced", "stale"] {
             assert_eq!(
                 error(state(with, "x")),
                 ExplainError::NotKnown(

@@ -147,12 +147,17 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         ..Default::default()
     };
     node::Heartbeats {
-        state: "well".into(),
+        state: "healthy".into(),
         role: "node".into(),
         node_name: "n1".into(),
         server: "https://192.0.2.1:6443".into(),
-        lease: Some(node::Lease { name: "n1".into(), state: "well".into(), age_ms: 4, ..Default::default() }),
-        status: Some(node::Status { state: "well".into(), reports: 2, ..Default::default() }),
+        lease: Some(node::Lease {
+            name: "n1".into(),
+            state: "healthy".into(),
+            age_ms: 4,
+            ..Default::default()
+        }),
+        status: Some(node::Status { state: "healthy".into(), reports: 2, ..Default::default() }),
         conditions: vec![ready],
         credentials: vec![certificate],
         ..Default::default()
@@ -189,7 +194,7 @@ pub(crate) fn endpoints() -> ep::State {
         ..Default::default()
     };
     ep::State {
-        state: "current".into(),
+        state: "synced".into(),
         since_unix_ms: 1_000,
         instance_id: u64::MAX.to_string(),
         rev: 7,

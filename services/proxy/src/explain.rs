@@ -65,8 +65,8 @@ pub enum QuestionError {
 
 impl Target {
     #[must_use]
-    pub const fn family(&self) -> Family {
-        Family::of(&self.address)
+    pub fn family(&self) -> Family {
+        Family::of(self.address)
     }
 }
 

@@ -43,16 +43,7 @@ export function listed(names, most) {
   return more > 0 ? `${first} and ${number(more)} more` : first;
 }
 
-const STATUS_WORDS = {
-  well: "healthy",
-  current: "synced",
-  off: "disabled",
-  starting: "pending",
-  waiting: "pending",
-  "not-watched": "pending",
-};
-
 // A state of the debug API as a status word of the glossary.
 export function statusWord(name) {
-  return STATUS_WORDS[name] ?? String(name);
+  return name === "not-watched" ? "pending" : String(name);
 }

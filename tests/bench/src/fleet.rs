@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use keelson_actor_system::clock::{Clock, unix_ms};
 use keelson_actor_system::cluster::{
-    ApiError, ChoreHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
+    ApiError, JobHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
 };
 use keelson_actor_system::inspect::{Mailbox, Recorder};
 use keelson_actor_system::supervise;
@@ -252,7 +252,7 @@ fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
             may_stand_back: false,
         },
         metrics: LeaseMetrics::default(),
-        health: watch::Sender::new(ChoreHealth::Starting),
+        health: watch::Sender::new(JobHealth::Pending),
         contention: watch::Sender::default(),
         changes: watch::Sender::new(0),
         recorder: recorder.clone(),

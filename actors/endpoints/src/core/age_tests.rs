@@ -40,7 +40,7 @@ fn away(bench: &mut Bench, millis: u64, boot_id: &str) {
 fn stale_since(bench: &Bench) -> Option<i64> {
     match bench.shown.as_ref()?.freshness {
         Freshness::Stale { since_unix_ms, .. } => Some(since_unix_ms),
-        Freshness::Current => None,
+        Freshness::Synced => None,
     }
 }
 
@@ -58,7 +58,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
         away(&mut bench, away_for, boot_id);
         assert_eq!(bench.shown.is_some(), is_served, "{name}");
         let (state, reason, _) = bench.core.standing();
-        assert_eq!(state, if is_served { "stale" } else { "waiting" }, "{name}");
+        assert_eq!(state, if is_served { "stale" } else { "pending" }, "{name}");
         if !is_served {
             assert!(
                 reason.contains("last synced 3days") && reason.contains("max_age_after_boot"),

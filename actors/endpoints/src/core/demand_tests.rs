@@ -34,13 +34,13 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
 
     bench.handle(Event::Client(ClientEvent::Followed));
-    assert_eq!(standing(&bench), "waiting");
+    assert_eq!(standing(&bench), "pending");
     assert!(bench.core.is_stale() && bench.core.is_watched());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a moment says nothing");
     bench.list_cidrs(&[]);
     bench.list_services(&[named("web")]);
     bench.list_slices(&[]);
-    assert_eq!((standing(&bench).as_str(), bench.view.clone()), ("current", Some(EndpointsView::Current)));
+    assert_eq!((standing(&bench).as_str(), bench.view.clone()), ("synced", Some(EndpointsView::Synced)));
     // A restarted actor keeps it.
     bench.restart_actor();
     assert!(bench.core.is_watched());
@@ -79,14 +79,14 @@ fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
     for comes_back in [true, false] {
         bench.view = None;
         bench.restart();
-        assert_eq!(bench.view, Some(EndpointsView::Starting), "what the Node says stays");
+        assert_eq!(bench.view, Some(EndpointsView::Pending), "what the Node says stays");
         assert_eq!(bench.names(), ["ns/web"], "readers are served from disk");
         if comes_back {
             bench.pass(1_000);
             bench.handle(Event::Client(ClientEvent::Followed));
-            assert_eq!(bench.view, Some(EndpointsView::Starting));
+            assert_eq!(bench.view, Some(EndpointsView::Pending));
             bench.tell_all(&[named("web")], &[]);
-            assert_eq!(bench.view, Some(EndpointsView::Current));
+            assert_eq!(bench.view, Some(EndpointsView::Synced));
         } else {
             bench.pass(10_000);
             assert_eq!(bench.view, Some(EndpointsView::NotWatched));

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use humantime::format_duration;
 use keelson_actor_system::{
     clock::Now,
-    cluster::ChoreHealth,
+    cluster::JobHealth,
     reports::{EndpointsView, StaleCause},
 };
 use keelson_proto::localnetv1::NodeInfo;
@@ -36,8 +36,8 @@ impl Core {
     pub(super) fn failing(&self) -> Option<(SourceKind, &str, i64)> {
         let required = self.health.iter().filter(|(kind, _)| **kind != SourceKind::ServiceCidrs);
         let failing = required.filter_map(|(kind, health)| match health {
-            ChoreHealth::Failing { reason, since_unix_ms, .. } => Some((*kind, &**reason, *since_unix_ms)),
-            ChoreHealth::Starting | ChoreHealth::Well => None,
+            JobHealth::Failing { reason, since_unix_ms, .. } => Some((*kind, &**reason, *since_unix_ms)),
+            JobHealth::Pending | JobHealth::Healthy => None,
         });
         failing.min_by_key(|(kind, _, since)| (*since, *kind))
     }
@@ -51,17 +51,17 @@ impl Core {
     pub(super) fn freshness(&self) -> Freshness {
         let reason = match self.failing_words() {
             Some((reason, _)) => reason.into(),
-            None if self.heard => return Freshness::Current,
+            None if self.heard => return Freshness::Synced,
             None => NOT_HEARD.into(),
         };
         Freshness::Stale { reason, since_unix_ms: self.current_unix_ms }
     }
 
     /// Takes the health of a watch. The state was current until the failure.
-    pub(super) fn source_health(&mut self, kind: SourceKind, health: ChoreHealth, now: Now) {
+    pub(super) fn source_health(&mut self, kind: SourceKind, health: JobHealth, now: Now) {
         let until = match health {
-            ChoreHealth::Failing { since_unix_ms, .. } => now.unix_ms.min(since_unix_ms),
-            ChoreHealth::Starting | ChoreHealth::Well => now.unix_ms,
+            JobHealth::Failing { since_unix_ms, .. } => now.unix_ms.min(since_unix_ms),
+            JobHealth::Pending | JobHealth::Healthy => now.unix_ms,
         };
         self.confirm(until);
         self.health.insert(kind, health);
@@ -136,7 +136,7 @@ impl Core {
         if let Some(shown) = self.shown.clone() {
             let freshness = self.freshness();
             // A recovered watch makes the state current only after its objects are published.
-            let early = freshness == Freshness::Current && self.is_behind();
+            let early = freshness == Freshness::Synced && self.is_behind();
             if shown.freshness != freshness && !early {
                 let published = Arc::new(Published { freshness, ..(*shown).clone() });
                 self.shown = Some(published.clone());
@@ -164,7 +164,7 @@ impl Core {
     /// For the node's condition, whose reason must not change with the text of an error.
     fn stale_cause(&self) -> StaleCause {
         match self.failing().and_then(|(kind, ..)| self.health.get(&kind)) {
-            Some(ChoreHealth::Failing { refused: true, .. }) => StaleCause::SourceRefused,
+            Some(JobHealth::Failing { refused: true, .. }) => StaleCause::SourceRefused,
             Some(_) => StaleCause::SourceUnavailable,
             None => StaleCause::NotSynced,
         }
@@ -180,7 +180,7 @@ impl Core {
         let in_grace = self.grace_ends().is_some_and(|end| now.mono < end);
         if self.policy.on_demand && (in_grace || !self.is_watched()) {
             // Clients from before a restart reconnect within seconds.
-            let before = self.view.clone().unwrap_or(EndpointsView::Starting);
+            let before = self.view.clone().unwrap_or(EndpointsView::Pending);
             return if in_grace { before } else { EndpointsView::NotWatched };
         }
         match &self.shown {
@@ -188,9 +188,9 @@ impl Core {
                 Some((reason, _)) => stale(&reason),
                 None => stale(self.not_shown()),
             },
-            Some(_) if in_grace => EndpointsView::Current,
+            Some(_) if in_grace => EndpointsView::Synced,
             Some(shown) => match &shown.freshness {
-                Freshness::Current => EndpointsView::Current,
+                Freshness::Synced => EndpointsView::Synced,
                 Freshness::Stale { reason, .. } => stale(reason),
             },
         }
@@ -215,10 +215,10 @@ impl Core {
         }
         match self.shown.as_ref().map(|shown| &shown.freshness) {
             None => match self.failing_words() {
-                Some((reason, since_unix_ms)) => ("waiting", reason, since_unix_ms),
-                None => ("waiting", self.not_shown().to_owned(), self.started.unix_ms),
+                Some((reason, since_unix_ms)) => ("pending", reason, since_unix_ms),
+                None => ("pending", self.not_shown().to_owned(), self.started.unix_ms),
             },
-            Some(Freshness::Current) => ("current", String::new(), 0),
+            Some(Freshness::Synced) => ("synced", String::new(), 0),
             Some(Freshness::Stale { reason, since_unix_ms }) => ("stale", reason.to_string(), *since_unix_ms),
         }
     }

@@ -42,7 +42,7 @@ mod testing;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use keelson_actor_system::{clock::Now, cluster::ChoreHealth, reports::EndpointsView};
+use keelson_actor_system::{clock::Now, cluster::JobHealth, reports::EndpointsView};
 use keelson_proto::localnetv1::NextItem;
 use prost::Message as _;
 use rpds::RedBlackTreeMapSync;
@@ -63,7 +63,7 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) node: Option<NodeView>,
-    pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
+    pub(super) health: BTreeMap<SourceKind, JobHealth>,
     /// The published state, if it differs from the one on disk.
     pub(super) memory: Option<Restored>,
     /// The published state under a new instance ID, used if the disk does not answer.
@@ -88,7 +88,7 @@ pub(super) struct Start {
 pub(super) struct Core {
     policy: EndpointsPolicy,
     inputs: Inputs,
-    health: BTreeMap<SourceKind, ChoreHealth>,
+    health: BTreeMap<SourceKind, JobHealth>,
     started: Now,
     /// When the published state was last current, in Unix milliseconds.
     current_unix_ms: i64,
@@ -373,7 +373,7 @@ impl Core {
             rev,
             services,
             node: new_node.map(Arc::new).or(node).unwrap_or_default(),
-            freshness: Freshness::Current,
+            freshness: Freshness::Synced,
             triggered_unix_ms: triggered,
             bytes,
             replaced: self.replaced,

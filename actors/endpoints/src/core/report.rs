@@ -3,7 +3,7 @@
 //! Owns: [`pb::State`] as far as the core knows it, and explanations. In: requests. Out: responses; only the
 //! requested number of Services is decoded.
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_proto::{endpoints as pb, localnetv1 as ln};
 use prost::Message as _;
 
@@ -34,11 +34,9 @@ impl Core {
 
     fn source(&self, kind: SourceKind) -> pb::SourceState {
         let (health, reason, since_unix_ms) = match self.health.get(&kind) {
-            None | Some(ChoreHealth::Starting) => ("starting", "", 0),
-            Some(ChoreHealth::Well) => ("well", "", 0),
-            Some(ChoreHealth::Failing { reason, since_unix_ms, .. }) => {
-                ("failing", &**reason, *since_unix_ms)
-            }
+            None | Some(JobHealth::Pending) => ("pending", "", 0),
+            Some(JobHealth::Healthy) => ("healthy", "", 0),
+            Some(JobHealth::Failing { reason, since_unix_ms, .. }) => ("failing", &**reason, *since_unix_ms),
         };
         pb::SourceState {
             resource: kind.resource().to_owned(),
@@ -83,7 +81,7 @@ impl Core {
 
     /// Whether the published state may be old, or is missing. Without clients it is never stale.
     pub(crate) fn is_stale(&self) -> bool {
-        self.is_watched() && self.standing().0 != "current"
+        self.is_watched() && self.standing().0 != "synced"
     }
 
     pub(crate) fn durable(&self) -> bool {

@@ -40,7 +40,7 @@ fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new
     let (id, content) = (bench.id(), bench.content());
     assert!(matches!(bench.restart(), Loaded::Whole(_)));
     assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
-    assert_eq!(bench.view, Some(EndpointsView::Current), "for the node's condition a restart is no news");
+    assert_eq!(bench.view, Some(EndpointsView::Synced), "for the node's condition a restart is no news");
     assert_eq!(bench.core.state("", 0).endpoints, 2);
     let why = bench.core.explain(&crate::ServiceName::new("ns", "late")).expect("it is served");
     assert!(why.served && why.reason.contains("as before the agent started"), "{why:?}");
@@ -386,14 +386,14 @@ fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.restart();
     bench.pass(9_999);
-    assert_eq!(bench.view, Some(EndpointsView::Current));
+    assert_eq!(bench.view, Some(EndpointsView::Synced));
     bench.pass(1);
     assert_eq!(
         bench.view,
         Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NOT_HEARD.into() })
     );
     bench.tell_all(&many(3), &[]);
-    assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Current), 1));
+    assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Synced), 1));
 }
 
 #[test]

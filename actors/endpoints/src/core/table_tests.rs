@@ -46,7 +46,7 @@ fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
     assert_eq!(bench.services(vec![Seen::Listing, put(&named("web"))]), Answer::Taken);
     assert_eq!(bench.id(), None, "nor wholly");
     assert_eq!(bench.core.next_tick(), None);
-    assert_eq!(bench.core.state("", 10).state, "waiting");
+    assert_eq!(bench.core.state("", 10).state, "pending");
     assert_eq!(
         bench.view,
         Some(EndpointsView::Stale {
@@ -57,7 +57,7 @@ fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
     bench.services(vec![put(&named("other")), Seen::Listed]);
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
     assert_eq!(addresses(&bench, "ns/web"), ["10.1.0.1", "10.2.0.1"]);
-    assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Current)));
+    assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Synced)));
     assert_eq!(bench.shows, 1, "all at once");
 }
 
@@ -364,7 +364,7 @@ fn what_was_made_and_deleted_again_meanwhile_never_was() {
 fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.health(SourceKind::ServiceCidrs, Some("403"));
-    assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Current)));
+    assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Synced)));
     bench.put_service(&named("b"));
     bench.write();
     bench.pass(1000);
@@ -429,7 +429,7 @@ fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_ther
     assert_eq!(bench.stale(), "services: also refused", "it is not known yet what it missed");
     bench.services(vec![put(&named("b")), Seen::Listed]);
     assert_eq!((bench.rev(), bench.stale(), bench.names()), (2, String::new(), vec!["ns/b".into()]));
-    assert_eq!(bench.view, Some(EndpointsView::Current));
+    assert_eq!(bench.view, Some(EndpointsView::Synced));
 }
 
 #[test]
@@ -446,9 +446,9 @@ fn a_failing_watch_says_why_nothing_is_served_yet() {
     let state = bench.core.state("", 0);
     assert_eq!(
         (&*state.state, &*state.reason, state.since_unix_ms),
-        ("waiting", "services: 403 Forbidden", START_MS)
+        ("pending", "services: 403 Forbidden", START_MS)
     );
-    assert_eq!((&*state.sources[0].health, &*state.sources[1].health), ("failing", "starting"));
+    assert_eq!((&*state.sources[0].health, &*state.sources[1].health), ("failing", "pending"));
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn people_see_the_state_and_the_services_they_ask_for() {
     let mut bench = Bench::synced(&services, &[slice_of("a-1", "a", "L1 R1! R2~")]);
     bench.pass(100);
     let state = bench.core.state("", 2);
-    assert_eq!((&*state.state, state.rev, state.durable), ("current", 1, true));
+    assert_eq!((&*state.state, state.rev, state.durable), ("synced", 1, true));
     assert_eq!((state.services, state.endpoints, state.published_unix_ms), (4, 2, START_MS));
     assert_eq!(state.instance_id, bench.id().unwrap().0.to_string());
     assert_eq!(state.node.map(|node| (node.name, node.zone)), Some(("n1".into(), "a".into())));

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_actor_system::{clock::Now, cluster::ChoreHealth, reports::EndpointsView};
+use keelson_actor_system::{clock::Now, cluster::JobHealth, reports::EndpointsView};
 use keelson_proto::localnetv1::NodeInfo;
 use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
 use prost::Message as _;
@@ -373,12 +373,12 @@ impl Bench {
 
     pub(crate) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
         let health = match failing {
-            Some(reason) => ChoreHealth::Failing {
+            Some(reason) => JobHealth::Failing {
                 reason: reason.into(),
                 since_unix_ms: self.now.unix_ms,
                 refused: reason.contains("403"),
             },
-            None => ChoreHealth::Well,
+            None => JobHealth::Healthy,
         };
         assert_eq!(self.say(SourceEvent::Health(kind, health)), Answer::Taken);
     }
@@ -408,7 +408,7 @@ impl Bench {
     /// Empty: current.
     pub(crate) fn stale(&self) -> String {
         match &self.shown.as_ref().expect("something is shown").freshness {
-            Freshness::Current => String::new(),
+            Freshness::Synced => String::new(),
             Freshness::Stale { reason, .. } => reason.to_string(),
         }
     }

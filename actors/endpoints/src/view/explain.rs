@@ -93,7 +93,7 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
     fn family(&self, family: Family, decision: &Decision) -> pb::FamilyExplanation {
         let (topology, topology_reason) = reasons::topology(decision, self.node);
         pb::FamilyExplanation {
-            family: family.name().to_owned(),
+            family: family.as_str().to_owned(),
             topology: topology.to_owned(),
             topology_reason,
             traffic: self.traffic(family, decision),

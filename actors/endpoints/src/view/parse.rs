@@ -10,36 +10,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-
-/// kube-proxy runs one proxy per family of a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    pub(super) fn of(address: IpAddr) -> Self {
-        match address {
-            IpAddr::V4(_) => Self::V4,
-            IpAddr::V6(_) => Self::V6,
-        }
-    }
-
-    /// As in `ipFamilies` and `addressType`.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-
-    pub(super) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|family| family.name() == name)
-    }
-}
+pub(super) use keelson_proto::family::Family;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct PerFamily<T>([T; 2]);

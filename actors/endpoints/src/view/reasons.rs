@@ -43,7 +43,7 @@ impl fmt::Display for Ignored<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ClusterIp(family, text) => {
-                let name = family.name();
+                let name = family.as_str();
                 write!(f, "cluster IP {text:?}: ignored for {name}: invalid, or not the first of that family")
             }
             Self::FamilyWithoutIp(family) => {
@@ -64,7 +64,7 @@ impl fmt::Display for Ignored<'_> {
                 write!(f, "source range {cidr}: the Service has no cluster IP of its family")
             }
             Self::SourceRangesOfEverything(family) => {
-                write!(f, "source ranges of {}: one of them contains every address", family.name())
+                write!(f, "source ranges of {}: one of them contains every address", family.as_str())
             }
             Self::PortNumber { name, number } => {
                 write!(f, "port {name:?}: {number} is not a port number (1 to 65535)")
@@ -115,7 +115,7 @@ impl fmt::Display for Unused<'_> {
                 f.write_str("its address type is FQDN, which service proxies do not support")
             }
             Self::AddressType(kind) => write!(f, "its address type {kind:?} is neither IPv4 nor IPv6"),
-            Self::NoClusterIp(family) => write!(f, "the Service has no cluster IP of {}", family.name()),
+            Self::NoClusterIp(family) => write!(f, "the Service has no cluster IP of {}", family.as_str()),
             Self::ServiceUnserved => f.write_str("the Service is not served"),
         }
     }

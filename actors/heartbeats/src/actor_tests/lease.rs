@@ -11,7 +11,7 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::Clock,
-    cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, Written},
+    cluster::{ApiError, ApiErrorKind, JobHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, Written},
     inspect::{Mailbox, Recorder},
     supervise::{self, PANIC, Restart},
     test_support::{FakeStore, handled, pass, run, settle},
@@ -138,7 +138,7 @@ struct Cluster {
     metrics: LeaseMetrics,
     clock: Clock,
     step: Arc<AtomicI64>,
-    health: watch::Receiver<ChoreHealth>,
+    health: watch::Receiver<JobHealth>,
     changes: watch::Receiver<u64>,
 }
 
@@ -163,7 +163,7 @@ impl Cluster {
                 START_MS + passed + step.load(Ordering::SeqCst)
             })
         };
-        let (health, healths) = watch::channel(ChoreHealth::Starting);
+        let (health, healths) = watch::channel(JobHealth::Pending);
         let (changes, changed) = watch::channel(0);
         let recorder = Recorder::new("LeaseRenewer", 100);
         let metrics = LeaseMetrics::default();
@@ -197,7 +197,7 @@ impl Cluster {
         self.store.writes.load(Ordering::SeqCst)
     }
 
-    fn health(&self) -> ChoreHealth {
+    fn health(&self) -> JobHealth {
         self.health.borrow().clone()
     }
 
@@ -227,7 +227,7 @@ fn case_22_the_lease_is_made_and_renewed_every_interval() {
             // Timers have a granularity of a millisecond.
             assert!((10_000..=10_403).contains(&pause), "{pause}");
         }
-        assert_eq!((cluster.health(), cluster.counted("created")), (ChoreHealth::Well, 1));
+        assert_eq!((cluster.health(), cluster.counted("created")), (JobHealth::Healthy, 1));
         assert_eq!(cluster.counted("renewed") as usize, names.len() - 3);
         let record = cluster.record().expect("written");
         assert_eq!((&*record.uid, &*record.holder, record.managers_forgotten), ("uid-1", "web-1", true));
@@ -244,11 +244,11 @@ fn case_24_and_25_refusals_and_a_black_hole_end_by_themselves() {
         cluster.api.server().down = Some((ApiErrorKind::Unreachable, Duration::ZERO));
         pass(180_000).await;
         assert!(
-            matches!(cluster.health(), ChoreHealth::Failing { reason, .. } if reason.contains("api.example"))
+            matches!(cluster.health(), JobHealth::Failing { reason, .. } if reason.contains("api.example"))
         );
         cluster.api.server().down = None;
         pass(7_000).await;
-        assert_eq!(cluster.health(), ChoreHealth::Well);
+        assert_eq!(cluster.health(), JobHealth::Healthy);
         assert!(cluster.api.closes.swap(0, Ordering::SeqCst) >= 4);
         cluster.api.log();
 
@@ -262,11 +262,11 @@ fn case_24_and_25_refusals_and_a_black_hole_end_by_themselves() {
         }
         assert!(cluster.api.closes.load(Ordering::SeqCst) >= 4);
         assert!(
-            matches!(cluster.health(), ChoreHealth::Failing { reason, .. } if reason.contains("no answer within 10s"))
+            matches!(cluster.health(), JobHealth::Failing { reason, .. } if reason.contains("no answer within 10s"))
         );
         cluster.api.hang.store(false, Ordering::SeqCst);
         pass(17_100).await;
-        assert_eq!(cluster.health(), ChoreHealth::Well);
+        assert_eq!(cluster.health(), JobHealth::Healthy);
         assert_eq!(cluster.api.most.load(Ordering::SeqCst), 1, "one request at a time");
     });
 }
@@ -285,7 +285,7 @@ fn case_26_no_lease_without_its_node() {
         let log = cluster.api.log();
         assert_eq!(log.iter().filter(|name| **name == "POST").count(), 1, "{log:?}");
         assert!(
-            matches!(cluster.health(), ChoreHealth::Failing { reason, .. } if reason.contains("web-1 does not exist"))
+            matches!(cluster.health(), JobHealth::Failing { reason, .. } if reason.contains("web-1 does not exist"))
         );
         let state = cluster.state().await;
         assert_eq!((&state["node_state"], &state["health"]), (&"gone".into(), &"failing".into()));
@@ -293,7 +293,7 @@ fn case_26_no_lease_without_its_node() {
         cluster.renewer.offer(NodeChanged { uid: Some("second".into()) }).expect("room");
         settle().await;
         assert_eq!(cluster.api.log(), ["GET node", "POST"], "at once");
-        assert_eq!(cluster.health(), ChoreHealth::Well);
+        assert_eq!(cluster.health(), JobHealth::Healthy);
     });
 }
 
@@ -309,7 +309,7 @@ fn case_28_and_29_steps_of_the_wall_clock_are_counted_and_change_no_plan() {
             pass(10_500).await;
             assert!((1..=2).contains(&cluster.api.log().len()));
             let after = cluster.metrics.clock_steps.get_or_create(&ClockStep { direction }).get();
-            assert_eq!((after - before, cluster.health()), (1, ChoreHealth::Well));
+            assert_eq!((after - before, cluster.health()), (1, JobHealth::Healthy));
         }
         let events = cluster.renewer.recorder().detail().events;
         assert_eq!(events.iter().filter(|event| event.text.contains("wall clock stepped")).count(), 3);
@@ -347,7 +347,7 @@ fn a_restart_drops_the_request_under_way() {
         assert_eq!(cluster.api.under_way.load(Ordering::SeqCst), 0);
         cluster.api.hang.store(false, Ordering::SeqCst);
         pass(1_000).await;
-        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (ChoreHealth::Well, 1));
+        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (JobHealth::Healthy, 1));
     });
 }
 
@@ -365,7 +365,7 @@ fn panics_and_stops_are_retried_for_as_long_as_they_last() {
             pass(60_000).await;
         }
         assert_eq!(cluster.renewer.recorder().restarts(), 20);
-        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (ChoreHealth::Well, 1));
+        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (JobHealth::Healthy, 1));
     });
 }
 
@@ -376,7 +376,7 @@ fn a_store_that_fails_does_not_stop_the_heartbeat() {
         store.fail(true);
         let cluster = Cluster::with(FakeApi::new(Server::with_node()), store);
         pass(25_000).await;
-        assert_eq!((cluster.health(), cluster.counted("renewed")), (ChoreHealth::Well, 2));
+        assert_eq!((cluster.health(), cluster.counted("renewed")), (JobHealth::Healthy, 2));
         assert_eq!(cluster.state().await["identity_on_disk"], false);
         let events = cluster.renewer.recorder().detail().events;
         assert!(events.iter().any(|event| event.text.contains("cannot read")));
@@ -434,7 +434,7 @@ fn a_store_that_hangs_does_not_stop_the_heartbeat() {
         cluster.renewer.offer(NodeChanged { uid: Some("second".into()) }).expect("room");
         settle().await;
         assert_eq!(cluster.api.log(), ["GET", "GET node", "POST", "PATCH", "GET node", "POST"]);
-        assert_eq!(cluster.health(), ChoreHealth::Well);
+        assert_eq!(cluster.health(), JobHealth::Healthy);
         cluster.store.block(false);
         pass(1_000).await;
         let uid = cluster.api.server().lease.as_ref().map(|lease| lease.written.uid.clone());
@@ -451,7 +451,7 @@ fn a_record_that_is_no_record_is_told_and_replaced() {
         store.apply(&batch).expect("written");
         let cluster = Cluster::with(FakeApi::new(Server::with_lease("web-1", seconds(3))), store);
         pass(1_000).await;
-        assert_eq!(cluster.health(), ChoreHealth::Well);
+        assert_eq!(cluster.health(), JobHealth::Healthy);
         assert!(cluster.renewer.recorder().overview().last_error.contains("cannot decode"));
         assert_eq!(cluster.record().map(|record| record.uid), Some("lease-uid".into()));
     });
@@ -508,6 +508,6 @@ fn an_hour_of_faults_leaves_one_request_at_a_time_and_a_renewed_lease() {
         cluster.api.hang.store(false, Ordering::SeqCst);
         cluster.api.server().next.clear();
         pass(28_000).await;
-        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (ChoreHealth::Well, 1));
+        assert_eq!((cluster.health(), cluster.api.most.load(Ordering::SeqCst)), (JobHealth::Healthy, 1));
     });
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use keelson_actor_system::{
-    cluster::{ApiErrorKind, ChoreHealth},
+    cluster::{ApiErrorKind, JobHealth},
     reports::{EndpointsView, FlowView, RuntimeFlow},
     supervise::{PANIC, Restart},
     test_support::{FakeStore, pass, run, settle},
@@ -37,7 +37,7 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
         live(1).await;
         assert_eq!(world.api.verbs(), ["get", "create"]);
         assert_eq!(world.api.condition("Ready")["status"], "True");
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert!(*world.changes.borrow() > 0);
         world.tell_node();
         live(3600).await;
@@ -105,13 +105,13 @@ fn a_server_that_never_answers_does_not_stop_the_reporter() {
         *world.source.flow.lock().expect("unharmed") = FlowView { running: 1, runtime: away, ..idle() };
         live(1000).await;
         assert!(
-            matches!(&*world.health.borrow(), ChoreHealth::Failing { reason, .. } if reason.contains("https://api"))
+            matches!(&*world.health.borrow(), JobHealth::Failing { reason, .. } if reason.contains("https://api"))
         );
         assert!(world.api.script().closed >= 4);
         assert_eq!(world.api.verbs()[..5], ["patch", "get", "get", "get", "get"]);
         world.api.script().always = None;
         live(170).await;
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert_eq!(world.api.condition("ImagePullsStalled")["reason"], "RuntimeUnavailable");
     });
 }
@@ -133,7 +133,7 @@ fn retry_after_is_obeyed() {
         assert_eq!(world.api.verbs(), ["patch"]);
         live(12).await;
         assert_eq!(world.api.verbs(), ["patch", "patch"]);
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
     });
 }
 
@@ -159,7 +159,7 @@ fn a_restart_of_actor_or_process_writes_nothing() {
             live(30).await;
             let verbs = successor.api.verbs();
             assert!(verbs.iter().all(|verb| *verb == "get"), "{verbs:?}");
-            assert_eq!(*successor.health.borrow(), ChoreHealth::Well);
+            assert_eq!(*successor.health.borrow(), JobHealth::Healthy);
         }
     });
 }
@@ -188,7 +188,7 @@ fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
         live(11).await;
         let health = world.health.borrow().clone();
         assert!(
-            matches!(&health, ChoreHealth::Failing { reason, since_unix_ms, .. }
+            matches!(&health, JobHealth::Failing { reason, since_unix_ms, .. }
                 if reason.contains("Node n1 does not exist") && *since_unix_ms > NEW_YEAR),
             "{health:?}"
         );
@@ -197,7 +197,7 @@ fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
         world.api.make();
         world.tell_node();
         live(1).await;
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
     });
 }
 
@@ -256,7 +256,7 @@ fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
         store.fail(true);
         let world = World::on(Arc::clone(&store));
         live(5).await;
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert_eq!(world.reporter.recorder().overview().restarts, 0);
         store.fail(false);
         live(61).await;
@@ -283,7 +283,7 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
-        world.endpoints.send_replace(EndpointsView::Current);
+        world.endpoints.send_replace(EndpointsView::Synced);
         world.reporter.offer(ConditionChanged {}).expect("room");
         settle().await;
         assert_eq!(world.api.condition("ServiceEndpointsStale")["status"], "False", "at once");
@@ -304,7 +304,7 @@ fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
         live(3600).await;
         assert!(world.metrics.computations.get() >= before + 340, "it has not looked");
         assert_eq!(world.api.verbs(), Vec::<&str>::new());
-        assert_eq!(*world.health.borrow(), ChoreHealth::Well);
+        assert_eq!(*world.health.borrow(), JobHealth::Healthy);
     });
 }
 

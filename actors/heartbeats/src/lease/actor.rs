@@ -10,7 +10,7 @@ use actix::{ActorFutureExt as _, AsyncContext as _, Context, Supervised, fut::wr
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::{Clock, Now},
-    cluster::{ApiError, ApiErrorKind, ChoreHealth, LeaseApi},
+    cluster::{ApiError, ApiErrorKind, JobHealth, LeaseApi},
     durable::{LoggedFailure, read_at_start},
     handlers,
     inspect::{Mailbox, Recorder, Status},
@@ -56,7 +56,7 @@ pub struct LeaseRenewerParts {
     pub policy: LeasePolicy,
     pub metrics: LeaseMetrics,
     /// For readiness and the debug API.
-    pub health: watch::Sender<ChoreHealth>,
+    pub health: watch::Sender<JobHealth>,
     /// Read by the StatusReporter.
     pub contention: watch::Sender<Contention>,
     /// Incremented with each visible change.
@@ -72,7 +72,7 @@ pub struct LeaseRenewer {
     clock: Clock,
     wall: WallClock,
     metrics: LeaseMetrics,
-    health: watch::Sender<ChoreHealth>,
+    health: watch::Sender<JobHealth>,
     contention: watch::Sender<Contention>,
     changes: watch::Sender<u64>,
     supervision: Supervision,

@@ -2,7 +2,7 @@
 //!
 //! Owns: [`core`] (when to send which request, pure), the record of the Lease, and [`LeaseRenewer`], the actor that
 //! makes the requests. In: `NodeChanged` from the watch of the Node, and time. Out: requests on
-//! [`keelson_actor_system::cluster::LeaseApi`], [`keelson_actor_system::cluster::ChoreHealth`], metrics.
+//! [`keelson_actor_system::cluster::LeaseApi`], [`keelson_actor_system::cluster::JobHealth`], metrics.
 //!
 //! The algorithm is the kubelet's (`component-helpers/apimachinery/lease`), with these differences, none of which sends
 //! the server more requests than the kubelet does:

@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, join3};
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::{
     clock::{Clock, Now},
-    cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi},
+    cluster::{ApiError, ApiErrorKind, JobHealth, NodeApi},
     durable::LoggedFailure,
     handlers,
     inspect::{Recorder, Status},
@@ -78,7 +78,7 @@ pub struct StatusReporterParts {
     pub policy: StatusPolicy,
     pub metrics: StatusMetrics,
     /// For readiness and the debug API.
-    pub health: watch::Sender<ChoreHealth>,
+    pub health: watch::Sender<JobHealth>,
     /// Incremented with each visible change.
     pub changes: watch::Sender<u64>,
     pub recorder: Arc<Recorder>,
@@ -97,7 +97,7 @@ pub struct StatusReporter {
     clock: Clock,
     wall: WallClock,
     metrics: StatusMetrics,
-    health: watch::Sender<ChoreHealth>,
+    health: watch::Sender<JobHealth>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
     timer: Timer,

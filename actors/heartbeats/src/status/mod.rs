@@ -4,7 +4,7 @@
 //! it is written ([`core`]), and [`StatusReporter`], the actor that reads and writes. In: `NodeChanged` from a watch;
 //! `ConditionChanged`, the runtime's health; `SetCondition` and `ClearCondition` from other processes; readings of
 //! [`crate::host::Host`], of the runtime and of the pulls. Out: requests to [`keelson_actor_system::cluster::NodeApi`],
-//! the last report on disk, [`keelson_actor_system::cluster::ChoreHealth`].
+//! the last report on disk, [`keelson_actor_system::cluster::JobHealth`].
 //!
 //! ```text
 //!  every 10 s, or at a change ──► read ──► compute ──► compare ──(the same, reported lately)──► nothing

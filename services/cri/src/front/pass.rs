@@ -16,7 +16,12 @@ use keelson_proto::{Code, PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER};
 use keelson_serve::grpc::frame::{self, MAX_MESSAGE};
 use tokio::time::Instant;
 
-use super::{Front, operation::operation, refusal::refuse, upstream::Upstream};
+use super::{
+    Front,
+    operation::operation,
+    refusal::refuse,
+    upstream::{BACKOFF, Upstream},
+};
 
 /// What a starting kubelet calls first. It exits if one fails.
 const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageFsInfo"];
@@ -210,8 +215,10 @@ async fn open_start_up(
         Err(Collect::Client) => return Err(Broken::Client),
         Err(Collect::TooLarge(begun)) => return open(head, begun, body, upstream, hold).await,
     };
-    let mut pause = Duration::from_millis(100);
+    let mut failures = 0;
     loop {
+        failures += 1;
+        let pause = BACKOFF.pause(failures);
         let left = hold.saturating_sub(since.elapsed());
         let mut sender = upstream.get(left).await.map_err(|error| Broken::Runtime(error.to_string()))?;
         let again = left > pause;
@@ -223,7 +230,6 @@ async fn open_start_up(
             Err(error) => return Err(broke(&error, upstream)),
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
     }
 }
 

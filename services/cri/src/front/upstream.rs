@@ -9,12 +9,14 @@ use std::{io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::client::SendRequest;
+use keelson_proto::backoff::Backoff;
 use tokio::{net::UnixStream, sync::Mutex, time::Instant};
 
 use super::{CONNECTION_WINDOW, LATE_CALLS, MAX_HEADERS, STREAM_WINDOW, cork::Corked};
 
-/// Pauses between attempts: 100 ms, doubling to 1 s, so that a runtime that is back is found soon.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// Between attempts. It is short, so that a runtime that is back is found soon.
+pub(super) const BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 /// Why there is no connection. The text is sent to the caller.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +82,7 @@ impl Upstream {
     /// Returns a connection that was alive a moment ago; retries until `hold` is over.
     pub(super) async fn get(&self, hold: Duration) -> Result<SendRequest<Bytes>, Away> {
         let since = Instant::now();
-        let mut pause = BACKOFF.0;
+        let mut failures = 0;
         loop {
             let failed = match self.try_get().await {
                 Ok(sender) => return Ok(sender),
@@ -90,6 +92,8 @@ impl Upstream {
             if failed.descriptors && waited >= SHORTAGE {
                 return Err(Away::Descriptors);
             }
+            failures += 1;
+            let pause = BACKOFF.pause(failures);
             if waited + pause > hold {
                 // Uses up the hold time: a second attempt may still succeed.
                 tokio::time::sleep(hold.saturating_sub(waited)).await;
@@ -101,7 +105,6 @@ impl Upstream {
                 });
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
         }
     }
 

@@ -142,11 +142,11 @@ async fn heartbeats() {
     let (status, node) = get_json(&fake, "/debug/node").await;
     assert_eq!(status, StatusCode::OK);
     let lease = json!({
-        "name": "n1", "holder": "", "state": "well", "reason": "", "failing_since_unix_ms": 0, "duration_seconds": 0,
+        "name": "n1", "holder": "", "state": "healthy", "reason": "", "failing_since_unix_ms": 0, "duration_seconds": 0,
         "transitions": 0, "renewed_unix_ms": 0, "age_ms": 4, "renewals": 0, "contention": ""
     });
     let reported = json!({
-        "state": "well", "reason": "", "failing_since_unix_ms": 0, "reported_unix_ms": 0, "age_ms": 0,
+        "state": "healthy", "reason": "", "failing_since_unix_ms": 0, "reported_unix_ms": 0, "age_ms": 0,
         "next_report_in_ms": 0, "reports": 2, "computations": 0,
         "on_change_only": false
     });
@@ -159,16 +159,19 @@ async fn heartbeats() {
         "not_before_unix_ms": 0, "expires_unix_ms": 9000, "state": "healthy"
     });
     let expected = json!({
-        "state": "well", "reason": "", "failing_since_unix_ms": 0, "role": "node", "node_name": "n1",
+        "state": "healthy", "reason": "", "failing_since_unix_ms": 0, "role": "node", "node_name": "n1",
         "server": "https://192.0.2.1:6443", "lease": lease, "status": reported, "conditions": [ready],
         "credentials": [certificate], "credential_warnings": []
     });
     assert_eq!(node, expected);
 
     fake.script().heartbeats =
-        Ok(node::Heartbeats { state: "off".into(), reason: "no server".into(), ..Default::default() });
+        Ok(node::Heartbeats { state: "disabled".into(), reason: "no server".into(), ..Default::default() });
     let (_, off) = get_json(&fake, "/debug/node").await;
-    assert_eq!((&off["state"], &off["lease"], &off["conditions"]), (&json!("off"), &Value::Null, &json!([])));
+    assert_eq!(
+        (&off["state"], &off["lease"], &off["conditions"]),
+        (&json!("disabled"), &Value::Null, &json!([]))
+    );
     fake.script().heartbeats = Err(ViewError::Unavailable("restarting".into()));
     let (status, error) = get_json(&fake, "/debug/node").await;
     assert_eq!((status, error), (StatusCode::SERVICE_UNAVAILABLE, json!({"error": "restarting"})));
@@ -449,7 +452,11 @@ async fn events_go_on_while_the_heartbeats_cannot_be_had() {
     assert_eq!(without["heartbeats_error"], "StatusReporter is restarting");
     assert_eq!(without["pulls"]["running"], 1);
     fake.script().heartbeats = Ok(crate::fake::heartbeats());
-    assert_eq!(events.next().await.unwrap()["heartbeats"]["state"], "well", "asked again without a change");
+    assert_eq!(
+        events.next().await.unwrap()["heartbeats"]["state"],
+        "healthy",
+        "asked again without a change"
+    );
 }
 
 #[tokio::test(start_paused = true)]

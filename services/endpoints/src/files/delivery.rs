@@ -9,8 +9,9 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc, time::Duration};
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
+use keelson_proto::backoff::Backoff;
 use tokio::time::sleep;
 
 use super::object::{self, Change};
@@ -21,9 +22,8 @@ const CHUNK: usize = 500;
 /// The kind whose listing encloses changes of several kinds.
 const HOLDER: SourceKind = SourceKind::ServiceCidrs;
 
-/// Minimum pause before another listing for a sink that keeps requesting one; doubles.
-const LEAST_PAUSE: Duration = Duration::from_millis(50);
-const MOST_PAUSE: Duration = Duration::from_secs(5);
+/// Between listings for a sink that keeps asking for one.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(5) };
 
 /// All current objects of a kind.
 pub(super) type All<'a> = &'a (dyn Fn(SourceKind) -> Vec<Change> + Send + Sync);
@@ -87,7 +87,7 @@ impl Delivery {
 
     /// Sends all objects of every kind that the sink does not have.
     pub(super) async fn catch_up(&mut self, all: All<'_>) {
-        let mut pause = LEAST_PAUSE;
+        let mut failures = 0;
         loop {
             let missing: Vec<SourceKind> =
                 SourceKind::ALL.into_iter().filter(|kind| !self.listed.contains(kind)).collect();
@@ -103,8 +103,8 @@ impl Delivery {
                 }
             }
             if refused {
-                sleep(pause).await;
-                pause = (pause * 2).min(MOST_PAUSE);
+                failures += 1;
+                sleep(BACKOFF.pause(failures)).await;
             }
         }
     }
@@ -143,7 +143,7 @@ impl Delivery {
         self.catch_up(all).await;
     }
 
-    pub(super) async fn health(&mut self, health: &ChoreHealth) {
+    pub(super) async fn health(&mut self, health: &JobHealth) {
         for kind in SourceKind::ALL {
             let event = SourceEvent::Health(kind, health.clone());
             self.send(kind, event).await;

@@ -46,7 +46,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::EventSink;
 use keelson_proto::{endpoints::FileFault, unix_ms};
 use tokio::time::sleep;
@@ -166,7 +166,7 @@ impl FilesSource {
             folder: Arc::new(Mutex::new(folder)),
             watch: Watch { path, wanted: notices, notices: None, is_logged: false },
             delivery: Delivery::new(sink, node_name),
-            health: ChoreHealth::Starting,
+            health: JobHealth::Pending,
             ready: false,
             shared: self.shared,
             timing,
@@ -239,7 +239,7 @@ struct Running {
     folder: Arc<Mutex<Folder>>,
     watch: Watch,
     delivery: Delivery,
-    health: ChoreHealth,
+    health: JobHealth,
     /// The folder was read completely at least once.
     ready: bool,
     shared: Arc<Shared>,
@@ -293,22 +293,22 @@ impl Running {
         let before = self.health.clone();
         match found {
             Ok(look) if look.filling => {}
-            Ok(_) => self.health = ChoreHealth::Well,
+            Ok(_) => self.health = JobHealth::Healthy,
             Err(reason) => {
                 let since_unix_ms = match &self.health {
-                    ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
-                    ChoreHealth::Starting | ChoreHealth::Well => unix_ms(SystemTime::now()),
+                    JobHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
+                    JobHealth::Pending | JobHealth::Healthy => unix_ms(SystemTime::now()),
                 };
-                self.health = ChoreHealth::Failing { reason, since_unix_ms, refused: false };
+                self.health = JobHealth::Failing { reason, since_unix_ms, refused: false };
             }
         }
         if self.health == before {
             return;
         }
         match &self.health {
-            ChoreHealth::Failing { reason, .. } => warn!("{reason}; the last known manifests stay in use"),
-            ChoreHealth::Well => info!(folder = %self.watch.path.display(), "manifests read"),
-            ChoreHealth::Starting => {}
+            JobHealth::Failing { reason, .. } => warn!("{reason}; the last known manifests stay in use"),
+            JobHealth::Healthy => info!(folder = %self.watch.path.display(), "manifests read"),
+            JobHealth::Pending => {}
         }
         self.delivery.health(&self.health).await;
     }

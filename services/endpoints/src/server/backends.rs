@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use super::plan::{Position, behind};
+use super::plan::{Revision, behind};
 
 /// Maximum number of backends; a node has one or two.
 const MOST: usize = 64;
@@ -62,7 +62,7 @@ impl Backends {
     /// The last reports, by name and pid.
     #[must_use]
     pub fn list(&self) -> Vec<Backend> {
-        let newest = self.feed.published.borrow().as_deref().map(Position::of);
+        let newest = self.feed.published.borrow().as_deref().map(Revision::of);
         self.known().show(Instant::now(), newest, ended)
     }
 
@@ -127,12 +127,12 @@ impl Known {
         Ok(())
     }
 
-    fn show(&self, now: Instant, newest: Option<Position>, ended: impl Fn(u32) -> bool) -> Vec<Backend> {
+    fn show(&self, now: Instant, newest: Option<Revision>, ended: impl Fn(u32) -> bool) -> Vec<Backend> {
         let remembered = self.all.values().filter(|kept| !kept.forgotten(now));
         remembered
             .map(|kept| {
                 let mut shown = kept.report.clone();
-                let at = Position::asked(shown.instance_id, shown.rev);
+                let at = Revision::asked(shown.instance_id, shown.rev);
                 shown.behind = behind(at, newest);
                 shown.silent = kept.silent(now);
                 if kept.gone(&ended) {
@@ -227,7 +227,7 @@ mod tests {
     fn how_far_behind_is_counted_within_an_instance_and_is_all_of_it_in_another() {
         let now = Instant::now();
         let at = |instance_id, rev| Backend { instance_id, rev, ..report("nft", 1) };
-        let newest = Some(Position { instance_id: 7, rev: 12 });
+        let newest = Some(Revision { instance_id: 7, rev: 12 });
         for (what, backend, newest, behind) in [
             ("at the newest", at(7, 12), newest, 0),
             ("some behind", at(7, 5), newest, 7),

@@ -31,7 +31,7 @@ use super::{
     backends::Backends,
     batch::{Batch, Extent, Frames},
     metrics::{ApiLabel, ServerMetrics, StateLabel},
-    plan::{LASTING, Plan, Position},
+    plan::{LASTING, Plan, Revision},
     watchers::{Watchers, Watching},
 };
 
@@ -50,13 +50,13 @@ pub(super) struct Shared {
     pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
     /// When the server first saw its latest revision.
-    pub(super) met: Mutex<Option<(Position, Instant)>>,
+    pub(super) met: Mutex<Option<(Revision, Instant)>>,
 }
 
 impl Shared {
     /// When any call first saw this state or a newer one.
     fn met(&self, state: &Published) -> Instant {
-        let position = Position::of(state);
+        let position = Revision::of(state);
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         match *met {
             Some((known, at)) if known.instance_id == position.instance_id && known.rev >= position.rev => at,
@@ -122,7 +122,7 @@ where
         )));
     };
     shared.hints.send_if_modified(|hints| {
-        let newest = shared.feed.published.borrow().as_deref().map(Position::of);
+        let newest = shared.feed.published.borrow().as_deref().map(Revision::of);
         hints.add(plan.position(), newest)
     });
     let feed = shared.feed.clone();
@@ -281,7 +281,7 @@ impl Call {
     }
 
     fn reached(&self, sending: &Sending) {
-        self.watching.reached(Position::of(sending.batch.state()));
+        self.watching.reached(Revision::of(sending.batch.state()));
         let metrics = &self.shared.metrics;
         let kind = match sending.batch.extent() {
             Extent::Full | Extent::Reset => "full",

@@ -1,6 +1,6 @@
 //! What calls reveal about their clients that other parts of the agent need.
 
-use super::plan::Position;
+use super::plan::Revision;
 
 /// What the calls of both APIs have revealed since the server was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,7 +14,7 @@ pub struct ClientHints {
 
 impl ClientHints {
     /// Adds a call; true if something is new.
-    pub(super) fn add(&mut self, asked: Option<Position>, newest: Option<Position>) -> bool {
+    pub(super) fn add(&mut self, asked: Option<Revision>, newest: Option<Revision>) -> bool {
         let before = *self;
         self.has_followed = true;
         if let (Some(asked), Some(newest)) = (asked, newest)
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn e12_only_a_later_revision_of_the_same_instance_is_one_that_was_not_made_here() {
-        let at = |instance_id, rev| Some(Position { instance_id, rev });
+        let at = |instance_id, rev| Some(Revision { instance_id, rev });
         for (asked, newest, later) in [
             (None, at(7, 5), None),
             (at(7, 5), None, None),

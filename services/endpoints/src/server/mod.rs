@@ -155,7 +155,7 @@ impl EndpointsServer {
             metrics: self.metrics.clone(),
             hints: self.hints.clone(),
             stop,
-            met: std::sync::Mutex::new(None::<(plan::Position, Instant)>),
+            met: std::sync::Mutex::new(None::<(plan::Revision, Instant)>),
         });
         let changes = KeelsonService { shared: shared.clone(), deltas: self.settings.deltas };
         Routes::new(LocalnetService { shared }).add_service(changes)

@@ -22,12 +22,12 @@ use super::{
 pub(super) const LASTING: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Position {
+pub(super) struct Revision {
     pub(super) instance_id: u64,
     pub(super) rev: u64,
 }
 
-impl Position {
+impl Revision {
     pub(super) fn of(state: &Published) -> Self {
         Self { instance_id: state.instance_id, rev: state.rev }
     }
@@ -40,7 +40,7 @@ impl Position {
 
 /// How many revisions the newest is ahead of `at`. Revisions of another instance cannot be compared: then, and without
 /// any, it is ahead by all of its own.
-pub(super) fn behind(at: Option<Position>, newest: Option<Position>) -> u64 {
+pub(super) fn behind(at: Option<Revision>, newest: Option<Revision>) -> u64 {
     match (at, newest) {
         (_, None) => 0,
         (Some(at), Some(newest)) if at.instance_id == newest.instance_id => newest.rev.saturating_sub(at.rev),
@@ -59,7 +59,7 @@ pub(super) enum Plan {
 impl Plan {
     pub(super) fn next(request: &NextFilter) -> Self {
         Self::Next(NextPlan {
-            has: Position::asked(request.instance_id, request.rev),
+            has: Revision::asked(request.instance_id, request.rev),
             known_stale: request.follow_stale.then_some(request.stale),
             filter: Filter::new(request.required_endpoint_conditions),
             answered: false,
@@ -68,7 +68,7 @@ impl Plan {
 
     pub(super) fn watch(request: &WatchRequest) -> Self {
         Self::Watch(WatchPlan {
-            at: Position::asked(request.instance_id, request.rev),
+            at: Revision::asked(request.instance_id, request.rev),
             filter: Filter::new(request.required_endpoint_conditions),
             sent: None,
         })
@@ -82,7 +82,7 @@ impl Plan {
     }
 
     /// From the request or from the last batch.
-    pub(super) fn position(&self) -> Option<Position> {
+    pub(super) fn position(&self) -> Option<Revision> {
         match self {
             Self::Next(next) => next.has,
             Self::Watch(watch) => watch.at,
@@ -111,7 +111,7 @@ impl Plan {
 
 #[derive(Debug)]
 pub(super) struct NextPlan {
-    has: Option<Position>,
+    has: Option<Revision>,
     /// Whether the caller's state is stale; `None` if it does not request changes of staleness alone.
     known_stale: Option<bool>,
     filter: Filter,
@@ -121,11 +121,11 @@ pub(super) struct NextPlan {
 impl NextPlan {
     fn is_turned(&self, state: &Published) -> bool {
         let stale = matches!(state.freshness, Freshness::Stale { .. });
-        self.has == Some(Position::of(state)) && self.known_stale.is_some_and(|known| known != stale)
+        self.has == Some(Revision::of(state)) && self.known_stale.is_some_and(|known| known != stale)
     }
 
     fn due(&mut self, state: &Arc<Published>, lasting: bool) -> Option<Batch> {
-        let newest = Position::of(state);
+        let newest = Revision::of(state);
         let turned = lasting && self.is_turned(state);
         if self.answered || (self.has == Some(newest) && !turned) {
             return None;
@@ -152,20 +152,20 @@ impl NextPlan {
 #[derive(Debug)]
 pub(super) struct WatchPlan {
     /// The state that the caller has, from its request or from the last Sync.
-    at: Option<Position>,
+    at: Option<Revision>,
     filter: Filter,
     sent: Option<Sent>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
-    position: Position,
+    position: Revision,
     freshness: Freshness,
 }
 
 impl WatchPlan {
     fn due(&mut self, state: &Arc<Published>, history: &History) -> Option<Batch> {
-        let position = Position::of(state);
+        let position = Revision::of(state);
         let sync_point = Sent { position, freshness: state.freshness.clone() };
         if self.sent.as_ref() == Some(&sync_point) {
             return None;
@@ -210,7 +210,7 @@ fn sync(state: &Published, moved: bool) -> Vec<u8> {
 /// Whether the state is stale, why, and since when in Unix milliseconds.
 fn staleness(freshness: &Freshness) -> (bool, &str, i64) {
     match freshness {
-        Freshness::Current => (false, "", 0),
+        Freshness::Synced => (false, "", 0),
         Freshness::Stale { reason, since_unix_ms } => (true, reason, *since_unix_ms),
     }
 }

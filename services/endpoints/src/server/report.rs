@@ -183,7 +183,7 @@ mod tests {
             (|it| it.reason = "\u{1b}[2J".into(), "reason has a control character"),
             (|it| it.debug = "\u{7f}".into(), "debug has a control character"),
             (|it| it.state.clear(), "\"\" is not a state; use one of pending, synced, failing"),
-            (|it| it.state = "well".into(), "\"well\" is not a state"),
+            (|it| it.state = "healthy".into(), "\"healthy\" is not a state"),
             (|it| it.debug = "/run/x.sock".into(), "debug is not a valid address"),
             (|it| it.debug = "tcp://joe:hunter2@h:1".into(), "debug is not a valid address"),
             (|it| it.http = "javascript:alert(1)".into(), "http is not a valid address"),

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{
     metrics::{ApiLabel, ServerMetrics},
-    plan::{Position, behind},
+    plan::{Revision, behind},
     slow::{self, SnapshotSize, Unread},
 };
 
@@ -43,7 +43,7 @@ struct Call {
     peer: Arc<Peer>,
     api: &'static str,
     since_unix_ms: i64,
-    at: Mutex<Option<Position>>,
+    at: Mutex<Option<Revision>>,
     items: AtomicU64,
     bytes: AtomicU64,
     reading: Mutex<Reading>,
@@ -83,7 +83,7 @@ impl Watchers {
     }
 
     /// A place for a call, unless its listener has the maximum: clients of a TCP port take no place at a unix socket.
-    pub(super) fn admit(&self, peer: Arc<Peer>, api: &'static str, at: Option<Position>) -> Option<Watching> {
+    pub(super) fn admit(&self, peer: Arc<Peer>, api: &'static str, at: Option<Revision>) -> Option<Watching> {
         let mut calls = lock(&self.calls);
         let beside = calls.all.values().filter(|call| call.peer.listener == peer.listener).count();
         if beside >= self.most {
@@ -110,7 +110,7 @@ impl Watchers {
     /// The running calls, oldest first, including waiting calls of Next.
     #[must_use]
     pub fn list(&self) -> Vec<Watcher> {
-        let newest = self.feed.published.borrow().as_deref().map(Position::of);
+        let newest = self.feed.published.borrow().as_deref().map(Revision::of);
         let calls: Vec<_> = lock(&self.calls).all.iter().map(|(id, call)| (*id, call.clone())).collect();
         calls.into_iter().map(|(id, call)| call.show(id, newest)).collect()
     }
@@ -143,9 +143,9 @@ impl Watchers {
 }
 
 impl Call {
-    fn show(&self, id: u64, newest: Option<Position>) -> Watcher {
+    fn show(&self, id: u64, newest: Option<Revision>) -> Watcher {
         let at = *lock(&self.at);
-        let comparable = |at: &Position| newest.is_none_or(|newest| newest.instance_id == at.instance_id);
+        let comparable = |at: &Revision| newest.is_none_or(|newest| newest.instance_id == at.instance_id);
         Watcher {
             id,
             peer: self.peer.name.clone(),
@@ -195,7 +195,7 @@ impl Watching {
     }
 
     /// All of a state was handed over.
-    pub(super) fn reached(&self, position: Position) {
+    pub(super) fn reached(&self, position: Revision) {
         *lock(&self.call.at) = Some(position);
     }
 }

@@ -46,7 +46,7 @@ impl ActorHandle {
     /// An actor that was not started, and why.
     pub(super) fn off(name: &'static str, why: &str) -> Self {
         let recorder = Recorder::new(name, 0);
-        recorder.status(Status::Off, why);
+        recorder.status(Status::Disabled, why);
         Self { recorder, questions: None }
     }
 

@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use keelson_actor_system::{clock::unix_ms, cluster::ChoreHealth};
+use keelson_actor_system::{clock::unix_ms, cluster::JobHealth};
 use keelson_config::{Gate, Settings};
 use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, ServerSignals};
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
@@ -94,13 +94,13 @@ pub(super) fn watches_pods(settings: &Settings) -> bool {
 }
 
 /// Health of a watch that panicked or ended.
-pub(super) fn watch_failed(reason: &str) -> ChoreHealth {
+pub(super) fn watch_failed(reason: &str) -> JobHealth {
     let reason = format!("the watch failed; restarting: {reason}");
-    ChoreHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
+    JobHealth::Failing { reason, since_unix_ms: unix_ms(), refused: false }
 }
 
 /// Reports that a watch has failed until the restarted one succeeds.
-pub(super) fn shows_failure(health: Arc<watch::Sender<ChoreHealth>>) -> impl Fn(&str) + Send + 'static {
+pub(super) fn shows_failure(health: Arc<watch::Sender<JobHealth>>) -> impl Fn(&str) + Send + 'static {
     move |reason| drop(health.send_replace(watch_failed(reason)))
 }
 

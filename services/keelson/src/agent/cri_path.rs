@@ -30,7 +30,7 @@ pub(super) async fn check_path(socket: &Path, actors: impl Iterator<Item = &Acto
         let answers = match actor.recorder().current_status() {
             // It is retried, and meanwhile the front passes pulls through.
             Status::Starting | Status::Restarting | Status::Failing => true,
-            Status::Running | Status::Stopped | Status::Off => actor.answers(TIMEOUT).await,
+            Status::Running | Status::Stopped | Status::Disabled => actor.answers(TIMEOUT).await,
         };
         check(name, (!answers).then(|| format!("does not answer within {TIMEOUT:?}")))
     });

@@ -53,7 +53,7 @@ impl DebugServers {
                     debug_http(address, view.clone(), names.clone(), attempt)
                 });
             }
-            None => self.page.recorder().status(Status::Off, "debug.http is off"),
+            None => self.page.recorder().status(Status::Disabled, "debug.http is off"),
         }
         // The servers end by the watch.
         drop(serving.tried().await);

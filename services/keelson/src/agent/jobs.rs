@@ -262,7 +262,7 @@ impl Collector for JobMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let up = Family::<JobLabel, Gauge>::default();
         let restarts = Family::<JobLabel, prometheus_client::metrics::counter::Counter>::default();
-        for recorder in self.0.iter().filter(|recorder| recorder.current_status() != Status::Off) {
+        for recorder in self.0.iter().filter(|recorder| recorder.current_status() != Status::Disabled) {
             let label = JobLabel { job: recorder.name() };
             up.get_or_create(&label).set(recorder.failure().is_none().into());
             restarts.get_or_create(&label).inc_by(recorder.restarts());

@@ -97,7 +97,7 @@ fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> Str
 
 /// An actor that is not configured to run is disabled.
 fn status(actor: &pb::Actor) -> String {
-    if actor.status == "off" { "disabled".into() } else { clean(&actor.status) }
+    clean(&actor.status)
 }
 
 fn all(actors: &[pb::Actor], now: i64) -> String {
@@ -216,7 +216,8 @@ mod tests {
 
     #[test]
     fn all_as_a_table() {
-        let off = pb::Actor { name: "LeaseRenewer".into(), status: "off".into(), ..pb::Actor::default() };
+        let off =
+            pb::Actor { name: "LeaseRenewer".into(), status: "disabled".into(), ..pb::Actor::default() };
         let expected = "\
 NAME             STATUS    MAILBOX  HANDLED              P99    RESTARTS  UP     SUMMARY
 PullCoordinator  running   2/1024   9223372036854775807  1.9ms  1         1m00s  3 running, 12 queued

@@ -71,17 +71,14 @@ fn is_direction(c: char) -> bool {
 /// A state of the debug API as a status word of the glossary.
 pub(super) fn status_word(state: &str) -> String {
     match state {
-        "well" => "healthy".into(),
-        "current" => "synced".into(),
-        "off" => "disabled".into(),
-        "starting" | "waiting" | "not-watched" => "pending".into(),
+        "not-watched" => "pending".into(),
         state => clean(state),
     }
 }
 
 /// [`clean`] on one line.
 pub(super) fn one_line(text: &str) -> String {
-    clean(&text.split_whitespace().collect::<Vec<_>>().join(" "))
+    clean(&keelson_serve::text::one_line(text))
 }
 
 /// `a, b and 3 more`: the first `max` names.
@@ -232,17 +229,9 @@ mod tests {
 
     #[test]
     fn states_are_shown_as_status_words() {
-        for (state, word) in [
-            ("well", "healthy"),
-            ("current", "synced"),
-            ("off", "disabled"),
-            ("starting", "pending"),
-            ("waiting", "pending"),
-            ("not-watched", "pending"),
-            ("failing", "failing"),
-            ("stale", "stale"),
-            ("\x1b", "\u{fffd}"),
-        ] {
+        for (state, word) in
+            [("not-watched", "pending"), ("failing", "failing"), ("stale", "stale"), ("\x1b", "\u{fffd}")]
+        {
             assert_eq!(status_word(state), word);
         }
     }

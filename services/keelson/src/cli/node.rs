@@ -145,7 +145,7 @@ async fn show(agent: &AgentArgs, output: Output, check: bool) -> anyhow::Result<
 
 /// Healthy, or heartbeats are disabled.
 fn is_well(heartbeats: &pb::Heartbeats) -> bool {
-    matches!(heartbeats.state.as_str(), "well" | "off")
+    matches!(heartbeats.state.as_str(), "healthy" | "disabled")
 }
 
 async fn set_condition(agent: &AgentArgs, output: Output, set: SetArgs) -> anyhow::Result<ExitCode> {
@@ -362,14 +362,14 @@ mod tests {
 
     fn well() -> pb::Heartbeats {
         pb::Heartbeats {
-            state: "well".into(),
+            state: "healthy".into(),
             role: "node".into(),
             node_name: "worker-7".into(),
             server: "https://192.0.2.1:6443".into(),
             lease: Some(pb::Lease {
                 name: "worker-7".into(),
                 holder: "worker-7".into(),
-                state: "well".into(),
+                state: "healthy".into(),
                 duration_seconds: 40,
                 transitions: 1,
                 renewed_unix_ms: 60_000,
@@ -378,7 +378,7 @@ mod tests {
                 ..Default::default()
             }),
             status: Some(pb::Status {
-                state: "well".into(),
+                state: "healthy".into(),
                 reported_unix_ms: 1_000,
                 age_ms: 120_000,
                 next_report_in_ms: 180_000,
@@ -488,12 +488,12 @@ Status:   healthy
     #[test]
     fn heartbeats_that_are_off_or_begin() {
         let off = pb::Heartbeats {
-            state: "off".into(),
+            state: "disabled".into(),
             reason: "no API server is configured".into(),
             ..Default::default()
         };
         assert_eq!(describe(&off, 0), "State:    disabled: no API server is configured\n");
-        let lease = pb::Lease { name: "keelson-n1".into(), state: "starting".into(), ..pb::Lease::default() };
+        let lease = pb::Lease { name: "keelson-n1".into(), state: "pending".into(), ..pb::Lease::default() };
         assert_eq!(lease_facts(&lease), "keelson-n1, not renewed yet, 0 renewals, 0 transitions");
     }
 
@@ -537,7 +537,7 @@ Status:   healthy
     #[test]
     fn a_check_passes_what_is_well_or_off() {
         for (state, passes) in
-            [("well", true), ("off", true), ("starting", false), ("failing", false), ("", false)]
+            [("healthy", true), ("disabled", true), ("pending", false), ("failing", false), ("", false)]
         {
             assert_eq!(is_well(&pb::Heartbeats { state: state.into(), ..well() }), passes, "{state}");
         }

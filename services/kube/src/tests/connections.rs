@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Version;
-use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth, LeaseApi};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseApi};
 
 use super::{
     requests::renewal,
@@ -146,10 +146,10 @@ async fn a_watch_on_a_dead_network_begins_again() {
         "BOOKMARK",
         r#"{"metadata":{"resourceVersion":"5","annotations":{"k8s.io/initial-events-end":"true"}}}"#,
     );
-    let (health, mut watched) = tokio::sync::watch::channel(ChoreHealth::Starting);
+    let (health, mut watched) = tokio::sync::watch::channel(JobHealth::Pending);
     let watching =
         tokio::spawn(async move { watch_pods(&api, "n1", &health, KnownPods::default(), |_| {}).await });
-    watched.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+    watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     assert_eq!(server.seen().await.connection, 0);
     wire.cut();
     let again = server.seen().await;

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture, stream};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
     Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind,
 };
@@ -57,7 +57,7 @@ enum Said {
     Gone(String),
     Listed,
     Refused,
-    Well,
+    Healthy,
     Failing(String),
     Nothing,
 }
@@ -107,8 +107,8 @@ impl Source {
                 SourceEvent::ServiceCidrs(seen) => {
                     in_short(seen, |cidr| (cidr.metadata.unwrap().name, cidr.spec.unwrap().cidrs.join(",")))
                 }
-                SourceEvent::Health(_, ChoreHealth::Well) => vec![Said::Well],
-                SourceEvent::Health(_, ChoreHealth::Failing { reason, .. }) => vec![Said::Failing(reason)],
+                SourceEvent::Health(_, JobHealth::Healthy) => vec![Said::Healthy],
+                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Said::Failing(reason)],
                 other => panic!("{other:?}"),
             };
             self.said.extend(said);
@@ -195,7 +195,7 @@ async fn what_there_is_and_each_change_come_from_one_request() {
     feed.slice("ADDED", "a", 1);
     feed.slice("ADDED", "b", 2);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), put("b", 2), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 1), put("b", 2), Said::Listed, Said::Healthy]).await;
     feed.slice("MODIFIED", "a", 5);
     feed.slice("DELETED", "b", 6);
     feed.slice("ADDED", "c", 7);
@@ -243,7 +243,7 @@ async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
         ));
         let feed = begin(&server);
         let mut source = Source::slices(&server);
-        source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Well]).await;
+        source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
         feed.slice("ADDED", "c", 10);
         source.says(&[put("c", 10)]).await;
         assert!(server.seen().await.query("sendInitialEvents").is_some());
@@ -266,7 +266,7 @@ async fn a_list_of_nothing_is_whole() {
     server.reply(refusal(400, "BadRequest"));
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
 }
 
 #[tokio::test]
@@ -276,7 +276,7 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
     server.seen().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
     source.says(&[Said::Nothing]).await;
@@ -302,7 +302,7 @@ async fn after_a_410_everything_is_listed_again() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
     server.seen().await;
     // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
@@ -324,7 +324,7 @@ async fn after_a_410_everything_is_listed_again() {
     source.fails("HTTP 410").await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(70);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
 }
 
 #[tokio::test]
@@ -357,7 +357,7 @@ async fn a_listing_that_breaks_begins_anew() {
     source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
     feed.listed(10);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
 }
 
 #[tokio::test]
@@ -369,10 +369,8 @@ async fn health_says_why_and_since_when() {
     let mut source = Source::slices(&server);
     let mut sinces = Vec::new();
     for why in ["Forbidden is what it said (Forbidden)", "HTTP 401", "HTTP 429"] {
-        let SourceEvent::Health(
-            SourceKind::EndpointSlices,
-            ChoreHealth::Failing { reason, since_unix_ms, .. },
-        ) = source.event().await
+        let SourceEvent::Health(SourceKind::EndpointSlices, JobHealth::Failing { reason, since_unix_ms, .. }) =
+            source.event().await
         else {
             panic!("{why}")
         };
@@ -384,7 +382,7 @@ async fn health_says_why_and_since_when() {
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
     feed.slice("DELETED", "a", 10);
     source.says(&[gone("a")]).await;
 }
@@ -401,7 +399,7 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
         let feed = begin(&server);
         let mut source = Source::slices(&server);
         feed.listed(4);
-        source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
         server.seen().await;
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
@@ -411,7 +409,7 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
         let feed = begin(&server);
         assert_eq!(server.seen().await.query("resourceVersion"), None);
         feed.listed(6);
-        source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     }
 }
 
@@ -422,7 +420,7 @@ async fn a_sink_that_has_forgotten_hears_everything_again() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
     server.seen().await;
     let feed_again = begin(&server);
     source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
@@ -434,7 +432,7 @@ async fn a_sink_that_has_forgotten_hears_everything_again() {
     feed_again.slice("ADDED", "b", 5);
     feed_again.listed(6);
     // The health of the watch is reported again, too.
-    source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Healthy]).await;
     server.nothing_more();
 }
 
@@ -445,7 +443,7 @@ async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     server.seen().await;
     source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
@@ -453,7 +451,7 @@ async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(60);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
 }
 
 /// A list larger than the buffers is not read on while the sink has not answered, and arrives in batches.
@@ -481,7 +479,7 @@ async fn a_slow_sink_holds_the_list_back() {
         let batch = match source.event().await {
             SourceEvent::EndpointSlices(batch) => batch,
             // On a slow machine the list takes longer than it should, and continues.
-            SourceEvent::Health(_, ChoreHealth::Failing { reason, .. }) => {
+            SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => {
                 assert!(reason.contains("not complete"), "{reason}");
                 continue;
             }
@@ -529,7 +527,7 @@ async fn three_kinds_are_watched_side_by_side() {
     let mut kinds = Vec::new();
     let mut lines = Vec::new();
     while kinds.len() < 3 {
-        let SourceEvent::Health(kind, ChoreHealth::Failing { reason, .. }) = (match source.event().await {
+        let SourceEvent::Health(kind, JobHealth::Failing { reason, .. }) = (match source.event().await {
             // These are optional.
             SourceEvent::ServiceCidrs(_) => source.event().await,
             event => event,
@@ -566,7 +564,7 @@ async fn an_event_is_told_at_once() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     let whole = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
     feed.slice("ADDED", "a", 5);
     feed.bytes(whole.slice(..10));

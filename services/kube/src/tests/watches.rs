@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -14,7 +14,7 @@ use crate::{KnownPods, PodEvent, PodRef, watch_node, watch_pods};
 
 struct Pods {
     events: mpsc::UnboundedReceiver<PodEvent>,
-    health: watch::Receiver<ChoreHealth>,
+    health: watch::Receiver<JobHealth>,
     task: JoinHandle<()>,
 }
 
@@ -32,7 +32,7 @@ impl Pods {
     fn knowing(server: &Server, known: KnownPods) -> Self {
         let api = server.api();
         let (tell, events) = mpsc::unbounded_channel();
-        let (sender, health) = watch::channel(ChoreHealth::Starting);
+        let (sender, health) = watch::channel(JobHealth::Pending);
         let task = tokio::spawn(async move {
             watch_pods(&api, "n1", &sender, known, move |event| drop(tell.send(event))).await;
         });
@@ -44,11 +44,12 @@ impl Pods {
     }
 
     async fn well(&mut self) {
-        self.health.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+        self.health.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     }
 
     async fn failing(&mut self, of: &str) {
-        let failing = |health: &ChoreHealth| matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains(of));
+        let failing =
+            |health: &JobHealth| matches!(health, JobHealth::Failing { reason, .. } if reason.contains(of));
         self.health.wait_for(failing).await.unwrap();
     }
 }
@@ -289,10 +290,10 @@ async fn health_says_why_and_since_when() {
     server.reply(Reply::json(403, r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden"}"#));
     let mut pods = Pods::of(&server);
     pods.failing("pods is forbidden (Forbidden)").await;
-    let ChoreHealth::Failing { since_unix_ms: since, .. } = pods.health.borrow().clone() else { panic!() };
+    let JobHealth::Failing { since_unix_ms: since, .. } = pods.health.borrow().clone() else { panic!() };
     server.reply(Reply::json(401, "{}"));
     pods.failing("HTTP 401").await;
-    let ChoreHealth::Failing { since_unix_ms, .. } = pods.health.borrow().clone() else { panic!() };
+    let JobHealth::Failing { since_unix_ms, .. } = pods.health.borrow().clone() else { panic!() };
     assert_eq!(since_unix_ms, since);
     let feed = begin(&server);
     all_listed(&feed, 4);
@@ -307,7 +308,7 @@ async fn health_says_why_and_since_when() {
 async fn e2_a_watch_that_is_woken_waits_for_its_agents_turn() {
     let mut server = Server::plain().await;
     let (api, known) = (server.api(), KnownPods::default());
-    let (sender, mut health) = watch::channel(ChoreHealth::Starting);
+    let (sender, mut health) = watch::channel(JobHealth::Pending);
     let watching = api.clone();
     let task =
         tokio::spawn(async move { watch_pods(&watching, "n1", &sender, known, |_: PodEvent| {}).await });
@@ -324,7 +325,8 @@ async fn e2_a_watch_that_is_woken_waits_for_its_agents_turn() {
         server.reply(Reply::json(403, refusal));
         server.seen().await;
         let of = format!("refusal {n}");
-        let refused = |health: &ChoreHealth| matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains(&of));
+        let refused =
+            |health: &JobHealth| matches!(health, JobHealth::Failing { reason, .. } if reason.contains(&of));
         health.wait_for(refused).await.unwrap();
     }
     // By now it waits for 30 s at least.
@@ -336,7 +338,7 @@ async fn e2_a_watch_that_is_woken_waits_for_its_agents_turn() {
     pass(42).await;
     let feed = begin(&server);
     all_listed(&feed, 5);
-    health.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+    health.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     task.abort();
 }
 
@@ -393,13 +395,13 @@ async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
     let feed = begin(&server);
     let api = server.api();
     let (tell, mut nodes) = mpsc::unbounded_channel();
-    let (health, mut watched) = watch::channel(ChoreHealth::Starting);
+    let (health, mut watched) = watch::channel(JobHealth::Pending);
     let task = tokio::spawn(async move {
         watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
     });
     all_listed(&feed, 4);
     assert_eq!(nodes.recv().await.unwrap(), None, "there is none yet");
-    watched.wait_for(|health| *health == ChoreHealth::Well).await.unwrap();
+    watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     feed.event("ADDED", &node("n1", 5));
     let told = nodes.recv().await.unwrap().unwrap();
     assert_eq!(told.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
@@ -428,7 +430,7 @@ async fn e11_the_node_is_listed_again_after_an_interruption() {
     let parts = crate::ApiServerParts::new(crate::ClusterSource::Explicit(server.source()));
     let api = crate::ApiServer::new(crate::ApiServerParts { signals, ..parts });
     let (tell, mut nodes) = mpsc::unbounded_channel();
-    let (health, _health) = watch::channel(ChoreHealth::Starting);
+    let (health, _health) = watch::channel(JobHealth::Pending);
     let task = tokio::spawn(async move {
         watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
     });

@@ -11,7 +11,7 @@
 use std::{marker::PhantomData, sync::Arc};
 
 use futures_util::future::join3;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
     Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind, view,
 };
@@ -145,7 +145,7 @@ impl<T: Collected> Subject for Collection<T> {
         self.sink.send(T::event(seen)).await
     }
 
-    async fn health(&mut self, health: ChoreHealth) -> Answer {
+    async fn health(&mut self, health: JobHealth) -> Answer {
         self.sink.send(SourceEvent::Health(T::OF, health)).await
     }
 }

@@ -1,7 +1,7 @@
 //! The loop of every watch.
 //!
 //! Owns: [`follow`]. In: an [`ApiServer`], a [`Subject`], and the steps of a [`Reflector`]. Out: [`Change`]s in
-//! batches, each handed over before more is read, and a [`ChoreHealth`].
+//! batches, each handed over before more is read, and a [`JobHealth`].
 
 mod state;
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::unix_ms,
-    cluster::{ApiError, ApiErrorKind, ChoreHealth},
+    cluster::{ApiError, ApiErrorKind, JobHealth},
 };
 use keelson_endpoint_publisher::Answer;
 use tokio::{
@@ -51,7 +51,7 @@ pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
         api,
         subject,
         reflector: Reflector::default(),
-        health: ChoreHealth::Starting,
+        health: JobHealth::Pending,
         batch: Batch::default(),
         listing: false,
         exact: false,
@@ -68,7 +68,7 @@ struct Follower<'a, S: Subject> {
     rollbacks: watch::Receiver<u64>,
     subject: &'a mut S,
     reflector: Reflector,
-    health: ChoreHealth,
+    health: JobHealth,
     batch: Batch<Object<S>>,
     /// A listing has begun and is not complete.
     listing: bool,
@@ -483,21 +483,21 @@ impl<'a, S: Subject> Follower<'a, S> {
     /// Reports that the watch works. After a failure it signals the other watches, because the server works for them
     /// too.
     async fn well(&mut self) -> Result<(), Stop> {
-        match std::mem::replace(&mut self.health, ChoreHealth::Well) {
-            ChoreHealth::Well => return Ok(()),
-            ChoreHealth::Failing { .. } => self.api.wake_watches(),
-            ChoreHealth::Starting => {}
+        match std::mem::replace(&mut self.health, JobHealth::Healthy) {
+            JobHealth::Healthy => return Ok(()),
+            JobHealth::Failing { .. } => self.api.wake_watches(),
+            JobHealth::Pending => {}
         }
-        taken(self.subject.health(ChoreHealth::Well).await)
+        taken(self.subject.health(JobHealth::Healthy).await)
     }
 
     /// Reports that the watch fails, since that time unless it failed before.
     async fn fail(&mut self, reason: String, since_unix_ms: i64, refused: bool) -> Answer {
         let since_unix_ms = match self.health {
-            ChoreHealth::Failing { since_unix_ms, .. } => since_unix_ms,
+            JobHealth::Failing { since_unix_ms, .. } => since_unix_ms,
             _ => since_unix_ms,
         };
-        self.health = ChoreHealth::Failing { reason, since_unix_ms, refused };
+        self.health = JobHealth::Failing { reason, since_unix_ms, refused };
         self.subject.health(self.health.clone()).await
     }
 
@@ -540,7 +540,7 @@ impl<'a, S: Subject> Follower<'a, S> {
 
     async fn forgotten(&mut self) {
         // Health has to be reported again, too.
-        self.health = ChoreHealth::Starting;
+        self.health = JobHealth::Pending;
         self.is_told = false;
         self.reflector.forget();
         let wait = self.reflector.again(Instant::now(), rand::random());

@@ -2,7 +2,7 @@
 //!
 //! Owns: [`watch_node`], [`watch_pods`] and [`watch_endpoints`], and the loop of all. In: an
 //! [`ApiServer`](crate::ApiServer). Out: objects, handed to a sink, and a
-//! [`ChoreHealth`](keelson_actor_system::cluster::ChoreHealth). All run until they are dropped; no error ends them.
+//! [`JobHealth`](keelson_actor_system::cluster::JobHealth). All run until they are dropped; no error ends them.
 //!
 //! kube-runtime's watcher is not used: it restarts a watch at once and endlessly when the server closes it at
 //! once, never recovers from an HTTP 410 at the start of a watch, and ignores `Retry-After`. The requests

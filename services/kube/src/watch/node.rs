@@ -6,7 +6,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Node;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{Answer, NodeView};
 use tokio::sync::watch;
 
@@ -42,7 +42,7 @@ impl<F: FnMut(Option<Arc<Node>>) + Send> NodeSink for F {
 struct OneNode<'a, S> {
     name: String,
     sink: S,
-    health: &'a watch::Sender<ChoreHealth>,
+    health: &'a watch::Sender<JobHealth>,
     /// The Node, if it was in the current listing.
     listing: Option<Option<Node>>,
     /// What the sink got last: a resourceVersion or none; outer `None`: nothing yet.
@@ -117,7 +117,7 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
         Answer::Taken
     }
 
-    async fn health(&mut self, health: ChoreHealth) -> Answer {
+    async fn health(&mut self, health: JobHealth) -> Answer {
         show(self.health, health);
         Answer::Taken
     }
@@ -162,12 +162,7 @@ pub fn node_view(name: &str, node: Option<&Node>) -> NodeView {
 /// Watches the Node `name` until dropped. The sink gets the Node as soon as it is known, and each
 /// change after that; without managedFields and kubectl's copy of the applied object. Failures of the watch are
 /// reported to `health` and not to the sink.
-pub async fn watch_node(
-    api: &ApiServer,
-    name: &str,
-    health: &watch::Sender<ChoreHealth>,
-    sink: impl NodeSink,
-) {
+pub async fn watch_node(api: &ApiServer, name: &str, health: &watch::Sender<JobHealth>, sink: impl NodeSink) {
     let signals = api.signals().clone();
     let mut subject = OneNode { name: name.to_owned(), sink, health, listing: None, told: None, signals };
     follow(api, &mut subject).await;

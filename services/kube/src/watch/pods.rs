@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::Answer;
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -153,7 +153,7 @@ struct NodePods<'a, S> {
     known: KnownPods,
     /// The objects of the current listing.
     listing: Option<Vec<PodMeta>>,
-    health: &'a watch::Sender<ChoreHealth>,
+    health: &'a watch::Sender<JobHealth>,
     sink: S,
 }
 
@@ -210,7 +210,7 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
         Answer::Taken
     }
 
-    async fn health(&mut self, health: ChoreHealth) -> Answer {
+    async fn health(&mut self, health: JobHealth) -> Answer {
         show(self.health, health);
         Answer::Taken
     }
@@ -221,7 +221,7 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
 pub async fn watch_pods(
     api: &ApiServer,
     node: &str,
-    health: &watch::Sender<ChoreHealth>,
+    health: &watch::Sender<JobHealth>,
     known: KnownPods,
     sink: impl PodSink,
 ) {

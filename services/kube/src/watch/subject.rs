@@ -3,7 +3,7 @@
 //! Owns: [`Subject`], [`Change`], [`Selectors`] and [`show`]. In: nothing. Out: input and output of
 //! [`follow`](super::follow).
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{Answer, Seen};
 use tokio::sync::watch;
 
@@ -68,13 +68,13 @@ pub(crate) trait Subject: Send {
     /// happened, and the answer says whether that is enough.
     fn tell(&mut self, changes: Vec<Change<Object<Self>>>) -> impl Future<Output = Answer> + Send;
     /// Receives the health of the watch: each recovery, and each failure.
-    fn health(&mut self, health: ChoreHealth) -> impl Future<Output = Answer> + Send;
+    fn health(&mut self, health: JobHealth) -> impl Future<Output = Answer> + Send;
 }
 
 pub(crate) type Object<S> = <<S as Subject>::Encoding as Encoding>::Object;
 
 /// Publishes `health`.
-pub(crate) fn show(to: &watch::Sender<ChoreHealth>, health: ChoreHealth) {
+pub(crate) fn show(to: &watch::Sender<JobHealth>, health: JobHealth) {
     to.send_if_modified(|shown| {
         let changed = *shown != health;
         *shown = health;

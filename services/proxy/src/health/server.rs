@@ -8,7 +8,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use http::{Method, StatusCode};
 use keelson_serve::{
     http::{
-        OPEN_METRICS,
+        JSON, OPEN_METRICS, TEXT,
         exposed::{Answer, Pages, answer, serve},
     },
     tcp::listen_widely,
@@ -25,8 +25,6 @@ use crate::metrics::ProxyMetrics;
 
 /// Pause after a failed bind. Source: kube-proxy.
 const BIND_RETRY: Duration = Duration::from_secs(5);
-pub(super) const TEXT: &str = "text/plain; charset=utf-8";
-pub(super) const JSON: &str = "application/json";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ServerState {

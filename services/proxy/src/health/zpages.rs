@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use http::{HeaderName, HeaderValue, Method, StatusCode, header::WARNING};
 use keelson_serve::http::{
-    OPEN_METRICS,
+    JSON, OPEN_METRICS, TEXT,
     exposed::{Answer, answer, with_header},
 };
 use prometheus_client::{
@@ -18,10 +18,7 @@ use prometheus_client::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    server::{JSON, TEXT},
-    status::Moment,
-};
+use super::status::Moment;
 
 const COMPONENT: &str = "keelson-proxy";
 const YAML: &str = "application/yaml";

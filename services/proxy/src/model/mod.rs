@@ -7,73 +7,14 @@
 mod convert;
 mod frontend;
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use keelson_client::ServiceName;
 
 pub use convert::service_ports;
 pub use frontend::{Conflict, Frontend};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    #[must_use]
-    pub const fn of(ip: &IpAddr) -> Self {
-        match ip {
-            IpAddr::V4(_) => Self::V4,
-            IpAddr::V6(_) => Self::V6,
-        }
-    }
-
-    #[must_use]
-    pub const fn has(self, ip: &IpAddr) -> bool {
-        matches!((self, ip), (Self::V4, IpAddr::V4(_)) | (Self::V6, IpAddr::V6(_)))
-    }
-
-    /// In bytes.
-    #[must_use]
-    pub const fn address_len(self) -> usize {
-        match self {
-            Self::V4 => 4,
-            Self::V6 => 16,
-        }
-    }
-
-    /// `0.0.0.0` or `::`.
-    #[must_use]
-    pub const fn unspecified(self) -> IpAddr {
-        match self {
-            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        }
-    }
-
-    /// `IPv4` or `IPv6`, as in Kubernetes.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+pub use keelson_proto::family::Family;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {

@@ -13,14 +13,16 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{cleaner::Cleaner, follow::finish, shared::Shared};
+use super::{
+    cleaner::Cleaner,
+    follow::finish,
+    shared::{Shared, TICK},
+};
 use crate::{
     backend::Observer,
     model::Family,
     sync::{CHECK_INTERVAL, Checked},
 };
-
-const TICK: Duration = Duration::from_millis(500);
 
 const OTHER_PROXIES_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{follow::TICK, shared::Shared};
+use super::shared::{Shared, TICK};
 use crate::{
     conntrack::{Cleaned, ConntrackError, UdpFrontends, clean},
     metrics::ProxyMetrics,

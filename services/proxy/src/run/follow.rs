@@ -4,7 +4,6 @@
 //! [`crate::sync::SyncLoop`]; updates of health, health check node ports, metrics and conntrack.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -20,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     RunError,
     cleaner::Cleaner,
-    shared::{Link, Shared},
+    shared::{Link, Shared, TICK},
     unix_ms,
 };
 use crate::{
@@ -30,9 +29,6 @@ use crate::{
     model::{Family, service_ports},
     sync::Synced,
 };
-
-/// Interval of [`crate::sync::SyncLoop::tick`].
-pub(super) const TICK: Duration = Duration::from_millis(500);
 
 /// How long `NodeCIDR` waits for the node's pod CIDRs. Source: kube-proxy.
 const POD_CIDRS: Duration = Duration::from_secs(300);
@@ -290,5 +286,3 @@ impl Shared {
         self.apply_wanted(listen_on);
     }
 }
-
-pub(super) type Checks = BTreeMap<ServiceName, ServiceHealthCheck>;

@@ -5,8 +5,9 @@
 //! second at the start of a large cluster; servers wait for it on threads of their own.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use keelson_client::{Position, ServiceName};
@@ -16,7 +17,6 @@ use tokio::sync::{Notify, watch};
 use super::{
     RunConfig,
     affinity::{AffinityCounter, MAX_AGE},
-    follow::Checks,
     unix_ms,
 };
 use crate::{
@@ -28,6 +28,12 @@ use crate::{
     model::Family,
     sync::{SyncLoop, Synced},
 };
+
+/// Interval of [`SyncLoop::tick`] and of the checks.
+pub(super) const TICK: Duration = Duration::from_millis(500);
+
+/// Health check node ports.
+pub(super) type Checks = BTreeMap<ServiceName, ServiceHealthCheck>;
 
 const EVENTS: usize = 50;
 

@@ -59,7 +59,7 @@ impl<T: Serialize> IntoResponse for Document<T> {
         match serde_json::to_vec_pretty(&self.0) {
             Ok(mut json) => {
                 json.push(b'\n');
-                ([(CONTENT_TYPE, "application/json")], json).into_response()
+                ([(CONTENT_TYPE, super::JSON)], json).into_response()
             }
             Err(error) => {
                 // Encoding fails only for a map with keys that are not strings, and no document has one.

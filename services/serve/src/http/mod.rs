@@ -18,3 +18,8 @@ pub use gate::{Hosts, gated};
 pub use page::Page;
 pub use probe::probe;
 pub use server::serve;
+
+/// Content type of plain text.
+pub const TEXT: &str = "text/plain; charset=utf-8";
+/// Content type of JSON.
+pub const JSON: &str = "application/json";

@@ -28,7 +28,7 @@ pub fn probe(endpoint: &str, checks: Result<Vec<Check>, ViewError>, query: Optio
         report(endpoint, &checks, passed, unix_ms(SystemTime::now()))
     };
     let status = if passed { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
-    (status, [(CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
+    (status, [(CONTENT_TYPE, super::TEXT)], text).into_response()
 }
 
 fn report(endpoint: &str, checks: &[Check], passed: bool, now_unix_ms: i64) -> String {

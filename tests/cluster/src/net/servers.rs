@@ -22,7 +22,7 @@ impl Servers {
     /// TCP, UDP and SCTP on each of these addresses and ports.
     pub(super) fn endpoints(namespace: &Namespace, addresses: &[Dual], ports: &[u16]) -> Result<Self> {
         let mut tasks = JoinSet::new();
-        for ip in addresses.iter().flat_map(|address| Family::BOTH.map(|family| address.of(family))) {
+        for ip in addresses.iter().flat_map(|address| Family::ALL.map(|family| address.of(family))) {
             for port in ports {
                 let at = SocketAddr::new(ip, *port);
                 tasks.spawn(serve_tcp(namespace.tcp_listener(at)?));

@@ -57,7 +57,7 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         soon("a change without a follower is heard", || async {
             let state = stage.state().await?;
-            ensure!(state["rev"] == pair.1 + 1 && state["state"] == "current", "{state}");
+            ensure!(state["rev"] == pair.1 + 1 && state["state"] == "synced", "{state}");
             Ok(())
         })
         .await?;

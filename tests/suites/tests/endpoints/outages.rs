@@ -190,7 +190,7 @@ fn nothing_is_served_before_the_first_of_everything_was_listed() -> Result<()> {
                     let sources = state["sources"].as_array().into_iter().flatten();
                     sources.filter(|source| source["synced"] == synced).count()
                 };
-                ensure!(state["state"] == "waiting" && synced(true) == 3 && synced(false) == 1, "{state}");
+                ensure!(state["state"] == "pending" && synced(true) == 3 && synced(false) == 1, "{state}");
                 Ok(())
             })
             .await?;

@@ -206,7 +206,7 @@ impl Stage {
     pub(crate) async fn says_current(&self) -> Result<()> {
         soon("the agent says that endpoints are current", || async {
             let state = self.state().await?;
-            ensure!(state["state"] == "current", "{state}");
+            ensure!(state["state"] == "synced", "{state}");
             ensure!(self.metric("keelson_endpoints_stale").await? == 0.0, "the metric says stale");
             let line = self.readyz().await?;
             ensure!(line.starts_with("[+]"), "{line}");

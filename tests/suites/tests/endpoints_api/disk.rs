@@ -31,7 +31,7 @@ async fn p6_services_change_while_the_state_disk_hangs_and_are_durable_when_it_a
         arrives(address).await?;
     }
     let state = stage.state().await?;
-    ensure!(state["durable"] == false && state["state"] == "current", "{state}");
+    ensure!(state["durable"] == false && state["state"] == "synced", "{state}");
     drop(frozen);
     soon("it is on disk", || async {
         let state = stage.state().await?;

@@ -137,7 +137,7 @@ async fn before_the_folder_was_ever_read_nothing_is_served() -> Result<()> {
     let place = stage.manifests.path().display().to_string();
     soon("callers wait for the first state", || async {
         let state = stage.state().await?;
-        ensure!(state["state"] == "waiting" && state["rev"] == 0, "{state}");
+        ensure!(state["state"] == "pending" && state["rev"] == 0, "{state}");
         ensure!(state["watchers"].as_array().is_some_and(|all| all.len() == 2), "{state}");
         says(&state.to_string(), &[&place])?;
         says(&stage.endpoints(&[]).await?.success()?.out, &["PENDING", &place])

@@ -55,7 +55,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
     let told = stage.endpoints(&[]).await?;
     says(&told.out, &["Service endpoints are disabled", reason])?;
     ensure!(told.code == Some(0), "{told:?}");
-    ensure!(stage.state().await?["state"] == "off" && stage.state().await?["reason"] == reason);
+    ensure!(stage.state().await?["state"] == "disabled" && stage.state().await?["reason"] == reason);
     for args in [&["explain", "ns/web"][..], &["watchers"]] {
         let told = stage.endpoints(args).await?;
         eprintln!("{args:?}: {told:?}");

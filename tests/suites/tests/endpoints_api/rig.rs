@@ -149,7 +149,7 @@ impl Stage {
     pub(crate) async fn at_rev(&self, rev: u64) -> Result<u64> {
         soon(&format!("the agent is at revision {rev}"), || async {
             let state = self.state().await?;
-            ensure!(state["state"] == "current" && state["rev"] == rev, "{state}");
+            ensure!(state["state"] == "synced" && state["rev"] == rev, "{state}");
             state["instance_id"].as_str().context("no instance")?.parse().context("no number")
         })
         .await

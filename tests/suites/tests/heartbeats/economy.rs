@@ -235,7 +235,7 @@ fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<(
         assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
         let told = rig.node_json().await?;
-        assert_eq!((&told["state"], &told["role"]), (&json!("well"), &json!("companion")), "{told}");
+        assert_eq!((&told["state"], &told["role"]), (&json!("healthy"), &json!("companion")), "{told}");
         Ok(())
     })
 }

@@ -138,7 +138,7 @@ async fn loses_and_gets_back(
         let shown = rig.agent.json("/debug/endpoints").await?;
         let sources = shown["sources"].as_array().context("no sources")?;
         for source in sources {
-            let wanted = if source["resource"] == "endpointslices" { "failing" } else { "well" };
+            let wanted = if source["resource"] == "endpointslices" { "failing" } else { "healthy" };
             ensure!(source["health"] == wanted, "{shown}");
         }
         Ok(shown)
@@ -165,7 +165,7 @@ async fn loses_and_gets_back(
 async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
     soon("the endpoints are current", || async {
         let shown = rig.agent.json("/debug/endpoints").await?;
-        ensure!(shown["state"] == "current", "they are {shown}");
+        ensure!(shown["state"] == "synced", "they are {shown}");
         Ok(())
     })
     .await?;

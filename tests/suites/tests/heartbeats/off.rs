@@ -16,7 +16,7 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
     for name in ["LeaseRenewer", "StatusReporter"] {
         let all = actors["actors"].as_array().context("no actors")?;
         let actor = all.iter().find(|actor| actor["name"] == name).with_context(|| format!("no {name}"))?;
-        assert_eq!(actor["status"], "off", "{actor}");
+        assert_eq!(actor["status"], "disabled", "{actor}");
         ensure!(actor["summary"].as_str().is_some_and(|text| text.contains(reason)), "{actor}");
     }
     let told = agent.keelson(&["node", "--check"]).await?.success()?.out;

@@ -128,7 +128,7 @@ pub(crate) async fn heartbeats(agent: &Agent) -> Result<Value> {
 pub(crate) async fn well(agent: &Agent) -> Result<()> {
     eventually(PATIENCE, "the heartbeats are well", || async {
         let shown = heartbeats(agent).await?;
-        ensure!(shown["state"] == "well", "they are {shown}");
+        ensure!(shown["state"] == "healthy", "they are {shown}");
         Ok(())
     })
     .await

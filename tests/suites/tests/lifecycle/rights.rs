@@ -174,11 +174,11 @@ async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
     }
     // P19: no endpoint depends on them.
     if resource == "servicecidrs" {
-        ensure!(shown["state"] == "current", "it says {shown}");
+        ensure!(shown["state"] == "synced", "it says {shown}");
         return Ok(());
     }
     // No list was complete yet, so there is nothing to serve.
-    ensure!(shown["state"] == "waiting", "it says {shown}");
+    ensure!(shown["state"] == "pending", "it says {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
     let text = ready.text();
     let line = text.lines().find(|line| line.starts_with("[-]endpoints")).unwrap_or_default();
@@ -245,7 +245,7 @@ fn every_right_of_a_companion_is_needed() -> Result<()> {
 async fn current(agent: &mut Agent) -> Result<()> {
     eventually(PATIENCE, "the endpoints are current", || async {
         let shown = agent.json("/debug/endpoints").await?;
-        ensure!(shown["state"] == "current" && shown["source"] == "kube", "they are {shown}");
+        ensure!(shown["state"] == "synced" && shown["source"] == "kube", "they are {shown}");
         Ok(())
     })
     .await?;

@@ -66,7 +66,7 @@ fn case_47_a_client_stays_with_its_endpoint_over_all_frontends_of_a_port() -> Re
             world.local(3)?,
         ];
         let (mut same, mut asked) = (0, 0);
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for client in &clients {
                 let one = the_one(client, case.v(1).at(family)).await?;
                 for to in [case.w(1), case.np(1), case.v(1)].map(|target| target.at(family)) {
@@ -140,7 +140,7 @@ fn case_47_an_endpoint_outside_of_the_set_in_use_is_passed_over() -> Result<()> 
         case.slices("svc", &endpoints).await?;
         case.synced().await?;
         let c = case.world().client();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let v = the_one(&c, case.v(1).at(family)).await?;
             let local: Dual = endpoints[0].at;
             // Any of them: W has only the local ones.

@@ -46,7 +46,7 @@ fn endpoints_are_chosen_uniformly() -> Result<()> {
         case.slices_of("svc", "a", &served, &all).await?;
         case.synced().await?;
         let pod = case.world().pod();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for transport in [Transport::Tcp, Transport::Udp] {
                 is_uniform(&pod, case.v(1).at(family), transport, all.len()).await?;
             }

@@ -86,7 +86,7 @@ fn case_48_flows_of_udp_to_an_endpoint_that_is_gone_are_forgotten_and_others_are
         let frontends: [Target; 4] = [case.v(1), case.w(1), case.x(1), case.np(1)];
         let c = case.world().client();
         let (mut gone, mut stay, mut others) = (Vec::new(), Vec::new(), Vec::new());
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for frontend in frontends {
                 let to = frontend.at(family);
                 gone.push((family, flow_to(&c, to, Transport::Udp, r1.at).await?));
@@ -120,7 +120,7 @@ fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_th
         let c = case.world().client();
         // There is no Service: the node forwards it, and has an untranslated entry.
         let mut flows = Vec::new();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for target in [case.w(1), case.v(1)] {
                 let to = target.at(family);
                 let mut flow = c.open(to, Transport::Udp)?;
@@ -187,7 +187,7 @@ fn case_49_the_last_endpoint_goes_and_its_flows_stay_until_one_returns() -> Resu
         let c = case.world().client();
         let v = case.v(1).over(Transport::Udp);
         let mut flows = Vec::new();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             flows.push((family, flow_to(&c, v.at(family), Transport::Udp, l1.at).await?));
         }
         serve(&case, &[]).await?;
@@ -215,7 +215,7 @@ fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another
         case.synced().await?;
         let pod = case.world().pod();
         let mut flows = Vec::new();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             for target in [case.w(1), case.v(1)] {
                 flows.push((family, flow_to(&pod, target.at(family), Transport::Udp, r1.at).await?));
             }
@@ -237,10 +237,10 @@ fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another
         case.slices_of("moved", "a", &served(8080), std::slice::from_ref(&r1)).await?;
         case.synced().await?;
         let mut flows = Vec::new();
-        for family in Family::BOTH {
+        for family in Family::ALL {
             flows.push((family, flow_to(&pod, case.v(2).at(family), Transport::Udp, r1.at).await?));
         }
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let slice = case.slice("moved", "a", family, &served(8081), std::slice::from_ref(&r1));
             case.put(Kind::Slice, &slice).await?;
         }

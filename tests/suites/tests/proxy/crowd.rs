@@ -40,7 +40,7 @@ async fn crowd(asker: &Asker, sources: &[IpAddr], at: SocketAddr) -> Result<Vec<
 async fn answers(case: &Case, check: u16) -> Result<()> {
     for round in 0..5 {
         for (port, path) in [(HEALTH, "/healthz"), (HEALTH, "/livez"), (check, "/")] {
-            for family in Family::BOTH {
+            for family in Family::ALL {
                 let answer =
                     http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await;
                 let answer = answer.with_context(|| format!("{path} at port {port}, round {round}"))?;

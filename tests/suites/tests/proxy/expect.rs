@@ -30,7 +30,7 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn new(address: Dual, port: u16) -> Self {
-        Self { address, port, transport: Transport::Tcp, families: &Family::BOTH }
+        Self { address, port, transport: Transport::Tcp, families: &Family::ALL }
     }
 
     pub(crate) fn port(self, port: u16) -> Self {

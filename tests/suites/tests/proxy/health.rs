@@ -24,7 +24,7 @@ async fn ask(case: &Case, family: Family, port: u16, path: &str) -> Result<Answe
 }
 
 async fn closed(case: &Case, port: u16) -> Result<()> {
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let answer = ask(case, family, port, "/").await;
         ensure!(answer.is_err(), "port {port} is open: {answer:?}");
     }
@@ -53,7 +53,7 @@ fn is(answer: &Answer, namespace: &str, service: &str, endpoints: usize, healthy
 async fn soon_is(case: &Case, port: u16, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
     let what = format!("port {port} says {endpoints} endpoints, healthy {healthy}");
     case.soon(&what, || async {
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let answer = ask(case, family, port, "/").await?;
             is(&answer, case.writer.namespace(), service, endpoints, healthy)?;
         }

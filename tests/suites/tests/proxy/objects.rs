@@ -195,7 +195,7 @@ impl Case {
                 "name": slice_name(service, suffix, family),
                 "labels": {"kubernetes.io/service-name": service},
             },
-            "addressType": family.name(), "ports": ports, "endpoints": endpoints,
+            "addressType": family.as_str(), "ports": ports, "endpoints": endpoints,
         })
     }
 
@@ -212,7 +212,7 @@ impl Case {
         ports: &[Value],
         endpoints: &[Ep],
     ) -> Result<()> {
-        for family in Family::BOTH {
+        for family in Family::ALL {
             self.put(Kind::Slice, &self.slice(service, suffix, family, ports, endpoints)).await?;
         }
         Ok(())
@@ -229,7 +229,7 @@ impl Case {
     }
 
     pub(crate) async fn delete_slices(&self, service: &str, suffix: &str) -> Result<()> {
-        for family in Family::BOTH {
+        for family in Family::ALL {
             self.writer.delete(Kind::Slice, &slice_name(service, suffix, family)).await?;
         }
         Ok(())
@@ -248,5 +248,5 @@ impl Case {
 }
 
 fn slice_name(service: &str, suffix: &str, family: Family) -> String {
-    format!("{service}-{suffix}-{}", family.name().to_lowercase())
+    format!("{service}-{suffix}-{}", family.as_str().to_lowercase())
 }

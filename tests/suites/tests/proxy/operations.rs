@@ -55,18 +55,18 @@ fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alon
         case.synced().await?;
         // The first moment without it is several periods later.
         tokio::time::sleep(2 * PERIOD).await;
-        let before = Family::BOTH.map(|family| contents(&case, family));
+        let before = Family::ALL.map(|family| contents(&case, family));
         tokio::time::sleep(3 * PERIOD).await;
-        for (family, before) in Family::BOTH.into_iter().zip(before) {
+        for (family, before) in Family::ALL.into_iter().zip(before) {
             let (before, after) = (before?, contents(&case, family)?);
             ensure!(before == after, "{:?}", before.symmetric_difference(&after).collect::<Vec<_>>());
         }
 
-        let before = Family::BOTH.map(|family| contents(&case, family));
+        let before = Family::ALL.map(|family| contents(&case, family));
         case.slices("svc", &[on_node(&case, 1), elsewhere(3)]).await?;
         let both = [on_node(&case, 1), elsewhere(3)];
         case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
-        for (family, before) in Family::BOTH.into_iter().zip(before) {
+        for (family, before) in Family::ALL.into_iter().zip(before) {
             let (before, after) = (before?, contents(&case, family)?);
             let changed: Vec<_> = before.symmetric_difference(&after).cloned().collect();
             let (rules, elements): (Vec<_>, Vec<_>) =

@@ -70,7 +70,7 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
         let targets = (1..=3).flat_map(|n| [case.v(n), case.w(n), case.np(n)]);
         for target in targets {
             for (asker, target, _) in case.everybody(target, &Want::Drop) {
-                for family in Family::BOTH {
+                for family in Family::ALL {
                     let tally = asker.ask_times(target.at(family), Transport::Tcp, 10, ANSWER).await?;
                     let answered: usize = tally.by_endpoint().values().sum();
                     ensure!(answered == 10, "{} of {}: {tally:?}", asker.ip(family), target.at(family));
@@ -95,7 +95,7 @@ fn p12_a_connection_to_no_service_keeps_its_priority() -> Result<()> {
         case.synced().await?;
         let node = case.world().node();
         node.nft(&[OTHERS])?;
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let to = remote(1).at(family, 8080);
             let answer = case.world().host().ask(to, Transport::Tcp, ANSWER).await?;
             ensure!(matches!(answer, Outcome::Answered { .. }), "{to}: {answer:?}");

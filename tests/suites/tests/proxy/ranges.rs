@@ -25,7 +25,7 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
         case.slices("svc", &r1).await?;
         case.synced().await?;
         let w = case.w_address(1);
-        for family in Family::BOTH {
+        for family in Family::ALL {
             case.world().bind_to_node(w.of(family))?;
         }
         let (pod, host, c, b) =

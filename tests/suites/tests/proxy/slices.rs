@@ -92,7 +92,7 @@ fn case_10_ports_without_number_or_name_are_skipped() -> Result<()> {
             port("d", 8082, Transport::Tcp),
         ];
         let r1 = [elsewhere(1)];
-        for family in Family::BOTH {
+        for family in Family::ALL {
             case.put_unchecked(Kind::Slice, &case.slice("svc", "a", family, &odd, &r1)).await?;
         }
         case.synced().await?;
@@ -125,7 +125,7 @@ fn case_12_the_first_address_counts_and_who_has_no_node_is_never_local() -> Resu
         let case = Case::new(12, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
         let (l1, l2, r1) = (on_node(&case, 1), on_node(&case, 2), elsewhere(1));
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let endpoints = [l1.clone().nowhere(), l2.clone(), elsewhere(3)];
             let mut slice = case.slice("svc", "a", family, &crate::objects::at_8080(), &endpoints);
             slice["endpoints"][1]["addresses"] = json!([l2.at.of(family), r1.at.of(family)]);

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
         plain.transports.push(Transport::Udp);
         let mut affine = Service::new(12 + index, family, &pool(family, 8081));
@@ -64,7 +64,7 @@ async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()>
     let generation = kernel::generation(world.node())?;
     stage.proxy.start_again(world.node()).await?;
     let state = told(&stage, "it has no agent", without_agent).await?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let family = family_of(&state, family)?;
         ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
     }
@@ -103,7 +103,7 @@ async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<(
         well(state, code)
     })
     .await?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let (before, after) = (family_of(&first, family)?, family_of(&state, family)?);
         ensure!(
             after["failures"] == 0 && after["repaired"] == 0 && after["elements"] == before["elements"],

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(60);
 
 /// A Service without clients, with random fields; nothing serves at its endpoints.
 pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
-    let family = Family::BOTH[usize::from(number % 2)];
+    let family = Family::ALL[usize::from(number % 2)];
     let port = random.random_range(8080..8084);
     let address = |n: u16| -> IpAddr {
         let [high, low] = (number * 8 + n).to_be_bytes();
@@ -182,7 +182,7 @@ fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> 
     std::thread::spawn(move || {
         let mut looks = 0;
         while !stop.load(Ordering::Relaxed) {
-            for family in Family::BOTH {
+            for family in Family::ALL {
                 let external = kernel::addresses(world.node(), family, "external-ports")?;
                 moving
                     .iter()
@@ -265,11 +265,11 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
     traffic.finish().await.with_context(|| stage.logs())?;
 
     let after = stage.synced().await?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let (before, after) = (family_of(&before, family)?, family_of(&after, family)?);
         let syncs =
             after["syncs"].as_u64().context("no syncs")? - before["syncs"].as_u64().context("no syncs")?;
-        eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.name());
+        eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.as_str());
         // The proxy's own changes are not mistaken for another program's.
         ensure!(after["failures"] == 0 && after["repaired"] == 0, "{after}");
         ensure!(syncs >= LEAST, "{syncs} syncs of {writes} writes: nothing was tested");
@@ -303,7 +303,7 @@ async fn udp_is_with_the_last(
 /// Services whose endpoints change, and ones whose endpoints stay, with affinity or not. No two share an endpoint.
 fn services() -> (Vec<Arc<Moving>>, Vec<Service>) {
     let (mut moving, mut staying) = (Vec::new(), Vec::new());
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         moving.push(Moving::new(1 + index, family, 8080));
         moving.push(Moving::new(3 + index, family, 8081));
         let rest = pool(family, 8082);

@@ -75,7 +75,7 @@ fn listed(node: &Namespace) -> Result<String> {
 /// A plain one and one with affinity, of both families.
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..4]);
         plain.node_port = Some(31_000 + index);
         let mut affine = Service::new(12 + index, family, &pool(family, 8081)[3..]);
@@ -323,7 +323,7 @@ async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> R
     let services = services();
     let mut stage = Stage::with(|options| options)?;
     stage.start(&services).await?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         stage.node().nft(&["delete", "table", kernel::nft_family(family), "keelson"])?;
     }
     let began = Instant::now();
@@ -350,7 +350,7 @@ async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
         stage.manifests.service(service)?;
     }
     stage.has_exactly(&services).await?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let state = stage.family(family).await?;
         ensure!(state["state"] == "synced" && state["failures"] == 0, "{state}");
     }

@@ -20,7 +20,7 @@ const LIFE: u64 = 900;
 /// Services whose endpoints stay: with UDP, node port and external address, and with affinity.
 fn staying() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
         plain.transports.push(Transport::Udp);
         plain.node_port = Some(31_000 + index);

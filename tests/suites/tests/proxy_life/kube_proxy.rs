@@ -101,11 +101,11 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     let [first, second, third] =
         [0..2, 3..5, 5..8].map(|range| move |family| pool(family, 8080)[range.clone()].to_vec());
     let mut services: Vec<Service> = (0..)
-        .zip(Family::BOTH)
+        .zip(Family::ALL)
         .map(|(index, family)| Service::new(10 + index, family, &first(family)))
         .collect();
     let mut empty: Vec<Service> =
-        (0..).zip(Family::BOTH).map(|(index, family)| Service::new(20 + index, family, &[])).collect();
+        (0..).zip(Family::ALL).map(|(index, family)| Service::new(20 + index, family, &[])).collect();
     let deleted = Service::new(30, Family::V4, &pool(Family::V4, 8081)[..2]);
     make(&writer, &services).await?;
     make(&writer, &empty).await?;
@@ -149,7 +149,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
 
 /// Checks that leftovers are reported in log, state and events.
 async fn told_of(stage: &Stage) -> Result<()> {
-    for family in Family::BOTH {
+    for family in Family::ALL {
         let strangers = stage.family(family).await?["strangers"].clone();
         says(&strangers.to_string(), &["kube-proxy", "nftables"])?;
     }

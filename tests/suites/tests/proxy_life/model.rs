@@ -92,7 +92,7 @@ impl Service {
         let metadata = json!({"name": self.name, "namespace": "ns"});
         let mut spec = json!({
             "type": if self.node_port.is_some() { "NodePort" } else { "ClusterIP" },
-            "clusterIP": self.ip(), "clusterIPs": [self.ip()], "ipFamilies": [self.family.name()],
+            "clusterIP": self.ip(), "clusterIPs": [self.ip()], "ipFamilies": [self.family.as_str()],
             "externalIPs": self.external, "ports": ports(PORT, true),
         });
         if let Some(seconds) = self.affinity {
@@ -113,7 +113,7 @@ impl Service {
                     "name": format!("{}-a", self.name), "namespace": "ns",
                     "labels": {"kubernetes.io/service-name": self.name},
                 },
-                "addressType": self.family.name(), "ports": ports(number, false),
+                "addressType": self.family.as_str(), "ports": ports(number, false),
                 "endpoints": self.endpoints.iter().map(endpoint).collect::<Vec<_>>(),
             }),
         ]

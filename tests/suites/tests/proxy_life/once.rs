@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 /// All features but IPv6 affinity, which nft 1.0.6 cannot load.
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..4]);
         plain.node_port = Some(31_000 + index);
         plain.transports = Transport::ALL.into();
@@ -106,7 +106,7 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
     let file = stage.scratch.path().join("fresh.nft");
     fs::write(&file, &told.out)?;
     fresh.nft(&["-f", &file.display().to_string()])?;
-    for family in Family::BOTH {
+    for family in Family::ALL {
         kernel::is(&fresh, family, &meaning(&services, family))?;
     }
     Ok(())

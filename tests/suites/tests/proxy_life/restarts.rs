@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 /// With node port and UDP, and with affinity, of both families.
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
         plain.transports.push(Transport::Udp);
         plain.node_port = Some(31_000 + index);
@@ -75,7 +75,7 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
         traffic.beat().await.with_context(|| format!("while nobody programs, round {round}"))?;
         stage.proxy.start_again(world.node()).await?;
         let state = stage.synced().await?;
-        for family in Family::BOTH {
+        for family in Family::ALL {
             let state = family_of(&state, family)?;
             ensure!(
                 state["last_added"] == 0 && state["last_deleted"] == 0 && state["repaired"] == 0,

@@ -104,10 +104,10 @@ impl Stage {
 
     /// Waits until the kernel has exactly these Services.
     pub(crate) async fn has(&self, services: &[Service]) -> Result<()> {
-        let wanted = Family::BOTH.map(|family| meaning(services, family));
+        let wanted = Family::ALL.map(|family| meaning(services, family));
         let has = soon("the kernel has the rules of these Services", || async {
-            for (family, wanted) in Family::BOTH.into_iter().zip(&wanted) {
-                kernel::is(self.node(), family, wanted).with_context(|| family.name())?;
+            for (family, wanted) in Family::ALL.into_iter().zip(&wanted) {
+                kernel::is(self.node(), family, wanted).with_context(|| family.as_str())?;
             }
             Ok(())
         });
@@ -182,7 +182,7 @@ impl Stage {
         soon("the proxy is synced", || async {
             let state = self.state().await?;
             ensure!(state["link"] == "following", "{state}");
-            for family in Family::BOTH {
+            for family in Family::ALL {
                 ensure!(family_of(&state, family)?["state"] == "synced", "{state}");
             }
             Ok(state)
@@ -201,8 +201,8 @@ impl Stage {
 
 pub(crate) fn family_of(state: &Value, family: Family) -> Result<Value> {
     let families = state["families"].as_array().with_context(|| format!("no families: {state}"))?;
-    let found = families.iter().find(|part| part["family"] == family.name());
-    found.cloned().with_context(|| format!("no {}: {state}", family.name()))
+    let found = families.iter().find(|part| part["family"] == family.as_str());
+    found.cloned().with_context(|| format!("no {}: {state}", family.as_str()))
 }
 
 fn node() -> Value {

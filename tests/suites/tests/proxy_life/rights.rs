@@ -203,7 +203,7 @@ fn has_no_more_than(pid: u32, rights: &Rights) -> Result<()> {
 /// TCP and UDP with a node port, and with affinity, of both families.
 fn services() -> Vec<Service> {
     let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::BOTH) {
+    for (index, family) in (0..).zip(Family::ALL) {
         let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..3]);
         plain.transports.push(Transport::Udp);
         plain.node_port = Some(31_000 + index);

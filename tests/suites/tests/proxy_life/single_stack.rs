@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 #[tokio::test(flavor = "multi_thread")]
 async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()> {
     let mut services: Vec<Service> = (10..)
-        .zip(Family::BOTH)
+        .zip(Family::ALL)
         .map(|(number, family)| Service::new(number, family, &pool(family, 8080)[..4]))
         .collect();
     services[0].transports.push(Transport::Udp);

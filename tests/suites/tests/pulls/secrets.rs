@@ -274,7 +274,7 @@ async fn shown(agent: &Agent) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut places = BTreeMap::new();
     eventually(PATIENCE, "the endpoints are those of the folder", || async {
         let shown = agent.json("/debug/endpoints").await?;
-        ensure!(shown["state"] == "current" && shown["services"] == 1, "they are {shown}");
+        ensure!(shown["state"] == "synced" && shown["services"] == 1, "they are {shown}");
         ensure!(
             shown["faults"].as_array().is_some_and(|faults| faults.len() == 1),
             "nothing is wrong: {shown}"

@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_cluster::kube::{Admin, Cluster, Identity};
 pub(crate) use keelson_cluster::manifests::COMPANION;
 pub(crate) use keelson_cluster::manifests::NODE;
@@ -88,7 +88,7 @@ impl InCluster {
 /// Follows every kind of object; the Node with the watch that the agent has anyway.
 async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
     let (tell, mut nodes) = watch::channel(None::<NodeView>);
-    let (health, mut healths) = watch::channel(ChoreHealth::Starting);
+    let (health, mut healths) = watch::channel(JobHealth::Pending);
     let told = name.clone();
     let node = watch_node(&api, &name, &health, move |node: Option<Arc<Node>>| {
         tell.send_replace(Some(node_view(&told, node.as_deref())));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
     Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
 };
@@ -138,7 +138,7 @@ pub(crate) struct Truth {
     pub(crate) cidrs: Known<ServiceCidr>,
     pub(crate) node: Option<NodeView>,
     /// Health reports of each kind's watch, in order.
-    pub(crate) health: BTreeMap<SourceKind, Vec<ChoreHealth>>,
+    pub(crate) health: BTreeMap<SourceKind, Vec<JobHealth>>,
     /// Violated guarantees.
     faults: Vec<String>,
 }
@@ -171,21 +171,21 @@ impl Truth {
     }
 
     /// Latest health of a kind's watch.
-    pub(crate) fn fares(&self, kind: SourceKind) -> Option<&ChoreHealth> {
+    pub(crate) fn fares(&self, kind: SourceKind) -> Option<&JobHealth> {
         self.health.get(&kind)?.last()
     }
 
     /// Fails unless the watch of each of these kinds is healthy.
     pub(crate) fn well(&self, kinds: &[SourceKind]) -> Result<()> {
         for kind in kinds {
-            ensure!(self.fares(*kind) == Some(&ChoreHealth::Well), "{kind:?}: {:?}", self.fares(*kind));
+            ensure!(self.fares(*kind) == Some(&JobHealth::Healthy), "{kind:?}: {:?}", self.fares(*kind));
         }
         Ok(())
     }
 
     pub(crate) fn fails(&self, kind: SourceKind, with: &str) -> Result<()> {
         match self.fares(kind) {
-            Some(ChoreHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
+            Some(JobHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
             other => anyhow::bail!("{kind:?}: {other:?}"),
         }
     }

@@ -12,7 +12,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::{
     clock::Clock,
-    cluster::{ApiError, ApiErrorKind, ChoreHealth, NodeApi, Written},
+    cluster::{ApiError, ApiErrorKind, JobHealth, NodeApi, Written},
     file_system::FileSystem,
     inspect::{Mailbox, Recorder},
     reports::{
@@ -276,7 +276,7 @@ pub(super) struct World {
     pub(super) store: Arc<FakeStore>,
     pub(super) metrics: StatusMetrics,
     pub(super) endpoints: watch::Sender<EndpointsView>,
-    pub(super) health: watch::Receiver<ChoreHealth>,
+    pub(super) health: watch::Receiver<JobHealth>,
     pub(super) changes: watch::Receiver<u64>,
     pub(super) reporter: Mailbox<StatusReporter>,
     pub(super) role: Role,
@@ -313,8 +313,8 @@ impl World {
         source: Arc<FakeSource>,
         store: Arc<FakeStore>,
     ) -> Self {
-        let (endpoints, endpoints_seen) = watch::channel(EndpointsView::Off);
-        let (health, healths) = watch::channel(ChoreHealth::Starting);
+        let (endpoints, endpoints_seen) = watch::channel(EndpointsView::Disabled);
+        let (health, healths) = watch::channel(JobHealth::Pending);
         let (changes, changed) = watch::channel(0);
         let metrics = StatusMetrics::default();
         let recorder = Recorder::new("StatusReporter", 100);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth, LeaseCreate, Owner};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseCreate, Owner};
 
 use super::{
     Counted, Request,
@@ -26,7 +26,7 @@ fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval
         };
         assert_eq!(create, Request::Create(expect));
         assert_eq!(bench.log(), ["GET", "GET node", "POST"]);
-        assert_eq!(bench.core.health(), ChoreHealth::Well);
+        assert_eq!(bench.core.health(), JobHealth::Healthy);
         bench.pass(seconds(10), &mut server);
         let patches = bench.patches();
         assert_eq!(bench.timed_log(), [(interval_ms, "PATCH")]);
@@ -51,7 +51,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() {
     server.touch();
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET"), (10_200, "PATCH")]);
-    assert_eq!((bench.closes, bench.core.health(), bench.core.failures()), (0, ChoreHealth::Well, 0));
+    assert_eq!((bench.closes, bench.core.health(), bench.core.failures()), (0, JobHealth::Healthy, 0));
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(20_400, "PATCH")], "an interval after the end of the sync");
 }
@@ -71,7 +71,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     assert_eq!(names, expect);
     assert_eq!(bench.closes, 0, "no hook");
     assert!(
-        matches!(bench.core.health(), ChoreHealth::Failing { reason, .. } if reason.contains("another client"))
+        matches!(bench.core.health(), JobHealth::Failing { reason, .. } if reason.contains("another client"))
     );
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
@@ -79,7 +79,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     server.rival = false;
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.log(), ["GET", "PATCH"]);
-    assert_eq!((bench.closes, bench.core.health()), (0, ChoreHealth::Well));
+    assert_eq!((bench.closes, bench.core.health()), (0, JobHealth::Healthy));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
     assert_eq!(bench.closes as usize, log.len() - 1, "the hook, from the second failure on");
     assert!(matches!(
         bench.core.health(),
-        ChoreHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
+        JobHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
     ));
     assert_eq!(bench.noted("cannot renew Lease"), 1, "told once");
     server.down = None;
@@ -108,7 +108,7 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
     let log = bench.requests.clone();
     assert_eq!(bench.log(), ["PATCH"], "without the read that a kubelet does first");
     assert!(log[0].0 - back <= seconds(7));
-    assert_eq!((bench.core.health(), bench.noted("renewed again")), (ChoreHealth::Well, 1));
+    assert_eq!((bench.core.health(), bench.noted("renewed again")), (JobHealth::Healthy, 1));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn e2_a_lease_that_was_written_while_the_server_was_away_is_read() {
     server.next = [Some(ApiErrorKind::Conflict)].into();
     bench.pass(seconds(7), &mut server);
     assert_eq!(bench.log(), ["PATCH", "GET", "PATCH"]);
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
 #[test]
@@ -151,18 +151,18 @@ fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
     bench.pass(seconds(20), &mut server);
     assert_eq!(bench.timed_log(), [(40_200, "PATCH"), (50_200, "PATCH")]);
     assert_eq!(bench.closes, 3);
-    assert_eq!(bench.core.health(), ChoreHealth::Well, "the tries are not over");
+    assert_eq!(bench.core.health(), JobHealth::Healthy, "the tries are not over");
     bench.pass(seconds(60), &mut server);
     // Then reads: 10 s each, and the pauses of the back-off between them.
     assert_eq!(
         bench.timed_log(),
         [(60_200, "GET"), (70_400, "GET"), (80_800, "GET"), (91_600, "GET"), (103_200, "GET")]
     );
-    assert!(matches!(bench.core.health(), ChoreHealth::Failing { .. }));
+    assert!(matches!(bench.core.health(), JobHealth::Failing { .. }));
     assert!(bench.closes > 4, "a read that hangs twice does it as well");
     server.down = None;
     bench.pass(seconds(17), &mut server);
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node")]);
     let since = START_MS + 10_200;
     for _ in 0..30 {
-        let ChoreHealth::Failing { reason, since_unix_ms, .. } = bench.core.health() else {
+        let JobHealth::Failing { reason, since_unix_ms, .. } = bench.core.health() else {
             panic!("an alarm")
         };
         assert!(reason.contains("Node web-1 does not exist"), "{reason}");
@@ -189,7 +189,7 @@ fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
     bench.pass(millis(10_200), &mut server);
     assert_eq!(bench.log(), ["GET node", "POST"]);
     assert_eq!(server.lease.as_ref().and_then(|lease| lease.owner_uid.as_deref()), Some("second"));
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
     assert_eq!(bench.record.map(|record| record.uid), server.lease.map(|lease| lease.written.uid));
 }
 
@@ -245,5 +245,5 @@ fn case_of_a_step(step: i64, forward: bool) {
     assert_eq!(patches[0].renew_unix_us, (START_MS + 20_400 + step) * 1000);
     assert_eq!(bench.counted.iter().filter(|of| **of == Counted::ClockStep { forward }).count(), 1);
     assert_eq!(bench.noted("the wall clock stepped"), 1);
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth};
 
 use super::{
     Contention, Counted, LeasePolicy,
@@ -102,7 +102,7 @@ fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
     let agent = world.agent(second);
     assert_eq!(writes(&agent.log()), 0);
     assert!(
-        matches!(agent.core.health(), ChoreHealth::Failing { reason, .. } if reason.contains("stands back"))
+        matches!(agent.core.health(), JobHealth::Failing { reason, .. } if reason.contains("stands back"))
     );
     assert_eq!(agent.noted("stands back"), 1);
     assert!(world.oldest(seconds(120)) < seconds(11), "the first one is not disturbed");
@@ -112,7 +112,7 @@ fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
     let oldest = world.oldest(seconds(60));
     assert!((seconds(40)..millis(51_000)).contains(&oldest), "{oldest:?}");
     assert_eq!(world.contention(second), Contention::Uncontested);
-    assert_eq!(world.agent(second).core.health(), ChoreHealth::Well);
+    assert_eq!(world.agent(second).core.health(), JobHealth::Healthy);
     // When it returns it finds another's claim.
     let record = world.agent(second).record.clone();
     assert_eq!(record.as_ref().map(|record| record.stood_back), Some(false));
@@ -137,7 +137,7 @@ fn e3_a_copy_of_the_agent_with_its_state_yields_to_the_original() {
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert!(world.agent(original).counted.contains(&Counted::ForeignRenewal));
     assert!(world.oldest(seconds(60)) < seconds(11));
-    assert_eq!(world.agent(original).core.health(), ChoreHealth::Well, "it goes on");
+    assert_eq!(world.agent(original).core.health(), JobHealth::Healthy, "it goes on");
     assert_eq!(world.contention(original), Contention::Uncontested);
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert_eq!(world.agent(copy).record.as_ref().map(|record| record.stood_back), Some(true));
@@ -175,7 +175,7 @@ fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone()
     assert!((seconds(40)..millis(51_000)).contains(&oldest), "{oldest:?}");
     assert_eq!(
         (world.contention(agent), world.agent(agent).core.health()),
-        (Contention::Uncontested, ChoreHealth::Well)
+        (Contention::Uncontested, JobHealth::Healthy)
     );
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{ApiErrorKind, ChoreHealth};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
@@ -173,7 +173,7 @@ proptest! {
         run.perform(Step::Pass(7_000 + 10_400));
         run.check_rate();
         prop_assert!(run.server.writes > writes, "renewed at {renewed:?}, {:?}", run.bench.core);
-        prop_assert_eq!(run.bench.core.health(), ChoreHealth::Well);
+        prop_assert_eq!(run.bench.core.health(), JobHealth::Healthy);
         let lease = run.server.lease.expect("there");
         prop_assert_eq!(lease.holder.as_deref(), Some("web-1"));
         let record = run.bench.record.expect("written");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{Acquire, ApiErrorKind, ChoreHealth, LeaseSeen, Owner, Written};
+use keelson_actor_system::cluster::{Acquire, ApiErrorKind, JobHealth, LeaseSeen, Owner, Written};
 
 use super::{
     Answer, Counted, Event, LeasePolicy, Request,
@@ -41,7 +41,7 @@ fn a_restart_renews_when_the_process_before_would_have() {
         (Bench::new(Some(record("lease-uid"))), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(6), &mut server);
     assert_eq!(bench.timed_log(), [(0, "GET")]);
-    assert_eq!((bench.core.health(), bench.persisted, server.writes), (ChoreHealth::Well, 0, 0));
+    assert_eq!((bench.core.health(), bench.persisted, server.writes), (JobHealth::Healthy, 0, 0));
     assert_eq!(bench.core.renewed_at().map(|at| (at.mono_ms, at.unix_ms)), Some((-4_000, START_MS - 4_000)));
     bench.pass(seconds(1), &mut server);
     let patches = bench.patches();
@@ -130,7 +130,7 @@ fn a_lease_without_owner_is_renewed_even_if_its_node_cannot_be_read() {
         server.next = [None, Some(kind)].into();
         bench.pass(seconds(1), &mut server);
         assert_eq!(bench.log(), ["GET", "GET node", "PATCH"], "{kind:?}");
-        assert_eq!((bench.core.health(), server.writes), (ChoreHealth::Well, 1));
+        assert_eq!((bench.core.health(), server.writes), (JobHealth::Healthy, 1));
         bench.pass(seconds(10), &mut server);
         let owner = bench.patches()[0].owner.clone();
         assert_eq!((bench.log(), owner.is_some()), (vec!["GET node", "PATCH"], true));
@@ -144,10 +144,10 @@ fn an_unreadable_node_puts_creation_off_to_the_next_interval() {
         server.next = [None, Some(kind)].into();
         bench.pass(seconds(5), &mut server);
         assert_eq!(bench.log(), ["GET", "GET node"], "{kind:?}");
-        assert!(matches!(bench.core.health(), ChoreHealth::Failing { .. }));
+        assert!(matches!(bench.core.health(), JobHealth::Failing { .. }));
         bench.pass(millis(5_200), &mut server);
         assert_eq!(bench.timed_log(), [(10_200, "GET node"), (10_200, "POST")]);
-        assert_eq!(bench.core.health(), ChoreHealth::Well);
+        assert_eq!(bench.core.health(), JobHealth::Healthy);
     }
 }
 
@@ -161,7 +161,7 @@ fn a_lease_deleted_by_somebody_is_made_again_at_once() {
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node"), (10_200, "POST")]);
     assert_eq!(
         (bench.core.health(), bench.noted("deleted by another client"), bench.persisted),
-        (ChoreHealth::Well, 1, 2)
+        (JobHealth::Healthy, 1, 2)
     );
     bench.pass(seconds(10), &mut server);
     assert!(bench.patches()[0].forget_managers, "once for each uid");
@@ -217,11 +217,11 @@ fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
         bench.pass(seconds(40), &mut server);
         let at: Vec<u128> = bench.timed_log().iter().map(|(at, _)| *at).collect();
         assert_eq!(at, [10_200, 20_400, 30_600, 40_800], "{kind:?}");
-        assert!(matches!(bench.core.health(), ChoreHealth::Failing { .. }));
+        assert!(matches!(bench.core.health(), JobHealth::Failing { .. }));
         assert_eq!(bench.closes, 0);
         server.down = None;
         bench.pass(millis(10_200), &mut server);
-        assert_eq!(bench.core.health(), ChoreHealth::Well);
+        assert_eq!(bench.core.health(), JobHealth::Healthy);
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         server.down = Some((kind, Duration::ZERO));
         bench.pass(seconds(40), &mut server);
@@ -235,7 +235,7 @@ fn a_missing_namespace_is_said_and_tried_once_in_an_interval() {
     server.next = [None, None, Some(ApiErrorKind::NotFound)].into();
     bench.pass(seconds(5), &mut server);
     assert_eq!(bench.log(), ["GET", "GET node", "POST"]);
-    let ChoreHealth::Failing { reason, .. } = bench.core.health() else { panic!("it fails") };
+    let JobHealth::Failing { reason, .. } = bench.core.health() else { panic!("it fails") };
     assert!(reason.contains("namespace kube-node-lease may be missing"), "{reason}");
 }
 
@@ -249,7 +249,7 @@ fn a_patch_that_the_server_does_not_take_asks_for_less_next_time() {
     let patches = bench.patches();
     assert_eq!(bench.log(), ["PATCH", "GET", "PATCH"]);
     assert_eq!((patches[0].forget_managers, patches[1].forget_managers), (true, false));
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
 /// E13: at most an interval and a quarter of one, so that a Lease of four intervals has tries left.
@@ -277,7 +277,7 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
             let log = bench.timed_log();
             let retried = 10_200 + pause_ms + more_ms;
             assert_eq!(log[..2], [(10_200, "PATCH"), (retried, "PATCH")], "{kind:?}, {chance}");
-            assert_eq!((bench.core.health(), bench.closes), (ChoreHealth::Well, 0));
+            assert_eq!((bench.core.health(), bench.closes), (JobHealth::Healthy, 0));
         }
     }
 }
@@ -378,7 +378,7 @@ fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("web-1", seconds(20)));
     bench.event(Event::Tick);
     bench.answer(Answer::Read(Ok(LeaseSeen::default())));
-    assert!(bench.patches().is_empty() && matches!(bench.core.health(), ChoreHealth::Failing { .. }));
+    assert!(bench.patches().is_empty() && matches!(bench.core.health(), JobHealth::Failing { .. }));
     bench.pass(seconds(1), &mut server);
     assert_eq!(bench.log(), ["GET", "GET", "PATCH"]);
     bench.pass(millis(9_400), &mut server);
@@ -387,7 +387,7 @@ fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
     bench.at(bench.core.next_tick().expect("planned"));
     bench.event(Event::Tick);
     bench.answer(Answer::Renewed(Ok(Written::default())));
-    assert_eq!(bench.core.health(), ChoreHealth::Well);
+    assert_eq!(bench.core.health(), JobHealth::Healthy);
     bench.log();
     bench.pass(millis(10_400), &mut server);
     assert_eq!(bench.log(), ["GET", "PATCH"], "read before it is renewed again");
@@ -449,7 +449,7 @@ fn each_read_backs_off_from_the_start() {
     bench.pass(seconds(5), &mut server);
     let expect =
         [(0, "GET"), (200, "GET"), (600, "GET"), (600, "PATCH"), (600, "GET"), (800, "GET"), (800, "PATCH")];
-    assert_eq!((bench.timed_log(), bench.core.health()), (expect.to_vec(), ChoreHealth::Well));
+    assert_eq!((bench.timed_log(), bench.core.health()), (expect.to_vec(), JobHealth::Healthy));
 }
 
 #[test]

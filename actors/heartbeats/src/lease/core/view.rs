@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use keelson_actor_system::{
     clock::Now,
-    cluster::{ChoreHealth, LEASE_NAMESPACE},
+    cluster::{JobHealth, LEASE_NAMESPACE},
 };
 
 use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
 
 impl Core {
     #[must_use]
-    pub(crate) fn health(&self) -> ChoreHealth {
+    pub(crate) fn health(&self) -> JobHealth {
         match &self.trouble {
             Some(trouble) => {
                 let (reason, since_unix_ms) = (trouble.reason.clone(), trouble.since_unix_ms);
-                ChoreHealth::Failing { reason, since_unix_ms, refused: false }
+                JobHealth::Failing { reason, since_unix_ms, refused: false }
             }
-            None if self.settled => ChoreHealth::Well,
-            None => ChoreHealth::Starting,
+            None if self.settled => JobHealth::Healthy,
+            None => JobHealth::Pending,
         }
     }
 
@@ -28,12 +28,12 @@ impl Core {
     pub(crate) fn summary(&self) -> String {
         let interval = self.policy.interval();
         match self.health() {
-            ChoreHealth::Starting => format!("reading Lease {}", self.policy.name),
-            ChoreHealth::Well if self.contention() == Contention::Contested => {
+            JobHealth::Pending => format!("reading Lease {}", self.policy.name),
+            JobHealth::Healthy if self.contention() == Contention::Contested => {
                 format!("renews Lease {} every {interval:?}, contested by another process", self.policy.name)
             }
-            ChoreHealth::Well => format!("renews Lease {} every {interval:?}", self.policy.name),
-            ChoreHealth::Failing { reason, .. } => format!("failing: {reason}"),
+            JobHealth::Healthy => format!("renews Lease {} every {interval:?}", self.policy.name),
+            JobHealth::Failing { reason, .. } => format!("failing: {reason}"),
         }
     }
 
@@ -79,9 +79,9 @@ impl Core {
             NodeSeen::Gone { since_unix_ms } => ("gone", None, Some(*since_unix_ms)),
         };
         let (health, reason, since) = match self.health() {
-            ChoreHealth::Starting => ("starting", None, None),
-            ChoreHealth::Well => ("well", None, None),
-            ChoreHealth::Failing { reason, since_unix_ms, .. } => {
+            JobHealth::Pending => ("pending", None, None),
+            JobHealth::Healthy => ("healthy", None, None),
+            JobHealth::Failing { reason, since_unix_ms, .. } => {
                 ("failing", Some(reason), Some(since_unix_ms))
             }
         };

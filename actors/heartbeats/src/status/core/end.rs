@@ -1,12 +1,12 @@
 //! The end of a pass, and the health of the reports.
 //!
 //! Owns: when the next pass is, and what is reported of failed ones. In: the result of a pass, events of the watch.
-//! Out: the plan, [`ChoreHealth`], notes.
+//! Out: the plan, [`JobHealth`], notes.
 
 use std::{mem, sync::Arc};
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
-use keelson_actor_system::{clock::Now, cluster::ChoreHealth};
+use keelson_actor_system::{clock::Now, cluster::JobHealth};
 
 use super::{Core, Counted, Effect, Failing, JITTER, REGISTRATIONS};
 use crate::status::{
@@ -101,7 +101,7 @@ impl Core {
         let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
         let passes = known.map_or(0, |known| known.passes) + 1;
         self.failing = Some(Failing { reason: reason.clone(), since_unix_ms, passes, proof: false });
-        self.tell(ChoreHealth::Failing { reason, since_unix_ms, refused: false }, effects);
+        self.tell(JobHealth::Failing { reason, since_unix_ms, refused: false }, effects);
     }
 
     fn set_healthy(&mut self, sent: bool, effects: &mut Vec<Effect>) {
@@ -114,10 +114,10 @@ impl Core {
             effects.push(Effect::Note { warn: false, text });
             self.failing = None;
         }
-        self.tell(ChoreHealth::Well, effects);
+        self.tell(JobHealth::Healthy, effects);
     }
 
-    fn tell(&mut self, health: ChoreHealth, effects: &mut Vec<Effect>) {
+    fn tell(&mut self, health: JobHealth, effects: &mut Vec<Effect>) {
         if self.health != health {
             self.health = health.clone();
             effects.push(Effect::Health(health));

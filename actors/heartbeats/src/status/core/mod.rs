@@ -22,7 +22,7 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use keelson_actor_system::{
     clock::Now,
-    cluster::{ApiError, ChoreHealth, Written},
+    cluster::{ApiError, JobHealth, Written},
     reports::{EndpointsView, FlowView, RuntimeReport},
 };
 use keelson_proto::backoff::Backoff;
@@ -116,7 +116,7 @@ pub(crate) enum Effect {
     PatchStatus(Value),
     CloseConnections,
     Save(Write),
-    Health(ChoreHealth),
+    Health(JobHealth),
     /// The status of each of the agent's conditions.
     Computed(Vec<(&'static str, String)>),
     Count(Counted),
@@ -185,7 +185,7 @@ pub(crate) struct Core {
     heard_again: Option<Moment>,
     /// It was asked because of the current staleness of endpoints.
     asked: bool,
-    health: ChoreHealth,
+    health: JobHealth,
     contention: Contention,
     /// A pass ended without a request, because it is not known whether another process reports for the node.
     withheld: bool,
@@ -229,7 +229,7 @@ impl Core {
             failing: None,
             heard_again: None,
             asked: false,
-            health: ChoreHealth::Starting,
+            health: JobHealth::Pending,
             contention: Contention::default(),
             withheld: false,
             writers: Writers::default(),

@@ -57,8 +57,11 @@ async fn one_service_and_why_there_is_none() {
     let text = "neither a Service shop/wep nor an EndpointSlice of it exists; 3 are known";
     assert_eq!(unknown.message(), text);
 
-    let off =
-        pb::State { state: "off".into(), reason: "endpoints.source is off".into(), ..Default::default() };
+    let off = pb::State {
+        state: "disabled".into(),
+        reason: "endpoints.source is off".into(),
+        ..Default::default()
+    };
     fake.script().endpoints = Ok(off.clone());
     let status = refused().await;
     assert_eq!(status.code(), Code::NotFound);
@@ -66,7 +69,7 @@ async fn one_service_and_why_there_is_none() {
     assert_eq!(status.message(), text);
     assert_eq!(service.get_state(ask("", 9)).await.unwrap().into_inner(), off, "off is an answer");
 
-    let waiting = pb::State { state: "waiting".into(), reason: "services are not listed".into(), ..off };
+    let waiting = pb::State { state: "pending".into(), reason: "services are not listed".into(), ..off };
     fake.script().endpoints = Ok(waiting);
     let status = refused().await;
     assert_eq!(status.code(), Code::Unavailable, "what is not known yet may be there");

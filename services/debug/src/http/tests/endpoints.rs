@@ -29,7 +29,7 @@ async fn the_state_as_json() {
         })
     };
     let expected = json!({
-        "state": "current", "reason": "", "since_unix_ms": 1000, "instance_id": "18446744073709551615", "rev": 7,
+        "state": "synced", "reason": "", "since_unix_ms": 1000, "instance_id": "18446744073709551615", "rev": 7,
         "published_unix_ms": 0, "source": "files", "source_place": "/etc/keelson/manifests", "sources": [],
         "faults": [], "listen": [], "node": null, "services": 3, "endpoints": 6, "events": 0, "revisions": 0,
         "watchers": [watcher], "backends": [backend], "durable": true, "matching": 3,
@@ -127,18 +127,21 @@ async fn a_service_that_is_not_there() {
 #[tokio::test]
 async fn a_chore_that_is_off_or_has_nothing_yet() {
     let fake = Fake::new();
-    let off =
-        pb::State { state: "off".into(), reason: "endpoints.source is off".into(), ..Default::default() };
+    let off = pb::State {
+        state: "disabled".into(),
+        reason: "endpoints.source is off".into(),
+        ..Default::default()
+    };
     fake.script().endpoints = Ok(off.clone());
     let (status, document) = get_json(&fake, "/debug/endpoints").await;
     assert_eq!(status, StatusCode::OK);
-    assert_eq!((&document["state"], &document["list"]), (&json!("off"), &json!([])));
+    assert_eq!((&document["state"], &document["list"]), (&json!("disabled"), &json!([])));
     let (status, error) = get_json(&fake, "/debug/endpoints/a/b").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
     let text = "service endpoints are disabled: endpoints.source is off";
     assert_eq!(error, json!({ "error": text }));
 
-    fake.script().endpoints = Ok(pb::State { state: "waiting".into(), reason: "no list yet".into(), ..off });
+    fake.script().endpoints = Ok(pb::State { state: "pending".into(), reason: "no list yet".into(), ..off });
     let response = send(&fake, request(Method::GET, "/debug/endpoints/a/b")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(response.headers().contains_key(header::RETRY_AFTER));
@@ -188,5 +191,5 @@ async fn events_go_on_while_the_endpoints_cannot_be_had() {
     fake.script().endpoints = Ok(endpoints());
     assert_eq!(events.any().await.unwrap().0, "state", "asked again without a change");
     let (kind, with) = events.any().await.unwrap();
-    assert_eq!((kind.as_str(), &with["endpoints"]["state"]), ("endpoints", &json!("current")));
+    assert_eq!((kind.as_str(), &with["endpoints"]["state"]), ("endpoints", &json!("synced")));
 }

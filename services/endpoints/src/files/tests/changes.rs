@@ -26,7 +26,7 @@ async fn the_folder_is_listed_first_and_then_only_what_differs_is_told() {
     let rig = Rig::new(&[("a.yaml", &a()), ("b.yaml", &b())]);
     rig.state(&[A, B]).await;
     rig.until("no health", |recorded, _| {
-        recorded.health.values().filter(|h| **h == ChoreHealth::Well).count() == 4
+        recorded.health.values().filter(|h| **h == JobHealth::Healthy).count() == 4
     })
     .await;
     rig.recorded.get().events.clear();
@@ -155,7 +155,7 @@ async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read
     rig.until("it is healthy", |recorded, _| {
         recorded.health.len() == 4
             && recorded.health.values().all(|health| {
-                matches!(health, ChoreHealth::Failing { reason, .. } if reason.contains("manifests") && reason.contains("No such file"))
+                matches!(health, JobHealth::Failing { reason, .. } if reason.contains("manifests") && reason.contains("No such file"))
             })
     })
     .await;
@@ -167,7 +167,7 @@ async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read
     rig.write("a.yaml", &a2());
     rig.state(&[A2, B]).await;
     rig.until("it is failing", |recorded, _| {
-        recorded.health.values().all(|health| *health == ChoreHealth::Well)
+        recorded.health.values().all(|health| *health == JobHealth::Healthy)
     })
     .await;
     rig.remove("b.yaml");

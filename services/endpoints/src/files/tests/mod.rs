@@ -18,7 +18,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
     Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
 };
@@ -68,7 +68,7 @@ pub(super) struct Recorded {
     /// Every state that could have been published, in order, without repetitions.
     pub(super) states: Vec<State>,
     pub(super) events: Vec<SourceEvent>,
-    pub(super) health: BTreeMap<SourceKind, ChoreHealth>,
+    pub(super) health: BTreeMap<SourceKind, JobHealth>,
     /// Kinds that must be listed again.
     pub(super) forgotten: Vec<SourceKind>,
 }

@@ -44,7 +44,8 @@ async fn a_sink_that_forgot_is_found_out_though_nothing_changes() {
     rig.until("not listed again", |recorded, _| listed(recorded) == 2).await;
     rig.state(&[("service default/a", "10.0.0.1")]).await;
     fs::rename(&rig.folder, rig.home().join("away")).unwrap();
-    rig.until("it is healthy", |recorded, _| recorded.health.values().any(|h| *h != ChoreHealth::Well)).await;
+    rig.until("it is healthy", |recorded, _| recorded.health.values().any(|h| *h != JobHealth::Healthy))
+        .await;
     rig.recorded.get().forgotten = vec![SourceKind::Services];
     rig.until("not listed again", |recorded, _| listed(recorded) == 3).await;
     rig.state(&[("service default/a", "10.0.0.1")]).await;

@@ -60,7 +60,7 @@ impl Source {
             rev: 0,
             services: Default::default(),
             node: Arc::default(),
-            freshness: Freshness::Current,
+            freshness: Freshness::Synced,
             triggered_unix_ms: None,
             bytes: 0,
             replaced: 0,
@@ -124,7 +124,7 @@ impl Source {
     fn freshness(&mut self, reason: Option<&str>) {
         self.newest.freshness = match reason {
             Some(reason) => Freshness::Stale { reason: reason.into(), since_unix_ms: 1 },
-            None => Freshness::Current,
+            None => Freshness::Synced,
         };
         self.publish();
     }

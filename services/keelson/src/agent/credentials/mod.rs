@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_debug::Check;
 use keelson_kube::{Credential, CredentialsInUse, CredentialsObserver, Validity};
 use keelson_proto::node as pb;
@@ -47,14 +47,14 @@ struct RenewalResult {
 #[derive(Debug, Clone)]
 pub(crate) struct Credentials {
     pub(super) observer: CredentialsObserver,
-    renewal: Arc<watch::Sender<ChoreHealth>>,
+    renewal: Arc<watch::Sender<JobHealth>>,
     expiry: Family<Kind, Gauge>,
     renewals: Family<RenewalResult, Counter>,
 }
 
 impl Default for Credentials {
     fn default() -> Self {
-        let (renewal, _) = watch::channel(ChoreHealth::Well);
+        let (renewal, _) = watch::channel(JobHealth::Healthy);
         Self {
             observer: CredentialsObserver::default(),
             renewal: Arc::new(renewal),
@@ -124,8 +124,8 @@ impl Credentials {
     pub(super) fn check(&self) -> Check {
         let in_use = self.observer.in_use();
         let renewal = match &*self.renewal.borrow() {
-            ChoreHealth::Failing { reason, .. } => Some(reason.clone()),
-            ChoreHealth::Starting | ChoreHealth::Well => None,
+            JobHealth::Failing { reason, .. } => Some(reason.clone()),
+            JobHealth::Pending | JobHealth::Healthy => None,
         };
         let found = findings(&in_use, now_unix());
         let broken = in_use.error.is_some() || found.iter().any(|found| matches!(found, Finding::Expired(_)));
@@ -153,7 +153,7 @@ impl Credentials {
             state: credential.validity(now).name().into(),
         });
         let mut warnings = in_use.warnings.clone();
-        if let ChoreHealth::Failing { reason, .. } = &*self.renewal.borrow() {
+        if let JobHealth::Failing { reason, .. } = &*self.renewal.borrow() {
             warnings.push(reason.clone());
         }
         (shown.collect(), warnings)

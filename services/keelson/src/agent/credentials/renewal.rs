@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keelson_actor_system::{
     clock::unix_ms,
-    cluster::{ApiError, ApiErrorKind, ChoreHealth},
+    cluster::{ApiError, ApiErrorKind, JobHealth},
 };
 use keelson_kube::{
     ApiServer, CertificateError, ClientKey, IssuedValidity, NodeRequest, RequestState, issued_validity,
@@ -84,7 +84,7 @@ pub(super) async fn run(renewal: Renewal) {
             Ok(validity) => {
                 (failures, refused) = (0, false);
                 renewal.credentials.renewed("success");
-                renewal.health(ChoreHealth::Well);
+                renewal.health(JobHealth::Healthy);
                 tracing::info!(
                     file = %renewal.files.current().display(),
                     expires = super::utc(validity.not_after),
@@ -194,13 +194,13 @@ impl Renewal {
 
     fn fails(&self, reason: String) {
         let since = match &*self.credentials.renewal.borrow() {
-            ChoreHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
-            ChoreHealth::Starting | ChoreHealth::Well => unix_ms(),
+            JobHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
+            JobHealth::Pending | JobHealth::Healthy => unix_ms(),
         };
-        self.health(ChoreHealth::Failing { reason, since_unix_ms: since, refused: false });
+        self.health(JobHealth::Failing { reason, since_unix_ms: since, refused: false });
     }
 
-    fn health(&self, health: ChoreHealth) {
+    fn health(&self, health: JobHealth) {
         self.credentials.renewal.send_replace(health);
     }
 }

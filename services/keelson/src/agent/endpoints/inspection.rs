@@ -23,7 +23,7 @@ impl Endpoints {
     pub(in crate::agent) async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         match self {
             Self::Disabled(why) => {
-                Ok(pb::State { state: "off".into(), reason: (*why).into(), ..pb::State::default() })
+                Ok(pb::State { state: "disabled".into(), reason: (*why).into(), ..pb::State::default() })
             }
             Self::Enabled(on) => on.show(namespace, max).await,
         }
@@ -88,19 +88,19 @@ impl EnabledEndpoints {
         let name = "endpoints".to_owned();
         let has_state = self.feed.published.borrow().is_some();
         let reason = match &*self.view.borrow() {
-            EndpointsView::Off | EndpointsView::Current => None,
+            EndpointsView::Disabled | EndpointsView::Synced => None,
             EndpointsView::NotWatched => {
                 let message = "not watched: no client is connected yet".to_owned();
                 return Check { name, ok: true, message, since_unix_ms: 0 };
             }
             // Just restarted, and served from disk.
-            EndpointsView::Starting if has_state => None,
-            EndpointsView::Starting => Some("reading the state from disk".to_owned()),
+            EndpointsView::Pending if has_state => None,
+            EndpointsView::Pending => Some("reading the state from disk".to_owned()),
             EndpointsView::Stale { reason, .. } => Some(reason.clone()),
         };
         let since_unix_ms = match self.feed.published.borrow().as_deref().map(|state| &state.freshness) {
             Some(Freshness::Stale { since_unix_ms, .. }) => *since_unix_ms,
-            Some(Freshness::Current) | None => 0,
+            Some(Freshness::Synced) | None => 0,
         };
         match reason {
             None => Check { name, ok: true, message: "ok".into(), since_unix_ms: 0 },

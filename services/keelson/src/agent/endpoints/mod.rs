@@ -71,8 +71,8 @@ pub(crate) fn marker_path(settings: &Settings) -> PathBuf {
 /// The view of the endpoints before they are read.
 pub(super) fn first_view(settings: &Settings) -> EndpointsView {
     match Source::of(settings, Cluster::of(settings)) {
-        Ok(_) => EndpointsView::Starting,
-        Err(_) => EndpointsView::Off,
+        Ok(_) => EndpointsView::Pending,
+        Err(_) => EndpointsView::Disabled,
     }
 }
 

@@ -6,7 +6,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use futures_util::future::{join, join_all};
-use keelson_actor_system::cluster::ChoreHealth;
+use keelson_actor_system::cluster::JobHealth;
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, Settings};
 use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
 use keelson_endpoints::{
@@ -22,7 +22,7 @@ use crate::agent::{
 };
 
 /// The Node that the heartbeats watch, and the health of that watch.
-pub(in crate::agent) type WatchedNode = (watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>);
+pub(in crate::agent) type WatchedNode = (watch::Receiver<NodeSeen>, watch::Receiver<JobHealth>);
 
 pub(super) enum Place {
     Kube(ApiServer),
@@ -138,7 +138,7 @@ async fn follow_node(api: &ApiServer, name: String, watched: Option<WatchedNode>
         }
         None => {
             let (node_sender, node) = node_channel();
-            let (health_sender, health) = watch::channel(ChoreHealth::Starting);
+            let (health_sender, health) = watch::channel(JobHealth::Pending);
             let take = move |node: Option<Arc<Node>>| {
                 node_sender.send_replace(Some(node));
             };
@@ -162,10 +162,10 @@ async fn send_node_events(name: &str, mut node: watch::Receiver<NodeSeen>, sink:
     }
 }
 
-async fn send_health(mut health: watch::Receiver<ChoreHealth>, sink: &dyn EventSink) {
+async fn send_health(mut health: watch::Receiver<JobHealth>, sink: &dyn EventSink) {
     loop {
         let now = health.borrow_and_update().clone();
-        if now != ChoreHealth::Starting {
+        if now != JobHealth::Pending {
             sink.send(SourceEvent::Health(SourceKind::Node, now)).await;
         }
         if health.changed().await.is_err() {

@@ -2,7 +2,7 @@
 //!
 //! Owns: nothing. In: the actors' states and healths. Out: `keelson.node.v1`.
 
-use keelson_actor_system::{cluster::ChoreHealth, inspect::MailboxError};
+use keelson_actor_system::{cluster::JobHealth, inspect::MailboxError};
 use keelson_debug::{ConditionError, ViewError};
 use keelson_heartbeats::{
     lease::LeaseState,
@@ -49,11 +49,11 @@ struct ConditionShown {
     contested: bool,
 }
 
-fn health(seen: &watch::Receiver<ChoreHealth>) -> (&'static str, String, i64) {
+fn health(seen: &watch::Receiver<JobHealth>) -> (&'static str, String, i64) {
     match &*seen.borrow() {
-        ChoreHealth::Starting => ("starting", String::new(), 0),
-        ChoreHealth::Well => ("well", String::new(), 0),
-        ChoreHealth::Failing { reason, since_unix_ms, .. } => ("failing", reason.clone(), *since_unix_ms),
+        JobHealth::Pending => ("pending", String::new(), 0),
+        JobHealth::Healthy => ("healthy", String::new(), 0),
+        JobHealth::Failing { reason, since_unix_ms, .. } => ("failing", reason.clone(), *since_unix_ms),
     }
 }
 
@@ -66,7 +66,7 @@ impl Heartbeats {
     pub(in crate::agent) async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
         match self {
             Self::Disabled(why) => Ok(pb::Heartbeats {
-                state: "off".into(),
+                state: "disabled".into(),
                 reason: (*why).into(),
                 node_name,
                 ..Default::default()
@@ -159,8 +159,8 @@ impl EnabledHeartbeats {
         let since = wrong.iter().map(|check| check.since_unix_ms).filter(|since| *since > 0).min();
         let state = match (wrong.is_empty(), &*lease.state, status_health.0) {
             (false, ..) => "failing",
-            (true, "well" | "disabled", "well") => "well",
-            _ => "starting",
+            (true, "healthy" | "disabled", "healthy") => "healthy",
+            _ => "pending",
         };
         let conditions = status.conditions.iter().map(show_condition).collect();
         let (credentials, credential_warnings) = self.credentials.show();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use keelson_actor_system::{
     clock::unix_ms,
-    cluster::ChoreHealth,
+    cluster::JobHealth,
     inspect::{Mailbox, Recorder},
     supervise,
 };
@@ -24,7 +24,7 @@ const MAILBOX: usize = 1024;
 pub(super) struct Lease {
     pub(super) renewer: Mailbox<LeaseRenewer>,
     pub(super) metrics: LeaseMetrics,
-    pub(super) health: watch::Receiver<ChoreHealth>,
+    pub(super) health: watch::Receiver<JobHealth>,
     pub(super) contention: watch::Receiver<Contention>,
     pub(super) arbiter: actix::ArbiterHandle,
 }
@@ -33,7 +33,7 @@ pub(super) fn build(shared: &Shared, cluster: &Cluster) -> Lease {
     let policy = node_settings::lease_policy(&shared.settings);
     let api = cluster.connect(policy.request_timeout().min(cluster.request_timeout));
     let metrics = LeaseMetrics::default();
-    let (health, health_seen) = watch::channel(ChoreHealth::Starting);
+    let (health, health_seen) = watch::channel(JobHealth::Pending);
     // Until the Lease has been read, role node does not know whether it may report.
     let undecided = if policy.may_stand_back { Contention::Undecided } else { Contention::Uncontested };
     let (contention, contention_seen) = watch::channel(undecided);

@@ -14,7 +14,7 @@ pub(crate) mod removal;
 mod sources;
 mod status;
 
-use keelson_actor_system::{clock::Clock, cluster::ChoreHealth, reports::EndpointsView};
+use keelson_actor_system::{clock::Clock, cluster::JobHealth, reports::EndpointsView};
 use keelson_config::Gate;
 use keelson_debug::Check;
 use keelson_heartbeats::{
@@ -146,7 +146,7 @@ impl Heartbeats {
     }
 
     /// The watched Node, and the health of the watch; `None` while heartbeats are disabled.
-    pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<ChoreHealth>)> {
+    pub(super) fn node(&self) -> Option<(watch::Receiver<NodeSeen>, watch::Receiver<JobHealth>)> {
         match self {
             Self::Disabled(_) => None,
             Self::Enabled(on) => Some((on.node.node.clone(), on.node.health.clone())),
@@ -213,11 +213,11 @@ impl EnabledHeartbeats {
 }
 
 /// A part that has neither succeeded nor failed yet counts as ready.
-fn check(name: &str, health: &watch::Receiver<ChoreHealth>) -> Check {
+fn check(name: &str, health: &watch::Receiver<JobHealth>) -> Check {
     let health = health.borrow();
     let (ok, message, since_unix_ms) = match &*health {
-        ChoreHealth::Starting | ChoreHealth::Well => (true, "ok".to_owned(), 0),
-        ChoreHealth::Failing { reason, since_unix_ms, .. } => (false, reason.clone(), *since_unix_ms),
+        JobHealth::Pending | JobHealth::Healthy => (true, "ok".to_owned(), 0),
+        JobHealth::Failing { reason, since_unix_ms, .. } => (false, reason.clone(), *since_unix_ms),
     };
     Check { name: name.to_owned(), ok, message, since_unix_ms }
 }

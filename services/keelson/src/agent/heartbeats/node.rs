@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use keelson_actor_system::{cluster::ChoreHealth, inspect::Mailbox};
+use keelson_actor_system::{cluster::JobHealth, inspect::Mailbox};
 use keelson_heartbeats::{
     lease::{self, LeaseRenewer},
     status::{self, StatusReporter},
@@ -22,7 +22,7 @@ use crate::agent::{
 pub(super) struct NodeWatch {
     pub(super) job: Job,
     pub(super) node: watch::Receiver<NodeSeen>,
-    pub(super) health: watch::Receiver<ChoreHealth>,
+    pub(super) health: watch::Receiver<JobHealth>,
 }
 
 /// The receivers of a message for each change of the Node.
@@ -39,11 +39,11 @@ pub(super) fn build(
     api: &ApiServer,
     name: &str,
     receivers: Receivers,
-    renewals: Option<watch::Receiver<ChoreHealth>>,
+    renewals: Option<watch::Receiver<JobHealth>>,
     changes: watch::Sender<u64>,
     arbiter: &actix::ArbiterHandle,
 ) -> NodeWatch {
-    let (health, health_seen) = watch::channel(ChoreHealth::Starting);
+    let (health, health_seen) = watch::channel(JobHealth::Pending);
     let (seen, node) = node_channel();
     let health = Arc::new(health);
     let watched =
@@ -59,10 +59,10 @@ pub(super) fn build(
 
 /// Wakes the watches when a renewal succeeds after failures: their own back-off may be up to a minute. Without a Lease
 /// the first watch that succeeds wakes the others.
-async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<ChoreHealth>) {
+async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<JobHealth>) {
     let mut is_failing = false;
     while renewals.changed().await.is_ok() {
-        let is_well = *renewals.borrow_and_update() == ChoreHealth::Well;
+        let is_well = *renewals.borrow_and_update() == JobHealth::Healthy;
         if is_failing && is_well {
             api.wake_watches();
         }
@@ -76,7 +76,7 @@ async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<ChoreHealth>
 struct WatchedNode {
     api: ApiServer,
     name: String,
-    health: Arc<watch::Sender<ChoreHealth>>,
+    health: Arc<watch::Sender<JobHealth>>,
     seen: watch::Sender<NodeSeen>,
     receivers: Receivers,
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use keelson_actor_system::{cluster::ChoreHealth, inspect::Mailbox};
+use keelson_actor_system::{cluster::JobHealth, inspect::Mailbox};
 use keelson_kube::{ApiServer, KnownPods, PodEvent, PodRef, PodSink, watch_pods};
 use keelson_pulls::coordinator::{PullCoordinator, PullEvent};
 use tokio::sync::watch;
@@ -14,7 +14,7 @@ use crate::agent::{cluster::shows_failure, jobs::Job};
 
 pub(super) struct PodWatch {
     pub(super) job: Job,
-    pub(super) health: watch::Receiver<ChoreHealth>,
+    pub(super) health: watch::Receiver<JobHealth>,
 }
 
 pub(super) fn build(
@@ -24,7 +24,7 @@ pub(super) fn build(
     changes: watch::Sender<u64>,
     arbiter: &actix::ArbiterHandle,
 ) -> PodWatch {
-    let (health, health_seen) = watch::channel(ChoreHealth::Starting);
+    let (health, health_seen) = watch::channel(JobHealth::Pending);
     let (api, node, pulls, health) = (api.clone(), node.to_owned(), pulls.clone(), Arc::new(health));
     let (known, failed) = (KnownPods::default(), shows_failure(health.clone()));
     let job = Job::new("PodWatch", changes);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use keelson_actor_system::{
     clock::unix_ms,
-    cluster::ChoreHealth,
+    cluster::JobHealth,
     inspect::{Mailbox, Recorder},
     reports::EndpointsView,
     supervise,
@@ -27,7 +27,7 @@ const MAILBOX: usize = 1024;
 pub(super) struct Status {
     pub(super) reporter: Mailbox<StatusReporter>,
     pub(super) metrics: StatusMetrics,
-    pub(super) health: watch::Receiver<ChoreHealth>,
+    pub(super) health: watch::Receiver<JobHealth>,
 }
 
 /// The watched state that the StatusReporter uses.
@@ -45,7 +45,7 @@ pub(super) fn build(
     arbiter: &actix::ArbiterHandle,
 ) -> Status {
     let metrics = StatusMetrics::default();
-    let (health, health_seen) = watch::channel(ChoreHealth::Starting);
+    let (health, health_seen) = watch::channel(JobHealth::Pending);
     let recorder = Recorder::new(ACTOR, MAILBOX);
     let (client, runtime_health) = (pulls.runtime.clone(), pulls.runtime_health.clone());
     let parts = StatusReporterParts {

@@ -29,7 +29,7 @@ pub(super) fn cut(state: &pb::State, namespace: &str, max: u32) -> Option<String
 
 /// Problems, sync status, and the requested Services.
 pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -> String {
-    if state.state == "off" {
+    if state.state == "disabled" {
         return off(&state.reason);
     }
     let mut text = String::new();
@@ -68,7 +68,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.state == "not-watched" {
         lines.push(format!("PENDING: Services are not watched: {}", one_line(&state.reason)));
-    } else if state.state != "current" {
+    } else if state.state != "synced" {
         lines.push(format!(
             "{}{}",
             status_word(&state.state).to_uppercase(),
@@ -77,14 +77,14 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
     }
     // One server that does not answer is one reason, even if every watch reports it.
     let mut ill: BTreeMap<(&str, bool, &str, i64), Vec<String>> = BTreeMap::new();
-    let ill_sources = state.sources.iter().filter(|source| source.health != "well" || !source.synced);
+    let ill_sources = state.sources.iter().filter(|source| source.health != "healthy" || !source.synced);
     for source in ill_sources.filter(|_| state.state != "not-watched") {
         let key = (source.health.as_str(), source.synced, source.reason.as_str(), source.since_unix_ms);
         ill.entry(key).or_default().push(clean(&source.resource));
     }
     for ((health, synced, reason, since), resources) in ill {
         let listed = if synced { "" } else { ", not listed yet" };
-        let since = if health == "well" { 0 } else { since };
+        let since = if health == "healthy" { 0 } else { since };
         lines.push(format!(
             "{}: {}{listed}{}",
             resources.join(", "),
@@ -227,7 +227,7 @@ fn services(services: &[pb::ServiceSummary]) -> String {
 }
 
 pub(super) fn watchers(state: &pb::State, now: i64) -> String {
-    if state.state == "off" {
+    if state.state == "disabled" {
         return off(&state.reason);
     }
     if state.watchers.is_empty() {
@@ -261,7 +261,7 @@ mod tests {
             resource: resource.into(),
             synced: true,
             objects,
-            health: "well".into(),
+            health: "healthy".into(),
             since_unix_ms: 1_000,
             ..Default::default()
         }
@@ -296,7 +296,7 @@ mod tests {
         let bare =
             pb::ServiceSummary { namespace: "shop".into(), name: "x\x1b[2J".into(), ..Default::default() };
         pb::State {
-            state: "current".into(),
+            state: "synced".into(),
             since_unix_ms: 1_000,
             instance_id: "17293822569102704640".into(),
             rev: 12,
@@ -404,7 +404,7 @@ State:    stale
     #[test]
     fn a_chore_that_waits_or_is_off() {
         let waiting = pb::State {
-            state: "waiting".into(),
+            state: "pending".into(),
             reason: "services are not listed yet".into(),
             since_unix_ms: 60_000,
             source: "files".into(),
@@ -423,7 +423,7 @@ Watchers: none
 ";
         assert_eq!(describe(&waiting, "", 0, 61_000), expected);
         let source =
-            pb::SourceState { resource: "services".into(), health: "starting".into(), ..Default::default() };
+            pb::SourceState { resource: "services".into(), health: "pending".into(), ..Default::default() };
         let not_watched = pb::State {
             state: "not-watched".into(),
             reason: "no client is connected".into(),
@@ -448,7 +448,8 @@ Watchers: none
             text.ends_with("Watchers: none\nBackend:  nft (pid 12), failing, no revision in effect yet\n"),
             "{text}"
         );
-        let off = pb::State { state: "off".into(), reason: "no API server".into(), ..Default::default() };
+        let off =
+            pb::State { state: "disabled".into(), reason: "no API server".into(), ..Default::default() };
         let text = describe(&off, "", 10, 61_000);
         assert!(
             text.starts_with(

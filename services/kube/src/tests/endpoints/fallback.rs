@@ -17,7 +17,7 @@ fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
 async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
     let feed = begin(server);
     feed.listed(version);
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     server.seen().await;
     feed
 }
@@ -51,7 +51,7 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
     let feed = begin(&server);
     // No failure is reported: there is another way.
-    source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
     feed.slice("ADDED", "c", 10);
     source.says(&[put("c", 10)]).await;
     server.seen().await;
@@ -76,7 +76,7 @@ async fn e1_a_streaming_list_that_hangs_is_told_and_followed_by_a_list() {
     pass(Duration::from_secs(30)).await;
     feed.closed().await;
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
     assert_eq!(server.seen().await.query("watch"), None);
 }
 
@@ -89,7 +89,7 @@ async fn e1_a_list_that_never_ends_after_a_410_is_told() {
     feed.error(410, "Expired");
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     pass(Duration::from_secs(11)).await;
-    let SourceEvent::Health(_, ChoreHealth::Failing { reason, since_unix_ms, .. }) = source.event().await
+    let SourceEvent::Health(_, JobHealth::Failing { reason, since_unix_ms, .. }) = source.event().await
     else {
         panic!("it is stale")
     };
@@ -111,7 +111,7 @@ async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
     pass(Duration::from_secs(40)).await;
     let feed = begin(&server);
     feed.slice("ADDED", "a", 5);
-    source.says(&[put("a", 5), Said::Well]).await;
+    source.says(&[put("a", 5), Said::Healthy]).await;
     server.nothing_more();
 }
 
@@ -122,7 +122,7 @@ async fn e15_a_500_does_not_make_lists_the_last_word() {
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -142,7 +142,7 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     server.reply(refusal(410, "Expired"));
     server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("b", 4)])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("b", 4), Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, put("b", 4), Said::Listed, Said::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -178,7 +178,7 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
     assert_eq!(names(&seen), ["+web", "-ns/headless", "+name"]);
     assert_eq!(seen.last(), Some(&Seen::Listed));
-    assert!(matches!(source.event().await, SourceEvent::Health(_, ChoreHealth::Well)), "nothing has failed");
+    assert!(matches!(source.event().await, SourceEvent::Health(_, JobHealth::Healthy)), "nothing has failed");
     feed.bytes(wire::event("ADDED", "Service", &service("another", 10, "None")));
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
     assert_eq!(names(&seen), ["-ns/another"]);
@@ -258,7 +258,7 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     let ghost = begin(&other);
     ghost.slice("ADDED", "ghost", 90);
     ghost.listed(100);
-    second.says(&[Said::Listing, put("ghost", 90), Said::Listed, Said::Well]).await;
+    second.says(&[Said::Listing, put("ghost", 90), Said::Listed, Said::Healthy]).await;
     other.seen().await;
     // An earlier version is too old for a server that has listed since; its list is older still.
     let again = begin(&server);

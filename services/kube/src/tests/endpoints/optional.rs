@@ -22,7 +22,7 @@ async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
     server.nothing_more();
     // Within each minute nothing is reported; after ten minutes it asks again.
@@ -62,7 +62,7 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
         server.seen().await;
     }
     let cidr = one_listed(&feed);
-    source.says(&[Said::Listing, cidr, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, cidr, Said::Listed, Said::Healthy]).await;
 }
 
 /// P19: nothing waits for a server that answers, but not with ServiceCIDRs.
@@ -92,7 +92,7 @@ async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(4, true)));
-    source.says(&[Said::Listing, Said::Listed, Said::Well]).await;
+    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
     drop(feed);
     source.says(&[Said::Nothing]).await;
     source.fails("Forbidden").await;

@@ -1,19 +1,14 @@
-//! The flowtable: its form in the kernel, and changes of its devices.
+//! The flowtable as the kernel has it.
 //!
-//! Owns: [`FoundFlowtable`] and the differences of devices. In: names of interfaces. Out: [`Change`]s. Pure.
+//! Owns: [`FoundFlowtable`] and the properties of our flowtable. In: nothing. Out: values.
 //!
 //! The kernel looks up flows when a packet comes in by one of the devices, before conntrack and all chains. Before
 //! Linux 6.16, a device that disappears leaves the flowtable by itself; since then, it has to be removed.
 
 use std::collections::BTreeSet;
 
-use super::kernel::Change;
-
 /// Maximum number of devices of our flowtable: more do not fit into one answer of the kernel.
 pub(crate) const DEVICES_MAX: usize = 1024;
-
-/// Devices per message; the kernel accepts 256 (`NFT_NETDEVICE_MAX`).
-const IN_MESSAGE: usize = 128;
 
 /// `NF_NETDEV_INGRESS`, the hook of every flowtable.
 pub(super) const INGRESS: u32 = 0;
@@ -41,70 +36,5 @@ impl FoundFlowtable {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         (self.hook, self.priority, self.flags) == (INGRESS, PRIORITY, FLAGS)
-    }
-}
-
-/// Changes from `found` to `wanted` devices, removals first.
-#[must_use]
-pub(crate) fn device_changes(found: &BTreeSet<String>, wanted: &BTreeSet<String>) -> Vec<Change> {
-    let lists = |names: Vec<String>, change: fn(Vec<String>) -> Change| {
-        names.chunks(IN_MESSAGE).map(|names| change(names.to_vec())).collect::<Vec<_>>()
-    };
-    let surplus = lists(found.difference(wanted).cloned().collect(), Change::RemoveDevices);
-    let missing = lists(wanted.difference(found).cloned().collect(), Change::AddDevices);
-    surplus.into_iter().chain(missing).collect()
-}
-
-/// Splits a change into one per device: the kernel rejects a whole list because of a single device that has just
-/// disappeared.
-#[must_use]
-pub(crate) fn one_by_one(change: &Change) -> Vec<Change> {
-    let each = |names: &[String], change: fn(Vec<String>) -> Change| {
-        names.iter().map(|name| change(vec![name.clone()])).collect()
-    };
-    match change {
-        Change::AddDevices(names) => each(names, Change::AddDevices),
-        Change::RemoveDevices(names) => each(names, Change::RemoveDevices),
-        other => vec![other.clone()],
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn set(names: &[&str]) -> BTreeSet<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[test]
-    fn devices_become_the_wanted_ones() {
-        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        for (found, wanted, expected) in [
-            (set(&[]), set(&[]), vec![]),
-            (set(&["a"]), set(&["a"]), vec![]),
-            (set(&[]), set(&["b", "a"]), vec![Change::AddDevices(list(&["a", "b"]))]),
-            (set(&["a", "b"]), set(&[]), vec![Change::RemoveDevices(list(&["a", "b"]))]),
-            (
-                set(&["a", "b"]),
-                set(&["b", "c"]),
-                vec![Change::RemoveDevices(list(&["a"])), Change::AddDevices(list(&["c"]))],
-            ),
-        ] {
-            assert_eq!(device_changes(&found, &wanted), expected, "{found:?} to {wanted:?}");
-        }
-    }
-
-    #[test]
-    fn no_message_has_more_devices_than_the_kernel_takes() {
-        let many: BTreeSet<String> = (0..DEVICES_MAX).map(|n| format!("veth{n}")).collect();
-        let changes = device_changes(&set(&[]), &many);
-        let counts = changes.iter().map(|change| match change {
-            Change::AddDevices(names) => names.len(),
-            other => panic!("{other:?}"),
-        });
-        assert!(counts.clone().all(|count| count <= 256));
-        assert_eq!(counts.sum::<usize>(), DEVICES_MAX);
-        assert_eq!(changes.iter().flat_map(one_by_one).count(), DEVICES_MAX);
     }
 }

@@ -11,6 +11,7 @@
 //! A check never stops programming. Elements are read beforehand, while changes continue, so what was read may be older
 //! than the plan in parts; each difference is read again, element by element, before it counts as drift.
 
+mod devices;
 mod difference;
 mod offload;
 mod preview;

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{HeaderName, Method, StatusCode};
 use keelson_client::ServiceName;
-use keelson_serve::http::exposed::{Answer, Pages, answer, with_header};
+use keelson_serve::http::{
+    JSON,
+    exposed::{Answer, Pages, answer, with_header},
+};
 
 use super::super::status::Health;
 
@@ -42,7 +45,7 @@ impl Pages for CheckPages {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let page = answer(status, "application/json", body(&self.name, local, healthy));
+        let page = answer(status, JSON, body(&self.name, local, healthy));
         with_header(page, WEIGHT, local)
     }
 }

@@ -95,8 +95,8 @@ pub(super) fn set(
     let stalled_after = millis(policy.pulls_stalled_after);
     report(list, PULLS, pulls(&inputs.flow, stalled_after), policy, memory, now);
     match &inputs.endpoints {
-        EndpointsView::Off => list.retain(|condition| condition.type_ != ENDPOINTS),
-        EndpointsView::Starting => {}
+        EndpointsView::Disabled => list.retain(|condition| condition.type_ != ENDPOINTS),
+        EndpointsView::Pending => {}
         view => report(list, ENDPOINTS, endpoints(view, policy.endpoints_origin), policy, memory, now),
     }
     if let Some(state) = state(&inputs.store, &inputs.flow) {
@@ -198,7 +198,7 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
             let message = "no client is connected to the Endpoints API, so the agent does not watch Services";
             return Finding::unknown("NotWatched", message);
         }
-        EndpointsView::Off | EndpointsView::Starting | EndpointsView::Current => None,
+        EndpointsView::Disabled | EndpointsView::Pending | EndpointsView::Synced => None,
     };
     match (cause, origin) {
         (None, EndpointsOrigin::ApiServer) => {

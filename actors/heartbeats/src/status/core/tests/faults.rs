@@ -29,7 +29,7 @@ fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_t
     assert!(ended - start >= 50 * SECOND);
     world.always = None;
     world.pass(11 * SECOND);
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
     assert!(world.requests[5].at >= ended + 10 * SECOND, "not before the next pass");
     assert_eq!(world.condition(CHANGED)["status"], "True");
 }
@@ -41,7 +41,7 @@ fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
     change(&mut world);
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch", "get"], "what is there needs no second patch");
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
         assert_eq!(world.notes.len(), 1, "said once: {:?}", world.notes);
         world.always = None;
         world.pass(11 * SECOND);
-        assert_eq!(world.health, ChoreHealth::Well);
+        assert_eq!(world.health, JobHealth::Healthy);
         assert!(world.notes[1].contains("reported again"), "{:?}", world.notes);
     }
 }
@@ -101,10 +101,10 @@ fn nothing_to_say_does_not_say_that_the_server_is_well() {
     world.pass(11 * SECOND);
     drop(world.core.clear_condition(CHANGED, world.now()).expect("was there"));
     world.pass(30 * SECOND);
-    assert!(matches!(world.health, ChoreHealth::Failing { .. }));
+    assert!(matches!(world.health, JobHealth::Failing { .. }));
     world.tell();
     world.pass(11 * SECOND);
-    assert_eq!(world.health, ChoreHealth::Well, "the watch has heard from it");
+    assert_eq!(world.health, JobHealth::Healthy, "the watch has heard from it");
 }
 
 #[test]
@@ -317,12 +317,12 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
     assert_eq!(world.condition(KIND), Value::Null, "the chore is off");
     let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
     for (view, status, reason) in [
-        (EndpointsView::Current, "False", "EndpointsSynced"),
+        (EndpointsView::Synced, "False", "EndpointsSynced"),
         (EndpointsView::NotWatched, "Unknown", "NotWatched"),
         (stale(StaleCause::NotSynced), "True", "NotSynced"),
         (stale(StaleCause::SourceUnavailable), "True", "SourceUnavailable"),
         (stale(StaleCause::SourceRefused), "True", "SourceRefused"),
-        (EndpointsView::Current, "False", "EndpointsSynced"),
+        (EndpointsView::Synced, "False", "EndpointsSynced"),
     ] {
         world.collected.endpoints = view.clone();
         // Longer than any delay of a change.
@@ -331,7 +331,7 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
     }
     // The state is unknown right after a restart, and the Node's condition stands.
     let before = world.condition(KIND);
-    world.collected.endpoints = EndpointsView::Starting;
+    world.collected.endpoints = EndpointsView::Pending;
     world.restart();
     world.pass(11 * SECOND);
     assert_eq!(world.condition(KIND), before);
@@ -451,7 +451,7 @@ proptest! {
         world.pass(61 * SECOND + 11 * SECOND);
         world.step(Event::ReportNow);
         world.pass(11 * SECOND);
-        prop_assert_eq!(&world.health, &ChoreHealth::Well);
+        prop_assert_eq!(&world.health, &JobHealth::Healthy);
         prop_assert_eq!(world.condition("ImagePullsStalled")["status"].clone(), json!("False"));
         if node {
             prop_assert_eq!(world.condition("Ready")["status"].clone(), json!("True"));

@@ -73,7 +73,7 @@ struct World {
     collected: Collected,
     reported: Option<Reported>,
     conditions: std::collections::BTreeMap<String, ExternalRecord>,
-    health: ChoreHealth,
+    health: JobHealth,
     notes: Vec<String>,
     counted: Vec<Counted>,
     random: f64,
@@ -115,7 +115,7 @@ fn well() -> Collected {
         }),
         runtime_down: None,
         flow: Ok(idle()),
-        endpoints: EndpointsView::Off,
+        endpoints: EndpointsView::Disabled,
         store: StoreState::Open,
     }
 }
@@ -143,7 +143,7 @@ impl World {
             collected: well(),
             reported: None,
             conditions: std::collections::BTreeMap::new(),
-            health: ChoreHealth::Starting,
+            health: JobHealth::Pending,
             notes: Vec::new(),
             counted: Vec::new(),
             random: 0.5,
@@ -389,7 +389,7 @@ impl World {
 
     fn fails(&self) -> (String, i64) {
         match &self.health {
-            ChoreHealth::Failing { reason, since_unix_ms, .. } => (reason.clone(), *since_unix_ms),
+            JobHealth::Failing { reason, since_unix_ms, .. } => (reason.clone(), *since_unix_ms),
             other => panic!("{other:?}"),
         }
     }

@@ -19,7 +19,7 @@ fn unavailable(second: i64) -> EndpointsView {
 /// A companion with synced endpoints, and nothing to report.
 fn synced() -> World {
     let mut world = World::with_node(Role::Companion);
-    world.collected.endpoints = EndpointsView::Current;
+    world.collected.endpoints = EndpointsView::Synced;
     world.restart();
     world.pass(10 * MINUTE);
     world.tell();
@@ -46,7 +46,7 @@ fn outage(world: &mut World) {
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     world.watches = false;
     pass_unheard(world, 180, unavailable);
-    assert!(matches!(world.health, ChoreHealth::Failing { .. }));
+    assert!(matches!(world.health, JobHealth::Failing { .. }));
     assert!(world.verbs().len() <= TRIES as usize, "one pass and no more: {:?}", world.verbs());
     world.always = None;
     world.watches = true;
@@ -61,19 +61,19 @@ fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
         ("down, in ever new words", 2, unavailable),
         ("down for 20 s of each minute", 0, |second| match second % 60 {
             0..20 => unavailable(second),
-            _ => EndpointsView::Current,
+            _ => EndpointsView::Synced,
         }),
         ("down for 10 s, up for 10 s", 0, |second| match second / 10 % 2 {
             0 => unavailable(second),
-            _ => EndpointsView::Current,
+            _ => EndpointsView::Synced,
         }),
         ("down for 50 s, up for 50 s", 0, |second| match second / 50 % 2 {
             0 => unavailable(second),
-            _ => EndpointsView::Current,
+            _ => EndpointsView::Synced,
         }),
         ("down for a minute, up for four", 0, |second| match second % 300 {
             0..60 => unavailable(second),
-            _ => EndpointsView::Current,
+            _ => EndpointsView::Synced,
         }),
         ("refused, unreachable and listing in turns of 15 s", 2, |second| match second / 15 % 3 {
             0 => stale(StaleCause::SourceRefused, "403"),
@@ -90,7 +90,7 @@ fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
         pass_with(&mut world, 600, view);
         let during = world.condition(ENDPOINTS)["status"].clone();
         assert_eq!(during, json!(if most == 0 { "False" } else { "True" }), "{name}");
-        pass_with(&mut world, 600, |_| EndpointsView::Current);
+        pass_with(&mut world, 600, |_| EndpointsView::Synced);
         // Before the report that the server does not answer, it is asked.
         let asked = usize::from(most > 0 && world.verbs()[0] == "get");
         assert_eq!(world.verbs()[asked..], vec!["patch"; most], "{name}");
@@ -108,23 +108,23 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
     pass_with(&mut world, 24, unavailable);
     assert_eq!(status(&world), "True");
     let since = world.condition(ENDPOINTS)["lastTransitionTime"].clone();
-    pass_with(&mut world, 290, |_| EndpointsView::Current);
+    pass_with(&mut world, 290, |_| EndpointsView::Synced);
     assert_eq!(status(&world), "True");
     // A restart resets that.
     world.restart();
-    pass_with(&mut world, 290, |_| EndpointsView::Current);
+    pass_with(&mut world, 290, |_| EndpointsView::Synced);
     assert_eq!(
         (status(&world), world.condition(ENDPOINTS)["lastTransitionTime"].clone()),
         (json!("True"), since)
     );
-    pass_with(&mut world, 22, |_| EndpointsView::Current);
+    pass_with(&mut world, 22, |_| EndpointsView::Synced);
     assert_eq!((status(&world), world.verbs()), (json!("False"), vec!["get", "patch", "patch"]));
 
     world.policy.pressure_transition = Duration::ZERO;
     world.restart();
     pass_with(&mut world, 145, unavailable);
     assert_eq!(status(&world), "True");
-    pass_with(&mut world, 11, |_| EndpointsView::Current);
+    pass_with(&mut world, 11, |_| EndpointsView::Synced);
     assert_eq!(status(&world), "False", "with a period of 0s it is withdrawn at once");
 }
 
@@ -156,10 +156,10 @@ fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
         world.tell();
         world
     };
-    let mut world = start(EndpointsView::Starting);
+    let mut world = start(EndpointsView::Pending);
     pass_with(&mut world, 8, |_| stale(StaleCause::NotSynced, "listing"));
     assert_eq!(world.condition(ENDPOINTS), Value::Null);
-    pass_with(&mut world, 20, |_| EndpointsView::Current);
+    pass_with(&mut world, 20, |_| EndpointsView::Synced);
     assert_eq!((&world.condition(ENDPOINTS)["status"], world.verbs().len()), (&json!("False"), 2));
     for (view, status) in
         [(stale(StaleCause::SourceRefused, "403"), "True"), (EndpointsView::NotWatched, "Unknown")]
@@ -174,7 +174,7 @@ fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
     let mut world = synced();
     world.restart();
     pass_with(&mut world, 25, |_| EndpointsView::NotWatched);
-    pass_with(&mut world, 600, |_| EndpointsView::Current);
+    pass_with(&mut world, 600, |_| EndpointsView::Synced);
     assert_eq!(world.verbs(), Vec::<&str>::new());
 }
 
@@ -182,7 +182,7 @@ fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
 #[test]
 fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
     for (view, reason) in [
-        (EndpointsView::Current, "EndpointsSynced"),
+        (EndpointsView::Synced, "EndpointsSynced"),
         (stale(StaleCause::NotSynced, "x"), "NotSynced"),
         (stale(StaleCause::SourceUnavailable, "x"), "SourceUnavailable"),
     ] {
@@ -211,7 +211,7 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
 fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
     for role in [Role::Node, Role::Companion] {
         let mut world = World::with_node(role);
-        world.collected.endpoints = EndpointsView::Current;
+        world.collected.endpoints = EndpointsView::Synced;
         world.restart();
         world.pass(MINUTE);
         assert_eq!(world.condition(ENDPOINTS)["status"], "False");
@@ -221,7 +221,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
         );
         world.forget();
         // Endpoints are disabled, and the agent restarts.
-        world.collected.endpoints = EndpointsView::Off;
+        world.collected.endpoints = EndpointsView::Disabled;
         world.restart();
         world.pass(MINUTE);
         for kind in old.into_iter().chain([ENDPOINTS]) {
@@ -275,7 +275,7 @@ fn e5_conditions_that_others_have_set_are_found_on_disk() {
 fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
     for role in [Role::Companion, Role::Node] {
         let mut world = World::with_node(role);
-        world.collected.endpoints = EndpointsView::Current;
+        world.collected.endpoints = EndpointsView::Synced;
         world.policy.report_frequency = Duration::from_secs(900);
         world.restart();
         world.pass(MINUTE);
@@ -283,8 +283,8 @@ fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
         world.forget();
         outage(&mut world);
         pass_with(&mut world, 22, unavailable);
-        pass_with(&mut world, 120, |_| EndpointsView::Current);
-        assert_eq!((world.health.clone(), world.verbs()), (ChoreHealth::Well, vec![]), "{role:?}");
+        pass_with(&mut world, 120, |_| EndpointsView::Synced);
+        assert_eq!((world.health.clone(), world.verbs()), (JobHealth::Healthy, vec![]), "{role:?}");
         // A problem that lasts while the server answers is reported.
         pass_with(&mut world, 140, unavailable);
         assert_eq!(world.condition(ENDPOINTS)["status"], "True", "{role:?}");
@@ -304,7 +304,7 @@ fn e6_an_outage_that_no_report_met_is_no_reason_to_write() {
         world.forget();
         pass_unheard(&mut world, 42, unavailable);
         world.watches = true;
-        pass_with(&mut world, 120, |_| EndpointsView::Current);
+        pass_with(&mut world, 120, |_| EndpointsView::Synced);
         assert!(matches!(world.verbs()[..], [] | ["get"]), "{away} s: {:?}", world.verbs());
     }
 }

@@ -13,7 +13,7 @@ fn policy(register: Register) -> StatusPolicy {
 fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
     let mut world = World::with(policy(Register::Once));
     assert_eq!(world.verbs(), ["get", "create"], "as soon as the runtime takes pods");
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(world.counted, [Counted::Registered, Counted::Sent]);
     let body = &world.requests[1].body;
     assert_eq!(body["metadata"]["labels"]["topology.kubernetes.io/zone"], "z1");
@@ -92,7 +92,7 @@ fn registration_backs_off_from_100_ms_to_7_s_and_starts_over() {
     assert!(world.closed > 0);
     world.always = None;
     world.pass(7 * SECOND);
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_status_does_not_wait_for_labels_that_are_refused() {
     assert!(world.fails().0.contains("labels"), "{:?}", world.health);
     assert_eq!(world.condition("Ready")["status"], "True");
     world.pass(11 * SECOND);
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() 
     world.make_node();
     world.tell();
     assert_eq!(world.condition("Ready")["status"], "True", "at once");
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
     // Again, with a restart, which registers as the kubelet's does.
     world.delete();
     world.pass(MINUTE);
@@ -211,7 +211,7 @@ fn case_26_with_always_a_deleted_node_is_made_again_and_with_never_it_is_waited_
     world.delete();
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["get", "create"]);
-    assert_eq!((&world.health, &world.condition("Ready")["status"]), (&ChoreHealth::Well, &json!("True")));
+    assert_eq!((&world.health, &world.condition("Ready")["status"]), (&JobHealth::Healthy, &json!("True")));
     let mut world = World::with(policy(Register::Never));
     world.pass(MINUTE);
     assert!(!world.verbs().contains(&"create") && world.fails().0.contains("never"), "{:?}", world.health);
@@ -228,7 +228,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
     assert_eq!(world.fails().0, "Node n1 does not exist; its kubelet must register it");
     world.make_node();
     world.tell();
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(
         world.requests.last().expect("a patch").body,
         json!({"status": {"conditions": [

@@ -181,7 +181,7 @@ fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
     world.reported = None;
     world.began = world.boot;
     world.core = Core::new(world.policy.clone());
-    world.health = ChoreHealth::Starting;
+    world.health = JobHealth::Pending;
     world.step(Event::Contention(Contention::Undecided));
     let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
     let stamp = Stamp::new("boot-1", since_boot, world.now());
@@ -189,10 +189,10 @@ fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
     world.tell();
     world.step(Event::RuntimeReady);
     world.pass(15 * SECOND);
-    assert_eq!((world.verbs(), world.health.clone()), (vec![], ChoreHealth::Starting));
+    assert_eq!((world.verbs(), world.health.clone()), (vec![], JobHealth::Pending));
     world.step(Event::Contention(Contention::Uncontested));
     assert_eq!(world.verbs(), ["repair", "get", "patch"], "at once");
-    assert_eq!(world.health, ChoreHealth::Well);
+    assert_eq!(world.health, JobHealth::Healthy);
 }
 
 #[test]

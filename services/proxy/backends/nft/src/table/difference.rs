@@ -5,10 +5,10 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::Table;
+use super::devices::device_changes;
 use crate::{
     chain::Chain,
     element::{Op, SetName},
-    flowtable::device_changes,
     kernel::{Change, Found},
     ruleset::{Base, FLOWTABLE, rules},
 };

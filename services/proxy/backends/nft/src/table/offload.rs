@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use keelson_proxy::backend::Outcome;
 
 use super::Table;
+use super::devices::{device_changes, one_by_one};
 use crate::{
     chain::Chain,
-    flowtable::{device_changes, one_by_one},
     kernel::{KernelError, NfTables},
 };
 
