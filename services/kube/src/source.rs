@@ -73,9 +73,7 @@ impl fmt::Display for ClusterSource {
             }
             Self::InCluster => f.write_str("the pod's service account"),
             Self::Explicit(source) => f.write_str(&without_userinfo(&source.server)),
-            Self::Issued { kubeconfig, certificate } => {
-                write!(f, "kubeconfig {}, client certificate {}", kubeconfig.display(), certificate.display())
-            }
+            Self::Issued { kubeconfig, .. } => write!(f, "kubeconfig {}", kubeconfig.display()),
         }
     }
 }
@@ -83,6 +81,8 @@ impl fmt::Display for ClusterSource {
 /// Never holds any content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SourceError {
+    #[error("no client certificate in {path} yet")]
+    NotIssued { path: String },
     #[error("cannot read {what} {path}: {reason}")]
     Read { what: &'static str, path: String, reason: String },
     /// Every user of the machine could replace the content of the file.
@@ -134,6 +134,9 @@ pub(crate) fn load(source: &ClusterSource) -> Result<Loaded, SourceError> {
         ClusterSource::Issued { kubeconfig: path, certificate } => {
             let (mut config, files) = kubeconfig(source, path, None, &mut modes)?;
             let file = certificate.to_string_lossy().into_owned();
+            if matches!(fs::metadata(certificate), Err(err) if err.kind() == io::ErrorKind::NotFound) {
+                return Err(SourceError::NotIssued { path: file });
+            }
             config.auth_info = AuthInfo {
                 client_certificate: Some(file.clone()),
                 client_key: Some(file),

@@ -70,6 +70,7 @@ impl Cluster {
         Some(Renewal {
             node: settings.agent.node_name.clone(),
             files: CertificateFiles::new(&settings.kube.certificate_dir),
+            kubeconfig: path.clone(),
             bootstrap: self.connect_by(ClusterSource::Kubeconfig { path, context: None }),
             current: self.connect(self.request_timeout),
             credentials: self.credentials.clone(),

@@ -237,3 +237,28 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
         stage.says_well().await
     })
 }
+
+/// A bootstrap token that has expired is named as the one cause, and a new one in the file is used.
+#[test]
+fn e4_a_refused_bootstrap_token_is_reported_once() -> Result<()> {
+    run(async {
+        let mut stage = Stage::new("expired").await?;
+        let bootstrap = stage.scratch.path().join("bootstrap.conf");
+        kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.ffffffffffffffff"}))?;
+        stage.agent.start_live().await?;
+        soon("the token is reported", || async {
+            let node = stage.agent.json("/debug/node").await?;
+            let reason = node["reason"].as_str().context("a reason")?;
+            let cause = format!("does not accept the credentials of {}", bootstrap.display());
+            ensure!(reason.matches("client certificate").count() == 2 && reason.contains(&cause), "{reason}");
+            Ok(())
+        })
+        .await?;
+        kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
+        soon("the new token is used", || async {
+            ensure!(stage.requests().await?.len() == 1, "no request");
+            Ok(())
+        })
+        .await
+    })
+}

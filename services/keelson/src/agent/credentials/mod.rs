@@ -30,6 +30,8 @@ pub(super) use files::{CertificateFiles, certificate_file};
 pub(super) use renewal::Renewal;
 
 const JOB: &str = "Credentials";
+/// Name of the check in `/readyz`.
+pub(super) const CHECK: &str = "credentials";
 /// Interval of checks of the remaining validity while the credentials do not change.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -132,7 +134,7 @@ impl Credentials {
         let texts = found.iter().map(|found| found.text().to_owned());
         let notes: Vec<String> = in_use.error.into_iter().chain(renewal).chain(texts).collect();
         Check {
-            name: "credentials".into(),
+            name: CHECK.into(),
             ok: !broken,
             message: if notes.is_empty() { "ok".into() } else { notes.join("; ") },
             since_unix_ms: 0,

@@ -4,7 +4,7 @@
 //! certificate on disk, which every connection reads by itself, and the health of the renewal. The key never leaves the
 //! machine.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use keelson_actor_system::{
     clock::unix_ms,
@@ -35,6 +35,11 @@ const REST: Duration = Duration::from_secs(10);
 enum RenewalError {
     #[error("{0}")]
     Api(#[from] ApiError),
+    #[error(
+        "the API server does not accept the credentials of {kubeconfig} (HTTP 401); a bootstrap token may have \
+         expired: write a new one into the file"
+    )]
+    Bootstrap { kubeconfig: String },
     #[error("{0}")]
     Certificate(#[from] CertificateError),
     #[error("cannot write to {folder}: {error}")]
@@ -56,7 +61,9 @@ const ADVICE: &str =
 pub(in crate::agent) struct Renewal {
     pub(in crate::agent) node: String,
     pub(in crate::agent) files: CertificateFiles,
-    /// With the credentials of `kube.bootstrap_kubeconfig`.
+    /// `kube.bootstrap_kubeconfig`.
+    pub(in crate::agent) kubeconfig: PathBuf,
+    /// With its credentials.
     pub(in crate::agent) bootstrap: ApiServer,
     /// With the certificate that is to be replaced.
     pub(in crate::agent) current: ApiServer,
@@ -139,7 +146,12 @@ impl Renewal {
         };
         let key = self.key()?;
         let request = key.request(&self.node)?;
-        api.request_certificate(&request).await?;
+        match api.request_certificate(&request).await {
+            Err(error) if by == By::Bootstrap && error.kind == ApiErrorKind::Unauthorized => {
+                return Err(RenewalError::Bootstrap { kubeconfig: self.kubeconfig.display().to_string() });
+            }
+            other => other?,
+        }
         let pem = self.answer(api, &request).await?;
         let whole = format!("{}{}", ended(pem), key.to_pem());
         let checked = issued_validity(&whole, &self.node);

@@ -3,7 +3,7 @@
 //! Owns: nothing. In: the actors' states and healths. Out: `keelson.node.v1`.
 
 use keelson_actor_system::{cluster::JobHealth, inspect::MailboxError};
-use keelson_debug::{ConditionError, ViewError};
+use keelson_debug::{Check, ConditionError, ViewError};
 use keelson_heartbeats::{
     lease::LeaseState,
     status::{
@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{EnabledHeartbeats, Heartbeats, NO_LEASE};
-use crate::agent::actor_handle::asked;
+use crate::agent::{actor_handle::asked, credentials};
 
 /// The part of the LeaseRenewer's state that is shown.
 #[derive(Deserialize)]
@@ -155,7 +155,7 @@ impl EnabledHeartbeats {
         let (lease, status) = (lease?, parsed::<StatusShown>(&status?)?);
         let status_health = health(&self.status.health);
         let wrong: Vec<_> = self.checks().into_iter().filter(|check| !check.ok).collect();
-        let reasons: Vec<&str> = wrong.iter().map(|check| check.message.as_str()).collect();
+        let reasons = causes(&wrong);
         let since = wrong.iter().map(|check| check.since_unix_ms).filter(|since| *since > 0).min();
         let state = match (wrong.is_empty(), &*lease.state, status_health.0) {
             (false, ..) => "failing",
@@ -166,7 +166,7 @@ impl EnabledHeartbeats {
         let (credentials, credential_warnings) = self.credentials.show();
         Ok(pb::Heartbeats {
             state: state.into(),
-            reason: distinct(&reasons).join("; "),
+            reason: reasons.join("; "),
             failing_since_unix_ms: since.unwrap_or_default(),
             role: self.role.name().into(),
             node_name,
@@ -229,15 +229,18 @@ fn show_condition(condition: &ConditionShown) -> pb::Condition {
     }
 }
 
-/// One server that does not answer is one reason, even if several watches report it.
-fn distinct<'a>(reasons: &[&'a str]) -> Vec<&'a str> {
-    let mut seen: Vec<&str> = Vec::new();
-    for reason in reasons {
-        if !seen.contains(reason) {
-            seen.push(reason);
+/// The reasons of failed checks, once each. While the credentials fail, every request fails because of them.
+fn causes(failed: &[Check]) -> Vec<&str> {
+    if let Some(check) = failed.iter().find(|check| check.name == credentials::CHECK) {
+        return vec![&check.message];
+    }
+    let mut reasons: Vec<&str> = Vec::new();
+    for check in failed {
+        if !reasons.contains(&&*check.message) {
+            reasons.push(&check.message);
         }
     }
-    seen
+    reasons
 }
 
 #[cfg(test)]
@@ -262,7 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn the_same_reason_is_said_once() {
-        assert_eq!(distinct(&["a", "b", "a"]), ["a", "b"]);
+    fn a_cause_is_shown_once() {
+        let failed = |name: &str, message: &str| Check {
+            name: name.into(),
+            ok: false,
+            message: message.into(),
+            since_unix_ms: 0,
+        };
+        let mut checks = vec![failed("lease", "a"), failed("node-watch", "b"), failed("pod-watch", "a")];
+        assert_eq!(causes(&checks), ["a", "b"]);
+        checks.push(failed("credentials", "no certificate"));
+        assert_eq!(causes(&checks), ["no certificate"], "every other check fails because of it");
     }
 }
