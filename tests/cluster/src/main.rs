@@ -6,9 +6,10 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // It talks to a person.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use keelson_cluster::kube::{Cluster, ControllerOptions};
+use keelson_cluster::kube::{ApiOptions, Cluster, ControllerOptions};
 use keelson_cluster::manifests::NODE as NODE_RIGHTS;
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::{Containerd, Kind, Options};
@@ -17,6 +18,8 @@ use keelson_harness::scratch::Scratch;
 use tokio::signal::unix::{SignalKind, signal};
 
 const NODE: &str = "demo-node";
+const CERTIFICATES_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
+
 #[tokio::main]
 async fn main() -> ExitCode {
     process::quiet();
@@ -41,8 +44,13 @@ async fn run() -> Result<()> {
 
 async fn demo(scratch: &Scratch) -> Result<()> {
     println!("starting etcd and kube-apiserver in {} ...", scratch.path().display());
-    let cluster = Cluster::start(scratch).await?;
-    let _controllers = cluster.controllers(scratch, &ControllerOptions::default()).await?;
+    // Bootstrap tokens and signed requests: so that other agents can join by the steps of docs/heartbeats.md.
+    let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
+    let cluster = Cluster::start_with(scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
+    let signing = ControllerOptions::signing(cluster.pki(), CERTIFICATES_VALID)?;
+    let mut controllers = ControllerOptions { args: signing.args, ..ControllerOptions::default() };
+    controllers.controllers.extend(signing.controllers);
+    let _controllers = cluster.controllers(scratch, &controllers).await?;
     println!("starting containerd and the agent ...");
     let options = Options { network: true, ..Options::default() };
     let containerd = Containerd::start(scratch, Kind::Debian16, &options).await?;
