@@ -202,7 +202,7 @@ mod tests {
     const BETA: GateSpec = GateSpec { name: "Hat", stage: Stage::Beta, since: "0.1", description: "" };
 
     #[test]
-    fn stage_decides_until_somebody_speaks() {
+    fn the_stage_decides_unless_a_setting_does() {
         let value = |gate: &GateSpec, pairs: &[(&str, bool)]| resolve_one(gate, &set(pairs)).0;
         assert!(!value(&ALPHA, &[]) && value(&BETA, &[]) && value(&GA, &[]));
         assert!(value(&ALPHA, &[(ALL_ALPHA, true)]));

@@ -65,7 +65,7 @@ fn the_example_uncommented_sets_every_key_to_its_default() {
 }
 
 #[test]
-fn the_reference_page_is_in_step() {
+fn the_reference_page_is_up_to_date() {
     const BEGIN: &str = "<!-- settings: begin -->\n";
     const END: &str = "<!-- settings: end -->\n";
     let path = crate_file("../docs/configuration.md");

@@ -135,7 +135,7 @@ fn many(count: usize) -> Vec<Service> {
 }
 
 #[test]
-fn what_sources_say_is_published_and_outlives_the_process_in_any_store() {
+fn source_objects_are_published_and_survive_a_restart_in_any_store() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
         let memory: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
@@ -166,7 +166,7 @@ fn what_sources_say_is_published_and_outlives_the_process_in_any_store() {
 }
 
 #[test]
-fn a_revision_is_on_disk_before_anybody_sees_it() {
+fn a_revision_is_on_disk_before_it_is_published() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -283,7 +283,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
 }
 
 #[test]
-fn a_full_disk_costs_the_identity_and_nothing_else() {
+fn a_full_disk_changes_only_the_instance_id() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -315,7 +315,7 @@ fn a_full_disk_costs_the_identity_and_nothing_else() {
 }
 
 #[test]
-fn a_restart_of_the_actor_asks_sources_for_everything_and_shows_the_same() {
+fn a_restart_of_the_actor_relists_and_publishes_the_same() {
     // I9: a panic is a restart like any other.
     for reason in ["a test wants it", PANIC] {
         restarts_and_shows_the_same(reason);
@@ -345,7 +345,7 @@ fn restarts_and_shows_the_same(reason: &str) {
 }
 
 #[test]
-fn a_write_whose_end_nobody_was_told_of_is_found_after_a_restart() {
+fn a_completed_write_without_acknowledgement_is_found_after_a_restart() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -367,7 +367,7 @@ fn a_write_whose_end_nobody_was_told_of_is_found_after_a_restart() {
 }
 
 #[test]
-fn a_full_mailbox_is_waited_for() {
+fn sources_wait_for_a_full_mailbox() {
     run(async {
         let publisher = Publisher::with_capacity(Arc::new(MemoryStore::new()), 1);
         publisher.tell_all(&[], &[]).await;
@@ -388,7 +388,7 @@ fn a_full_mailbox_is_waited_for() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_means_a_new_identity_and_no_restart() {
+fn an_unreadable_disk_means_a_new_instance_id_and_no_restart() {
     run(async {
         let store = FakeStore::new();
         store.fail(true);
@@ -404,7 +404,7 @@ fn a_disk_that_cannot_be_read_means_a_new_identity_and_no_restart() {
 }
 
 #[test]
-fn people_and_scrapers_see_how_it_fares() {
+fn inspection_and_metrics_show_the_status() {
     run(async {
         let publisher = Publisher::start(Arc::new(MemoryStore::new()));
         let state = publisher

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e12_a_state_goes_on_where_nothing_later_was_served_in_this_boot() {
+    fn e12_a_state_continues_unless_a_later_one_was_served_in_this_boot() {
         let mark = |boot: &str, instance_id, rev| Mark { boot_id: boot.into(), instance_id, rev };
         for (name, mark, says) in [
             ("the newest", Some(mark("b", 7, 5)), None),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn e12_a_marker_outlives_its_process_and_what_is_no_marker_is_none() {
+    fn e12_a_marker_survives_its_process_and_an_invalid_one_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("endpoints-revision");
         let boot = "3c1f0a0e-0000-4000-8000-000000000001";

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_where_and_what_to_do() {
+    fn errors_name_the_target_and_the_remedy() {
         let target = Target::default();
         let connect = |kind: io::ErrorKind| Error::connect(&target, &io::Error::from(kind)).to_string();
         assert!(

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_same_error_is_said_ever_less_often() {
+    async fn the_same_error_is_logged_less_often() {
         let (mut troubles, said) = troubles();
         for _ in 0..1000 {
             let pause = troubles.note(&Error::Ended("too early"));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_row_ends_when_it_was_quiet_for_long() {
+    async fn a_series_of_errors_ends_after_a_quiet_time() {
         let (mut troubles, said) = troubles();
         for _ in 0..3 {
             troubles.note(&Error::Ended("too early"));

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_has_changed_is_decoded_and_delivered() {
+    async fn only_changed_services_are_decoded_and_delivered() {
         let mut store = DiffStore::default();
         assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
         assert_eq!(store.decoded(), 3);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_an_error_the_next_state_is_offered_whole() {
+    async fn after_an_error_the_next_state_is_a_full_state() {
         let mut store = DiffStore::default();
         assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
         assert_eq!(failing(&mut store, changes(2, &[("a", 2), ("n", 1)], &["b"])).await, "-b a=2 n=1 @2");
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_held_before_is_deleted_when_it_is_gone() {
+    async fn services_held_before_are_deleted_when_they_are_gone() {
         let mut store = DiffStore::new([name("a"), name("b")]);
         assert_eq!(calls(&mut store, whole(1, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @1");
         let mut store = DiffStore::resumed([]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_state_that_cannot_be_decoded_nothing_is_delivered() {
+    async fn a_state_that_cannot_be_decoded_is_not_delivered() {
         let mut store = DiffStore::default();
         calls(&mut store, whole(1, &[("a", 1)])).await;
         let mut broken = whole(2, &[("a", 2), ("b", 1)]);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_is_decoded_at_once_is_delivered_all_the_same() {
+    async fn more_services_than_one_chunk_are_delivered() {
         let names: Vec<String> =
             (0..3000).map(|number| format!("s{number:04}-{}", "x".repeat(500))).collect();
         let services: Vec<(&str, i32)> = names.iter().map(|name| (&**name, 1)).collect();

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_a_reason() {
+    fn invalid_targets_are_refused_with_a_reason() {
         for (text, reason) in [
             ("", "neither unix:// nor tcp://"),
             ("/run/x.sock", "neither unix:// nor tcp://"),

@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_prost_reads_is_read_alike_and_nothing_panics(bytes: Vec<u8>) {
+        fn decoding_agrees_with_prost_and_does_not_panic(bytes: Vec<u8>) {
             let bytes = Bytes::from(bytes);
             if let (Ok(ours), Ok(item)) = (NextItem::read(&bytes), local::NextItem::decode(bytes.clone())) {
                 prop_assert_eq!(ours.next, item.next);

@@ -86,7 +86,7 @@ async fn e20_a_state_that_becomes_stale_comes_again() {
 }
 
 #[tokio::test]
-async fn it_starts_where_it_is_told_to_and_says_what_it_wants() {
+async fn the_request_has_the_start_position_and_the_conditions() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let required = keelson_client::localnetv1::EndpointConditions { selected: true, ..Default::default() };
@@ -103,7 +103,7 @@ async fn it_starts_where_it_is_told_to_and_says_what_it_wants() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_absent_is_waited_for() {
+async fn an_absent_server_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
     let errors = noted(&mut client);
@@ -147,7 +147,7 @@ async fn recovers(fail: impl AsyncFnOnce(common::Call), said: &str) {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_in_the_middle_is_thrown_away() {
+async fn a_stream_that_fails_in_the_middle_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
@@ -157,7 +157,7 @@ async fn a_stream_that_fails_in_the_middle_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_without_a_status_is_thrown_away() {
+async fn a_stream_that_ends_without_a_status_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
@@ -166,7 +166,7 @@ async fn a_stream_that_ends_without_a_status_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_cut_off_is_thrown_away() {
+async fn a_truncated_message_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.raw(&[0, 0, 0, 0, 100, 18, 98][..]).await;
@@ -186,7 +186,7 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
 }
 
 #[tokio::test]
-async fn garbage_is_thrown_away() {
+async fn invalid_bytes_are_discarded() {
     recovers(async |call: common::Call| assert!(call.bytes(b"\xff\xff\xff").await), "an invalid state").await;
     let not_first = async |call: common::Call| call.item("a", 2).await;
     recovers(not_first, "has no position for the next request").await;
@@ -267,7 +267,7 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_grpc_is_left() {
+async fn a_server_that_does_not_speak_grpc_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
     let errors = noted(&mut client);
@@ -307,7 +307,7 @@ async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
 }
 
 #[tokio::test]
-async fn cancelled_it_returns_whatever_it_waits_for() {
+async fn cancellation_ends_any_wait() {
     // While it waits for a server, for a state, and with nothing to wait for.
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { error_delay: Duration::from_secs(3600), ..options.clone() });
@@ -337,7 +337,7 @@ async fn cancelled_it_returns_whatever_it_waits_for() {
 }
 
 #[tokio::test]
-async fn a_next_that_was_dropped_half_way_is_asked_again() {
+async fn a_dropped_next_is_repeated() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options);

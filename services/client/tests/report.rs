@@ -53,7 +53,7 @@ async fn a_report_is_taken_and_its_reason_made_to_fit() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_older_is_no_trouble_and_a_refusal_is_told() {
+async fn an_older_agent_is_no_error_and_a_refusal_is_one() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut reporter = Reporter::new(options.target);
@@ -73,7 +73,7 @@ async fn an_agent_that_is_older_is_no_trouble_and_a_refusal_is_told() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_away_is_found_again() {
+async fn reports_resume_when_the_agent_is_back() {
     let (_folder, path, options) = place();
     let mut reporter = Reporter::new(options.target);
     let away = within(reporter.report(backend())).await.unwrap_err();
@@ -101,7 +101,7 @@ async fn an_agent_that_does_not_answer_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn who_follows_is_not_disturbed_by_reports() {
+async fn reports_do_not_disturb_a_watch() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options.clone());

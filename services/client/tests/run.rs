@@ -126,7 +126,7 @@ async fn changes_are_delivered_by_state() {
 }
 
 #[tokio::test]
-async fn after_a_break_it_resumes_and_half_a_state_is_forgotten() {
+async fn after_a_break_it_resumes_and_drops_the_partial_state() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
@@ -149,7 +149,7 @@ async fn after_a_break_it_resumes_and_half_a_state_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_reset_after_a_reconnect_makes_only_real_changes() {
+async fn a_reset_after_a_reconnect_delivers_only_differences() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
@@ -181,7 +181,7 @@ async fn a_reset_after_a_reconnect_makes_only_real_changes() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
+async fn a_stream_that_ends_hangs_or_is_invalid_is_reopened() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut running = Running::start(Options { stall_timeout: Duration::from_millis(300), ..options });
@@ -225,7 +225,7 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_knows_only_next_is_followed_by_it() {
+async fn a_server_without_watch_is_followed_by_next() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
@@ -262,7 +262,7 @@ async fn next_is_used_when_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
+async fn after_a_consumer_error_the_full_state_is_offered() {
     for api in [Api::Watch, Api::Next] {
         let (_folder, path, options) = place();
         let mut server = Server::start(path);
@@ -292,7 +292,7 @@ async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
 }
 
 #[tokio::test]
-async fn who_kept_a_state_resumes_with_what_has_changed() {
+async fn a_consumer_with_a_state_resumes_with_changes() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut running = Running::with(Options { instance_id: 7, rev: 3, ..options }, &["kept"], 0);
@@ -309,7 +309,7 @@ async fn who_kept_a_state_resumes_with_what_has_changed() {
 }
 
 #[tokio::test]
-async fn cancelled_it_lets_a_consumer_finish() {
+async fn cancellation_lets_a_consumer_finish() {
     struct Slow {
         begun: mpsc::Sender<()>,
         go_on: mpsc::Receiver<()>,

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_hangs_costs_one_thread_and_answers_when_it_is_back() {
+    async fn a_hanging_file_system_costs_one_thread_until_it_answers() {
         let (file_systems, answer, calls) = scripted();
         let path = PathBuf::from("/mnt/away");
         for _ in 0..5 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_there_is_named() {
+    async fn missing_paths_are_named_in_errors() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("not/there");
         let error = FileSystems::new().read(path.clone()).await.expect_err("nothing is there");

@@ -115,7 +115,7 @@ fn memory_available_is_the_kubelets_on_every_kind_of_cgroup() {
 }
 
 #[test]
-fn a_sound_machine_is_read_whole() {
+fn all_facts_of_a_complete_machine_are_read() {
     let machine = Machine::sound()
         .v2()
         .with("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "10\n")
@@ -361,7 +361,7 @@ async fn file_systems_are_read_where_they_are_asked_for() {
 
 /// This machine, compared with other sources of the standard library and the kernel.
 #[tokio::test]
-async fn this_machine_makes_sense() {
+async fn this_machine_has_plausible_values() {
     let host = LinuxHost::new();
     let booted = host.since_boot();
     let readings = host.read(ask(Path::new("/"), Some("/".into()))).await;

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_that_makes_no_sense_is_named() {
+    fn every_invalid_setting_is_named() {
         let mut settings = Settings::default();
         assert!(status_policy(&settings).is_ok(), "the defaults do");
         settings.node.eviction_hard = "memory.available".into();
@@ -128,7 +128,7 @@ mod tests {
 
     /// E17.
     #[test]
-    fn e17_the_conditions_texts_go_by_the_source_of_endpoints() {
+    fn e17_condition_texts_depend_on_the_source_of_endpoints() {
         let mut settings = Settings::default();
         let origin = |settings: &Settings| status_policy(settings).map(|policy| policy.endpoints_origin).ok();
         assert_eq!(origin(&settings), Some(EndpointsOrigin::ApiServer));

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_the_agent_can_judge_has_its_place_too() {
+    fn errors_found_by_the_agent_have_their_place() {
         let args = |sets: &[&str]| SettingsArgs {
             config: None,
             sets: sets.iter().map(|set| (*set).to_owned()).collect(),

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn e4_what_became_of_a_request() {
+    fn e4_outcomes_of_a_certificate_request() {
         let request = |status: serde_json::Value| -> RequestState {
             let object = json!({"metadata": {"name": "n"}, "spec": {"request": "", "signerName": SIGNER}, "status": status});
             state(&serde_json::from_value(object).unwrap())

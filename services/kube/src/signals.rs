@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn e2_a_refused_version_speaks_for_older_ones_for_a_minute() {
+    fn e2_a_refused_version_refuses_older_ones_for_a_minute() {
         let (mut learned, now) = (Learned::default(), Instant::now());
         assert!(!learned.is_too_old("1", now));
         learned.refused("100", "The resourceVersion for the provided watch is too old. (Expired)", now);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn e11_each_rollback_is_told_once() {
+    fn e11_each_rollback_is_reported_once() {
         let told = Arc::new(Mutex::new(Vec::new()));
         let to = Arc::clone(&told);
         let signals = ServerSignals::new(move |rollback| to.lock().unwrap().push(rollback.clone()));

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stopping_and_going_away_end_a_wait() {
+    async fn stopping_or_a_closed_client_ends_a_wait() {
         let (bump, stop, mut waiting) = follower(None);
         waiting.due().await;
         let end = tokio::spawn(async move { waiting.due().await });

@@ -74,7 +74,7 @@ fn in_use() -> OpenError {
 }
 
 #[test]
-fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
+fn i4_a_hanging_open_blocks_no_caller_and_completes() {
     let (release, held) = sync_channel::<()>(0);
     let opener = move || {
         let _ = held.recv();
@@ -93,7 +93,7 @@ fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
 }
 
 #[test]
-fn i4_opening_is_retried_and_says_why_it_failed() {
+fn i4_opening_is_retried_with_the_reason_of_the_failure() {
     let (answers, outcomes) = sync_channel::<Result<(), OpenError>>(0);
     let opener = move || {
         outcomes.recv().unwrap()?;
@@ -133,7 +133,7 @@ fn i6_a_disk_that_hangs_fails_calls_after_the_limit_then_at_once_until_it_answer
 }
 
 #[test]
-fn i6_writes_that_were_given_up_before_they_began_are_never_made() {
+fn i6_writes_that_timed_out_in_the_queue_are_not_made() {
     let (permits, store) = gated();
     let store = Arc::new(store);
     let writers: Vec<_> = (0..4_u32)
@@ -182,7 +182,7 @@ fn a_failing_store_is_tried_until_a_write_succeeds() {
 }
 
 #[test]
-fn closing_gives_up_the_folder_and_fails_later_calls() {
+fn closing_releases_the_folder_and_fails_later_calls() {
     let dir = tempfile::tempdir().unwrap();
     let store = DeferredStore::start(dir.path()).unwrap();
     wait_for(&store, StoreState::is_durable);
@@ -197,7 +197,7 @@ fn closing_gives_up_the_folder_and_fails_later_calls() {
 }
 
 #[test]
-fn a_store_that_another_holder_gives_up_is_opened() {
+fn a_store_released_by_another_holder_is_opened() {
     let dir = tempfile::tempdir().unwrap();
     let holder = crate::open(dir.path()).unwrap();
     let store = DeferredStore::start(dir.path()).unwrap();
@@ -238,7 +238,7 @@ fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
 }
 
 #[test]
-fn i6_closing_does_not_wait_longer_than_told_for_a_disk_that_hangs() {
+fn i6_close_returns_after_its_limit_while_the_disk_hangs() {
     let (permits, store) = gated();
     store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(!store.close(SHORT));

@@ -72,7 +72,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
 }
 
 #[test]
-fn p7_a_clock_that_is_far_behind_tells_no_age() {
+fn p7_with_a_clock_far_behind_the_age_is_unknown() {
     let mut bench = current();
     bench.now.unix_ms = 0;
     bench.policy = on_boot("two");
@@ -81,7 +81,7 @@ fn p7_a_clock_that_is_far_behind_tells_no_age() {
 }
 
 #[test]
-fn p7_what_is_listed_replaces_a_state_that_is_too_old_and_its_node_is_still_known() {
+fn p7_a_list_replaces_a_state_that_is_too_old_and_keeps_its_node() {
     let mut bench = current();
     let before = bench.id().expect("shown");
     away(&mut bench, 2 * HOUR, "two");
@@ -96,7 +96,7 @@ fn p7_what_is_listed_replaces_a_state_that_is_too_old_and_its_node_is_still_know
 }
 
 #[test]
-fn p7_a_deleted_node_keeps_its_facts_though_the_state_is_too_old() {
+fn p7_a_deleted_node_keeps_its_facts_after_the_state_is_too_old() {
     let mut bench = current();
     away(&mut bench, 2 * HOUR, "two");
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
@@ -111,7 +111,7 @@ fn p7_a_deleted_node_keeps_its_facts_though_the_state_is_too_old() {
 }
 
 #[test]
-fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
+fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
     let mut bench = current();
     let (last, shows) = (bench.now.unix_ms, bench.shows);
     away(&mut bench, 10 * MINUTE, "two");
@@ -140,7 +140,7 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
 
 /// While the first revision after a start is written, readers see the state from disk with an unchanged stale time.
 #[test]
-fn p7_a_write_makes_the_state_before_it_no_younger() {
+fn p7_a_write_does_not_change_the_stale_time() {
     let mut bench = current();
     away(&mut bench, 10 * MINUTE, "two");
     let (since, shows) = (stale_since(&bench).expect("stale"), bench.shows);
@@ -179,7 +179,7 @@ fn p7_a_state_that_was_served_in_this_boot_is_served_after_a_restart() {
 
 /// If the state is confirmed after a long absence, the new time is written at once.
 #[test]
-fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
+fn p7_a_state_confirmed_after_a_long_time_is_stamped_at_once() {
     let mut bench = current();
     away(&mut bench, 5 * HOUR, "one");
     bench.tell_all(&services(), &[]);
@@ -189,7 +189,7 @@ fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
 }
 
 #[test]
-fn p7_a_stamp_that_fails_or_hangs_gives_the_state_a_new_identity() {
+fn p7_a_stamp_that_fails_or_hangs_gives_the_state_a_new_instance_id() {
     let mut bench = current();
     let before = bench.id().expect("shown");
     bench.store.fail_after(0);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_is_forgotten_and_it_is_known_since_when_all_are_known() {
+    fn old_deletions_are_forgotten_and_the_oldest_complete_revision_is_known() {
         let mut deleted = Deleted::new(BTreeMap::from([(name(3), 3)]), 1);
         deleted.add(name(4), 4);
         assert_eq!(deleted.forget(5, 10, 0), []);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_bounded_and_none_forgets_very_many_at_once() {
+    fn the_number_of_deletions_is_bounded_and_reduced_in_steps() {
         let mut deleted = Deleted::default();
         for number in 0..12_000 {
             deleted.add(name(number), 1);

@@ -21,7 +21,7 @@ fn standing(bench: &Bench) -> String {
 }
 
 #[test]
-fn nobody_follows_and_that_is_neither_stale_nor_current() {
+fn without_clients_the_state_is_not_watched() {
     let mut bench = Bench::with(on_demand(), Brittle::new());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
     assert_eq!(standing(&bench), "not-watched");
@@ -47,7 +47,7 @@ fn nobody_follows_and_that_is_neither_stale_nor_current() {
 }
 
 #[test]
-fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
+fn a_source_without_answer_after_the_first_client_is_reported() {
     for on_disk in [false, true] {
         let mut bench = Bench::with(on_demand(), Brittle::new());
         bench.handle(Event::Client(ClientEvent::Followed));
@@ -72,7 +72,7 @@ fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
 }
 
 #[test]
-fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
+fn a_restart_does_not_change_the_condition() {
     let mut bench = Bench::with(on_demand(), Brittle::new());
     bench.handle(Event::Client(ClientEvent::Followed));
     bench.tell_all(&[named("web")], &[]);
@@ -127,7 +127,7 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
 
 /// E12: the pending write has the previous instance ID.
 #[test]
-fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
+fn e12_a_new_instance_id_waits_for_the_running_write() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(1_000);
     let (instance_id, rev) = bench.id().expect("shown");

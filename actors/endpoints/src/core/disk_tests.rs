@@ -94,7 +94,7 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
 
 /// P6: a restarted actor does not wait for a hanging write of its predecessor, and reuses no revision.
 #[test]
-fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
+fn p6_a_restarted_actor_does_not_wait_for_a_hanging_write() {
     for overdue in [false, true] {
         let mut bench = Bench::synced(&[named("a")], &[]);
         bench.pass(100);

@@ -240,7 +240,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn in_the_end_readers_see_the_truth(
+    fn readers_converge_to_the_state_of_the_sources(
         services in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         slices in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         steps in vec(step(), 1..60),
@@ -253,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn without_failures_everybody_can_resume(
+    fn without_failures_every_reader_can_resume(
         steps in vec(step().prop_filter("quiet", |step| {
             !matches!(step, Step::Disk(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
         }), 1..60),

@@ -32,7 +32,7 @@ fn lost(loaded: &Loaded) -> String {
 }
 
 #[test]
-fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new() {
+fn a_restart_without_changes_makes_no_revision() {
     let (services, slices) = (many(3), [slice_of("a", "s0001", "L1 R1")]);
     let mut bench = Bench::synced(&services, &slices);
     bench.pass(100);
@@ -56,7 +56,7 @@ fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new
 }
 
 #[test]
-fn a_restart_goes_on_from_the_revision_it_finds_when_something_changed_meanwhile() {
+fn changes_during_a_restart_make_the_next_revision() {
     let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &[slice_of("a-1", "a", "L1")]);
     bench.pass(100);
     bench.services(vec![gone("ns/c")]);
@@ -73,7 +73,7 @@ fn a_restart_goes_on_from_the_revision_it_finds_when_something_changed_meanwhile
 }
 
 #[test]
-fn deletions_are_forgotten_after_the_history_and_then_nobody_resumes_from_before() {
+fn readers_older_than_the_deletion_history_cannot_resume() {
     let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, Brittle::new());
     bench.tell_all(&[named("a"), named("b")], &[]);
     bench.pass(100);
@@ -90,7 +90,7 @@ fn deletions_are_forgotten_after_the_history_and_then_nobody_resumes_from_before
 }
 
 #[test]
-fn a_lost_store_means_a_new_identity() {
+fn a_lost_store_means_a_new_instance_id() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     let before = bench.id().unwrap();
     bench.store = Brittle::new();
@@ -103,7 +103,7 @@ fn a_lost_store_means_a_new_identity() {
 }
 
 #[test]
-fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
+fn the_state_of_another_node_is_ignored_and_overwritten() {
     let mut bench = Bench::synced(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.policy.node_name = "n2".into();
@@ -120,7 +120,7 @@ fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
 }
 
 #[test]
-fn whatever_is_damaged_counts_as_lost() {
+fn a_damaged_state_counts_as_lost() {
     type Harm = fn(&mut Batch, &[u8], &[u8]);
     let harms: [(&str, &str, Harm); 9] = [
         ("meta", "missing", |batch, key, _| {
@@ -169,7 +169,7 @@ fn whatever_is_damaged_counts_as_lost() {
 }
 
 #[test]
-fn records_of_a_later_revision_than_the_identity_count_as_lost() {
+fn records_of_a_revision_later_than_the_metadata_count_as_lost() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     let meta = bench.store.get(Table::Endpoints, b"meta").unwrap().expect("a record");
     bench.pass(100);
@@ -181,7 +181,7 @@ fn records_of_a_later_revision_than_the_identity_count_as_lost() {
 }
 
 #[test]
-fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
+fn unwritten_states_are_published_with_a_new_instance_id() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     let before = bench.id().unwrap();
@@ -213,7 +213,7 @@ fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
 }
 
 #[test]
-fn a_restart_with_a_full_disk_goes_on_from_what_was_written_last() {
+fn a_restart_with_a_full_disk_restores_the_last_written_state() {
     let mut bench = Bench::synced(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.pass(100);
@@ -228,7 +228,7 @@ fn a_restart_with_a_full_disk_goes_on_from_what_was_written_last() {
 }
 
 #[test]
-fn changes_during_a_try_to_write_again_are_not_lost() {
+fn changes_during_a_retried_write_are_not_lost() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.store.fail_after(0);
@@ -250,7 +250,7 @@ fn changes_during_a_try_to_write_again_are_not_lost() {
 }
 
 #[test]
-fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothing() {
+fn a_process_killed_during_a_write_restores_the_last_or_the_next_state_or_none() {
     let (few, all) = (many(3), many(3 * CHUNK_RECORDS + 7));
     let mut outcomes = Vec::new();
     for batches in 0..6 {
@@ -282,7 +282,7 @@ fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothi
 }
 
 #[test]
-fn a_first_state_killed_within_its_write_leaves_nothing_to_serve() {
+fn a_process_killed_during_its_first_write_restores_no_state() {
     for batches in 1..4 {
         let mut bench = Bench::new();
         bench.slow = true;
@@ -335,7 +335,7 @@ fn a_service_larger_than_a_record_is_kept_in_parts() {
 }
 
 #[test]
-fn an_actor_that_starts_anew_shows_the_same_and_asks_for_everything_again() {
+fn a_restarted_actor_publishes_the_same_and_relists() {
     let (services, slices) = (many(3), [slice_of("a", "s0001", "L1")]);
     let mut bench = Bench::synced(&services, &slices);
     bench.health(SourceKind::Services, None);
@@ -353,7 +353,7 @@ fn an_actor_that_starts_anew_shows_the_same_and_asks_for_everything_again() {
 }
 
 #[test]
-fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
+fn a_restarted_actor_without_a_disk_continues_from_memory() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.store.fail_after(0);
@@ -369,7 +369,7 @@ fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
 }
 
 #[test]
-fn an_actor_that_starts_anew_within_a_write_shows_what_was_written() {
+fn an_actor_restarted_during_a_write_publishes_the_written_state() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.slow = true;
@@ -382,7 +382,7 @@ fn an_actor_that_starts_anew_within_a_write_shows_what_was_written() {
 }
 
 #[test]
-fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
+fn a_source_without_answer_after_a_start_is_reported_after_a_while() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.restart();
     bench.pass(9_999);
@@ -397,7 +397,7 @@ fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
 }
 
 #[test]
-fn a_source_that_fails_after_a_start_is_told_at_once() {
+fn a_source_that_fails_after_a_start_is_reported_at_once() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.restart();
     bench.health(SourceKind::Node, Some("no route to host"));

@@ -36,7 +36,7 @@ fn selected(bench: &Bench, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
+fn case_16_nothing_is_published_before_every_kind_is_listed() {
     let mut bench = Bench::new();
     bench.list_slices(&[slice_of("web-1", "web", "L1 R1")]);
     assert_eq!(bench.id(), None, "a slice without its Service");
@@ -88,7 +88,7 @@ fn a_cluster_without_services_has_a_first_revision_too() {
 }
 
 #[test]
-fn case_02_a_proxy_name_added_live_takes_the_service_away_and_removed_brings_it_back() {
+fn case_02_a_service_follows_its_proxy_name_label() {
     let mut bench = Bench::synced(&[named("web"), named("other")], &[slice_of("web-1", "web", "L1")]);
     let labelled = svc().label("service.kubernetes.io/service-proxy-name", "").build();
     bench.pass(100);
@@ -116,7 +116,7 @@ fn case_30_a_zone_label_changes_choices_without_any_other_event() {
 }
 
 #[test]
-fn what_changes_nothing_that_is_read_makes_no_revision() {
+fn changes_of_unused_fields_make_no_revision() {
     let slices = [slice_of("web-1", "web", "L1")];
     let mut bench = Bench::synced(&[named("web")], &slices);
     let (shows, worked) = (bench.shows, bench.worked);
@@ -137,7 +137,7 @@ fn what_changes_nothing_that_is_read_makes_no_revision() {
 }
 
 #[test]
-fn a_change_is_worked_out_for_its_service_alone() {
+fn a_change_is_computed_for_its_service_only() {
     let services: Vec<Service> = (0..100).map(|number| named(&format!("s{number}"))).collect();
     let mut bench = Bench::synced(&services, &[]);
     assert_eq!(bench.worked, 100);
@@ -222,7 +222,7 @@ fn service_cidrs_are_part_of_the_node() {
 }
 
 #[test]
-fn what_comes_before_any_listing_is_sent_back_whatever_it_is() {
+fn events_before_a_list_are_answered_with_relist() {
     let mut bench = Bench::new();
     for seen in [vec![], vec![put(&named("web"))], vec![gone("ns/web")], vec![Seen::Listed]] {
         assert_eq!(bench.services(seen), Answer::ListAgain);
@@ -233,7 +233,7 @@ fn what_comes_before_any_listing_is_sent_back_whatever_it_is() {
 }
 
 #[test]
-fn a_listing_removes_at_its_end_what_did_not_come_within_it() {
+fn a_complete_list_removes_objects_missing_from_it() {
     let slices = [slice_of("a-1", "a", "L1"), slice_of("b-1", "b", "L2"), slice_of("b-2", "b", "R2")];
     let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &slices);
     bench.pass(100);
@@ -255,7 +255,7 @@ fn a_listing_removes_at_its_end_what_did_not_come_within_it() {
 }
 
 #[test]
-fn what_other_kinds_say_during_a_listing_is_shown_with_it() {
+fn events_of_other_kinds_during_a_list_are_published_with_it() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
     bench.services(vec![Seen::Listing]);
@@ -309,7 +309,7 @@ fn slices_outlive_their_service_and_come_before_it() {
 }
 
 #[test]
-fn e19_the_first_changes_are_shown_at_once_and_what_keeps_coming_every_interval() {
+fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
     let mut bench = Bench::synced(&[], &[]);
     bench.pass(100);
     let shows = bench.shows;
@@ -347,7 +347,7 @@ fn changes_gather_while_the_disk_is_slow() {
 }
 
 #[test]
-fn what_was_made_and_deleted_again_meanwhile_never_was() {
+fn an_object_created_and_deleted_between_revisions_is_not_published() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
     bench.slow = true;
@@ -378,7 +378,7 @@ fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
 
 /// An API server that starts rejects requests for a moment, until it has read its roles.
 #[test]
-fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() {
+fn p19_refused_service_cidrs_keep_the_restored_ones() {
     let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();
     let spec = Some(ServiceCidrSpec { cidrs: vec!["10.96.0.0/16".into()] });
     let metadata = Some(ObjectMeta { name: "kubernetes".into(), ..ObjectMeta::default() });
@@ -409,7 +409,7 @@ fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() 
 }
 
 #[test]
-fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_there() {
+fn a_failing_watch_makes_the_state_stale_until_its_objects_are_published() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
     bench.health(SourceKind::EndpointSlices, Some("connection refused"));
@@ -433,7 +433,7 @@ fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_ther
 }
 
 #[test]
-fn a_failing_watch_says_why_nothing_is_served_yet() {
+fn the_error_of_a_failing_watch_explains_why_no_state_is_served() {
     let mut bench = Bench::new();
     bench.health(SourceKind::Services, Some("403 Forbidden"));
     assert_eq!(
@@ -452,7 +452,7 @@ fn a_failing_watch_says_why_nothing_is_served_yet() {
 }
 
 #[test]
-fn a_revision_tells_when_its_oldest_change_was_made_if_that_was_in_our_time() {
+fn a_revision_has_the_time_of_its_oldest_change_since_the_start() {
     let at = |slice: EndpointSlice, millis: i64| {
         let mut slice = slice;
         let time = jiff::Timestamp::from_millisecond(START_MS + millis).unwrap().to_string();
@@ -479,7 +479,7 @@ fn a_revision_tells_when_its_oldest_change_was_made_if_that_was_in_our_time() {
 }
 
 #[test]
-fn people_see_the_state_and_the_services_they_ask_for() {
+fn inspection_shows_the_state_and_the_requested_services() {
     let services = [named("b"), svc().named("a-b", "x").build(), svc().named("a", "y").build(), named("a")];
     let mut bench = Bench::synced(&services, &[slice_of("a-1", "a", "L1 R1! R2~")]);
     bench.pass(100);
@@ -522,7 +522,7 @@ fn objects_without_a_usable_name_are_left_out() {
 }
 
 #[test]
-fn a_whole_cluster_is_taken_in_one_listing_and_costs_its_bytes() {
+fn a_large_cluster_is_listed_at_once_within_a_memory_bound() {
     let services: Vec<Service> = (0..300).map(|number| named(&format!("service-{number}"))).collect();
     let words: Vec<String> = (1..=10).map(|number| format!("R{number}")).collect();
     let slices: Vec<EndpointSlice> = (0..300)

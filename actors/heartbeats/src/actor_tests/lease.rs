@@ -211,7 +211,7 @@ impl Cluster {
 }
 
 #[test]
-fn case_22_the_lease_is_made_and_renewed_every_interval() {
+fn case_22_the_lease_is_created_and_renewed_every_interval() {
     run(async {
         let cluster = Cluster::start(Server::with_node());
         pass(105_000).await;
@@ -443,7 +443,7 @@ fn a_store_that_hangs_does_not_stop_the_heartbeat() {
 }
 
 #[test]
-fn a_record_that_is_no_record_is_told_and_replaced() {
+fn an_invalid_record_is_reported_and_replaced() {
     run(async {
         let store = FakeStore::new();
         let mut batch = Batch::new();
@@ -458,7 +458,7 @@ fn a_record_that_is_no_record_is_told_and_replaced() {
 }
 
 #[test]
-fn the_actor_tells_what_it_does() {
+fn inspection_shows_the_state() {
     run(async {
         let mut cluster = Cluster::start(Server::with_lease("other", seconds(3)));
         pass(1_000).await;

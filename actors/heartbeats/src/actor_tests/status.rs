@@ -31,7 +31,7 @@ async fn live(seconds: u64) {
 }
 
 #[test]
-fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
+fn case_27_a_node_is_created_and_then_reported_when_the_report_is_old() {
     run(async {
         let world = World::start(Role::Node);
         live(1).await;
@@ -179,7 +179,7 @@ fn case_28_a_step_of_the_wall_clock_is_answered_with_a_status() {
 }
 
 #[test]
-fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
+fn case_26_heartbeats_fail_while_the_node_is_missing() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -202,7 +202,7 @@ fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
 }
 
 #[test]
-fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
+fn external_conditions_are_stored_and_sent_with_the_next_status() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -233,7 +233,7 @@ fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
 }
 
 #[test]
-fn a_store_that_fails_costs_economy_and_no_report() {
+fn a_failing_store_costs_extra_requests_and_no_report() {
     run(async {
         let world = World::start(Role::Companion);
         live(5).await;
@@ -265,7 +265,7 @@ fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
 }
 
 #[test]
-fn a_host_that_hangs_costs_its_fields_and_no_more() {
+fn a_hanging_host_call_costs_only_its_fields() {
     run(async {
         let world = World::start(Role::Node);
         live(30).await;
@@ -279,7 +279,7 @@ fn a_host_that_hangs_costs_its_fields_and_no_more() {
 }
 
 #[test]
-fn service_endpoints_are_told_when_their_chore_says_so() {
+fn endpoints_condition_is_reported_when_it_changes() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -292,7 +292,7 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
 
 /// E7: 360 passes of a companion without changes: no writes, no requests.
 #[test]
-fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
+fn e7_a_quiet_companion_sends_no_request_in_an_hour() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -389,7 +389,7 @@ fn i4_conditions_are_adopted_when_the_store_opens_late() {
 
 /// I1: in role node the agent itself computes DiskPressure, and reports it to image pulls.
 #[test]
-fn image_pulls_hear_of_disk_pressure_in_the_role_of_a_node() {
+fn role_node_reports_disk_pressure_to_image_pulls() {
     run(async {
         let world = World::start(Role::Node);
         live(30).await;

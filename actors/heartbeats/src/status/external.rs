@@ -310,7 +310,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_api_would_not_take_is_refused() {
+    fn conditions_invalid_for_the_api_are_refused() {
         let good = || condition("example.com/KernelDeadlock", ConditionStatus::False);
         let mut externals = Externals::default();
         let long = "x".repeat(LONGEST_MESSAGE + 1);
@@ -352,7 +352,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn there_are_no_more_than_the_most() {
+    fn the_number_of_conditions_is_limited() {
         let mut externals = Externals::default();
         for n in 0..MOST_CONDITIONS {
             externals.set(condition(&format!("C{n}"), ConditionStatus::True), 0).expect("taken");
@@ -375,7 +375,7 @@ pub(super) mod tests {
 
     /// I4: late records do not replace what is known, and the bound holds.
     #[test]
-    fn i4_conditions_that_are_read_late_are_added_as_far_as_there_is_room() {
+    fn i4_conditions_read_late_are_added_up_to_the_limit() {
         let of = |kind: &str| {
             let mut one = Externals::default();
             one.set(condition(kind, ConditionStatus::True), 0).expect("taken").expect("news")
@@ -393,7 +393,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_silent_reporter_makes_its_condition_unknown_and_a_report_mends_it() {
+    fn a_silent_reporter_makes_its_condition_unknown_until_the_next_report() {
         let mut externals = Externals::default();
         let report = || ExternalCondition {
             ttl: Some(Duration::from_secs(60)),
@@ -412,7 +412,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_cleared_is_kept_until_it_is_gone_from_the_node() {
+    fn a_cleared_condition_is_kept_until_it_is_removed_from_the_node() {
         let mut externals = Externals::default();
         assert!(externals.clear("X", 0).is_err());
         externals.set(condition("X", ConditionStatus::True), 0).expect("taken");

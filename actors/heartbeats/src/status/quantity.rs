@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_says_so() {
+    fn invalid_amounts_are_errors() {
         for text in ["", "m", "1.2.3", "1 Gi", "1gi", "Gi", "1e", "1Kii", "--1", "0x10", "1,5", "ein", "."] {
             let error = text.parse::<Amount>().expect_err(text);
             assert!(error.to_string().contains("such as 100m"), "{error}");
@@ -314,7 +314,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(units in 0u64..=u64::MAX, milli in 0u64..1_000_000_000, binary: bool) {
+        fn printed_amounts_parse_to_the_same_value(units in 0u64..=u64::MAX, milli in 0u64..1_000_000_000, binary: bool) {
             for amount in [
                 if binary { Amount::bytes(units) } else { Amount::count(units) },
                 format!("{milli}m").parse().expect("an amount"),

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_that_mean_nothing_are_refused() {
+    fn invalid_thresholds_are_refused() {
         refused(Thresholds::parse("memory.available=1"), "write signal<amount");
         refused(Thresholds::parse("memory<1"), "the signals are memory.available, nodefs.available");
         refused(Thresholds::parse("memory.available<1,memory.available<0%"), "already");

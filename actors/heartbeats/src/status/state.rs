@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_does_not_hide_what_is_newer() {
+    fn a_failed_write_does_not_hide_newer_state() {
         let mut externals = Externals::default();
         let first = externals.set(condition("X", ConditionStatus::True), 0).expect("taken");
         let second = externals.set(condition("X", ConditionStatus::False), 0).expect("taken");
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_what_is_damaged_is_named() {
+    fn saved_state_is_loaded_and_damaged_records_are_named() {
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
         let reported = some();
         let mut externals = Externals::default();

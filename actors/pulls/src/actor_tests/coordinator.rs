@@ -15,7 +15,7 @@ fn limit(limit: u32) -> Policy {
 }
 
 #[test]
-fn a_caller_that_dropped_its_end_harms_nobody() {
+fn a_dropped_caller_does_not_affect_others() {
     run(async {
         let world = World::start(limit(1));
         let (a, b) = (world.ask("r/a"), world.ask("r/a"));
@@ -55,7 +55,7 @@ fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
 }
 
 #[test]
-fn a_restart_reloads_the_queue_and_tells_the_callers() {
+fn a_restart_reloads_the_queue_and_fails_its_callers() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.does("r/a", [Does::Hang]);
@@ -153,7 +153,7 @@ fn restarts_with_quiet_between_them_do_not_add_up() {
 }
 
 #[test]
-fn a_full_mailbox_is_a_clear_answer_and_is_counted() {
+fn a_full_mailbox_is_an_error_and_is_counted() {
     run(async {
         let world = World::with(limit(1), FakeRuntime::new(), FakeStore::new(), 4);
         pass(10).await;
@@ -206,7 +206,7 @@ fn ten_thousand_callers_are_answered_in_order() {
 }
 
 #[test]
-fn a_drain_waits_for_what_runs_and_keeps_the_rest() {
+fn a_drain_waits_for_running_pulls_and_keeps_queued_ones() {
     run(async {
         let world = World::start(limit(1));
         let (running, queued) = (world.ask("r/a"), world.ask("r/b"));
@@ -263,7 +263,7 @@ fn limits_change_live_and_survive_a_restart() {
 }
 
 #[test]
-fn metrics_count_what_happened() {
+fn metrics_count_pulls_and_results() {
     run(async {
         let world = World::start(Policy { max_queue_time: Some(Duration::from_millis(500)), ..limit(1) });
         world.runtime.does("r/bad", [Does::Fail(Duration::from_millis(100), Code::NotFound, "no")]);
@@ -294,7 +294,7 @@ fn metrics_count_what_happened() {
 }
 
 #[test]
-fn the_actor_tells_what_it_does() {
+fn inspection_shows_the_state() {
     run(async {
         let mut world = World::start(limit(1));
         pass(10).await;

@@ -77,7 +77,7 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
 }
 
 #[test]
-fn the_flow_is_told_with_the_state_of_runtime_and_store() {
+fn the_pulls_view_has_the_state_of_runtime_and_store() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.does("r/a", [Does::Hang]);

@@ -39,7 +39,7 @@ fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
 }
 
 #[test]
-fn a_probe_by_hand_does_not_wait() {
+fn a_manual_probe_does_not_wait() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().down = Some("connection refused".into());
@@ -53,7 +53,7 @@ fn a_probe_by_hand_does_not_wait() {
 }
 
 #[test]
-fn callers_hear_of_a_runtime_that_stays_away() {
+fn callers_get_the_error_of_an_absent_runtime() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().down = Some("connection refused".into());
@@ -68,7 +68,7 @@ fn callers_hear_of_a_runtime_that_stays_away() {
 }
 
 #[test]
-fn a_lost_pull_goes_on_when_the_runtime_is_back() {
+fn a_lost_pull_is_retried_when_the_runtime_is_back() {
     run(async {
         let world = World::start(limit(1));
         let runtime = &world.runtime;
@@ -85,7 +85,7 @@ fn a_lost_pull_goes_on_when_the_runtime_is_back() {
 }
 
 #[test]
-fn a_lost_call_of_a_living_runtime_is_asked_again_at_once() {
+fn a_lost_call_is_repeated_at_once_if_the_runtime_is_up() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.does("r/a", [Does::Lose(Duration::from_millis(500), "not ready"); 2]);
@@ -100,7 +100,7 @@ fn a_lost_call_of_a_living_runtime_is_asked_again_at_once() {
 }
 
 #[test]
-fn many_calls_lost_together_all_go_on() {
+fn all_of_many_lost_calls_are_repeated() {
     run(async {
         let world = World::start(limit(0));
         let answers: Vec<Answered> = (0..50)
@@ -118,7 +118,7 @@ fn many_calls_lost_together_all_go_on() {
 }
 
 #[test]
-fn a_restart_makes_running_calls_lost_and_they_are_asked_again() {
+fn calls_lost_in_a_restart_are_repeated() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.does("r/a", [Does::Hang]);
@@ -136,7 +136,7 @@ fn a_restart_makes_running_calls_lost_and_they_are_asked_again() {
 }
 
 #[test]
-fn a_panic_makes_running_calls_lost_and_they_are_asked_again() {
+fn calls_lost_in_a_panic_are_repeated() {
     // I9: neither the coordinator nor a caller notices.
     run(async {
         let world = World::start(limit(1));
@@ -226,7 +226,7 @@ fn a_present_image_passes_a_full_queue() {
 }
 
 #[test]
-fn a_lease_is_gone_before_it_is_made_anew() {
+fn a_lease_is_deleted_before_it_is_recreated() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.script().drop_takes = Duration::from_secs(3);
@@ -252,7 +252,7 @@ fn orphan_leases_are_reaped_once_the_runtime_serves() {
 }
 
 #[test]
-fn the_actor_tells_what_it_knows() {
+fn inspection_shows_the_runtime() {
     run(async {
         let world = World::start(limit(1));
         let (caller, _answered, request) = world.request("r/a");
@@ -275,7 +275,7 @@ fn the_actor_tells_what_it_knows() {
 
 /// I1: a file system that hangs costs one call, and blocks nothing else.
 #[test]
-fn an_image_file_system_that_hangs_is_asked_once_and_pulls_go_on() {
+fn a_hanging_image_file_system_is_read_once_and_stops_no_pull() {
     run(async {
         let runtime = FakeRuntime::new();
         let reset = "failed to copy: connection reset by peer";

@@ -25,7 +25,7 @@ fn counted(world: &World, operation_type: &'static str) -> (u64, u64) {
 }
 
 #[test]
-fn a_report_says_version_conditions_images_and_where_they_are() {
+fn a_report_has_version_conditions_images_and_their_file_system() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().images = vec![image("r/a@sha256:1")];
@@ -111,7 +111,7 @@ fn a_status_that_fails_fails_the_report_and_is_counted() {
 }
 
 #[test]
-fn images_that_cannot_be_read_stay_as_they_were_and_are_asked_for_again() {
+fn unreadable_images_are_kept_and_read_again() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().images = vec![image("r/a")];
@@ -129,7 +129,7 @@ fn images_that_cannot_be_read_stay_as_they_were_and_are_asked_for_again() {
 }
 
 #[test]
-fn a_closed_connection_is_a_probe_at_once() {
+fn a_closed_connection_causes_a_probe_at_once() {
     run(async {
         let runtime = FakeRuntime::new();
         let world = world(&runtime);

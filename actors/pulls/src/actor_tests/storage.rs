@@ -45,7 +45,7 @@ fn nothing_starts_while_the_disk_is_slow() {
 }
 
 #[test]
-fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers() {
+fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
     run(async {
         let world = World::start(Policy { limit: 1, ..Policy::default() });
         pass(10).await;
@@ -78,7 +78,7 @@ fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers()
 }
 
 #[test]
-fn a_last_try_is_made_before_the_end() {
+fn a_last_write_is_tried_before_the_actor_stops() {
     run(async {
         let world = World::start(Policy { limit: 1, ..Policy::default() });
         pass(10).await;
@@ -194,7 +194,7 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
 }
 
 #[test]
-fn i4_a_journal_that_can_be_read_late_joins_what_runs_and_is_whole_again() {
+fn i4_a_journal_read_late_is_merged_with_running_pulls() {
     run(async {
         let store = FakeStore::new();
         let first =

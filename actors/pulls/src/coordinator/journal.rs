@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_former_life_writes_nothing() {
+    fn a_journal_of_an_earlier_instance_writes_nothing() {
         let former = JournalIo::new(Arc::new(keelson_storage::MemoryStore::new()));
         former.write(&[Write::Limit(Some(1))]).expect("written");
         let journal = former.next_life();
@@ -254,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_write_means_now() {
+    fn effects_without_a_pending_write_run_at_once() {
         let mut pipeline = Pipeline::default();
         assert!(pipeline.admit(cancel(1)).is_some());
         assert!(pipeline.next_write().is_none());
     }
 
     #[test]
-    fn ended_pulls_hold_nobody_up_and_go_with_the_next_write() {
+    fn ended_pulls_delay_no_effect_and_go_with_the_next_write() {
         let mut pipeline = Pipeline::default();
         assert!(pipeline.admit(Effect::Persist(Write::DeletePull(1))).is_none());
         assert!(pipeline.next_write().is_none());

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_call_probes_at_once_and_makes_the_old_answer_news() {
+    fn a_lost_call_probes_at_once_and_reports_the_next_answer() {
         let mut core = Core::default();
         run(&mut core, Event::Probed(Ok(info("1"))));
         assert_eq!(run(&mut core, Event::CallLost), [SOON]);
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_call_of_a_dead_runtime_changes_nothing() {
+    fn a_lost_call_of_a_runtime_that_is_down_changes_nothing() {
         let mut core = Core::default();
         run(&mut core, refused());
         assert_eq!(run(&mut core, Event::CallLost), []);
     }
 
     #[test]
-    fn a_closed_connection_probes_at_once_and_the_old_answer_is_no_news() {
+    fn a_closed_connection_probes_at_once_and_an_equal_answer_is_not_reported() {
         let mut core = Core::default();
         run(&mut core, Event::Probed(Ok(info("1"))));
         assert_eq!(run(&mut core, Event::ConnectionClosed), [SOON]);
@@ -237,7 +237,7 @@ mod tests {
 
     /// I10: one missed probe does not stop new pulls.
     #[test]
-    fn a_runtime_that_is_slow_is_up_and_one_that_says_nothing_three_times_is_down() {
+    fn a_slow_runtime_is_up_and_three_unanswered_probes_make_it_down() {
         use FailureKind::{Busy, Gone, Silent};
         let cases: [(&[FailureKind], bool); 8] = [
             (&[Gone], false),

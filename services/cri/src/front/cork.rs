@@ -190,7 +190,7 @@ mod tests {
 
     /// The tasks that wait for what was read go first, but not indefinitely.
     #[tokio::test]
-    async fn what_was_heard_is_passed_on_before_it_is_answered() {
+    async fn read_bytes_are_handled_before_writes_go_out() {
         let (near, mut far) = tokio::io::duplex(1024);
         let corked = Corked::new(near);
         let order = Arc::new(Mutex::new(Vec::new()));

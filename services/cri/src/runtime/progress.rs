@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_no_manifest() {
+    fn an_index_is_not_a_manifest() {
         assert!(
             serde_json::from_str::<Manifest>(r#"{"manifests":[{"digest":"sha256:a","size":1}]}"#).is_err()
         );

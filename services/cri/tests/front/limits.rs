@@ -28,7 +28,7 @@ async fn rude(agent: &Agent, hello: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_http2_is_hung_up_on() {
+fn connections_without_http2_are_closed() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());
@@ -56,7 +56,7 @@ fn what_is_no_http2_is_hung_up_on() {
 }
 
 #[test]
-fn a_half_open_connection_costs_nobody_else() {
+fn a_half_open_connection_does_not_affect_others() {
     run(async {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
@@ -280,7 +280,7 @@ fn a_graceful_stop_lets_running_calls_end() {
 }
 
 #[test]
-fn a_list_of_headers_far_over_the_usual_passes() {
+fn a_very_large_header_list_passes() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());

@@ -77,7 +77,7 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
 }
 
 #[test]
-fn a_pulls_metadata_passes_without_what_is_not_for_the_runtime() {
+fn pull_metadata_passes_without_hop_headers() {
     run(async {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);
@@ -260,7 +260,7 @@ fn case_07_a_killed_callers_pulls_leave_the_queue_at_once() {
 }
 
 #[test]
-fn an_answered_caller_does_not_leave_too() {
+fn an_answered_caller_is_not_counted_as_left() {
     run(async {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);

@@ -88,7 +88,7 @@ fn conditions_images_and_their_file_system_are_taken_as_the_runtime_gives_them()
 }
 
 #[test]
-fn a_runtime_that_says_nothing_is_understood() {
+fn empty_runtime_answers_are_accepted() {
     run(async {
         let sockets = Sockets::new();
         let (_runtime, client) = serve(&sockets, Answers::default());
@@ -134,7 +134,7 @@ fn a_list_of_images_may_be_as_long_as_the_kubelets() {
 }
 
 #[test]
-fn a_connection_that_closes_is_told_of_once() {
+fn a_closed_connection_is_reported_once() {
     run(async {
         let sockets = Sockets::new();
         let (mut runtime, client) = serve(&sockets, Answers::default());
@@ -153,7 +153,7 @@ fn a_connection_that_closes_is_told_of_once() {
 }
 
 #[test]
-fn the_agent_learns_of_a_death_at_once_although_nothing_is_asked() {
+fn runtime_death_is_noticed_at_once_without_calls() {
     run(async {
         let sockets = Sockets::new();
         let mut runtime = FakeRuntime::standard(&sockets.runtime());

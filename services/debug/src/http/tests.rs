@@ -83,7 +83,7 @@ async fn documents() {
 }
 
 #[tokio::test]
-async fn an_actor_whole_and_one_that_is_not_there() {
+async fn one_actor_and_an_unknown_one() {
     let fake = Fake::new();
     let (status, actor) = get_json(&fake, "/debug/actors/PullCoordinator").await;
     assert_eq!(status, StatusCode::OK);
@@ -196,7 +196,7 @@ async fn errors_of_the_agent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_agent_is_reported_and_not_waited_for() {
+async fn a_stuck_agent_is_reported_after_a_timeout() {
     let fake = Fake::new();
     fake.script().stuck = true;
     let start = Instant::now();
@@ -248,7 +248,7 @@ async fn metrics() {
 }
 
 #[tokio::test]
-async fn the_page_needs_nothing_from_elsewhere() {
+async fn the_page_loads_no_external_resource() {
     let fake = Fake::new();
     let (status, headers, html) = get(&fake, "/").await;
     assert_eq!(status, StatusCode::OK);

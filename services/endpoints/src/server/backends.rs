@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_is_silent_and_then_forgotten() {
+    fn a_backend_without_reports_is_silent_and_then_forgotten() {
         let start = Instant::now();
         let mut known = Known::default();
         known.take(report("nft", 1), false, start, ALIVE).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_behind_is_counted_within_an_instance_and_is_all_of_it_in_another() {
+    fn the_lag_is_counted_within_an_instance_and_is_the_full_revision_in_another() {
         let now = Instant::now();
         let at = |instance_id, rev| Backend { instance_id, rev, ..report("nft", 1) };
         let newest = Some(Revision { instance_id: 7, rev: 12 });
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_said_to_have_only_where_its_number_is_known() {
+    fn an_ended_process_is_detected_only_if_its_pid_is_known() {
         let now = Instant::now();
         let mut known = Known::default();
         known.take(report("here", 5), true, now, ALIVE).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_started_again_replaces_the_one_that_ended() {
+    fn a_restarted_backend_replaces_the_one_that_ended() {
         let now = Instant::now();
         let mut known = Known::default();
         for (name, pid, known_here) in [("nft", 1, true), ("nft", 2, false), ("other", 3, true)] {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_kept_and_silent_ones_make_room() {
+    fn backends_above_the_maximum_are_refused_unless_one_is_silent() {
         let start = Instant::now();
         let later = start + SILENT;
         let mut known = Known::default();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_looked_for_by_their_number() {
+    fn processes_are_looked_up_by_pid() {
         assert!(!ended(std::process::id()));
         assert!(!ended(1), "a process of another user exists too");
         // Above the maximum of Linux (PID_MAX_LIMIT).

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backend_may_say() {
+    fn valid_reports() {
         let least = Backend { name: "x".into(), state: "pending".into(), ..Backend::default() };
         let most = Backend {
             name: "n".repeat(NAME),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_and_with_which_words() {
+    fn refused_reports_and_their_errors() {
         type Change = fn(&mut Backend);
         let cases: [(Change, &str); 18] = [
             (|it| it.name.clear(), "is not a valid backend name"),

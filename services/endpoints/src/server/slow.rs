@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn e16_what_snapshots_keep_is_counted_once_and_without_what_they_share() {
+    fn e16_retained_bytes_of_snapshots_exclude_shared_services() {
         let newest = size(20, 100);
         for (what, snapshots, expected) in [
             ("no caller is behind", vec![], 0),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn e16_stalled_callers_are_so_many_at_most_and_those_that_read_are_not_counted() {
+    fn e16_the_number_of_stalled_callers_is_limited() {
         let most = STALLED_MOST as u64;
         assert!((128..512).contains(&most), "{most}");
         let busy = (0..2000).map(|id| unread(10_000 + id, 1, 30, None));

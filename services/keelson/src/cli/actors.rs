@@ -245,7 +245,7 @@ Last errors:
     }
 
     #[test]
-    fn what_is_not_well_comes_first() {
+    fn unhealthy_actors_come_first() {
         let expected = "\
 not ready: runtime: connection refused (for 12s)
 not ready: state: the disk is full

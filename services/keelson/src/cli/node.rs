@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_that_are_well() {
+    fn healthy_heartbeats() {
         let expected = "\
 State:    healthy
 Role:     node
@@ -414,7 +414,7 @@ example.com/DiskSlow  Unknown  1m00s  agent   Because  odd \u{fffd}[31mtext
     }
 
     #[test]
-    fn heartbeats_that_fail_say_why_and_since_when() {
+    fn failing_heartbeats_have_a_reason_and_a_time() {
         let mut failing = well();
         (failing.state, failing.reason) = ("failing".into(), "lease:\nconnection refused".into());
         failing.failing_since_unix_ms = 10_000;
@@ -461,7 +461,7 @@ Status:   healthy
     }
 
     #[test]
-    fn e3_e22_who_else_reports_is_shown() {
+    fn e3_e22_second_writers_are_shown() {
         let mut contested = well();
         contested.conditions[1].contested = true;
         let text = describe(&contested, 61_000);
@@ -486,7 +486,7 @@ Status:   healthy
     }
 
     #[test]
-    fn heartbeats_that_are_off_or_begin() {
+    fn disabled_and_starting_heartbeats() {
         let off = pb::Heartbeats {
             state: "disabled".into(),
             reason: "no API server is configured".into(),
@@ -535,7 +535,7 @@ Status:   healthy
     }
 
     #[test]
-    fn a_check_passes_what_is_well_or_off() {
+    fn check_passes_healthy_and_disabled_parts() {
         for (state, passes) in
             [("healthy", true), ("disabled", true), ("pending", false), ("failing", false), ("", false)]
         {

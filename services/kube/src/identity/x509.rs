@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn e4_what_is_no_certificate_states_nothing() {
+    fn e4_invalid_certificates_yield_no_facts() {
         let whole = pem(&CertificateParams::default());
         let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         for text in

@@ -41,7 +41,7 @@ async fn http2_is_spoken_where_the_server_offers_it() {
 }
 
 #[tokio::test]
-async fn tls_errors_say_what_to_do() {
+async fn tls_errors_have_a_remedy() {
     let ours = Authority::new();
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &ours.pem());

@@ -140,7 +140,7 @@ async fn a_new_authority_is_trusted_once_it_is_on_disk() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_is_used_and_read_again_with_all_it_names() {
+async fn a_kubeconfig_and_its_files_are_used_and_reread() {
     let mut server = Server::plain().await;
     let url = format!("http://{}", server.address);
     let directory = tempfile::tempdir().unwrap();
@@ -437,7 +437,7 @@ fn e4_every_step_in_the_documentation_makes_secrets_0600() {
 }
 
 #[tokio::test]
-async fn outside_of_a_pod_its_service_account_is_no_source() {
+async fn outside_of_a_pod_the_service_account_is_not_a_source() {
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
         panic!("this test has to run outside a pod");
     }

@@ -188,7 +188,7 @@ fn refusal(code: u16, reason: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn what_there_is_and_each_change_come_from_one_request() {
+async fn the_list_and_the_changes_come_from_one_request() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -213,7 +213,7 @@ async fn what_there_is_and_each_change_come_from_one_request() {
 }
 
 #[tokio::test]
-async fn labels_and_annotations_that_nobody_reads_are_dropped() {
+async fn unused_labels_and_annotations_are_dropped() {
     let server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -229,7 +229,7 @@ async fn labels_and_annotations_that_nobody_reads_are_dropped() {
 
 /// A server without streaming lists refuses as its answer, or within the watch.
 #[tokio::test]
-async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
+async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
     for within in [false, true] {
         let mut server = Server::plain().await;
         if within {
@@ -261,7 +261,7 @@ async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
 }
 
 #[tokio::test]
-async fn a_list_of_nothing_is_whole() {
+async fn an_empty_list_is_complete() {
     let server = Server::plain().await;
     server.reply(refusal(400, "BadRequest"));
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
@@ -328,7 +328,7 @@ async fn after_a_410_everything_is_listed_again() {
 }
 
 #[tokio::test]
-async fn a_listing_that_breaks_begins_anew() {
+async fn a_broken_list_is_repeated() {
     let server = Server::plain().await;
     // More than a batch, so that the sink has received some.
     let feed = begin(&server);
@@ -361,7 +361,7 @@ async fn a_listing_that_breaks_begins_anew() {
 }
 
 #[tokio::test]
-async fn health_says_why_and_since_when() {
+async fn health_has_a_reason_and_a_time() {
     let server = Server::plain().await;
     server.reply(refusal(403, "Forbidden"));
     server.reply(refusal(401, "Unauthorized"));
@@ -388,7 +388,7 @@ async fn health_says_why_and_since_when() {
 }
 
 #[tokio::test]
-async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again() {
+async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
     for garbage in [
         Bytes::from_static(b"<html><body>"),
         wire::framed(b"\xff\xff\xff"),
@@ -414,7 +414,7 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
 }
 
 #[tokio::test]
-async fn a_sink_that_has_forgotten_hears_everything_again() {
+async fn a_restarted_sink_gets_a_relist() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -438,7 +438,7 @@ async fn a_sink_that_has_forgotten_hears_everything_again() {
 
 /// An empty batch lets a sink report that it has lost its state.
 #[tokio::test]
-async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
+async fn a_restarted_sink_asks_for_a_relist_without_events() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -559,7 +559,7 @@ async fn three_kinds_are_watched_side_by_side() {
 
 /// An event that has arrived is not held back for one that has not.
 #[tokio::test]
-async fn an_event_is_told_at_once() {
+async fn an_event_is_delivered_at_once() {
     let server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);

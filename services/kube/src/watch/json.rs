@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_falls_into_lines_however_it_is_cut() {
+    fn a_body_is_split_into_lines_at_any_chunk_size() {
         let whole = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
         let want = vec!["{\"a\":1}".to_owned(), "{\"b\":2}\r".to_owned()];
         assert_eq!(lines_of(&[whole]), want);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_apart() {
+    fn events_are_separated() {
         let of = |text: &str| AnyJson::event(Bytes::copy_from_slice(text.as_bytes()));
         assert!(matches!(
             of(r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"}}}"#),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_is_read_when_it_is_whole() {
+    async fn a_list_is_read_when_it_is_complete() {
         let (objects, end) =
             listed(r#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b":2}]}"#).await.unwrap();
         assert_eq!((objects.len(), end.version.as_str(), end.continuation.as_str()), (2, "7", ""));

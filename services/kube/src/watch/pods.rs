@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once() {
+    fn each_change_is_delivered_once() {
         let mut table = Table::default();
         assert_eq!(table.put(pod("a", false)), Some(PodEvent::Present(named("a"))));
         assert_eq!(table.put(pod("a", false)), None);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_tells_what_vanished_in_between() {
+    fn a_list_reports_objects_deleted_meanwhile() {
         let mut table = Table::default();
         table.synced(vec![pod("a", false), pod("b", false), pod("c", true)]);
         assert_eq!(

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_named_by_what_it_calls_itself() {
+    fn a_process_is_named_by_its_user_agent() {
         let own = i32::try_from(std::process::id()).expect("a pid");
         assert!(command(own).is_some_and(|name| !name.contains('\n')));
         assert_eq!(command(i32::MAX), None);

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn p3_the_busiest_source_gives_a_place_up() {
+    fn p3_the_busiest_source_gives_up_a_slot() {
         static SLOTS: SharedSlots = SharedSlots::new(1);
         let open = Arc::new(OpenConnections::new(Limits { own: 2, shared: &SLOTS, ..LIMITS }));
         let token = CancellationToken::new;

@@ -216,7 +216,7 @@ fn hostnames_are_kept() {
 }
 
 #[test]
-fn case_48_what_conntrack_keeps_is_what_serves() {
+fn case_48_conntrack_keeps_serving_endpoints() {
     let service = internal().port("dns", "UDP", 53);
     let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
     assert_eq!(sent(&scene(service.clone(), dns("L1 R2 R3")).served()), "{L1 R2 R3}");
@@ -224,7 +224,7 @@ fn case_48_what_conntrack_keeps_is_what_serves() {
 }
 
 #[test]
-fn case_49_a_port_without_serving_endpoints_says_so() {
+fn case_49_a_port_without_serving_endpoints_is_marked() {
     let service = internal().port("dns", "UDP", 53);
     let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
     assert_eq!(sent(&scene(service.clone(), dns("")).served()), "{}");

@@ -118,7 +118,7 @@ fn case_05_slices_that_count_for_nothing() {
 }
 
 #[test]
-fn owners_are_what_slices_say() {
+fn owners_come_from_slices() {
     let owner = |slice: Slice| super::super::owner(&slice.build());
     assert_eq!(owner(slice("a")), Some(crate::ServiceName::new("ns", "web")));
     let headless = slice("a").label("service.kubernetes.io/headless", "");
@@ -181,7 +181,7 @@ fn cluster_ips_are_paired_with_families() {
 }
 
 #[test]
-fn ports_are_those_that_can_be_used() {
+fn unusable_ports_are_dropped() {
     let service = balanced()
         .port("a", "", 80)
         .port("b", "UDP", 80)
@@ -226,7 +226,7 @@ fn case_17_only_listed_ports_and_addresses_are_frontends_and_service_cidrs_are_k
 }
 
 #[test]
-fn the_node_is_told_in_canonical_form() {
+fn the_node_is_published_in_canonical_form() {
     let node = NodeView {
         ips: ["192.0.2.2", "::ffff:192.0.2.1", "fd00::2", "192.0.2.2"].map(ip).to_vec(),
         pod_cidrs: ["10.1.2.3/24", "no", "fd00:1::/64"].map(str::to_owned).to_vec(),
@@ -316,7 +316,7 @@ fn case_45_the_node_ip_of_a_family_is_its_first() {
 }
 
 #[test]
-fn case_47_affinity_says_for_how_long() {
+fn case_47_affinity_has_a_timeout() {
     let seconds = |service: Svc| scene(service, []).served().client_ip_affinity_seconds;
     assert_eq!(seconds(svc()), 0);
     assert_eq!(seconds(svc().affinity(Some(60))), 60);
@@ -349,7 +349,7 @@ fn triggers_are_times_of_the_annotation() {
 }
 
 #[test]
-fn what_is_not_read_is_not_kept() {
+fn unused_fields_are_not_stored() {
     let service = svc().label("app", "web").label("service.kubernetes.io/service-proxy-name", "");
     let mut service = service.build();
     let metadata = service.metadata.as_mut().unwrap();

@@ -143,13 +143,13 @@ fn case_34_external_policy_local_without_local_endpoints() {
 }
 
 #[test]
-fn case_35_both_sets_are_there_for_proxies_that_cannot_tell_pods() {
+fn case_35_both_sets_are_published_for_proxies_that_cannot_detect_pods() {
     let found = scene(svc().external_local(), [http("a", "L1 R1")]);
     assert_eq!((found.local_set(), found.cluster_set()), ("{L1}".to_owned(), "{L1 R1}".to_owned()));
 }
 
 #[test]
-fn case_37_external_policy_cluster_is_the_same_for_everybody() {
+fn case_37_external_policy_cluster_is_the_same_for_all_clients() {
     check(svc().external_ip(X), "L1 R1", ["{L1 R1}"; 3]);
 }
 

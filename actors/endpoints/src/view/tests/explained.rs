@@ -48,7 +48,7 @@ fn node_hints_are_explained() {
 }
 
 #[test]
-fn why_hints_do_not_choose_is_explained() {
+fn the_reason_for_ignored_hints_is_explained() {
     let none = |endpoints: &str, zone: Option<&str>| {
         let (mode, reason) = topology(&scene(svc(), [http("a", endpoints)]).zone(zone));
         assert_eq!(mode, "none");
@@ -171,7 +171,7 @@ fn traffic_is_explained() {
 }
 
 #[test]
-fn who_an_endpoint_is_is_told() {
+fn an_endpoint_is_identified() {
     let slice = http("a", "L1 R2").edit(|slice| {
         slice.endpoints[0].zone = Some("z".to_owned());
         slice.endpoints[1].target_ref =
@@ -189,7 +189,7 @@ fn who_an_endpoint_is_is_told() {
 }
 
 #[test]
-fn the_service_itself_is_told() {
+fn the_service_is_described() {
     let service = svc().dual_stack().external_ip(X).affinity(Some(60)).external_local();
     let told = scene(service.edit(|spec| spec.health_check_node_port = 32000), []).explain();
     assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", true));
@@ -209,7 +209,7 @@ fn the_service_itself_is_told() {
 }
 
 #[test]
-fn slices_without_their_service_are_told() {
+fn slices_without_their_service_are_explained() {
     let slices = [http("b", "L1").build(), http("a", "L1").edit(|slice| slice.metadata = None).build()];
     let told = explain(None, &slices, &n1());
     assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", false));

@@ -339,7 +339,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn sets_are_those_of_the_text(service in dense_service(), slices in dense_slices(), node in dense_node()) {
+    fn sets_match_the_reference(service in dense_service(), slices in dense_slices(), node in dense_node()) {
         let found = view(&service, &slices, &node).unwrap();
         for (index, port) in service.spec.as_ref().unwrap().ports.iter().enumerate() {
             for six in [false, true] {
@@ -400,7 +400,7 @@ proptest! {
     }
 
     #[test]
-    fn cidrs_of_any_text_are_told(texts in vec(any_text(), 0..6)) {
+    fn cidrs_of_any_text_are_parsed_or_refused(texts in vec(any_text(), 0..6)) {
         let cidr = crate::ServiceCidr {
             spec: Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: texts.clone() }),
             ..Default::default()

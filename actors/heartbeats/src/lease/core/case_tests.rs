@@ -10,7 +10,7 @@ use super::{
 };
 
 #[test]
-fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval() {
+fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_interval() {
     for (chance, interval_ms) in [(0.0, 10_000), (0.5, 10_200), (0.999_999, 10_399)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         bench.chance = chance;
@@ -166,7 +166,7 @@ fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
 }
 
 #[test]
-fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
+fn case_26_no_lease_is_created_for_a_deleted_node() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();

@@ -89,7 +89,7 @@ fn writes(log: &[&str]) -> usize {
 }
 
 #[test]
-fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
+fn e3_of_two_agents_the_earlier_claim_wins() {
     let mut world = World::new(Server::with_node());
     let first = world.start(may_stand_back(), None);
     world.pass(seconds(33));
@@ -180,7 +180,7 @@ fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone()
 }
 
 #[test]
-fn e3_a_kubelet_that_was_there_first_is_not_disturbed() {
+fn e3_an_earlier_kubelet_keeps_the_lease() {
     for (duration, limit) in [(40, 16), (80, 31)] {
         let mut world = World::new(Server::with_lease("web-1", seconds(3)));
         world.server.lease.as_mut().expect("there").duration_seconds = Some(duration);
@@ -194,7 +194,7 @@ fn e3_a_kubelet_that_was_there_first_is_not_disturbed() {
 }
 
 #[test]
-fn e3_an_agent_that_is_told_to_continues_and_says_so() {
+fn e3_an_agent_set_to_continue_renews_and_reports_the_contest() {
     let mut world = World::new(Server::with_node());
     let agent = world.start(policy(), None);
     assert_eq!(world.contention(agent), Contention::Uncontested, "no status waits for it");
@@ -216,7 +216,7 @@ fn e3_an_agent_that_is_told_to_continues_and_says_so() {
 }
 
 #[test]
-fn e3_the_one_that_stands_back_by_default_yields_in_the_end_to_one_that_never_does() {
+fn e3_an_agent_with_the_default_yields_to_one_that_never_stands_back() {
     let mut world = World::new(Server::with_node());
     let first = world.start(may_stand_back(), None);
     world.pass(seconds(33));
@@ -279,7 +279,7 @@ fn e3_a_restart_delays_no_renewal() {
 }
 
 #[test]
-fn e3_an_api_server_that_fails_is_no_silence_of_the_other() {
+fn e3_api_server_failures_do_not_count_as_silence_of_the_second_writer() {
     let mut world = World::new(Server::with_node());
     let agent = world.start(may_stand_back(), None);
     world.pass(seconds(34));
@@ -299,7 +299,7 @@ fn e3_an_api_server_that_fails_is_no_silence_of_the_other() {
 }
 
 #[test]
-fn e3_a_lease_that_is_deleted_is_left_to_the_other_until_it_is_silent() {
+fn e3_a_deleted_lease_is_left_to_the_second_writer_until_it_is_silent() {
     let mut world = World::new(Server::with_lease("web-1", seconds(3)));
     world.kubelet = Some(seconds(7));
     let agent = world.start(may_stand_back(), None);
@@ -313,7 +313,7 @@ fn e3_a_lease_that_is_deleted_is_left_to_the_other_until_it_is_silent() {
 }
 
 #[test]
-fn e3_a_lease_that_cannot_be_read_keeps_no_status_waiting() {
+fn e3_an_unreadable_lease_does_not_delay_the_status() {
     let mut world = World::new(Server::with_node());
     world.server.down = Some((ApiErrorKind::Forbidden, Duration::ZERO));
     let agent = world.start(may_stand_back(), None);

@@ -142,7 +142,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_server_answers(
+    fn invariants_hold_for_any_answers(
         chance in 0.0_f64..1.0,
         may_stand_back: bool,
         steps in vec(step(), 0..60),

@@ -87,7 +87,7 @@ fn a_foreign_lease_is_taken_over_once() {
 }
 
 #[test]
-fn transitions_that_make_no_sense_do_no_harm() {
+fn invalid_transition_counts_are_corrected() {
     for (seen, expect) in [(None, 1), (Some(-5), 1), (Some(i32::MAX), i32::MAX)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_lease("", seconds(1)));
         server.lease.as_mut().expect("there").transitions = seen;
@@ -152,7 +152,7 @@ fn an_unreadable_node_puts_creation_off_to_the_next_interval() {
 }
 
 #[test]
-fn a_lease_deleted_by_somebody_is_made_again_at_once() {
+fn a_deleted_lease_is_recreated_at_once() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -168,7 +168,7 @@ fn a_lease_deleted_by_somebody_is_made_again_at_once() {
 }
 
 #[test]
-fn a_lease_that_somebody_else_made_anew_is_told_and_renewed() {
+fn a_lease_recreated_by_another_process_is_reported_and_renewed() {
     let (mut bench, mut server) =
         (Bench::new(Some(record("an old uid"))), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(7), &mut server);
@@ -183,7 +183,7 @@ fn a_lease_that_somebody_else_made_anew_is_told_and_renewed() {
 }
 
 #[test]
-fn a_lease_that_need_not_be_lean_keeps_its_managers() {
+fn managed_fields_are_kept_unless_dropping_is_set() {
     let mut bench = Bench::new(None);
     bench.core = super::Core::new(LeasePolicy { lean: false, ..policy() }, None);
     bench.pass(seconds(15), &mut Server::with_node());
@@ -195,7 +195,7 @@ fn a_lease_that_need_not_be_lean_keeps_its_managers() {
 }
 
 #[test]
-fn the_record_of_another_lease_means_nothing() {
+fn the_record_of_another_lease_is_ignored() {
     let other = LeaseRecord { name: "other".into(), ..record("an old uid") };
     let (mut bench, mut server) = (Bench::new(Some(other)), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(1), &mut server);
@@ -203,7 +203,7 @@ fn the_record_of_another_lease_means_nothing() {
 }
 
 #[test]
-fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
+fn permanent_errors_are_tried_once_per_interval() {
     for kind in [
         ApiErrorKind::Unauthorized,
         ApiErrorKind::Forbidden,
@@ -230,7 +230,7 @@ fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
 }
 
 #[test]
-fn a_missing_namespace_is_said_and_tried_once_in_an_interval() {
+fn a_missing_namespace_is_reported_and_tried_once_per_interval() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [None, None, Some(ApiErrorKind::NotFound)].into();
     bench.pass(seconds(5), &mut server);
@@ -240,7 +240,7 @@ fn a_missing_namespace_is_said_and_tried_once_in_an_interval() {
 }
 
 #[test]
-fn a_patch_that_the_server_does_not_take_asks_for_less_next_time() {
+fn a_refused_patch_is_reduced_next_time() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -284,7 +284,7 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
 
 /// E13: a `Retry-After` of a minute in each answer leaves tries for the Lease, also at a start.
 #[test]
-fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lease() {
+fn e13_with_a_retry_after_of_a_minute_there_are_three_tries_per_lease_duration() {
     let busy = Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(60)) });
     for chance in [0.0, 0.5, 0.999] {
         let (mut bench, mut server) = (Bench { chance, ..Bench::new(None) }, Server::with_node());
@@ -304,7 +304,7 @@ fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lea
 }
 
 #[test]
-fn one_try_follows_the_time_that_the_server_asked_for() {
+fn one_try_follows_retry_after() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -321,7 +321,7 @@ fn one_try_follows_the_time_that_the_server_asked_for() {
 }
 
 #[test]
-fn news_of_the_node_does_not_break_the_servers_peace() {
+fn node_changes_do_not_shorten_retry_after() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [None, Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(30)) })].into();
     bench.pass(seconds(1), &mut server);
@@ -346,7 +346,7 @@ fn a_start_before_the_node_is_registered_waits_for_it() {
 }
 
 #[test]
-fn a_lease_that_is_there_after_all_is_read() {
+fn a_lease_that_exists_at_creation_is_read() {
     for kind in [ApiErrorKind::AlreadyExists, ApiErrorKind::Timeout, ApiErrorKind::Conflict] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         server.next = [None, None, Some(kind)].into();
@@ -359,7 +359,7 @@ fn a_lease_that_is_there_after_all_is_read() {
 }
 
 #[test]
-fn a_lease_that_comes_and_goes_is_not_chased_without_pauses() {
+fn a_lease_that_comes_and_goes_is_retried_with_pauses() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [Some(ApiErrorKind::NotFound), None, Some(ApiErrorKind::AlreadyExists)]
         .into_iter()
@@ -401,7 +401,7 @@ fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
 }
 
 #[test]
-fn answers_to_what_was_not_asked_mean_nothing() {
+fn unexpected_answers_are_ignored() {
     let mut bench = Bench::new(None);
     bench.event(Event::Answered { request: 0, answer: Answer::Node(Ok("x".into())) });
     bench.event(Event::Tick);
@@ -453,7 +453,7 @@ fn each_read_backs_off_from_the_start() {
 }
 
 #[test]
-fn the_view_says_what_people_ask() {
+fn the_view_shows_holder_health_and_times() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("other", seconds(1)));
     bench.pass(seconds(3), &mut server);
     let view = bench.core.view("https://api.example", bench.now);

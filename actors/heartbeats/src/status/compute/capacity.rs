@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_stays_or_is_missing() {
+    fn unreadable_values_are_kept_or_missing() {
         let policy = StatusPolicy::new(Role::Node, "n");
         let mut status = NodeStatus::default();
         of(&mut status, HostReadings::default(), &policy);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_breathes_changes_nothing_and_one_that_grows_does() {
+    fn small_size_changes_of_a_file_system_are_ignored() {
         let policy = StatusPolicy::new(Role::Node, "n");
         let storage =
             |status: &NodeStatus| status.capacity.as_ref().expect("a list")["ephemeral-storage"].0.clone();

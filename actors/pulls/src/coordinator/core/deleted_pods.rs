@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pods_do_not_grow_it_without_bound() {
+    fn the_number_of_remembered_pods_is_bounded() {
         let mut gone = DeletedPods::default();
         for n in 0..3 * MOST {
             gone.insert(n.to_string(), "ns/p".into(), at(0));

@@ -50,7 +50,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
 }
 
 #[test]
-fn case_06_others_who_share_the_pull_stay() {
+fn case_06_other_callers_of_the_pull_stay() {
     let mut bench = Bench::up(limit(1));
     let running = bench.ask(image("r/a"));
     let deleted = [bench.ask(image("r/b").pod("web")), bench.ask(image("r/b").pod("web"))];
@@ -84,7 +84,7 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
 }
 
 #[test]
-fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
+fn case_06_a_request_of_a_deleted_pod_fails_if_it_would_wait() {
     let mut bench = Bench::up(limit(1));
     gone(&mut bench, "web");
     bench.ask(image("r/a"));
@@ -99,7 +99,7 @@ fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
 }
 
 #[test]
-fn case_06_it_is_remembered_while_the_kubelet_may_ask_and_not_for_ever() {
+fn case_06_a_deleted_pod_is_remembered_for_a_limited_time() {
     let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
     let _running = bench.ask(image("r/a"));
     gone(&mut bench, "web");
@@ -141,7 +141,7 @@ fn case_06_places_from_the_journal_are_given_up() {
 }
 
 #[test]
-fn case_06_a_held_place_of_another_pod_is_not_taken_up_for_one_that_is_gone() {
+fn case_06_a_held_place_is_not_claimed_by_a_deleted_pod() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("a"));
     bench.ask(image("r/b").pod("db").auth("secret"));
@@ -153,7 +153,7 @@ fn case_06_a_held_place_of_another_pod_is_not_taken_up_for_one_that_is_gone() {
 }
 
 #[test]
-fn case_06_a_restarted_coordinator_still_knows() {
+fn case_06_a_restarted_coordinator_remembers_deleted_pods() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("web"));
     gone(&mut bench, "web");
@@ -183,7 +183,7 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
 }
 
 #[test]
-fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
+fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
     let policy = Policy { enforce_by_runtime: true, ..limit(1) };
     for before in [false, true] {
         let mut bench = Bench::new(policy.clone());
@@ -205,7 +205,7 @@ fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
 }
 
 #[test]
-fn case_06_waiting_for_an_absent_runtime_is_waiting() {
+fn case_06_a_pull_for_an_absent_runtime_is_waiting() {
     let mut bench = Bench::new(limit(0));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     let caller = bench.ask(image("r/a").pod("web"));
@@ -214,7 +214,7 @@ fn case_06_waiting_for_an_absent_runtime_is_waiting() {
 }
 
 #[test]
-fn the_flow_says_what_waits_and_what_moves() {
+fn the_pulls_view_shows_waiting_and_progressing_pulls() {
     let mut bench = Bench::new(limit(1));
     let flow = |bench: &Bench| bench.core.flow(true, bench.now);
     let expect = FlowView {

@@ -61,7 +61,7 @@ fn queued_callers_move_and_running_ones_stay() {
 }
 
 #[test]
-fn an_end_in_the_old_agent_frees_the_slot_in_the_new_one_and_answers_those_who_joined_there() {
+fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
     let mut old = Bench::up(limit(1));
     let first = old.ask(image("r/a"));
     let pull = old.pull(first);
@@ -97,7 +97,7 @@ fn callers_with_credentials_join_only_their_own_running_pull() {
 }
 
 #[test]
-fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
+fn the_end_in_the_predecessor_decides_the_next_step() {
     type Act = fn(&mut Bench, CallerId, PullId);
     let lose: Act = |old, _, pull| old.finish(pull, lost("the runtime is gone"));
     let share: Act = |old, _, pull| old.finish(pull, fails(Code::Cancelled, "context canceled"));
@@ -138,7 +138,7 @@ fn a_caller_whose_pull_lost_its_runtime_in_the_old_agent_moves() {
 }
 
 #[test]
-fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit() {
+fn pulls_of_a_dead_predecessor_are_taken_over_under_the_limit() {
     let mut old = Bench::up(limit(2));
     let _callers = asks(&mut old, &["r/a", "r/b", "r/c"]);
     old.ask(image("r/d").auth("secret"));
@@ -150,7 +150,7 @@ fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit(
 }
 
 #[test]
-fn a_running_pull_whose_credentials_are_gone_is_held_for_a_caller() {
+fn a_running_pull_without_its_credentials_is_held_for_a_caller() {
     let ask = || -> Ask { image("r/a").auth("secret") };
     let mut old = Bench::up(limit(1));
     old.ask(ask());
@@ -179,7 +179,7 @@ fn a_successor_that_is_replaced_passes_ends_on() {
 }
 
 #[test]
-fn a_present_pull_that_becomes_a_download_is_the_successors_to_count() {
+fn the_successor_counts_a_present_pull_that_becomes_a_download() {
     let mut old = Bench::up(limit(1));
     old.absent = false;
     let caller = old.ask(image("r/a"));

@@ -37,7 +37,7 @@ fn limit_n_0_and_1() {
 }
 
 #[test]
-fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
+fn raising_the_limit_starts_pulls_and_lowering_cancels_none() {
     let mut bench = Bench::up(limit(2));
     let callers = fill(&mut bench, 8);
     bench.event(PullEvent::SetLimit(Some(5)));
@@ -55,7 +55,7 @@ fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
 }
 
 #[test]
-fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
+fn a_limit_set_by_request_is_persisted_and_can_be_reset() {
     let mut bench = Bench::up(limit(2));
     bench.event(PullEvent::SetLimit(Some(7)));
     let view = bench.core.limit_view();
@@ -69,7 +69,7 @@ fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
 }
 
 #[test]
-fn a_newer_configured_limit_overrides_the_hand() {
+fn a_newer_configured_limit_overrides_the_requested_one() {
     let mut bench = Bench::up(limit(2));
     bench.event(PullEvent::SetLimit(Some(7)));
     bench.event(PullEvent::Configure(Box::new(Policy { reject: true, ..limit(2) })));
@@ -95,7 +95,7 @@ fn a_slow_registry_cannot_hold_every_slot() {
 }
 
 #[test]
-fn reject_says_so_after_three_tries_ten_seconds_apart() {
+fn reject_fails_after_three_tries_ten_seconds_apart() {
     let mut bench = Bench::up(reject(1));
     let running = bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
@@ -137,7 +137,7 @@ fn reject_takes_a_slot_that_becomes_free_between_the_tries() {
 }
 
 #[test]
-fn reject_does_not_count_the_time_the_runtime_is_away() {
+fn reject_does_not_count_time_without_a_runtime() {
     let mut bench = Bench::up(Policy { hold: seconds(300), ..reject(1) });
     bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
@@ -152,7 +152,7 @@ fn reject_does_not_count_the_time_the_runtime_is_away() {
 }
 
 #[test]
-fn the_pull_option_is_a_limit_of_the_callers_own() {
+fn the_pull_option_is_a_limit_per_caller() {
     let mut bench = Bench::up(limit(5));
     let others = fill(&mut bench, 2);
     let caller = bench.ask(image("r/a").option(2));
@@ -188,7 +188,7 @@ fn option_0_and_a_closed_gate_are_no_option() {
 }
 
 #[test]
-fn the_loosest_option_of_those_who_wait_counts() {
+fn the_highest_option_of_the_waiters_counts() {
     let mut bench = Bench::up(limit(5));
     fill(&mut bench, 3);
     let tight = bench.ask(image("r/a").option(1));
@@ -202,7 +202,7 @@ fn the_loosest_option_of_those_who_wait_counts() {
 }
 
 #[test]
-fn a_runtime_that_keeps_the_limit_is_handed_it() {
+fn the_limit_is_passed_to_a_runtime_that_obeys_it() {
     let mut bench = Bench::new(by_runtime(3));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
@@ -217,7 +217,7 @@ fn a_runtime_that_keeps_the_limit_is_handed_it() {
 }
 
 #[test]
-fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
+fn without_the_capability_the_agent_applies_the_limit() {
     let mut bench = Bench::up(by_runtime(2));
     let first = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(first)).expect("started").1, None, "nothing to hand over");
@@ -229,7 +229,7 @@ fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
 }
 
 #[test]
-fn the_runtimes_too_many_pauses_a_pull_that_waits() {
+fn runtime_limit_refusals_pause_a_waiting_pull() {
     let mut bench = Bench::new(by_runtime(3));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
@@ -245,7 +245,7 @@ fn the_runtimes_too_many_pauses_a_pull_that_waits() {
 }
 
 #[test]
-fn the_runtimes_too_many_is_passed_on_in_reject_mode() {
+fn runtime_limit_refusals_are_returned_in_reject_mode() {
     let mut bench = Bench::new(Policy { reject: true, ..by_runtime(3) });
     bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let caller = bench.ask(image("r/a"));
@@ -254,7 +254,7 @@ fn the_runtimes_too_many_is_passed_on_in_reject_mode() {
 }
 
 #[test]
-fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
+fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
     let mut bench = Bench::new(by_runtime(3));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
     let waits = bench.ask(image("r/a"));
@@ -268,7 +268,7 @@ fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
 }
 
 #[test]
-fn other_exhaustion_of_the_runtime_is_an_error_like_any() {
+fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
     for (enforce, message) in [(true, "disk quota"), (false, FULL)] {
         let mut bench = Bench::new(Policy { enforce_by_runtime: enforce, ..limit(3) });
         bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
@@ -344,7 +344,7 @@ fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
 }
 
 #[test]
-fn present_images_have_so_many_slots_and_no_more() {
+fn the_present_lane_has_a_maximum_number_of_slots() {
     let mut bench = Bench::up(Policy { present_slots: 2, ..limit(1) });
     bench.ask(image("r/slow"));
     let callers = fill(&mut bench, 4);
@@ -358,7 +358,7 @@ fn present_images_have_so_many_slots_and_no_more() {
 }
 
 #[test]
-fn absent_unknown_and_a_closed_gate_wait_like_any() {
+fn absent_and_unknown_images_wait_as_do_all_without_the_gate() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let callers = fill(&mut bench, 2);
@@ -414,7 +414,7 @@ fn a_present_image_that_is_a_download_goes_back_to_its_place() {
 }
 
 #[test]
-fn a_download_that_goes_back_has_all_its_queue_time_again() {
+fn a_requeued_download_has_its_full_queue_time() {
     let mut bench = Bench::up(Policy { max_queue_time: Some(seconds(5)), ..limit(1) });
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
@@ -428,7 +428,7 @@ fn a_download_that_goes_back_has_all_its_queue_time_again() {
 }
 
 #[test]
-fn a_download_that_nobody_wants_any_more_is_not_queued() {
+fn a_download_without_callers_is_not_requeued() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
@@ -454,7 +454,7 @@ fn presence_is_asked_again_when_the_image_arrives_under_other_credentials() {
 }
 
 #[test]
-fn max_callers_bounds_who_waits() {
+fn max_callers_limits_the_waiters() {
     let mut bench = Bench::up(Policy { max_callers: 2, ..limit(1) });
     fill(&mut bench, 2);
     let third = bench.ask(image("r/a"));

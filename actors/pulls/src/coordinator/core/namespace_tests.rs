@@ -66,7 +66,7 @@ fn equal_credentials_of_two_namespaces_are_two_pulls() {
 /// I2: a request from a runtime outage is keyed as the strictest runtime needs it, and shared with later ones as soon
 /// as the runtime is known to ignore namespaces.
 #[test]
-fn requests_from_before_the_runtime_answered_stay_apart() {
+fn requests_before_the_first_runtime_answer_are_not_merged() {
     let mut bench = before(None, limit(1));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_ne!(bench.pull(first), bench.pull(second));
@@ -81,7 +81,7 @@ fn requests_from_before_the_runtime_answered_stay_apart() {
 
 /// I2: what is known of a runtime holds during an outage, until another runtime returns.
 #[test]
-fn the_runtime_that_comes_back_decides() {
+fn the_restarted_runtime_decides_whether_namespaces_matter() {
     let mut bench = before(Some(CONTAINERD), limit(5));
     bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));

@@ -44,7 +44,7 @@ fn i13_a_present_image_takes_no_counted_slot_of_an_idle_node() {
 }
 
 #[test]
-fn i13_what_cannot_be_told_counts() {
+fn i13_unknown_presence_counts() {
     for late in [false, true] {
         let mut bench = bench(limit(1));
         let caller = bench.ask(image("r/a"));
@@ -132,7 +132,7 @@ fn i13_a_present_pull_that_ends_leaves_no_record() {
 }
 
 #[test]
-fn i13_it_is_asked_again_after_an_outage_and_before_the_start() {
+fn i13_presence_is_read_again_after_an_outage_and_before_the_start() {
     let mut bench = bench(limit(1));
     let caller = bench.ask(image("r/present"));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));

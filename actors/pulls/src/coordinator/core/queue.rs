@@ -115,7 +115,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn next_is_what_a_walk_over_all_would_find(
+        fn next_agrees_with_a_linear_search(
             steps in proptest::collection::vec((0_u64..12, 0_usize..3, proptest::bool::ANY), 0..60),
         ) {
             let names = ["a", "b", "c"];

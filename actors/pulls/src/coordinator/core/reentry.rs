@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn i20_what_failed_from_a_place_does_not_return_to_it() {
+    fn i20_a_pull_that_failed_from_a_place_does_not_return_to_it() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
         reentry.failed("u".into(), image.clone(), 7, None, at(30), at(0));
         assert_eq!(reentry.take("u", &image, None, at(1)), None);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_kept_anew_outlives_its_first_age() {
+    fn a_renewed_place_has_a_new_expiry() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
         reentry.left("u".into(), image.clone(), 7, at(30), at(0));
         reentry.left("u".into(), image.clone(), 8, at(50), at(20));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn many_failures_do_not_grow_it_without_bound() {
+    fn the_number_of_places_is_bounded() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
         for n in 0..3 * MOST as u64 {
             reentry.left(n.to_string(), image.clone(), n, at(30), at(0));

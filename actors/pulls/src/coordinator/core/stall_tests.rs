@@ -66,7 +66,7 @@ fn reading_of(phase: Phase, download: Download) -> Progress {
 
 /// I3: the time of a stall excludes earlier waiting.
 #[test]
-fn a_stall_counts_from_when_the_pull_was_last_seen_to_move_or_to_wait() {
+fn a_stall_counts_from_the_last_progress_or_wait() {
     for before in [Download::Waiting, Download::Unknown, Download::Moving] {
         let mut bench = Bench::up(watched());
         let caller = bench.ask(image("r/a"));

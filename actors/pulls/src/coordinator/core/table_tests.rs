@@ -54,7 +54,7 @@ fn case_03_same_image_and_credentials_are_one_pull() {
 }
 
 #[test]
-fn case_03_the_handler_is_part_of_what_is_the_same() {
+fn case_03_equal_pulls_have_the_same_handler() {
     let mut bench = Bench::up(limit(5));
     bench.ask(image("r/a"));
     bench.ask(image("r/a").handler("kata"));
@@ -259,7 +259,7 @@ fn case_15_the_runtime_is_away_for_five_minutes() {
 }
 
 #[test]
-fn case_16_the_runtimes_words_are_passed_on_unchanged() {
+fn case_16_runtime_errors_are_passed_on_unchanged() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::Unknown, "RegistryUnavailable: x"));

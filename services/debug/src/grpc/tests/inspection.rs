@@ -17,7 +17,7 @@ fn about(namespace: &str, name: &str) -> Request<pb::ExplainRequest> {
 }
 
 #[tokio::test]
-async fn the_state_with_as_many_services_as_are_asked_for() {
+async fn the_state_has_the_requested_number_of_services() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
     let state = async |namespace, max| service.get_state(ask(namespace, max)).await.unwrap().into_inner();
@@ -30,7 +30,7 @@ async fn the_state_with_as_many_services_as_are_asked_for() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_not_asked() {
+async fn invalid_requests_are_not_passed_on() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
     for request in [ask("", 100_001), ask("a/b", 1), ask("a b", 0), ask(&"n".repeat(254), 0)] {
@@ -46,7 +46,7 @@ async fn what_makes_no_sense_is_not_asked() {
 }
 
 #[tokio::test]
-async fn one_service_and_why_there_is_none() {
+async fn one_service_or_the_reason_for_its_absence() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
     let whole = service.explain(about("shop", "web")).await.unwrap().into_inner();
@@ -77,7 +77,7 @@ async fn one_service_and_why_there_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_cannot_say() {
+async fn an_agent_without_endpoints() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
     for (error, code) in [
@@ -102,7 +102,7 @@ async fn an_agent_that_cannot_say() {
 }
 
 #[tokio::test]
-async fn it_answers_on_the_same_socket() {
+async fn inspection_answers_on_the_same_socket() {
     let fake = Fake::new();
     let served = Served::start(&fake);
     let mut inspection = InspectionClient::new(channel(&served.socket).await);

@@ -30,7 +30,7 @@ async fn serves(server: &Running, source: &Source) {
 }
 
 #[tokio::test]
-async fn who_speaks_http1_is_told_so() {
+async fn http1_clients_get_an_error() {
     let (source, server) = one_service().await;
     for request in
         ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "POST /localnetv1.Endpoints/Next HTTP/1.1\r\n", "PUT"]
@@ -73,7 +73,7 @@ async fn garbage_ends_its_own_connection_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_not_waited_for() {
+async fn silent_clients_are_closed() {
     let (source, server) = one_service().await;
     let mut silent = server.raw().await;
     let mut half = server.raw().await;
@@ -155,7 +155,7 @@ async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
 }
 
 #[tokio::test]
-async fn requests_that_are_none_are_refused_by_name() {
+async fn invalid_requests_are_refused_with_their_error() {
     let (source, server) = one_service().await;
     let huge = |length: usize| {
         let filter = NextFilter { stale_reason: "x".repeat(length), ..NextFilter::default() };
@@ -187,7 +187,7 @@ async fn requests_that_are_none_are_refused_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_never_comes_is_not_waited_for() {
+async fn a_call_without_a_request_is_ended() {
     let (source, server) = one_service().await;
     let mut raw = Raw::connect(&server).await;
     let (response, _sending) = raw.send.send_request(request(NEXT), false).expect("sends");
@@ -197,7 +197,7 @@ async fn a_request_that_never_comes_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_does_not() {
+async fn a_vanished_peer_loses_its_slot_and_a_waiting_one_does_not() {
     let (mut source, server) = one_service().await;
     let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
     let mut reader = Reader::default();
@@ -216,7 +216,7 @@ async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_d
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
+async fn a_caller_that_never_reads_costs_little_and_delays_no_other() {
     let mut source = Source::new(7);
     let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
     source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
@@ -254,7 +254,7 @@ async fn eight_megabytes() -> (Source, Running) {
 
 /// E16: its connection answers every ping, but what it was sent is never read.
 #[tokio::test(start_paused = true)]
-async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
+async fn e16_a_caller_that_answers_pings_but_never_reads_is_closed() {
     let (mut source, server) = eight_megabytes().await;
     let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
     let mut reader = Reader::default();
@@ -281,7 +281,7 @@ async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
 
 /// E16: a slow client is not stuck.
 #[tokio::test(start_paused = true)]
-async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
+async fn e16_a_caller_that_reads_slowly_is_not_closed() {
     let (_source, server) = eight_megabytes().await;
     let mut raw = Raw::with_window(&server, WINDOW).await;
     let mut body = raw.call(WATCH, b"").await.into_body();
@@ -301,7 +301,7 @@ async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
 
 /// E16: each holds a different state, of which nothing is in the latest one any more.
 #[tokio::test(start_paused = true)]
-async fn e16_callers_at_many_revisions_do_not_keep_them_all() {
+async fn e16_callers_at_many_revisions_do_not_retain_all_of_them() {
     const ALL: [&str; 4] = ["a", "b", "c", "d"];
     let mut source = Source::new(7);
     source.set(service("e", &[]));

@@ -45,7 +45,7 @@ async fn a_full_state_is_next_with_the_node_then_every_service_in_order_then_the
 }
 
 #[tokio::test]
-async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
+async fn a_current_caller_waits_and_an_outdated_one_gets_the_latest_state() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     source.set(service("b", &["r1"]));
@@ -68,7 +68,7 @@ async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
 }
 
 #[tokio::test]
-async fn a_waiting_caller_is_told_of_a_new_instance() {
+async fn a_waiting_caller_gets_a_new_instance() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -82,7 +82,7 @@ async fn a_waiting_caller_is_told_of_a_new_instance() {
 }
 
 #[tokio::test]
-async fn staleness_marks_answers_and_wakes_nobody() {
+async fn staleness_marks_answers_and_wakes_no_caller() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -103,7 +103,7 @@ async fn staleness_marks_answers_and_wakes_nobody() {
 
 /// E20: the same state again, when it has become stale or current.
 #[tokio::test(start_paused = true)]
-async fn e20_who_asks_for_it_hears_of_staleness_alone() {
+async fn e20_staleness_changes_are_sent_on_request() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -176,7 +176,7 @@ async fn a_deadline_ends_the_wait_on_the_servers_side() {
 }
 
 #[tokio::test]
-async fn who_leaves_gives_its_place_back() {
+async fn a_caller_that_leaves_frees_its_slot() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::start(&source).await;

@@ -9,7 +9,7 @@ use super::*;
 use crate::server::{EndpointsThread, SPARE_CONNECTIONS};
 
 #[tokio::test]
-async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free() {
+async fn callers_above_the_limit_are_refused_until_a_slot_is_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
@@ -26,7 +26,7 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
 
 /// P9: a client of a loopback TCP port takes no place and no connection at the socket of the node's proxies.
 #[tokio::test]
-async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
+async fn p9_callers_at_a_port_leave_the_slots_of_the_socket_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
@@ -93,7 +93,7 @@ async fn five_hundred_callers_at_once_all_get_every_state() {
 }
 
 #[tokio::test]
-async fn the_list_says_who_follows_from_where_and_how_far_behind() {
+async fn the_list_has_watchers_addresses_and_lag() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -129,7 +129,7 @@ async fn the_list_says_who_follows_from_where_and_how_far_behind() {
 }
 
 #[tokio::test]
-async fn what_is_sent_is_counted() {
+async fn sent_bytes_and_states_are_counted() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -167,7 +167,7 @@ async fn what_is_sent_is_counted() {
 }
 
 #[tokio::test]
-async fn at_the_end_calls_get_unavailable_and_nobody_is_taken_any_more() {
+async fn at_the_end_calls_get_unavailable_and_no_caller_is_accepted() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let mut server = Running::start(&source).await;
@@ -198,7 +198,7 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 }
 
 #[tokio::test]
-async fn without_deltas_watch_is_off_and_all_else_is_there() {
+async fn without_deltas_only_watch_is_disabled() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server =

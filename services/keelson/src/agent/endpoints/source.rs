@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settings_say_where_services_come_from() {
+    fn the_source_of_services_comes_from_the_settings() {
         let mut settings = Settings::default();
         assert!(why(&settings).is_some_and(|why| why.contains("neither an API server")));
         settings.endpoints.manifests = Some("/etc/keelson/manifests".into());

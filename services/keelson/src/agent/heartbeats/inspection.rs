@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_condition_is_refused_with_what_is_wrong() {
+    fn invalid_conditions_are_refused_with_the_reason() {
         let request = |status: &str, ttl_ms| pb::SetConditionRequest {
             r#type: "KernelDeadlock".into(),
             status: status.into(),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_reason_is_said_once() {
+    fn repeated_reasons_are_shown_once() {
         assert_eq!(distinct(&["a", "b", "a"]), ["a", "b"]);
     }
 }

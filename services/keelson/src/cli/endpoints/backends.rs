@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_backends() {
+    fn problems_of_backends() {
         let backends = [
             nft(),
             pb::Backend { state: "pending".into(), ..nft() },

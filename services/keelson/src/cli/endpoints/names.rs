@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_meant() {
+    fn similar_names_are_suggested() {
         let services = known(&["blog/web", "shop/cart", "shop/weg", "shop/wen", "test/wob", "x/other"]);
         assert_eq!(hint(&wanted("shop/web"), &services), "; did you mean blog/web or shop/weg or shop/wen?");
         assert_eq!(hint(&wanted("shop/crat"), &services), "; did you mean shop/cart?");

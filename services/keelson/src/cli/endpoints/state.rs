@@ -353,7 +353,7 @@ shop       x\u{fffd}[2J  -         -                       -                    
     }
 
     #[test]
-    fn what_is_wrong_comes_first() {
+    fn problems_come_first() {
         let mut state = current();
         let refused = "the server\ncannot be reached";
         (state.state, state.reason, state.since_unix_ms) = ("stale".into(), refused.into(), 49_000);
@@ -402,7 +402,7 @@ State:    stale
     }
 
     #[test]
-    fn a_chore_that_waits_or_is_off() {
+    fn endpoints_pending_or_disabled() {
         let waiting = pb::State {
             state: "pending".into(),
             reason: "services are not listed yet".into(),
@@ -476,7 +476,7 @@ ID  PEER   API    FOR    REV  BEHIND  ITEMS  SENT     LISTENER
     }
 
     #[test]
-    fn a_list_that_is_cut_says_so() {
+    fn a_truncated_list_is_marked() {
         let state = pb::State { services: 10_000, ..current() };
         assert_eq!(cut(&state, "", 2).unwrap(), "9998 Services not listed; raise --max");
         assert_eq!(

@@ -100,7 +100,7 @@ Settings: nodeport-addresses: primary, masquerade-bit: 14
 ";
 
 #[test]
-fn a_proxy_that_is_well() {
+fn a_healthy_proxy() {
     let expected = format!(
         "{FACTS}
 FAMILY  STATE   SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  REPAIRED
@@ -157,7 +157,7 @@ fn the_revision_against_the_agents() {
 }
 
 #[test]
-fn what_is_wrong_comes_first() {
+fn problems_come_first() {
     let failing = pb::FamilyState {
         state: "failing".into(),
         reason: "no space\nleft".into(),
@@ -223,7 +223,7 @@ shop/web      32000  1 endpoint  -
 }
 
 #[test]
-fn a_proxy_that_has_just_started_is_not_well_yet() {
+fn a_proxy_that_has_just_started_is_not_healthy() {
     let starting = pb::State {
         link: "connecting".into(),
         rev: 0,
@@ -241,7 +241,7 @@ fn a_proxy_that_has_just_started_is_not_well_yet() {
 }
 
 #[test]
-fn the_way_of_a_packet() {
+fn the_path_of_a_packet() {
     let way = |from: &str, verdict: &str, masqueraded, endpoints: usize| pb::Way {
         from: from.into(),
         verdict: verdict.into(),
@@ -358,7 +358,7 @@ async fn exit_codes_of_commands_that_reach_a_proxy() {
 }
 
 #[tokio::test]
-async fn without_a_socket_the_settings_say_where() {
+async fn without_a_socket_the_settings_decide() {
     let settings =
         SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
     let outcome = super::run_proxy_look(parsed(&["state"]).unwrap(), &settings).await.unwrap();

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_while_the_agent_was_away_are_told_once() {
+    fn ends_during_an_outage_of_the_agent_are_shown_once() {
         use pb::PullState as S;
         let mut changes = Changes::default();
         changes.of(&list(vec![pull(2, S::Running, 0)], vec![]));

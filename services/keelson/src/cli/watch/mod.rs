@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn which_ends_are_for_good() {
+    fn permanent_stream_errors() {
         for (status, back) in [
             (Status::unavailable("the agent is stopping"), true),
             (Status::unknown("transport error"), true),

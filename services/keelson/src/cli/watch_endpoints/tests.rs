@@ -245,7 +245,7 @@ fn arguments() {
 }
 
 #[test]
-fn the_settings_say_where_unless_the_flags_do() {
+fn flags_override_the_settings() {
     let target = |listen: &[&str]| {
         let listen: Vec<_> = listen.iter().map(|text| ListenSpec::parse(text).unwrap()).collect();
         reachable(&listen).map(|target| target.to_string()).map_err(|error| format!("{error:#}"))
@@ -336,7 +336,7 @@ async fn once_for_scripts() {
 }
 
 #[tokio::test]
-async fn once_of_a_service_that_is_none() {
+async fn once_with_an_unknown_service() {
     let rig = Rig::start(Vec::new());
     let (code, out, said) = rig.once(&["shop/none"]).await;
     assert_eq!((code, &*out), (ExitCode::FAILURE, ""));
@@ -395,7 +395,7 @@ async fn changes_for_scripts() {
 }
 
 #[tokio::test]
-async fn a_reader_that_left_ends_it() {
+async fn a_closed_output_ends_the_command() {
     let rig = Rig::start(first());
     let args = rig.args(&[]);
     let client = Client::new(args.endpoints.options());

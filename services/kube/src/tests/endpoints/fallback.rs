@@ -64,7 +64,7 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
 }
 
 #[tokio::test]
-async fn e1_a_streaming_list_that_hangs_is_told_and_followed_by_a_list() {
+async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -81,7 +81,7 @@ async fn e1_a_streaming_list_that_hangs_is_told_and_followed_by_a_list() {
 }
 
 #[tokio::test]
-async fn e1_a_list_that_never_ends_after_a_410_is_told() {
+async fn e1_a_list_that_never_ends_after_a_410_is_reported() {
     let mut server = Server::plain().await;
     let mut source = Source::slices(&server);
     let feed = listed(&mut server, &mut source, 4).await;
@@ -100,7 +100,7 @@ async fn e1_a_list_that_never_ends_after_a_410_is_told() {
 }
 
 #[tokio::test]
-async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
+async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
     let mut server = Server::plain().await;
     let mut source = Source::slices(&server);
     drop(listed(&mut server, &mut source, 4).await);
@@ -116,7 +116,7 @@ async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
 }
 
 #[tokio::test]
-async fn e15_a_500_does_not_make_lists_the_last_word() {
+async fn e15_after_a_500_streaming_lists_are_tried_again() {
     let mut server = Server::plain().await;
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));

@@ -16,7 +16,7 @@ fn one_listed(feed: &Feed) -> Said {
 }
 
 #[tokio::test]
-async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
+async fn a_server_without_service_cidrs_is_asked_again() {
     let mut server = Server::plain().await;
     server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
     let api = server.api();
@@ -40,7 +40,7 @@ async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
 
 /// P19: a role without `servicecidrs` must not keep Services from working.
 #[tokio::test]
-async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked_for_again() {
+async fn p19_refused_service_cidrs_block_nothing_and_are_requested_again() {
     let mut server = Server::plain().await;
     for _ in 0..3 {
         server.reply(refusal(403, "Forbidden"));
@@ -67,7 +67,7 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
 
 /// P19: nothing waits for a server that answers, but not with ServiceCIDRs.
 #[tokio::test]
-async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
+async fn p19_failing_service_cidrs_block_nothing() {
     for (code, reason) in [(500, "InternalError"), (503, "ServiceUnavailable")] {
         let server = Server::plain().await;
         // A failed streaming list is retried once as a list.

@@ -41,7 +41,7 @@ fn whole_list() -> Bytes {
 }
 
 #[tokio::test]
-async fn a_list_is_read_however_it_is_cut() {
+async fn a_list_is_read_at_any_chunk_size() {
     let whole = whole_list();
     let want = (vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], "77".to_owned());
     assert_eq!(read(vec![whole.clone()]).await.unwrap(), want);
@@ -57,7 +57,7 @@ async fn a_list_is_read_however_it_is_cut() {
 }
 
 #[tokio::test]
-async fn a_list_without_its_end_is_none() {
+async fn a_truncated_list_is_refused() {
     let whole = whole_list();
     for at in 0..whole.len() {
         read(vec![whole.slice(..at)]).await.expect_err("half a list");
@@ -65,7 +65,7 @@ async fn a_list_without_its_end_is_none() {
 }
 
 #[tokio::test]
-async fn what_is_no_list_of_such_objects_is_refused() {
+async fn a_list_of_other_objects_is_refused() {
     for (bytes, why) in [
         (Bytes::from_static(b"<html></html>"), "not protobuf"),
         (Bytes::from_static(b"{\"kind\":\"EndpointSliceList\"}"), "not protobuf"),
@@ -88,7 +88,7 @@ async fn what_is_no_list_of_such_objects_is_refused() {
 
 /// A wrong byte anywhere leads to a list or to a failure, and to nothing else.
 #[tokio::test]
-async fn a_list_with_a_wrong_byte_does_no_harm() {
+async fn a_list_with_a_changed_byte_does_not_panic() {
     let whole = whole_list();
     for at in 0..whole.len() {
         for flip in [0x01, 0x80, 0xff] {
@@ -101,7 +101,7 @@ async fn a_list_with_a_wrong_byte_does_no_harm() {
 
 /// Of 50,000 slices at most one piece and one object are held at a time.
 #[tokio::test]
-async fn a_huge_list_is_never_held_whole() {
+async fn a_huge_list_is_never_held_completely() {
     const SLICES: usize = 50_000;
     const PIECE: usize = 16 << 10;
     let objects: Vec<_> = (0..100).map(|n| wire::slice(&format!("slice-{n}"), n)).collect();
@@ -137,7 +137,7 @@ fn frames_of(chunks: Vec<Bytes>) -> Result<Vec<Bytes>, Trouble> {
 }
 
 #[test]
-fn a_body_falls_into_events_however_it_is_cut() {
+fn a_body_is_split_into_events_at_any_chunk_size() {
     let first = wire::event("ADDED", "EndpointSlice", &wire::slice("a", 1));
     let second = wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(9, true));
     let whole = Bytes::from([&first[..], &second[..], &first[..20]].concat());
@@ -163,7 +163,7 @@ fn event(frame: &Bytes) -> Result<Event<EndpointSlice>, Failure> {
 }
 
 #[test]
-fn events_are_told_apart() {
+fn events_are_separated() {
     let slice = wire::slice("a", 4);
     for kind in ["ADDED", "MODIFIED"] {
         let Event::Put { version, object } = event(&wire::event(kind, "EndpointSlice", &slice)).unwrap()
@@ -199,7 +199,7 @@ fn events_are_told_apart() {
 }
 
 #[test]
-fn what_is_no_event_of_such_objects_is_refused() {
+fn events_of_other_objects_are_refused() {
     let of = |frame: Bytes| event(&frame).unwrap_err().reason;
     let slice = wire::slice("a", 4);
     let nameless = EndpointSlice::default();

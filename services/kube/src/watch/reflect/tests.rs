@@ -17,7 +17,7 @@ fn listed(version: &str) -> Reflector {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peace() {
+async fn waits_double_to_thirty_seconds_and_reset_after_two_quiet_minutes() {
     let mut backoff = Failures::default();
     let mut now = Instant::now();
     let mut waits = Vec::new();
@@ -89,7 +89,7 @@ async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hou
 }
 
 #[tokio::test(start_paused = true)]
-async fn e15_a_list_is_never_the_last_word() {
+async fn e15_after_a_list_streaming_lists_are_tried_again() {
     let now = Instant::now();
     let mut reflector = Reflector::default();
     reflector.failed(ERROR, false, now, 0.5);
@@ -108,7 +108,7 @@ async fn e15_a_list_is_never_the_last_word() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
+async fn e15_pages_that_expire_are_followed_by_one_full_list() {
     let now = Instant::now();
     let mut reflector = listed("5");
     reflector.forget();
@@ -121,7 +121,7 @@ async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_break_goes_on_from_the_last_version() {
+async fn a_broken_watch_resumes_from_the_last_version() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for kind in [DOWN, Kind::Timeout, Kind::Forbidden, ERROR] {
@@ -134,7 +134,7 @@ async fn a_break_goes_on_from_the_last_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_again_and_again() {
+async fn e2_a_version_too_old_is_relisted_early_once() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for _ in 0..6 {
@@ -151,7 +151,7 @@ async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_ag
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_once() {
+async fn e2_retry_after_is_obeyed_and_spread() {
     let mut reflector = Reflector::default();
     let now = Instant::now();
     let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
@@ -170,7 +170,7 @@ async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spread() {
+async fn e2_an_answer_of_the_server_shortens_all_waits_and_is_spread() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for _ in 0..4 {
@@ -191,7 +191,7 @@ async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spre
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_forgets_again_and_again_waits() {
+async fn a_sink_that_keeps_asking_for_a_relist_waits() {
     let mut reflector = listed("5");
     let mut now = Instant::now();
     reflector.forget();

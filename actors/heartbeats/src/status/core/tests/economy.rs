@@ -96,7 +96,7 @@ fn a_change_is_written_once_and_the_watch_may_lag() {
 }
 
 #[test]
-fn what_somebody_else_overwrites_is_written_again() {
+fn an_overwritten_status_is_written_again() {
     let mut world = World::with_node(Role::Companion);
     world.pass(6 * MINUTE);
     world.forget();
@@ -108,7 +108,7 @@ fn what_somebody_else_overwrites_is_written_again() {
 }
 
 #[test]
-fn case_30_a_node_that_the_controller_gave_up_is_taken_back_by_the_next_pass() {
+fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(2 * MINUTE);
@@ -161,7 +161,7 @@ fn case_28_a_step_back_is_answered_with_two_statuses_and_the_plan_stays() {
 }
 
 #[test]
-fn case_29_a_step_forward_and_back_costs_three_statuses_and_no_storm() {
+fn case_29_a_step_forward_and_back_costs_three_statuses() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(6 * MINUTE);
@@ -197,7 +197,7 @@ fn a_slow_clock_and_a_companion_write_nothing_for_a_clock() {
 }
 
 #[test]
-fn a_report_by_hand_leaves_the_plan_alone() {
+fn a_manual_report_does_not_change_the_schedule() {
     let mut world = World::with_node(Role::Companion);
     world.pass(6 * MINUTE);
     world.forget();
@@ -279,7 +279,7 @@ proptest! {
 }
 
 #[test]
-fn a_restart_after_a_reboot_tells_the_new_boot_and_keeps_no_time_that_ran_backwards() {
+fn a_restart_after_a_reboot_reports_the_new_boot_id_and_no_time_in_reverse() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(MINUTE);
@@ -317,7 +317,7 @@ fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
 }
 
 #[test]
-fn a_record_of_another_node_is_no_reason_to_be_silent() {
+fn a_record_of_another_node_is_ignored() {
     let mut world = World::with_node(Role::Companion);
     world.pass(MINUTE);
     world.forget();

@@ -15,7 +15,7 @@ fn change(world: &mut World) {
 }
 
 #[test]
-fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_the_next_pass() {
+fn a_hanging_server_is_tried_five_times_per_pass_on_new_connections() {
     let mut world = World::settled(Role::Companion);
     let start = world.boot;
     world.always = Some(Fault::Hangs);
@@ -35,7 +35,7 @@ fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_t
 }
 
 #[test]
-fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
+fn a_lost_answer_is_detected_by_the_next_try() {
     let mut world = World::settled(Role::Companion);
     world.faults.push_back(Fault::Swallows);
     change(&mut world);
@@ -45,7 +45,7 @@ fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
 }
 
 #[test]
-fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
+fn retry_after_is_obeyed_for_at_most_a_minute() {
     for (asked, left) in [(25, 25), (3600, 60)] {
         for kind in [
             ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(asked)) },
@@ -69,7 +69,7 @@ fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
 }
 
 #[test]
-fn what_another_try_cannot_mend_is_tried_once_a_pass() {
+fn permanent_errors_are_tried_once_per_pass() {
     for kind in [
         ApiErrorKind::Forbidden,
         ApiErrorKind::Unauthorized,
@@ -94,7 +94,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
 }
 
 #[test]
-fn nothing_to_say_does_not_say_that_the_server_is_well() {
+fn a_pass_without_requests_does_not_make_the_server_healthy() {
     let mut world = World::settled(Role::Companion);
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     change(&mut world);
@@ -108,7 +108,7 @@ fn nothing_to_say_does_not_say_that_the_server_is_well() {
 }
 
 #[test]
-fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
+fn runtime_death_and_recovery_are_reported_at_once() {
     let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("unix:///r.sock: connection refused".into());
     world.collected.runtime_down = Some("unix:///r.sock: connection refused".into());
@@ -156,7 +156,7 @@ fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes()
 }
 
 #[test]
-fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
+fn a_silent_runtime_is_not_ready_after_thirty_seconds() {
     let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("no answer within 5s".into());
     world.pass(19 * SECOND);
@@ -187,7 +187,7 @@ fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
 }
 
 #[test]
-fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_only() {
+fn pressure_stays_true_for_the_transition_period_with_its_first_message() {
     let mut world = World::settled(Role::Node);
     let status = |world: &World, kind: &str| world.condition(kind)["status"].clone();
     world.collected.readings.memory_available_bytes = Some(99 << 20);
@@ -403,7 +403,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn whatever_the_server_says_requests_are_bounded_and_the_agent_recovers(
+    fn requests_are_bounded_and_the_agent_recovers_for_any_answers(
         node: bool,
         there: bool,
         always: bool,

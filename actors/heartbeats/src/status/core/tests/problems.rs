@@ -56,7 +56,7 @@ fn outage(world: &mut World) {
 
 /// E6: views during ten minutes of a failing API server, and the maximum cost.
 #[test]
-fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
+fn e6_ten_minutes_of_api_errors_cost_at_most_two_patches() {
     let cases: [(&str, usize, Pattern); 7] = [
         ("down, in ever new words", 2, unavailable),
         ("down for 20 s of each minute", 0, |second| match second % 60 {
@@ -148,7 +148,7 @@ fn e6_a_condition_has_one_text_for_each_reason() {
 
 /// E6: a first start is one write, whatever happens in its first seconds.
 #[test]
-fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
+fn e6_a_first_start_reports_no_problem_before_its_onset_time() {
     let start = |view: EndpointsView| {
         let mut world = World::with_node(Role::Companion);
         world.collected.endpoints = view;
@@ -238,7 +238,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
 
 /// E5: with the gate off, conditions set by others are removed from the Node and the disk.
 #[test]
-fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
+fn e5_external_conditions_are_removed_when_they_are_no_longer_accepted() {
     let mut world = synced();
     world.set(condition("KernelDeadlock", ConditionStatus::True));
     world.pass(11 * SECOND);
@@ -256,7 +256,7 @@ fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
 
 /// E5: `keelson cleanup` finds conditions of others on disk, cleared or not.
 #[test]
-fn e5_conditions_that_others_have_set_are_found_on_disk() {
+fn e5_external_conditions_are_restored_from_disk() {
     use keelson_storage::{MemoryStore, StateStore};
     let mut externals = Externals::default();
     let report = |kind: &str| ExternalCondition { ..condition(kind, ConditionStatus::True) };
@@ -272,7 +272,7 @@ fn e5_conditions_that_others_have_set_are_found_on_disk() {
 
 /// E6, E2: after an outage of the API server the nodes do not all report it.
 #[test]
-fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
+fn e6_an_outage_of_the_api_server_causes_no_write_after_it() {
     for role in [Role::Companion, Role::Node] {
         let mut world = World::with_node(role);
         world.collected.endpoints = EndpointsView::Synced;
@@ -294,7 +294,7 @@ fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
 /// E6, E2: the same for an outage in which no status was due, whenever it ends; the watches reconnect 42 s after it at
 /// the latest.
 #[test]
-fn e6_an_outage_that_no_report_met_is_no_reason_to_write() {
+fn e6_an_outage_between_reports_causes_no_write() {
     for away in 40..=120 {
         let mut world = synced();
         world.watches = false;

@@ -10,7 +10,7 @@ fn policy(register: Register) -> StatusPolicy {
 }
 
 #[test]
-fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
+fn a_missing_node_is_created_with_its_full_status_as_first_report() {
     let mut world = World::with(policy(Register::Once));
     assert_eq!(world.verbs(), ["get", "create"], "as soon as the runtime takes pods");
     assert_eq!(world.health, JobHealth::Healthy);
@@ -42,7 +42,7 @@ fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
 }
 
 #[test]
-fn a_fresh_node_waits_for_the_runtimes_first_word_and_not_for_long() {
+fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
     let mut world = World::new(Role::Node);
     world.write(None);
     world.reported = None;
@@ -66,7 +66,7 @@ fn a_fresh_node_waits_for_the_runtimes_first_word_and_not_for_long() {
 }
 
 #[test]
-fn a_restart_beside_a_slow_runtime_does_not_take_the_nodes_readiness() {
+fn a_restart_with_a_slow_runtime_keeps_the_node_ready() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(MINUTE);
@@ -96,7 +96,7 @@ fn registration_backs_off_from_100_ms_to_7_s_and_starts_over() {
 }
 
 #[test]
-fn a_node_that_is_there_already_gets_labels_and_keeps_the_rest() {
+fn an_existing_node_gets_labels_and_keeps_the_rest() {
     let mut policy = policy(Register::Once);
     policy.labels = Labels::parse_list("pool=a").expect("labels");
     let mut world = World::with(policy);
@@ -145,7 +145,7 @@ fn a_status_does_not_wait_for_labels_that_are_refused() {
 }
 
 #[test]
-fn a_node_that_somebody_else_makes_at_the_same_time_is_taken() {
+fn a_node_created_concurrently_is_adopted() {
     for kind in [ApiErrorKind::AlreadyExists, ApiErrorKind::Forbidden] {
         let mut world = World::with(policy(Register::Once));
         world.write(None);
@@ -169,7 +169,7 @@ fn a_node_that_somebody_else_makes_at_the_same_time_is_taken() {
 }
 
 #[test]
-fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() {
+fn case_26_a_deleted_node_is_not_recreated_and_the_deletion_time_is_reported() {
     let mut world = World::with(policy(Register::Once));
     world.pass(MINUTE);
     world.forget();
@@ -193,7 +193,7 @@ fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() 
 }
 
 #[test]
-fn case_26_a_deletion_that_no_watch_tells_is_noticed_by_the_next_report() {
+fn case_26_a_deletion_missed_by_the_watch_is_detected_by_the_next_report() {
     let mut world = World::with(policy(Register::Once));
     world.pass(MINUTE);
     world.write(None);
@@ -204,7 +204,7 @@ fn case_26_a_deletion_that_no_watch_tells_is_noticed_by_the_next_report() {
 }
 
 #[test]
-fn case_26_with_always_a_deleted_node_is_made_again_and_with_never_it_is_waited_for() {
+fn case_26_a_deleted_node_is_recreated_with_always_and_awaited_with_never() {
     let mut world = World::with(policy(Register::Always));
     world.pass(MINUTE);
     world.forget();
@@ -243,7 +243,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
 }
 
 #[test]
-fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_nothing() {
+fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     let mut world = World::with_node(Role::Companion);
     world.pass(MINUTE);
     world.tell();
@@ -331,7 +331,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_companion_changes_nothing_that_is_not_its_own_even_when_both_write_at_once(
+    fn a_companion_changes_only_its_own_fields_with_concurrent_writers(
         seen in any_conditions(),
         written in any_conditions(),
         cleared: bool,
@@ -372,7 +372,7 @@ proptest! {
     }
 
     #[test]
-    fn a_patch_of_role_node_makes_the_node_what_was_worked_out(
+    fn a_patch_of_role_node_yields_the_computed_status(
         seen in any_conditions(),
         cpu in proptest::option::of("[1-9][0-9]{0,2}m?"),
         cpus in 1u32..500,

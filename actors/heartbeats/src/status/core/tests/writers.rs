@@ -26,7 +26,7 @@ fn fight(world: &mut World, kind: &str, passes: i64) {
 }
 
 #[test]
-fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
+fn e22_two_reporters_of_one_condition_are_reported_and_do_not_alternate() {
     for role in [Role::Companion, Role::Node] {
         let mut world = World::settled(role);
         world.set(condition(KIND, ConditionStatus::False));
@@ -66,7 +66,7 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
 }
 
 #[test]
-fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_writer() {
+fn e22_single_edits_the_lifecycle_controller_and_lost_answers_are_no_second_writer() {
     let mut world = World::settled(Role::Node);
     world.other(&patch("ImagePullsStalled", "True", 1));
     world.pass(11 * SECOND);
@@ -174,7 +174,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
 }
 
 #[test]
-fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
+fn e3_role_node_waits_until_a_second_writer_is_excluded() {
     let mut world = World::new(Role::Node);
     world.make_node();
     world.forget();
