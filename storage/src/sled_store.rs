@@ -169,7 +169,7 @@ impl SledStore {
     fn reopen_locked(&self, inner: &mut Inner) -> Result<(), StoreError> {
         let operation = "reopening";
         inner.broken = true;
-        if !inner.worker.is_stuck() || inner.worker.comes_back(COME_BACK_LIMIT) {
+        if !inner.worker.is_stuck() || inner.worker.wait_until_free(COME_BACK_LIMIT) {
             // After a panic while closing, nothing is open either.
             let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
             if let Err(unfinished @ Unfinished::TimedOut(_)) = closed {
@@ -220,7 +220,7 @@ impl SledStore {
             Some(copier) => copier,
             None => Worker::start().map_err(io_error)?,
         };
-        if copier.is_stuck() && !copier.comes_back(COME_BACK_LIMIT) {
+        if copier.is_stuck() && !copier.wait_until_free(COME_BACK_LIMIT) {
             inner.copier = Some(copier);
             return Err(self.unfinished(operation, Unfinished::TimedOut(COME_BACK_LIMIT)));
         }
@@ -232,7 +232,7 @@ impl SledStore {
                 return Err(self.unfinished(operation, unfinished));
             }
         };
-        if inner.worker.comes_back(COME_BACK_LIMIT) {
+        if inner.worker.wait_until_free(COME_BACK_LIMIT) {
             // The disk was the cause. The next call uses the original files; the next opening removes the copy.
             return Err(io_error(io::Error::other("disk answers again")));
         }

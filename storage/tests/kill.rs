@@ -177,7 +177,7 @@ fn whole_batch(store: &dyn StateStore) -> u64 {
     assert_eq!(records.len(), 40);
     let number = u64::from_be_bytes(first[..8].try_into().unwrap());
     for record in &records {
-        assert_eq!(record, &value(number, record.len()), "batch {number} is not whole");
+        assert_eq!(record, &value(number, record.len()), "batch {number} is incomplete");
     }
     assert_eq!(marks, [if number % 2 == 1 { b"odd".to_vec() } else { b"even".to_vec() }]);
     number

@@ -17,9 +17,9 @@ use keelson_storage::{Batch, MemoryStore, StateStore, Table, open};
 use tokio::sync::watch;
 
 use crate::{
-    Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointSlice, EndpointsCount,
+    Ack, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointSlice, EndpointsCount,
     EndpointsFeed, EndpointsPolicy, EventSink, ExplainService, Freshness, History, InspectEndpoints,
-    ListServices, Marker, Published, Resource, Seen, Service, ServiceName, SourceEvent, SourceKind,
+    ListServices, Marker, ObjectEvent, Published, Resource, Service, ServiceName, SourceEvent, SourceKind,
     view::tests::{http, n1, svc},
 };
 
@@ -83,12 +83,12 @@ impl Publisher {
         self.shown().is_some_and(|shown| shown.freshness != Freshness::Synced)
     }
 
-    async fn say(&self, event: SourceEvent) -> Answer {
+    async fn say(&self, event: SourceEvent) -> Ack {
         self.mailbox.send(event).await
     }
 
-    async fn put(&self, service: &Service) -> Answer {
-        self.say(SourceEvent::Services(vec![Seen::Put(Box::new(service.clone()))])).await
+    async fn put(&self, service: &Service) -> Ack {
+        self.say(SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service.clone()))])).await
     }
 
     async fn tell_all(&self, services: &[Service], slices: &[EndpointSlice]) {
@@ -98,14 +98,14 @@ impl Publisher {
             SourceEvent::Services(listing(services)),
             SourceEvent::EndpointSlices(listing(slices)),
         ] {
-            assert_eq!(self.say(event).await, Answer::Taken);
+            assert_eq!(self.say(event).await, Ack::Accepted);
         }
     }
 
     async fn reaches(&self, rev: u64) {
         let mut published = self.feed.published.clone();
         let reached = published.wait_for(|shown| shown.as_ref().is_some_and(|shown| shown.rev >= rev));
-        reached.await.expect("the publisher lives");
+        reached.await.expect("the publisher answers");
     }
 
     async fn current(&self) {
@@ -113,7 +113,7 @@ impl Publisher {
         let current = |shown: &Option<Arc<Published>>| {
             shown.as_ref().is_some_and(|shown| shown.freshness == Freshness::Synced)
         };
-        published.wait_for(current).await.expect("the publisher lives");
+        published.wait_for(current).await.expect("the publisher answers");
     }
 
     fn restart(&self) {
@@ -121,9 +121,9 @@ impl Publisher {
     }
 }
 
-fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
-    let objects = objects.iter().map(|object| Seen::Put(Box::new(object.clone())));
-    std::iter::once(Seen::Listing).chain(objects).chain([Seen::Listed]).collect()
+fn listing<T: Clone>(objects: &[T]) -> Vec<ObjectEvent<T>> {
+    let objects = objects.iter().map(|object| ObjectEvent::Upsert(Box::new(object.clone())));
+    std::iter::once(ObjectEvent::Listing).chain(objects).chain([ObjectEvent::ListComplete]).collect()
 }
 
 fn named(name: &str) -> Service {
@@ -331,7 +331,7 @@ fn restarts_and_shows_the_same(reason: &str) {
         let (id, shows) = (publisher.id(), *publisher.changes.borrow());
         publisher.mailbox.deliver(Restart { reason: reason.into() });
         // An event sent during the restart waits for it.
-        assert_eq!(publisher.put(&named("new")).await, Answer::ListAgain);
+        assert_eq!(publisher.put(&named("new")).await, Ack::Relist);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
         assert_eq!(*publisher.view.borrow(), EndpointsView::Synced);
         publisher.say(SourceEvent::Services(listing(&services))).await;
@@ -373,11 +373,11 @@ fn sources_wait_for_a_full_mailbox() {
         publisher.tell_all(&[], &[]).await;
         let puts = (0..20).map(|number| {
             let (mailbox, service) = (publisher.mailbox.clone(), named(&format!("s{number}")));
-            let event = SourceEvent::Services(vec![Seen::Put(Box::new(service))]);
+            let event = SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service))]);
             tokio::task::spawn_local(async move { mailbox.send(event).await })
         });
         for put in puts.collect::<Vec<_>>() {
-            assert_eq!(put.await.expect("it ends"), Answer::Taken);
+            assert_eq!(put.await.expect("it ends"), Ack::Accepted);
         }
         pass(100).await;
         assert_eq!(publisher.names().len(), 20);

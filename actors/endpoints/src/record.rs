@@ -125,7 +125,7 @@ pub(super) enum Write {
         forgotten: Vec<ServiceName>,
     },
     /// The full state, which replaces what is on disk.
-    Whole {
+    Full {
         meta: Box<Meta>,
         services: RedBlackTreeMapSync<ServiceName, Item>,
         /// With the revision of the deletion.
@@ -135,7 +135,7 @@ pub(super) enum Write {
 
 impl Write {
     pub(super) fn identity(&self) -> (u64, u64) {
-        let (Self::Changes { meta, .. } | Self::Whole { meta, .. }) = self;
+        let (Self::Changes { meta, .. } | Self::Full { meta, .. }) = self;
         (meta.instance_id, meta.rev)
     }
 }
@@ -153,7 +153,7 @@ pub(super) struct Restored {
 pub(super) enum Loaded {
     Nothing,
     Lost(String),
-    Whole(Box<Restored>),
+    Full(Box<Restored>),
 }
 
 fn service_key(name: &ServiceName) -> Vec<u8> {
@@ -249,14 +249,14 @@ impl Chunks<'_> {
 /// # Errors
 /// The store's.
 pub(super) fn write(store: &dyn StateStore, write: &Write) -> Result<(), StoreError> {
-    let (Write::Changes { meta, .. } | Write::Whole { meta, .. }) = write;
+    let (Write::Changes { meta, .. } | Write::Full { meta, .. }) = write;
     let mut chunks = Chunks { store, meta, batch: Batch::new(), bytes: 0, marked: false };
     match write {
         Write::Changes { services, changes, forgotten, .. } => {
             changes.iter().try_for_each(|change| chunks.change(change, services.get(&change.name)))?;
             forgotten.iter().try_for_each(|name| chunks.delete(service_key(name)))?;
         }
-        Write::Whole { services, deleted, .. } => {
+        Write::Full { services, deleted, .. } => {
             let stays = |key: &[u8]| match split_key(key) {
                 Some(Key::Meta) => true,
                 Some(Key::Service(name)) => services.contains_key(&name) || deleted.contains_key(&name),
@@ -303,7 +303,7 @@ pub(super) fn load(store: &dyn StateStore, node_name: &str) -> Result<Loaded, St
         return Ok(Loaded::Nothing);
     }
     let restored = restore(records, node_name);
-    Ok(restored.map_or_else(Loaded::Lost, |restored| Loaded::Whole(Box::new(restored))))
+    Ok(restored.map_or_else(Loaded::Lost, |restored| Loaded::Full(Box::new(restored))))
 }
 
 fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored, String> {

@@ -1,7 +1,7 @@
 //! Retries after errors.
 //!
-//! Owns: [`Troubles`], which counts errors, limits the rate of their log lines, and computes pauses. In: errors, and
-//! received states. Out: log lines, [`Trouble`]s to a callback, pauses.
+//! Owns: [`ErrorLog`], which counts errors, limits the rate of their log lines, and computes pauses. In: errors, and
+//! received states. Out: log lines, [`ErrorReport`]s to a callback, pauses.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ const DOUBLINGS: u32 = 4;
 
 /// An error as a callback receives it.
 #[derive(Debug)]
-pub struct Trouble<'a> {
+pub struct ErrorReport<'a> {
     /// The latest error.
     pub error: &'a Error,
     /// Number of consecutive failed attempts, this one included; states received only for a moment in between do not
@@ -30,42 +30,42 @@ pub struct Trouble<'a> {
     pub attempts: u64,
 }
 
-pub(crate) type Callback = Box<dyn FnMut(&Trouble<'_>) + Send>;
+pub(crate) type Callback = Box<dyn FnMut(&ErrorReport<'_>) + Send>;
 pub(crate) type Recovery = Box<dyn FnMut() + Send>;
 
 /// A series of errors.
-pub(crate) struct Troubles {
+pub(crate) struct ErrorLog {
     longest_pause: Duration,
     callback: Option<Callback>,
     recovery: Option<Recovery>,
     attempts: u64,
     /// Kinds of errors that were logged in this series.
-    said: Vec<Discriminant<Error>>,
+    logged_kinds: Vec<Discriminant<Error>>,
     last: Option<Instant>,
     /// An error was logged, and its end not yet.
     failing: bool,
 }
 
-impl fmt::Debug for Troubles {
+impl fmt::Debug for ErrorLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Troubles").field("attempts", &self.attempts).finish_non_exhaustive()
+        f.debug_struct("ErrorLog").field("attempts", &self.attempts).finish_non_exhaustive()
     }
 }
 
-impl Troubles {
+impl ErrorLog {
     pub(crate) fn new(longest_pause: Duration) -> Self {
         Self {
             longest_pause,
             callback: None,
             recovery: None,
             attempts: 0,
-            said: Vec::new(),
+            logged_kinds: Vec::new(),
             last: None,
             failing: false,
         }
     }
 
-    pub(crate) fn on_trouble(&mut self, callback: Callback) {
+    pub(crate) fn on_error(&mut self, callback: Callback) {
         self.callback = Some(callback);
     }
 
@@ -79,28 +79,28 @@ impl Troubles {
         let quiet = self.longest_pause.saturating_mul(QUIET);
         if !self.failing && self.last.is_none_or(|last| now.duration_since(last) >= quiet) {
             self.attempts = 0;
-            self.said.clear();
+            self.logged_kinds.clear();
         }
         self.last = Some(now);
         self.failing = true;
         self.attempts += 1;
         let kind = mem::discriminant(error);
-        if self.attempts.is_power_of_two() || !self.said.contains(&kind) {
+        if self.attempts.is_power_of_two() || !self.logged_kinds.contains(&kind) {
             tracing::warn!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
             if let Some(callback) = &mut self.callback {
-                callback(&Trouble { error, attempts: self.attempts });
+                callback(&ErrorReport { error, attempts: self.attempts });
             }
         } else {
             tracing::debug!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
         }
-        if !self.said.contains(&kind) {
-            self.said.push(kind);
+        if !self.logged_kinds.contains(&kind) {
+            self.logged_kinds.push(kind);
         }
         jittered(pause(self.longest_pause, self.attempts), RandomState::new().hash_one(self.attempts))
     }
 
     /// Records that a state was received and applied.
-    pub(crate) fn well(&mut self) {
+    pub(crate) fn record_success(&mut self) {
         if mem::take(&mut self.failing) {
             tracing::info!(attempts = self.attempts, "reading endpoints again");
             if let Some(callback) = &mut self.recovery {
@@ -130,12 +130,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn troubles() -> (Troubles, Arc<Mutex<Vec<u64>>>) {
+    fn errors() -> (ErrorLog, Arc<Mutex<Vec<u64>>>) {
         let said = Arc::new(Mutex::new(Vec::new()));
-        let mut troubles = Troubles::new(SECOND);
+        let mut errors = ErrorLog::new(SECOND);
         let sink = said.clone();
-        troubles.on_trouble(Box::new(move |trouble| sink.lock().unwrap().push(trouble.attempts)));
-        (troubles, said)
+        errors.on_error(Box::new(move |trouble| sink.lock().unwrap().push(trouble.attempts)));
+        (errors, said)
     }
 
     #[test]
@@ -152,36 +152,36 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_same_error_is_logged_less_often() {
-        let (mut troubles, said) = troubles();
+        let (mut errors, said) = errors();
         for _ in 0..1000 {
-            let pause = troubles.note(&Error::Ended("too early"));
+            let pause = errors.note(&Error::Ended("too early"));
             assert!(pause <= SECOND);
         }
         assert_eq!(*said.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
-        troubles.note(&Error::malformed("something else"));
+        errors.note(&Error::malformed("something else"));
         assert_eq!(said.lock().unwrap().last(), Some(&1001));
-        troubles.note(&Error::malformed("something else"));
+        errors.note(&Error::malformed("something else"));
         assert_eq!(said.lock().unwrap().last(), Some(&1001));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_series_of_errors_ends_after_a_quiet_time() {
-        let (mut troubles, said) = troubles();
+        let (mut errors, said) = errors();
         for _ in 0..3 {
-            troubles.note(&Error::Ended("too early"));
-            troubles.well();
+            errors.note(&Error::Ended("too early"));
+            errors.record_success();
         }
-        assert_eq!(troubles.attempts, 3, "a state in between does not end it");
+        assert_eq!(errors.attempts, 3, "a state in between does not end it");
         tokio::time::advance(9 * SECOND).await;
-        assert!(troubles.note(&Error::Ended("too early")) >= SECOND / 4);
-        assert_eq!(troubles.attempts, 4);
+        assert!(errors.note(&Error::Ended("too early")) >= SECOND / 4);
+        assert_eq!(errors.attempts, 4);
         tokio::time::advance(11 * SECOND).await;
-        troubles.note(&Error::Ended("too early"));
-        assert_eq!(troubles.attempts, 5, "nothing has been well since");
-        troubles.well();
+        errors.note(&Error::Ended("too early"));
+        assert_eq!(errors.attempts, 5, "no success since");
+        errors.record_success();
         tokio::time::advance(11 * SECOND).await;
-        assert!(troubles.note(&Error::Ended("too early")) <= SECOND / 16);
-        assert_eq!(troubles.attempts, 1);
+        assert!(errors.note(&Error::Ended("too early")) <= SECOND / 16);
+        assert_eq!(errors.attempts, 1);
         assert_eq!(*said.lock().unwrap(), [1, 2, 4, 1]);
     }
 }

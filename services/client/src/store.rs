@@ -47,7 +47,7 @@ pub struct DiffStore {
     node: Option<NodeInfo>,
     last: Option<Position>,
     /// The consumer resumed, and holds more than is known here.
-    more_is_held: bool,
+    has_unknown_services: bool,
     hasher: RandomState,
     decoded: u64,
 }
@@ -78,7 +78,7 @@ impl DiffStore {
 
     /// As [`Self::new`], for a consumer that resumes and may hold Services that are not named.
     pub(crate) fn resumed(held: impl IntoIterator<Item = ServiceName>) -> Self {
-        Self { more_is_held: true, ..Self::new(held) }
+        Self { has_unknown_services: true, ..Self::new(held) }
     }
 
     /// Delivers the changes that lead to this state: see [`Handlers`]. Nothing is delivered if nothing has changed and
@@ -127,7 +127,7 @@ impl DiffStore {
                         sets.push(Set { name, bytes, hash, decoded: None });
                     }
                 }
-                None if self.more_is_held || self.held.contains_key(&name) => deletes.push(name),
+                None if self.has_unknown_services || self.held.contains_key(&name) => deletes.push(name),
                 None => {}
             }
         }
@@ -180,7 +180,7 @@ impl DiffStore {
             self.held.remove(name);
         }
         self.held.extend(set_now.into_iter().map(|(name, hash)| (name, Some(hash))));
-        self.more_is_held &= !whole;
+        self.has_unknown_services &= !whole;
         self.node = node.or(self.node.take());
         self.last = Some(position);
         Ok(())

@@ -20,7 +20,7 @@ use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 fn noted(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let sink = errors.clone();
-    client.on_trouble(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
+    client.on_error(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
     errors
 }
 

@@ -60,7 +60,7 @@ struct Shared {
     published: BTreeMap<(u64, u64), Contents>,
     at: (u64, u64),
     /// After an error any Service may be delivered again.
-    doubt: bool,
+    may_repeat: bool,
     synced: usize,
     wrong: Vec<String>,
 }
@@ -74,7 +74,7 @@ impl Handlers for Fold {
 
     fn delete(&mut self, name: &ServiceName) {
         let mut shared = self.0.lock().unwrap();
-        if shared.has.0.remove(name.name()).is_none() && !shared.doubt {
+        if shared.has.0.remove(name.name()).is_none() && !shared.may_repeat {
             shared.wrong.push(format!("{name} was deleted, and was not there"));
         }
     }
@@ -82,7 +82,7 @@ impl Handlers for Fold {
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
         let mut shared = self.0.lock().unwrap();
         let version = service.health_check_node_port;
-        if shared.has.0.insert(service.name, version) == Some(version) && !shared.doubt {
+        if shared.has.0.insert(service.name, version) == Some(version) && !shared.may_repeat {
             shared.wrong.push(format!("{name} was set, and had not changed"));
         }
     }
@@ -96,8 +96,8 @@ impl Handlers for Fold {
             let wrong = format!("at {at:?} it has {:?}, not {:?}", shared.has, shared.published.get(&at));
             shared.wrong.push(wrong);
         }
-        shared.doubt = std::mem::take(&mut shared.fail);
-        if shared.doubt {
+        shared.may_repeat = std::mem::take(&mut shared.fail);
+        if shared.may_repeat {
             // All that it had is lost.
             shared.has.0.clear();
             shared.has.1.clear();
@@ -210,7 +210,7 @@ impl Publisher {
         loop {
             let fails = {
                 let shared = self.shared.lock().unwrap();
-                if shared.at == self.at && !shared.doubt {
+                if shared.at == self.at && !shared.may_repeat {
                     return;
                 }
                 shared.fail

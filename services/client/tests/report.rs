@@ -44,12 +44,12 @@ async fn a_report_is_taken_and_its_reason_made_to_fit() {
     for _ in 0..3 {
         let (said, reported) =
             within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-        assert_eq!(reported.unwrap(), Reported::Taken);
+        assert_eq!(reported.unwrap(), Reported::Accepted);
         assert_eq!(said, Backend { reason: "netlink: no such set".into(), ..backend() });
     }
     let (_, reported) =
         within(async { tokio::join!(answered(&mut server, 0), report(&options.target, backend())) }).await;
-    assert_eq!(reported.unwrap(), Reported::Taken);
+    assert_eq!(reported.unwrap(), Reported::Accepted);
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn an_older_agent_is_no_error_and_a_refusal_is_one() {
     // The agent was replaced by one that supports them.
     let (_, reported) =
         within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-    assert_eq!(reported.unwrap(), Reported::Taken);
+    assert_eq!(reported.unwrap(), Reported::Accepted);
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn reports_resume_when_the_agent_is_back() {
         let mut server = Server::start(path.clone());
         let (_, reported) =
             within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-        assert_eq!(reported.unwrap(), Reported::Taken);
+        assert_eq!(reported.unwrap(), Reported::Accepted);
         drop(server);
         // The connection broke with the server.
         within(reporter.report(backend())).await.unwrap_err();

@@ -77,7 +77,7 @@ impl Running {
         let mut client = Client::new(options);
         let errors = Arc::new(Mutex::new(Vec::new()));
         let sink = errors.clone();
-        client.on_trouble(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
+        client.on_error(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
         let cancel = client.cancellation();
         let task = tokio::spawn(async move { client.run(&mut handlers).await });
         Self { told, errors, cancel, task }

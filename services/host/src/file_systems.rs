@@ -21,14 +21,14 @@ use keelson_actor_system::file_system::FileSystem;
 use tokio::sync::oneshot;
 
 /// Maximum wait for a file system.
-const PATIENCE: Duration = Duration::from_secs(3);
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileSystemError {
     #[error("cannot read the capacity of the file system of {path}: {reason}", path = .path.display())]
     Failed { path: PathBuf, reason: String },
     /// No answer in time.
-    #[error("the file system of {path} did not answer within {PATIENCE:?}; check its server if it is a \
+    #[error("the file system of {path} did not answer within {READ_TIMEOUT:?}; check its server if it is a \
              network file system", path = .path.display())]
     Hangs { path: PathBuf },
 }
@@ -66,7 +66,7 @@ impl FileSystems {
     /// Measures the file system that holds `path`.
     pub(crate) async fn read(&self, path: PathBuf) -> Answer {
         let answer = self.ask(&path);
-        tokio::time::timeout(PATIENCE, answer).await.unwrap_or(Err(FileSystemError::Hangs { path }))
+        tokio::time::timeout(READ_TIMEOUT, answer).await.unwrap_or(Err(FileSystemError::Hangs { path }))
     }
 
     fn ask(&self, path: &Path) -> Shared<BoxFuture<'static, Answer>> {
@@ -130,7 +130,7 @@ mod tests {
         let counted = calls.clone();
         let measure = move |_: &Path| {
             counted.fetch_add(1, Ordering::SeqCst);
-            answers.lock().expect("unharmed").recv().expect("the test lives")
+            answers.lock().expect("unharmed").recv().expect("the test waits")
         };
         (FileSystems::measured_by(Arc::new(measure)), answer, calls)
     }

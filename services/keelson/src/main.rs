@@ -93,7 +93,7 @@ fn main() -> ExitCode {
         }
     };
     outcome.unwrap_or_else(|error| {
-        output::complain(&format!("keelson: {error:#}"));
+        output::print_error(&format!("keelson: {error:#}"));
         ExitCode::FAILURE
     })
 }

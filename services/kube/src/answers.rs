@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
-use keelson_actor_system::cluster::{ApiErrorKind, LeaseSeen, Written};
+use keelson_actor_system::cluster::{ApiErrorKind, ObservedLease, Written};
 use serde::Deserialize;
 
 use crate::protobuf;
@@ -210,16 +210,16 @@ pub(crate) fn written(body: &[u8]) -> Result<Written, Failure> {
         Written { uid: object.metadata.uid, resource_version: object.metadata.resource_version }
     };
     if written.uid.is_empty() || written.resource_version.is_empty() {
-        return Err(senseless("the object has no uid or no resourceVersion"));
+        return Err(invalid_answer("the object has no uid or no resourceVersion"));
     }
     Ok(written)
 }
 
-pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
+pub(crate) fn lease(body: &[u8]) -> Result<ObservedLease, Failure> {
     let lease: Lease = json(body)?;
     let (uid, resource_version) = (lease.metadata.uid, lease.metadata.resource_version);
     let (Some(uid), Some(resource_version)) = (uid, resource_version) else {
-        return Err(senseless("the Lease has no uid or no resourceVersion"));
+        return Err(invalid_answer("the Lease has no uid or no resourceVersion"));
     };
     let owner_uid = lease
         .metadata
@@ -230,7 +230,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
         .map(|owner| owner.uid);
     let spec = lease.spec.unwrap_or_default();
     let micros = |time: Timestamp| time.as_microsecond();
-    Ok(LeaseSeen {
+    Ok(ObservedLease {
         written: Written { uid, resource_version },
         owner_uid,
         holder: spec.holder_identity,
@@ -244,7 +244,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
 /// Decodes a JSON body. The error does not repeat its content.
 pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|err| {
-        senseless(format!(
+        invalid_answer(format!(
             "{} bytes that are not the requested object (line {}, column {})",
             body.len(),
             err.line(),
@@ -254,7 +254,7 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure>
 }
 
 /// The failure for an invalid answer.
-pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
+pub(crate) fn invalid_answer(what: impl AsRef<str>) -> Failure {
     Failure::new(
         ApiErrorKind::Unreachable,
         format!("invalid response: {}; check that the address is an API server", what.as_ref()),

@@ -84,14 +84,14 @@ impl History {
 
 /// What one watch has learned for all.
 #[derive(Debug, Default)]
-struct Learned {
+struct SharedKnowledge {
     /// When this agent's watches continue after an outage; the times of agents differ.
     turn: Option<Instant>,
     /// The latest version that the server refused as too old, and when.
     too_old: Option<(u64, Instant)>,
 }
 
-impl Learned {
+impl SharedKnowledge {
     /// The server answers again. `random` is in [0, 1).
     fn answers_again(&mut self, now: Instant, random: f64) {
         if self.turn.is_none_or(|turn| turn < now) {
@@ -128,7 +128,7 @@ fn before_the_oldest(words: &str) -> Option<u64> {
 
 struct Signals {
     answers_again: Notify,
-    learned: Mutex<Learned>,
+    learned: Mutex<SharedKnowledge>,
     history: Mutex<History>,
     rollbacks: watch::Sender<u64>,
     on_rollback: Box<dyn Fn(&Rollback) + Send + Sync>,
@@ -166,7 +166,7 @@ impl ServerSignals {
         self.0.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learned(&self) -> MutexGuard<'_, Learned> {
+    fn learned(&self) -> MutexGuard<'_, SharedKnowledge> {
         self.0.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn e2_an_agent_has_one_turn_after_an_outage() {
-        let (mut learned, now) = (Learned::default(), Instant::now());
+        let (mut learned, now) = (SharedKnowledge::default(), Instant::now());
         learned.answers_again(now, 0.5);
         let turn = now + WARM_UP + SPREAD / 2;
         assert_eq!(learned.turn, Some(turn));
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn e2_a_refused_version_refuses_older_ones_for_a_minute() {
-        let (mut learned, now) = (Learned::default(), Instant::now());
+        let (mut learned, now) = (SharedKnowledge::default(), Instant::now());
         assert!(!learned.is_too_old("1", now));
         learned.refused("100", "The resourceVersion for the provided watch is too old. (Expired)", now);
         learned.refused("90", "", now);
@@ -306,9 +306,12 @@ mod tests {
         let later = now + TOO_OLD_FOR;
         assert!(!learned.is_too_old("100", later));
         learned.refused("50", "", later);
-        assert!(!learned.is_too_old("60", later), "what was refused long ago says nothing");
+        assert!(!learned.is_too_old("60", later), "an old refusal is ignored");
         learned.refused("50", "too old resource version: 50 (80) (Expired)", later);
-        assert!(learned.is_too_old("79", later) && !learned.is_too_old("80", later), "as the server says");
+        assert!(
+            learned.is_too_old("79", later) && !learned.is_too_old("80", later),
+            "as the server requests"
+        );
     }
 
     #[test]

@@ -198,7 +198,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(2)).await;
             drop(first);
         });
-        let _second = second.expect("binds as soon as it can");
+        let _second = second.expect("binds once the path is free");
         let refused = Bound::bind_within(&path, 0o600, Duration::from_secs(5)).await;
         assert!(matches!(refused, Err(ListenError::InUse(_))));
     }

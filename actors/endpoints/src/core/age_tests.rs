@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
-use super::testing::{Bench, Brittle, policy};
+use super::testing::{Bench, FailingStore, policy};
 use crate::{
     EndpointsPolicy, Freshness, NodeView, Service, SourceKind,
     view::tests::{n1, svc},
@@ -23,7 +23,7 @@ fn on_boot(boot_id: &str) -> EndpointsPolicy {
 
 /// An agent that was synced for half an hour, with boot ID `one`.
 fn current() -> Bench {
-    let mut bench = Bench::with(on_boot("one"), Brittle::new());
+    let mut bench = Bench::with(on_boot("one"), FailingStore::new());
     bench.tell_all(&services(), &[]);
     bench.pass(HOUR / 2);
     bench
@@ -57,7 +57,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
         let mut bench = current();
         away(&mut bench, away_for, boot_id);
         assert_eq!(bench.shown.is_some(), is_served, "{name}");
-        let (state, reason, _) = bench.core.standing();
+        let (state, reason, _) = bench.core.status();
         assert_eq!(state, if is_served { "stale" } else { "pending" }, "{name}");
         if !is_served {
             assert!(
@@ -66,7 +66,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
             );
             assert_eq!(bench.notes.last(), Some(&reason));
             let view = EndpointsView::Stale { cause: StaleCause::NotSynced, reason };
-            assert_eq!(bench.view, Some(view), "{name}: there is no grace for it");
+            assert_eq!(bench.view, Some(view), "{name}: it has no grace period");
         }
     }
 }
@@ -89,7 +89,7 @@ fn p7_a_list_replaces_a_state_that_is_too_old_and_keeps_its_node() {
     bench.tell_all(&services(), &[]);
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
     let id = bench.id().expect("shown");
-    assert!(id.0 != before.0, "readers are told everything anew");
+    assert!(id.0 != before.0, "readers receive the full state");
     assert_eq!((bench.stale(), bench.names()), (String::new(), vec!["ns/web".to_owned()]));
     bench.restart();
     assert_eq!(bench.id(), Some(id), "it is on disk");
@@ -115,7 +115,7 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
     let mut bench = current();
     let (last, shows) = (bench.now.unix_ms, bench.shows);
     away(&mut bench, 10 * MINUTE, "two");
-    assert_eq!(bench.shows, shows + 1, "readers hear of one time, the right one");
+    assert_eq!(bench.shows, shows + 1, "readers see one time, the correct one");
     let since = stale_since(&bench).expect("stale");
     assert!((last - 300_000..=last).contains(&since), "{} ms before the end", last - since);
 

@@ -8,10 +8,10 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 
 use super::{
     EndpointsPolicy,
-    testing::{Bench, Brittle, gone, policy, put},
+    testing::{Bench, FailingStore, gone, policy, put},
 };
 use crate::{
-    EndpointSlice, NodeView, Seen, Service, ServiceName, SourceKind,
+    EndpointSlice, NodeView, ObjectEvent, Service, ServiceName, SourceKind,
     view::{
         self,
         tests::{http, n1, svc},
@@ -34,7 +34,7 @@ enum Step {
     Pass(u64),
     Slow(bool),
     Write,
-    Disk(bool),
+    DiskState(bool),
     RestartActor,
     Restart,
     Kill(i64),
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u64..20_000).prop_map(Step::Pass),
         2 => any::<bool>().prop_map(Step::Slow),
         3 => Just(Step::Write),
-        1 => any::<bool>().prop_map(Step::Disk),
+        1 => any::<bool>().prop_map(Step::DiskState),
         1 => Just(Step::RestartActor),
         1 => Just(Step::Restart),
         1 => (0_i64..3).prop_map(Step::Kill),
@@ -98,10 +98,10 @@ impl World {
 
     fn end_listings(&mut self) {
         if std::mem::take(&mut self.listing[0]) {
-            let _ = self.bench.services(vec![Seen::Listed]);
+            let _ = self.bench.services(vec![ObjectEvent::ListComplete]);
         }
         if std::mem::take(&mut self.listing[1]) {
-            let _ = self.bench.slices(vec![Seen::Listed]);
+            let _ = self.bench.slices(vec![ObjectEvent::ListComplete]);
         }
     }
 
@@ -131,7 +131,7 @@ impl World {
             }
             Step::ListServices(ends) => {
                 let services = self.services.values().map(put);
-                let _ = self.bench.services(std::iter::once(Seen::Listing).chain(services).collect());
+                let _ = self.bench.services(std::iter::once(ObjectEvent::Listing).chain(services).collect());
                 self.listing[0] = true;
                 if ends {
                     self.end_listings();
@@ -139,7 +139,7 @@ impl World {
             }
             Step::ListSlices(ends) => {
                 let slices = self.slices.values().map(put);
-                let _ = self.bench.slices(std::iter::once(Seen::Listing).chain(slices).collect());
+                let _ = self.bench.slices(std::iter::once(ObjectEvent::Listing).chain(slices).collect());
                 self.listing[1] = true;
                 if ends {
                     self.end_listings();
@@ -155,7 +155,7 @@ impl World {
                 self.bench.write();
             }
             Step::Write => self.bench.write(),
-            Step::Disk(well) => {
+            Step::DiskState(well) => {
                 if well {
                     self.bench.store.repair();
                 } else {
@@ -226,7 +226,7 @@ impl World {
 
 fn world(policy: EndpointsPolicy, services: &[usize], slices: &[usize]) -> World {
     let mut world = World {
-        bench: Bench::with(policy, Brittle::new()),
+        bench: Bench::with(policy, FailingStore::new()),
         services: services.iter().map(|name| (*name, service(*name, 0))).collect(),
         slices: slices.iter().map(|name| (*name, slice(*name, *name, 3))).collect(),
         node: n1(),
@@ -255,7 +255,7 @@ proptest! {
     #[test]
     fn without_failures_every_reader_can_resume(
         steps in vec(step().prop_filter("quiet", |step| {
-            !matches!(step, Step::Disk(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
+            !matches!(step, Step::DiskState(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
         }), 1..60),
         restart_at in 0_usize..60,
     ) {

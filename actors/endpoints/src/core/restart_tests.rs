@@ -3,14 +3,14 @@
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 use keelson_storage::{Batch, StateStore as _, Table};
 
-use super::testing::{Bench, Brittle, gone, policy, put};
+use super::testing::{Bench, FailingStore, gone, policy, put};
 use crate::{
-    EndpointSlice, EndpointsPolicy, NodeView, Seen, Service, SourceKind,
+    EndpointSlice, EndpointsPolicy, NodeView, ObjectEvent, Service, SourceKind,
     record::{CHUNK_RECORDS, Loaded},
     view::tests::{http, n1, slice, svc},
 };
 
-const NOT_HEARD: &str = "the source has not answered since the start";
+const NO_ANSWER: &str = "the source has not answered since the start";
 
 fn named(name: &str) -> Service {
     svc().named("ns", name).build()
@@ -38,9 +38,9 @@ fn a_restart_without_changes_makes_no_revision() {
     bench.pass(100);
     bench.put_service(&named("late"));
     let (id, content) = (bench.id(), bench.content());
-    assert!(matches!(bench.restart(), Loaded::Whole(_)));
-    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
-    assert_eq!(bench.view, Some(EndpointsView::Synced), "for the node's condition a restart is no news");
+    assert!(matches!(bench.restart(), Loaded::Full(_)));
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NO_ANSWER.into()));
+    assert_eq!(bench.view, Some(EndpointsView::Synced), "a restart does not change the node's condition");
     assert_eq!(bench.core.state("", 0).endpoints, 2);
     let why = bench.core.explain(&crate::ServiceName::new("ns", "late")).expect("it is served");
     assert!(why.served && why.reason.contains("as before the agent started"), "{why:?}");
@@ -74,7 +74,7 @@ fn changes_during_a_restart_make_the_next_revision() {
 
 #[test]
 fn readers_older_than_the_deletion_history_cannot_resume() {
-    let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, Brittle::new());
+    let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, FailingStore::new());
     bench.tell_all(&[named("a"), named("b")], &[]);
     bench.pass(100);
     bench.services(vec![gone("ns/a")]);
@@ -93,9 +93,9 @@ fn readers_older_than_the_deletion_history_cannot_resume() {
 fn a_lost_store_means_a_new_instance_id() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     let before = bench.id().unwrap();
-    bench.store = Brittle::new();
+    bench.store = FailingStore::new();
     assert!(matches!(bench.restart(), Loaded::Nothing));
-    assert_eq!(bench.id(), None, "there is nothing to serve");
+    assert_eq!(bench.id(), None, "no state is served");
     bench.tell_all(&[named("a")], &[]);
     let after = bench.id().unwrap();
     assert!(after.0 != before.0 && after.1 == 1, "{before:?} {after:?}");
@@ -194,7 +194,11 @@ fn unwritten_states_are_published_with_a_new_instance_id() {
     assert!(bench.core.summary().ends_with("not on disk"));
     bench.pass(100);
     bench.put_service(&named("more"));
-    assert_eq!((bench.id(), bench.core.writes), (Some((memory.0, 3)), 2), "others go on in memory at once");
+    assert_eq!(
+        (bench.id(), bench.core.writes),
+        (Some((memory.0, 3)), 2),
+        "later revisions are published from memory at once"
+    );
     bench.pass(4_000);
     assert_eq!(bench.core.writes, 2);
     bench.pass(30_800);
@@ -223,7 +227,7 @@ fn a_restart_with_a_full_disk_restores_the_last_written_state() {
     assert_eq!(bench.id(), Some(before));
     bench.tell_all(&[named("other")], &[]);
     let id = bench.id().unwrap();
-    assert!(id.0 != before.0, "the second revision of the former identity may be anything");
+    assert!(id.0 != before.0, "the second revision of the previous instance is not defined");
     assert_eq!(bench.names(), ["ns/other"]);
 }
 
@@ -262,11 +266,11 @@ fn a_process_killed_during_a_write_restores_the_last_or_the_next_state_or_none()
         assert_eq!(bench.rev(), 1);
         let loaded = bench.kill_in_write(batches);
         outcomes.push(match &loaded {
-            Loaded::Whole(restored) => restored.meta.rev.to_string(),
+            Loaded::Full(restored) => restored.meta.rev.to_string(),
             Loaded::Lost(reason) => reason.clone(),
             Loaded::Nothing => "nothing".into(),
         });
-        if matches!(loaded, Loaded::Whole(_)) {
+        if matches!(loaded, Loaded::Full(_)) {
             assert_eq!(bench.id().unwrap().0, id.0);
             assert!(batches != 0 || bench.content() == content);
         }
@@ -298,7 +302,7 @@ fn a_small_revision_is_written_in_one_batch() {
     bench.pass(100);
     let writes = i64::MAX - 100;
     bench.store.fail_after(writes);
-    let seen: Vec<Seen<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
+    let seen: Vec<ObjectEvent<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
     bench.services(seen);
     assert_eq!(bench.rev(), 2);
     assert_eq!(bench.store.batches.load(std::sync::atomic::Ordering::SeqCst), writes - 1);
@@ -341,12 +345,12 @@ fn a_restarted_actor_publishes_the_same_and_relists() {
     bench.health(SourceKind::Services, None);
     let (id, content) = (bench.id(), bench.content());
     bench.restart_actor();
-    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
-    assert_eq!(bench.services(vec![]), crate::Answer::ListAgain);
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NO_ANSWER.into()));
+    assert_eq!(bench.services(vec![]), crate::Ack::Relist);
     bench.list_services(&services);
     bench.list_slices(&slices);
     bench.list_cidrs(&[]);
-    assert_eq!((bench.id(), bench.stale()), (id, String::new()), "the node is not said again");
+    assert_eq!((bench.id(), bench.stale()), (id, String::new()), "the node is not sent again");
     bench.pass(100);
     bench.put_service(&named("new"));
     assert_eq!(bench.resumable(), (2, 2));
@@ -377,7 +381,7 @@ fn an_actor_restarted_during_a_write_publishes_the_written_state() {
     let (_, write) = bench.writes.pop().expect("a write");
     crate::record::write(&*bench.store, &write).unwrap();
     bench.restart_actor();
-    assert_eq!(bench.rev(), 2, "its answer came to nobody");
+    assert_eq!(bench.rev(), 2, "the result of the write was lost");
     assert_eq!(bench.changed_since(1), Some((vec!["ns/new".into(), "ns/s0001".into()], false)));
 }
 
@@ -390,7 +394,7 @@ fn a_source_without_answer_after_a_start_is_reported_after_a_while() {
     bench.pass(1);
     assert_eq!(
         bench.view,
-        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NOT_HEARD.into() })
+        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NO_ANSWER.into() })
     );
     bench.tell_all(&many(3), &[]);
     assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Synced), 1));
@@ -410,5 +414,5 @@ fn a_source_that_fails_after_a_start_is_reported_at_once() {
         })
     );
     bench.health(SourceKind::Node, None);
-    assert_eq!(bench.stale(), NOT_HEARD);
+    assert_eq!(bench.stale(), NO_ANSWER);
 }

@@ -8,7 +8,7 @@ use keelson_proto::{
 
 use super::testing::{Bench, START_MS, gone, listing, put};
 use crate::{
-    Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    Ack, EndpointSlice, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
     view::tests::{http, internal, n1, svc},
 };
 
@@ -43,7 +43,7 @@ fn case_16_nothing_is_published_before_every_kind_is_listed() {
     bench.node(n1());
     bench.list_cidrs(&[]);
     assert_eq!(bench.id(), None, "Services were not listed");
-    assert_eq!(bench.services(vec![Seen::Listing, put(&named("web"))]), Answer::Taken);
+    assert_eq!(bench.services(vec![ObjectEvent::Listing, put(&named("web"))]), Ack::Accepted);
     assert_eq!(bench.id(), None, "nor wholly");
     assert_eq!(bench.core.next_tick(), None);
     assert_eq!(bench.core.state("", 10).state, "pending");
@@ -54,7 +54,7 @@ fn case_16_nothing_is_published_before_every_kind_is_listed() {
             reason: "the source is not synced yet".into()
         })
     );
-    bench.services(vec![put(&named("other")), Seen::Listed]);
+    bench.services(vec![put(&named("other")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
     assert_eq!(addresses(&bench, "ns/web"), ["10.1.0.1", "10.2.0.1"]);
     assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Synced)));
@@ -147,7 +147,7 @@ fn a_change_is_computed_for_its_service_only() {
     assert_eq!(bench.changed_since(1), Some((vec!["ns/s7".into()], false)));
     bench.pass(100);
     bench.node(NodeView { ips: vec!["192.0.2.1".parse().unwrap()], ..n1() });
-    assert_eq!((bench.worked, bench.rev()), (101, 3), "what is only told of the node");
+    assert_eq!((bench.worked, bench.rev()), (101, 3), "fields that are only published");
     assert_eq!(bench.changed_since(2), Some((vec![], true)));
 }
 
@@ -217,19 +217,19 @@ fn service_cidrs_are_part_of_the_node() {
     bench.list_cidrs(&[cidr("a", "10.96.0.0/16")]);
     assert_eq!((bench.rev(), cidrs(&bench)), (3, vec!["10.96.0.0/16".into()]));
     bench.pass(100);
-    bench.say(SourceEvent::ServiceCidrs(vec![Seen::Gone(ServiceName::new("", "a"))]));
+    bench.say(SourceEvent::ServiceCidrs(vec![ObjectEvent::Deleted(ServiceName::new("", "a"))]));
     assert_eq!((bench.rev(), cidrs(&bench)), (4, vec![]));
 }
 
 #[test]
 fn events_before_a_list_are_answered_with_relist() {
     let mut bench = Bench::new();
-    for seen in [vec![], vec![put(&named("web"))], vec![gone("ns/web")], vec![Seen::Listed]] {
-        assert_eq!(bench.services(seen), Answer::ListAgain);
+    for seen in [vec![], vec![put(&named("web"))], vec![gone("ns/web")], vec![ObjectEvent::ListComplete]] {
+        assert_eq!(bench.services(seen), Ack::Relist);
     }
-    assert_eq!(bench.slices(vec![put(&slice_of("a", "web", "L1")), Seen::Listing]), Answer::ListAgain);
-    assert_eq!(bench.services(vec![Seen::Listing]), Answer::Taken);
-    assert_eq!(bench.services(vec![]), Answer::Taken);
+    assert_eq!(bench.slices(vec![put(&slice_of("a", "web", "L1")), ObjectEvent::Listing]), Ack::Relist);
+    assert_eq!(bench.services(vec![ObjectEvent::Listing]), Ack::Accepted);
+    assert_eq!(bench.services(vec![]), Ack::Accepted);
 }
 
 #[test]
@@ -237,14 +237,14 @@ fn a_complete_list_removes_objects_missing_from_it() {
     let slices = [slice_of("a-1", "a", "L1"), slice_of("b-1", "b", "L2"), slice_of("b-2", "b", "R2")];
     let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &slices);
     bench.pass(100);
-    bench.services(vec![Seen::Listing, put(&named("b"))]);
-    bench.slices(vec![Seen::Listing, put(&slices[2])]);
+    bench.services(vec![ObjectEvent::Listing, put(&named("b"))]);
+    bench.slices(vec![ObjectEvent::Listing, put(&slices[2])]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1, "not before the end");
-    bench.services(vec![Seen::Listed]);
+    bench.services(vec![ObjectEvent::ListComplete]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1, "nor before the end of the other");
-    bench.slices(vec![Seen::Listed]);
+    bench.slices(vec![ObjectEvent::ListComplete]);
     assert_eq!(
         (bench.rev(), bench.names(), addresses(&bench, "ns/b")),
         (2, vec!["ns/b".into()], vec!["10.2.0.2".into()])
@@ -258,15 +258,15 @@ fn a_complete_list_removes_objects_missing_from_it() {
 fn events_of_other_kinds_during_a_list_are_published_with_it() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
-    bench.services(vec![Seen::Listing]);
+    bench.services(vec![ObjectEvent::Listing]);
     bench.put_slice(&slice_of("a-1", "a", "L1"));
     bench.node(NodeView { zone: Some("b".into()), ..n1() });
     bench.services(vec![put(&named("a")), put(&named("gone"))]);
     // The source lists again.
-    bench.services(vec![Seen::Listing, put(&named("a")), gone("ns/a"), put(&named("b"))]);
+    bench.services(vec![ObjectEvent::Listing, put(&named("a")), gone("ns/a"), put(&named("b"))]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1);
-    bench.services(vec![put(&named("a")), Seen::Listed]);
+    bench.services(vec![put(&named("a")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.names()), (2, vec!["ns/a".into(), "ns/b".into()]));
     assert_eq!(addresses(&bench, "ns/a"), ["10.1.0.1"]);
 }
@@ -383,7 +383,7 @@ fn p19_refused_service_cidrs_keep_the_restored_ones() {
     let spec = Some(ServiceCidrSpec { cidrs: vec!["10.96.0.0/16".into()] });
     let metadata = Some(ObjectMeta { name: "kubernetes".into(), ..ObjectMeta::default() });
     let listed = [ServiceCidr { metadata, spec }];
-    let refused = || SourceEvent::ServiceCidrs(vec![Seen::Listing, Seen::Refused]);
+    let refused = || SourceEvent::ServiceCidrs(vec![ObjectEvent::Listing, ObjectEvent::Refused]);
     let mut bench = Bench::new();
     bench.say(refused());
     bench.tell_all(&[named("a")], &[]);
@@ -424,10 +424,10 @@ fn a_failing_watch_makes_the_state_stale_until_its_objects_are_published() {
     assert_eq!((&*state.state, state.since_unix_ms), ("stale", START_MS + 100));
     bench.health(SourceKind::EndpointSlices, None);
     assert_eq!(bench.stale(), "services: also refused");
-    bench.services(vec![Seen::Listing]);
+    bench.services(vec![ObjectEvent::Listing]);
     bench.health(SourceKind::Services, None);
     assert_eq!(bench.stale(), "services: also refused", "it is not known yet what it missed");
-    bench.services(vec![put(&named("b")), Seen::Listed]);
+    bench.services(vec![put(&named("b")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.stale(), bench.names()), (2, String::new(), vec!["ns/b".into()]));
     assert_eq!(bench.view, Some(EndpointsView::Synced));
 }
@@ -533,8 +533,8 @@ fn a_large_cluster_is_listed_at_once_within_a_memory_bound() {
     let mut bench = Bench::new();
     bench.node(n1());
     bench.list_cidrs(&[]);
-    assert_eq!(bench.slices(listing(&slices)), Answer::Taken);
-    assert_eq!(bench.services(listing(&services)), Answer::Taken);
+    assert_eq!(bench.slices(listing(&slices)), Ack::Accepted);
+    assert_eq!(bench.services(listing(&services)), Ack::Accepted);
     let state = bench.core.state("", 0);
     assert_eq!((state.services, state.endpoints, bench.shows), (300, 3000, 1));
     let bytes = bench.core.inspect(&state)["input_bytes"].as_u64().unwrap();

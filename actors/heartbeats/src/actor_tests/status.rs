@@ -9,7 +9,7 @@ use std::{
 
 use keelson_actor_system::{
     cluster::{ApiErrorKind, JobHealth},
-    reports::{EndpointsView, FlowView, RuntimeFlow},
+    reports::{EndpointsView, PullsView, RuntimeAvailability},
     supervise::{PANIC, Restart},
     test_support::{FakeStore, pass, run, settle},
 };
@@ -49,7 +49,7 @@ fn case_27_a_node_is_created_and_then_reported_when_the_report_is_old() {
             let pause = pair[1].0 - pair[0].0;
             assert!((300_000..=312_000).contains(&pause.as_millis()), "{pause:?}");
         }
-        world.reporter.ask(CountNow {}).await.expect("the reporter lives");
+        world.reporter.ask(CountNow {}).await.expect("the reporter answers");
         let age = world.metrics.last_report_age.get();
         assert!((0.0..=312.0).contains(&age), "{age}");
         assert!(
@@ -101,8 +101,9 @@ fn a_server_that_never_answers_does_not_stop_the_reporter() {
         live(60).await;
         world.api.forget();
         world.api.script().always = Some(Fault::Hangs);
-        let away = RuntimeFlow::Away { away_for: Duration::ZERO, reason: "x".into() };
-        *world.source.flow.lock().expect("unharmed") = FlowView { running: 1, runtime: away, ..idle() };
+        let away = RuntimeAvailability::Down { down_for: Duration::ZERO, reason: "x".into() };
+        *world.source.pulls_view.lock().expect("unharmed") =
+            PullsView { running: 1, runtime: away, ..idle() };
         live(1000).await;
         assert!(
             matches!(&*world.health.borrow(), JobHealth::Failing { reason, .. } if reason.contains("https://api"))
@@ -218,7 +219,7 @@ fn external_conditions_are_stored_and_sent_with_the_next_status() {
         assert_eq!(world.api.verbs(), ["patch"]);
         let successor = world.successor();
         live(11).await;
-        let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter lives");
+        let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter answers");
         assert_eq!(listed.len(), 1);
         let kind = "KernelDeadlock".to_owned();
         assert_eq!(
@@ -326,7 +327,7 @@ fn i4_a_store_that_is_not_open_is_a_condition() {
         let retried = StoreState::Unavailable { reason: "no space".into(), since, next_try };
         world.store.state.send_replace(retried);
         live(60).await;
-        assert_eq!(world.api.verbs(), ["patch"], "a retry is no news");
+        assert_eq!(world.api.verbs(), ["patch"], "a retry is not a change");
         world.store.state.send_replace(StoreState::Open);
         live(311).await;
         assert_eq!((is()["status"].clone(), world.api.verbs().len()), (json!("False"), 2));

@@ -52,7 +52,7 @@ fn images_are_read_every_thirty_seconds_and_after_a_pull() {
         runtime.script().images = vec![image("r/a")];
         pass(29_000).await;
         assert!(report(&world).await.expect("it serves").images.is_empty(), "as they were");
-        assert_eq!((lists(), runtime.logged("status")), (1, 2), "conditions are asked for each time");
+        assert_eq!((lists(), runtime.logged("status")), (1, 2), "conditions are read each time");
         pass(1_100).await;
         assert_eq!(*report(&world).await.expect("it serves").images, [image("r/a")]);
         assert_eq!(lists(), 2);
@@ -156,7 +156,7 @@ fn a_runtime_that_closes_every_connection_is_not_hammered() {
         assert!((80..=110).contains(&probes), "{probes} in ten seconds");
         assert!(matches!(&*world.health.borrow(), Health::Up { .. }));
         let serves = |event: &&pb::ActorEvent| event.text.contains("serves");
-        assert_eq!(world.client.recorder().detail().events.iter().filter(serves).count(), 1, "no news");
+        assert_eq!(world.client.recorder().detail().events.iter().filter(serves).count(), 1, "no change");
     });
 }
 

@@ -49,7 +49,7 @@ impl Pipeline {
             }
             // These do not depend on the journal.
             Effect::Reply { .. }
-            | Effect::TellSuccessor(_)
+            | Effect::ReportToSuccessor(_)
             | Effect::Runtime(RuntimeCommand::CheckPresent { .. })
             | Effect::Released(_)
             | Effect::Notice(_)
@@ -153,7 +153,7 @@ impl JournalIo {
         &self.store
     }
 
-    fn is_former(&self) -> bool {
+    fn is_superseded(&self) -> bool {
         self.lives.load(Ordering::SeqCst) != self.life
     }
 
@@ -185,17 +185,17 @@ impl JournalIo {
             add(&mut batch, write)?;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if batch.is_empty() || self.is_former() {
+        if batch.is_empty() || self.is_superseded() {
             return Ok(());
         }
         self.store.apply(&batch)
     }
 
     /// Replaces the journal after writes were lost (a full disk).
-    pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
+    pub(super) fn rewrite(&self, journal_writes: &[Write]) -> Result<(), StoreError> {
         let mut batch = Batch::new();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_former() {
+        if self.is_superseded() {
             return Ok(());
         }
         for table in [Table::Pulls, Table::Leases] {
@@ -203,7 +203,7 @@ impl JournalIo {
                 batch.delete(table, key);
             }
         }
-        for write in truth {
+        for write in journal_writes {
             add(&mut batch, write)?;
         }
         self.store.apply(&batch)

@@ -104,7 +104,7 @@ impl DownloadTracker {
         for pull in running {
             first_read.entry(pull.key).or_insert(now);
         }
-        running.iter().enumerate().map(|(order, _)| self.judge(order, running, readings, now)).collect()
+        running.iter().enumerate().map(|(order, _)| self.classify(order, running, readings, now)).collect()
     }
 
     fn update(&mut self, running: &[RunningPull], readings: &Readings, now: Duration) {
@@ -128,7 +128,13 @@ impl DownloadTracker {
         }
     }
 
-    fn judge(&self, order: usize, running: &[RunningPull], readings: &Readings, now: Duration) -> Download {
+    fn classify(
+        &self,
+        order: usize,
+        running: &[RunningPull],
+        readings: &Readings,
+        now: Duration,
+    ) -> Download {
         let Some(pull) = running.get(order) else { return Download::Unknown };
         let Some(reading) = readings.pulls.get(&pull.lease) else { return Download::Unknown };
         let first_read = self.first_read.get(&pull.key).copied().unwrap_or(now);

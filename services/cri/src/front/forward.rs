@@ -24,7 +24,7 @@ pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwar
 const MOVED: HeaderName = HeaderName::from_static("keelson-moved");
 
 /// Maximum wait for a successor that does not answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 /// A call that was with the successor for longer than this is taken to have reached it.
 const REACHED: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvS
         if begun.elapsed() > REACHED {
             lost_since = None;
         }
-        if lost_since.get_or_insert(begun).elapsed() > PATIENCE {
+        if lost_since.get_or_insert(begun).elapsed() > MAX_WAIT {
             let socket = front.successor.socket().display();
             return Err(format!(
                 "the image pull was handed over, but the agent at unix://{socket} does not answer: {reason}; \
@@ -102,7 +102,7 @@ async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvS
 
 async fn attempt(call: &HeldCall, front: &Front) -> Try {
     let again = |error: h2::Error| Try::Again(error.to_string());
-    let mut sender = match front.successor.get(PATIENCE).await {
+    let mut sender = match front.successor.get(MAX_WAIT).await {
         Ok(sender) => sender,
         Err(away) => return Try::Again(away.reason()),
     };

@@ -63,7 +63,7 @@ fn a_pull_makes_its_lease_first_and_names_it() {
         assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         assert!(runtime.calls(PULL_IMAGE).iter().all(|call| call.headers["containerd-lease"] == "keelson-1"));
         client.drop_lease("keelson-1".into(), false).await.unwrap();
-        client.drop_lease("keelson-1".into(), false).await.expect("one that is not there is no error");
+        client.drop_lease("keelson-1".into(), false).await.expect("a missing lease is not an error");
         assert!(containerd.leases().is_empty());
     });
 }

@@ -157,7 +157,7 @@ fn a_probe_distinguishes_a_busy_runtime_from_a_dead_one() {
         }
         let sockets = Sockets::new();
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(client.probe().await.unwrap_err().kind, FailureKind::Gone, "nobody listens");
+        assert_eq!(client.probe().await.unwrap_err().kind, FailureKind::Gone, "no listener");
     });
 }
 

@@ -94,7 +94,7 @@ fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
             };
             let (reply, ()) = tokio::join!(pulling, restarting);
             assert_eq!((reply.code(), passed(&agent)), (0, 0), "{}", reply.text());
-            assert_eq!(agent.handled("RequestPull"), 2, "its front has asked again");
+            assert_eq!(agent.handled("RequestPull"), 2, "its front has repeated the request");
             assert_eq!(agent.pulls.recorder().restarts(), 1);
         });
     }

@@ -174,7 +174,7 @@ fn case_15_the_next_call_on_the_same_connection_finds_the_restarted_runtime() {
             assert!(since.elapsed() <= 3 * SECOND);
             let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
             assert_eq!(reply.code(), 0, "{}", reply.text());
-            assert!(since.elapsed() <= 4 * SECOND, "pulls go on {:?} after it is back", since.elapsed());
+            assert!(since.elapsed() <= 4 * SECOND, "pulls resume {:?} after it is back", since.elapsed());
         }
         assert!(client.is_open());
     });
@@ -217,7 +217,7 @@ fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
             );
             assert_eq!(reply.code(), 14);
             assert!(reply.text().starts_with(&expected), "{}", reply.text());
-            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call is connected anew");
+            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call opens a connection");
         }
     });
 }

@@ -147,7 +147,7 @@ fn a_closed_connection_is_reported_once() {
         closed.await.unwrap();
         assert!(since.elapsed() < Duration::from_secs(1));
         assert_eq!(client.connection_closed().now_or_never(), None, "once");
-        client.images().await.expect_err("nobody is there");
+        client.images().await.expect_err("no runtime is there");
         assert_eq!(client.connection_closed().now_or_never(), None, "no connection was made");
     });
 }
@@ -165,7 +165,7 @@ fn runtime_death_is_noticed_at_once_without_calls() {
         let since = Instant::now();
         agent.health.wait_for(|health| matches!(health, Health::Down { .. })).await.unwrap();
         assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-        assert_eq!(runtime.calls(VERSION).len(), probes, "the probe found nobody");
+        assert_eq!(runtime.calls(VERSION).len(), probes, "the probe got no answer");
     });
 }
 
@@ -193,6 +193,6 @@ fn a_runtime_that_only_drops_the_connection_is_asked_at_once_and_stays_up() {
         assert_eq!((runtime.calls(VERSION).len(), runtime.connections()), (probes + 1, connections + 1));
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(matches!(&*agent.health.borrow(), Health::Up { .. }));
-        assert!(!agent.health.has_changed().unwrap(), "that is no news");
+        assert!(!agent.health.has_changed().unwrap(), "that is not a change");
     });
 }

@@ -46,7 +46,7 @@ fn connected<T>(message: T) -> Request<T> {
 
 /// I12: a user with read access only, and a connection without a known user, change nothing; reading needs no right.
 #[tokio::test]
-async fn changes_need_the_control_right() {
+async fn changes_need_a_permitted_peer() {
     let fake = Fake::new();
     let (service, _stop) = service(&fake);
     let node = NodeService::new(fake.clone());
@@ -98,7 +98,7 @@ async fn actors() {
 }
 
 #[tokio::test]
-async fn actors_versions_and_config() {
+async fn version_readiness_storage_and_config() {
     let (service, _stop) = service(&Fake::new());
     let version = service.get_version(Request::new(pb::GetVersionRequest {})).await.unwrap().into_inner();
     assert_eq!(version.node_name, "n1");

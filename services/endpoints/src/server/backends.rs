@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::plan::{Revision, behind};
 
 /// Maximum number of backends; a node has one or two.
-const MOST: usize = 64;
+const MAX_BACKENDS: usize = 64;
 /// A backend is silent after three times the maximum interval of reports.
 const SILENT: Duration = Duration::from_secs(30);
 /// Long enough to be seen by an operator who is alerted.
@@ -34,7 +34,7 @@ pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 /// The maximum is reached, and every known backend has reported lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{MOST} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
+    "{MAX_BACKENDS} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
 )]
 pub(super) struct TooMany;
 
@@ -81,18 +81,18 @@ fn ended(pid: u32) -> bool {
 /// State without a clock.
 #[derive(Debug, Default)]
 struct Known {
-    all: BTreeMap<(String, u32), Kept>,
+    all: BTreeMap<(String, u32), KeptReport>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptReport {
     report: Backend,
     at: Instant,
     /// Whether its pid is valid in this PID namespace.
     known_here: bool,
 }
 
-impl Kept {
+impl KeptReport {
     fn silent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= SILENT
     }
@@ -115,15 +115,15 @@ impl Known {
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
         // A backend that was restarted replaces the one that ended.
-        let replaced = |kept: &Kept| kept.report.name == report.name && kept.gone(&ended);
+        let replaced = |kept: &KeptReport| kept.report.name == report.name && kept.gone(&ended);
         self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
         let key = (report.name.clone(), report.pid);
-        if self.all.len() >= MOST && !self.all.contains_key(&key) {
+        if self.all.len() >= MAX_BACKENDS && !self.all.contains_key(&key) {
             let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));
             let oldest = silent.min_by_key(|(_, kept)| kept.at).map(|(key, _)| key.clone()).ok_or(TooMany)?;
             self.all.remove(&oldest);
         }
-        self.all.insert(key, Kept { report, at: now, known_here });
+        self.all.insert(key, KeptReport { report, at: now, known_here });
         Ok(())
     }
 
@@ -234,7 +234,7 @@ mod tests {
             ("ahead, as after a state on disk was lost", at(7, 20), newest, 0),
             ("of another instance", at(8, 12), newest, 12),
             ("nothing in effect", at(0, 0), newest, 12),
-            ("before anything is published", at(7, 5), None, 0),
+            ("before the first state", at(7, 5), None, 0),
         ] {
             let mut known = Known::default();
             known.take(backend, false, now, ALIVE).unwrap();
@@ -285,10 +285,10 @@ mod tests {
             known.take(report("nft", pid), false, later, ALIVE).unwrap();
         }
         assert_eq!(known.take(report("nft", 64), false, start, ALIVE), Err(TooMany), "none is silent yet");
-        known.take(report("old", 0), false, start, ALIVE).expect("one that is known is heard");
+        known.take(report("old", 0), false, start, ALIVE).expect("reports of known backends are accepted");
         known.take(report("nft", 64), false, later, ALIVE).expect("the silent one makes room");
         let shown = known.show(later, None, ALIVE);
-        assert_eq!(shown.len(), MOST);
+        assert_eq!(shown.len(), MAX_BACKENDS);
         assert!(shown.iter().all(|backend| backend.name == "nft"));
         assert_eq!(known.take(report("nft", 65), false, later, ALIVE), Err(TooMany));
         known.take(report("nft", 65), false, later + FORGOTTEN, ALIVE).unwrap();
@@ -301,6 +301,6 @@ mod tests {
         assert!(!ended(1), "a process of another user exists too");
         // Above the maximum of Linux (PID_MAX_LIMIT).
         assert!(ended(1 << 29));
-        assert!(!ended(0) && !ended(u32::MAX), "these mean groups, and are asked nothing");
+        assert!(!ended(0) && !ended(u32::MAX), "these name process groups and get no signal");
     }
 }

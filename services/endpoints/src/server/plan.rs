@@ -95,11 +95,11 @@ impl Plan {
     }
 
     /// Whether the caller waits with this state, and has to learn that it has become stale or current since.
-    pub(super) fn is_turned(&self, state: &Published) -> bool {
-        matches!(self, Self::Next(next) if next.is_turned(state))
+    pub(super) fn has_staleness_changed(&self, state: &Published) -> bool {
+        matches!(self, Self::Next(next) if next.has_staleness_changed(state))
     }
 
-    /// The batch that is due if `state` is the latest. `lasting`: it [is turned](Self::is_turned) since [`LASTING`].
+    /// The batch that is due if `state` is the latest. `lasting`: it [is turned](Self::has_staleness_changed) since [`LASTING`].
     /// Relies on a batch being sent completely before the next call.
     pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
@@ -119,14 +119,14 @@ pub(super) struct NextPlan {
 }
 
 impl NextPlan {
-    fn is_turned(&self, state: &Published) -> bool {
+    fn has_staleness_changed(&self, state: &Published) -> bool {
         let stale = matches!(state.freshness, Freshness::Stale { .. });
         self.has == Some(Revision::of(state)) && self.known_stale.is_some_and(|known| known != stale)
     }
 
     fn due(&mut self, state: &Arc<Published>, lasting: bool) -> Option<Batch> {
         let newest = Revision::of(state);
-        let turned = lasting && self.is_turned(state);
+        let turned = lasting && self.has_staleness_changed(state);
         if self.answered || (self.has == Some(newest) && !turned) {
             return None;
         }

@@ -326,7 +326,7 @@ mod tests {
         runs.notified().await;
         for (number, text) in ["panics before", "panics while", "exited unexpectedly"].into_iter().enumerate()
         {
-            let (reason, restarts) = failures.recv().await.expect("each failure is told");
+            let (reason, restarts) = failures.recv().await.expect("each failure is reported");
             assert!(reason.contains(text), "{reason}");
             assert_eq!(restarts, number as u64 + 1);
         }
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(
             (tries.load(Ordering::Relaxed), other.load(Ordering::Relaxed)),
             (4, 1),
-            "the other part goes on"
+            "the other part continues"
         );
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(JobMetrics(vec![recorder.clone()])));
@@ -358,7 +358,7 @@ mod tests {
         job.keep_on(&arbiter.handle(), 0, |_| {}, || async { panic!("for a test") });
         job.keep_on(&arbiter.handle(), 1, |_| {}, std::future::pending);
         while job.recorder().restarts() < 2 || job.recorder().failure().is_none() {
-            changed.changed().await.expect("the job lives");
+            changed.changed().await.expect("the job runs");
         }
         let failure = job.recorder().failure().expect("it fails");
         assert!(failure.reason.contains("for a test"), "{}", failure.reason);

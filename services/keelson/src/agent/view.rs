@@ -305,10 +305,10 @@ impl AgentView for View {
 
     async fn set_limit(&self, limit: Option<u32>) -> Result<pb::Limit, ViewError> {
         /// As for `pulls.max_parallel_image_pulls`.
-        const MOST: u32 = 10_000;
-        if let Some(limit) = limit.filter(|limit| *limit > MOST) {
+        const MAX_LIMIT: u32 = 10_000;
+        if let Some(limit) = limit.filter(|limit| *limit > MAX_LIMIT) {
             return Err(ViewError::Invalid(format!(
-                "invalid limit {limit}: use 1 to {MOST}, or 0 for no limit"
+                "invalid limit {limit}: use 1 to {MAX_LIMIT}, or 0 for no limit"
             )));
         }
         asked(self.0.parts.pulls.ask(SetLimit { limit })).await

@@ -105,7 +105,7 @@ impl ConnectError {
         }
     }
 
-    pub(super) fn may_come_back(&self) -> bool {
+    pub(super) fn is_retryable(&self) -> bool {
         !matches!(self, Self::Denied { .. })
     }
 }
@@ -215,7 +215,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let missing = connect(&spec(&folder.join("none.sock"))).await.unwrap_err();
         assert!(missing.to_string().contains("none.sock: the socket does not exist; start it"), "{missing}");
-        assert!(missing.may_come_back());
+        assert!(missing.is_retryable());
 
         let stale = folder.join("stale.sock");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
@@ -225,7 +225,7 @@ mod tests {
         let denied =
             ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
         assert!(denied.to_string().contains("socket's group"), "{denied}");
-        assert!(!denied.may_come_back());
+        assert!(!denied.is_retryable());
         let proxy = channel(Peer::Proxy, &spec(&folder.join("none.sock"))).await.unwrap_err();
         assert!(proxy.to_string().starts_with("cannot connect to the proxy at "), "{proxy}");
         assert!(proxy.to_string().contains("systemctl status keelson-proxy"), "{proxy}");

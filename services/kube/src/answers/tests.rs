@@ -184,7 +184,7 @@ fn all_fields_of_a_lease_are_read() {
         "renewTime":"1970-01-01T00:00:02.000003Z","leaseTransitions":2}}"#;
     assert_eq!(
         lease(body),
-        Ok(LeaseSeen {
+        Ok(ObservedLease {
             written: Written { uid: "u".into(), resource_version: "5".into() },
             owner_uid: Some("nu".into()),
             holder: Some("n".into()),

@@ -19,7 +19,7 @@ use crate::{
 
 /// Waits for longer than the interval of file checks. Time is paused only during this wait, because the servers are
 /// real.
-async fn a_look_later() {
+async fn check_interval_passes() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_millis(1100)).await;
     tokio::time::resume();
@@ -53,14 +53,14 @@ async fn a_rotated_token_file_is_read_again() {
     assert_eq!(server.seen().await.header("authorization"), "Bearer first");
 
     put(directory.path(), "token", "second");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer second");
 
     // A file that is empty for a moment changes nothing.
     put(directory.path(), "token", "");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer second");
@@ -106,19 +106,19 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
     assert_eq!(api.last_credentials_error(), None);
 
     put(directory.path(), "c.crt", &second.certificate);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(error.contains("do not match"), "{error}");
 
     put(directory.path(), "c.key", &second.key[..second.key.len() / 2]);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(!error.contains(&second.key[40..60]), "{error}");
 
     put(directory.path(), "c.key", &second.key);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&second).await;
     assert_eq!(api.last_credentials_error(), None);
 }
@@ -133,7 +133,7 @@ async fn a_new_authority_is_trusted_once_it_is_on_disk() {
         api(ExplicitSource { server: format!("https://{}", server.address), ca_file, ..Default::default() });
     assert_eq!(api.renew_lease(renewal()).await.unwrap_err().kind, ApiErrorKind::Unreachable);
     put(directory.path(), "ca.crt", &format!("{}{}", old.pem(), new.pem()));
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     server.seen().await;
@@ -154,26 +154,26 @@ async fn a_kubeconfig_and_its_files_are_used_and_reread() {
     server.nothing_more();
 
     put(directory.path(), "kubelet.conf", &kubeconfig_text(&url, "tokenFile: tok"));
-    a_look_later().await;
+    check_interval_passes().await;
     let err = api.renew_lease(renewal()).await.unwrap_err();
     assert_eq!(err.kind, ApiErrorKind::Credentials);
     assert!(err.reason.contains("/tok"), "{err}");
 
     put(directory.path(), "tok", "one");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer one");
     assert_eq!(api.url(), url);
 
     put(directory.path(), "tok", "two");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer two");
 
     put(directory.path(), "kubelet.conf", &kubeconfig_text(&url, "token: three"));
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer three");
@@ -303,7 +303,7 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
             assert_eq!(in_use.credentials[0].file.as_ref(), Some(&current));
             assert!(matches!(in_use.credentials[0].validity(0), Validity::Healthy { .. }));
             swap(name, &second);
-            a_look_later().await;
+            check_interval_passes().await;
         }
         assert_eq!(api.last_credentials_error(), None);
     }
@@ -319,7 +319,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     let (api, credentials) = observed(ClusterSource::Explicit(source));
     for (mode, warned) in [(0o600, false), (0o640, true), (0o400, false), (0o604, true)] {
         set_mode(&token, mode);
-        a_look_later().await;
+        check_interval_passes().await;
         server.reply(Reply::ok());
         api.renew_lease(renewal()).await.unwrap();
         server.seen().await;
@@ -333,7 +333,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     // The last valid one stays in use, and the file is named.
     set_mode(&token, 0o606);
     fs::write(&token, "evil").unwrap();
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer hush");
@@ -399,7 +399,7 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
     let issued = authority.issue("node");
     put(directory.path(), "client-current.pem", &format!("{}{}", issued.certificate, issued.key));
     set_mode(&certificate, 0o600);
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     let seen = server.seen().await;

@@ -17,7 +17,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind,
+    Ack, EndpointSlice, EventSink, ObjectEvent, ServiceCidr, SourceEvent, SourceKind,
 };
 use prost::Message;
 use tokio::{
@@ -34,24 +34,24 @@ use crate::{ApiServer, watch::collect, watch_endpoints};
 /// Receives events, and passes them to the test.
 struct Sink {
     tell: mpsc::UnboundedSender<SourceEvent>,
-    /// Its answers; [`Answer::Taken`] after these.
-    answers: Mutex<VecDeque<Answer>>,
+    /// Its answers; [`Ack::Accepted`] after these.
+    answers: Mutex<VecDeque<Ack>>,
     room: Semaphore,
 }
 
 impl EventSink for Sink {
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack> {
         let _ = self.tell.send(event);
         async {
             self.room.acquire().await.unwrap().forget();
-            self.answers.lock().unwrap().pop_front().unwrap_or(Answer::Taken)
+            self.answers.lock().unwrap().pop_front().unwrap_or(Ack::Accepted)
         }
         .boxed()
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum Delivered {
     Listing,
     Put(String, String),
     Gone(String),
@@ -64,7 +64,7 @@ enum Said {
 
 struct Source {
     events: mpsc::UnboundedReceiver<SourceEvent>,
-    said: VecDeque<Said>,
+    said: VecDeque<Delivered>,
     sink: Arc<Sink>,
     task: JoinHandle<()>,
 }
@@ -98,7 +98,7 @@ impl Source {
         self.events.recv().await.unwrap()
     }
 
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> Delivered {
         while self.said.is_empty() {
             let said: Vec<_> = match self.event().await {
                 SourceEvent::EndpointSlices(seen) => in_short(seen, |slice| {
@@ -107,8 +107,8 @@ impl Source {
                 SourceEvent::ServiceCidrs(seen) => {
                     in_short(seen, |cidr| (cidr.metadata.unwrap().name, cidr.spec.unwrap().cidrs.join(",")))
                 }
-                SourceEvent::Health(_, JobHealth::Healthy) => vec![Said::Healthy],
-                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Said::Failing(reason)],
+                SourceEvent::Health(_, JobHealth::Healthy) => vec![Delivered::Healthy],
+                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Delivered::Failing(reason)],
                 other => panic!("{other:?}"),
             };
             self.said.extend(said);
@@ -116,41 +116,41 @@ impl Source {
         self.said.pop_front().unwrap()
     }
 
-    async fn says(&mut self, expected: &[Said]) {
+    async fn expect_deliveries(&mut self, expected: &[Delivered]) {
         for said in expected {
             assert_eq!(self.next().await, *said);
         }
     }
 
     async fn fails(&mut self, why: &str) {
-        let Said::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
+        let Delivered::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
         assert!(reason.contains(why), "{why}: {reason}");
     }
 }
 
-fn in_short<T>(seen: Vec<Seen<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Said> {
+fn in_short<T>(seen: Vec<ObjectEvent<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Delivered> {
     if seen.is_empty() {
-        return vec![Said::Nothing];
+        return vec![Delivered::Nothing];
     }
     let short = seen.into_iter().map(|seen| match seen {
-        Seen::Listing => Said::Listing,
-        Seen::Put(object) => {
+        ObjectEvent::Listing => Delivered::Listing,
+        ObjectEvent::Upsert(object) => {
             let (name, what) = of(*object);
-            Said::Put(name, what)
+            Delivered::Put(name, what)
         }
-        Seen::Gone(name) => Said::Gone(name.as_str().to_owned()),
-        Seen::Listed => Said::Listed,
-        Seen::Refused => Said::Refused,
+        ObjectEvent::Deleted(name) => Delivered::Gone(name.as_str().to_owned()),
+        ObjectEvent::ListComplete => Delivered::Listed,
+        ObjectEvent::Refused => Delivered::Refused,
     });
     short.collect()
 }
 
-fn put(name: &str, version: u64) -> Said {
-    Said::Put(name.to_owned(), format!("10.0.0.{version}"))
+fn put(name: &str, version: u64) -> Delivered {
+    Delivered::Put(name.to_owned(), format!("10.0.0.{version}"))
 }
 
-fn gone(name: &str) -> Said {
-    Said::Gone(format!("ns/{name}"))
+fn gone(name: &str) -> Delivered {
+    Delivered::Gone(format!("ns/{name}"))
 }
 
 fn begin(server: &Server) -> Feed {
@@ -195,11 +195,19 @@ async fn the_list_and_the_changes_come_from_one_request() {
     feed.slice("ADDED", "a", 1);
     feed.slice("ADDED", "b", 2);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), put("b", 2), Said::Listed, Said::Healthy]).await;
+    source
+        .expect_deliveries(&[
+            Delivered::Listing,
+            put("a", 1),
+            put("b", 2),
+            Delivered::Listed,
+            Delivered::Healthy,
+        ])
+        .await;
     feed.slice("MODIFIED", "a", 5);
     feed.slice("DELETED", "b", 6);
     feed.slice("ADDED", "c", 7);
-    source.says(&[put("a", 5), gone("b"), put("c", 7)]).await;
+    source.expect_deliveries(&[put("a", 5), gone("b"), put("c", 7)]).await;
     let seen = server.seen().await;
     let path = "GET /apis/discovery.k8s.io/v1/endpointslices?watch=true&";
     assert!(seen.line.starts_with(path), "{}", seen.line);
@@ -220,7 +228,9 @@ async fn unused_labels_and_annotations_are_dropped() {
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
     let SourceEvent::EndpointSlices(seen) = source.event().await else { panic!() };
-    let [Seen::Listing, Seen::Put(slice), Seen::Listed] = &seen[..] else { panic!("{seen:?}") };
+    let [ObjectEvent::Listing, ObjectEvent::Upsert(slice), ObjectEvent::ListComplete] = &seen[..] else {
+        panic!("{seen:?}")
+    };
     let meta = slice.metadata.as_ref().unwrap();
     assert_eq!(meta.labels.keys().collect::<Vec<_>>(), ["kubernetes.io/service-name"]);
     let kept: Vec<_> = meta.annotations.keys().collect();
@@ -243,9 +253,17 @@ async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
         ));
         let feed = begin(&server);
         let mut source = Source::slices(&server);
-        source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
+        source
+            .expect_deliveries(&[
+                Delivered::Listing,
+                put("a", 3),
+                put("b", 4),
+                Delivered::Listed,
+                Delivered::Healthy,
+            ])
+            .await;
         feed.slice("ADDED", "c", 10);
-        source.says(&[put("c", 10)]).await;
+        source.expect_deliveries(&[put("c", 10)]).await;
         assert!(server.seen().await.query("sendInitialEvents").is_some());
         let list = server.seen().await;
         assert_eq!(
@@ -266,7 +284,7 @@ async fn an_empty_list_is_complete() {
     server.reply(refusal(400, "BadRequest"));
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
 }
 
 #[tokio::test]
@@ -276,22 +294,22 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
     server.seen().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.says(&[Said::Nothing]).await;
+    source.expect_deliveries(&[Delivered::Nothing]).await;
     // The server ends the watch normally, as it does every few minutes.
     drop(feed);
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.slice("MODIFIED", "a", 51);
-    source.says(&[put("a", 51)]).await;
+    source.expect_deliveries(&[put("a", 51)]).await;
     // Then it breaks.
     feed.cut();
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
     feed.slice("DELETED", "a", 52);
-    source.says(&[gone("a")]).await;
+    source.expect_deliveries(&[gone("a")]).await;
     server.nothing_more();
 }
 
@@ -302,7 +320,7 @@ async fn after_a_410_everything_is_listed_again() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
     server.seen().await;
     // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
@@ -310,12 +328,12 @@ async fn after_a_410_everything_is_listed_again() {
     feed.error(410, "Expired");
     let feed = again;
     // At once and silently: nothing has failed.
-    source.says(&[put("b", 5)]).await;
+    source.expect_deliveries(&[put("b", 5)]).await;
     let relist = server.seen().await;
     assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
     feed.slice("ADDED", "b", 5);
     feed.listed(60);
-    source.says(&[Said::Listing, put("b", 5), Said::Listed]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("b", 5), Delivered::Listed]).await;
     drop(feed);
     // As the answer, so soon after the other that it is a failure.
     server.reply(refusal(410, "Gone"));
@@ -324,7 +342,7 @@ async fn after_a_410_everything_is_listed_again() {
     source.fails("HTTP 410").await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(70);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
 }
 
 #[tokio::test]
@@ -348,16 +366,16 @@ async fn a_broken_list_is_repeated() {
     let (half, reply) = Reply::stream();
     server.reply(reply);
     half.bytes(list.slice(..list.len() - 10));
-    assert_eq!(source.next().await, Said::Listing);
+    assert_eq!(source.next().await, Delivered::Listing);
     for n in 0..199 {
-        source.says(&[put(&format!("s{n}"), 2)]).await;
+        source.expect_deliveries(&[put(&format!("s{n}"), 2)]).await;
     }
     let feed = begin(&server);
     drop(half);
     source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
     feed.listed(10);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
 }
 
 #[tokio::test]
@@ -382,9 +400,9 @@ async fn health_has_a_reason_and_a_time() {
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
     feed.slice("DELETED", "a", 10);
-    source.says(&[gone("a")]).await;
+    source.expect_deliveries(&[gone("a")]).await;
 }
 
 #[tokio::test]
@@ -399,17 +417,17 @@ async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
         let feed = begin(&server);
         let mut source = Source::slices(&server);
         feed.listed(4);
-        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
         server.seen().await;
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
-        source.says(&[put("a", 5)]).await;
+        source.expect_deliveries(&[put("a", 5)]).await;
         source.fails("invalid response").await;
         feed.closed().await;
         let feed = begin(&server);
         assert_eq!(server.seen().await.query("resourceVersion"), None);
         feed.listed(6);
-        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
     }
 }
 
@@ -420,19 +438,27 @@ async fn a_restarted_sink_gets_a_relist() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
     server.seen().await;
     let feed_again = begin(&server);
-    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.slice("ADDED", "b", 5);
-    source.says(&[put("b", 5)]).await;
+    source.expect_deliveries(&[put("b", 5)]).await;
     feed.closed().await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed_again.slice("ADDED", "a", 1);
     feed_again.slice("ADDED", "b", 5);
     feed_again.listed(6);
     // The health of the watch is reported again, too.
-    source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Healthy]).await;
+    source
+        .expect_deliveries(&[
+            Delivered::Listing,
+            put("a", 1),
+            put("b", 5),
+            Delivered::Listed,
+            Delivered::Healthy,
+        ])
+        .await;
     server.nothing_more();
 }
 
@@ -443,15 +469,15 @@ async fn a_restarted_sink_asks_for_a_relist_without_events() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
     server.seen().await;
-    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.says(&[Said::Nothing]).await;
+    source.expect_deliveries(&[Delivered::Nothing]).await;
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(60);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
 }
 
 /// A list larger than the buffers is not read on while the sink has not answered, and arrives in batches.
@@ -495,10 +521,10 @@ async fn a_slow_sink_holds_the_list_back() {
             }
             assert!(before < total, "{before} of {total} bytes were read for one batch");
         }
-        seen += batch.iter().filter(|seen| matches!(seen, Seen::Put(_))).count();
+        seen += batch.iter().filter(|seen| matches!(seen, ObjectEvent::Upsert(_))).count();
         batches += 1;
         source.sink.room.add_permits(1);
-        if batch.last() == Some(&Seen::Listed) {
+        if batch.last() == Some(&ObjectEvent::ListComplete) {
             break;
         }
     }
@@ -564,12 +590,12 @@ async fn an_event_is_delivered_at_once() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
     let whole = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
     feed.slice("ADDED", "a", 5);
     feed.bytes(whole.slice(..10));
-    source.says(&[put("a", 5)]).await;
+    source.expect_deliveries(&[put("a", 5)]).await;
     feed.bytes(whole.slice(10..));
-    source.says(&[put("b", 6)]).await;
+    source.expect_deliveries(&[put("b", 6)]).await;
     assert!(whole.len() > wire::slice("b", 6).encoded_len());
 }

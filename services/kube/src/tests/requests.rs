@@ -26,7 +26,7 @@ pub(super) fn renewal() -> LeasePatch {
         duration_seconds: None,
         owner: None,
         acquire: None,
-        forget_managers: false,
+        drop_managed_fields: false,
     }
 }
 

@@ -400,7 +400,7 @@ async fn the_node_is_delivered_without_unused_fields() {
         watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
     });
     all_listed(&feed, 4);
-    assert_eq!(nodes.recv().await.unwrap(), None, "there is none yet");
+    assert_eq!(nodes.recv().await.unwrap(), None, "none yet");
     watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     feed.event("ADDED", &node("n1", 5));
     let told = nodes.recv().await.unwrap().unwrap();

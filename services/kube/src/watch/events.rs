@@ -86,7 +86,7 @@ pub(crate) fn silent() -> Failure {
 
 /// The failure of an event or object longer than [`OBJECT_MAX`].
 pub(crate) fn too_long(what: &str) -> Failure {
-    answers::senseless(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
+    answers::invalid_answer(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
 }
 
 /// Adds the next data to `held`; false at the end of the body.
@@ -113,7 +113,7 @@ where
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Broken(Failure),
-    Senseless(Failure),
+    InvalidData(Failure),
 }
 
 /// The body of a watch, event by event.
@@ -138,7 +138,7 @@ where
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
         loop {
             let cut = E::cut(&mut self.held, &mut self.searched);
-            if let Some(frame) = cut.map_err(Trouble::Senseless)? {
+            if let Some(frame) = cut.map_err(Trouble::InvalidData)? {
                 return Ok(Some(frame));
             }
             // Bytes left at the end are a partial event, and the watch restarts before it.
@@ -175,7 +175,7 @@ where
         loop {
             match self.reader.part(&mut self.held, self.ended)? {
                 Part::More if self.ended => {
-                    return Err(answers::senseless("the list ended before it was complete"));
+                    return Err(answers::invalid_answer("the list ended before it was complete"));
                 }
                 Part::More => {}
                 part => return Ok(part),

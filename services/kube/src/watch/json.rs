@@ -63,7 +63,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
         }
         let Meta { resource_version: version, annotations } = answers::json::<Any>(object)?.metadata;
         if version.is_empty() {
-            return Err(answers::senseless("an event without a resourceVersion"));
+            return Err(answers::invalid_answer("an event without a resourceVersion"));
         }
         match line.kind {
             "ADDED" | "MODIFIED" => Ok(Event::Put { version, object: answers::json(object)? }),
@@ -73,7 +73,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
                     annotations.is_some_and(|a| a.get(INITIAL_END).is_some_and(|v| v == "true"));
                 Ok(Event::Bookmark { version, initial_end })
             }
-            _ => Err(answers::senseless("an event of an unknown type")),
+            _ => Err(answers::invalid_answer("an event of an unknown type")),
         }
     }
 }
@@ -109,7 +109,7 @@ impl<T> Default for List<T> {
 impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
     fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure> {
         if held.len() > LIST_MAX {
-            return Err(answers::senseless(format!("it is longer than {} MiB", LIST_MAX >> 20)));
+            return Err(answers::invalid_answer(format!("it is longer than {} MiB", LIST_MAX >> 20)));
         }
         if !ended {
             return Ok(Part::More);
@@ -121,7 +121,7 @@ impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
                 held.clear();
                 let ListMeta { resource_version: version, continuation } = list.metadata;
                 if version.is_empty() {
-                    return Err(answers::senseless("the list has no resourceVersion"));
+                    return Err(answers::invalid_answer("the list has no resourceVersion"));
                 }
                 let items = list.items.unwrap_or_default().into_iter();
                 self.read.insert((ListEnd { version, continuation }, items))
@@ -178,12 +178,12 @@ mod tests {
         let body =
             StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
         let trouble = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
-        let Trouble::Senseless(failure) = trouble else { panic!("{trouble:?}") };
+        let Trouble::InvalidData(failure) = trouble else { panic!("{trouble:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
     }
 
     #[test]
-    fn events_are_separated() {
+    fn event_types_are_distinguished() {
         let of = |text: &str| AnyJson::event(Bytes::copy_from_slice(text.as_bytes()));
         assert!(matches!(
             of(r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"}}}"#),

@@ -11,14 +11,14 @@ use std::{
 };
 
 use keelson_actor_system::cluster::JobHealth;
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::Ack;
 use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{
     follow::follow,
     json::Json,
-    subject::{Change, Selectors, Subject, show},
+    subject::{Change, Selectors, Subject, publish_health},
 };
 use crate::{
     bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST},
@@ -165,7 +165,7 @@ impl<S: PodSink> NodePods<'_, S> {
                 return;
             }
             Change::Refused => return,
-            Change::Listed => {
+            Change::ListComplete => {
                 let events = self.known.table().synced(self.listing.take().unwrap_or_default());
                 for event in events {
                     self.sink.pod(event);
@@ -174,14 +174,14 @@ impl<S: PodSink> NodePods<'_, S> {
                 self.sink.synced(live);
                 return;
             }
-            Change::Put(pod) => match &mut self.listing {
+            Change::Upsert(pod) => match &mut self.listing {
                 Some(listed) => {
                     listed.push(*pod);
                     return;
                 }
                 None => self.known.table().put(*pod),
             },
-            Change::Gone(pod) => self.known.table().gone(&pod.metadata.uid),
+            Change::Deleted(pod) => self.known.table().gone(&pod.metadata.uid),
         };
         if let Some(event) = event {
             self.sink.pod(event);
@@ -203,16 +203,16 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
         Selectors::fields(format!("spec.nodeName={},{HAS_NOT_ENDED}", self.node))
     }
 
-    async fn tell(&mut self, changes: Vec<Change<PodMeta>>) -> Answer {
+    async fn deliver(&mut self, changes: Vec<Change<PodMeta>>) -> Ack {
         for change in changes {
             self.seen(change);
         }
-        Answer::Taken
+        Ack::Accepted
     }
 
-    async fn health(&mut self, health: JobHealth) -> Answer {
-        show(self.health, health);
-        Answer::Taken
+    async fn health(&mut self, health: JobHealth) -> Ack {
+        publish_health(self.health, health);
+        Ack::Accepted
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(table.put(pod("a", false)), None);
         assert_eq!(table.put(pod("a", true)), Some(PodEvent::Terminating(named("a"))));
         assert_eq!(table.put(pod("a", true)), None);
-        assert_eq!(table.put(pod("a", false)), None, "nobody takes a deletion back");
+        assert_eq!(table.put(pod("a", false)), None, "a deletion is final");
         assert_eq!(table.gone("a"), Some(PodEvent::Gone(named("a"))));
         assert_eq!(table.gone("a"), None);
         assert_eq!(table.put(pod("", false)), None);

@@ -56,8 +56,8 @@ fn case_02_a_service_of_another_proxy_has_no_frontend() {
 #[test]
 fn case_03_a_family_without_endpoints_rejects() {
     let scene = scene(svc().dual_stack(), [http("a", "R1")]);
-    assert_eq!(scene.fate(To::ClusterIp), "{R1}");
-    assert_eq!(scene.fate6(To::ClusterIp), "REJECT");
+    assert_eq!(scene.outcome(To::ClusterIp), "{R1}");
+    assert_eq!(scene.outcome6(To::ClusterIp), "REJECT");
     let ips = scene.served().i_ps.unwrap();
     let cluster_ips = ips.cluster_i_ps.unwrap();
     assert_eq!(
@@ -71,7 +71,7 @@ fn both_families_are_served_and_kept_apart() {
     let slices = [http("a", "R1 L2!"), http("b", "R61! L62~").kind("IPv6")];
     let scene = scene(svc().dual_stack().external_local(), slices);
     scene.expect("{R1}", "DROP", "{R1}");
-    let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| scene.fate6(to));
+    let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| scene.outcome6(to));
     assert_eq!(fates, ["{L62}", "{L62}", "{L62}"]);
 }
 

@@ -11,9 +11,9 @@ use super::{
 
 #[test]
 fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_interval() {
-    for (chance, interval_ms) in [(0.0, 10_000), (0.5, 10_200), (0.999_999, 10_399)] {
+    for (random, interval_ms) in [(0.0, 10_000), (0.5, 10_200), (0.999_999, 10_399)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-        bench.chance = chance;
+        bench.random = random;
         bench.pass(seconds(1), &mut server);
         let (_, create) = bench.requests[2].clone();
         let expect = LeaseCreate {
@@ -31,7 +31,7 @@ fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_inter
         let patches = bench.patches();
         assert_eq!(bench.timed_log(), [(interval_ms, "PATCH")]);
         // As small as possible, except for what is dropped once.
-        assert_eq!((&*patches[0].resource_version, patches[0].forget_managers), ("1", true));
+        assert_eq!((&*patches[0].resource_version, patches[0].drop_managed_fields), ("1", true));
         assert_eq!(
             (&patches[0].owner, &patches[0].acquire, patches[0].duration_seconds),
             (&None, &None, None)
@@ -39,7 +39,7 @@ fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_inter
         bench.pass(seconds(21), &mut server);
         let patches = bench.patches();
         assert_eq!(bench.log(), ["PATCH", "PATCH"]);
-        assert_eq!((&*patches[0].resource_version, patches[0].forget_managers), ("2", false));
+        assert_eq!((&*patches[0].resource_version, patches[0].drop_managed_fields), ("2", false));
     }
 }
 
@@ -101,7 +101,7 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
         bench.core.health(),
         JobHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
     ));
-    assert_eq!(bench.noted("cannot renew Lease"), 1, "told once");
+    assert_eq!(bench.noted("cannot renew Lease"), 1, "reported once");
     server.down = None;
     let back = bench.now.mono;
     bench.pass(seconds(7), &mut server);
@@ -159,7 +159,7 @@ fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
         [(60_200, "GET"), (70_400, "GET"), (80_800, "GET"), (91_600, "GET"), (103_200, "GET")]
     );
     assert!(matches!(bench.core.health(), JobHealth::Failing { .. }));
-    assert!(bench.closes > 4, "a read that hangs twice does it as well");
+    assert!(bench.closes > 4, "so does a read that times out twice");
     server.down = None;
     bench.pass(seconds(17), &mut server);
     assert_eq!(bench.core.health(), JobHealth::Healthy);

@@ -41,7 +41,7 @@ impl World {
     fn start(&mut self, policy: LeasePolicy, record: Option<LeaseRecord>) -> usize {
         let mut agent = Bench::with(policy, record);
         agent.now.unix_ms = self.unix_ms();
-        agent.chance = [0.1, 0.6, 0.9][self.agents.len() % 3];
+        agent.random = [0.1, 0.6, 0.9][self.agents.len() % 3];
         self.agents.push(Some(agent));
         self.agents.len() - 1
     }
@@ -137,7 +137,7 @@ fn e3_a_copy_of_the_agent_with_its_state_yields_to_the_original() {
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert!(world.agent(original).counted.contains(&Counted::ForeignRenewal));
     assert!(world.oldest(seconds(60)) < seconds(11));
-    assert_eq!(world.agent(original).core.health(), JobHealth::Healthy, "it goes on");
+    assert_eq!(world.agent(original).core.health(), JobHealth::Healthy, "it continues");
     assert_eq!(world.contention(original), Contention::Uncontested);
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert_eq!(world.agent(copy).record.as_ref().map(|record| record.stood_back), Some(true));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{Acquire, ApiErrorKind, JobHealth, LeaseSeen, Owner, Written};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseHolder, ObservedLease, Owner, Written};
 
 use super::{
     Answer, Counted, Event, LeasePolicy, Request,
@@ -46,7 +46,7 @@ fn a_restart_renews_when_the_process_before_would_have() {
     bench.pass(seconds(1), &mut server);
     let patches = bench.patches();
     assert_eq!(bench.timed_log(), [(6_200, "PATCH")]);
-    assert!(!patches[0].forget_managers, "once for a uid, and not once for a process");
+    assert!(!patches[0].drop_managed_fields, "once for a uid, and not once for a process");
     assert_eq!((&patches[0].owner, &patches[0].acquire), (&None, &None));
     bench.pass(seconds(60), &mut server);
     assert_eq!(bench.persisted, 0, "no renewal is written down");
@@ -77,7 +77,7 @@ fn a_restart_renews_at_once_what_is_old_foreign_or_of_the_future() {
 fn a_foreign_lease_is_taken_over_once() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("other", seconds(1)));
     bench.pass(seconds(11), &mut server);
-    let acquire = Acquire { holder: "web-1".into(), acquire_unix_us: START_MS * 1000, transitions: 4 };
+    let acquire = LeaseHolder { holder: "web-1".into(), acquire_unix_us: START_MS * 1000, transitions: 4 };
     let patches = bench.patches();
     assert_eq!((&patches[0].acquire, &patches[1].acquire), (&Some(acquire), &None));
     assert_eq!(bench.counted.iter().filter(|counted| **counted == Counted::Takeover).count(), 1);
@@ -87,7 +87,7 @@ fn a_foreign_lease_is_taken_over_once() {
 }
 
 #[test]
-fn invalid_transition_counts_are_corrected() {
+fn transition_counts_stay_in_range() {
     for (seen, expect) in [(None, 1), (Some(-5), 1), (Some(i32::MAX), i32::MAX)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_lease("", seconds(1)));
         server.lease.as_mut().expect("there").transitions = seen;
@@ -164,7 +164,7 @@ fn a_deleted_lease_is_recreated_at_once() {
         (JobHealth::Healthy, 1, 2)
     );
     bench.pass(seconds(10), &mut server);
-    assert!(bench.patches()[0].forget_managers, "once for each uid");
+    assert!(bench.patches()[0].drop_managed_fields, "once for each uid");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_lease_recreated_by_another_process_is_reported_and_renewed() {
         (Bench::new(Some(record("an old uid"))), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(7), &mut server);
     assert_eq!(bench.noted("was recreated by another client"), 1);
-    assert!(bench.patches()[0].forget_managers);
+    assert!(bench.patches()[0].drop_managed_fields);
     assert_eq!(
         bench.record.map(|record| (record.uid, record.managers_forgotten)),
         Some(("lease-uid".into(), true))
@@ -187,7 +187,7 @@ fn managed_fields_are_kept_unless_dropping_is_set() {
     let mut bench = Bench::new(None);
     bench.core = super::Core::new(LeasePolicy { lean: false, ..policy() }, None);
     bench.pass(seconds(15), &mut Server::with_node());
-    assert_eq!(bench.patches().iter().filter(|patch| patch.forget_managers).count(), 0);
+    assert_eq!(bench.patches().iter().filter(|patch| patch.drop_managed_fields).count(), 0);
     assert_eq!(
         (bench.patches().len(), bench.record.map(|record| record.managers_forgotten)),
         (1, Some(false))
@@ -199,7 +199,7 @@ fn the_record_of_another_lease_is_ignored() {
     let other = LeaseRecord { name: "other".into(), ..record("an old uid") };
     let (mut bench, mut server) = (Bench::new(Some(other)), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(1), &mut server);
-    assert_eq!((bench.noted("made anew"), bench.persisted), (0, 1));
+    assert_eq!((bench.noted("recreated"), bench.persisted), (0, 1));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_refused_patch_is_reduced_next_time() {
     bench.pass(seconds(20), &mut server);
     let patches = bench.patches();
     assert_eq!(bench.log(), ["PATCH", "GET", "PATCH"]);
-    assert_eq!((patches[0].forget_managers, patches[1].forget_managers), (true, false));
+    assert_eq!((patches[0].drop_managed_fields, patches[1].drop_managed_fields), (true, false));
     assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
@@ -267,16 +267,16 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
         (asked(86_400), 10_000),
         (ApiErrorKind::TooManyRequests { retry_after: Some(Duration::MAX) }, 10_000),
     ] {
-        for (chance, more_ms) in [(0.0, 0), (0.5, 1_250), (1.0, 2_500)] {
+        for (random, more_ms) in [(0.0, 0), (0.5, 1_250), (1.0, 2_500)] {
             let (mut bench, mut server) = (Bench::new(None), Server::with_node());
             bench.pass(seconds(1), &mut server);
             bench.log();
             server.next = [Some(kind)].into();
-            bench.chance = chance;
+            bench.random = random;
             bench.pass(millis(23_500), &mut server);
             let log = bench.timed_log();
             let retried = 10_200 + pause_ms + more_ms;
-            assert_eq!(log[..2], [(10_200, "PATCH"), (retried, "PATCH")], "{kind:?}, {chance}");
+            assert_eq!(log[..2], [(10_200, "PATCH"), (retried, "PATCH")], "{kind:?}, {random}");
             assert_eq!((bench.core.health(), bench.closes), (JobHealth::Healthy, 0));
         }
     }
@@ -286,13 +286,13 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
 #[test]
 fn e13_with_a_retry_after_of_a_minute_there_are_three_tries_per_lease_duration() {
     let busy = Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(60)) });
-    for chance in [0.0, 0.5, 0.999] {
-        let (mut bench, mut server) = (Bench { chance, ..Bench::new(None) }, Server::with_node());
+    for random in [0.0, 0.5, 0.999] {
+        let (mut bench, mut server) = (Bench { random, ..Bench::new(None) }, Server::with_node());
         bench.pass(seconds(1), &mut server);
         bench.log();
         server.next = [busy; 100].into();
         bench.pass(seconds(39), &mut server);
-        assert!(bench.log().len() >= 3, "{chance}");
+        assert!(bench.log().len() >= 3, "{random}");
     }
     // The same if the Lease has to be created: for the Node's uid, and for the POST.
     for before in [1, 2] {
@@ -377,7 +377,7 @@ fn a_lease_that_comes_and_goes_is_retried_with_pauses() {
 fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("web-1", seconds(20)));
     bench.event(Event::Tick);
-    bench.answer(Answer::Read(Ok(LeaseSeen::default())));
+    bench.answer(Answer::Read(Ok(ObservedLease::default())));
     assert!(bench.patches().is_empty() && matches!(bench.core.health(), JobHealth::Failing { .. }));
     bench.pass(seconds(1), &mut server);
     assert_eq!(bench.log(), ["GET", "GET", "PATCH"]);

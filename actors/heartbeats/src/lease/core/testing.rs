@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use keelson_actor_system::{
     clock::Now,
-    cluster::{ApiError, ApiErrorKind, LeaseSeen, Written},
+    cluster::{ApiError, ApiErrorKind, ObservedLease, Written},
 };
 
 use super::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request};
@@ -50,7 +50,7 @@ pub(crate) fn name_of(request: &Request) -> &'static str {
 
 #[derive(Debug, Default)]
 pub(crate) struct Server {
-    pub(crate) lease: Option<LeaseSeen>,
+    pub(crate) lease: Option<ObservedLease>,
     pub(crate) node: Option<String>,
     /// Answer to every request, and its delay.
     pub(crate) down: Option<(ApiErrorKind, Duration)>,
@@ -72,7 +72,7 @@ impl Server {
     /// A Lease that was renewed this long ago.
     pub(crate) fn with_lease(holder: &str, renewed_ago: Duration) -> Self {
         let age = i64::try_from(renewed_ago.as_micros()).expect("small");
-        let lease = LeaseSeen {
+        let lease = ObservedLease {
             written: Written { uid: "lease-uid".into(), resource_version: "100".into() },
             owner_uid: Some("node-uid".into()),
             holder: Some(holder.into()),
@@ -124,7 +124,7 @@ impl Server {
                         uid: format!("uid-{}", self.version),
                         resource_version: self.version.to_string(),
                     };
-                    self.lease = Some(LeaseSeen {
+                    self.lease = Some(ObservedLease {
                         written: written.clone(),
                         owner_uid: create.owner.as_ref().map(|owner| owner.uid.clone()),
                         holder: Some(create.holder.clone()),
@@ -178,7 +178,7 @@ impl Server {
 pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) now: Now,
-    pub(crate) chance: f64,
+    pub(crate) random: f64,
     pub(crate) asked: Option<(u64, Request)>,
     pub(crate) requests: Vec<(Duration, Request)>,
     pub(crate) closes: u32,
@@ -197,7 +197,7 @@ impl Bench {
         Self {
             core: Core::new(policy, record.clone()),
             now: Now { mono: Duration::ZERO, unix_ms: START_MS },
-            chance: 0.5,
+            random: 0.5,
             asked: None,
             requests: Vec::new(),
             closes: 0,
@@ -209,7 +209,7 @@ impl Bench {
     }
 
     pub(crate) fn event(&mut self, event: Event) {
-        for effect in self.core.handle(event, self.now, self.chance) {
+        for effect in self.core.handle(event, self.now, self.random) {
             match effect {
                 Effect::Ask { number, request } => {
                     assert!(self.asked.is_none(), "two requests at once: {:?} and {request:?}", self.asked);
@@ -246,7 +246,7 @@ impl Bench {
         let mut turns = 0;
         loop {
             turns += 1;
-            assert!(turns < 100_000, "asks for ever");
+            assert!(turns < 100_000, "sends requests without end");
             if let Some((_, request)) = self.asked.clone() {
                 let takes = server.down.map_or(Duration::ZERO, |(_, takes)| takes);
                 if self.now.mono + takes > end {

@@ -44,7 +44,12 @@ fn get(list: &Resources, name: &str) -> Option<Amount> {
 fn steady(known: Option<Amount>, bytes: u64) -> Amount {
     let read = Amount::bytes(bytes);
     match known {
-        Some(known) if read.less(known).plus(known.less(read)).times(100) < known => known,
+        Some(known)
+            if read.saturating_sub(known).saturating_add(known.saturating_sub(read)).saturating_mul(100)
+                < known =>
+        {
+            known
+        }
         _ => read,
     }
 }
@@ -82,7 +87,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
 
 /// The allocatable amount of a resource.
 fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPolicy) -> Amount {
-    let reserved = policy.kube_reserved.get(name).plus(policy.system_reserved.get(name));
+    let reserved = policy.kube_reserved.get(name).saturating_add(policy.system_reserved.get(name));
     let signal = match name {
         "memory" => Some(Signal::MemoryAvailable),
         "ephemeral-storage" => Some(Signal::NodeFsAvailable),
@@ -90,10 +95,10 @@ fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPo
     };
     let kept =
         signal.and_then(|signal| policy.eviction_hard.get(signal)).map(|least| least.of(amount.units()));
-    let mut left = amount.less(reserved).less(Amount::bytes(kept.unwrap_or(0)));
+    let mut left = amount.saturating_sub(reserved).saturating_sub(Amount::bytes(kept.unwrap_or(0)));
     if name == "memory" {
         for page in capacity.keys().filter(|name| name.starts_with("hugepages-")) {
-            left = left.less(get(capacity, page).unwrap_or_default());
+            left = left.saturating_sub(get(capacity, page).unwrap_or_default());
         }
     }
     left

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::clock::Now;
 
-use super::{Core, Counted, Effect, writers::WriterNews};
+use super::{Core, Counted, Effect, writers::WriterEvent};
 use crate::{
     lease::Contention,
     status::{
@@ -83,11 +83,11 @@ impl Core {
         for news in self.writers.observe(&kinds, list, quiet, moment(now)) {
             let name = &self.policy.node_name;
             let (warn, text) = match news {
-                WriterNews::Foreign(_) => {
+                WriterEvent::Foreign(_) => {
                     effects.push(Effect::Count(Counted::ForeignWrite));
                     continue;
                 }
-                WriterNews::Contested(kind) => (
+                WriterEvent::Contested(kind) => (
                     true,
                     format!(
                         "another process also writes condition {kind} of Node {name}; the agent writes it at \
@@ -95,7 +95,7 @@ impl Core {
                         self.policy.report_frequency
                     ),
                 ),
-                WriterNews::Over(kind) => {
+                WriterEvent::Over(kind) => {
                     (false, format!("no other process writes condition {kind} of Node {name} any longer"))
                 }
             };

@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use keelson_actor_system::{
     clock::Now,
     cluster::{ApiError, JobHealth, Written},
-    reports::{EndpointsView, FlowView, RuntimeReport},
+    reports::{EndpointsView, PullsView, RuntimeReport},
 };
 use keelson_proto::backoff::Backoff;
 use keelson_storage::StoreState;
@@ -51,7 +51,7 @@ const JITTER: f64 = 0.04;
 /// Pauses between attempts to register (kubelet).
 const REGISTRATIONS: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(7) };
 /// Maximum `Retry-After` that is obeyed, in milliseconds.
-const LONGEST_RETRY_AFTER: i64 = 60_000;
+const MAX_RETRY_AFTER_MS: i64 = 60_000;
 /// Maximum addition to it, as a fraction of the update frequency.
 const RETRY_SPREAD: f64 = 0.25;
 /// The clocks have stepped if their difference changes by more than this from one pass to the next, in milliseconds.
@@ -99,7 +99,7 @@ pub(crate) struct Collected {
     pub since_boot: Duration,
     pub runtime: Result<RuntimeReport, String>,
     pub runtime_down: Option<String>,
-    pub flow: Result<FlowView, String>,
+    pub pulls_view: Result<PullsView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
 }
@@ -158,13 +158,13 @@ pub(crate) struct Core {
     delay: i64,
     pass: Option<Box<Pass>>,
     /// Something changed during the pass.
-    again: bool,
+    is_changed_during_pass: bool,
     /// The next report is made even without a change.
     force: bool,
     /// Labels are to be checked.
     repair: bool,
     /// The Node has existed in this life of the process.
-    ever: bool,
+    has_seen_node: bool,
     /// Since when the Node is missing, Unix milliseconds.
     missing: Option<i64>,
     due: Option<Moment>,
@@ -178,11 +178,11 @@ pub(crate) struct Core {
     repeat_at: Option<Moment>,
     steps: u64,
     runtime: Option<(RuntimeReport, Moment)>,
-    flow: Option<(FlowView, Moment)>,
+    pulls_view: Option<(PullsView, Moment)>,
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
     /// When the server answered after failed reports, or was asked because of stale endpoints.
-    heard_again: Option<Moment>,
+    answered_after_outage: Option<Moment>,
     /// It was asked because of the current staleness of endpoints.
     asked: bool,
     health: JobHealth,
@@ -211,10 +211,10 @@ impl Core {
             last_report: None,
             delay: 0,
             pass: None,
-            again: false,
+            is_changed_during_pass: false,
             force: false,
             repair,
-            ever: false,
+            has_seen_node: false,
             missing: None,
             due: None,
             not_before: None,
@@ -224,10 +224,10 @@ impl Core {
             repeat_at: None,
             steps: 0,
             runtime: None,
-            flow: None,
+            pulls_view: None,
             image_fs: None,
             failing: None,
-            heard_again: None,
+            answered_after_outage: None,
             asked: false,
             health: JobHealth::Pending,
             contention: Contention::default(),
@@ -338,7 +338,7 @@ impl Core {
             return;
         }
         if self.pass.is_some() {
-            self.again = true;
+            self.is_changed_during_pass = true;
         } else if !self.must_wait(now) && (!by_rate || self.credit_at(moment(now)) >= self.frequency()) {
             self.begin(now, effects);
         }
@@ -398,16 +398,16 @@ impl Core {
     fn inputs(&mut self, collected: Collected, now: Now) -> Inputs {
         let runtime = self.runtime_view(collected.runtime, collected.runtime_down, now);
         let at = moment(now);
-        let flow = match collected.flow {
-            Ok(mut flow) => {
+        let pulls_view = match collected.pulls_view {
+            Ok(mut pulls_view) => {
                 // Without progress since the start, the time cannot exceed that since the start.
                 let started = self.start.as_ref().map(|(_, start)| now.mono.saturating_sub(start.mono));
-                flow.since_moved = flow.since_moved.or(started);
-                self.flow = Some((flow.clone(), at));
-                Ok(flow)
+                pulls_view.since_progress = pulls_view.since_progress.or(started);
+                self.pulls_view = Some((pulls_view.clone(), at));
+                Ok(pulls_view)
             }
-            Err(reason) => match &self.flow {
-                Some((flow, heard)) if at - heard < GRACE => Ok(flow.clone()),
+            Err(reason) => match &self.pulls_view {
+                Some((pulls_view, heard)) if at - heard < GRACE => Ok(pulls_view.clone()),
                 _ => Err(reason),
             },
         };
@@ -416,7 +416,7 @@ impl Core {
             readings: collected.readings,
             since_boot: collected.since_boot,
             runtime,
-            flow,
+            pulls_view,
             endpoints: collected.endpoints,
             store: collected.store,
         }

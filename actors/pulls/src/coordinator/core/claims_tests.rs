@@ -76,7 +76,7 @@ fn i7_pulls_with_callers_come_first_and_returning_callers_keep_their_place() {
     }
     let mut bench = bench.kill(limit(1));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    assert_eq!(bench.starts, [(PullId(1), 2)], "a slot that nobody needs");
+    assert_eq!(bench.starts, [(PullId(1), 2)], "an unused slot");
     let new = bench.ask(image("r/new"));
     let back = bench.ask(image("r/3"));
     assert_eq!(bench.pull(back), PullId(3));
@@ -107,7 +107,7 @@ fn i7_pulls_of_deleted_pods_are_dropped_before_they_run() {
     assert_eq!(bench.journal.pulls.keys().copied().collect::<Vec<_>>(), [2, 3]);
     // Reported again after a relist.
     synced(&mut bench, &["lives"]);
-    assert_eq!((bench.queued(), bench.running()), (0, 1), "what runs goes on");
+    assert_eq!((bench.queued(), bench.running()), (0, 1), "running pulls continue");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::reports::{FlowView, RuntimeFlow};
+use keelson_actor_system::reports::{PullsView, RuntimeAvailability};
 use keelson_proto::Code;
 
 use super::{
-    CallerId, End, Policy, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
+    CallerId, Policy, PullEnd, PullEvent, Refusal,
+    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
 };
 use crate::runtime::{Phase, RuntimeEvent};
 
@@ -39,7 +39,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     // The slot is untouched, the queue moves up, nothing is cancelled, the record is gone.
     assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, 1, 0));
     assert_eq!(bench.journal.pulls.len(), 2);
-    assert_eq!(bench.finished(), [End::Cancelled]);
+    assert_eq!(bench.finished(), [PullEnd::Cancelled]);
     bench.finish(bench.pull(running), ok());
     assert!(bench.succeeded(running));
     assert_eq!((bench.running(), bench.queued()), (1, 0));
@@ -75,7 +75,7 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
     assert!(bench.waits(caller));
     bench.finish(pull, lost("EOF"));
     gone(&mut bench, "web");
-    assert!(bench.waits(caller), "it holds its slot and goes on with the runtime");
+    assert!(bench.waits(caller), "it keeps its slot and its call");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     // A caller that joins a running pull does not wait in a queue.
     let joined = bench.ask(image("r/a").pod("web"));
@@ -187,7 +187,7 @@ fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
     let policy = Policy { enforce_by_runtime: true, ..limit(1) };
     for before in [false, true] {
         let mut bench = Bench::new(policy.clone());
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
         let caller = bench.ask(image("r/a").pod("web"));
         let pull = bench.pull(caller);
         if before {
@@ -216,41 +216,49 @@ fn case_06_a_pull_for_an_absent_runtime_is_waiting() {
 #[test]
 fn the_pulls_view_shows_waiting_and_progressing_pulls() {
     let mut bench = Bench::new(limit(1));
-    let flow = |bench: &Bench| bench.core.flow(true, bench.now);
-    let expect = FlowView {
+    let pulls_view = |bench: &Bench| bench.core.pulls_view(true, bench.now);
+    let expect = PullsView {
         queued: 0,
         running: 0,
         oldest_wait: None,
-        since_moved: None,
-        runtime: RuntimeFlow::Unknown,
+        since_progress: None,
+        runtime: RuntimeAvailability::Unknown,
         durable: true,
     };
-    assert_eq!(flow(&bench), expect);
+    assert_eq!(pulls_view(&bench), expect);
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let running = bench.ask(image("r/a"));
     bench.pass(seconds(5));
     bench.ask(image("r/b"));
     bench.ask(image("r/c"));
     bench.pass(seconds(7));
-    let expect =
-        FlowView { queued: 2, running: 1, oldest_wait: Some(seconds(7)), runtime: RuntimeFlow::Up, ..expect };
-    assert_eq!(flow(&bench), expect);
+    let expect = PullsView {
+        queued: 2,
+        running: 1,
+        oldest_wait: Some(seconds(7)),
+        runtime: RuntimeAvailability::Up,
+        ..expect
+    };
+    assert_eq!(pulls_view(&bench), expect);
     let pull = bench.pull(running);
     bench.progress(pull, reading(Phase::Downloading, 10));
     bench.pass(seconds(3));
     bench.progress(pull, reading(Phase::Downloading, 10));
-    assert_eq!(flow(&bench).since_moved, Some(seconds(3)), "the same reading is no progress");
+    assert_eq!(pulls_view(&bench).since_progress, Some(seconds(3)), "the same reading is no progress");
     bench.finish(pull, fails(Code::NotFound, "no"));
     assert_eq!(
-        (flow(&bench).since_moved, flow(&bench).oldest_wait),
+        (pulls_view(&bench).since_progress, pulls_view(&bench).oldest_wait),
         (Some(Duration::ZERO), Some(seconds(10)))
     );
     bench.event(RuntimeEvent::RuntimeChanged(Err("no socket".into())));
     bench.pass(seconds(2));
     bench.event(RuntimeEvent::RuntimeChanged(Err("still none".into())));
     bench.pass(seconds(2));
-    assert_eq!(flow(&bench).runtime, RuntimeFlow::Away { away_for: seconds(4), reason: "still none".into() });
+    assert_eq!(
+        pulls_view(&bench).runtime,
+        RuntimeAvailability::Down { down_for: seconds(4), reason: "still none".into() }
+    );
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    assert_eq!(flow(&bench).runtime, RuntimeFlow::Up);
-    assert!(!bench.core.flow(false, bench.now).durable);
+    assert_eq!(pulls_view(&bench).runtime, RuntimeAvailability::Up);
+    assert!(!bench.core.pulls_view(false, bench.now).durable);
 }

@@ -30,8 +30,8 @@ fn replaced(old: &mut Bench) -> (Bench, HandedState) {
 }
 
 /// Passes the ends of the old core's last event to the successor.
-fn tell(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
-    let ends = old.told();
+fn report_ends(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
+    let ends = old.reported_ends();
     for end in &ends {
         new.event(PullEvent::PredecessorEnded { pull: PullId(end.pull), how: end.how.clone() });
     }
@@ -50,12 +50,12 @@ fn queued_callers_move_and_running_ones_stay() {
     assert_eq!((state.pulls.len(), state.running()), (4, 2));
     for (index, caller) in callers.iter().enumerate() {
         match index < 2 {
-            true => assert!(old.waits(*caller), "it gets the runtime's answer where it asked"),
+            true => assert!(old.waits(*caller), "the predecessor answers with the result of the runtime"),
             false => assert_eq!(old.refusal(*caller), Refusal::Moved),
         }
     }
-    assert_eq!((new.running(), new.queued()), (2, 2), "what goes on in the old one holds its slots");
-    assert!(new.starts.is_empty(), "the runtime is asked for nothing twice");
+    assert_eq!((new.running(), new.queued()), (2, 2), "pulls running in the predecessor hold their slots");
+    assert!(new.starts.is_empty(), "no pull is started twice");
     let late = old.ask(image("r/e"));
     assert_eq!(old.refusal(late), Refusal::Moved);
 }
@@ -72,7 +72,7 @@ fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
     assert!(new.starts.is_empty(), "{moved:?} wait for the slot");
     old.finish(pull, ok());
     assert!(old.succeeded(first));
-    let ends = tell(&old, &mut new);
+    let ends = report_ends(&old, &mut new);
     assert!(matches!(&ends[..], [HandedEnd { how: HandedOutcome::Answered(_), .. }]));
     assert!(new.succeeded(joined));
     assert_eq!(new.started(), [new.pull(again[1])], "the order is that of before, not that of coming back");
@@ -92,7 +92,7 @@ fn callers_with_credentials_join_only_their_own_running_pull() {
     assert_eq!(new.pull(same), pull);
     assert_ne!(new.pull(other), pull);
     old.finish(pull, ok());
-    tell(&old, &mut new);
+    report_ends(&old, &mut new);
     assert!(new.succeeded(same) && new.waits(other));
 }
 
@@ -113,7 +113,7 @@ fn the_end_in_the_predecessor_decides_the_next_step() {
         ("it shares the end of a cancelled one", share, false, 1, 1),
         ("it fails", fail, false, 0, 0),
         ("everybody left", leave, false, 0, 0),
-        ("everybody left but who joined", leave, true, 1, 1),
+        ("only the caller that joined stays", leave, true, 1, 1),
     ] {
         let mut old = Bench::up(limit(1));
         let caller = old.ask(image("r/a"));
@@ -121,7 +121,7 @@ fn the_end_in_the_predecessor_decides_the_next_step() {
         let (mut new, _) = replaced(&mut old);
         let joined = joined.then(|| new.ask(image("r/a")));
         act(&mut old, caller, pull);
-        assert_eq!(tell(&old, &mut new).len(), 1, "{name}");
+        assert_eq!(report_ends(&old, &mut new).len(), 1, "{name}");
         assert_eq!((new.running(), new.starts.len()), (running, starts), "{name}");
         assert!(joined.is_none_or(|joined| new.waits(joined)), "{name}");
     }
@@ -172,8 +172,8 @@ fn a_successor_that_is_replaced_passes_ends_on() {
     assert!(second.waits(joined), "it gets its answer in the second");
     assert!(matches!(third.core.pulls[&PullId(1)].stage, Stage::Predecessor));
     first.finish(PullId(1), ok());
-    tell(&first, &mut second);
-    tell(&second, &mut third);
+    report_ends(&first, &mut second);
+    report_ends(&second, &mut third);
     assert!(first.succeeded(caller) && second.succeeded(joined));
     assert!(third.core.is_idle() && third.starts.is_empty());
 }
@@ -185,9 +185,9 @@ fn the_successor_counts_a_present_pull_that_becomes_a_download() {
     let caller = old.ask(image("r/a"));
     old.present(old.pull(caller), Some(true));
     let (mut new, _) = replaced(&mut old);
-    assert_eq!(new.running(), 0, "beside the limit");
+    assert_eq!(new.running(), 0, "not counted under the limit");
     old.progress(PullId(1), reading(Phase::Downloading, 1));
     assert_eq!((old.refusal(caller), old.cancels.len()), (Refusal::Moved, 1));
-    tell(&old, &mut new);
+    report_ends(&old, &mut new);
     assert_eq!(new.running(), 1, "counted");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    End, Policy, PullEvent, Refusal, Tally,
+    Policy, PullEnd, PullEvent, Refusal, Tally,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
@@ -87,7 +87,7 @@ fn a_pull_that_ends_in_its_grace_period_is_a_success() {
     bench.leave(caller);
     bench.finish(pull, ok());
     bench.pass(seconds(60));
-    assert_eq!((bench.finished(), bench.cancels.len()), (vec![End::Succeeded], 0));
+    assert_eq!((bench.finished(), bench.cancels.len()), (vec![PullEnd::Succeeded], 0));
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn a_restart_without_the_gate_drops_the_queue() {
     bench.ask(image("r/b").auth("pw"));
     let bench = bench.kill(Policy { resume: false, ..limit(1) });
     assert!(bench.core.pulls.is_empty() && bench.journal.pulls.is_empty());
-    assert!(bench.notes.iter().any(|note| note.warn), "and says so");
+    assert!(bench.notes.iter().any(|note| note.warn), "and logs it");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_held_place_without_claim_is_dropped() {
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(120));
     assert_eq!((bench.core.counts().held, bench.journal.pulls.len()), (0, 0));
-    assert_eq!((bench.finished(), bench.starts.len()), (vec![End::Cancelled], 0));
+    assert_eq!((bench.finished(), bench.starts.len()), (vec![PullEnd::Cancelled], 0));
     assert_eq!(bench.journal.leases.len(), 1, "what it had fetched waits for the next try");
 }
 
@@ -442,7 +442,7 @@ fn debug_output_has_no_secrets() {
     let words = "401 for :hunter2hunter2";
     let caller = bench.ask(image("r/a").auth("hunter2hunter2").pod("p"));
     bench.finish(bench.pull(caller), fails(Code::Unknown, words));
-    assert_eq!(bench.status(caller).message, words, "the caller hears what the runtime said");
+    assert_eq!(bench.status(caller).message, words, "the caller gets the runtime's error");
     let caller = bench.ask(image("r/b").auth("hunter2hunter2"));
     bench.finish(bench.pull(caller), lost(words));
     assert!(bench.core.list(9, bench.now).pulls[0].error.contains("[redacted]"));
@@ -474,5 +474,5 @@ fn the_list_shows_states_and_places() {
     ];
     assert_eq!(told, expect.map(|(id, state, position)| (id, i32::from(state), position)));
     assert_eq!((list.running, list.queued, list.callers, list.oldest_wait_ms), (2, 2, 4, 2000));
-    assert_eq!(bench.core.list(1, bench.now).pulls.len(), 4, "so many of the queue as are asked for");
+    assert_eq!(bench.core.list(1, bench.now).pulls.len(), 4, "the requested number of queued pulls");
 }

@@ -4,8 +4,8 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Policy, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
+    Effect, Policy, PullEnd, PullEvent, Refusal,
+    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
 };
 use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
 
@@ -108,7 +108,7 @@ fn reject_fails_after_three_tries_ten_seconds_apart() {
     let expect = Refusal::TooMany { running: 1, limit: 1, queued: 1, waited: seconds(30) };
     assert_eq!(refusal, expect);
     assert_eq!((bench.queued(), bench.waits(running)), (0, true));
-    assert_eq!(bench.finished(), [End::Refused(refusal.to_string())], "I18: nobody cancelled it");
+    assert_eq!(bench.finished(), [PullEnd::Refused(refusal.to_string())], "I18: it was not cancelled");
     assert!(!refusal.to_string().contains("tried"), "I19: it is not tried, it waits: {refusal}");
 }
 
@@ -196,7 +196,7 @@ fn the_highest_option_of_the_waiters_counts() {
     let pull = bench.pull(tight);
     assert_eq!((bench.queued(), bench.core.pulls[&pull].cap()), (1, Some(2)));
     bench.leave(looser);
-    assert_eq!(bench.core.pulls[&pull].cap(), Some(1), "who leaves takes the option along");
+    assert_eq!(bench.core.pulls[&pull].cap(), Some(1), "the option of a caller that leaves is dropped");
     bench.ask(image("r/a"));
     assert_eq!(bench.starts.last(), Some(&(pull, 1)), "joined by one without an option");
 }
@@ -204,7 +204,7 @@ fn the_highest_option_of_the_waiters_counts() {
 #[test]
 fn the_limit_is_passed_to_a_runtime_that_obeys_it() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(caller)).expect("started").1, Some(3));
     let tighter = bench.ask(image("r/b").option(2));
@@ -231,7 +231,7 @@ fn without_the_capability_the_agent_applies_the_limit() {
 #[test]
 fn runtime_limit_refusals_pause_a_waiting_pull() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
     for attempt in 1..=5 {
@@ -247,7 +247,7 @@ fn runtime_limit_refusals_pause_a_waiting_pull() {
 #[test]
 fn runtime_limit_refusals_are_returned_in_reject_mode() {
     let mut bench = Bench::new(Policy { reject: true, ..by_runtime(3) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, FULL));
     assert_eq!(bench.status(caller).message, FULL);
@@ -256,7 +256,7 @@ fn runtime_limit_refusals_are_returned_in_reject_mode() {
 #[test]
 fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let waits = bench.ask(image("r/a"));
     let hears = bench.ask(image("r/a").option(3));
     bench.finish(bench.pull(waits), fails(Code::ResourceExhausted, FULL));
@@ -271,7 +271,7 @@ fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
 fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
     for (enforce, message) in [(true, "disk quota"), (false, FULL)] {
         let mut bench = Bench::new(Policy { enforce_by_runtime: enforce, ..limit(3) });
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
         let caller = bench.ask(image("r/a"));
         bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, message));
         assert_eq!(bench.status(caller).message, message);
@@ -281,7 +281,7 @@ fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
 #[test]
 fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit() {
     let mut bench = Bench::new(by_runtime(2));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let callers = fill(&mut bench, 6);
     let pulls: Vec<PullId> = callers.iter().map(|caller| bench.pull(*caller)).collect();
     for pull in &pulls[..5] {
@@ -305,14 +305,14 @@ fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit(
 #[test]
 fn a_pausing_pull_waits_for_its_runtime_and_gives_way_to_the_limit() {
     let mut bench = Bench::new(by_runtime(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let callers = fill(&mut bench, 3);
     for caller in &callers {
         bench.finish(bench.pull(*caller), fails(Code::ResourceExhausted, FULL));
     }
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(20));
-    assert_eq!(bench.starts.len(), 3, "nobody is asked while it is away");
+    assert_eq!(bench.starts.len(), 3, "no request while it is down");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(2));
     assert_eq!((bench.running(), bench.starts.len(), bench.queued()), (1, 4, 2));
@@ -332,7 +332,7 @@ fn max_queue_time_bounds_the_wait() {
 #[test]
 fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
     let mut bench = Bench::new(Policy { max_queue_time: Some(seconds(60)), ..by_runtime(1) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let (a, b) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     bench.pass(seconds(59));
     bench.finish(bench.pull(a), fails(Code::ResourceExhausted, FULL));
@@ -402,14 +402,14 @@ fn a_present_image_that_is_a_download_goes_back_to_its_place() {
             bench.progress(pull, reading(Phase::Downloading, 1));
         }
         assert_eq!((&bench.cancels[..], bench.queued()), (&[(pull, 1)][..], 1));
-        assert_eq!(bench.checks.len(), 1, "not asked again");
+        assert_eq!(bench.checks.len(), 1, "not checked again");
         let late = bench.ask(image("r/late"));
         bench.event(RuntimeEvent::PullFinished { pull, attempt: 1, outcome: lost("cancelled") });
         bench.finish(bench.pull(slow), ok());
-        assert_eq!(bench.starts.last(), Some(&(pull, 2)), "before who came later");
+        assert_eq!(bench.starts.last(), Some(&(pull, 2)), "before later pulls");
         bench.finish(pull, ok());
         assert!(bench.succeeded(caller) && bench.waits(late));
-        assert_eq!(bench.dropped.len(), 2, "its lease was kept meanwhile and is not needed any more");
+        assert_eq!(bench.dropped.len(), 2, "its kept lease is released");
     }
 }
 
@@ -450,7 +450,7 @@ fn presence_is_asked_again_when_the_image_arrives_under_other_credentials() {
     bench.finish(bench.pull(first), ok());
     assert_eq!(bench.checks.iter().filter(|asked| **asked == pull).count(), 2);
     bench.present(pull, Some(true));
-    assert_eq!(bench.starts.last(), Some(&(pull, 1)), "beside the limit");
+    assert_eq!(bench.starts.last(), Some(&(pull, 1)), "not counted under the limit");
 }
 
 #[test]
@@ -469,7 +469,7 @@ fn ten_thousand_wait_and_are_served_in_order() {
     let salt = bench.salt.clone();
     let request = |bench: &mut Bench, n: u64| {
         let call = image(&format!("r/{n}")).call(&salt);
-        bench.core.handle(PullEvent::Request { caller: super::CallerId(n), call, patience: None }, bench.now)
+        bench.core.handle(PullEvent::Request { caller: super::CallerId(n), call, timeout: None }, bench.now)
     };
     let begin = std::time::Instant::now();
     let mut starts = Vec::new();

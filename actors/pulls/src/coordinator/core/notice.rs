@@ -41,7 +41,7 @@ pub struct PodNotice {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Noticed {
+pub(super) struct NoticeState {
     pub(super) at: Option<Duration>,
     count: u32,
     first_unix_ms: i64,

@@ -98,7 +98,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
     let cases: [(&str, Answers); 4] = [
         ("no answer", |_, _| {}),
         ("the second is absent", |bench, [_, second]| bench.present(second, Some(false))),
-        ("the second cannot be told", |bench, [_, second]| bench.present(second, None)),
+        ("the second is unknown", |bench, [_, second]| bench.present(second, None)),
         ("the runtime is away", |bench, _| bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())))),
     ];
     for (case, answers) in cases {

@@ -47,7 +47,7 @@ fn i17_a_caller_that_left_the_queue_returns_to_its_place_in_time() {
         let caller = bench.ask(web());
         bench.ask(image("busy/1"));
         bench.leave(caller);
-        assert_eq!(bench.queued(), 1, "a pull that nobody waits for is not queued");
+        assert_eq!(bench.queued(), 1, "a pull without callers is not queued");
         bench.pass(seconds(wait));
         let back = bench.ask(again);
         assert_eq!(is_next(&mut bench, running, back), first, "after {wait} s");

@@ -197,6 +197,6 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         assert_eq!(pulls, expect_pulls);
         assert_eq!(new.core.limit(), expect_limit);
         let started = names(&new.core, &new.started());
-        assert!(!started.contains(&"r/running".to_owned()), "it goes on in the predecessor");
+        assert!(!started.contains(&"r/running".to_owned()), "it runs in the predecessor");
     }
 }

@@ -17,14 +17,14 @@ use std::{
 use crate::request::CredentialsId;
 
 /// Maximum number of places.
-const MOST: usize = 4096;
+const MAX_PLACES: usize = 4096;
 /// Maximum number of credentials remembered per place; a kubelet has a few for an image.
-const MOST_TRIED: usize = 32;
+const MAX_TRIED: usize = 32;
 
 type Key = (String, Arc<str>);
 
 #[derive(Debug)]
-struct Kept {
+struct KeptPlace {
     order: u64,
     until: Duration,
     /// Credentials that this place was used with. `None`: anonymous.
@@ -33,7 +33,7 @@ struct Kept {
 
 #[derive(Debug, Default)]
 pub(super) struct Reentry {
-    places: HashMap<Key, Kept>,
+    places: HashMap<Key, KeptPlace>,
     /// Oldest first. An entry whose place was kept again is ignored.
     ages: VecDeque<(Duration, Key)>,
 }
@@ -47,7 +47,7 @@ impl Reentry {
         until: Duration,
         now: Duration,
     ) {
-        self.keep((pod_uid, image), Kept { order, until, tried: Vec::new() }, now);
+        self.keep((pod_uid, image), KeptPlace { order, until, tried: Vec::new() }, now);
     }
 
     /// Keeps the place of a caller whose pull failed, for other credentials.
@@ -65,8 +65,8 @@ impl Reentry {
         if !tried.contains(&credentials) {
             tried.push(credentials);
         }
-        if tried.len() <= MOST_TRIED {
-            self.keep(key, Kept { order, until, tried }, now);
+        if tried.len() <= MAX_TRIED {
+            self.keep(key, KeptPlace { order, until, tried }, now);
         }
     }
 
@@ -75,10 +75,10 @@ impl Reentry {
         self.places.remove(&(pod_uid.to_owned(), image.clone()));
     }
 
-    fn keep(&mut self, key: Key, kept: Kept, now: Duration) {
+    fn keep(&mut self, key: Key, kept: KeptPlace, now: Duration) {
         self.ages.push_back((kept.until, key.clone()));
         self.places.insert(key, kept);
-        while self.ages.len() > MOST || self.ages.front().is_some_and(|(until, _)| *until <= now) {
+        while self.ages.len() > MAX_PLACES || self.ages.front().is_some_and(|(until, _)| *until <= now) {
             let Some((until, key)) = self.ages.pop_front() else { return };
             if self.places.get(&key).is_some_and(|kept| kept.until == until) {
                 self.places.remove(&key);
@@ -130,7 +130,7 @@ mod tests {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
         reentry.failed("u".into(), image.clone(), 7, None, at(30), at(0));
         assert_eq!(reentry.take("u", &image, None, at(1)), None);
-        let many = MOST_TRIED as u64 + 3;
+        let many = MAX_TRIED as u64 + 3;
         for _ in 0..many {
             reentry.failed("v".into(), image.clone(), 8, None, at(30), at(0));
         }
@@ -149,12 +149,12 @@ mod tests {
     #[test]
     fn the_number_of_places_is_bounded() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        for n in 0..3 * MOST as u64 {
+        for n in 0..3 * MAX_PLACES as u64 {
             reentry.left(n.to_string(), image.clone(), n, at(30), at(0));
         }
-        assert_eq!((reentry.places.len(), reentry.ages.len()), (MOST, MOST));
+        assert_eq!((reentry.places.len(), reentry.ages.len()), (MAX_PLACES, MAX_PLACES));
         assert_eq!(reentry.take("0", &image, None, at(0)), None);
-        let last = 3 * MOST as u64 - 1;
+        let last = 3 * MAX_PLACES as u64 - 1;
         assert_eq!(reentry.take(&last.to_string(), &image, None, at(0)), Some(last));
     }
 }

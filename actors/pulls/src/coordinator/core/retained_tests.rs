@@ -171,7 +171,7 @@ fn the_budget_releases_the_oldest_first() {
     let newest = bench.core.kept.iter().max_by_key(|(_, kept)| kept.until).map(|(lease, _)| lease.clone());
     let lease = newest.expect("three are retained");
     bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(1001) });
-    assert_eq!(retained(&bench), (2, 800), "what exceeds the budget alone pushes nothing else out");
+    assert_eq!(retained(&bench), (2, 800), "content larger than the budget releases no other");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn an_empty_lease_is_released_once_it_is_measured() {
     bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: None });
     assert_eq!(retained(&bench), (1, 0), "the runtime could not say");
     bench.pass(seconds(10));
-    assert_eq!(measures(&bench), 1, "asked again");
+    assert_eq!(measures(&bench), 1, "read again");
     bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: Some(0) });
     assert_eq!((bench.dropped.clone(), reasons(&bench)), (vec![lease], vec![ReleaseReason::Empty]));
     assert_eq!((bench.journal.leases.len(), bench.core.next_tick()), (0, None));
@@ -335,5 +335,5 @@ fn leases_in_use_and_retained_ones_are_renewed() {
     assert_eq!(renewed(&bench), Some(1));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(600));
-    assert_eq!(renewed(&bench), None, "nobody to ask");
+    assert_eq!(renewed(&bench), None, "no runtime");
 }

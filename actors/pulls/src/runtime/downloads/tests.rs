@@ -4,7 +4,7 @@ use super::{super::types::PullReading, *};
 use Download::{Idle, Moving, Unknown, Waiting};
 
 #[derive(Debug, Clone)]
-enum Says {
+enum TestReading {
     /// Its lease is not known.
     Nothing,
     /// Its manifest is not known yet.
@@ -12,7 +12,7 @@ enum Says {
     /// The missing blobs that are being downloaded.
     Has(&'static [&'static str]),
 }
-use Says::{Has, Nothing, Resolves};
+use TestReading::{Has, Nothing, Resolves};
 
 /// Pulls started one after the other, and a clock.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl Bench {
     }
 
     /// Reads after one more second, with these bytes; ingests that are not named stay as they are.
-    fn read(&mut self, bytes: &[(&str, u64)], says: &[Says]) -> Vec<Download> {
+    fn read(&mut self, bytes: &[(&str, u64)], says: &[TestReading]) -> Vec<Download> {
         self.now += Duration::from_secs(1);
         for (reference, offset) in bytes {
             let ingest = self.ingests.entry((*reference).to_owned());
@@ -60,7 +60,7 @@ impl Bench {
 
     /// The answer that stays the same from the second of these readings on.
     #[track_caller]
-    fn stays(&mut self, says: &[Says]) -> Vec<Download> {
+    fn stays(&mut self, says: &[TestReading]) -> Vec<Download> {
         self.read(&[], says);
         let first = self.read(&[], says);
         for _ in 0..100 {
@@ -76,7 +76,7 @@ impl Bench {
 
 #[test]
 fn a_single_pull_waits_for_no_other() {
-    type Case = (&'static str, &'static [(&'static str, u64)], Says, Download);
+    type Case = (&'static str, &'static [(&'static str, u64)], TestReading, Download);
     let cases: [Case; 7] = [
         ("no reading", &[], Nothing, Unknown),
         ("the registry does not say what the tag is", &[], Resolves, Idle),

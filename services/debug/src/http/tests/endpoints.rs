@@ -189,7 +189,7 @@ async fn events_go_on_while_the_endpoints_cannot_be_had() {
     assert_eq!(without["endpoints"], Value::Null);
     assert_eq!(without["endpoints_error"], "EndpointPublisher is restarting");
     fake.script().endpoints = Ok(endpoints());
-    assert_eq!(events.any().await.unwrap().0, "state", "asked again without a change");
+    assert_eq!(events.any().await.unwrap().0, "state", "repeated without a change");
     let (kind, with) = events.any().await.unwrap();
     assert_eq!((kind.as_str(), &with["endpoints"]["state"]), ("endpoints", &json!("synced")));
 }

@@ -40,7 +40,7 @@ async fn the_folder_is_listed_and_then_only_changes_are_sent() {
     let services: Vec<_> = full.iter().filter(|event| matches!(event, SourceEvent::Services(_))).collect();
     assert_eq!(services.len(), 1, "{full:?}");
     let SourceEvent::Services(seen) = services[0] else { panic!() };
-    assert!(matches!(&seen[..], [Seen::Put(_)]), "{seen:?}");
+    assert!(matches!(&seen[..], [ObjectEvent::Upsert(_)]), "{seen:?}");
     assert_eq!(rig.recorded.get().states.len(), 2);
 }
 
@@ -81,7 +81,7 @@ async fn a_renamed_file_changes_nothing() {
 #[tokio::test]
 async fn an_editor_that_renames_the_old_file_causes_only_its_changes() {
     // It is not dropped while it is away: this is longer than any wait here.
-    let settle = |parts: &mut FilesParts| parts.timing.settle = PATIENCE;
+    let settle = |parts: &mut FilesParts| parts.timing.settle = TEST_TIMEOUT;
     let rig = Rig::with(&[("a.yaml", &(a() + "---\n" + &b()))], settle);
     rig.state(&[A, B]).await;
     fs::rename(rig.folder.join("a.yaml"), rig.folder.join("a.yaml~")).unwrap();
@@ -129,8 +129,8 @@ async fn a_file_that_is_written_slowly_is_read_once_complete() {
 #[tokio::test]
 async fn an_open_file_is_read_when_quiet_or_after_the_maximum_time() {
     let rig = Rig::with(&[], |parts| {
-        parts.timing.settle_open = Duration::from_millis(200);
-        parts.timing.settle_most = Duration::from_millis(600);
+        parts.timing.settle_while_open = Duration::from_millis(200);
+        parts.timing.settle_max = Duration::from_millis(600);
     });
     rig.state(&[]).await;
     let mut quiet = fs::File::create(rig.folder.join("a.yaml")).unwrap();
@@ -141,7 +141,7 @@ async fn an_open_file_is_read_when_quiet_or_after_the_maximum_time() {
     let wanted = state(&[A, B]);
     let start = Instant::now();
     while rig.recorded.get().states.last() != Some(&wanted) {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TEST_TIMEOUT);
         busy.write_all(b"# more\n").unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -37,7 +37,7 @@ async fn a_restarted_sink_is_detected_without_changes() {
     });
     rig.state(&[("service default/a", "10.0.0.1")]).await;
     let listed = |recorded: &Recorded| {
-        let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&Seen::Listing));
+        let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&ObjectEvent::Listing));
         recorded.events.iter().filter(listing).count()
     };
     rig.recorded.get().forgotten = vec![SourceKind::Services];

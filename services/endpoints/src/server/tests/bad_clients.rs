@@ -18,7 +18,7 @@ async fn one_service() -> (Source, Running) {
 }
 
 /// Reads until the server closes the connection.
-async fn to_the_end(stream: &mut UnixStream) -> Vec<u8> {
+async fn read_to_end(stream: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     // A reset after the answer is an end as well.
     let _ = stream.read_to_end(&mut all).await;
@@ -37,7 +37,7 @@ async fn http1_clients_get_an_error() {
     {
         let mut stream = server.raw().await;
         stream.write_all(request.as_bytes()).await.expect("writes");
-        let answer = String::from_utf8(to_the_end(&mut stream).await).expect("text");
+        let answer = String::from_utf8(read_to_end(&mut stream).await).expect("text");
         assert!(answer.starts_with("HTTP/1.1 400 "), "{request:?}: {answer:?}");
         assert!(answer.contains("gRPC over HTTP/2"), "{answer:?}");
     }
@@ -62,7 +62,7 @@ async fn garbage_ends_its_own_connection_only() {
         let mut stream = server.raw().await;
         // The server may close the connection before all is written.
         let _ = stream.write_all(&garbage).await;
-        let answer = to_the_end(&mut stream).await;
+        let answer = read_to_end(&mut stream).await;
         assert!(answer.len() < 1000, "{} bytes", answer.len());
     }
     let mut source = source;
@@ -79,7 +79,7 @@ async fn silent_clients_are_closed() {
     let mut half = server.raw().await;
     half.write_all(b"PRI * HTT").await.expect("writes");
     for stream in [&mut silent, &mut half] {
-        let ended = tokio::time::timeout(LONG, to_the_end(stream)).await;
+        let ended = tokio::time::timeout(LONG, read_to_end(stream)).await;
         assert_eq!(ended.expect("is closed"), b"");
     }
     serves(&server, &source).await;
@@ -120,7 +120,7 @@ impl Raw {
     }
 
     /// Stops reading and answering without closing the connection.
-    async fn stick(self) -> Held {
+    async fn stop_reading(self) -> Held {
         self.halt.send(()).expect("runs");
         self.driver.await.expect("halts")
     }
@@ -174,7 +174,12 @@ async fn invalid_requests_are_refused_with_their_error() {
             Code::InvalidArgument,
         ),
         ("a compressed one", NEXT, Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Unimplemented),
-        ("four gigabytes said", NEXT, Bytes::from_static(&[0, 255, 255, 255, 255]), Code::ResourceExhausted),
+        (
+            "a length of four gigabytes",
+            NEXT,
+            Bytes::from_static(&[0, 255, 255, 255, 255]),
+            Code::ResourceExhausted,
+        ),
         ("more than is allowed", NEXT, huge(65_536), Code::ResourceExhausted),
         ("as much as is allowed", NEXT, huge(65_000), Code::Ok),
         ("another method", "/localnetv1.Endpoints/Previous", frame::frame(b""), Code::Unimplemented),
@@ -206,7 +211,7 @@ async fn a_vanished_peer_loses_its_slot_and_a_waiting_one_does_not() {
     let mut raw = Raw::connect(&server).await;
     let _response = raw.call(NEXT, &has((7, 1)).encode_to_vec()).await;
     server.served(2).await;
-    let stuck = raw.stick().await;
+    let stuck = raw.stop_reading().await;
     tokio::time::sleep(LONG).await;
     assert_eq!(server.watchers.count().0, 1);
     drop(stuck);
@@ -226,7 +231,7 @@ async fn a_caller_that_never_reads_costs_little_and_delays_no_other() {
     let stuck = {
         sending.send_data(frame::frame(b""), true).expect("sends");
         let response = response.await.expect("answers");
-        (raw.stick().await, response)
+        (raw.stop_reading().await, response)
     };
     // Of eight megabytes, what fits the socket and the buffer.
     let taken = server.watchers.list()[0].bytes;
@@ -290,7 +295,7 @@ async fn e16_a_caller_that_reads_slowly_is_not_closed() {
         let before = read;
         // More than a chunk: one message may exceed its size.
         while read - before < 2 * WINDOW as usize {
-            let data = patiently(body.data()).await.expect("goes on").expect("data");
+            let data = patiently(body.data()).await.expect("continues").expect("data");
             read += data.len();
             body.flow_control().release_capacity(data.len()).expect("releases");
         }

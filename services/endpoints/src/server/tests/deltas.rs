@@ -75,7 +75,7 @@ async fn a_returning_caller_gets_the_changes_since_its_revision() {
         assert_eq!(
             sync.triggered_unix_ms,
             if known == (7, 4) { 0 } else { 4000 },
-            "said with what it led to"
+            "sent with the resulting state"
         );
     }
     assert_eq!(server.metrics.resets.get(), 3, "but the caller that knew nothing");

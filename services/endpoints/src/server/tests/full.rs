@@ -129,7 +129,7 @@ async fn e20_staleness_changes_are_sent_on_request() {
             (reason.is_some(), reason.unwrap_or_default())
         );
         assert_eq!(answer.stale_since_unix_ms, since);
-        assert_eq!(state, source.model, "and whole");
+        assert_eq!(state, source.model, "and complete");
         known = answer;
     }
     // Another reason is no change; a caller with the wrong freshness is answered at once.

@@ -21,7 +21,7 @@ async fn callers_above_the_limit_are_refused_until_a_slot_is_free() {
     assert_eq!(server.metrics.refused.get(), 2);
     drop(waiting);
     server.served(1).await;
-    next(&mut nexts, has((0, 0))).await.expect("there is room again");
+    next(&mut nexts, has((0, 0))).await.expect("room is free again");
 }
 
 /// P9: a client of a loopback TCP port takes no place and no connection at the socket of the node's proxies.
@@ -59,7 +59,7 @@ async fn p9_callers_at_a_port_leave_the_slots_of_the_socket_free() {
             watch
         };
         let proxy = tokio::time::timeout(Duration::from_secs(30), proxy).await;
-        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served beside idle clients")));
+        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served among idle clients")));
     }
 }
 
@@ -180,7 +180,7 @@ async fn at_the_end_calls_get_unavailable_and_no_caller_is_accepted() {
     ends_with(watching.message().await, Code::Unavailable, "the agent is stopping");
     (&mut server.serving).await.expect("ends");
     assert_eq!(server.watchers.count().0, 0);
-    UnixStream::connect(server.socket()).await.expect_err("nobody listens");
+    UnixStream::connect(server.socket()).await.expect_err("no listener");
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
     assert_eq!(watchers.count(), (1, 10));
     thread.stop(Duration::from_secs(60)).await;
     ends_with(stream.message().await, Code::Unavailable, "the agent is stopping");
-    UnixStream::connect(socket).await.expect_err("nobody listens");
+    UnixStream::connect(socket).await.expect_err("no listener");
     assert_eq!(watchers.count(), (0, 10));
 }
 

@@ -295,10 +295,10 @@ fn only_ready() -> Option<EndpointConditions> {
 }
 
 /// Ends a test that hangs; nothing here depends on timing.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 async fn patiently<T>(coming: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, coming).await.expect("what is waited for never comes")
+    tokio::time::timeout(TEST_TIMEOUT, coming).await.expect("what is waited for never comes")
 }
 
 async fn whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {

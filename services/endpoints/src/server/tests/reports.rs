@@ -53,7 +53,7 @@ async fn backend_reports_are_shown_with_their_lag() {
     let shown = server.backends.list();
     assert_eq!((shown.len(), shown[0].rev, shown[0].behind), (2, 2, 0), "the newest report counts");
     source.set(service("b", &[]));
-    assert_eq!(server.backends.list()[0].behind, 1, "it has not said that it has this one");
+    assert_eq!(server.backends.list()[0].behind, 1, "it has not acknowledged this one");
     assert_eq!(server.watchers.count().0, 0, "a report takes no place of a watcher");
 }
 

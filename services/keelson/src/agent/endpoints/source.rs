@@ -8,7 +8,7 @@ use std::{path::PathBuf, sync::Arc};
 use futures_util::future::{join, join_all};
 use keelson_actor_system::cluster::JobHealth;
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, Settings};
-use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
+use keelson_endpoint_publisher::{Ack, EventSink, SourceEvent, SourceKind};
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
     server::ClientHints,
@@ -153,7 +153,7 @@ async fn send_node_events(name: &str, mut node: watch::Receiver<NodeSeen>, sink:
         let seen = node.borrow_and_update().clone();
         if let Some(node) = seen {
             let event = SourceEvent::Node(node_view(name, node.as_deref()));
-            while sink.send(event.clone()).await == Answer::ListAgain {}
+            while sink.send(event.clone()).await == Ack::Relist {}
         }
         // Its watch ends only with the agent.
         if node.changed().await.is_err() {

@@ -10,7 +10,7 @@ use crate::cli::format::clean;
 /// Maximum number of suggestions.
 const NAMED: usize = 3;
 /// The distance of a very long text takes quadratic time and is not useful.
-const LONGEST: usize = 253;
+const MAX_NAME_LEN: usize = 253;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServiceRef {
@@ -49,7 +49,7 @@ pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
 
 /// The same name in other namespaces, and names that differ by at most a third: those of the same namespace first.
 fn similar(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
-    if wanted.name.len() > LONGEST {
+    if wanted.name.len() > MAX_NAME_LEN {
         return Vec::new();
     }
     let mut near: Vec<(bool, usize, &ServiceSummary)> = known

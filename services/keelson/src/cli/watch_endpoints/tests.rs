@@ -55,7 +55,7 @@ impl watch_server::Endpoints for Scripted {
     }
 
     async fn report(&self, _: Request<pb::Backend>) -> Result<Response<pb::ReportAnswer>, Status> {
-        Err(Status::unimplemented("who watches reports nothing"))
+        Err(Status::unimplemented("a watch sends no report"))
     }
 }
 

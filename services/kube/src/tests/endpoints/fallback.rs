@@ -17,7 +17,7 @@ fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
 async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
     let feed = begin(server);
     feed.listed(version);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
     server.seen().await;
     feed
 }
@@ -34,9 +34,9 @@ async fn half(feed: &Feed, source: &mut Source) {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    source.says(&[Said::Listing]).await;
+    source.expect_deliveries(&[Delivered::Listing]).await;
     for n in 0..199 {
-        source.says(&[put(&format!("s{n}"), 1)]).await;
+        source.expect_deliveries(&[put(&format!("s{n}"), 1)]).await;
     }
 }
 
@@ -51,9 +51,17 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
     let feed = begin(&server);
     // No failure is reported: there is another way.
-    source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
+    source
+        .expect_deliveries(&[
+            Delivered::Listing,
+            put("a", 3),
+            put("b", 4),
+            Delivered::Listed,
+            Delivered::Healthy,
+        ])
+        .await;
     feed.slice("ADDED", "c", 10);
-    source.says(&[put("c", 10)]).await;
+    source.expect_deliveries(&[put("c", 10)]).await;
     server.seen().await;
     let (first, second) = (server.seen().await, server.seen().await);
     assert_eq!((first.query("limit"), first.query("resourceVersion")), (Some("500"), Some("0")));
@@ -76,7 +84,7 @@ async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     pass(Duration::from_secs(30)).await;
     feed.closed().await;
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
     assert_eq!(server.seen().await.query("watch"), None);
 }
 
@@ -111,7 +119,7 @@ async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
     pass(Duration::from_secs(40)).await;
     let feed = begin(&server);
     feed.slice("ADDED", "a", 5);
-    source.says(&[put("a", 5), Said::Healthy]).await;
+    source.expect_deliveries(&[put("a", 5), Delivered::Healthy]).await;
     server.nothing_more();
 }
 
@@ -122,7 +130,7 @@ async fn e15_after_a_500_streaming_lists_are_tried_again() {
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -130,7 +138,7 @@ async fn e15_after_a_500_streaming_lists_are_tried_again() {
     feed.error(410, "Expired");
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     again.listed(12);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
     server.nothing_more();
 }
 
@@ -142,7 +150,7 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     server.reply(refusal(410, "Expired"));
     server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("b", 4)])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("b", 4), Said::Listed, Said::Healthy]).await;
+    source.expect_deliveries(&[Delivered::Listing, put("b", 4), Delivered::Listed, Delivered::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -167,17 +175,17 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<Service>(&api, sink).await });
-    let names = |seen: &[Seen<Service>]| -> Vec<String> {
-        let name = |seen: &Seen<Service>| match seen {
-            Seen::Put(service) => Some(format!("+{}", service.metadata.as_ref()?.name)),
-            Seen::Gone(name) => Some(format!("-{name}")),
+    let names = |seen: &[ObjectEvent<Service>]| -> Vec<String> {
+        let name = |seen: &ObjectEvent<Service>| match seen {
+            ObjectEvent::Upsert(service) => Some(format!("+{}", service.metadata.as_ref()?.name)),
+            ObjectEvent::Deleted(name) => Some(format!("-{name}")),
             _ => None,
         };
         seen.iter().filter_map(name).collect()
     };
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
     assert_eq!(names(&seen), ["+web", "-ns/headless", "+name"]);
-    assert_eq!(seen.last(), Some(&Seen::Listed));
+    assert_eq!(seen.last(), Some(&ObjectEvent::ListComplete));
     assert!(matches!(source.event().await, SourceEvent::Health(_, JobHealth::Healthy)), "nothing has failed");
     feed.bytes(wire::event("ADDED", "Service", &service("another", 10, "None")));
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
@@ -230,9 +238,9 @@ async fn e2_a_watch_that_is_interrupted_does_not_ask_for_what_another_was_refuse
         let again = begin(&server);
         feed.error(410, "Expired");
         again.listed(200);
-        source.says(&[Said::Listing, Said::Listed]).await;
+        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
         interrupted.slice("ADDED", "a", version + 1);
-        second.says(&[put("a", version + 1)]).await;
+        second.expect_deliveries(&[put("a", version + 1)]).await;
         drop(interrupted);
         let _feed = begin(&other);
         assert_eq!(other.seen().await.query("resourceVersion"), asks_for, "{version}");
@@ -258,20 +266,22 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     let ghost = begin(&other);
     ghost.slice("ADDED", "ghost", 90);
     ghost.listed(100);
-    second.says(&[Said::Listing, put("ghost", 90), Said::Listed, Said::Healthy]).await;
+    second
+        .expect_deliveries(&[Delivered::Listing, put("ghost", 90), Delivered::Listed, Delivered::Healthy])
+        .await;
     other.seen().await;
     // An earlier version is too old for a server that has listed since; its list is older still.
     let again = begin(&server);
     feed.error(410, "Expired");
     again.listed(60);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
     ghost.closed().await;
     pass(Duration::from_secs(30)).await;
     let relist = begin(&other);
     let seen = other.seen().await;
     assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
     relist.listed(61);
-    second.says(&[Said::Listing, Said::Listed]).await;
+    second.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
     // The watch that has detected it has listed already.
     server.seen().await;
     server.nothing_more();
@@ -298,7 +308,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
             duration_seconds: None,
             owner: None,
             acquire: None,
-            forget_managers: false,
+            drop_managed_fields: false,
         };
         api.renew_lease(patch).await.unwrap();
     }
@@ -309,7 +319,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
     pass(Duration::from_secs(30)).await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     begin(&server).listed(71);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -324,7 +334,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     assert_eq!(server.seen().await.query("resourceVersion"), Some("100"));
     // The head has arrived when an event has.
     deaf.slice("ADDED", "a", 101);
-    source.says(&[put("a", 101)]).await;
+    source.expect_deliveries(&[put("a", 101)]).await;
     pass(Duration::from_secs(59)).await;
     server.nothing_more();
     pass(Duration::from_secs(182)).await;
@@ -340,7 +350,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     feed.listed(60);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -353,15 +363,15 @@ async fn e11_a_version_that_is_known_is_not_checked_again() {
     let feed = begin(&server);
     server.seen().await;
     feed.slice("ADDED", "a", 101);
-    source.says(&[put("a", 101)]).await;
+    source.expect_deliveries(&[put("a", 101)]).await;
     pass(Duration::from_secs(241)).await;
     server.seen().await;
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "102", &[])));
     feed.slice("ADDED", "b", 103);
-    source.says(&[put("b", 103)]).await;
+    source.expect_deliveries(&[put("b", 103)]).await;
     pass(Duration::from_secs(241)).await;
     feed.slice("ADDED", "c", 104);
-    source.says(&[put("c", 104)]).await;
+    source.expect_deliveries(&[put("c", 104)]).await;
     server.nothing_more();
     assert_eq!(count.load(Ordering::SeqCst), 0);
 }

@@ -1,13 +1,13 @@
 //! State of a running watch.
 //!
 //! Owns: why a step ends ([`Stop`]), the batch to hand over ([`Batch`]), an open watch ([`Open`]), and what it
-//! waits for ([`Turn`]). In: nothing. Out: values of the loop in [`follow`](super).
+//! waits for ([`WatchStep`]). In: nothing. Out: values of the loop in [`follow`](super).
 
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use keelson_actor_system::cluster::{ApiError, ApiErrorKind};
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::Ack;
 use tokio::time::{Instant, sleep_until};
 
 use crate::watch::{reflect::SHORT_WATCH, subject::Change};
@@ -25,7 +25,7 @@ pub(super) enum Stop {
         cut_off: bool,
     },
     /// The server sends invalid data. What was read of it must not be used.
-    Senseless(ApiError),
+    InvalidData(ApiError),
     /// The sink has lost its state.
     Forgotten,
     RolledBack,
@@ -57,7 +57,7 @@ pub(super) enum Reached {
 }
 
 /// A deadline after which health shows that a step takes too long.
-pub(super) struct Slow {
+pub(super) struct SlowStep {
     pub(super) since: Instant,
     pub(super) what: &'static str,
 }
@@ -73,7 +73,7 @@ pub(super) struct Open {
     pub(super) seen: bool,
 }
 
-pub(super) enum Turn<T> {
+pub(super) enum WatchStep<T> {
     Frame(T),
     /// Open for a second without an error: it works, though nothing happens.
     Calm,
@@ -109,21 +109,21 @@ pub(super) fn is_refusal(kind: ApiErrorKind) -> bool {
     matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
 }
 
-pub(super) fn taken(answer: Answer) -> Result<(), Stop> {
+pub(super) fn taken(answer: Ack) -> Result<(), Stop> {
     match answer {
-        Answer::Taken => Ok(()),
-        Answer::ListAgain => Err(Stop::Forgotten),
+        Ack::Accepted => Ok(()),
+        Ack::Relist => Err(Stop::Forgotten),
     }
 }
 
-pub(super) async fn if_any<T>(work: Option<&mut BoxFuture<'_, T>>) -> T {
+pub(super) async fn or_pending<T>(work: Option<&mut BoxFuture<'_, T>>) -> T {
     match work {
         Some(work) => work.await,
         None => std::future::pending().await,
     }
 }
 
-pub(super) async fn too_slow(slow: Option<&Slow>) {
+pub(super) async fn too_slow(slow: Option<&SlowStep>) {
     match slow {
         Some(slow) => sleep_until(slow.since + SLOW).await,
         None => std::future::pending().await,

@@ -152,7 +152,7 @@ fn a_body_is_split_into_events_at_any_chunk_size() {
 fn an_event_too_long_is_refused_by_its_length() {
     for length in [u32::try_from(OBJECT_MAX).unwrap() + 1, u32::MAX] {
         let trouble = frames_of(vec![Bytes::copy_from_slice(&length.to_be_bytes())]).unwrap_err();
-        let Trouble::Senseless(failure) = trouble else { panic!("{trouble:?}") };
+        let Trouble::InvalidData(failure) = trouble else { panic!("{trouble:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
     }
     assert!(frames_of(vec![Bytes::from_static(b"<html>")]).is_err());
@@ -163,7 +163,7 @@ fn event(frame: &Bytes) -> Result<Event<EndpointSlice>, Failure> {
 }
 
 #[test]
-fn events_are_separated() {
+fn event_types_are_distinguished() {
     let slice = wire::slice("a", 4);
     for kind in ["ADDED", "MODIFIED"] {
         let Event::Put { version, object } = event(&wire::event(kind, "EndpointSlice", &slice)).unwrap()

@@ -52,11 +52,7 @@ async fn e1_a_streaming_list_that_is_refused_or_cut_off_is_followed_by_a_list_at
         let mut reflector = listed("5");
         reflector.forget();
         assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
-        assert_eq!(
-            reflector.next(Instant::now()),
-            PAGES,
-            "what the server has cached may be too old as well"
-        );
+        assert_eq!(reflector.next(Instant::now()), PAGES, "the server's cache may be too old, too");
     }
     let busy = Kind::Server { retry_after: Some(SECOND) };
     for kind in [busy, DOWN, Kind::Timeout, Kind::Forbidden, Kind::TooManyRequests { retry_after: None }] {
@@ -78,7 +74,7 @@ async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hou
     assert_eq!(reflector.next(now), PAGES);
     reflector.listed("6".into(), true);
     reflector.forget();
-    assert_eq!(reflector.next(now + STREAMING_AGAIN), STREAM);
+    assert_eq!(reflector.next(now + STREAMING_RETRY), STREAM);
     // One that failed for another reason is requested again.
     for (kind, cut_off) in [(DOWN, true), (ERROR, false)] {
         reflector.failed(kind, cut_off, now, 0.5);
@@ -156,7 +152,7 @@ async fn e2_retry_after_is_obeyed_and_spread() {
     let now = Instant::now();
     let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
     let pause = reflector.failed(busy, false, now, 0.0);
-    assert_eq!((pause.wait, pause.can_be_woken), (17 * SECOND, false));
+    assert_eq!((pause.wait, pause.can_be_interrupted), (17 * SECOND, false));
     assert_eq!(reflector.failed(busy, false, now, 0.5).wait, 17 * SECOND * 3 / 2);
     let long = Kind::TooManyRequests { retry_after: Some(30 * SECOND) };
     assert_eq!(reflector.failed(long, false, now, 0.5).wait, 30 * SECOND + SPREAD / 2);
@@ -175,19 +171,19 @@ async fn e2_an_answer_of_the_server_shortens_all_waits_and_is_spread() {
     let now = Instant::now();
     for _ in 0..4 {
         let pause = reflector.failed(DOWN, false, now, 0.0);
-        assert!(pause.can_be_woken);
+        assert!(pause.can_be_interrupted);
     }
     let pause = reflector.failed(DOWN, false, now, 0.0);
     assert_eq!(pause.wait.as_millis(), 12800);
     let turn = 7 * SECOND;
-    assert_eq!(reflector.woken(pause.wait, turn, 0.5), turn + STAGGER / 2);
-    assert_eq!(reflector.woken(SECOND, turn, 0.5), SECOND, "never later than without");
+    assert_eq!(reflector.interrupt_wait(pause.wait, turn, 0.5), turn + STAGGER / 2);
+    assert_eq!(reflector.interrupt_wait(SECOND, turn, 0.5), SECOND, "never later than without");
     // It was too early: the next wait is complete, so that there are at most twice as many requests as without signals.
-    assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_woken);
-    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken);
-    reflector.woken(SECOND, turn, 0.5);
+    assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_interrupted);
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_interrupted);
+    reflector.interrupt_wait(SECOND, turn, 0.5);
     reflector.saw("6".into());
-    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken, "it was right");
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_interrupted, "it was right");
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,12 +205,12 @@ fn e11_a_listing_that_is_older_than_what_was_seen_shows_a_rollback() {
     let mut reflector = listed("100");
     reflector.saw("120".into());
     reflector.forget();
-    assert_eq!(reflector.listed("119".into(), true), Some(WentBack { seen: 120, now: 119 }));
+    assert_eq!(reflector.listed("119".into(), true), Some(VersionRegression { seen: 120, now: 119 }));
     // From there on the count restarts, and equal is not older.
     assert_eq!(reflector.listed("119".into(), true), None);
     reflector.saw("121".into());
     assert_eq!(reflector.listed("120".into(), false), None, "a cache may be behind");
-    assert_eq!(reflector.listed("120".into(), true), Some(WentBack { seen: 121, now: 120 }));
+    assert_eq!(reflector.listed("120".into(), true), Some(VersionRegression { seen: 121, now: 120 }));
     assert_eq!(reflector.listed("no number".into(), true), None);
     assert_eq!(reflector.listed("1".into(), true), None);
 }
@@ -224,7 +220,7 @@ fn e11_after_a_rollback_everything_is_listed_and_nothing_is_compared() {
     let mut reflector = listed("100");
     assert_eq!(reflector.roll_back(0.5), SPREAD / 2);
     assert_eq!((reflector.synced(), reflector.next(Instant::now())), (false, STREAM));
-    assert_eq!(reflector.listed("7".into(), true), None, "which was told already");
+    assert_eq!(reflector.listed("7".into(), true), None, "which was reported before");
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,12 +234,12 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked_once() {
     reflector.failed(DOWN, false, now + SECOND, 0.9);
     assert_eq!(reflector.check_at(), at, "further failures put nothing off");
     reflector.checked(false, now + CHECK_FIRST, 0.0);
-    assert_eq!(reflector.check_at(), Some(now + 2 * CHECK_FIRST), "nobody knows yet");
+    assert_eq!(reflector.check_at(), Some(now + 2 * CHECK_FIRST), "not known yet");
     reflector.checked(true, now, 0.0);
     assert_eq!(reflector.check_at(), None);
     reflector.interrupted(now, 0.0);
     reflector.listed("101".into(), true);
-    assert_eq!(reflector.check_at(), None, "a listing says it");
+    assert_eq!(reflector.check_at(), None, "a list shows it");
     assert!(CHECK_FIRST + CHECK_SPREAD < Duration::from_secs(watch_seconds(0.0)));
 }
 

@@ -51,7 +51,7 @@ fn e7_a_quiet_companion_writes_nothing_in_an_hour() {
     world.reported = None;
     world.restart();
     world.pass(HOUR);
-    assert_eq!(world.verbs(), Vec::<&str>::new(), "the Node says it already");
+    assert_eq!(world.verbs(), Vec::<&str>::new(), "the Node has it already");
     assert_eq!(world.core.view(world.now())["next_report_in_ms"], json!(null));
 }
 
@@ -62,7 +62,7 @@ fn passes_come_as_often_as_the_kubelets() {
     world.pass(MINUTE);
     world.forget();
     world.always = Some(Fault::Says(ApiErrorKind::Forbidden));
-    world.collected.flow = Err("broken".into());
+    world.collected.pulls_view = Err("broken".into());
     world.pass(5 * MINUTE);
     let pauses = pauses(&world.requests.iter().map(|request| request.at).collect::<Vec<_>>());
     assert!(!pauses.is_empty() && pauses.iter().all(|pause| *pause == 10_200), "{pauses:?}");
@@ -133,7 +133,7 @@ fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
     world.forget();
     world.pass(HOUR);
     let first = world.writes()[0] - at;
-    assert!((139 * SECOND..161 * SECOND).contains(&first), "the delay was drawn anew: {first}");
+    assert!((139 * SECOND..161 * SECOND).contains(&first), "the delay was drawn again: {first}");
 }
 
 #[test]
@@ -260,11 +260,11 @@ proptest! {
                 fs.inodes_free = 500_000 + pids;
                 fs.capacity_bytes = (100 << 30) + bytes / 4;
             }
-            collected.flow = Ok(FlowView {
+            collected.pulls_view = Ok(PullsView {
                 queued: pulls,
                 running: pulls.min(3),
                 oldest_wait: (pulls > 3).then_some(Duration::from_secs(pids)),
-                since_moved: Some(Duration::from_millis(pulls.into())),
+                since_progress: Some(Duration::from_millis(pulls.into())),
                 durable: asks,
                 ..idle()
             });
@@ -357,7 +357,7 @@ fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step(
         assert_eq!(writes.len(), expected, "{role:?} {step}: {writes:?}");
         assert_eq!(world.counted.contains(&Counted::ClockStep), step < -2 * SECOND);
         if let [first, second] = writes[..] {
-            assert!(first <= SECOND, "as soon as the runtime has answered: {first}");
+            assert!(first <= SECOND, "once the runtime has answered: {first}");
             assert!((15 * SECOND..=21 * SECOND).contains(&(second - first)), "after a renewal: {second}");
         }
     }

@@ -85,7 +85,7 @@ fn permanent_errors_are_tried_once_per_pass() {
         let (reason, since) = world.fails();
         assert!(reason.contains(kind.name()) && reason.contains("https://api"), "{reason}");
         assert!(since < world.wall - 40 * SECOND, "since the first");
-        assert_eq!(world.notes.len(), 1, "said once: {:?}", world.notes);
+        assert_eq!(world.notes.len(), 1, "logged once: {:?}", world.notes);
         world.always = None;
         world.pass(11 * SECOND);
         assert_eq!(world.health, JobHealth::Healthy);
@@ -104,7 +104,7 @@ fn a_pass_without_requests_does_not_make_the_server_healthy() {
     assert!(matches!(world.health, JobHealth::Failing { .. }));
     world.tell();
     world.pass(11 * SECOND);
-    assert_eq!(world.health, JobHealth::Healthy, "the watch has heard from it");
+    assert_eq!(world.health, JobHealth::Healthy, "the watch has received it");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn runtime_death_and_recovery_are_reported_at_once() {
         "later they are"
     );
     world.forget();
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::Changed);
     assert_eq!((world.verbs(), &world.condition("Ready")["status"]), (vec!["patch"], &json!("True")));
 }
@@ -143,7 +143,7 @@ fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes()
     let start = world.boot;
     for n in 0..600 {
         let down = n % 2 == 0;
-        world.collected = well();
+        world.collected = healthy();
         if down {
             world.collected.runtime = Err("refused".into());
             world.collected.runtime_down = Some("refused".into());
@@ -187,7 +187,7 @@ fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
 }
 
 #[test]
-fn pressure_stays_true_for_the_transition_period_with_its_first_message() {
+fn pressure_stays_true_for_the_transition_period_across_restarts() {
     let mut world = World::settled(Role::Node);
     let status = |world: &World, kind: &str| world.condition(kind)["status"].clone();
     world.collected.readings.memory_available_bytes = Some(99 << 20);
@@ -195,7 +195,7 @@ fn pressure_stays_true_for_the_transition_period_with_its_first_message() {
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
     assert_eq!(world.condition("MemoryPressure")["reason"], "KubeletHasInsufficientMemory");
-    assert_eq!(status(&world, "PIDPressure"), "False", "there is no threshold by default");
+    assert_eq!(status(&world, "PIDPressure"), "False", "no threshold is set by default");
     let flipped = world.condition("MemoryPressure")["lastTransitionTime"].clone();
     world.pass(2 * MINUTE);
     world.collected.readings.memory_available_bytes = Some(6 << 30);
@@ -249,46 +249,46 @@ fn a_node_without_capacity_is_not_ready() {
     assert!(world.notes.iter().any(|note| note.contains("/proc/meminfo: gone")), "{:?}", world.notes);
     let notes = world.notes.len();
     world.pass(MINUTE);
-    assert_eq!(world.notes.len(), notes, "said once");
+    assert_eq!(world.notes.len(), notes, "logged once");
 }
 
 #[test]
 fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     let secs = |secs| Some(Duration::from_secs(secs));
-    for (flow, status, reason) in [
+    for (pulls_view, status, reason) in [
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(900), since_moved: secs(1), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(900), since_progress: secs(1), ..idle() },
             "False",
             "PullsNotStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(10), since_moved: secs(900), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(10), since_progress: secs(900), ..idle() },
             "False",
             "PullsNotStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: secs(120), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: secs(120), ..idle() },
             "True",
             "PullsStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: None, ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: None, ..idle() },
             "False",
             "PullsNotStalled",
         ),
-        (FlowView { running: 3, since_moved: secs(900), ..idle() }, "False", "PullsNotStalled"),
-        (FlowView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
-        (FlowView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
+        (PullsView { running: 3, since_progress: secs(900), ..idle() }, "False", "PullsNotStalled"),
+        (PullsView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
+        (PullsView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
     ] {
         let mut world = World::settled(Role::Companion);
-        world.collected.flow = Ok(flow.clone());
+        world.collected.pulls_view = Ok(pulls_view.clone());
         world.pass(45 * SECOND);
         let is = world.condition("ImagePullsStalled");
-        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
+        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{pulls_view:?}");
     }
     // Nothing has moved since the start, which is long ago by now.
     let mut world = World::settled(Role::Companion);
-    world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
+    world.collected.pulls_view = Ok(PullsView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
     world.pass(30 * SECOND);
     assert_eq!(
         world.condition("ImagePullsStalled")["reason"],
@@ -298,9 +298,9 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     world.pass(90 * SECOND);
     assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsStalled");
     let mut world = World::settled(Role::Companion);
-    world.collected.flow = Err("the mailbox of PullCoordinator is full".into());
+    world.collected.pulls_view = Err("the mailbox of PullCoordinator is full".into());
     world.pass(19 * SECOND);
-    assert_eq!(world.verbs(), Vec::<&str>::new(), "a busy moment says nothing");
+    assert_eq!(world.verbs(), Vec::<&str>::new(), "a short busy period is not reported");
     world.pass(22 * SECOND + problem::ONSET);
     assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsUnknown");
 }
@@ -314,7 +314,7 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
         (text("status"), text("reason"))
     };
     let mut world = World::settled(Role::Companion);
-    assert_eq!(world.condition(KIND), Value::Null, "the chore is off");
+    assert_eq!(world.condition(KIND), Value::Null, "endpoints are disabled");
     let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
     for (view, status, reason) in [
         (EndpointsView::Synced, "False", "EndpointsSynced"),
@@ -366,7 +366,7 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     ];
     for (index, (store, durable, status, reason, message, requests)) in cases.into_iter().enumerate() {
         world.collected.store = store;
-        world.collected.flow = Ok(FlowView { durable, ..idle() });
+        world.collected.pulls_view = Ok(PullsView { durable, ..idle() });
         world.forget();
         world.pass(6 * MINUTE);
         world.tell();
@@ -428,7 +428,7 @@ proptest! {
                 }
                 4 if world.node.is_none() => world.make_node(),
                 5 => change(&mut world),
-                6 => world.collected = well(),
+                6 => world.collected = healthy(),
                 7 => {
                     lives += 1;
                     world.restart();
@@ -447,7 +447,7 @@ proptest! {
             world.make_node();
         }
         world.tell();
-        world.collected = well();
+        world.collected = healthy();
         world.pass(61 * SECOND + 11 * SECOND);
         world.step(Event::ReportNow);
         world.pass(11 * SECOND);

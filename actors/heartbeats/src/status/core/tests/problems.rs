@@ -29,12 +29,12 @@ fn synced() -> World {
 
 /// Advances time, with `view` as the state of endpoints in each second.
 fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
-    pass_unheard(world, seconds, view);
+    pass_without_event(world, seconds, view);
     world.tell();
 }
 
 /// As [`pass_with`], without events of the watch of the Node.
-fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
+fn pass_without_event(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
     for second in 0..seconds {
         world.collected.endpoints = view(second);
         world.pass(SECOND);
@@ -45,7 +45,7 @@ fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> Endpoints
 fn outage(world: &mut World) {
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     world.watches = false;
-    pass_unheard(world, 180, unavailable);
+    pass_without_event(world, 180, unavailable);
     assert!(matches!(world.health, JobHealth::Failing { .. }));
     assert!(world.verbs().len() <= TRIES as usize, "one pass and no more: {:?}", world.verbs());
     world.always = None;
@@ -299,10 +299,10 @@ fn e6_an_outage_between_reports_causes_no_write() {
         let mut world = synced();
         world.watches = false;
         world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
-        pass_unheard(&mut world, away, unavailable);
+        pass_without_event(&mut world, away, unavailable);
         world.always = None;
         world.forget();
-        pass_unheard(&mut world, 42, unavailable);
+        pass_without_event(&mut world, 42, unavailable);
         world.watches = true;
         pass_with(&mut world, 120, |_| EndpointsView::Synced);
         assert!(matches!(world.verbs()[..], [] | ["get"]), "{away} s: {:?}", world.verbs());

@@ -12,7 +12,7 @@ fn policy(register: Register) -> StatusPolicy {
 #[test]
 fn a_missing_node_is_created_with_its_full_status_as_first_report() {
     let mut world = World::with(policy(Register::Once));
-    assert_eq!(world.verbs(), ["get", "create"], "as soon as the runtime takes pods");
+    assert_eq!(world.verbs(), ["get", "create"], "once the runtime is ready");
     assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(world.counted, [Counted::Registered, Counted::Sent]);
     let body = &world.requests[1].body;
@@ -51,7 +51,7 @@ fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
     world.restart();
     world.pass(2 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new());
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::RuntimeReady);
     assert_eq!(world.condition("Ready")["status"], "True");
     world.write(None);
@@ -60,7 +60,7 @@ fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
     world.restart();
     world.pass(4 * SECOND);
     assert_eq!(world.condition("Ready")["message"], "the container runtime has not answered yet");
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::RuntimeReady);
     assert_eq!(world.condition("Ready")["status"], "True");
 }

@@ -112,7 +112,7 @@ fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
     one.forget();
     let mut two = World::new(Role::Companion);
     (two.node, two.version) = (one.node.clone(), one.version);
-    two.collected.flow = Ok(FlowView { queued: 1, runtime: away(), ..idle() });
+    two.collected.pulls_view = Ok(PullsView { queued: 1, runtime: away(), ..idle() });
     let mut writes = 0;
     for n in 0..(HOUR / (10 * SECOND)) {
         for turn in 0..2 {
@@ -146,7 +146,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     assert_eq!(world.verbs(), ["patch"]);
     let contested = world.condition(CONTESTED);
     assert_eq!((&contested["status"], &contested["reason"]), (&json!("True"), &json!("StandingBack")));
-    assert_eq!(world.condition("Ready")["message"], "kubelet", "left alone");
+    assert_eq!(world.condition("Ready")["message"], "kubelet", "unchanged");
     world.collected.runtime = Err("gone".into());
     world.collected.runtime_down = Some("gone".into());
     world.set(condition(KIND, ConditionStatus::True));
@@ -164,7 +164,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     );
     assert_eq!(world.condition("Ready")["message"], "kubelet");
     // The kubelet stops.
-    world.collected = well();
+    world.collected = healthy();
     world.forget();
     world.step(Event::Contention(Contention::Uncontested));
     world.pass(11 * SECOND);
@@ -210,7 +210,7 @@ fn e3_a_lease_that_another_renews_is_a_condition_of_a_companion_too() {
     world.pass(SECOND);
     world.step(Event::Contention(Contention::Undecided));
     world.pass(11 * SECOND);
-    assert_eq!(world.condition(CONTESTED)["status"], "False", "it is known that nobody does");
+    assert_eq!(world.condition(CONTESTED)["status"], "False", "no second writer was found");
     world.step(Event::Contention(Contention::Contested));
     world.pass(11 * SECOND);
     world.step(Event::Contention(Contention::Uncontested));
