@@ -83,12 +83,12 @@ impl Publisher {
         self.shown().is_some_and(|shown| shown.freshness != Freshness::Synced)
     }
 
-    async fn say(&self, event: SourceEvent) -> Ack {
+    async fn send_event(&self, event: SourceEvent) -> Ack {
         self.mailbox.send(event).await
     }
 
     async fn put(&self, service: &Service) -> Ack {
-        self.say(SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service.clone()))])).await
+        self.send_event(SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service.clone()))])).await
     }
 
     async fn tell_all(&self, services: &[Service], slices: &[EndpointSlice]) {
@@ -98,7 +98,7 @@ impl Publisher {
             SourceEvent::Services(listing(services)),
             SourceEvent::EndpointSlices(listing(slices)),
         ] {
-            assert_eq!(self.say(event).await, Ack::Accepted);
+            assert_eq!(self.send_event(event).await, Ack::Accepted);
         }
     }
 
@@ -256,23 +256,23 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         // The backup has revision 1: revisions 2 and 3 would be used again.
         let restored = start(&backup, "b");
         restored.reaches(1).await;
-        let (anew, rev) = restored.id().expect("one");
-        assert!(anew != instance_id && rev == 1, "{anew} {rev}");
+        let (new_id, rev) = restored.id().expect("one");
+        assert!(new_id != instance_id && rev == 1, "{new_id} {rev}");
         assert_eq!(restored.names(), ["ns/a"]);
         restored.tell_all(&[named("a"), named("x")], &[]).await;
         restored.reaches(2).await;
-        assert_eq!(restored.id(), Some((anew, 2)));
+        assert_eq!(restored.id(), Some((new_id, 2)));
         drop(restored);
 
         // The new instance ID is on disk and is kept until the node boots.
         let again = start(&backup, "b");
         again.reaches(2).await;
-        assert_eq!(again.id(), Some((anew, 2)));
+        assert_eq!(again.id(), Some((new_id, 2)));
         drop(again);
         let booted = start(&backup, "c");
         booted.reaches(2).await;
         let id = booted.id().expect("one");
-        assert!(id.0 != anew && id.1 == 2, "{id:?}");
+        assert!(id.0 != new_id && id.1 == 2, "{id:?}");
         // The instance ID is written without any other change.
         pass(1_000).await;
         drop(booted);
@@ -334,9 +334,9 @@ fn restarts_and_shows_the_same(reason: &str) {
         assert_eq!(publisher.put(&named("new")).await, Ack::Relist);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
         assert_eq!(*publisher.view.borrow(), EndpointsView::Synced);
-        publisher.say(SourceEvent::Services(listing(&services))).await;
-        publisher.say(SourceEvent::EndpointSlices(listing(&[]))).await;
-        publisher.say(SourceEvent::ServiceCidrs(listing(&[]))).await;
+        publisher.send_event(SourceEvent::Services(listing(&services))).await;
+        publisher.send_event(SourceEvent::EndpointSlices(listing(&[]))).await;
+        publisher.send_event(SourceEvent::ServiceCidrs(listing(&[]))).await;
         publisher.current().await;
         assert_eq!(publisher.id(), id);
         assert_eq!(publisher.mailbox.recorder().restarts(), 1);
@@ -355,7 +355,7 @@ fn a_completed_write_without_acknowledgement_is_found_after_a_restart() {
         store.block(true);
         let writes = store.writes.load(Ordering::SeqCst);
         // More than one batch.
-        publisher.say(SourceEvent::Services(listing(&many(500)))).await;
+        publisher.send_event(SourceEvent::Services(listing(&many(500)))).await;
         until("the write is under way", || store.writes.load(Ordering::SeqCst) > writes).await;
         publisher.restart();
         settle().await;
@@ -414,7 +414,7 @@ fn inspection_and_metrics_show_the_status() {
             .expect("it answers");
         assert_eq!((&*state.state, state.rev), ("pending", 0));
         publisher.tell_all(&many(3), &[http("a", "L1").of("ns", "s0001").build()]).await;
-        publisher.say(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
+        publisher.send_event(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
         publisher.reaches(1).await;
         assert_eq!(publisher.mailbox.ask(EndpointsCount {}).await.expect("it answers"), 3);
         let state =
@@ -435,7 +435,7 @@ fn inspection_and_metrics_show_the_status() {
         assert_eq!(metrics.objects.get(&slices).map(|objects| objects.get()), Some(1));
         assert_eq!(metrics.synced.get(&slices).map(|synced| synced.get()), Some(1));
         let failing = JobHealth::Failing { reason: "gone".into(), since_unix_ms: 5, refused: false };
-        publisher.say(SourceEvent::Health(SourceKind::Services, failing)).await;
+        publisher.send_event(SourceEvent::Health(SourceKind::Services, failing)).await;
         assert_eq!((metrics.stale.get(), publisher.stale()), (1, true));
         assert!(publisher.mailbox.recorder().overview().summary.ends_with("stale: services: gone"));
     });

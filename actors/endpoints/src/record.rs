@@ -181,15 +181,15 @@ impl Chunks<'_> {
     fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), StoreError> {
         self.bytes += key.len() + value.len();
         self.batch.put(Table::Endpoints, key, value);
-        self.spill()
+        self.flush_if_full()
     }
 
     fn delete(&mut self, key: Vec<u8>) -> Result<(), StoreError> {
         self.batch.delete(Table::Endpoints, key);
-        self.spill()
+        self.flush_if_full()
     }
 
-    fn spill(&mut self) -> Result<(), StoreError> {
+    fn flush_if_full(&mut self) -> Result<(), StoreError> {
         if self.batch.len() < CHUNK_RECORDS && self.bytes < CHUNK_BYTES {
             return Ok(());
         }
@@ -364,12 +364,12 @@ fn item(
 ) -> Result<Item, String> {
     let mut message = record.message;
     if record.parts > 0 {
-        let mut whole = BytesMut::from(&*message);
+        let mut full = BytesMut::from(&*message);
         for part in 1..=record.parts as usize {
             let bytes = more.remove(&(name.clone(), part));
-            whole.extend_from_slice(&bytes.ok_or_else(|| format!("a part of {name} is missing"))?);
+            full.extend_from_slice(&bytes.ok_or_else(|| format!("a part of {name} is missing"))?);
         }
-        message = whole.freeze();
+        message = full.freeze();
     }
     let head = Head::decode(message.clone()).map_err(|error| format!("cannot decode {name}: {error}"))?;
     match head.endpoints {

@@ -171,7 +171,7 @@ impl Client {
     /// Reports an error, closes the connection and waits.
     async fn give_up(&mut self, error: &Error, cancel: &CancellationToken) {
         self.link = Link::None;
-        let pause: Duration = self.errors.note(error);
+        let pause: Duration = self.errors.record_error(error);
         cancel.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 

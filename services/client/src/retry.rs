@@ -74,7 +74,7 @@ impl ErrorLog {
     }
 
     /// Records an error, and returns how long to wait.
-    pub(crate) fn note(&mut self, error: &Error) -> Duration {
+    pub(crate) fn record_error(&mut self, error: &Error) -> Duration {
         let now = Instant::now();
         let quiet = self.longest_pause.saturating_mul(QUIET);
         if !self.failing && self.last.is_none_or(|last| now.duration_since(last) >= quiet) {
@@ -117,8 +117,8 @@ fn pause(longest: Duration, attempts: u64) -> Duration {
 }
 
 /// Between half of the pause and all of it.
-fn jittered(pause: Duration, chance: u64) -> Duration {
-    let parts = u32::try_from(chance % 1025).unwrap_or(0);
+fn jittered(pause: Duration, random: u64) -> Duration {
+    let parts = u32::try_from(random % 1025).unwrap_or(0);
     pause / 2 + (pause / 2048).saturating_mul(parts)
 }
 
@@ -131,11 +131,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn errors() -> (ErrorLog, Arc<Mutex<Vec<u64>>>) {
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let attempts_seen = Arc::new(Mutex::new(Vec::new()));
         let mut errors = ErrorLog::new(SECOND);
-        let sink = said.clone();
-        errors.on_error(Box::new(move |trouble| sink.lock().unwrap().push(trouble.attempts)));
-        (errors, said)
+        let sink = attempts_seen.clone();
+        errors.on_error(Box::new(move |report| sink.lock().unwrap().push(report.attempts)));
+        (errors, attempts_seen)
     }
 
     #[test]
@@ -143,45 +143,45 @@ mod tests {
         let pauses: Vec<u128> = (1..8).map(|attempts| pause(SECOND, attempts).as_micros()).collect();
         assert_eq!(pauses, [62_500, 125_000, 250_000, 500_000, 1_000_000, 1_000_000, 1_000_000]);
         assert_eq!(pause(SECOND, u64::MAX), SECOND);
-        for chance in [0, 1, 512, 1024, u64::MAX] {
-            let pause = jittered(SECOND, chance);
-            assert!(pause >= SECOND / 2 && pause <= SECOND, "{chance}: {pause:?}");
+        for random in [0, 1, 512, 1024, u64::MAX] {
+            let pause = jittered(SECOND, random);
+            assert!(pause >= SECOND / 2 && pause <= SECOND, "{random}: {pause:?}");
         }
         assert_ne!(jittered(SECOND, 0), jittered(SECOND, 1024));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_same_error_is_logged_less_often() {
-        let (mut errors, said) = errors();
+        let (mut errors, attempts_seen) = errors();
         for _ in 0..1000 {
-            let pause = errors.note(&Error::Ended("too early"));
+            let pause = errors.record_error(&Error::Ended("too early"));
             assert!(pause <= SECOND);
         }
-        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
-        errors.note(&Error::malformed("something else"));
-        assert_eq!(said.lock().unwrap().last(), Some(&1001));
-        errors.note(&Error::malformed("something else"));
-        assert_eq!(said.lock().unwrap().last(), Some(&1001));
+        assert_eq!(*attempts_seen.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+        errors.record_error(&Error::malformed("something else"));
+        assert_eq!(attempts_seen.lock().unwrap().last(), Some(&1001));
+        errors.record_error(&Error::malformed("something else"));
+        assert_eq!(attempts_seen.lock().unwrap().last(), Some(&1001));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_series_of_errors_ends_after_a_quiet_time() {
-        let (mut errors, said) = errors();
+        let (mut errors, attempts_seen) = errors();
         for _ in 0..3 {
-            errors.note(&Error::Ended("too early"));
+            errors.record_error(&Error::Ended("too early"));
             errors.record_success();
         }
         assert_eq!(errors.attempts, 3, "a state in between does not end it");
         tokio::time::advance(9 * SECOND).await;
-        assert!(errors.note(&Error::Ended("too early")) >= SECOND / 4);
+        assert!(errors.record_error(&Error::Ended("too early")) >= SECOND / 4);
         assert_eq!(errors.attempts, 4);
         tokio::time::advance(11 * SECOND).await;
-        errors.note(&Error::Ended("too early"));
+        errors.record_error(&Error::Ended("too early"));
         assert_eq!(errors.attempts, 5, "no success since");
         errors.record_success();
         tokio::time::advance(11 * SECOND).await;
-        assert!(errors.note(&Error::Ended("too early")) <= SECOND / 16);
+        assert!(errors.record_error(&Error::Ended("too early")) <= SECOND / 16);
         assert_eq!(errors.attempts, 1);
-        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 1]);
+        assert_eq!(*attempts_seen.lock().unwrap(), [1, 2, 4, 1]);
     }
 }

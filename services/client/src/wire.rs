@@ -103,9 +103,9 @@ fn message<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
 }
 
 /// Two messages of the same field are merged, which protobuf defines as the concatenation of their bytes.
-fn merge(slot: &mut Option<Bytes>, whole: &Bytes, value: &[u8]) {
+fn merge(slot: &mut Option<Bytes>, is_full: &Bytes, value: &[u8]) {
     *slot = Some(match slot.take() {
-        None => whole.slice_ref(value),
+        None => is_full.slice_ref(value),
         Some(before) => [&before, value].concat().into(),
     });
 }

@@ -17,10 +17,10 @@ use keelson_client::{
 use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 
 /// Records the errors that a client reports.
-fn noted(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
+fn recorded_errors(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let sink = errors.clone();
-    client.on_error(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
+    client.on_error(move |report| sink.lock().unwrap().push(report.error.to_string()));
     errors
 }
 
@@ -64,7 +64,7 @@ async fn e20_a_state_that_becomes_stale_comes_again() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         for (rev, known, stale) in [(0, false, false), (1, false, true), (1, true, false)] {
             let call = server.call().await;
@@ -106,7 +106,7 @@ async fn the_request_has_the_start_position_and_the_conditions() {
 async fn an_absent_server_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         while errors.lock().unwrap().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -129,7 +129,7 @@ async fn recovers_from(
     let (_folder, path, place) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options(place));
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1)]).await;
         fail(server.expect("Next", 7, 1).await).await;
@@ -179,7 +179,7 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
-        timeout(LONG, call.left()).await.expect("the client leaves");
+        timeout(LONG, call.closed()).await.expect("the client leaves");
     };
     let options = |options| Options { stall_timeout: Duration::from_millis(300), ..options };
     recovers_from(fail, options, "then nothing for 300ms").await;
@@ -250,7 +250,7 @@ async fn a_service_of_five_thousand_endpoints_passes() {
 async fn a_connection_that_breaks_in_the_middle_is_made_again() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         let mut server = Server::start(path.clone());
         let call = server.expect("Next", 0, 0).await;
@@ -270,7 +270,7 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
 async fn a_server_that_does_not_speak_grpc_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         let listener = UnixListener::bind(&path).unwrap();
         while errors.lock().unwrap().is_empty() {
@@ -291,7 +291,7 @@ async fn a_server_that_does_not_speak_grpc_is_retried() {
 async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { keep_alive: Duration::from_millis(50), ..options });
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let listener = UnixListener::bind(&path).unwrap();
     // Accepted, and never read from.
     let silent = async {
@@ -312,7 +312,7 @@ async fn cancellation_ends_any_wait() {
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { error_delay: Duration::from_secs(3600), ..options.clone() });
     let token = client.cancellation();
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let cancel = async {
         while errors.lock().unwrap().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -330,7 +330,7 @@ async fn cancellation_ends_any_wait() {
         let call = server.call().await;
         call.next(7, 1).await;
         token.cancel();
-        timeout(LONG, call.left()).await.expect("the client leaves");
+        timeout(LONG, call.closed()).await.expect("the client leaves");
     };
     let ((), state) = tokio::join!(cancel, timeout(LONG, client.next()));
     assert_eq!(state.unwrap(), None);

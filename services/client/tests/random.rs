@@ -189,13 +189,13 @@ impl Publisher {
             items.push(Item::Node(node(&to.1)));
         }
         items.push(Item::Sync(pb::Sync { instance_id: self.at.0, rev: self.at.1, ..Default::default() }));
-        let whole = items.len() <= most;
+        let is_full = items.len() <= most;
         let call = self.watch.as_ref().unwrap();
         for item in items.into_iter().take(most) {
             call.watch(item).await;
         }
         self.sent = self.at;
-        whole
+        is_full
     }
 
     /// Breaks every connection and listens again.

@@ -34,7 +34,7 @@ const MAPPED: i32 = 128 << 10;
 const ARENAS: i32 = 2;
 
 /// Starts the thread. Without it only the process is larger.
-pub(crate) fn give_back() {
+pub(crate) fn release_free_memory() {
     let started = thread::Builder::new().name("memory".to_owned()).stack_size(64 << 10).spawn(|| {
         let mut pace = Pace::new(resident().unwrap_or(0));
         loop {

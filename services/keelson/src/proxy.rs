@@ -101,7 +101,7 @@ struct RunArgs {
 
 impl RunArgs {
     /// The first flag that is set, to reject it where it has no effect.
-    fn given(&self) -> Option<&'static str> {
+    fn first_flag(&self) -> Option<&'static str> {
         [
             ("--backend", self.backend.is_some()),
             ("--target", self.target.is_some()),
@@ -112,7 +112,7 @@ impl RunArgs {
             ("--dry-run", self.dry_run),
         ]
         .into_iter()
-        .find_map(|(flag, given)| given.then_some(flag))
+        .find_map(|(flag, is_set)| is_set.then_some(flag))
     }
 
     fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
@@ -131,7 +131,7 @@ impl RunArgs {
 
 pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if let (Some(_), Some(flag)) = (&args.command, args.run.given()) {
+    if let (Some(_), Some(flag)) = (&args.command, args.run.first_flag()) {
         cli::print_error(&format!(
             "keelson: {flag} is only valid for running a proxy, not with a subcommand"
         ));
@@ -160,7 +160,7 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
                 }
                 (print, _) => {
                     notes.for_each(|note| cli::print_error(&format!("keelson: {note}")));
-                    runtime.block_on(once(&loaded.settings, print))
+                    runtime.block_on(preview(&loaded.settings, print))
                 }
             }
         }
@@ -191,13 +191,12 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
 }
 
 /// Computes the changes for the latest state.
-async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
+async fn preview(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
     cli::print_error(&format!("keelson: reading the full state from {target}"));
     let mut client = Client::new(Follow { target, ..Follow::default() });
     client.cancel_on_signals()?;
-    client
-        .on_error(|trouble| cli::print_error(&format!("keelson: waiting for the agent: {}", trouble.error)));
+    client.on_error(|report| cli::print_error(&format!("keelson: waiting for the agent: {}", report.error)));
     let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
     let options = options(settings)?;
     let driver = driver(settings.proxy.backend);
@@ -230,7 +229,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         requires = info.requirements,
         "proxy started"
     );
-    memory::give_back();
+    memory::release_free_memory();
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;

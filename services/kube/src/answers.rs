@@ -111,8 +111,8 @@ impl Status {
             (Some(code), _) if code.as_u16() >= 400 => self.kind(code, self.retry_after()),
             _ => ApiErrorKind::Unreachable,
         };
-        let said = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
-        Failure::new(kind, format!("the watch ended with an error: {said}"))
+        let message = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+        Failure::new(kind, format!("the watch ended with an error: {message}"))
     }
 }
 
@@ -166,16 +166,16 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
             format!("unexpected HTTP status {status}; check that the address is an API server"),
         ));
     }
-    let said = status_of(answer).unwrap_or_default();
-    let reason = said.reason.as_deref().unwrap_or_default();
-    let retry = retry_after(&answer.headers, now).or_else(|| said.retry_after());
-    let message = said.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+    let body = status_of(answer).unwrap_or_default();
+    let reason = body.reason.as_deref().unwrap_or_default();
+    let retry = retry_after(&answer.headers, now).or_else(|| body.retry_after());
+    let message = body.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
     let sentence = if message.is_empty() {
         format!("HTTP {status}")
     } else {
         format!("HTTP {}: {message}", status.as_u16())
     };
-    Some(Failure::new(said.kind(status, retry), sentence))
+    Some(Failure::new(body.kind(status, retry), sentence))
 }
 
 /// The Status in the body, in either encoding; `None` if it is something else, such as a proxy's page.
@@ -267,7 +267,7 @@ pub(crate) fn too_old() -> Failure {
 }
 
 /// The failure for a request without a complete answer.
-pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
+pub(crate) fn connection_failure(err: &(dyn StdError + 'static)) -> Failure {
     let causes: Vec<&(dyn StdError + 'static)> =
         std::iter::successors(Some(err), |err| (*err).source()).collect();
     // The output of a plugin may be a token, so its error is not repeated.
@@ -281,15 +281,15 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     if let Some(tls) = causes.iter().find_map(|cause| find_tls(*cause)) {
         return Failure::new(ApiErrorKind::Unreachable, tls_sentence(tls));
     }
-    let mut said: Vec<String> = Vec::new();
+    let mut parts: Vec<String> = Vec::new();
     for cause in causes {
         let text = cause.to_string();
         // Libraries repeat the text of their source.
-        if !said.iter().any(|earlier| earlier.contains(&text)) {
-            said.push(text);
+        if !parts.iter().any(|earlier| earlier.contains(&text)) {
+            parts.push(text);
         }
     }
-    let text = said.join(": ");
+    let text = parts.join(": ");
     let text = text.strip_prefix("client error (Connect): ").unwrap_or(&text);
     if text.starts_with("dns error") {
         return Failure::new(ApiErrorKind::Unreachable, format!("cannot resolve the server's name ({text})"));

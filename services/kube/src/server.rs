@@ -230,7 +230,7 @@ impl ApiServer {
             bytes = body.into();
         }
         let sent = held.link.send(&call.target, request, bytes).await;
-        let answer = sent.map_err(|err| answers::broken(err.as_ref()))?;
+        let answer = sent.map_err(|err| answers::connection_failure(err.as_ref()))?;
         progress.status = Some(answer.status().as_u16());
         if answer.status().is_success() {
             return read(answer).await;
@@ -312,7 +312,7 @@ async fn read_to_end(answer: Begun) -> Result<Answer, Failure> {
         if err.is::<LengthLimitError>() {
             answers::invalid_answer(format!("it is longer than {} MiB", ANSWER_MAX >> 20))
         } else {
-            let failure = answers::broken(err.as_ref());
+            let failure = answers::connection_failure(err.as_ref());
             Failure::new(failure.kind, format!("the response is incomplete: {}", failure.reason))
         }
     })?;

@@ -62,7 +62,7 @@ impl Follower {
     }
 
     /// Makes another message due after the interval without a change, because the last one failed.
-    pub fn again(&mut self) {
+    pub fn retry(&mut self) {
         self.changes.mark_changed();
     }
 
@@ -135,7 +135,7 @@ mod tests {
         let (_bump, _stop, mut follower) = follower(None);
         follower.due().await;
         let start = Instant::now();
-        follower.again();
+        follower.retry();
         assert_eq!(follower.due().await, Due::Changed);
         assert_eq!(start.elapsed(), INTERVAL);
     }

@@ -83,7 +83,7 @@ impl StoreThread {
             };
             match job {
                 Job::Run(work) => self.perform(work),
-                Job::Wake => self.show(),
+                Job::Wake => self.publish(),
                 Job::Close(done) => {
                     self.close();
                     // The caller may have given up waiting.
@@ -117,7 +117,7 @@ impl StoreThread {
                 *self.shared.stats() = store.stats();
                 self.store = Some(store);
                 self.pause = FIRST_PAUSE;
-                self.show();
+                self.publish();
                 return Duration::ZERO;
             }
             Ok(Err(error @ OpenError::InUse { .. })) => (text_of(&error), MAX_PAUSE_IN_USE),
@@ -152,10 +152,10 @@ impl StoreThread {
         if !matches!(self.failed, Some(Failure::Hung(_))) {
             *self.shared.stats() = store.stats();
         }
-        self.show();
+        self.publish();
     }
 
-    fn show(&self) {
+    fn publish(&self) {
         if self.store.is_none() {
             return;
         }

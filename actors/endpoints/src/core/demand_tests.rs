@@ -110,19 +110,19 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     }
     let content = bench.content();
     bench.handle(later(instance_id, rev + 40));
-    let (anew, same) = bench.id().expect("shown");
-    assert!(anew != instance_id && same == rev);
+    let (new_id, same) = bench.id().expect("shown");
+    assert!(new_id != instance_id && same == rev);
     assert_eq!(bench.content(), content);
     assert!(bench.notes.iter().any(|note| note.contains("restored from a backup")), "{:?}", bench.notes);
-    assert_eq!(bench.core.on_disk(), Some((anew, rev)), "it is on disk at once");
+    assert_eq!(bench.core.on_disk(), Some((new_id, rev)), "it is on disk at once");
     // A second claim may be wrong or hostile: the folder is restored at most once per process.
-    bench.handle(later(anew, rev + 40));
-    assert_eq!(bench.id(), Some((anew, rev)));
+    bench.handle(later(new_id, rev + 40));
+    assert_eq!(bench.id(), Some((new_id, rev)));
     bench.pass(1_000);
     bench.put_service(&named("c"));
-    assert_eq!(bench.id(), Some((anew, rev + 1)));
+    assert_eq!(bench.id(), Some((new_id, rev + 1)));
     bench.restart();
-    assert_eq!(bench.id(), Some((anew, rev + 1)));
+    assert_eq!(bench.id(), Some((new_id, rev + 1)));
 }
 
 /// E12: the pending write has the previous instance ID.
@@ -137,8 +137,8 @@ fn e12_a_new_instance_id_waits_for_the_running_write() {
     assert_eq!(bench.id(), Some((instance_id, rev)));
     bench.slow = false;
     bench.write();
-    let (anew, newest) = bench.id().expect("shown");
-    assert!(anew != instance_id && newest == rev + 1, "{anew} {newest}");
+    let (new_id, newest) = bench.id().expect("shown");
+    assert!(new_id != instance_id && newest == rev + 1, "{new_id} {newest}");
     assert_eq!(bench.names(), ["ns/a", "ns/b"]);
-    assert_eq!(bench.core.on_disk(), Some((anew, newest)));
+    assert_eq!(bench.core.on_disk(), Some((new_id, newest)));
 }

@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    fn truth(&self) -> BTreeMap<ServiceName, keelson_proto::localnetv1::ServiceEndpoints> {
+    fn expected(&self) -> BTreeMap<ServiceName, keelson_proto::localnetv1::ServiceEndpoints> {
         let of = |service: &Service| {
             let metadata = service.metadata.as_ref().expect("named");
             let name = ServiceName::new(&metadata.namespace, &metadata.name);
@@ -206,7 +206,7 @@ impl World {
         }
         self.all();
         self.bench.pass(120_000);
-        let truth = self.truth();
+        let truth = self.expected();
         let names: Vec<String> = truth.keys().map(ToString::to_string).collect();
         assert_eq!(self.bench.names(), names);
         for (name, service) in truth {
@@ -215,7 +215,7 @@ impl World {
         assert_eq!((self.bench.stale(), self.bench.core.durable()), (String::new(), true));
         let (id, content) = (self.bench.id(), self.bench.content());
         let state = self.bench.core.state("", 0);
-        let endpoints: usize = self.truth().values().map(|service| service.endpoints.len()).sum();
+        let endpoints: usize = self.expected().values().map(|service| service.endpoints.len()).sum();
         assert_eq!(state.endpoints, endpoints as u64);
         self.bench.restart();
         assert_eq!((self.bench.id(), self.bench.content()), (id, content));

@@ -217,7 +217,7 @@ fn service_cidrs_are_part_of_the_node() {
     bench.list_cidrs(&[cidr("a", "10.96.0.0/16")]);
     assert_eq!((bench.rev(), cidrs(&bench)), (3, vec!["10.96.0.0/16".into()]));
     bench.pass(100);
-    bench.say(SourceEvent::ServiceCidrs(vec![ObjectEvent::Deleted(ServiceName::new("", "a"))]));
+    bench.send_event(SourceEvent::ServiceCidrs(vec![ObjectEvent::Deleted(ServiceName::new("", "a"))]));
     assert_eq!((bench.rev(), cidrs(&bench)), (4, vec![]));
 }
 
@@ -385,7 +385,7 @@ fn p19_refused_service_cidrs_keep_the_restored_ones() {
     let listed = [ServiceCidr { metadata, spec }];
     let refused = || SourceEvent::ServiceCidrs(vec![ObjectEvent::Listing, ObjectEvent::Refused]);
     let mut bench = Bench::new();
-    bench.say(refused());
+    bench.send_event(refused());
     bench.tell_all(&[named("a")], &[]);
     assert_eq!(cidrs(&bench), Vec::<String>::new());
     bench.pass(100);
@@ -395,7 +395,7 @@ fn p19_refused_service_cidrs_keep_the_restored_ones() {
 
     bench.restart();
     bench.node(n1());
-    bench.say(refused());
+    bench.send_event(refused());
     bench.list_services(&[named("a")]);
     bench.list_slices(&[]);
     bench.pass(100);

@@ -218,7 +218,7 @@ impl Bench {
         self.perform(effects);
     }
 
-    pub(crate) fn say(&mut self, event: SourceEvent) -> Ack {
+    pub(crate) fn send_event(&mut self, event: SourceEvent) -> Ack {
         let random = self.random();
         let (answer, effects) = self.core.handle_source_event(event, self.now, random);
         self.perform(effects);
@@ -340,27 +340,27 @@ impl Bench {
     }
 
     pub(crate) fn node(&mut self, node: NodeView) {
-        assert_eq!(self.say(SourceEvent::Node(node)), Ack::Accepted);
+        assert_eq!(self.send_event(SourceEvent::Node(node)), Ack::Accepted);
     }
 
     pub(crate) fn list_services(&mut self, services: &[Service]) {
-        assert_eq!(self.say(SourceEvent::Services(listing(services))), Ack::Accepted);
+        assert_eq!(self.send_event(SourceEvent::Services(listing(services))), Ack::Accepted);
     }
 
     pub(crate) fn list_slices(&mut self, slices: &[EndpointSlice]) {
-        assert_eq!(self.say(SourceEvent::EndpointSlices(listing(slices))), Ack::Accepted);
+        assert_eq!(self.send_event(SourceEvent::EndpointSlices(listing(slices))), Ack::Accepted);
     }
 
     pub(crate) fn list_cidrs(&mut self, cidrs: &[ServiceCidr]) {
-        assert_eq!(self.say(SourceEvent::ServiceCidrs(listing(cidrs))), Ack::Accepted);
+        assert_eq!(self.send_event(SourceEvent::ServiceCidrs(listing(cidrs))), Ack::Accepted);
     }
 
     pub(crate) fn services(&mut self, seen: Vec<ObjectEvent<Service>>) -> Ack {
-        self.say(SourceEvent::Services(seen))
+        self.send_event(SourceEvent::Services(seen))
     }
 
     pub(crate) fn slices(&mut self, seen: Vec<ObjectEvent<EndpointSlice>>) -> Ack {
-        self.say(SourceEvent::EndpointSlices(seen))
+        self.send_event(SourceEvent::EndpointSlices(seen))
     }
 
     pub(crate) fn put_service(&mut self, service: &Service) {
@@ -380,7 +380,7 @@ impl Bench {
             },
             None => JobHealth::Healthy,
         };
-        assert_eq!(self.say(SourceEvent::Health(kind, health)), Ack::Accepted);
+        assert_eq!(self.send_event(SourceEvent::Health(kind, health)), Ack::Accepted);
     }
 
     pub(crate) fn id(&self) -> Option<(u64, u64)> {

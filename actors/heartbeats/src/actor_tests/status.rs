@@ -39,7 +39,7 @@ fn case_27_a_node_is_created_and_then_reported_when_the_report_is_old() {
         assert_eq!(world.api.condition("Ready")["status"], "True");
         assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert!(*world.changes.borrow() > 0);
-        world.tell_node();
+        world.send_node();
         live(3600).await;
         let requests = world.api.script().requests.clone();
         let patches: Vec<_> = requests.iter().skip(2).collect();
@@ -144,7 +144,7 @@ fn a_restart_of_actor_or_process_writes_nothing() {
         for role in [Role::Node, Role::Companion] {
             let world = World::start(role);
             live(30).await;
-            world.tell_node();
+            world.send_node();
             live(1).await;
             assert_eq!(world.records(), ["status"]);
             world.api.forget();
@@ -185,7 +185,7 @@ fn case_26_heartbeats_fail_while_the_node_is_missing() {
         let world = World::start(Role::Companion);
         live(30).await;
         world.api.script().node = None;
-        world.tell_node();
+        world.send_node();
         live(11).await;
         let health = world.health.borrow().clone();
         assert!(
@@ -196,7 +196,7 @@ fn case_26_heartbeats_fail_while_the_node_is_missing() {
         let overview = world.reporter.recorder().overview();
         assert!(overview.summary.contains("does not exist"), "{}", overview.summary);
         world.api.make();
-        world.tell_node();
+        world.send_node();
         live(1).await;
         assert_eq!(*world.health.borrow(), JobHealth::Healthy);
     });
@@ -297,7 +297,7 @@ fn e7_a_quiet_companion_sends_no_request_in_an_hour() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
-        world.tell_node();
+        world.send_node();
         live(30).await;
         assert_eq!(world.api.verbs(), ["get", "patch"]);
         world.api.forget();

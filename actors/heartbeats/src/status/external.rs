@@ -314,7 +314,7 @@ pub(super) mod tests {
         let good = || condition("example.com/KernelDeadlock", ConditionStatus::False);
         let mut externals = Externals::default();
         let long = "x".repeat(MAX_MESSAGE_LEN + 1);
-        for (wrong, says) in [
+        for (wrong, expected) in [
             (ExternalCondition { kind: "Ready".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: "ImagePullsStalled".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: "ImagePullsFlowing".into(), ..good() }, "belongs to the kubelet"),
@@ -331,8 +331,8 @@ pub(super) mod tests {
             (ExternalCondition { ttl: Some(Duration::ZERO), ..good() }, "at least 1 s"),
             (ExternalCondition { ttl: Some(Duration::MAX), ..good() }, "at least 1 s"),
         ] {
-            let error = externals.set(wrong, 0).expect_err(says).to_string();
-            assert!(error.contains(says) && error.len() < 1000, "{error:?} says {says:?}");
+            let error = externals.set(wrong, 0).expect_err(expected).to_string();
+            assert!(error.contains(expected) && error.len() < 1000, "{error:?} says {expected:?}");
         }
         assert!("true".parse::<ConditionStatus>().is_err());
         assert_eq!("Unknown".parse(), Ok(ConditionStatus::Unknown));

@@ -90,8 +90,8 @@ impl Amount {
     /// In whole units, rounded up as in the API; 0 if negative.
     #[must_use]
     pub fn units(self) -> u64 {
-        let whole = self.billionths.max(0);
-        u64::try_from(whole / ONE + i128::from(whole % ONE > 0)).unwrap_or(u64::MAX)
+        let units = self.billionths.max(0);
+        u64::try_from(units / ONE + i128::from(units % ONE > 0)).unwrap_or(u64::MAX)
     }
 
     /// The same text for equal amounts, whatever their suffixes.
@@ -189,13 +189,13 @@ impl FromStr for Amount {
         };
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let (number, suffix) = rest.split_at(end);
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        let (units, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if (units.is_empty() && fraction.is_empty()) || fraction.contains('.') {
             return Err(wrong());
         }
         let (scale, suffixes) = scale(suffix).ok_or_else(wrong)?;
         // Beyond 30 digits the value is at its bound, or the digit is far below a billionth of the smallest suffix.
-        let digits = format!("{whole}{fraction}");
+        let digits = format!("{units}{fraction}");
         let digits = digits.trim_start_matches('0');
         let digits = if digits.is_empty() { 0 } else { digits.parse().unwrap_or(i128::MAX) };
         let places = i32::try_from(fraction.len()).unwrap_or(i32::MAX);

@@ -368,9 +368,9 @@ impl NodeIps {
 mod tests {
     use super::*;
 
-    fn refused<T: fmt::Debug>(result: Result<T, SettingError>, says: &str) {
-        let error = result.expect_err(says).to_string();
-        assert!(error.contains(says), "{error:?} says {says:?}");
+    fn refused<T: fmt::Debug>(result: Result<T, SettingError>, expected: &str) {
+        let error = result.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error:?} says {expected:?}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn a_dropped_caller_does_not_affect_others() {
 fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let (caller, _answered, request) = world.request("r/a");
         world.pulls.offer(request).expect("room");
         pass(100).await;
@@ -58,7 +58,7 @@ fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
 fn a_restart_reloads_the_queue_and_fails_its_callers() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let callers = [world.ask("r/a"), world.ask("r/b"), world.ask("r/c")];
         pass(100).await;
         world.restart_pulls();
@@ -118,7 +118,7 @@ fn too_many_restarts_are_failing_and_retried() {
 fn a_panic_restarts_the_coordinator_from_the_journal() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let callers = [world.ask("r/a"), world.ask("r/b")];
         pass(100).await;
         world.pulls.deliver(Restart { reason: PANIC.into() });
@@ -226,7 +226,7 @@ fn a_drain_waits_for_running_pulls_and_keeps_queued_ones() {
 fn a_restart_does_not_end_a_drain() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let _running = world.ask("r/a");
         pass(100).await;
         let (done, drained) = oneshot::channel();
@@ -266,10 +266,12 @@ fn limits_change_live_and_survive_a_restart() {
 fn metrics_count_pulls_and_results() {
     run(async {
         let world = World::start(Policy { max_queue_time: Some(Duration::from_millis(500)), ..limit(1) });
-        world.runtime.does("r/bad", [ScriptedPull::Fail(Duration::from_millis(100), Code::NotFound, "no")]);
+        world
+            .runtime
+            .set_pulls("r/bad", [ScriptedPull::Fail(Duration::from_millis(100), Code::NotFound, "no")]);
         let (bad, joined) = (world.ask("r/bad"), world.ask("r/bad"));
         assert!(!succeeded(bad).await && !succeeded(joined).await);
-        world.runtime.does("r/long", [ScriptedPull::Succeed(Duration::from_secs(5))]);
+        world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(5))]);
         let long = world.ask("r/long");
         let late: Vec<Answered> = (0..30).map(|n| world.ask(&format!("r/{n}"))).collect();
         assert!(succeeded(long).await);

@@ -87,7 +87,7 @@ impl FakeRuntime {
         self.script.lock().expect("unharmed")
     }
 
-    pub(super) fn does(&self, image: &str, what: impl IntoIterator<Item = ScriptedPull>) {
+    pub(super) fn set_pulls(&self, image: &str, what: impl IntoIterator<Item = ScriptedPull>) {
         self.script().pulls.entry(image.into()).or_default().extend(what);
     }
 

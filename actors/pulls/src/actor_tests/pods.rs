@@ -42,7 +42,7 @@ impl World {
 fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Succeed(Duration::from_secs(600))]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Succeed(Duration::from_secs(600))]);
         let running = world.ask_for_pod("r/a", "a");
         let (web, db) = (world.ask_for_pod("r/b", "web"), world.ask_for_pod("r/b", "db"));
         let alone = world.ask_for_pod("r/c", "web");
@@ -64,7 +64,7 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
         assert_eq!(refused(running).await, Refusal::Restarting);
         assert_eq!(refused(db).await, Refusal::Restarting);
         pass(200).await;
-        world.runtime.does("r/e", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/e", [ScriptedPull::Hang]);
         let _first = world.ask_for_pod("r/e", "a");
         assert_eq!(refused(world.ask_for_pod("r/d", "web")).await.code(), Code::Aborted);
         world.pulls.offer(PullEvent::PodForgotten("web".into())).expect("room");
@@ -80,7 +80,7 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
 fn the_pulls_view_has_the_state_of_runtime_and_store() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [ScriptedPull::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let _callers = [world.ask("r/a"), world.ask("r/b")];
         pass(5_000).await;
         let pulls_view = world.pulls.ask(PullsFlow {}).await.expect("alive");

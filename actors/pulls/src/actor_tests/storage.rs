@@ -50,7 +50,7 @@ fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
         let world = World::start(Policy { limit: 1, ..Policy::default() });
         pass(10).await;
         world.store.fail(true);
-        world.runtime.does("r/long", [ScriptedPull::Succeed(Duration::from_secs(60))]);
+        world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(60))]);
         let first = world.ask("r/a");
         let long = world.ask("r/long");
         let queued: Vec<Answered> = (0..50).map(|n| world.ask(&format!("r/{n}"))).collect();
@@ -129,12 +129,12 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
         let one = || Policy { limit: 1, ..Policy::default() };
         let store = FakeStore::new();
         let first = World::with(one(), FakeRuntime::new(), store.clone(), 100);
-        first.runtime.does("r/old-running", [ScriptedPull::Hang]);
+        first.runtime.set_pulls("r/old-running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/old-running"), first.ask("r/old-queued")];
         pass(100).await;
         store.fail(true);
         let second = World::with(one(), FakeRuntime::new(), store.clone(), 100);
-        second.runtime.does("r/new", [ScriptedPull::Hang]);
+        second.runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let _new = second.ask("r/new");
         pass(100).await;
         let (state, handed) = oneshot::channel();
@@ -160,7 +160,7 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
     run(async {
         let one = || Policy { limit: 1, ..Policy::default() };
         let first = World::with(one(), FakeRuntime::new(), FakeStore::new(), 100);
-        first.runtime.does("r/running", [ScriptedPull::Hang]);
+        first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
         let (state, handed) = oneshot::channel();
@@ -199,14 +199,14 @@ fn i4_a_journal_read_late_is_merged_with_running_pulls() {
         let store = FakeStore::new();
         let first =
             World::with(Policy { limit: 1, ..Policy::default() }, FakeRuntime::new(), store.clone(), 100);
-        first.runtime.does("r/running", [ScriptedPull::Hang]);
+        first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
         assert_eq!(records(&store).len(), 2);
 
         store.fail(true);
         let runtime = FakeRuntime::new();
-        runtime.does("r/new", [ScriptedPull::Hang]);
+        runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let world = World::with(Policy { limit: 1, ..Policy::default() }, runtime, store.clone(), 100);
         let (_new, again) = (world.ask("r/new"), world.ask("r/running"));
         pass(100).await;

@@ -53,7 +53,7 @@ pub(super) async fn handle(
     let ended = tokio::select! {
         biased;
         ended = exchange(request, begun, &mut respond, front, upstream) => ended,
-        () = front.cut() => Err(CallError::Cut),
+        () = front.wait_for_cut_off() => Err(CallError::Cut),
     };
     let failed = match ended {
         Ok(code) => code != Some(0),
@@ -392,22 +392,22 @@ pub(super) enum Collect {
 pub(super) async fn collect(body: &mut RecvStream, most: usize) -> Result<Bytes, Collect> {
     // Nearly every body comes in one piece, which needs no copy.
     let mut first = Bytes::new();
-    let mut whole = BytesMut::new();
+    let mut collected = BytesMut::new();
     while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
         let data = data.map_err(|_| Collect::Client)?;
         body.flow_control().release_capacity(data.len()).map_err(|_| Collect::Client)?;
-        if first.is_empty() && whole.is_empty() {
+        if first.is_empty() && collected.is_empty() {
             first = data;
         } else {
-            whole.extend_from_slice(&std::mem::take(&mut first));
-            whole.extend_from_slice(&data);
+            collected.extend_from_slice(&std::mem::take(&mut first));
+            collected.extend_from_slice(&data);
         }
-        if first.len() + whole.len() > most {
-            let came = if whole.is_empty() { first } else { whole.freeze() };
+        if first.len() + collected.len() > most {
+            let came = if collected.is_empty() { first } else { collected.freeze() };
             return Err(Collect::TooLarge(came));
         }
     }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
+    Ok(if collected.is_empty() { first } else { collected.freeze() })
 }
 
 const _: () = assert!(START_UP_BODY < MAX_MESSAGE);

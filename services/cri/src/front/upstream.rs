@@ -42,13 +42,13 @@ impl UpstreamError {
     }
 }
 
-struct Failed {
+struct ConnectFailure {
     reason: String,
     /// No file descriptor was left.
     descriptors: bool,
 }
 
-impl From<io::Error> for Failed {
+impl From<io::Error> for ConnectFailure {
     fn from(error: io::Error) -> Self {
         // EMFILE and ENFILE have no `ErrorKind`.
         Self { reason: error.to_string(), descriptors: matches!(error.raw_os_error(), Some(23 | 24)) }
@@ -110,7 +110,7 @@ impl Upstream {
         }
     }
 
-    async fn try_get(&self) -> Result<SendRequest<Bytes>, Failed> {
+    async fn try_get(&self) -> Result<SendRequest<Bytes>, ConnectFailure> {
         let mut slot = self.slot.lock().await;
         if let Some(sender) = slot.sender.clone() {
             match sender.ready().await {
@@ -121,7 +121,7 @@ impl Upstream {
         let sender = self.connect().await?;
         slot.sender = Some(sender.clone());
         drop(slot);
-        sender.ready().await.map_err(|error| Failed { reason: error.to_string(), descriptors: false })
+        sender.ready().await.map_err(|error| ConnectFailure { reason: error.to_string(), descriptors: false })
     }
 
     async fn connect(&self) -> io::Result<SendRequest<Bytes>> {

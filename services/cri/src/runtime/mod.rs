@@ -292,10 +292,13 @@ impl Inner {
 }
 
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    within(SHORT_CALL, call).await
+    with_timeout(SHORT_CALL, call).await
 }
 
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn with_timeout<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
     tokio::time::timeout(limit, call)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
@@ -426,7 +429,9 @@ impl Runtime for ContainerRuntime {
         let inner = self.inner.clone();
         let limit = if collect { COLLECTION } else { SHORT_CALL };
         async move {
-            within(limit, inner.leases.delete(&lease, collect)).await.map_err(|status| inner.error(&status))
+            with_timeout(limit, inner.leases.delete(&lease, collect))
+                .await
+                .map_err(|status| inner.error(&status))
         }
         .boxed()
     }

@@ -22,9 +22,9 @@ async fn send_and_read_to_end(agent: &Agent, hello: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(&agent.socket).await.unwrap();
     // The front may hang up before everything is written.
     let _ = stream.write_all(hello).await;
-    let mut heard = Vec::new();
-    let _ = stream.read_to_end(&mut heard).await;
-    heard
+    let mut received = Vec::new();
+    let _ = stream.read_to_end(&mut received).await;
+    received
 }
 
 #[test]
@@ -77,8 +77,8 @@ fn a_half_open_connection_does_not_affect_others() {
         writing.forget();
         drop(half);
         tokio::time::sleep(20 * SECOND).await;
-        let mut heard = Vec::new();
-        reading.read_to_end(&mut heard).await.unwrap();
+        let mut received = Vec::new();
+        reading.read_to_end(&mut received).await.unwrap();
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
     });
 }

@@ -398,7 +398,7 @@ fn a_runtime_that_does_not_read_stops_the_client() {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
             match &*call.path {
-                UNKNOWN => drop(call.left().await),
+                UNKNOWN => drop(call.wait_for_reset().await),
                 _ => call.standard().await,
             }
         });
@@ -433,7 +433,7 @@ fn waiting_runtime(sockets: &Sockets) -> (FakeRuntime, tokio::sync::mpsc::Unboun
         let tell = tell.clone();
         async move {
             match &*call.path {
-                UNKNOWN => tell.send(call.left().await).unwrap(),
+                UNKNOWN => tell.send(call.wait_for_reset().await).unwrap(),
                 _ => call.standard().await,
             }
         }

@@ -250,7 +250,7 @@ pub(super) fn object(kind: SourceKind, mut fields: Map<String, Value>) -> Result
     Ok(Object { key: (kind, name), line: 0, body })
 }
 
-fn seen<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<ObjectEvent<T>> {
+fn to_event<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<ObjectEvent<T>> {
     match body {
         None => Some(ObjectEvent::Deleted(name)),
         // Packed in this process, so it can be unpacked.
@@ -273,7 +273,7 @@ pub(super) enum Change {
 fn all<T: Message + Default>(changes: Vec<Change>) -> Vec<ObjectEvent<T>> {
     let seen = changes.into_iter().filter_map(|change| match change {
         Change::Listing => Some(ObjectEvent::Listing),
-        Change::Object(name, body) => seen(name, body),
+        Change::Object(name, body) => to_event(name, body),
         Change::Listed => Some(ObjectEvent::ListComplete),
     });
     seen.collect()

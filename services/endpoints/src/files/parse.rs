@@ -96,8 +96,8 @@ impl Reading<'_> {
         let text = self.text;
         let number = way.0;
         let find = |path: &[Step]| {
-            let whole: Vec<Step> = way.1.iter().chain(path).cloned().collect();
-            locate::line(text, number, &whole)
+            let full_path: Vec<Step> = way.1.iter().chain(path).cloned().collect();
+            locate::line(text, number, &full_path)
         };
         let Fields { line, fields, items } = match document {
             Document::Object(fields) => fields,
@@ -156,7 +156,7 @@ impl Reading<'_> {
             Ok(Role::Read(kind)) => match serde_json::from_str(raw.get()) {
                 Ok(fields) => self.take(kind, line, object::object(kind, fields), find),
                 // Syntax errors were found in the first pass; depth and range remain.
-                Err(error) => self.fault(line + within(&error), without_place(&error)),
+                Err(error) => self.fault(line + line_in(&error), without_place(&error)),
             },
             Ok(Role::List(_)) if depth >= MAX_DEPTH => {
                 self.fault(line, "lists are nested too deeply".to_owned())
@@ -214,7 +214,7 @@ impl<'a> Lines<'a> {
 }
 
 /// Number of lines from the beginning of a text to an error in it.
-fn within(error: &serde_json::Error) -> u32 {
+fn line_in(error: &serde_json::Error) -> u32 {
     u32::try_from(error.line()).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
@@ -242,7 +242,7 @@ pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Object>, Vec<Fault>>
                 match raw {
                     Ok(raw) => reading.json(raw, None, 0, &mut lines),
                     Err(error) => {
-                        let line = within(&error).saturating_add(1);
+                        let line = line_in(&error).saturating_add(1);
                         return Err(vec![Fault { line, reason: without_place(&error) }]);
                     }
                 }

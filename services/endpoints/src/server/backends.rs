@@ -93,15 +93,15 @@ struct KeptReport {
 }
 
 impl KeptReport {
-    fn silent(&self, now: Instant) -> bool {
+    fn is_silent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= SILENT
     }
 
-    fn forgotten(&self, now: Instant) -> bool {
+    fn is_forgotten(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= FORGOTTEN
     }
 
-    fn gone(&self, ended: impl Fn(u32) -> bool) -> bool {
+    fn has_ended(&self, ended: impl Fn(u32) -> bool) -> bool {
         self.known_here && ended(self.report.pid)
     }
 }
@@ -115,11 +115,11 @@ impl Known {
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
         // A backend that was restarted replaces the one that ended.
-        let replaced = |kept: &KeptReport| kept.report.name == report.name && kept.gone(&ended);
-        self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
+        let replaced = |kept: &KeptReport| kept.report.name == report.name && kept.has_ended(&ended);
+        self.all.retain(|_, kept| !kept.is_forgotten(now) && !replaced(kept));
         let key = (report.name.clone(), report.pid);
         if self.all.len() >= MAX_BACKENDS && !self.all.contains_key(&key) {
-            let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));
+            let silent = self.all.iter().filter(|(_, kept)| kept.is_silent(now) || kept.has_ended(&ended));
             let oldest = silent.min_by_key(|(_, kept)| kept.at).map(|(key, _)| key.clone()).ok_or(TooMany)?;
             self.all.remove(&oldest);
         }
@@ -128,14 +128,14 @@ impl Known {
     }
 
     fn show(&self, now: Instant, newest: Option<Revision>, ended: impl Fn(u32) -> bool) -> Vec<Backend> {
-        let remembered = self.all.values().filter(|kept| !kept.forgotten(now));
+        let remembered = self.all.values().filter(|kept| !kept.is_forgotten(now));
         remembered
             .map(|kept| {
                 let mut shown = kept.report.clone();
-                let at = Revision::asked(shown.instance_id, shown.rev);
+                let at = Revision::from_request(shown.instance_id, shown.rev);
                 shown.behind = behind(at, newest);
-                shown.silent = kept.silent(now);
-                if kept.gone(&ended) {
+                shown.silent = kept.is_silent(now);
+                if kept.has_ended(&ended) {
                     shown.silent = true;
                     shown.reason = match kept.report.reason.as_str() {
                         "" => "its process has exited".to_owned(),

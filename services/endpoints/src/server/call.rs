@@ -219,7 +219,7 @@ impl Call {
     async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
         self.watching.takes();
         loop {
-            if self.ended || (self.plan.done() && self.batch.is_none()) {
+            if self.ended || (self.plan.is_done() && self.batch.is_none()) {
                 return None;
             }
             if self.shared.stop.is_cancelled() {
@@ -260,15 +260,15 @@ impl Call {
 
     fn fill(&mut self, mut sending: Sending) -> Result<Bytes, Status> {
         let mut frames = Frames::default();
-        let whole = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
+        let is_last = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
             tracing::error!(%error, "cannot send an item");
             Status::internal(error.to_string())
         })?;
         let items = frames.items();
         let bytes = frames.into_bytes();
         self.count(items, bytes.len() as u64);
-        self.watching.hands(whole);
-        if whole {
+        self.watching.hands(is_last);
+        if is_last {
             self.reached(&sending);
         } else {
             self.batch = Some(sending);

@@ -33,7 +33,7 @@ impl Revision {
     }
 
     /// The position in a request; instance 0 is none.
-    pub(super) fn asked(instance_id: u64, rev: u64) -> Option<Self> {
+    pub(super) fn from_request(instance_id: u64, rev: u64) -> Option<Self> {
         (instance_id != 0).then_some(Self { instance_id, rev })
     }
 }
@@ -59,7 +59,7 @@ pub(super) enum Plan {
 impl Plan {
     pub(super) fn next(request: &NextFilter) -> Self {
         Self::Next(NextPlan {
-            has: Revision::asked(request.instance_id, request.rev),
+            has: Revision::from_request(request.instance_id, request.rev),
             known_stale: request.follow_stale.then_some(request.stale),
             filter: Filter::new(request.required_endpoint_conditions),
             answered: false,
@@ -68,7 +68,7 @@ impl Plan {
 
     pub(super) fn watch(request: &WatchRequest) -> Self {
         Self::Watch(WatchPlan {
-            at: Revision::asked(request.instance_id, request.rev),
+            at: Revision::from_request(request.instance_id, request.rev),
             filter: Filter::new(request.required_endpoint_conditions),
             sent: None,
         })
@@ -90,7 +90,7 @@ impl Plan {
     }
 
     /// Nothing more is due: the call ends with OK.
-    pub(super) fn done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
 

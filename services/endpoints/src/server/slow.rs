@@ -120,7 +120,7 @@ mod tests {
         Unread { id, waiting: seconds(waiting), sending: seconds(sending), snapshot }
     }
 
-    fn cut(callers: &[Unread], newest: SnapshotSize) -> Vec<(u64, Reason)> {
+    fn selected(callers: &[Unread], newest: SnapshotSize) -> Vec<(u64, Reason)> {
         select_callers_to_close(callers.to_vec(), newest)
     }
 
@@ -136,7 +136,11 @@ mod tests {
             (3600, 3600, vec![(1, Reason::NotTaken)]),
         ] {
             for snapshot in [Some(newest), None] {
-                assert_eq!(cut(&[unread(1, waiting, sending, snapshot)], newest), expected, "{waiting} s");
+                assert_eq!(
+                    selected(&[unread(1, waiting, sending, snapshot)], newest),
+                    expected,
+                    "{waiting} s"
+                );
             }
         }
     }
@@ -168,7 +172,7 @@ mod tests {
         let newest = size(20, 160);
         let callers: Vec<_> =
             (0..20).map(|at| unread(at, 1, 40 - at, Some(size(20, at * 8)))).rev().collect();
-        let cut = cut(&callers, newest);
+        let cut = selected(&callers, newest);
         let expected: Vec<_> = (0..12).map(|at| (at, Reason::TooMuchRetained)).collect();
         assert_eq!(cut, expected, "the oldest go, and 8 revisions of 8 MiB stay");
         // A caller that has just begun to read is not cut off.
@@ -183,7 +187,7 @@ mod tests {
         let busy = (0..2000).map(|id| unread(10_000 + id, 1, 30, None));
         let stalled = (0..most + 2).map(|id| unread(id, 5 + id % 50, 5 + id % 50, None));
         let all: Vec<_> = busy.chain(stalled).collect();
-        let cut = cut(&all, size(1, 0));
+        let cut = selected(&all, size(1, 0));
         assert_eq!(cut.len(), 2);
         for (id, reason) in cut {
             assert_eq!((id % 50, reason), (49, Reason::TooManyStalled), "{id}");

@@ -180,11 +180,11 @@ impl Watching {
         lock(&self.call.reading).handed = None;
     }
 
-    /// A chunk is handed to the connection; `whole`: the last one of its batch, or of the call.
-    pub(super) fn hands(&self, whole: bool) {
+    /// A chunk is handed to the connection; `is_last`: the last one of its batch, or of the call.
+    pub(super) fn hands(&self, is_last: bool) {
         let mut reading = lock(&self.call.reading);
         reading.handed = Some(Instant::now());
-        if whole {
+        if is_last {
             (reading.began, reading.snapshot) = (None, None);
         }
     }

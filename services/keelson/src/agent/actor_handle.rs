@@ -76,7 +76,7 @@ impl ActorHandle {
 }
 
 /// Limits the wait for an actor's answer.
-pub(super) async fn asked<T>(
+pub(super) async fn ask_with_timeout<T>(
     question: impl Future<Output = Result<T, MailboxError>>,
 ) -> Result<T, ViewError> {
     match tokio::time::timeout(TIMEOUT, question).await {

@@ -191,7 +191,7 @@ impl Jobs {
 
     /// Waits a short time for the first attempt of each address, so that an agent that reports readiness listens, if it
     /// can.
-    pub(super) async fn tried(self) -> Vec<JoinHandle<()>> {
+    pub(super) async fn wait_for_first_tries(self) -> Vec<JoinHandle<()>> {
         let Self { first, mut tried, tasks, .. } = self;
         drop(first);
         if tokio::time::timeout(FIRST_TRY, tried.recv()).await.is_err() {
@@ -208,7 +208,7 @@ where
     T: Future<Output = anyhow::Result<()>> + 'static,
 {
     let (job, index, stop) = (first.job.clone(), first.index, first.stop.clone());
-    let (mut first, mut tries, mut said) = (Some(first), 0, String::new());
+    let (mut first, mut tries, mut logged) = (Some(first), 0, String::new());
     let attempt = Rc::new(attempt);
     loop {
         let began = Instant::now();
@@ -234,10 +234,10 @@ where
         let pause = supervise::RESTARTS.pause(tries);
         let recorder = job.recorder();
         recorder.restarted();
-        if said != reason {
+        if logged != reason {
             tracing::error!(job = recorder.name(), reason, "job failed; retrying");
             recorder.error(reason.clone());
-            said.clone_from(&reason);
+            logged.clone_from(&reason);
         }
         failed(&reason);
         job.set(index, Part::Failing { reason, next: Instant::now() + pause });

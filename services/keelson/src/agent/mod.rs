@@ -105,7 +105,7 @@ async fn agent(
     let settings = loaded.settings.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "agent starting");
     reload::log_warnings(&settings);
-    crate::memory::give_back();
+    crate::memory::release_free_memory();
     let mut signals = Signals::new()?;
     let handover = handover::socket_path(settings.cri.listen.path());
     let search = handover::take::take_over(&handover)

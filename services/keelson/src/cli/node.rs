@@ -545,14 +545,14 @@ Status:   healthy
 
     #[test]
     fn refusals_in_words() {
-        let said = |status: Status| refused(status).to_string();
-        assert_eq!(said(Status::resource_exhausted("32 are set")), "cannot change the condition: 32 are set");
+        let text = |status: Status| refused(status).to_string();
+        assert_eq!(text(Status::resource_exhausted("32 are set")), "cannot change the condition: 32 are set");
         assert_eq!(
-            said(Status::unavailable("heartbeats are disabled")),
+            text(Status::unavailable("heartbeats are disabled")),
             "cannot change the condition: heartbeats are disabled"
         );
-        assert_eq!(said(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
-        assert_eq!(said(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");
+        assert_eq!(text(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
+        assert_eq!(text(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");
     }
 
     #[test]

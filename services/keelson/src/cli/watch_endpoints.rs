@@ -93,7 +93,7 @@ pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
     }
     let mut client = Client::new(args.endpoints.options());
     client.cancel_on_signals()?;
-    client.on_error(|trouble| print_error(&format!("keelson: {}", one_line(&trouble.error.to_string()))));
+    client.on_error(|report| print_error(&format!("keelson: {}", one_line(&report.error.to_string()))));
     exit_with(run(args, client, write, print_error).await)
 }
 

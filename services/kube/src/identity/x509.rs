@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn e4_invalid_certificates_yield_no_facts() {
-        let whole = pem(&CertificateParams::default());
+        let full = pem(&CertificateParams::default());
         let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         for text in
-            ["", "hush", &whole[..whole.len() / 2], &block("aHVzaA=="), &block("MAA="), &block("MAIwAA==")]
+            ["", "hush", &full[..full.len() / 2], &block("aHVzaA=="), &block("MAA="), &block("MAIwAA==")]
         {
             assert_eq!(certificate_facts(text.as_bytes()), None, "{text}");
         }

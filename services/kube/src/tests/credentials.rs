@@ -97,10 +97,10 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
         ..ExplicitSource::default()
     };
     let api = api(source);
-    let mut renew = async |who: &super::script::Identity| {
+    let mut renew = async |identity: &super::script::Identity| {
         server.reply(Reply::ok());
         api.renew_lease(renewal()).await.unwrap();
-        assert_eq!(server.seen().await.client, Some(who.der()));
+        assert_eq!(server.seen().await.client, Some(identity.der()));
     };
     renew(&first).await;
     assert_eq!(api.last_credentials_error(), None);
@@ -265,8 +265,8 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &authority.pem());
     let current = directory.path().join("kubelet-client-current.pem");
-    let swap = |name: &str, who: &super::script::Identity| {
-        let file = put(directory.path(), name, &format!("{}{}", who.certificate, who.key));
+    let swap = |name: &str, identity: &super::script::Identity| {
+        let file = put(directory.path(), name, &format!("{}{}", identity.certificate, identity.key));
         set_mode(&file, 0o600);
         let link = directory.path().join("link");
         symlink(file, &link).unwrap();
@@ -293,10 +293,10 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
         let (first, second) = (authority.issue("first"), authority.issue("second"));
         swap("one.pem", &first);
         let (api, credentials) = observed(source);
-        for (who, name) in [(&first, "two.pem"), (&second, "one.pem")] {
+        for (identity, name) in [(&first, "two.pem"), (&second, "one.pem")] {
             server.reply(Reply::ok());
             api.renew_lease(renewal()).await.unwrap();
-            assert_eq!(server.seen().await.client, Some(who.der()));
+            assert_eq!(server.seen().await.client, Some(identity.der()));
             let in_use = credentials.in_use();
             assert_eq!((in_use.warnings.len(), in_use.error), (0, None));
             assert_eq!(in_use.credentials[0].kind, CredentialKind::ClientCertificate);

@@ -51,7 +51,7 @@ impl EventSink for Sink {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Delivered {
+enum Call {
     Listing,
     Put(String, String),
     Gone(String),
@@ -64,7 +64,7 @@ enum Delivered {
 
 struct Source {
     events: mpsc::UnboundedReceiver<SourceEvent>,
-    said: VecDeque<Delivered>,
+    calls: VecDeque<Call>,
     sink: Arc<Sink>,
     task: JoinHandle<()>,
 }
@@ -83,7 +83,7 @@ impl Source {
         let (tell, events) = mpsc::unbounded_channel();
         let sink = Arc::new(Sink { tell, answers: Mutex::default(), room: Semaphore::new(room) });
         let task = tokio::spawn(run(Arc::clone(&sink)));
-        Self { events, said: VecDeque::new(), sink, task }
+        Self { events, calls: VecDeque::new(), sink, task }
     }
 
     fn slices(server: &Server) -> Self {
@@ -98,59 +98,59 @@ impl Source {
         self.events.recv().await.unwrap()
     }
 
-    async fn next(&mut self) -> Delivered {
-        while self.said.is_empty() {
-            let said: Vec<_> = match self.event().await {
+    async fn next(&mut self) -> Call {
+        while self.calls.is_empty() {
+            let calls: Vec<_> = match self.event().await {
                 SourceEvent::EndpointSlices(seen) => in_short(seen, |slice| {
                     (slice.metadata.unwrap().name, slice.endpoints[0].addresses[0].clone())
                 }),
                 SourceEvent::ServiceCidrs(seen) => {
                     in_short(seen, |cidr| (cidr.metadata.unwrap().name, cidr.spec.unwrap().cidrs.join(",")))
                 }
-                SourceEvent::Health(_, JobHealth::Healthy) => vec![Delivered::Healthy],
-                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Delivered::Failing(reason)],
+                SourceEvent::Health(_, JobHealth::Healthy) => vec![Call::Healthy],
+                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Call::Failing(reason)],
                 other => panic!("{other:?}"),
             };
-            self.said.extend(said);
+            self.calls.extend(calls);
         }
-        self.said.pop_front().unwrap()
+        self.calls.pop_front().unwrap()
     }
 
-    async fn expect_deliveries(&mut self, expected: &[Delivered]) {
-        for said in expected {
-            assert_eq!(self.next().await, *said);
+    async fn expects(&mut self, expected: &[Call]) {
+        for calls in expected {
+            assert_eq!(self.next().await, *calls);
         }
     }
 
     async fn fails(&mut self, why: &str) {
-        let Delivered::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
+        let Call::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
         assert!(reason.contains(why), "{why}: {reason}");
     }
 }
 
-fn in_short<T>(seen: Vec<ObjectEvent<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Delivered> {
+fn in_short<T>(seen: Vec<ObjectEvent<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Call> {
     if seen.is_empty() {
-        return vec![Delivered::Nothing];
+        return vec![Call::Nothing];
     }
     let short = seen.into_iter().map(|seen| match seen {
-        ObjectEvent::Listing => Delivered::Listing,
+        ObjectEvent::Listing => Call::Listing,
         ObjectEvent::Upsert(object) => {
             let (name, what) = of(*object);
-            Delivered::Put(name, what)
+            Call::Put(name, what)
         }
-        ObjectEvent::Deleted(name) => Delivered::Gone(name.as_str().to_owned()),
-        ObjectEvent::ListComplete => Delivered::Listed,
-        ObjectEvent::Refused => Delivered::Refused,
+        ObjectEvent::Deleted(name) => Call::Gone(name.as_str().to_owned()),
+        ObjectEvent::ListComplete => Call::Listed,
+        ObjectEvent::Refused => Call::Refused,
     });
     short.collect()
 }
 
-fn put(name: &str, version: u64) -> Delivered {
-    Delivered::Put(name.to_owned(), format!("10.0.0.{version}"))
+fn put(name: &str, version: u64) -> Call {
+    Call::Put(name.to_owned(), format!("10.0.0.{version}"))
 }
 
-fn gone(name: &str) -> Delivered {
-    Delivered::Gone(format!("ns/{name}"))
+fn gone(name: &str) -> Call {
+    Call::Gone(format!("ns/{name}"))
 }
 
 fn begin(server: &Server) -> Feed {
@@ -195,19 +195,11 @@ async fn the_list_and_the_changes_come_from_one_request() {
     feed.slice("ADDED", "a", 1);
     feed.slice("ADDED", "b", 2);
     feed.listed(4);
-    source
-        .expect_deliveries(&[
-            Delivered::Listing,
-            put("a", 1),
-            put("b", 2),
-            Delivered::Listed,
-            Delivered::Healthy,
-        ])
-        .await;
+    source.expects(&[Call::Listing, put("a", 1), put("b", 2), Call::Listed, Call::Healthy]).await;
     feed.slice("MODIFIED", "a", 5);
     feed.slice("DELETED", "b", 6);
     feed.slice("ADDED", "c", 7);
-    source.expect_deliveries(&[put("a", 5), gone("b"), put("c", 7)]).await;
+    source.expects(&[put("a", 5), gone("b"), put("c", 7)]).await;
     let seen = server.seen().await;
     let path = "GET /apis/discovery.k8s.io/v1/endpointslices?watch=true&";
     assert!(seen.line.starts_with(path), "{}", seen.line);
@@ -253,17 +245,9 @@ async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
         ));
         let feed = begin(&server);
         let mut source = Source::slices(&server);
-        source
-            .expect_deliveries(&[
-                Delivered::Listing,
-                put("a", 3),
-                put("b", 4),
-                Delivered::Listed,
-                Delivered::Healthy,
-            ])
-            .await;
+        source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
         feed.slice("ADDED", "c", 10);
-        source.expect_deliveries(&[put("c", 10)]).await;
+        source.expects(&[put("c", 10)]).await;
         assert!(server.seen().await.query("sendInitialEvents").is_some());
         let list = server.seen().await;
         assert_eq!(
@@ -284,7 +268,7 @@ async fn an_empty_list_is_complete() {
     server.reply(refusal(400, "BadRequest"));
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
     let mut source = Source::slices(&server);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
@@ -294,22 +278,22 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.expect_deliveries(&[Delivered::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     // The server ends the watch normally, as it does every few minutes.
     drop(feed);
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.slice("MODIFIED", "a", 51);
-    source.expect_deliveries(&[put("a", 51)]).await;
+    source.expects(&[put("a", 51)]).await;
     // Then it breaks.
     feed.cut();
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
     feed.slice("DELETED", "a", 52);
-    source.expect_deliveries(&[gone("a")]).await;
+    source.expects(&[gone("a")]).await;
     server.nothing_more();
 }
 
@@ -320,7 +304,7 @@ async fn after_a_410_everything_is_listed_again() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
@@ -328,12 +312,12 @@ async fn after_a_410_everything_is_listed_again() {
     feed.error(410, "Expired");
     let feed = again;
     // At once and silently: nothing has failed.
-    source.expect_deliveries(&[put("b", 5)]).await;
+    source.expects(&[put("b", 5)]).await;
     let relist = server.seen().await;
     assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
     feed.slice("ADDED", "b", 5);
     feed.listed(60);
-    source.expect_deliveries(&[Delivered::Listing, put("b", 5), Delivered::Listed]).await;
+    source.expects(&[Call::Listing, put("b", 5), Call::Listed]).await;
     drop(feed);
     // As the answer, so soon after the other that it is a failure.
     server.reply(refusal(410, "Gone"));
@@ -342,7 +326,7 @@ async fn after_a_410_everything_is_listed_again() {
     source.fails("HTTP 410").await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(70);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
@@ -354,10 +338,10 @@ async fn a_broken_list_is_repeated() {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    let mut said = 0;
-    while said < 200 {
+    let mut calls = 0;
+    while calls < 200 {
         source.next().await;
-        said += 1;
+        calls += 1;
     }
     feed.cut();
     // At once as a list, which breaks too.
@@ -366,16 +350,16 @@ async fn a_broken_list_is_repeated() {
     let (half, reply) = Reply::stream();
     server.reply(reply);
     half.bytes(list.slice(..list.len() - 10));
-    assert_eq!(source.next().await, Delivered::Listing);
+    assert_eq!(source.next().await, Call::Listing);
     for n in 0..199 {
-        source.expect_deliveries(&[put(&format!("s{n}"), 2)]).await;
+        source.expects(&[put(&format!("s{n}"), 2)]).await;
     }
     let feed = begin(&server);
     drop(half);
     source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
     feed.listed(10);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
@@ -400,9 +384,9 @@ async fn health_has_a_reason_and_a_time() {
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     feed.slice("DELETED", "a", 10);
-    source.expect_deliveries(&[gone("a")]).await;
+    source.expects(&[gone("a")]).await;
 }
 
 #[tokio::test]
@@ -417,17 +401,17 @@ async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
         let feed = begin(&server);
         let mut source = Source::slices(&server);
         feed.listed(4);
-        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+        source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
         server.seen().await;
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
-        source.expect_deliveries(&[put("a", 5)]).await;
+        source.expects(&[put("a", 5)]).await;
         source.fails("invalid response").await;
         feed.closed().await;
         let feed = begin(&server);
         assert_eq!(server.seen().await.query("resourceVersion"), None);
         feed.listed(6);
-        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+        source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     }
 }
 
@@ -438,27 +422,19 @@ async fn a_restarted_sink_gets_a_relist() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 1), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     let feed_again = begin(&server);
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.slice("ADDED", "b", 5);
-    source.expect_deliveries(&[put("b", 5)]).await;
+    source.expects(&[put("b", 5)]).await;
     feed.closed().await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed_again.slice("ADDED", "a", 1);
     feed_again.slice("ADDED", "b", 5);
     feed_again.listed(6);
     // The health of the watch is reported again, too.
-    source
-        .expect_deliveries(&[
-            Delivered::Listing,
-            put("a", 1),
-            put("b", 5),
-            Delivered::Listed,
-            Delivered::Healthy,
-        ])
-        .await;
+    source.expects(&[Call::Listing, put("a", 1), put("b", 5), Call::Listed, Call::Healthy]).await;
     server.nothing_more();
 }
 
@@ -469,15 +445,15 @@ async fn a_restarted_sink_asks_for_a_relist_without_events() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     server.seen().await;
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.expect_deliveries(&[Delivered::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(60);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 /// A list larger than the buffers is not read on while the sink has not answered, and arrives in batches.
@@ -590,12 +566,12 @@ async fn an_event_is_delivered_at_once() {
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
-    let whole = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
+    let full = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
     feed.slice("ADDED", "a", 5);
-    feed.bytes(whole.slice(..10));
-    source.expect_deliveries(&[put("a", 5)]).await;
-    feed.bytes(whole.slice(10..));
-    source.expect_deliveries(&[put("b", 6)]).await;
-    assert!(whole.len() > wire::slice("b", 6).encoded_len());
+    feed.bytes(full.slice(..10));
+    source.expects(&[put("a", 5)]).await;
+    feed.bytes(full.slice(10..));
+    source.expects(&[put("b", 6)]).await;
+    assert!(full.len() > wire::slice("b", 6).encoded_len());
 }

@@ -403,10 +403,10 @@ async fn the_node_is_delivered_without_unused_fields() {
     assert_eq!(nodes.recv().await.unwrap(), None, "none yet");
     watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     feed.event("ADDED", &node("n1", 5));
-    let told = nodes.recv().await.unwrap().unwrap();
-    assert_eq!(told.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
-    assert_eq!(told.metadata.managed_fields, None);
-    let annotations: Vec<_> = told.metadata.annotations.as_ref().unwrap().keys().collect();
+    let delivered = nodes.recv().await.unwrap().unwrap();
+    assert_eq!(delivered.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
+    assert_eq!(delivered.metadata.managed_fields, None);
+    let annotations: Vec<_> = delivered.metadata.annotations.as_ref().unwrap().keys().collect();
     assert_eq!(annotations, ["mine"]);
     feed.event("MODIFIED", &node("n1", 5));
     feed.event("MODIFIED", &node("other", 6));

@@ -142,7 +142,7 @@ impl<T: Collected> Subject for Collection<T> {
             Change::Upsert(object) if is_wide && !object.is_selected() => Change::Deleted(*object),
             change => change,
         });
-        let seen = changes.map(seen).collect();
+        let seen = changes.map(to_event).collect();
         self.sink.send(T::event(seen)).await
     }
 
@@ -151,7 +151,7 @@ impl<T: Collected> Subject for Collection<T> {
     }
 }
 
-fn seen<T: ApiObject>(change: Change<T>) -> ObjectEvent<T> {
+fn to_event<T: ApiObject>(change: Change<T>) -> ObjectEvent<T> {
     match change {
         Change::Listing => ObjectEvent::Listing,
         Change::Upsert(object) => ObjectEvent::Upsert(object),

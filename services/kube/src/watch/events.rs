@@ -70,7 +70,7 @@ pub(crate) trait Encoding: Send {
     ///
     /// # Errors
     /// The event is too long.
-    fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
+    fn split_frame(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
 
     /// Decodes one event.
     ///
@@ -104,14 +104,14 @@ where
             Ok(true)
         }
         Some(Err(err)) => {
-            let failure = answers::broken(&err);
+            let failure = answers::connection_failure(&err);
             Err(Failure::new(failure.kind, format!("the {what} is incomplete: {}", failure.reason)))
         }
     }
 }
 
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum WatchError {
     Broken(Failure),
     InvalidData(Failure),
 }
@@ -135,14 +135,14 @@ where
     }
 
     /// The next event, not decoded; `None` at the end of the body. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, WatchError> {
         loop {
-            let cut = E::cut(&mut self.held, &mut self.searched);
-            if let Some(frame) = cut.map_err(Trouble::InvalidData)? {
+            let cut = E::split_frame(&mut self.held, &mut self.searched);
+            if let Some(frame) = cut.map_err(WatchError::InvalidData)? {
                 return Ok(Some(frame));
             }
             // Bytes left at the end are a partial event, and the watch restarts before it.
-            if !fill(&mut self.body, &mut self.held, "watch").await.map_err(Trouble::Broken)? {
+            if !fill(&mut self.body, &mut self.held, "watch").await.map_err(WatchError::Broken)? {
                 return Ok(None);
             }
         }

@@ -20,10 +20,10 @@ use tokio::{
 };
 
 use self::state::{
-    Batch, Open, Reached, SLOW, SlowStep, Stop, WatchStep, is_refusal, or_pending, taken, too_slow,
+    Batch, Open, Reached, SLOW, SlowStep, Stop, WatchStep, check_ack, is_refusal, or_pending, too_slow,
 };
 use super::{
-    events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, Trouble},
+    events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, WatchError},
     reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, VersionRegression},
     subject::{Change, Object, Subject},
 };
@@ -215,7 +215,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             match turn {
                 WatchStep::Frame(Ok(Some(frame))) => self.frame(frame, &mut open).await?,
                 WatchStep::Frame(Ok(None)) => return self.ended(&open).await,
-                WatchStep::Frame(Err(trouble)) => return self.broke(trouble, &open).await,
+                WatchStep::Frame(Err(error)) => return self.handle_broken(error, &open).await,
                 WatchStep::RolledBack => return Err(Stop::RolledBack),
                 WatchStep::Checked(Err(err)) if err.kind == ApiErrorKind::Gone => return Err(err.into()),
                 WatchStep::Checked(outcome) => {
@@ -231,7 +231,7 @@ impl<'a, S: Subject> Follower<'a, S> {
                     self.report_healthy().await?;
                 }
                 WatchStep::Stuck | WatchStep::Silent => {
-                    return self.broke(Trouble::Broken(events::silent()), &open).await;
+                    return self.handle_broken(WatchError::Broken(events::silent()), &open).await;
                 }
                 WatchStep::Slow => self.say_slow().await?,
             }
@@ -292,7 +292,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn say_slow(&mut self) -> Result<(), Stop> {
         let Some(SlowStep { since, what }) = self.slow.take() else { return Ok(()) };
         let lasted = i64::try_from(since.elapsed().as_millis()).unwrap_or_default();
-        taken(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted, false).await)
+        check_ack(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted, false).await)
     }
 
     async fn frame(&mut self, frame: Bytes, open: &mut Open) -> Result<(), Stop> {
@@ -300,7 +300,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         let bytes = frame.len();
         match S::Encoding::event(frame) {
             Ok(event) => self.handle_event(event, bytes, &mut open.initial).await?,
-            Err(failure) => return self.broke(Trouble::InvalidData(failure), open).await,
+            Err(failure) => return self.handle_broken(WatchError::InvalidData(failure), open).await,
         }
         open.seen |= !open.initial;
         Ok(())
@@ -384,7 +384,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         if changes.is_empty() && reached.is_none() {
             return Ok(());
         }
-        taken(self.subject.deliver(changes).await)?;
+        check_ack(self.subject.deliver(changes).await)?;
         match reached {
             Some(Reached::Listed(version)) => {
                 self.is_delivered = true;
@@ -421,15 +421,15 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     /// The connection broke, or the data is invalid.
-    async fn broke(&mut self, trouble: Trouble, open: &Open) -> Result<(), Stop> {
+    async fn handle_broken(&mut self, error: WatchError, open: &Open) -> Result<(), Stop> {
         self.flush_events(open.initial).await?;
-        Err(match trouble {
-            Trouble::Broken(failure) => Stop::Broken {
+        Err(match error {
+            WatchError::Broken(failure) => Stop::Broken {
                 err: self.api.error(failure),
                 tell: !open.initial && !open.lasted(),
                 cut_off: open.initial,
             },
-            Trouble::InvalidData(failure) => Stop::InvalidData(self.api.error(failure)),
+            WatchError::InvalidData(failure) => Stop::InvalidData(self.api.error(failure)),
         })
     }
 
@@ -462,7 +462,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.report_healthy().await?;
         while Instant::now() < until {
             sleep(PULSE).await;
-            taken(self.subject.deliver(Vec::new()).await)?;
+            check_ack(self.subject.deliver(Vec::new()).await)?;
         }
         Ok(())
     }
@@ -477,7 +477,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     async fn report_none(&mut self) -> Result<(), Stop> {
-        taken(self.subject.deliver(vec![Change::Listing, Change::ListComplete]).await)?;
+        check_ack(self.subject.deliver(vec![Change::Listing, Change::ListComplete]).await)?;
         self.is_delivered = true;
         Ok(())
     }
@@ -490,7 +490,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             JobHealth::Failing { .. } => self.api.wake_watches(),
             JobHealth::Pending => {}
         }
-        taken(self.subject.health(JobHealth::Healthy).await)
+        check_ack(self.subject.health(JobHealth::Healthy).await)
     }
 
     /// Reports that the watch fails, since that time unless it failed before.

@@ -42,7 +42,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
     type Object = T;
     type List = List<T>;
 
-    fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure> {
+    fn split_frame(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure> {
         while let Some(at) = held[*searched..].iter().position(|b| *b == b'\n') {
             let line = held.split_to(*searched + at).freeze();
             held.advance(1);
@@ -143,7 +143,7 @@ mod tests {
     use http_body_util::StreamBody;
 
     use super::*;
-    use crate::watch::events::{Frames, Listing, Trouble};
+    use crate::watch::events::{Frames, Listing, WatchError};
 
     type AnyJson = Json<serde_json::Value>;
 
@@ -161,13 +161,13 @@ mod tests {
 
     #[test]
     fn a_body_is_split_into_lines_at_any_chunk_size() {
-        let whole = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
+        let full = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
         let want = vec!["{\"a\":1}".to_owned(), "{\"b\":2}\r".to_owned()];
-        assert_eq!(lines_of(&[whole]), want);
-        for at in 0..whole.len() {
-            assert_eq!(lines_of(&[&whole[..at], &whole[at..]]), want, "cut at {at}");
+        assert_eq!(lines_of(&[full]), want);
+        for at in 0..full.len() {
+            assert_eq!(lines_of(&[&full[..at], &full[at..]]), want, "cut at {at}");
         }
-        let single: Vec<_> = (0..whole.len()).map(|i| &whole[i..=i]).collect();
+        let single: Vec<_> = (0..full.len()).map(|i| &full[i..=i]).collect();
         assert_eq!(lines_of(&single), want);
     }
 
@@ -177,8 +177,8 @@ mod tests {
         let chunks: Vec<_> = std::iter::repeat_n(Bytes::from(piece), 10).collect();
         let body =
             StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
-        let trouble = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
-        let Trouble::InvalidData(failure) = trouble else { panic!("{trouble:?}") };
+        let error = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
+        let WatchError::InvalidData(failure) = error else { panic!("{error:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
     }
 

@@ -120,7 +120,7 @@ impl Table {
         self.pods.iter().map(|(uid, known)| known.static_uid.as_ref().unwrap_or(uid).clone()).collect()
     }
 
-    fn gone(&mut self, uid: &str) -> Option<PodEvent> {
+    fn remove(&mut self, uid: &str) -> Option<PodEvent> {
         let (uid, known) = self.pods.remove_entry(uid)?;
         Some(PodEvent::Gone(PodRef { uid, namespace: known.namespace, name: known.name }))
     }
@@ -131,7 +131,7 @@ impl Table {
         let mut lost: Vec<String> =
             self.pods.keys().filter(|uid| !here.contains(uid.as_str())).cloned().collect();
         lost.sort();
-        let mut events: Vec<_> = lost.iter().filter_map(|uid| self.gone(uid)).collect();
+        let mut events: Vec<_> = lost.iter().filter_map(|uid| self.remove(uid)).collect();
         events.extend(pods.into_iter().filter_map(|pod| self.put(pod)));
         events
     }
@@ -181,7 +181,7 @@ impl<S: PodSink> NodePods<'_, S> {
                 }
                 None => self.known.table().put(*pod),
             },
-            Change::Deleted(pod) => self.known.table().gone(&pod.metadata.uid),
+            Change::Deleted(pod) => self.known.table().remove(&pod.metadata.uid),
         };
         if let Some(event) = event {
             self.sink.pod(event);
@@ -257,8 +257,8 @@ mod tests {
         assert_eq!(table.put(pod("a", true)), Some(PodEvent::Terminating(named("a"))));
         assert_eq!(table.put(pod("a", true)), None);
         assert_eq!(table.put(pod("a", false)), None, "a deletion is final");
-        assert_eq!(table.gone("a"), Some(PodEvent::Gone(named("a"))));
-        assert_eq!(table.gone("a"), None);
+        assert_eq!(table.remove("a"), Some(PodEvent::Gone(named("a"))));
+        assert_eq!(table.remove("a"), None);
         assert_eq!(table.put(pod("", false)), None);
     }
 

@@ -51,7 +51,7 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
     type Object = T;
     type List = List<T>;
 
-    fn cut(held: &mut BytesMut, _searched: &mut usize) -> Result<Option<Bytes>, Failure> {
+    fn split_frame(held: &mut BytesMut, _searched: &mut usize) -> Result<Option<Bytes>, Failure> {
         let Some(length) = held.first_chunk::<LENGTH>() else { return Ok(None) };
         let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
         if length > OBJECT_MAX {
@@ -150,11 +150,11 @@ impl<T: ApiObject> ListReader<T> for List<T> {
                 At::End if ended && held.is_empty() => return self.end(),
                 At::List(left) => {
                     let Some(field) = field(held, Some(left))? else { return Ok(Part::More) };
-                    self.at = At::List(left - field.whole as u64);
+                    self.at = At::List(left - field.size as u64);
                     let bytes = field.take(held);
                     match field.number {
                         1 => self.end = list_meta(bytes)?,
-                        2 => return Ok(Part::Object(object(bytes)?.1, field.whole)),
+                        2 => return Ok(Part::Object(object(bytes)?.1, field.size)),
                         _ => {}
                     }
                 }
@@ -217,13 +217,13 @@ struct Head {
 struct Field {
     number: u64,
     head: usize,
-    whole: usize,
+    size: usize,
 }
 
 impl Field {
     /// Takes the field off `held`, and returns its payload.
     fn take(&self, held: &mut BytesMut) -> Bytes {
-        let mut bytes = held.split_to(self.whole).freeze();
+        let mut bytes = held.split_to(self.size).freeze();
         bytes.advance(self.head);
         bytes
     }
@@ -234,13 +234,13 @@ fn field(held: &[u8], left: Option<u64>) -> Result<Option<Field>, Failure> {
     let Some(head) = head(held)? else {
         return Ok(None);
     };
-    let whole = (head.size as u64).saturating_add(head.payload);
-    if left.is_some_and(|left| whole > left) {
+    let size = (head.size as u64).saturating_add(head.payload);
+    if left.is_some_and(|left| size > left) {
         return Err(answers::invalid_answer("a field is longer than its message"));
     }
-    let whole = usize::try_from(whole).ok().filter(|whole| *whole <= OBJECT_MAX);
-    let whole = whole.ok_or_else(|| too_long("an object"))?;
-    Ok((held.len() >= whole).then_some(Field { number: head.number, head: head.size, whole }))
+    let size = usize::try_from(size).ok().filter(|size| *size <= OBJECT_MAX);
+    let size = size.ok_or_else(|| too_long("an object"))?;
+    Ok((held.len() >= size).then_some(Field { number: head.number, head: head.size, size }))
 }
 
 fn head(held: &[u8]) -> Result<Option<Head>, Failure> {

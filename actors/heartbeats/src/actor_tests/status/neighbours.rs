@@ -357,7 +357,7 @@ impl World {
         self.source.down.send_replace(None);
     }
 
-    pub(super) fn tell_node(&self) {
+    pub(super) fn send_node(&self) {
         let node = self.api.script().node.as_ref().map(|node| Arc::from(typed(node)));
         self.reporter.offer(NodeChanged { node }).expect("room");
     }

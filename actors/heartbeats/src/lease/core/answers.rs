@@ -21,7 +21,7 @@ const HOOK_FROM: u32 = 2;
 impl Core {
     pub(super) fn answered(&mut self, answer: Answer, cx: &mut EventContext) {
         match (self.phase.clone(), answer) {
-            (Phase::Reading, Answer::Read(Ok(seen))) => self.seen(seen, cx),
+            (Phase::Reading, Answer::Read(Ok(seen))) => self.handle_lease(seen, cx),
             (Phase::Reading, Answer::Read(Err(error))) => self.read_failed(&error, cx),
             (Phase::AskingNode { to_create }, Answer::Node(Ok(uid))) => self.node_seen(uid, to_create, cx),
             (Phase::AskingNode { to_create }, Answer::Node(Err(error))) => {
@@ -36,7 +36,7 @@ impl Core {
         }
     }
 
-    fn seen(&mut self, seen: ObservedLease, cx: &mut EventContext) {
+    fn handle_lease(&mut self, seen: ObservedLease, cx: &mut EventContext) {
         if seen.written.resource_version.is_empty() {
             // A patch without it would be unconditional.
             let reason = self.sentence("read", "the response has no resourceVersion");
@@ -168,7 +168,7 @@ impl Core {
     fn read_failed(&mut self, error: &ApiError, cx: &mut EventContext) {
         if error.kind == ApiErrorKind::NotFound {
             let before = self.contest.contention();
-            let may_make = self.contest.absent(cx.now);
+            let may_make = self.contest.may_create(cx.now);
             self.note_contention(before, cx);
             if !may_make {
                 return self.end_sync(cx);

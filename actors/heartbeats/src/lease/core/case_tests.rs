@@ -101,14 +101,14 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
         bench.core.health(),
         JobHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
     ));
-    assert_eq!(bench.noted("cannot renew Lease"), 1, "reported once");
+    assert_eq!(bench.count_notes("cannot renew Lease"), 1, "reported once");
     server.down = None;
     let back = bench.now.mono;
     bench.pass(seconds(7), &mut server);
     let log = bench.requests.clone();
     assert_eq!(bench.log(), ["PATCH"], "without the read that a kubelet does first");
     assert!(log[0].0 - back <= seconds(7));
-    assert_eq!((bench.core.health(), bench.noted("renewed again")), (JobHealth::Healthy, 1));
+    assert_eq!((bench.core.health(), bench.count_notes("renewed again")), (JobHealth::Healthy, 1));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn case_26_no_lease_is_created_for_a_deleted_node() {
         assert_eq!(bench.log(), ["GET node"], "one check for each interval");
     }
     assert_eq!(bench.closes, 0);
-    assert_eq!(bench.noted("does not exist"), 1);
+    assert_eq!(bench.count_notes("does not exist"), 1);
     server.node = Some("second".into());
     bench.pass(millis(10_200), &mut server);
     assert_eq!(bench.log(), ["GET node", "POST"]);
@@ -199,7 +199,7 @@ fn case_26_a_node_that_comes_back_is_not_waited_for() {
     bench.pass(seconds(1), &mut server);
     (server.lease, server.node) = (None, None);
     bench.event(super::Event::NodeChanged(None));
-    assert_eq!(bench.noted("is garbage collected"), 1);
+    assert_eq!(bench.count_notes("is garbage collected"), 1);
     bench.pass(seconds(10), &mut server);
     bench.log();
     server.node = Some("second".into());
@@ -244,6 +244,6 @@ fn case_of_a_step(step: i64, forward: bool) {
     // The wall clock's time is written, even if it is earlier than before.
     assert_eq!(patches[0].renew_unix_us, (START_MS + 20_400 + step) * 1000);
     assert_eq!(bench.counted.iter().filter(|of| **of == Counted::ClockStep { forward }).count(), 1);
-    assert_eq!(bench.noted("the wall clock stepped"), 1);
+    assert_eq!(bench.count_notes("the wall clock stepped"), 1);
     assert_eq!(bench.core.health(), JobHealth::Healthy);
 }

@@ -66,9 +66,9 @@ enum Mode {
     Contested {
         since: Duration,
     },
-    /// The last renewal by the other process was at `heard`; after `silence` without one this process takes the Lease.
+    /// The last renewal by the other process was at `last_renewed`; after `silence` without one this process takes the Lease.
     StandingBack {
-        heard: Duration,
+        last_renewed: Duration,
         silence: Duration,
     },
 }
@@ -163,16 +163,20 @@ impl Contest {
     /// The Lease could not be read: a silent process cannot be distinguished from a failing API server.
     pub(super) fn unread(&mut self, now: Now) {
         self.unreadable = true;
-        if let Mode::StandingBack { heard, .. } = &mut self.mode {
-            *heard = now.mono;
+        if let Mode::StandingBack { last_renewed, .. } = &mut self.mode {
+            *last_renewed = now.mono;
         }
     }
 
     /// The Lease does not exist. Returns whether this process may create it.
-    pub(super) fn absent(&mut self, now: Now) -> bool {
+    pub(super) fn may_create(&mut self, now: Now) -> bool {
         self.unreadable = false;
         match self.mode {
-            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => false,
+            Mode::StandingBack { last_renewed, silence }
+                if now.mono.saturating_sub(last_renewed) < silence =>
+            {
+                false
+            }
             Mode::Unread | Mode::Observing { .. } | Mode::StandingBack { .. } => {
                 self.take();
                 true
@@ -206,10 +210,12 @@ impl Contest {
                 Verdict::Renew
             }
             Mode::StandingBack { silence, .. } if is_foreign => {
-                self.mode = Mode::StandingBack { heard: now.mono, silence };
+                self.mode = Mode::StandingBack { last_renewed: now.mono, silence };
                 Verdict::StandBack
             }
-            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => {
+            Mode::StandingBack { last_renewed, silence }
+                if now.mono.saturating_sub(last_renewed) < silence =>
+            {
                 Verdict::StandBack
             }
             Mode::StandingBack { .. } => {
@@ -285,7 +291,7 @@ impl Contest {
     fn stand_back(&mut self, seen: &ObservedLease, now: Now) -> Verdict {
         self.since_unix_ms.get_or_insert(now.unix_ms);
         let silence = self.duration.max(Self::lease_duration(seen));
-        self.mode = Mode::StandingBack { heard: now.mono, silence };
+        self.mode = Mode::StandingBack { last_renewed: now.mono, silence };
         Verdict::StandBack
     }
 }

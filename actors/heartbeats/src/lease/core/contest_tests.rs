@@ -104,9 +104,12 @@ fn e3_of_two_agents_the_earlier_claim_wins() {
     assert!(
         matches!(agent.core.health(), JobHealth::Failing { reason, .. } if reason.contains("stands back"))
     );
-    assert_eq!(agent.noted("stands back"), 1);
+    assert_eq!(agent.count_notes("stands back"), 1);
     assert!(world.oldest(seconds(120)) < seconds(11), "the first one is not disturbed");
-    assert_eq!((world.agent(first).count("Conflict"), world.agent(second).noted("stands back")), (0, 1));
+    assert_eq!(
+        (world.agent(first).count("Conflict"), world.agent(second).count_notes("stands back")),
+        (0, 1)
+    );
     // It stops permanently: the other takes over within the duration and an interval of its last renewal.
     world.agents[first] = None;
     let oldest = world.oldest(seconds(60));
@@ -206,7 +209,7 @@ fn e3_an_agent_set_to_continue_renews_and_reports_the_contest() {
     world.pass(seconds(103));
     let agent_bench = world.agent(agent);
     assert!(agent_bench.count("renewed") - renewals >= 10 - 1, "an interval each");
-    assert_eq!((agent_bench.noted("this agent continues"), agent_bench.closes), (1, 0));
+    assert_eq!((agent_bench.count_notes("this agent continues"), agent_bench.closes), (1, 0));
     let view = agent_bench.core.view("s", agent_bench.now);
     assert_eq!(view["contention"], "contested");
     assert!(view["contested_since_unix_ms"].is_i64(), "{view:#}");

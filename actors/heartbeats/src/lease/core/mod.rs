@@ -167,7 +167,7 @@ pub(crate) struct Core {
     renewed: Option<Renewed>,
     settled: bool,
     failures: u64,
-    lease_failure: Option<LeaseFailure>,
+    failure: Option<LeaseFailure>,
     last_error: Option<(i64, String)>,
     /// Wall clock less monotonic clock, milliseconds.
     offset: Option<i64>,
@@ -195,7 +195,7 @@ impl Core {
             renewed: None,
             settled: false,
             failures: 0,
-            lease_failure: None,
+            failure: None,
             last_error: None,
             offset: None,
         }
@@ -370,8 +370,8 @@ impl Core {
     /// The Lease is healthy from now on.
     fn set_healthy(&mut self, cx: &mut EventContext) {
         self.settled = true;
-        if let Some(lease_failure) = self.lease_failure.take() {
-            let millis = cx.now.unix_ms.saturating_sub(lease_failure.since_unix_ms).max(0).unsigned_abs();
+        if let Some(failure) = self.failure.take() {
+            let millis = cx.now.unix_ms.saturating_sub(failure.since_unix_ms).max(0).unsigned_abs();
             let (name, failures) = (&self.policy.name, self.failures);
             let after = Duration::from_millis(millis);
             cx.note(
@@ -403,13 +403,12 @@ impl Core {
 
     /// The tries are used up, or a pause begins.
     fn fail(&mut self, kind: (&'static str, &'static str), reason: String, cx: &mut EventContext) {
-        let since =
-            self.lease_failure.as_ref().map_or(cx.now.unix_ms, |lease_failure| lease_failure.since_unix_ms);
-        if self.lease_failure.as_ref().is_none_or(|lease_failure| lease_failure.kind != kind) {
+        let since = self.failure.as_ref().map_or(cx.now.unix_ms, |failure| failure.since_unix_ms);
+        if self.failure.as_ref().is_none_or(|failure| failure.kind != kind) {
             cx.note(true, reason.clone());
         }
         self.last_error = Some((cx.now.unix_ms, reason.clone()));
-        self.lease_failure = Some(LeaseFailure { kind, reason, since_unix_ms: since });
+        self.failure = Some(LeaseFailure { kind, reason, since_unix_ms: since });
     }
 
     fn node_changed(&mut self, uid: Option<String>, cx: &mut EventContext) {

@@ -83,7 +83,7 @@ struct Run {
     times: Vec<Duration>,
     patches: Vec<Duration>,
     /// A change of the Node allows one early request per interval.
-    told: bool,
+    is_reported: bool,
     policy: LeasePolicy,
 }
 
@@ -106,7 +106,7 @@ impl Run {
             }
             Step::Node(node) => server.node = node.map(uid),
             Step::Told(node) => {
-                self.told = true;
+                self.is_reported = true;
                 self.bench.event(Event::NodeChanged(node.map(uid)));
             }
             Step::Clock(step) => self.bench.step(step),
@@ -114,7 +114,7 @@ impl Run {
                 let now = self.bench.now;
                 self.bench = Bench::with(self.policy.clone(), self.bench.record.clone());
                 self.bench.now = now;
-                (self.times, self.patches, self.told) = (Vec::new(), Vec::new(), false);
+                (self.times, self.patches, self.is_reported) = (Vec::new(), Vec::new(), false);
             }
         }
         for (at, request) in self.bench.requests.drain(..) {
@@ -128,7 +128,7 @@ impl Run {
     fn check_rate(&self) {
         let interval = policy().interval();
         // A sync that a change starts early comes on top of the planned one, once per interval.
-        let factor = if self.told { 2 } else { 1 };
+        let factor = if self.is_reported { 2 } else { 1 };
         for (times, most) in [(&self.times, MAX_REQUESTS_PER_INTERVAL), (&self.patches, 10)] {
             for window in times.windows(most * factor + 1) {
                 let took = window[most * factor].saturating_sub(window[0]);
@@ -150,7 +150,7 @@ proptest! {
         let policy = LeasePolicy { may_stand_back, ..policy() };
         let bench = Bench { random, ..Bench::with(policy.clone(), None) };
         let server = Server::with_node();
-        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), told: false, policy };
+        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), is_reported: false, policy };
         for step in steps {
             run.perform(step);
             run.check_rate();

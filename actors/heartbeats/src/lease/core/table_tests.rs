@@ -81,7 +81,7 @@ fn a_foreign_lease_is_taken_over_once() {
     let patches = bench.patches();
     assert_eq!((&patches[0].acquire, &patches[1].acquire), (&Some(acquire), &None));
     assert_eq!(bench.counted.iter().filter(|counted| **counted == Counted::Takeover).count(), 1);
-    assert_eq!((bench.noted("taken over from other"), bench.core.transitions()), (1, Some(4)));
+    assert_eq!((bench.count_notes("taken over from other"), bench.core.transitions()), (1, Some(4)));
     assert_eq!(bench.record.map(|record| (record.holder, record.transitions)), Some(("web-1".into(), 4)));
     assert_eq!(bench.persisted, 1);
 }
@@ -160,7 +160,7 @@ fn a_deleted_lease_is_recreated_at_once() {
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node"), (10_200, "POST")]);
     assert_eq!(
-        (bench.core.health(), bench.noted("deleted by another client"), bench.persisted),
+        (bench.core.health(), bench.count_notes("deleted by another client"), bench.persisted),
         (JobHealth::Healthy, 1, 2)
     );
     bench.pass(seconds(10), &mut server);
@@ -172,7 +172,7 @@ fn a_lease_recreated_by_another_process_is_reported_and_renewed() {
     let (mut bench, mut server) =
         (Bench::new(Some(record("an old uid"))), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(7), &mut server);
-    assert_eq!(bench.noted("was recreated by another client"), 1);
+    assert_eq!(bench.count_notes("was recreated by another client"), 1);
     assert!(bench.patches()[0].drop_managed_fields);
     assert_eq!(
         bench.record.map(|record| (record.uid, record.managers_forgotten)),
@@ -199,7 +199,7 @@ fn the_record_of_another_lease_is_ignored() {
     let other = LeaseRecord { name: "other".into(), ..record("an old uid") };
     let (mut bench, mut server) = (Bench::new(Some(other)), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(1), &mut server);
-    assert_eq!((bench.noted("recreated"), bench.persisted), (0, 1));
+    assert_eq!((bench.count_notes("recreated"), bench.persisted), (0, 1));
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_start_before_the_node_is_registered_waits_for_it() {
     let (mut bench, mut server) = (Bench::new(None), Server::default());
     bench.event(Event::NodeChanged(None));
     bench.pass(seconds(2), &mut server);
-    assert_eq!((bench.log(), bench.noted("will be deleted")), (vec!["GET", "GET node"], 0));
+    assert_eq!((bench.log(), bench.count_notes("will be deleted")), (vec!["GET", "GET node"], 0));
     server.node = Some("new".into());
     bench.event(Event::NodeChanged(Some("new".into())));
     bench.pass(Duration::ZERO, &mut server);

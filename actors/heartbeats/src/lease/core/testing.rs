@@ -99,12 +99,12 @@ impl Server {
         }
     }
 
-    fn wrong(&mut self) -> Option<ApiErrorKind> {
+    fn next_error(&mut self) -> Option<ApiErrorKind> {
         self.next.pop_front().flatten().or(self.down.map(|(kind, _)| kind))
     }
 
     pub(crate) fn serve(&mut self, request: &Request) -> Answer {
-        let wrong = self.wrong().map(error);
+        let wrong = self.next_error().map(error);
         match request {
             Request::Read => Answer::Read(match wrong {
                 Some(error) => Err(error),
@@ -290,7 +290,7 @@ impl Bench {
         self.requests.iter().filter_map(patch).collect()
     }
 
-    pub(crate) fn noted(&self, words: &str) -> usize {
+    pub(crate) fn count_notes(&self, words: &str) -> usize {
         self.notes.iter().filter(|(_, text)| text.contains(words)).count()
     }
 

@@ -41,7 +41,7 @@ fn get(list: &Resources, name: &str) -> Option<Amount> {
 
 /// The capacity of some file systems (those that share a pool) changes slightly all the time; the kubelet reads it
 /// once. Changes below 1% are ignored here.
-fn steady(known: Option<Amount>, bytes: u64) -> Amount {
+fn stable_size(known: Option<Amount>, bytes: u64) -> Amount {
     let read = Amount::bytes(bytes);
     match known {
         Some(known)
@@ -65,7 +65,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
     }
     put(capacity, "pods", Amount::count(policy.max_pods.into()));
     if let Some(fs) = readings.node_fs {
-        let amount = steady(get(capacity, "ephemeral-storage"), fs.capacity_bytes);
+        let amount = stable_size(get(capacity, "ephemeral-storage"), fs.capacity_bytes);
         put(capacity, "ephemeral-storage", amount);
     }
     for (page, bytes) in &readings.huge_pages {

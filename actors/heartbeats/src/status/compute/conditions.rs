@@ -205,7 +205,8 @@ fn holds(
         Pressure::Pid => &[Signal::PidAvailable],
     };
     let met = |signal: &Signal| {
-        let (Some(least), Some((left, all))) = (policy.eviction_hard.get(*signal), left(*signal, readings))
+        let (Some(least), Some((left, all))) =
+            (policy.eviction_hard.get(*signal), available(*signal, readings))
         else {
             return false;
         };
@@ -223,7 +224,7 @@ fn holds(
 }
 
 /// Available amount and capacity of a signal.
-fn left(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
+fn available(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
     let (node_fs, image_fs) = (readings.node_fs, readings.image_fs);
     match signal {
         Signal::MemoryAvailable => Some((readings.memory_available_bytes?, readings.memory_capacity_bytes?)),

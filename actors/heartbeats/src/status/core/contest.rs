@@ -31,9 +31,9 @@ impl Core {
             self.repair = self.policy.role == Role::Node;
         }
         if before != Contention::Undecided {
-            self.prompt(true, now, effects);
+            self.report_early(true, now, effects);
         } else if std::mem::take(&mut self.withheld) {
-            self.prompt(false, now, effects);
+            self.report_early(false, now, effects);
         }
     }
 
@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// Two report periods, in milliseconds.
-    fn quiet(&self) -> i64 {
+    fn contest_timeout(&self) -> i64 {
         millis(self.policy.report_frequency).saturating_mul(2)
     }
 
@@ -62,7 +62,7 @@ impl Core {
             Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
             // The other process reports it while it is running.
             Contention::Uncontested
-                if self.writers.is_true_by_another(kinds::CONTESTED, self.quiet(), now) =>
+                if self.writers.is_true_by_another(kinds::CONTESTED, self.contest_timeout(), now) =>
             {
                 return None;
             }
@@ -79,7 +79,7 @@ impl Core {
             own.chain(self.externals.kinds().map(str::to_owned)).collect()
         };
         let list = base.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        let quiet = self.quiet();
+        let quiet = self.contest_timeout();
         for news in self.writers.observe(&kinds, list, quiet, moment(now)) {
             let name = &self.policy.node_name;
             let (warn, text) = match news {

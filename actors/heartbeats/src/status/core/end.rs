@@ -36,7 +36,7 @@ impl Core {
         let Some(pass) = self.pass.take() else { return };
         let at = moment(now);
         if pass.requests > 0 {
-            self.spend(at);
+            self.spend_credit(at);
         }
         let next = self.next(&end, at, random).max(self.not_before.unwrap_or(at));
         let soon =
@@ -101,13 +101,14 @@ impl Core {
         }
         let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
         let passes = known.map_or(0, |known| known.passes) + 1;
-        self.failing = Some(Failing { reason: reason.clone(), since_unix_ms, passes, proof: false });
-        self.tell(JobHealth::Failing { reason, since_unix_ms, refused: false }, effects);
+        self.failing =
+            Some(Failing { reason: reason.clone(), since_unix_ms, passes, has_server_answered: false });
+        self.set_health(JobHealth::Failing { reason, since_unix_ms, refused: false }, effects);
     }
 
     fn set_healthy(&mut self, sent: bool, effects: &mut Vec<Effect>) {
         if let Some(failing) = &self.failing {
-            if !sent && !failing.proof {
+            if !sent && !failing.has_server_answered {
                 // A pass without a report says nothing about the server.
                 return;
             }
@@ -115,10 +116,10 @@ impl Core {
             effects.push(Effect::Note { warn: false, text });
             self.failing = None;
         }
-        self.tell(JobHealth::Healthy, effects);
+        self.set_health(JobHealth::Healthy, effects);
     }
 
-    fn tell(&mut self, health: JobHealth, effects: &mut Vec<Effect>) {
+    fn set_health(&mut self, health: JobHealth, effects: &mut Vec<Effect>) {
         if self.health != health {
             self.health = health.clone();
             effects.push(Effect::Health(health));
@@ -131,7 +132,7 @@ impl Core {
         if is_there {
             self.server_answered(now);
             if self.missing.is_some() {
-                self.prompt(true, now, effects);
+                self.report_early(true, now, effects);
             }
         } else if self.has_seen_node && self.missing.is_none() {
             let text = format!("Node {} was deleted", self.policy.node_name);
@@ -140,8 +141,8 @@ impl Core {
     }
 
     pub(super) fn server_answered(&mut self, now: Now) {
-        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.proof) {
-            failing.proof = true;
+        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.has_server_answered) {
+            failing.has_server_answered = true;
             self.answered_after_outage = Some(moment(now));
         }
     }
@@ -149,15 +150,15 @@ impl Core {
     /// Whether problems caused by the server's absence are not reported: while it is away, and until the watches have
     /// had time to catch up. Otherwise an outage would cost two writes per node of the cluster.
     pub(super) fn was_recently_unreachable(&self, now: Now) -> bool {
-        self.failing.as_ref().is_some_and(|failing| !failing.proof)
+        self.failing.as_ref().is_some_and(|failing| !failing.has_server_answered)
             || self.answered_after_outage.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
     }
 
     /// Whether to read the Node before the first report that the server does not answer the watches: it may have been
     /// away, and be back only now.
-    pub(super) fn asks_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
+    pub(super) fn reads_node_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
         let asks = conditions::would_be_unavailable(old, new);
-        let asked = mem::replace(&mut self.asked, asks);
+        let asked = mem::replace(&mut self.has_asked_server, asks);
         asks && !asked && !self.was_recently_unreachable(now)
     }
 }

@@ -142,7 +142,7 @@ struct Failing {
     since_unix_ms: i64,
     passes: u32,
     /// The server has answered since.
-    proof: bool,
+    has_server_answered: bool,
 }
 
 #[derive(Debug)]
@@ -184,7 +184,7 @@ pub(crate) struct Core {
     /// When the server answered after failed reports, or was asked because of stale endpoints.
     answered_after_outage: Option<Moment>,
     /// It was asked because of the current staleness of endpoints.
-    asked: bool,
+    has_asked_server: bool,
     health: JobHealth,
     contention: Contention,
     /// A pass ended without a request, because it is not known whether another process reports for the node.
@@ -228,7 +228,7 @@ impl Core {
             image_fs: None,
             failing: None,
             answered_after_outage: None,
-            asked: false,
+            has_asked_server: false,
             health: JobHealth::Pending,
             contention: Contention::default(),
             withheld: false,
@@ -265,16 +265,16 @@ impl Core {
                     self.begin(now, &mut effects);
                 }
             }
-            Event::RuntimeReady => self.prompt(false, now, &mut effects),
-            Event::Changed => self.prompt(true, now, &mut effects),
+            Event::RuntimeReady => self.report_early(false, now, &mut effects),
+            Event::Changed => self.report_early(true, now, &mut effects),
             Event::ReportNow => {
                 self.force = true;
-                self.prompt(true, now, &mut effects);
+                self.report_early(true, now, &mut effects);
             }
             Event::Contention(contention) => self.contended(contention, now, &mut effects),
             Event::Node(node) => self.watched(node, now, &mut effects),
-            Event::Collected(collected) => self.collected(*collected, now, random, &mut effects),
-            Event::Got(result) => self.got(result, now, random, &mut effects),
+            Event::Collected(collected) => self.handle_collected(*collected, now, random, &mut effects),
+            Event::Got(result) => self.handle_read(result, now, random, &mut effects),
             Event::Created(result) => self.created(result, now, random, &mut effects),
             Event::Repaired(result) => self.repaired(result, now, random, &mut effects),
             Event::Patched(result) => self.patched(result, now, random, &mut effects),
@@ -323,7 +323,7 @@ impl Core {
         if adopted > 0 {
             let text = format!("adopted {adopted} conditions of an earlier process after a delay");
             effects.push(Effect::Note { warn: false, text });
-            self.prompt(true, now, effects);
+            self.report_early(true, now, effects);
         }
     }
 
@@ -333,7 +333,7 @@ impl Core {
 
     /// Reports a change at once, unless that exceeds the kubelet's rate of requests; then the next pass reports it, at
     /// most one update frequency later.
-    fn prompt(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
+    fn report_early(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
         if self.start.is_none() {
             return;
         }
@@ -352,7 +352,7 @@ impl Core {
         self.credit.0.saturating_add(now.saturating_sub(self.credit.1)).min(2 * self.frequency())
     }
 
-    fn spend(&mut self, now: Moment) {
+    fn spend_credit(&mut self, now: Moment) {
         self.credit = (self.credit_at(now).saturating_sub(self.frequency()).max(0), now);
     }
 

@@ -107,12 +107,12 @@ impl Core {
 
     pub(super) fn runtime_view(
         &mut self,
-        said: Result<RuntimeReport, String>,
+        reported: Result<RuntimeReport, String>,
         down: Option<String>,
         now: Now,
     ) -> RuntimeView {
         let at = moment(now);
-        match (said, down) {
+        match (reported, down) {
             (Ok(report), _) => {
                 self.image_fs.clone_from(&report.image_fs);
                 self.runtime = Some((report.clone(), at));
@@ -134,7 +134,7 @@ impl Core {
         }
     }
 
-    pub(super) fn collected(
+    pub(super) fn handle_collected(
         &mut self,
         collected: Collected,
         now: Now,
@@ -190,7 +190,7 @@ impl Core {
             Role::Companion => Vec::new(),
         };
         let old = base.status.clone().unwrap_or_default();
-        if self.asks_first(&old, &status, now) {
+        if self.reads_node_first(&old, &status, now) {
             if let Some(pass) = &mut self.pass {
                 pass.requests += 1;
             }
@@ -240,7 +240,7 @@ impl Core {
             let known = base.status.iter().flat_map(|of| of.conditions.iter().flatten());
             let known: Vec<NodeCondition> = known.cloned().collect();
             let list = status.conditions.get_or_insert_default();
-            self.writers.hold(&known, list, millis(self.policy.report_frequency), moment(now));
+            self.writers.keep_contested(&known, list, millis(self.policy.report_frequency), moment(now));
         }
         if let Some(contest) = self.contest(moment(now)) {
             conditions::set_contested(&mut status, contest, now);
@@ -378,7 +378,7 @@ impl Core {
         }
     }
 
-    pub(super) fn got(
+    pub(super) fn handle_read(
         &mut self,
         result: Result<Box<Node>, ApiError>,
         now: Now,
@@ -513,7 +513,7 @@ impl Core {
         let since_boot = inputs.since_boot + sending.at.mono.saturating_sub(pass.started.mono);
         let stamp =
             Stamp::new(&inputs.facts.boot_id, since_boot, sending.at).earlier(at.saturating_sub(planned));
-        let status = self.kept(sending.status, at);
+        let status = self.recorded_part(sending.status, at);
         let seen = self.memory.seen.iter().map(|(pressure, seen)| (*pressure, planned.saturating_sub(*seen)));
         effects.push(Effect::Save(Write::Reported(Box::new(Reported {
             uid: uid(node).to_owned(),
@@ -528,7 +528,7 @@ impl Core {
     }
 
     /// The recorded part of a status: for a companion its own conditions, and those that others set through it.
-    fn kept(&self, status: NodeStatus, at: Moment) -> NodeStatus {
+    fn recorded_part(&self, status: NodeStatus, at: Moment) -> NodeStatus {
         if self.policy.role == Role::Node {
             return status;
         }

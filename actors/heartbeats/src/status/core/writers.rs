@@ -136,7 +136,7 @@ impl Writers {
 
     /// Leaves a condition of another process as it is, unless it was last overwritten a report period ago, or is the
     /// node lifecycle controller's for a node without heartbeats.
-    pub(super) fn hold(
+    pub(super) fn keep_contested(
         &self,
         base: &[NodeCondition],
         list: &mut Vec<NodeCondition>,

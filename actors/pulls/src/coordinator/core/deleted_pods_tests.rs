@@ -15,7 +15,7 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-fn gone(bench: &mut Bench, pod: &str) {
+fn delete_pod(bench: &mut Bench, pod: &str) {
     bench.event(PullEvent::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
 }
 
@@ -31,7 +31,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     let running = bench.ask(image("r/a").pod("a"));
     let queued = bench.ask(image("r/b").pod("web"));
     let next = bench.ask(image("r/c").pod("c"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     is_refused(&bench, queued, "web", "r/b");
     let refusal = bench.refusal(queued);
     assert_eq!(refusal.code(), Code::Aborted);
@@ -46,7 +46,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     bench.finish(bench.pull(next), ok());
     assert!(bench.succeeded(next));
     // A repeated report changes nothing.
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn case_06_other_callers_of_the_pull_stay() {
     let running = bench.ask(image("r/a"));
     let deleted = [bench.ask(image("r/b").pod("web")), bench.ask(image("r/b").pod("web"))];
     let (other, podless) = (bench.ask(image("r/b").pod("db")), bench.ask(image("r/b")));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     for caller in deleted {
         is_refused(&bench, caller, "web", "r/b");
     }
@@ -71,10 +71,10 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a").pod("web"));
     let pull = bench.pull(caller);
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert!(bench.waits(caller));
     bench.finish(pull, lost("EOF"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert!(bench.waits(caller), "it keeps its slot and its call");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     // A caller that joins a running pull does not wait in a queue.
@@ -86,7 +86,7 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
 #[test]
 fn case_06_a_request_of_a_deleted_pod_fails_if_it_would_wait() {
     let mut bench = Bench::up(limit(1));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     bench.ask(image("r/a"));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
@@ -102,7 +102,7 @@ fn case_06_a_request_of_a_deleted_pod_fails_if_it_would_wait() {
 fn case_06_a_deleted_pod_is_remembered_for_a_limited_time() {
     let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
     let _running = bench.ask(image("r/a"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     bench.pass(seconds(3_600));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
@@ -120,7 +120,7 @@ fn case_06_no_uid_matches_no_pod() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a"));
     let podless = bench.ask(image("r/b"));
-    gone(&mut bench, "");
+    delete_pod(&mut bench, "");
     bench.event(PullEvent::PodForgotten(String::new()));
     assert!(bench.waits(podless));
 }
@@ -134,7 +134,7 @@ fn case_06_places_from_the_journal_are_given_up() {
     bench.ask(image("r/d").pod("db").auth("secret"));
     let mut bench = bench.kill(limit(1));
     assert_eq!((bench.core.counts().held, bench.queued()), (2, 2));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert_eq!((bench.core.counts().held, bench.queued(), bench.journal.pulls.len()), (1, 1, 2));
     let images: Vec<&str> = bench.journal.pulls.values().map(|record| &*record.image).collect();
     assert_eq!(images, ["r/a", "r/d"]);
@@ -146,7 +146,7 @@ fn case_06_a_held_place_is_not_claimed_by_a_deleted_pod() {
     let _running = bench.ask(image("r/a").pod("a"));
     bench.ask(image("r/b").pod("db").auth("secret"));
     let mut bench = bench.kill(limit(1));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     let late = bench.ask(image("r/b").pod("web").auth("other"));
     is_refused(&bench, late, "web", "r/b");
     assert_eq!(bench.core.counts().held, 1);
@@ -156,7 +156,7 @@ fn case_06_a_held_place_is_not_claimed_by_a_deleted_pod() {
 fn case_06_a_restarted_coordinator_remembers_deleted_pods() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("web"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     let pods = bench.core.take_deleted_pods();
     let records = bench.journal.pulls.values().cloned().collect();
     bench.core = super::Core::new(limit(1), "owner");
@@ -175,7 +175,7 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
     let caller = bench.ask(image("r/b").pod("web"));
     let pull = bench.pull(caller);
     bench.present(pull, Some(true));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert!(bench.waits(caller), "it runs");
     bench.progress(pull, reading(Phase::Downloading, 10));
     is_refused(&bench, caller, "web", "r/b");
@@ -191,13 +191,13 @@ fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
         let caller = bench.ask(image("r/a").pod("web"));
         let pull = bench.pull(caller);
         if before {
-            gone(&mut bench, "web");
+            delete_pod(&mut bench, "web");
             assert!(bench.waits(caller));
         }
         bench.finish(pull, fails(Code::ResourceExhausted, "TooManyPullingInParallel: 3"));
         if !before {
             assert!(bench.waits(caller));
-            gone(&mut bench, "web");
+            delete_pod(&mut bench, "web");
         }
         is_refused(&bench, caller, "web", "r/a");
         assert!(bench.core.is_idle() && bench.core.pulls.is_empty());
@@ -209,7 +209,7 @@ fn case_06_a_pull_for_an_absent_runtime_is_waiting() {
     let mut bench = Bench::new(limit(0));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     let caller = bench.ask(image("r/a").pod("web"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     is_refused(&bench, caller, "web", "r/a");
 }
 

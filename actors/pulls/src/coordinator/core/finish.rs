@@ -41,7 +41,7 @@ impl Core {
         }
         match outcome {
             outcome if self.is_handed_over() && self.is_no_answer(id, &outcome, now) => {
-                self.give_away(id, fx)
+                self.leave_to_successor(id, fx)
             }
             Outcome::Lost(reply) if self.can_ask_again(id) => {
                 self.disarm_pull(id);
@@ -116,7 +116,7 @@ impl Core {
                 Some((_, GiveUp::Rejected)) => self.answer(caller, reply, fx),
                 Some((at, GiveUp::QueueTime)) if at <= now.mono => {
                     let waited = now.mono.saturating_sub(waiting.since);
-                    self.refuse(caller, Refusal::QueueTime(waited, self.queue.before(place)), fx);
+                    self.refuse(caller, Refusal::QueueTime(waited, self.queue.count_before(place)), fx);
                 }
                 _ => {}
             }
@@ -165,7 +165,7 @@ impl Core {
                     PullEnd::Succeeded => self.reentry.succeeded(&pod.uid, &image),
                     _ => {
                         let uid = pod.uid.clone();
-                        self.reentry.failed(uid, image.clone(), order, credentials, until, now.mono);
+                        self.reentry.keep_failed(uid, image.clone(), order, credentials, until, now.mono);
                     }
                 }
             }

@@ -48,7 +48,7 @@ impl Core {
             state.running()
         );
         for (_, id) in leave {
-            self.give_away(id, &mut fx);
+            self.leave_to_successor(id, &mut fx);
         }
         self.kept.clear();
         self.timers.retain(|(_, timer)| !matches!(timer, Timer::LeaseExpiry(_)));
@@ -184,7 +184,7 @@ impl Core {
     }
 
     /// Sends a pull's callers to the successor and forgets the pull: the successor has it.
-    pub(super) fn give_away(&mut self, id: PullId, fx: &mut Vec<Effect>) {
+    pub(super) fn leave_to_successor(&mut self, id: PullId, fx: &mut Vec<Effect>) {
         self.report_end(id, HandedOutcome::Returned, fx);
         let callers: Vec<CallerId> =
             self.pulls.get(&id).map(|pull| pull.callers.iter().copied().collect()).unwrap_or_default();

@@ -38,14 +38,14 @@ fn report_ends(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
     ends
 }
 
-fn asks(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
+fn ask_all(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
     names.iter().map(|name| bench.ask(image(name))).collect()
 }
 
 #[test]
 fn queued_callers_move_and_running_ones_stay() {
     let mut old = Bench::up(limit(2));
-    let callers = asks(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
+    let callers = ask_all(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
     let (new, state) = replaced(&mut old);
     assert_eq!((state.pulls.len(), state.running()), (4, 2));
     for (index, caller) in callers.iter().enumerate() {
@@ -65,10 +65,10 @@ fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
     let mut old = Bench::up(limit(1));
     let first = old.ask(image("r/a"));
     let pull = old.pull(first);
-    let moved = asks(&mut old, &["r/b", "r/c"]);
+    let moved = ask_all(&mut old, &["r/b", "r/c"]);
     let (mut new, _) = replaced(&mut old);
     let joined = new.ask(image("r/a"));
-    let again = asks(&mut new, &["r/c", "r/b"]);
+    let again = ask_all(&mut new, &["r/c", "r/b"]);
     assert!(new.starts.is_empty(), "{moved:?} wait for the slot");
     old.finish(pull, ok());
     assert!(old.succeeded(first));
@@ -140,7 +140,7 @@ fn a_caller_whose_pull_lost_its_runtime_in_the_old_agent_moves() {
 #[test]
 fn pulls_of_a_dead_predecessor_are_taken_over_under_the_limit() {
     let mut old = Bench::up(limit(2));
-    let _callers = asks(&mut old, &["r/a", "r/b", "r/c"]);
+    let _callers = ask_all(&mut old, &["r/a", "r/b", "r/c"]);
     old.ask(image("r/d").auth("secret"));
     let (mut new, _) = replaced(&mut old);
     new.event(PullEvent::PredecessorGone);

@@ -404,11 +404,11 @@ fn every_end_is_told() {
     bench.pass(seconds(60));
     bench.progress(bench.pull(stalls), reading(Phase::Downloading, 1));
     let ended = bench.core.list(0, bench.now).finished;
-    let told: Vec<(&str, i32, &str)> = ended.iter().rev().map(|p| (&*p.image, p.state, &*p.error)).collect();
+    let shown: Vec<(&str, i32, &str)> = ended.iter().rev().map(|p| (&*p.image, p.state, &*p.error)).collect();
     use keelson_proto::debug::PullState as S;
     let stalled = bench.refusal(stalls).to_string();
     assert_eq!(
-        told,
+        shown,
         [
             ("r/good", S::Succeeded.into(), ""),
             ("r/bad", S::Failed.into(), "NotFound: no such tag"),
@@ -464,7 +464,7 @@ fn the_list_shows_states_and_places() {
     bench.finish(PullId(2), lost("EOF"));
     bench.pass(seconds(2));
     let list = bench.core.list(10, bench.now);
-    let told: Vec<(u64, i32, u32)> = list.pulls.iter().map(|p| (p.id, p.state, p.position)).collect();
+    let shown: Vec<(u64, i32, u32)> = list.pulls.iter().map(|p| (p.id, p.state, p.position)).collect();
     let expect = [
         (1, S::Abandoned, 0),
         (2, S::WaitingForRuntime, 0),
@@ -472,7 +472,7 @@ fn the_list_shows_states_and_places() {
         (4, S::Queued, 1),
         (5, S::Checking, 2),
     ];
-    assert_eq!(told, expect.map(|(id, state, position)| (id, i32::from(state), position)));
+    assert_eq!(shown, expect.map(|(id, state, position)| (id, i32::from(state), position)));
     assert_eq!((list.running, list.queued, list.callers, list.oldest_wait_ms), (2, 2, 4, 2000));
     assert_eq!(bench.core.list(1, bench.now).pulls.len(), 4, "the requested number of queued pulls");
 }

@@ -125,7 +125,7 @@ impl Core {
 
     fn describe_wait(&self, pull: &Pull) -> String {
         let (running, limit) = self.reached(pull);
-        let ahead = self.queue.before(pull.place());
+        let ahead = self.queue.count_before(pull.place());
         format!(
             "waiting for an image pull slot: {running} of {limit} in use, {ahead} ahead (image {})",
             pull.call.image

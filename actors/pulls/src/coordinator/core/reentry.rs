@@ -39,7 +39,7 @@ pub(super) struct Reentry {
 }
 
 impl Reentry {
-    pub(super) fn left(
+    pub(super) fn keep_left(
         &mut self,
         pod_uid: String,
         image: Arc<str>,
@@ -51,7 +51,7 @@ impl Reentry {
     }
 
     /// Keeps the place of a caller whose pull failed, for other credentials.
-    pub(super) fn failed(
+    pub(super) fn keep_failed(
         &mut self,
         pod_uid: String,
         image: Arc<str>,
@@ -114,13 +114,13 @@ mod tests {
     #[test]
     fn a_place_is_taken_once_and_in_time() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
+        reentry.keep_left("u".into(), image.clone(), 7, at(30), at(0));
         assert_eq!(reentry.take("other", &image, None, at(1)), None);
         assert_eq!(reentry.take("u", &image, None, at(29)), Some(7));
         assert_eq!(reentry.take("u", &image, None, at(29)), None);
-        reentry.left("u".into(), image.clone(), 7, at(60), at(30));
+        reentry.keep_left("u".into(), image.clone(), 7, at(60), at(30));
         assert_eq!(reentry.take("u", &image, None, at(60)), None, "too late");
-        reentry.left("u".into(), image.clone(), 7, at(90), at(61));
+        reentry.keep_left("u".into(), image.clone(), 7, at(90), at(61));
         reentry.succeeded("u", &image);
         assert_eq!(reentry.take("u", &image, None, at(62)), None, "the image is there");
     }
@@ -128,11 +128,11 @@ mod tests {
     #[test]
     fn i20_a_pull_that_failed_from_a_place_does_not_return_to_it() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.failed("u".into(), image.clone(), 7, None, at(30), at(0));
+        reentry.keep_failed("u".into(), image.clone(), 7, None, at(30), at(0));
         assert_eq!(reentry.take("u", &image, None, at(1)), None);
         let many = MAX_TRIED as u64 + 3;
         for _ in 0..many {
-            reentry.failed("v".into(), image.clone(), 8, None, at(30), at(0));
+            reentry.keep_failed("v".into(), image.clone(), 8, None, at(30), at(0));
         }
         assert_eq!(reentry.places.len(), 2, "the same credentials are one try");
     }
@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn a_renewed_place_has_a_new_expiry() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
-        reentry.left("u".into(), image.clone(), 8, at(50), at(20));
-        reentry.left("v".into(), image.clone(), 9, at(70), at(40));
+        reentry.keep_left("u".into(), image.clone(), 7, at(30), at(0));
+        reentry.keep_left("u".into(), image.clone(), 8, at(50), at(20));
+        reentry.keep_left("v".into(), image.clone(), 9, at(70), at(40));
         assert_eq!(reentry.take("u", &image, None, at(41)), Some(8));
     }
 
@@ -150,7 +150,7 @@ mod tests {
     fn the_number_of_places_is_bounded() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
         for n in 0..3 * MAX_PLACES as u64 {
-            reentry.left(n.to_string(), image.clone(), n, at(30), at(0));
+            reentry.keep_left(n.to_string(), image.clone(), n, at(30), at(0));
         }
         assert_eq!((reentry.places.len(), reentry.ages.len()), (MAX_PLACES, MAX_PLACES));
         assert_eq!(reentry.take("0", &image, None, at(0)), None);

@@ -246,7 +246,7 @@ impl Core {
         if let (Some(pod), Some(pull)) = (&caller.pod, self.pulls.get(&caller.pull)) {
             let until = now.mono + self.policy.reentry_window;
             let image = pull.call.key.image.clone();
-            self.reentry.left(pod.uid.clone(), image, pull.order, until, now.mono);
+            self.reentry.keep_left(pod.uid.clone(), image, pull.order, until, now.mono);
         }
     }
 
@@ -343,7 +343,7 @@ impl Core {
         }
         let waited = now.mono.saturating_sub(caller.since);
         let refusal = match caller.give_up {
-            Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.before(pull.place())),
+            Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.count_before(pull.place())),
             _ => {
                 let (running, limit) = self.reached(pull);
                 Refusal::TooMany { running, limit, queued: self.queue.len(), waited }

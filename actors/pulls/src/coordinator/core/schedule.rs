@@ -237,7 +237,7 @@ impl Core {
     /// restarts: they did not spend it there.
     pub(super) fn back_to_queue(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if self.is_handed_over() {
-            return self.give_away(id, fx);
+            return self.leave_to_successor(id, fx);
         }
         self.disarm_pull(id);
         self.release_slot(id);

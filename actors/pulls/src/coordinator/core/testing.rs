@@ -230,11 +230,11 @@ impl Bench {
     }
 
     pub(super) fn reported_ends(&self) -> Vec<HandedEnd> {
-        let told = |effect: &Effect| match effect {
+        let ended = |effect: &Effect| match effect {
             Effect::ReportToSuccessor(end) => Some(end.clone()),
             _ => None,
         };
-        self.last.iter().filter_map(told).collect()
+        self.last.iter().filter_map(ended).collect()
     }
 
     pub(super) fn take(&mut self, mut effects: Vec<Effect>) {

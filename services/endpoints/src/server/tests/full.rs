@@ -14,7 +14,7 @@ async fn nothing_is_sent_before_there_is_a_state_and_then_it_is() {
     still_waits(&mut knowing).await;
     source.set(service("a", &["r1"]));
     for stream in [&mut waiting, &mut knowing] {
-        let (next, state) = whole(stream).await.expect("a state");
+        let (next, state) = read_state(stream).await.expect("a state");
         assert_eq!((next.instance_id, next.rev), (7, 1));
         assert_eq!(state, source.model);
     }
@@ -61,7 +61,7 @@ async fn a_current_caller_waits_and_an_outdated_one_gets_the_latest_state() {
     server.served(1).await;
     still_waits(&mut waiting).await;
     source.change(&[("a", None)]);
-    let (next, state) = whole(&mut waiting).await.expect("a state");
+    let (next, state) = read_state(&mut waiting).await.expect("a state");
     assert_eq!((next.instance_id, next.rev), (7, 3));
     assert_eq!(state, source.model);
     assert!(!state.services.contains_key("ns/a"));
@@ -76,7 +76,7 @@ async fn a_waiting_caller_gets_a_new_instance() {
     server.served(1).await;
     still_waits(&mut waiting).await;
     source.new_instance(9);
-    let (next, state) = whole(&mut waiting).await.expect("a state");
+    let (next, state) = read_state(&mut waiting).await.expect("a state");
     assert_eq!((next.instance_id, next.rev), (9, 1));
     assert_eq!(state, source.model);
 }
@@ -122,7 +122,7 @@ async fn e20_staleness_changes_are_sent_on_request() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         still_waits(&mut waiting).await;
         source.freshness(reason);
-        let (answer, state) = whole(&mut waiting).await.expect("a state");
+        let (answer, state) = read_state(&mut waiting).await.expect("a state");
         assert_eq!((answer.instance_id, answer.rev), (7, 1));
         assert_eq!(
             (answer.stale, answer.stale_reason.as_str()),

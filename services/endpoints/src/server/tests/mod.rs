@@ -301,7 +301,7 @@ async fn patiently<T>(coming: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, coming).await.expect("what is waited for never comes")
 }
 
-async fn whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
+async fn read_state(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
     patiently(read_whole(stream)).await
 }
 
@@ -320,7 +320,7 @@ async fn read_whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, Sta
 }
 
 async fn next(client: &mut NextClient<Channel>, filter: NextFilter) -> Result<(NextFilter, State), Status> {
-    whole(&mut client.next(filter).await?.into_inner()).await
+    read_state(&mut client.next(filter).await?.into_inner()).await
 }
 
 /// A reader of Watch: it has a complete state after each Sync.

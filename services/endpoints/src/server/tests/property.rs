@@ -61,7 +61,7 @@ struct StateChecker {
 }
 
 impl StateChecker {
-    fn hear(&mut self, position: (u64, u64), state: &State) {
+    fn record(&mut self, position: (u64, u64), state: &State) {
         let known = self.known.lock().expect("states");
         let published = known.get(&position).unwrap_or_else(|| panic!("{position:?} was never published"));
         assert!(state == published, "{position:?} is a mixture");
@@ -106,7 +106,7 @@ async fn read_next(
         let mut stream = client.next(has(checker.last)).await.expect("is taken").into_inner();
         if let Ok((position, state)) = read_one(&mut stream, &mut faults).await {
             assert_ne!(position, checker.last, "the same again");
-            checker.hear(position, &state);
+            checker.record(position, &state);
             received.send_replace(position);
         }
     }
@@ -134,16 +134,16 @@ async fn read_watch(
     received: watch::Sender<(u64, u64)>,
 ) {
     let mut client = WatchClient::new(channel(socket, faults.slow.then_some(65_535)).await);
-    let mut whole = State::default();
+    let mut state = State::default();
     loop {
         let mut stream = client.watch(from(checker.last)).await.expect("is taken").into_inner();
         // What arrived after the last Sync before a cut does not count.
-        let mut reader = Reader { draft: whole.clone(), ..Reader::default() };
+        let mut reader = Reader { draft: state.clone(), ..Reader::default() };
         while let Ok(item) = faults.message(&mut stream).await {
             let item = item.expect("a Watch does not end by itself");
             if let Some(sync) = reader.take(item) {
-                checker.hear((sync.instance_id, sync.rev), &reader.draft);
-                whole = reader.draft.clone();
+                checker.record((sync.instance_id, sync.rev), &reader.draft);
+                state = reader.draft.clone();
                 received.send_replace(checker.last);
             }
         }

@@ -8,7 +8,8 @@ use crate::cli::format::{clean, count, one_line, since_ms};
 
 /// Name, status, applied revision, and where to inspect it.
 pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String {
-    let mut parts = vec![name_and_version(backend), how(backend, now), in_effect(backend, instance_id)];
+    let mut parts =
+        vec![name_and_version(backend), state_text(backend, now), in_effect(backend, instance_id)];
     if backend.last_sync_unix_ms > 0 {
         parts.push(format!("last sync {} ago", since_ms(backend.last_sync_unix_ms, now)));
     }
@@ -48,7 +49,7 @@ fn name_and_version(backend: &pb::Backend) -> String {
     }
 }
 
-fn how(backend: &pb::Backend, now: i64) -> String {
+fn state_text(backend: &pb::Backend, now: i64) -> String {
     let state = clean(&backend.state);
     match backend.silent {
         true => {

@@ -39,7 +39,7 @@ impl ServiceRef {
 
 /// Suggestions for an unknown Service; begins with a semicolon, or is empty.
 pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
-    let similar = similar(wanted, known);
+    let similar = similar_names(wanted, known);
     match similar.as_slice() {
         [] if known.is_empty() => String::new(),
         [] => "; list Services with keelson endpoints".into(),
@@ -48,7 +48,7 @@ pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
 }
 
 /// The same name in other namespaces, and names that differ by at most a third: those of the same namespace first.
-fn similar(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
+fn similar_names(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
     if wanted.name.len() > MAX_NAME_LEN {
         return Vec::new();
     }
@@ -82,7 +82,7 @@ mod tests {
         names.iter().map(service).collect()
     }
 
-    fn wanted(text: &str) -> ServiceRef {
+    fn parse_ref(text: &str) -> ServiceRef {
         ServiceRef::parse(text, None).unwrap()
     }
 
@@ -109,13 +109,16 @@ mod tests {
     #[test]
     fn similar_names_are_suggested() {
         let services = known(&["blog/web", "shop/cart", "shop/weg", "shop/wen", "test/wob", "x/other"]);
-        assert_eq!(hint(&wanted("shop/web"), &services), "; did you mean blog/web or shop/weg or shop/wen?");
-        assert_eq!(hint(&wanted("shop/crat"), &services), "; did you mean shop/cart?");
         assert_eq!(
-            hint(&wanted("shop/nothing-like-it"), &services),
+            hint(&parse_ref("shop/web"), &services),
+            "; did you mean blog/web or shop/weg or shop/wen?"
+        );
+        assert_eq!(hint(&parse_ref("shop/crat"), &services), "; did you mean shop/cart?");
+        assert_eq!(
+            hint(&parse_ref("shop/nothing-like-it"), &services),
             "; list Services with keelson endpoints"
         );
-        assert_eq!(hint(&wanted("shop/web"), &[]), "");
-        assert_eq!(similar(&wanted(&"w".repeat(100_000)), &services), Vec::<String>::new());
+        assert_eq!(hint(&parse_ref("shop/web"), &[]), "");
+        assert_eq!(similar_names(&parse_ref(&"w".repeat(100_000)), &services), Vec::<String>::new());
     }
 }

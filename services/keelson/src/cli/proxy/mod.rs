@@ -126,7 +126,7 @@ async fn open(args: &SocketArgs, settings: &SettingsArgs) -> anyhow::Result<Prox
 }
 
 fn refused(status: Status) -> Refused {
-    Refused::by(Peer::Proxy, status)
+    Refused::from_peer(Peer::Proxy, status)
 }
 
 async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {

@@ -17,7 +17,7 @@ fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
 async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
     let feed = begin(server);
     feed.listed(version);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     server.seen().await;
     feed
 }
@@ -34,9 +34,9 @@ async fn half(feed: &Feed, source: &mut Source) {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    source.expect_deliveries(&[Delivered::Listing]).await;
+    source.expects(&[Call::Listing]).await;
     for n in 0..199 {
-        source.expect_deliveries(&[put(&format!("s{n}"), 1)]).await;
+        source.expects(&[put(&format!("s{n}"), 1)]).await;
     }
 }
 
@@ -51,17 +51,9 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
     let feed = begin(&server);
     // No failure is reported: there is another way.
-    source
-        .expect_deliveries(&[
-            Delivered::Listing,
-            put("a", 3),
-            put("b", 4),
-            Delivered::Listed,
-            Delivered::Healthy,
-        ])
-        .await;
+    source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
     feed.slice("ADDED", "c", 10);
-    source.expect_deliveries(&[put("c", 10)]).await;
+    source.expects(&[put("c", 10)]).await;
     server.seen().await;
     let (first, second) = (server.seen().await, server.seen().await);
     assert_eq!((first.query("limit"), first.query("resourceVersion")), (Some("500"), Some("0")));
@@ -84,7 +76,7 @@ async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     pass(Duration::from_secs(30)).await;
     feed.closed().await;
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     assert_eq!(server.seen().await.query("watch"), None);
 }
 
@@ -119,7 +111,7 @@ async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
     pass(Duration::from_secs(40)).await;
     let feed = begin(&server);
     feed.slice("ADDED", "a", 5);
-    source.expect_deliveries(&[put("a", 5), Delivered::Healthy]).await;
+    source.expects(&[put("a", 5), Call::Healthy]).await;
     server.nothing_more();
 }
 
@@ -130,7 +122,7 @@ async fn e15_after_a_500_streaming_lists_are_tried_again() {
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
     let mut source = Source::slices(&server);
-    source.expect_deliveries(&[Delivered::Listing, put("a", 3), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -138,7 +130,7 @@ async fn e15_after_a_500_streaming_lists_are_tried_again() {
     feed.error(410, "Expired");
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     again.listed(12);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     server.nothing_more();
 }
 
@@ -150,12 +142,12 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     server.reply(refusal(410, "Expired"));
     server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("b", 4)])));
     let mut source = Source::slices(&server);
-    source.expect_deliveries(&[Delivered::Listing, put("b", 4), Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, put("b", 4), Call::Listed, Call::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
-    let whole = server.seen().await;
-    assert_eq!((whole.query("limit"), whole.query("continue"), whole.query("watch")), (None, None, None));
+    let full = server.seen().await;
+    assert_eq!((full.query("limit"), full.query("continue"), full.query("watch")), (None, None, None));
 }
 
 /// The answer of a server before 1.31.
@@ -238,9 +230,9 @@ async fn e2_a_watch_that_is_interrupted_does_not_ask_for_what_another_was_refuse
         let again = begin(&server);
         feed.error(410, "Expired");
         again.listed(200);
-        source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+        source.expects(&[Call::Listing, Call::Listed]).await;
         interrupted.slice("ADDED", "a", version + 1);
-        second.expect_deliveries(&[put("a", version + 1)]).await;
+        second.expects(&[put("a", version + 1)]).await;
         drop(interrupted);
         let _feed = begin(&other);
         assert_eq!(other.seen().await.query("resourceVersion"), asks_for, "{version}");
@@ -266,22 +258,20 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     let ghost = begin(&other);
     ghost.slice("ADDED", "ghost", 90);
     ghost.listed(100);
-    second
-        .expect_deliveries(&[Delivered::Listing, put("ghost", 90), Delivered::Listed, Delivered::Healthy])
-        .await;
+    second.expects(&[Call::Listing, put("ghost", 90), Call::Listed, Call::Healthy]).await;
     other.seen().await;
     // An earlier version is too old for a server that has listed since; its list is older still.
     let again = begin(&server);
     feed.error(410, "Expired");
     again.listed(60);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     ghost.closed().await;
     pass(Duration::from_secs(30)).await;
     let relist = begin(&other);
     let seen = other.seen().await;
     assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
     relist.listed(61);
-    second.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+    second.expects(&[Call::Listing, Call::Listed]).await;
     // The watch that has detected it has listed already.
     server.seen().await;
     server.nothing_more();
@@ -319,7 +309,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
     pass(Duration::from_secs(30)).await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     begin(&server).listed(71);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -334,7 +324,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     assert_eq!(server.seen().await.query("resourceVersion"), Some("100"));
     // The head has arrived when an event has.
     deaf.slice("ADDED", "a", 101);
-    source.expect_deliveries(&[put("a", 101)]).await;
+    source.expects(&[put("a", 101)]).await;
     pass(Duration::from_secs(59)).await;
     server.nothing_more();
     pass(Duration::from_secs(182)).await;
@@ -350,7 +340,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     feed.listed(60);
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -363,15 +353,15 @@ async fn e11_a_version_that_is_known_is_not_checked_again() {
     let feed = begin(&server);
     server.seen().await;
     feed.slice("ADDED", "a", 101);
-    source.expect_deliveries(&[put("a", 101)]).await;
+    source.expects(&[put("a", 101)]).await;
     pass(Duration::from_secs(241)).await;
     server.seen().await;
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "102", &[])));
     feed.slice("ADDED", "b", 103);
-    source.expect_deliveries(&[put("b", 103)]).await;
+    source.expects(&[put("b", 103)]).await;
     pass(Duration::from_secs(241)).await;
     feed.slice("ADDED", "c", 104);
-    source.expect_deliveries(&[put("c", 104)]).await;
+    source.expects(&[put("c", 104)]).await;
     server.nothing_more();
     assert_eq!(count.load(Ordering::SeqCst), 0);
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Lists one ServiceCIDR; returns what a source reports of it.
-fn one_listed(feed: &Feed) -> Delivered {
+fn one_listed(feed: &Feed) -> Call {
     let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
         name: "kubernetes".into(),
         resource_version: "3".into(),
@@ -12,7 +12,7 @@ fn one_listed(feed: &Feed) -> Delivered {
     let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
     feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
-    Delivered::Put("kubernetes".into(), "10.96.0.0/12".into())
+    Call::Put("kubernetes".into(), "10.96.0.0/12".into())
 }
 
 #[tokio::test]
@@ -22,19 +22,19 @@ async fn a_server_without_service_cidrs_is_asked_again() {
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
     server.nothing_more();
     // Within each minute nothing is reported; after ten minutes it asks again.
     tokio::time::pause();
     for _ in 0..10 {
-        source.expect_deliveries(&[Delivered::Nothing]).await;
+        source.expects(&[Call::Nothing]).await;
     }
     tokio::time::resume();
     let feed = begin(&server);
     server.seen().await;
     let cidr = one_listed(&feed);
-    source.expect_deliveries(&[Delivered::Listing, cidr, Delivered::Listed]).await;
+    source.expects(&[Call::Listing, cidr, Call::Listed]).await;
     server.nothing_more();
 }
 
@@ -48,21 +48,21 @@ async fn p19_refused_service_cidrs_block_nothing_and_are_requested_again() {
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Refused]).await;
+    source.expects(&[Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
     // It is retried; the refusal is reported once to the sink, and each failure.
-    source.expect_deliveries(&[Delivered::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     source.fails("Forbidden").await;
     // A sink that has restarted meanwhile is told again: nothing else would end its wait.
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
-    source.expect_deliveries(&[Delivered::Nothing, Delivered::Listing, Delivered::Refused]).await;
+    source.expects(&[Call::Nothing, Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
     let feed = begin(&server);
     for _ in 0..4 {
         server.seen().await;
     }
     let cidr = one_listed(&feed);
-    source.expect_deliveries(&[Delivered::Listing, cidr, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, cidr, Call::Listed, Call::Healthy]).await;
 }
 
 /// P19: nothing waits for a server that answers, but not with ServiceCIDRs.
@@ -78,7 +78,7 @@ async fn p19_failing_service_cidrs_block_nothing() {
                 Semaphore::MAX_PERMITS,
                 |sink| async move { collect::<ServiceCidr>(&api, sink).await },
             );
-        source.expect_deliveries(&[Delivered::Listing, Delivered::Refused]).await;
+        source.expects(&[Call::Listing, Call::Refused]).await;
     }
 }
 
@@ -92,8 +92,8 @@ async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(4, true)));
-    source.expect_deliveries(&[Delivered::Listing, Delivered::Listed, Delivered::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     drop(feed);
-    source.expect_deliveries(&[Delivered::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     source.fails("Forbidden").await;
 }

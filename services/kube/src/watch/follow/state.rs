@@ -109,7 +109,7 @@ pub(super) fn is_refusal(kind: ApiErrorKind) -> bool {
     matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
 }
 
-pub(super) fn taken(answer: Ack) -> Result<(), Stop> {
+pub(super) fn check_ack(answer: Ack) -> Result<(), Stop> {
     match answer {
         Ack::Accepted => Ok(()),
         Ack::Relist => Err(Stop::Forgotten),

@@ -44,7 +44,7 @@ fn e7_a_quiet_companion_writes_nothing_in_an_hour() {
     world.restart();
     world.pass(SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    world.tell();
+    world.send_node();
     world.forget();
     world.pass(HOUR);
     assert_eq!(world.verbs(), Vec::<&str>::new());
@@ -72,7 +72,7 @@ fn passes_come_as_often_as_the_kubelets() {
 fn a_change_is_written_once_and_the_watch_may_lag() {
     let mut world = World::with_node(Role::Node);
     world.restart();
-    world.tell();
+    world.send_node();
     world.pass(MINUTE);
     world.forget();
     world.collected.readings.memory_capacity_bytes = Some(16 << 30);
@@ -90,7 +90,7 @@ fn a_change_is_written_once_and_the_watch_may_lag() {
     world.step(Event::Node(Some(Arc::new(typed(&old)))));
     world.pass(50 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    world.tell();
+    world.send_node();
     world.pass(50 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
 }
@@ -248,7 +248,7 @@ proptest! {
         let mut world = World::with_node(if node { Role::Node } else { Role::Companion });
         world.restart();
         world.pass(20 * SECOND);
-        world.tell();
+        world.send_node();
         world.random = 0.5;
         world.forget();
         for (bytes, pids, pulls, asks) in noise {
@@ -272,7 +272,7 @@ proptest! {
                 world.step(Event::Changed);
             }
             world.pass(10 * SECOND);
-            world.tell();
+            world.send_node();
         }
         prop_assert_eq!(world.verbs(), Vec::<&str>::new());
     }

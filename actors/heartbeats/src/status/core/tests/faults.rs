@@ -102,7 +102,7 @@ fn a_pass_without_requests_does_not_make_the_server_healthy() {
     drop(world.core.clear_condition(CHANGED, world.now()).expect("was there"));
     world.pass(30 * SECOND);
     assert!(matches!(world.health, JobHealth::Failing { .. }));
-    world.tell();
+    world.send_node();
     world.pass(11 * SECOND);
     assert_eq!(world.health, JobHealth::Healthy, "the watch has received it");
 }
@@ -369,7 +369,7 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
         world.collected.pulls_view = Ok(PullsView { durable, ..idle() });
         world.forget();
         world.pass(6 * MINUTE);
-        world.tell();
+        world.send_node();
         let (is_status, is_reason, is_message) = is(&world);
         assert_eq!((&*is_status, &*is_reason), (status, reason), "case {index}");
         assert!(is_message.ends_with(message), "case {index}: {is_message}");
@@ -421,7 +421,7 @@ proptest! {
             match event {
                 0 => world.step(Event::Changed),
                 1 => world.step(Event::ReportNow),
-                2 => world.tell(),
+                2 => world.send_node(),
                 3 => {
                     deletions += 1;
                     world.delete();
@@ -446,7 +446,7 @@ proptest! {
         if world.node.is_none() {
             world.make_node();
         }
-        world.tell();
+        world.send_node();
         world.collected = healthy();
         world.pass(61 * SECOND + 11 * SECOND);
         world.step(Event::ReportNow);

@@ -166,7 +166,7 @@ impl World {
         let mut world = Self::with_node(role);
         world.restart();
         world.pass(MINUTE);
-        world.tell();
+        world.send_node();
         world.forget();
         world
     }
@@ -204,7 +204,7 @@ impl World {
         let stamp = Stamp::new(&self.collected.facts.boot_id, since_boot, self.now());
         self.step(Event::Started { restored, stamp });
         if self.watches && self.node.is_some() {
-            self.tell();
+            self.send_node();
         }
         if self.policy.role == Role::Node && self.collected.runtime.is_ok() {
             self.step(Event::RuntimeReady);
@@ -352,18 +352,18 @@ impl World {
         let mut node = self.node.clone().expect("the Node exists");
         apply(&mut node, patch);
         self.write(Some(node));
-        self.tell();
+        self.send_node();
     }
 
     /// The watch catches up.
-    fn tell(&mut self) {
+    fn send_node(&mut self) {
         let node = self.node.as_ref().map(|node| Arc::new(typed(node)));
         self.step(Event::Node(node));
     }
 
     fn delete(&mut self) {
         self.write(None);
-        self.tell();
+        self.send_node();
     }
 
     fn verbs(&self) -> Vec<&'static str> {

@@ -22,7 +22,7 @@ fn synced() -> World {
     world.collected.endpoints = EndpointsView::Synced;
     world.restart();
     world.pass(10 * MINUTE);
-    world.tell();
+    world.send_node();
     world.forget();
     world
 }
@@ -30,7 +30,7 @@ fn synced() -> World {
 /// Advances time, with `view` as the state of endpoints in each second.
 fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
     pass_without_event(world, seconds, view);
-    world.tell();
+    world.send_node();
 }
 
 /// As [`pass_with`], without events of the watch of the Node.
@@ -51,7 +51,7 @@ fn outage(world: &mut World) {
     world.always = None;
     world.watches = true;
     world.forget();
-    world.tell();
+    world.send_node();
 }
 
 /// E6: views during ten minutes of a failing API server, and the maximum cost.
@@ -133,15 +133,15 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
 fn e6_a_condition_has_one_text_for_each_reason() {
     let mut world = synced();
     pass_with(&mut world, 145, unavailable);
-    let told = world.condition(ENDPOINTS);
-    assert_eq!(told["reason"], "SourceUnavailable");
-    assert!(!told["message"].as_str().expect("a text").contains("no answer within"), "{told}");
+    let condition = world.condition(ENDPOINTS);
+    assert_eq!(condition["reason"], "SourceUnavailable");
+    assert!(!condition["message"].as_str().expect("a text").contains("no answer within"), "{condition}");
     pass_with(&mut world, 290, |_| stale(StaleCause::SourceRefused, "403 Forbidden"));
     assert_eq!(world.condition(ENDPOINTS)["reason"], "SourceUnavailable");
     pass_with(&mut world, 30, |_| stale(StaleCause::SourceRefused, "401 Unauthorized"));
     let refused = world.condition(ENDPOINTS);
     assert_eq!(refused["reason"], "SourceRefused");
-    assert_eq!(refused["lastTransitionTime"], told["lastTransitionTime"], "a reason is no transition");
+    assert_eq!(refused["lastTransitionTime"], condition["lastTransitionTime"], "a reason is no transition");
     assert!(!refused.to_string().contains("401"), "{refused}");
     assert_eq!(world.verbs(), ["get", "patch", "patch"]);
 }
@@ -153,7 +153,7 @@ fn e6_a_first_start_reports_no_problem_before_its_onset_time() {
         let mut world = World::with_node(Role::Companion);
         world.collected.endpoints = view;
         world.restart();
-        world.tell();
+        world.send_node();
         world
     };
     let mut world = start(EndpointsView::Pending);
@@ -197,9 +197,9 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
             world.collected.endpoints = view.clone();
             world.restart();
             world.pass(3 * MINUTE);
-            let told = world.condition(ENDPOINTS);
-            assert_eq!(told["reason"], reason);
-            let message = told["message"].as_str().expect("a text");
+            let condition = world.condition(ENDPOINTS);
+            assert_eq!(condition["reason"], reason);
+            let message = condition["message"].as_str().expect("a text");
             assert!(message.contains(word), "{origin:?}: {message}");
             assert!(origin == EndpointsOrigin::ApiServer || !message.contains("API"), "{message}");
         }
@@ -229,7 +229,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
         }
         assert_eq!(world.condition("Foreign")["status"], "True");
         assert_eq!(world.verbs(), ["patch"], "{role:?}: one write for all of it");
-        world.tell();
+        world.send_node();
         world.restart();
         world.pass(MINUTE);
         assert_eq!(world.verbs(), ["patch"], "{role:?}: and none after that");
@@ -242,13 +242,13 @@ fn e5_external_conditions_are_removed_when_they_are_no_longer_accepted() {
     let mut world = synced();
     world.set(condition("KernelDeadlock", ConditionStatus::True));
     world.pass(11 * SECOND);
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("KernelDeadlock")["status"], "True");
     assert!(world.core.removable_conditions().contains(&"KernelDeadlock".to_owned()));
     world.policy.external_conditions = false;
     world.restart();
     world.pass(11 * SECOND);
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     world.pass(2 * MINUTE);
     assert!(world.conditions.is_empty(), "{:?}", world.conditions);
@@ -279,7 +279,7 @@ fn e6_an_outage_of_the_api_server_causes_no_write_after_it() {
         world.policy.report_frequency = Duration::from_secs(900);
         world.restart();
         world.pass(MINUTE);
-        world.tell();
+        world.send_node();
         world.forget();
         outage(&mut world);
         pass_with(&mut world, 22, unavailable);

@@ -120,7 +120,7 @@ fn an_existing_node_gets_labels_and_keeps_the_rest() {
     assert_eq!(node["status"]["allocatable"]["example.com/gpu"], "2");
     assert_eq!(world.condition("Foreign"), json!({"type": "Foreign", "status": "True"}));
     // System labels are repaired as long as the agent runs.
-    world.tell();
+    world.send_node();
     world.forget();
     world.other(&json!({"metadata": {"labels": {"kubernetes.io/os": "plan9", "pool": "b"}}}));
     world.pass(11 * SECOND);
@@ -181,7 +181,7 @@ fn case_26_a_deleted_node_is_not_recreated_and_the_deletion_time_is_reported() {
     assert!(reason.contains("Node n1 was deleted") && reason.contains("register_node"), "{reason}");
     assert!((NEW_YEAR + MINUTE..=NEW_YEAR + MINUTE + 11 * SECOND).contains(&since), "{since}");
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("Ready")["status"], "True", "at once");
     assert_eq!(world.health, JobHealth::Healthy);
     // Again, with a restart, which registers as the kubelet's does.
@@ -216,7 +216,7 @@ fn case_26_a_deleted_node_is_recreated_with_always_and_awaited_with_never() {
     world.pass(MINUTE);
     assert!(!world.verbs().contains(&"create") && world.fails().0.contains("never"), "{:?}", world.health);
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("Ready")["status"], "True");
 }
 
@@ -227,7 +227,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
     assert!(world.requests.iter().all(|request| request.verb == "get") && world.requests.len() <= 7);
     assert_eq!(world.fails().0, "Node n1 does not exist; its kubelet must register it");
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(
         world.requests.last().expect("a patch").body,
@@ -246,7 +246,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
 fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     let mut world = World::with_node(Role::Companion);
     world.pass(MINUTE);
-    world.tell();
+    world.send_node();
     world.forget();
     let report = |status| ExternalCondition {
         ttl: Some(Duration::from_secs(60)),
@@ -289,7 +289,7 @@ fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     assert_eq!(world.condition("Foreign")["status"], "True");
     world.pass(2 * MINUTE);
-    world.tell();
+    world.send_node();
     world.pass(MINUTE);
     assert!(world.conditions.is_empty() && world.requests.len() <= 2, "{:?}", world.verbs());
 }
@@ -344,7 +344,7 @@ proptest! {
         node["status"]["conditions"] = json!(seen);
         node["status"]["capacity"] = json!({"cpu": cpu});
         world.write(Some(node.clone()));
-        world.tell();
+        world.send_node();
         world.set(condition("KernelDeadlock", ConditionStatus::True));
         if cleared {
             let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
@@ -365,7 +365,7 @@ proptest! {
         let own = ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable", "KernelDeadlock"];
         prop_assert_eq!(foreign(world.node.as_ref().expect("there"), &own), foreign(&node, &own));
         // Once the watch reports it, the companion's own conditions are right.
-        world.tell();
+        world.send_node();
         world.pass(6 * MINUTE);
         prop_assert_eq!(&world.condition("ImagePullsStalled")["status"], "False");
         prop_assert_eq!(world.condition("KernelDeadlock").is_null(), cleared);
