@@ -62,7 +62,7 @@ struct Shared {
     /// After an error any Service may be delivered again.
     may_repeat: bool,
     synced: usize,
-    wrong: Vec<String>,
+    violations: Vec<String>,
 }
 
 struct Fold(Arc<Mutex<Shared>>);
@@ -75,7 +75,7 @@ impl Handlers for Fold {
     fn delete(&mut self, name: &ServiceName) {
         let mut shared = self.0.lock().unwrap();
         if shared.has.0.remove(name.name()).is_none() && !shared.may_repeat {
-            shared.wrong.push(format!("{name} was deleted, and was not there"));
+            shared.violations.push(format!("{name} was deleted, and was not there"));
         }
     }
 
@@ -83,7 +83,7 @@ impl Handlers for Fold {
         let mut shared = self.0.lock().unwrap();
         let version = service.health_check_node_port;
         if shared.has.0.insert(service.name, version) == Some(version) && !shared.may_repeat {
-            shared.wrong.push(format!("{name} was set, and had not changed"));
+            shared.violations.push(format!("{name} was set, and had not changed"));
         }
     }
 
@@ -93,8 +93,9 @@ impl Handlers for Fold {
         shared.synced += 1;
         let at = shared.at;
         if shared.published.get(&at) != Some(&shared.has) {
-            let wrong = format!("at {at:?} it has {:?}, not {:?}", shared.has, shared.published.get(&at));
-            shared.wrong.push(wrong);
+            let violations =
+                format!("at {at:?} it has {:?}, not {:?}", shared.has, shared.published.get(&at));
+            shared.violations.push(violations);
         }
         shared.may_repeat = std::mem::take(&mut shared.fail);
         if shared.may_repeat {
@@ -298,7 +299,7 @@ async fn history(api: Api, steps: &[Step]) {
     assert_eq!((position.instance_id, position.rev), publisher.at);
     let shared = shared.lock().unwrap();
     assert_eq!(shared.has, publisher.contents);
-    assert!(shared.wrong.is_empty(), "{:?}", shared.wrong);
+    assert!(shared.violations.is_empty(), "{:?}", shared.violations);
 }
 
 proptest! {

@@ -93,7 +93,7 @@ pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
         holder: node.clone(),
         node,
         duration: settings.node.lease_duration,
-        lean: settings.feature_gates.enabled(Gate::LeanLeases),
+        drops_managed_fields: settings.feature_gates.enabled(Gate::LeanLeases),
         may_stand_back: settings.node.role == keelson_config::Role::Node
             && settings.node.when_contested == keelson_config::WhenContested::StandBack,
     }
@@ -142,13 +142,13 @@ mod tests {
         settings.agent.node_name = "n1".into();
         let lease = lease_policy(&settings);
         assert_eq!(
-            (&*lease.name, &*lease.holder, &*lease.node, lease.lean),
+            (&*lease.name, &*lease.holder, &*lease.node, lease.drops_managed_fields),
             ("keelson-n1", "n1", "n1", true)
         );
         settings.node.role = keelson_config::Role::Node;
         settings.feature_gates = settings.feature_gates.with(Gate::LeanLeases, false);
         let lease = lease_policy(&settings);
-        assert_eq!((&*lease.name, lease.lean, lease.may_stand_back), ("n1", false, true));
+        assert_eq!((&*lease.name, lease.drops_managed_fields, lease.may_stand_back), ("n1", false, true));
         settings.node.when_contested = keelson_config::WhenContested::Continue;
         assert!(!lease_policy(&settings).may_stand_back);
     }

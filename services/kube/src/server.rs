@@ -211,7 +211,7 @@ impl ApiServer {
             (Some(ApiErrorKind::Unauthorized), _) => self.keeper.mark_rejected(),
             _ => {}
         }
-        self.tell(seen, progress.status, error, begun);
+        self.report(seen, progress.status, error, begun);
         done.map_err(|failure| self.error(failure))
     }
 
@@ -240,7 +240,7 @@ impl ApiServer {
             .unwrap_or_else(|| answers::invalid_answer("neither success nor failure")))
     }
 
-    fn tell(
+    fn report(
         &self,
         (resource, method): (&'static str, &'static str),
         status: Option<u16>,

@@ -248,7 +248,7 @@ fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
             holder: name.clone(),
             node: name,
             duration: DURATION,
-            lean: true,
+            drops_managed_fields: true,
             may_stand_back: false,
         },
         metrics: LeaseMetrics::default(),

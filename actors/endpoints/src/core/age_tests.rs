@@ -113,9 +113,9 @@ fn p7_a_deleted_node_keeps_its_facts_after_the_state_is_too_old() {
 #[test]
 fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
     let mut bench = current();
-    let (last, shows) = (bench.now.unix_ms, bench.shows);
+    let (last, publications) = (bench.now.unix_ms, bench.publications);
     away(&mut bench, 10 * MINUTE, "two");
-    assert_eq!(bench.shows, shows + 1, "readers see one time, the correct one");
+    assert_eq!(bench.publications, publications + 1, "readers see one time, the correct one");
     let since = stale_since(&bench).expect("stale");
     assert!((last - 300_000..=last).contains(&since), "{} ms before the end", last - since);
 
@@ -127,9 +127,9 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
     assert_eq!(stale_since(&bench), Some(since));
 
     // Listing does not change the stale time before the state is current.
-    let shows = bench.shows;
+    let publications = bench.publications;
     bench.tell_all(&services(), &[]);
-    assert_eq!((stale_since(&bench), bench.shows), (Some(since), shows));
+    assert_eq!((stale_since(&bench), bench.publications), (Some(since), publications));
     bench.health(SourceKind::Services, None);
     bench.tell_all(&services(), &[]);
     assert_eq!(stale_since(&bench), None);
@@ -143,14 +143,14 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
 fn p7_a_write_does_not_change_the_stale_time() {
     let mut bench = current();
     away(&mut bench, 10 * MINUTE, "two");
-    let (since, shows) = (stale_since(&bench).expect("stale"), bench.shows);
+    let (since, publications) = (stale_since(&bench).expect("stale"), bench.publications);
     bench.slow = true;
     bench.tell_all(&[svc().named("ns", "other").build()], &[]);
     assert_eq!(bench.writes.len(), 1, "a revision is being written");
     bench.pass(1_000);
-    assert_eq!((stale_since(&bench), bench.shows), (Some(since), shows));
+    assert_eq!((stale_since(&bench), bench.publications), (Some(since), publications));
     bench.write();
-    assert_eq!((stale_since(&bench), bench.shows), (None, shows + 1));
+    assert_eq!((stale_since(&bench), bench.publications), (None, publications + 1));
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub(super) struct PendingWrite {
     /// Monotonic.
     pub(super) since: Duration,
     /// The write took longer than the limit; nothing waits for it.
-    pub(super) overdue: bool,
+    pub(super) is_overdue: bool,
     identity: (u64, u64),
     /// Published after the write; `None`: the written state is already published.
     pub(super) state: Option<(Published, Revision)>,
@@ -71,7 +71,7 @@ impl Core {
     }
 
     pub(super) fn overdue_at(&self) -> Option<Duration> {
-        let pending_write = self.pending_write.as_ref().filter(|pending_write| !pending_write.overdue)?;
+        let pending_write = self.pending_write.as_ref().filter(|pending_write| !pending_write.is_overdue)?;
         Some(pending_write.since.saturating_add(self.policy.write_timeout))
     }
 
@@ -133,7 +133,7 @@ impl Core {
         self.stamped = Some(now.mono);
         let identity = write.identity();
         self.pending_write =
-            Some(PendingWrite { number: self.writes, since: now.mono, overdue: false, identity, state });
+            Some(PendingWrite { number: self.writes, since: now.mono, is_overdue: false, identity, state });
         effects.push(Effect::Write { number: self.writes, write });
     }
 
@@ -146,7 +146,7 @@ impl Core {
     /// Continues without the pending write, as if it had failed.
     pub(super) fn give_up(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let Some(pending_write) = &mut self.pending_write else { return };
-        pending_write.overdue = true;
+        pending_write.is_overdue = true;
         let state = pending_write.state.take();
         let state = state.or_else(|| self.newest_on_disk());
         let is_first = self.failures() == 0;
@@ -175,14 +175,14 @@ impl Core {
         let is_later =
             self.shown.as_ref().is_some_and(|shown| shown.instance_id == instance_id && shown.rev < rev);
         if is_later && self.later == LaterRevision::NotSeen {
-            self.later = LaterRevision::ObjectEvent { rev };
+            self.later = LaterRevision::Reported { rev };
         }
     }
 
     /// Publishes the state under a new instance ID if a client has a later revision of this one. Other clients may
     /// have such revisions too, and would consider themselves up to date once this instance ID reaches them.
     pub(super) fn rename(&mut self, random: u64, effects: &mut Vec<Effect>) {
-        let (LaterRevision::ObjectEvent { rev }, None, Some(shown)) =
+        let (LaterRevision::Reported { rev }, None, Some(shown)) =
             (self.later, &self.pending_write, self.shown.clone())
         else {
             return;
@@ -248,7 +248,7 @@ impl Core {
         random: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(PendingWrite { state, overdue, since, identity, .. }) =
+        let Some(PendingWrite { state, is_overdue, since, identity, .. }) =
             self.pending_write.take_if(|pending_write| pending_write.number == number)
         else {
             return;
@@ -256,12 +256,12 @@ impl Core {
         let is_shown = self.shown.as_ref().is_some_and(|shown| (shown.instance_id, shown.rev) == identity);
         let failures = self.failures();
         match result {
-            Ok(()) if overdue && !is_shown => {
+            Ok(()) if is_overdue && !is_shown => {
                 let text = format!("the disk answers again after {:?}", now.mono.saturating_sub(since));
                 return effects.push(Effect::Note { warn: false, text });
             }
             Ok(()) => {}
-            Err(error) if overdue => {
+            Err(error) if is_overdue => {
                 let text = format!("cannot write the endpoints to disk: {error}");
                 return effects.push(Effect::Note { warn: true, text });
             }

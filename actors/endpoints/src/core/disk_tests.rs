@@ -95,12 +95,12 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
 /// P6: a restarted actor does not wait for a hanging write of its predecessor, and reuses no revision.
 #[test]
 fn p6_a_restarted_actor_does_not_wait_for_a_hanging_write() {
-    for overdue in [false, true] {
+    for is_overdue in [false, true] {
         let mut bench = Bench::synced(&[named("a")], &[]);
         bench.pass(100);
         bench.slow = true;
         bench.put_service(&named("b"));
-        if overdue {
+        if is_overdue {
             bench.pass(5_000);
         }
         let (before, names) = (bench.id().expect("shown"), bench.names());

@@ -122,7 +122,7 @@ pub(super) struct Core {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LaterRevision {
     NotSeen,
-    ObjectEvent { rev: u64 },
+    Reported { rev: u64 },
     Renamed,
 }
 
@@ -340,7 +340,7 @@ impl Core {
     /// synced.
     fn revise_at(&self) -> Option<Duration> {
         let wanted = self.inputs.is_dirty() || !self.is_compared;
-        let is_free = self.pending_write.as_ref().is_none_or(|pending_write| pending_write.overdue);
+        let is_free = self.pending_write.as_ref().is_none_or(|pending_write| pending_write.is_overdue);
         let possible = is_free && self.inputs.synced();
         (wanted && possible).then_some(self.pace.next())
     }

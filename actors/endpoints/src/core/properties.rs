@@ -34,7 +34,7 @@ enum Step {
     Pass(u64),
     Slow(bool),
     Write,
-    DiskState(bool),
+    Disk(bool),
     RestartActor,
     Restart,
     Kill(i64),
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0_u64..20_000).prop_map(Step::Pass),
         2 => any::<bool>().prop_map(Step::Slow),
         3 => Just(Step::Write),
-        1 => any::<bool>().prop_map(Step::DiskState),
+        1 => any::<bool>().prop_map(Step::Disk),
         1 => Just(Step::RestartActor),
         1 => Just(Step::Restart),
         1 => (0_i64..3).prop_map(Step::Kill),
@@ -155,8 +155,8 @@ impl World {
                 self.bench.write();
             }
             Step::Write => self.bench.write(),
-            Step::DiskState(well) => {
-                if well {
+            Step::Disk(is_healthy) => {
+                if is_healthy {
                     self.bench.store.repair();
                 } else {
                     self.bench.store.fail_after(0);
@@ -255,7 +255,7 @@ proptest! {
     #[test]
     fn without_failures_every_reader_can_resume(
         steps in vec(step().prop_filter("quiet", |step| {
-            !matches!(step, Step::DiskState(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
+            !matches!(step, Step::Disk(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
         }), 1..60),
         restart_at in 0_usize..60,
     ) {

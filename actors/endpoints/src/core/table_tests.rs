@@ -58,7 +58,7 @@ fn case_16_nothing_is_published_before_every_kind_is_listed() {
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
     assert_eq!(addresses(&bench, "ns/web"), ["10.1.0.1", "10.2.0.1"]);
     assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Synced)));
-    assert_eq!(bench.shows, 1, "all at once");
+    assert_eq!(bench.publications, 1, "all at once");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn case_30_a_zone_label_changes_choices_without_any_other_event() {
 fn changes_of_unused_fields_make_no_revision() {
     let slices = [slice_of("web-1", "web", "L1")];
     let mut bench = Bench::synced(&[named("web")], &slices);
-    let (shows, worked) = (bench.shows, bench.worked);
+    let (publications, computed) = (bench.publications, bench.computed);
     bench.pass(100);
     let mut touched = named("web");
     let metadata = touched.metadata.get_or_insert_default();
@@ -133,21 +133,21 @@ fn changes_of_unused_fields_make_no_revision() {
     bench.list_services(&[touched]);
     bench.list_slices(&slices);
     bench.pass(1000);
-    assert_eq!((bench.shows, bench.worked, bench.rev()), (shows, worked, 1));
+    assert_eq!((bench.publications, bench.computed, bench.rev()), (publications, computed, 1));
 }
 
 #[test]
 fn a_change_is_computed_for_its_service_only() {
     let services: Vec<Service> = (0..100).map(|number| named(&format!("s{number}"))).collect();
     let mut bench = Bench::synced(&services, &[]);
-    assert_eq!(bench.worked, 100);
+    assert_eq!(bench.computed, 100);
     bench.pass(100);
     bench.put_slice(&slice_of("s7-1", "s7", "L1"));
-    assert_eq!((bench.worked, bench.rev()), (101, 2));
+    assert_eq!((bench.computed, bench.rev()), (101, 2));
     assert_eq!(bench.changed_since(1), Some((vec!["ns/s7".into()], false)));
     bench.pass(100);
     bench.node(NodeView { ips: vec!["192.0.2.1".parse().unwrap()], ..n1() });
-    assert_eq!((bench.worked, bench.rev()), (101, 3), "fields that are only published");
+    assert_eq!((bench.computed, bench.rev()), (101, 3), "fields that are only published");
     assert_eq!(bench.changed_since(2), Some((vec![], true)));
 }
 
@@ -168,7 +168,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.pass(100);
     let node = |bench: &Bench| (*bench.shown.as_ref().unwrap().node).clone();
     let before = node(&bench);
-    let worked = bench.worked;
+    let computed = bench.computed;
     // Without addresses, nothing changes.
     let rev = bench.rev();
     bench.node(NodeView { ips: Vec::new(), ..full.clone() });
@@ -185,7 +185,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.node(gone.clone());
     bench.pass(100);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before.clone() });
-    assert_eq!(bench.worked, worked, "no Service depends on any of it");
+    assert_eq!(bench.computed, computed, "no Service depends on any of it");
     // Also after a restart without a Node.
     bench.restart();
     bench.node(gone);
@@ -312,7 +312,7 @@ fn slices_outlive_their_service_and_come_before_it() {
 fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
     let mut bench = Bench::synced(&[], &[]);
     bench.pass(100);
-    let shows = bench.shows;
+    let publications = bench.publications;
     for number in 0..50 {
         bench.put_service(&named(&format!("s{number}")));
         if number == 0 {
@@ -320,9 +320,9 @@ fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
         }
         bench.pass(1);
     }
-    assert_eq!(bench.shows - shows, 11, "one and ten more");
+    assert_eq!(bench.publications - publications, 11, "one and ten more");
     bench.pass(100);
-    assert_eq!((bench.shows - shows, bench.names().len()), (12, 50), "all others together");
+    assert_eq!((bench.publications - publications, bench.names().len()), (12, 50), "all others together");
     bench.pass(2_000);
     bench.put_service(&named("late"));
     assert_eq!(bench.rev(), 14, "at once again");
@@ -536,7 +536,7 @@ fn a_large_cluster_is_listed_at_once_within_a_memory_bound() {
     assert_eq!(bench.slices(listing(&slices)), Ack::Accepted);
     assert_eq!(bench.services(listing(&services)), Ack::Accepted);
     let state = bench.core.state("", 0);
-    assert_eq!((state.services, state.endpoints, bench.shows), (300, 3000, 1));
+    assert_eq!((state.services, state.endpoints, bench.publications), (300, 3000, 1));
     let bytes = bench.core.inspect(&state)["input_bytes"].as_u64().unwrap();
     assert!(bytes / 300 < 1000, "{} bytes a Service with 10 endpoints", bytes / 300);
     assert_eq!(

@@ -102,8 +102,8 @@ pub(crate) struct Bench {
     pub(crate) writes: Vec<(u64, Write)>,
     pub(crate) notes: Vec<String>,
     /// Number of published states, and of computed Services.
-    pub(crate) shows: usize,
-    pub(crate) worked: u64,
+    pub(crate) publications: usize,
+    pub(crate) computed: u64,
     pub(crate) delays: Vec<Option<i64>>,
     seen: BTreeMap<(u64, u64), Content>,
     random: u64,
@@ -144,8 +144,8 @@ impl Bench {
             slow: false,
             writes: Vec::new(),
             notes: Vec::new(),
-            shows: 0,
-            worked: 0,
+            publications: 0,
+            computed: 0,
             delays: Vec::new(),
             seen: BTreeMap::new(),
             random: 7,
@@ -247,7 +247,7 @@ impl Bench {
                 }
                 Effect::View(view) => self.view = Some(view),
                 Effect::Count(super::Counted::Revision { delay_ms }) => self.delays.push(delay_ms),
-                Effect::Count(super::Counted::Worked(services)) => self.worked += services,
+                Effect::Count(super::Counted::Worked(services)) => self.computed += services,
                 Effect::Count(super::Counted::WriteFailed) => {}
                 Effect::Note { text, .. } => self.notes.push(text),
             }
@@ -276,7 +276,7 @@ impl Bench {
     }
 
     fn show(&mut self, published: Arc<Published>) {
-        self.shows += 1;
+        self.publications += 1;
         let content = Content::of(&published);
         let id = (published.instance_id, published.rev);
         assert!(id.0 != 0 && id.1 != 0);

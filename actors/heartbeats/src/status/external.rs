@@ -151,19 +151,19 @@ pub struct ExternalRecord {
 struct External {
     record: ExternalRecord,
     /// When it was last set or cleared.
-    heard: Moment,
+    last_report: Moment,
 }
 
 impl External {
     fn is_silent(&self, now: Moment) -> bool {
         let ttl = self.record.ttl_ms.map(|ttl| i64::try_from(ttl).unwrap_or(i64::MAX));
-        ttl.is_some_and(|ttl| now.saturating_sub(self.heard) >= ttl)
+        ttl.is_some_and(|ttl| now.saturating_sub(self.last_report) >= ttl)
     }
 
     fn view(&self, kind: &str, now: Moment, unix_ms: i64) -> ConditionView {
         let record = &self.record;
         let ttl = record.ttl_ms.map(Duration::from_millis);
-        let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.heard));
+        let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.last_report));
         let (status, reason, message) = if self.is_silent(now) {
             let message = format!(
                 "no report for more than the TTL of {:?}; the last report was {}, {}",
@@ -188,7 +188,8 @@ pub(super) struct Externals(BTreeMap<String, External>);
 impl Externals {
     /// Those of an earlier process. A report is valid as if it had been made now.
     pub(super) fn restore(records: impl IntoIterator<Item = ExternalWrite>, now: Moment) -> Self {
-        let good = |(kind, record): ExternalWrite| Some((kind, External { record: record?, heard: now }));
+        let good =
+            |(kind, record): ExternalWrite| Some((kind, External { record: record?, last_report: now }));
         Self(records.into_iter().filter_map(good).collect())
     }
 
@@ -201,7 +202,7 @@ impl Externals {
             if self.is_full() {
                 dropped.push((kind, None));
             } else {
-                self.0.insert(kind, External { record, heard: now });
+                self.0.insert(kind, External { record, last_report: now });
                 adopted += 1;
             }
         }
@@ -239,7 +240,7 @@ impl Externals {
         };
         let news = known.is_none_or(|known| known.record != record);
         let write = news.then(|| (condition.kind.clone(), Some(record.clone())));
-        self.0.insert(condition.kind, External { record, heard: now });
+        self.0.insert(condition.kind, External { record, last_report: now });
         Ok(write)
     }
 
@@ -260,7 +261,7 @@ impl Externals {
         match self.0.get_mut(kind) {
             Some(external) if !external.record.cleared => {
                 external.record.cleared = true;
-                external.heard = now;
+                external.last_report = now;
                 Ok((kind.to_owned(), Some(external.record.clone())))
             }
             _ => Err(ConditionRefused::Unknown { kind: kind.chars().take(MAX_TYPE_LEN).collect() }),
@@ -277,7 +278,7 @@ impl Externals {
     /// Forgets conditions that were cleared and are gone from the Node. Returns what has to be written.
     pub(super) fn forget(&mut self, is_there: impl Fn(&str) -> bool, now: Moment) -> Vec<ExternalWrite> {
         let done = |kind: &str, external: &External| {
-            external.record.cleared && now.saturating_sub(external.heard) >= CLEARING && !is_there(kind)
+            external.record.cleared && now.saturating_sub(external.last_report) >= CLEARING && !is_there(kind)
         };
         let gone: Vec<String> =
             self.0.iter().filter(|(kind, of)| done(kind, of)).map(|(kind, _)| kind.clone()).collect();

@@ -133,20 +133,20 @@ pub(super) struct JournalIo {
     /// Held during each call.
     turn: Arc<Mutex<()>>,
     /// The coordinator's life that this handle belongs to, and the current one.
-    life: u64,
-    lives: Arc<AtomicU64>,
+    instance: u64,
+    instances: Arc<AtomicU64>,
 }
 
 impl JournalIo {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store, turn: Arc::default(), life: 0, lives: Arc::default() }
+        Self { store, turn: Arc::default(), instance: 0, instances: Arc::default() }
     }
 
     /// The journal of a restarted coordinator: pending writes of its previous life are discarded, so that what it reads
     /// is current.
     pub(super) fn next_life(&self) -> Self {
-        let life = self.lives.fetch_add(1, Ordering::SeqCst) + 1;
-        Self { life, ..self.clone() }
+        let instance = self.instances.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { instance, ..self.clone() }
     }
 
     pub(super) fn store(&self) -> &Arc<dyn StateStore> {
@@ -154,7 +154,7 @@ impl JournalIo {
     }
 
     fn is_superseded(&self) -> bool {
-        self.lives.load(Ordering::SeqCst) != self.life
+        self.instances.load(Ordering::SeqCst) != self.instance
     }
 
     pub(super) fn load(&self) -> Result<Restored, StoreError> {

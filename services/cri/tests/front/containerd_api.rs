@@ -31,10 +31,6 @@ fn pull_in(lease: Option<&str>) -> RuntimePull {
     RuntimePull { call, lease: lease.map(str::to_owned), option: None }
 }
 
-fn in_hours(hours: u32) -> String {
-    in_minutes(hours * 60)
-}
-
 fn in_minutes(minutes: u32) -> String {
     humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR / 60 * minutes).to_string()
 }
@@ -89,7 +85,7 @@ fn a_lease_of_an_earlier_process_is_used_while_it_lasts() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let _runtime = serve(&sockets, &containerd);
-        let (owner, expires) = ((OWNED, OWNER), in_hours(20));
+        let (owner, expires) = ((OWNED, OWNER), in_minutes(20 * 60));
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &[("content", "sha256:a")]);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);

@@ -81,7 +81,7 @@ impl Known {
 #[derive(Debug, Default)]
 struct Listing {
     files: BTreeMap<FileName, Entry>,
-    odd: Vec<(FileName, Fault)>,
+    invalid: Vec<(FileName, Fault)>,
     /// Files that exist and cannot be examined.
     unreadable: BTreeSet<FileName>,
 }
@@ -112,7 +112,7 @@ pub(super) struct Folder {
     known: BTreeMap<FileName, Known>,
     pending: HashMap<FileName, Pending>,
     open: HashSet<String>,
-    odd: Vec<(FileName, Fault)>,
+    invalid: Vec<(FileName, Fault)>,
     identity: Option<(u64, u64)>,
     /// Since when the folder is being filled.
     filling: Option<Instant>,
@@ -130,7 +130,7 @@ impl Folder {
             known: BTreeMap::new(),
             pending: HashMap::new(),
             open: HashSet::new(),
-            odd: Vec::new(),
+            invalid: Vec::new(),
             identity: None,
             filling: None,
             logged: BTreeSet::new(),
@@ -178,7 +178,7 @@ impl Folder {
             listing = newer;
         }
         self.open.retain(|name| listing.files.contains_key(&**name));
-        self.odd = listing.odd;
+        self.invalid = listing.invalid;
         if let Some(since) = self.filling {
             let left = self.timing.settle_max.saturating_sub(now.saturating_duration_since(since));
             let wait = rescan_after.into_iter().chain(quiet_in).min().filter(|_| !left.is_zero());
@@ -214,7 +214,7 @@ impl Folder {
             }
             if name.to_str().is_none() {
                 let reason = "the file name is not valid UTF-8; the file is ignored".to_owned();
-                listing.odd.push((lossy, Fault { line: 0, reason }));
+                listing.invalid.push((lossy, Fault { line: 0, reason }));
                 continue;
             }
             let link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
@@ -226,7 +226,7 @@ impl Folder {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !link => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    listing.odd.push((
+                    listing.invalid.push((
                         lossy,
                         Fault { line: 0, reason: "the symbolic link has no target".to_owned() },
                     ));
@@ -234,12 +234,12 @@ impl Folder {
                 Err(error) => {
                     listing.unreadable.insert(lossy.clone());
                     listing
-                        .odd
+                        .invalid
                         .push((lossy, Fault { line: 0, reason: format!("cannot stat the file: {error}") }));
                 }
             }
         }
-        listing.odd.sort_by(|a, b| a.0.cmp(&b.0));
+        listing.invalid.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(listing)
     }
 
@@ -358,7 +358,7 @@ impl Folder {
                 earlier_in_use,
             })
         });
-        let others = self.odd.iter().map(|(file, fault)| {
+        let others = self.invalid.iter().map(|(file, fault)| {
             let earlier_in_use = self.catalog.has(file);
             FileFault { file: file.clone(), fault: fault.clone(), earlier_in_use }
         });

@@ -124,8 +124,8 @@ impl<'a, S: Subject> Follower<'a, S> {
 
     async fn stopped(&mut self, stop: Stop) {
         match stop {
-            Stop::Broken { err, tell, cut_off } => {
-                self.failed(&err, tell, cut_off, is_refusal(err.kind)).await;
+            Stop::Broken { err, is_reported, cut_off } => {
+                self.failed(&err, is_reported, cut_off, is_refusal(err.kind)).await;
             }
             Stop::InvalidData(err) => {
                 self.reflector.forget();
@@ -184,10 +184,10 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn watch(&mut self, from: Option<String>) -> Result<(), Stop> {
         let what = if from.is_some() { "the watch was not answered" } else { "the list was not complete" };
         self.begin(true, what);
-        let (api, asked) = (self.api, reflect::watch_seconds(rand::random()));
-        let body = self.unless_slow(api.open(self.watch_call(from.as_deref(), asked))).await??;
+        let (api, requested) = (self.api, reflect::watch_seconds(rand::random()));
+        let body = self.unless_slow(api.open(self.watch_call(from.as_deref(), requested))).await??;
         let mut frames = Frames::<_, S::Encoding>::new(body);
-        let mut open = Open::new(from.is_none(), asked);
+        let mut open = Open::new(from.is_none(), requested);
         if from.is_some() {
             self.slow = None;
         }
@@ -206,8 +206,8 @@ impl<'a, S: Subject> Follower<'a, S> {
                         Ok(()) = self.rollbacks.changed() => WatchStep::RolledBack,
                         checked = or_pending(check.as_mut()) => WatchStep::Checked(checked),
                         () = sleep_until(open.since + MAX_WATCH) => WatchStep::Stuck,
-                        () = sleep_until(open.since + SHORT_WATCH), if open.is_untried() => WatchStep::Calm,
-                        () = sleep_until(open.heard + LIST_SILENCE), if open.initial => WatchStep::Silent,
+                        () = sleep_until(open.since + SHORT_WATCH), if !open.initial && !open.seen => WatchStep::Calm,
+                        () = sleep_until(open.last_data + LIST_SILENCE), if open.initial => WatchStep::Silent,
                         () = too_slow(self.slow.as_ref()) => WatchStep::Slow,
                     }
                 }
@@ -296,7 +296,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     async fn frame(&mut self, frame: Bytes, open: &mut Open) -> Result<(), Stop> {
-        open.heard = Instant::now();
+        open.last_data = Instant::now();
         let bytes = frame.len();
         match S::Encoding::event(frame) {
             Ok(event) => self.handle_event(event, bytes, &mut open.initial).await?,
@@ -319,7 +319,7 @@ impl<'a, S: Subject> Follower<'a, S> {
                 let err = self.api.error(failure);
                 let asks_to_wait =
                     matches!(err.kind, ApiErrorKind::Gone | ApiErrorKind::TooManyRequests { .. });
-                return Err(Stop::Broken { cut_off: *initial && !asks_to_wait, err, tell: true });
+                return Err(Stop::Broken { cut_off: *initial && !asks_to_wait, err, is_reported: true });
             }
             Event::Bookmark { version, initial_end } => match (*initial, initial_end) {
                 (true, true) => {
@@ -407,10 +407,10 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn ended(&mut self, open: &Open) -> Result<(), Stop> {
         if open.initial {
             let failure = answers::invalid_answer("the watch ended before everything was listed");
-            return Err(Stop::Broken { err: self.api.error(failure), tell: false, cut_off: true });
+            return Err(Stop::Broken { err: self.api.error(failure), is_reported: false, cut_off: true });
         }
         self.flush().await?;
-        if open.since.elapsed() + EARLY_END < open.asked {
+        if open.since.elapsed() + EARLY_END < open.requested {
             self.interrupted();
         }
         if open.lasted() {
@@ -426,7 +426,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         Err(match error {
             WatchError::Broken(failure) => Stop::Broken {
                 err: self.api.error(failure),
-                tell: !open.initial && !open.lasted(),
+                is_reported: !open.initial && !open.lasted(),
                 cut_off: open.initial,
             },
             WatchError::InvalidData(failure) => Stop::InvalidData(self.api.error(failure)),
@@ -503,7 +503,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.subject.health(self.health.clone()).await
     }
 
-    async fn failed(&mut self, err: &ApiError, tell: bool, cut_off: bool, refused: bool) {
+    async fn failed(&mut self, err: &ApiError, is_reported: bool, cut_off: bool, refused: bool) {
         if err.kind == ApiErrorKind::Gone
             && let Some(version) = self.reflector.version()
         {
@@ -519,7 +519,7 @@ impl<'a, S: Subject> Follower<'a, S> {
                 self.reflector.forget();
                 self.report_refusal().await;
             }
-            if tell {
+            if is_reported {
                 let reason = format!("{err} ({})", err.kind.name());
                 if self.fail(reason, unix_ms(), err.kind.is_refusal()).await == Ack::Relist {
                     self.reflector.forget();

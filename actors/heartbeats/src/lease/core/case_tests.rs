@@ -61,7 +61,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
-    server.rival = true;
+    server.second_writer = true;
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
     assert!(log.iter().all(|(at, _)| *at == 10_200), "{log:?}");
@@ -76,7 +76,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
     assert!(log.iter().all(|(at, _)| *at == 20_400), "the interval: {log:?}");
-    server.rival = false;
+    server.second_writer = false;
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.log(), ["GET", "PATCH"]);
     assert_eq!((bench.closes, bench.core.health()), (0, JobHealth::Healthy));

@@ -316,7 +316,9 @@ impl Core {
             duration_seconds: (held.duration_seconds != Some(duration)).then_some(duration),
             owner,
             acquire,
-            drop_managed_fields: self.policy.lean && !held.managers_forgotten && !self.forget_refused,
+            drop_managed_fields: self.policy.drops_managed_fields
+                && !held.managers_forgotten
+                && !self.forget_refused,
         };
         self.sync.tries += 1;
         self.contest.sends(patch.renew_unix_us);

@@ -94,7 +94,7 @@ impl Run {
             Step::Pass(time) => self.bench.pass(millis(time), server),
             Step::Down(down) => server.down = down.map(|(kind, takes)| (kind, millis(takes))),
             Step::Next(next) => server.next = next.into(),
-            Step::Rival(rival) => server.rival = rival,
+            Step::Rival(second_writer) => server.second_writer = second_writer,
             Step::Touch => server.touch(),
             Step::LeaseGone => server.lease = None,
             Step::Renewed => server.renew_as_kubelet(self.bench.now.unix_ms),
@@ -157,7 +157,7 @@ proptest! {
         }
         // Hanging requests end; the server's pause passes.
         run.server.next.clear();
-        run.server.rival = false;
+        run.server.second_writer = false;
         run.server.node = Some(uid(9));
         if run.bench.asked.is_some() {
             run.perform(Step::Pass(10_000));

@@ -185,7 +185,7 @@ fn a_lease_recreated_by_another_process_is_reported_and_renewed() {
 #[test]
 fn managed_fields_are_kept_unless_dropping_is_set() {
     let mut bench = Bench::new(None);
-    bench.core = super::Core::new(LeasePolicy { lean: false, ..policy() }, None);
+    bench.core = super::Core::new(LeasePolicy { drops_managed_fields: false, ..policy() }, None);
     bench.pass(seconds(15), &mut Server::with_node());
     assert_eq!(bench.patches().iter().filter(|patch| patch.drop_managed_fields).count(), 0);
     assert_eq!(

@@ -30,7 +30,7 @@ pub(crate) fn policy() -> LeasePolicy {
         holder: "web-1".into(),
         node: "web-1".into(),
         duration: seconds(40),
-        lean: true,
+        drops_managed_fields: true,
         may_stand_back: false,
     }
 }
@@ -57,7 +57,7 @@ pub(crate) struct Server {
     /// Answers to the next requests; `None`: no fault.
     pub(crate) next: VecDeque<Option<ApiErrorKind>>,
     /// Every renewal finds that another process was faster.
-    pub(crate) rival: bool,
+    pub(crate) second_writer: bool,
     /// Number of renewals that are carried out with a lost answer.
     pub(crate) swallows: u32,
     pub(crate) version: u64,
@@ -150,7 +150,7 @@ impl Server {
     }
 
     fn patch(&mut self, patch: &keelson_actor_system::cluster::LeasePatch) -> Result<Written, ApiError> {
-        if self.rival {
+        if self.second_writer {
             self.touch();
         }
         let Some(lease) = &mut self.lease else { return Err(error(ApiErrorKind::NotFound)) };

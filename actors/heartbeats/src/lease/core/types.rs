@@ -21,7 +21,7 @@ pub struct LeasePolicy {
     /// `spec.leaseDurationSeconds`: whole seconds, at least one. The kubelet's default is 40 s.
     pub duration: Duration,
     /// Drop `metadata.managedFields` once per Lease (gate `LeanLeases`).
-    pub lean: bool,
+    pub drops_managed_fields: bool,
     /// Leave the Lease to another process that renews it (role node with `node.when_contested = "stand-back"`).
     pub may_stand_back: bool,
 }

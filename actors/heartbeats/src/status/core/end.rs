@@ -24,7 +24,7 @@ pub(super) enum PassEnd {
     Sent,
     Failed {
         reason: String,
-        hopeless: bool,
+        permanent: bool,
     },
     Missing,
     /// Nothing was requested or sent, because it is not known yet whether another process reports for the node.
@@ -36,7 +36,7 @@ impl Core {
         let Some(pass) = self.pass.take() else { return };
         let at = moment(now);
         if pass.requests > 0 {
-            self.spend_credit(at);
+            self.credit = (self.credit_at(at).saturating_sub(self.frequency()).max(0), at);
         }
         let next = self.next(&end, at, random).max(self.not_before.unwrap_or(at));
         let soon =
@@ -66,12 +66,12 @@ impl Core {
     fn next(&mut self, end: &PassEnd, at: Moment, random: f64) -> Moment {
         let frequency = self.frequency();
         match end {
-            PassEnd::Failed { hopeless, .. }
+            PassEnd::Failed { permanent, .. }
                 if self.policy.role == Role::Node && self.knowledge.uid.is_none() =>
             {
                 self.registrations = self.registrations.saturating_add(1);
                 let pause = REGISTRATIONS.pause(self.registrations);
-                at + millis(if *hopeless { REGISTRATIONS.longest } else { pause })
+                at + millis(if *permanent { REGISTRATIONS.longest } else { pause })
             }
             _ => at + frequency + (frequency as f64 * JITTER * random) as i64,
         }

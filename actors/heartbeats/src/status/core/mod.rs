@@ -352,10 +352,6 @@ impl Core {
         self.credit.0.saturating_add(now.saturating_sub(self.credit.1)).min(2 * self.frequency())
     }
 
-    fn spend_credit(&mut self, now: Moment) {
-        self.credit = (self.credit_at(now).saturating_sub(self.frequency()).max(0), now);
-    }
-
     /// The next pass reports the condition to the API server. Returns what has to be written to the store.
     ///
     /// # Errors
@@ -407,7 +403,7 @@ impl Core {
                 Ok(pulls_view)
             }
             Err(reason) => match &self.pulls_view {
-                Some((pulls_view, heard)) if at - heard < GRACE => Ok(pulls_view.clone()),
+                Some((pulls_view, reported_at)) if at - reported_at < GRACE => Ok(pulls_view.clone()),
                 _ => Err(reason),
             },
         };

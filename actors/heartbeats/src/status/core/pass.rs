@@ -120,7 +120,9 @@ impl Core {
             }
             (Err(_), Some(reason)) => RuntimeView::Down(reason),
             (Err(reason), None) => match &self.runtime {
-                Some((report, heard)) if at - heard < GRACE => RuntimeView::Reported(report.clone()),
+                Some((report, reported_at)) if at - reported_at < GRACE => {
+                    RuntimeView::Reported(report.clone())
+                }
                 Some(_) => RuntimeView::Stale(reason),
                 None if self
                     .start
@@ -408,7 +410,7 @@ impl Core {
         let stands_back = self.stands_back();
         let Some(pass) = &mut self.pass else { return };
         if let Some(reason) = pass.not_created.take() {
-            self.finish(PassEnd::Failed { reason, hopeless: true }, now, random, effects);
+            self.finish(PassEnd::Failed { reason, permanent: true }, now, random, effects);
             return;
         }
         let makes = self.policy.role == Role::Node
@@ -549,7 +551,7 @@ impl Core {
         if pass.tries + before >= 2 && error.kind != ApiErrorKind::Conflict {
             effects.push(Effect::CloseConnections);
         }
-        let hopeless = match error.kind {
+        let permanent = match error.kind {
             // A retry would have the same result.
             ApiErrorKind::Unauthorized
             | ApiErrorKind::Forbidden
@@ -563,8 +565,8 @@ impl Core {
             let spread = (millis(self.policy.update_frequency) as f64 * RETRY_SPREAD * random) as i64;
             self.not_before = Some(moment(now) + millis(pause).min(MAX_RETRY_AFTER_MS) + spread);
         }
-        if hopeless || registers || pass.tries >= TRIES {
-            self.finish(PassEnd::Failed { reason: error.to_string(), hopeless }, now, random, effects);
+        if permanent || registers || pass.tries >= TRIES {
+            self.finish(PassEnd::Failed { reason: error.to_string(), permanent }, now, random, effects);
             return;
         }
         if error.kind == ApiErrorKind::NotFound {

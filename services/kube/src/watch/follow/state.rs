@@ -21,7 +21,7 @@ pub(super) enum Stop {
     /// `cut_off`: a streaming list had begun.
     Broken {
         err: ApiError,
-        tell: bool,
+        is_reported: bool,
         cut_off: bool,
     },
     /// The server sends invalid data. What was read of it must not be used.
@@ -33,7 +33,7 @@ pub(super) enum Stop {
 
 impl From<ApiError> for Stop {
     fn from(err: ApiError) -> Self {
-        Self::Broken { err, tell: true, cut_off: false }
+        Self::Broken { err, is_reported: true, cut_off: false }
     }
 }
 
@@ -65,9 +65,9 @@ pub(super) struct SlowStep {
 /// A watch whose answer has begun.
 pub(super) struct Open {
     pub(super) since: Instant,
-    pub(super) heard: Instant,
+    pub(super) last_data: Instant,
     /// Requested time after which the server ends it.
-    pub(super) asked: Duration,
+    pub(super) requested: Duration,
     pub(super) initial: bool,
     /// Data arrived after that, or nothing arrived for long enough.
     pub(super) seen: bool,
@@ -89,13 +89,8 @@ pub(super) enum WatchStep<T> {
 impl Open {
     pub(super) fn new(initial: bool, asked_seconds: u64) -> Self {
         let now = Instant::now();
-        let asked = Duration::from_secs(asked_seconds);
-        Self { since: now, heard: now, asked, initial, seen: false }
-    }
-
-    /// Nothing shows yet that it works.
-    pub(super) fn is_untried(&self) -> bool {
-        !self.initial && !self.seen
+        let requested = Duration::from_secs(asked_seconds);
+        Self { since: now, last_data: now, requested, initial, seen: false }
     }
 
     pub(super) fn lasted(&self) -> bool {
