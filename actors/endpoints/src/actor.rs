@@ -319,7 +319,7 @@ supervised!(EndpointPublisher);
 impl Supervised for EndpointPublisher {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
-        // Listed objects are dropped: the next event of each source is answered with `ListAgain`. The Node and the
+        // Listed objects are dropped: the next event of each source is answered with `Relist`. The Node and the
         // health of watches are kept, because sources send them only when they change.
         if let Some(core) = self.core.take() {
             self.kept = core.carry_over(rand::random());
