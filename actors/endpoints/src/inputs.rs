@@ -1,8 +1,8 @@
 //! The objects received from the sources.
 //!
 //! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last received, and the Services whose view may
-//! have changed since it was last computed. In: objects as [`ObjectEvent`], by kind. Out: the view of one Service, computed
-//! on each call.
+//! have changed since it was last computed. In: objects as [`ObjectEvent`], by kind. Out: the view of one Service,
+//! computed on each call.
 //!
 //! Objects are kept encoded and reduced to the fields that are read, because most are rarely used: a cluster of
 //! 10,000 Services with 10 endpoints each takes about as many megabytes as its slices have on the wire.
