@@ -99,8 +99,8 @@ impl Plan {
         matches!(self, Self::Next(next) if next.has_staleness_changed(state))
     }
 
-    /// The batch that is due if `state` is the latest. `lasting`: it [is turned](Self::has_staleness_changed) since [`LASTING`].
-    /// Relies on a batch being sent completely before the next call.
+    /// The batch that is due if `state` is the latest. `lasting`: [its staleness has changed](Self::has_staleness_changed)
+    /// since [`LASTING`]. Relies on a batch being sent completely before the next call.
     pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
             Self::Next(next) => next.due(state, lasting),

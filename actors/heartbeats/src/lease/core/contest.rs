@@ -66,7 +66,8 @@ enum Mode {
     Contested {
         since: Duration,
     },
-    /// The last renewal by the other process was at `last_renewed`; after `silence` without one this process takes the Lease.
+    /// The last renewal by the other process was at `last_renewed`; after `silence` without one this process takes the
+    /// Lease.
     StandingBack {
         last_renewed: Duration,
         silence: Duration,
