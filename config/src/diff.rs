@@ -69,7 +69,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn live_and_restart_are_told_apart() {
+    fn live_settings_and_those_that_need_a_restart_are_distinguished() {
         let old = Settings::default();
         let mut new = old.clone();
         assert!(old.diff(&new).is_empty());
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn live_values_are_taken_over_and_others_stand() {
+    fn live_values_are_applied_and_others_kept() {
         let old = Settings::default();
         let mut new = old.clone();
         new.pulls.max_parallel_image_pulls = 3;

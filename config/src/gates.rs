@@ -184,7 +184,7 @@ pub(crate) fn unknown(specs: &[GateSpec], name: &str) -> Fault {
 }
 
 /// Canonical name of a gate from an environment variable, in which case and underscores are lost.
-pub(crate) fn spelt(name: &str) -> Option<&'static str> {
+pub(crate) fn canonical_name(name: &str) -> Option<&'static str> {
     let fold = |s: &str| s.replace('_', "").to_ascii_lowercase();
     SPECS.iter().map(|gate| gate.name).chain([ALL_ALPHA, ALL_BETA]).find(|known| fold(known) == fold(name))
 }
@@ -202,7 +202,7 @@ mod tests {
     const BETA: GateSpec = GateSpec { name: "Hat", stage: Stage::Beta, since: "0.1", description: "" };
 
     #[test]
-    fn stage_decides_until_somebody_speaks() {
+    fn the_stage_decides_unless_a_setting_does() {
         let value = |gate: &GateSpec, pairs: &[(&str, bool)]| resolve_one(gate, &set(pairs)).0;
         assert!(!value(&ALPHA, &[]) && value(&BETA, &[]) && value(&GA, &[]));
         assert!(value(&ALPHA, &[(ALL_ALPHA, true)]));
@@ -234,9 +234,9 @@ mod tests {
         for gate in Gate::ALL {
             assert!(list.contains(gate.name()), "{list}");
             assert_eq!(gate.name(), gate.spec().name);
-            assert_eq!(spelt(&gate.name().to_uppercase()), Some(gate.name()));
+            assert_eq!(canonical_name(&gate.name().to_uppercase()), Some(gate.name()));
             assert_eq!(FeatureGates::default().enabled(gate), gate.spec().stage != Stage::Alpha);
         }
-        assert_eq!(spelt("PULL_DEDUPLICATION"), Some("PullDeduplication"));
+        assert_eq!(canonical_name("PULL_DEDUPLICATION"), Some("PullDeduplication"));
     }
 }

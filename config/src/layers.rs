@@ -27,7 +27,7 @@ pub(crate) type Layer = BTreeMap<String, (Json, Origin)>;
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) problems: Vec<Problem>,
-    pub(crate) wrong: BTreeSet<String>,
+    pub(crate) invalid_keys: BTreeSet<String>,
     /// Set if the file is kube-proxy's configuration: notes on fields without effect.
     pub(crate) kube_proxy: Option<Vec<String>>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Findings {
 impl Findings {
     fn add(&mut self, place: Origin, key: Option<&str>, fault: Fault) {
         if let Some(key) = key {
-            self.wrong.insert(key.to_owned());
+            self.invalid_keys.insert(key.to_owned());
         }
         self.problems.push(Problem { place, key: key.map(Into::into), fault });
     }

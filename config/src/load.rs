@@ -94,7 +94,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
         FileOutcome::Absent => (Layer::new(), false),
         FileOutcome::Broken => {
             // The values of the file are unknown, so the relations cannot be checked.
-            found.wrong.extend(schema().iter().map(|key| key.path.to_owned()));
+            found.invalid_keys.extend(schema().iter().map(|key| key.path.to_owned()));
             (Layer::new(), false)
         }
     };
@@ -107,7 +107,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Errors> {
             return Err(Errors::sorted(found.problems));
         }
     };
-    found.problems.extend(relations::check(&settings, &|key| merged.origin(key), &found.wrong));
+    found.problems.extend(relations::check(&settings, &|key| merged.origin(key), &found.invalid_keys));
     if !found.problems.is_empty() {
         return Err(Errors::sorted(found.problems));
     }
@@ -136,7 +136,7 @@ fn build(
     })?;
     if settings.agent.node_name.is_empty() {
         let name = hostname.trim().to_lowercase();
-        if !found.wrong.contains(NODE_NAME)
+        if !found.invalid_keys.contains(NODE_NAME)
             && let Err(fault) = check_host_name(&name)
         {
             let place = merged.origin(NODE_NAME);

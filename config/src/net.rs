@@ -137,10 +137,10 @@ fn network(text: &str) -> Result<IpNet, Fault> {
     let network: IpNet = match (text.parse(), text.parse::<IpAddr>()) {
         (Ok(network), _) => network,
         (Err(_), Ok(ip)) => {
-            let whole = IpNet::from(ip);
+            let single = IpNet::from(ip);
             return Err(malformed(
                 "the prefix length is missing",
-                format!("for this one address write \"{whole}\""),
+                format!("for this one address write \"{single}\""),
             ));
         }
         (Err(_), Err(_)) => {

@@ -82,8 +82,8 @@ mod tests {
         let file = Origin::File { path: "/etc/keelson/keelson.toml".into(), line: 12, column: 5 };
         assert_eq!(file.to_string(), "/etc/keelson/keelson.toml:12");
         assert_eq!(format!("{file:#}"), "/etc/keelson/keelson.toml:12:5");
-        let whole = Origin::File { path: "a\nb".into(), line: 0, column: 0 };
-        assert_eq!(format!("{whole:#}"), "a\\nb");
+        let file = Origin::File { path: "a\nb".into(), line: 0, column: 0 };
+        assert_eq!(format!("{file:#}"), "a\\nb");
         assert_eq!(
             Origin::Env("KEELSON_PULLS__WHEN_FULL".into()).to_string(),
             "environment KEELSON_PULLS__WHEN_FULL"

@@ -189,22 +189,22 @@ pub(crate) fn check_node_name(name: &str) -> Result<(), Fault> {
 
 /// TLS only: a plain connection would disclose the token.
 fn check_server(text: &str) -> Result<(), Fault> {
-    const RIGHT: &str = "https://10.0.0.1:6443";
+    const VALID: &str = "https://10.0.0.1:6443";
     let malformed = |reason: &str| Fault::Malformed {
         what: "an API server's address",
         value: quote(text),
         reason: reason.into(),
-        right: format!("write \"https://host:port\", such as \"{RIGHT}\""),
+        right: format!("write \"https://host:port\", such as \"{VALID}\""),
     };
     let Some((scheme, rest)) = text.split_once("://") else {
         return Err(match text.contains('@') {
-            true => Fault::UserInfo { right: RIGHT },
+            true => Fault::UserInfo { right: VALID },
             false => malformed("the scheme is missing"),
         });
     };
     let authority = rest.split('/').next().unwrap_or_default();
     if authority.contains('@') || scheme.contains('@') {
-        return Err(Fault::UserInfo { right: RIGHT });
+        return Err(Fault::UserInfo { right: VALID });
     }
     if scheme != "https" {
         return Err(malformed("the scheme must be https"));

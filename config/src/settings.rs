@@ -63,7 +63,7 @@ pub(crate) fn env_name(section: &str, name: &str) -> String {
     format!("KEELSON_{}__{name}", section.to_uppercase())
 }
 
-pub(crate) struct Flat {
+pub(crate) struct FlatSetting {
     pub(crate) key: String,
     pub(crate) live: bool,
     pub(crate) value: Json,
@@ -145,13 +145,13 @@ macro_rules! settings {
             }
 
             /// In canonical form, in the order of the table, the gates last.
-            pub(crate) fn flatten(&self) -> Vec<Flat> {
-                let mut all = vec![$($( Flat {
+            pub(crate) fn flatten(&self) -> Vec<FlatSetting> {
+                let mut all = vec![$($( FlatSetting {
                     key: concat!(stringify!($section), ".", stringify!($field)).into(),
                     live: is_live!($live),
                     value: Setting::show(&self.$section.$field),
                 }, )+)+];
-                all.extend(Gate::ALL.map(|gate| Flat {
+                all.extend(Gate::ALL.map(|gate| FlatSetting {
                     key: format!("{GATES_SECTION}.{}", gate.name()),
                     live: false,
                     value: Json::Bool(self.feature_gates.enabled(gate)),

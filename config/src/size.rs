@@ -39,8 +39,8 @@ impl ByteSize {
             .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
             .unwrap_or((text, 1));
         // Neither sign nor fraction: `parse` alone would accept "+1".
-        let whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        whole.then(|| digits.parse::<u64>().ok()?.checked_mul(factor)).flatten().map(Self)
+        let is_integer = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        is_integer.then(|| digits.parse::<u64>().ok()?.checked_mul(factor)).flatten().map(Self)
     }
 }
 

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_was_meant() {
+    fn the_nearest_name_is_suggested() {
         let keys = ["when_full", "enforce", "max_parallel_image_pulls", "max_parallel_present_images"];
         assert_eq!(nearest("when_ful", keys), Some("when_full"));
         assert_eq!(nearest("whenfull", keys), Some("when_full"));

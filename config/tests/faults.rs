@@ -473,7 +473,7 @@ fn relations() {
 }
 
 #[test]
-fn relations_are_not_judged_on_values_that_are_not_known() {
+fn relations_are_not_checked_for_unknown_values() {
     let case = Case::new().set("pulls.serialize_image_pulls=yes").set("pulls.max_parallel_image_pulls=3");
     assert_eq!(case.errors().lines().count(), 1, "{}", case.errors());
     let case =

@@ -13,7 +13,7 @@ fn crate_file(path: &str) -> PathBuf {
 }
 
 /// Compares a file with `expected`, or rewrites it if `KEELSON_BLESS` is set.
-fn hold(path: &Path, expected: &str) {
+fn compare_or_bless(path: &Path, expected: &str) {
     if std::env::var_os("KEELSON_BLESS").is_some() {
         std::fs::write(path, expected).unwrap();
     }
@@ -37,7 +37,7 @@ fn defaults() -> Settings {
 
 #[test]
 fn the_example_is_made_from_the_table() {
-    hold(&crate_file("keelson.toml"), &shipped::example());
+    compare_or_bless(&crate_file("keelson.toml"), &shipped::example());
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn the_example_uncommented_sets_every_key_to_its_default() {
 }
 
 #[test]
-fn the_reference_page_is_in_step() {
+fn the_reference_page_is_up_to_date() {
     const BEGIN: &str = "<!-- settings: begin -->\n";
     const END: &str = "<!-- settings: end -->\n";
     let path = crate_file("../docs/configuration.md");
     let page = std::fs::read_to_string(&path).unwrap();
     let (head, rest) = page.split_once(BEGIN).expect("begin mark");
     let (_, tail) = rest.split_once(END).expect("end mark");
-    hold(&path, &format!("{head}{BEGIN}\n{}\n{END}{tail}", shipped::reference()));
+    compare_or_bless(&path, &format!("{head}{BEGIN}\n{}\n{END}{tail}", shipped::reference()));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::table::Table;
 /// sled's page cache. Records are few and small; evicted pages are read from the file again.
 const CACHE_BYTES: u64 = 1024 * 1024;
 /// Time to wait for the lock of a database that was just closed: sled's threads release it a moment later.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const FILL_BATCH: usize = 500;
 
 #[derive(Debug)]
@@ -277,7 +277,7 @@ fn open_sled(dir: &Path) -> Result<sled::Db> {
     loop {
         match config.open() {
             Ok(db) => return Ok(db),
-            Err(error) if is_lock_error(&error) && begun.elapsed() < LOCK_PATIENCE => {
+            Err(error) if is_lock_error(&error) && begun.elapsed() < LOCK_TIMEOUT => {
                 thread::sleep(Duration::from_millis(2));
             }
             Err(error) => return Err(open_error(dir, error)),

@@ -77,7 +77,7 @@ impl<T: 'static> Worker<T> {
 
     /// Waits, up to `limit`, for the job that did not end in time. Returns whether it has ended, so that this worker
     /// can be used again.
-    pub(crate) fn comes_back(&mut self, limit: Duration) -> bool {
+    pub(crate) fn wait_until_free(&mut self, limit: Duration) -> bool {
         let begun = Instant::now();
         while self.ended.load(Ordering::SeqCst) < self.given {
             if begun.elapsed() >= limit {
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_drops_the_value_even_if_that_panics_too() {
-        struct Grenade;
-        impl Drop for Grenade {
+        struct PanicOnDrop;
+        impl Drop for PanicOnDrop {
             fn drop(&mut self) {
                 panic!("second");
             }
         }
         let mut worker = Worker::start().unwrap();
-        worker.call(LIMIT, |slot| *slot = Some(Grenade)).unwrap();
+        worker.call(LIMIT, |slot| *slot = Some(PanicOnDrop)).unwrap();
         match worker.call(LIMIT, |_| panic!("first {}", 1)) {
             Err(Unfinished::Panicked(message)) => assert_eq!(message, "first 1"),
             other => panic!("{other:?}"),
@@ -182,9 +182,9 @@ mod tests {
         assert!(matches!(worker.call(Duration::from_millis(20), hang), Err(Unfinished::TimedOut(_))));
         assert!(worker.is_stuck());
         assert!(matches!(worker.call(LIMIT, |_| ()), Err(Unfinished::TimedOut(_))));
-        assert!(!worker.comes_back(Duration::ZERO));
+        assert!(!worker.wait_until_free(Duration::ZERO));
         drop(release);
-        assert!(worker.comes_back(LIMIT));
+        assert!(worker.wait_until_free(LIMIT));
         worker.call(LIMIT, |_| ()).unwrap();
     }
 }

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_migrated_is_kept_word_for_word() {
+    fn records_that_cannot_be_migrated_are_kept_unchanged() {
         let mut records = Records::new();
         records.insert(Table::Pulls.raw_key(b"seven"), b"{}".to_vec());
         records.insert(Table::Pulls.raw_key(b"8"), b"not json".to_vec());

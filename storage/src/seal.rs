@@ -115,14 +115,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_checksum_is_what_is_on_disk_already() {
+    fn the_checksum_matches_existing_stores() {
         assert_eq!(checksum(&[b"keelson"]), 0x3488_a3b6_fce6_0d8d);
         assert_eq!(checksum(&[b"keel", b"son"]), checksum(&[b"keelson"]));
         assert_ne!(record_sum(b"ab", b"c"), record_sum(b"a", b"bc"));
     }
 
     #[test]
-    fn the_acknowledged_number_survives_and_a_damaged_one_is_not_believed() {
+    fn the_acknowledged_number_survives_and_a_damaged_one_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Acked::open(dir.path()).unwrap().read(), None);
         Acked::open(dir.path()).unwrap().write(77).unwrap();
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_seal_is_the_same_in_any_order_and_after_records_came_and_went(
+        fn a_seal_does_not_depend_on_order_or_deleted_records(
             records in proptest::collection::btree_map(any::<Vec<u8>>(), any::<Vec<u8>>(), 0..20),
             passing in proptest::collection::vec((any::<Vec<u8>>(), any::<Vec<u8>>()), 0..10),
         ) {

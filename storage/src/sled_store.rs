@@ -169,7 +169,7 @@ impl SledStore {
     fn reopen_locked(&self, inner: &mut Inner) -> Result<(), StoreError> {
         let operation = "reopening";
         inner.broken = true;
-        if !inner.worker.is_stuck() || inner.worker.comes_back(COME_BACK_LIMIT) {
+        if !inner.worker.is_stuck() || inner.worker.wait_until_free(COME_BACK_LIMIT) {
             // After a panic while closing, nothing is open either.
             let closed = inner.worker.call(CLOSE_LIMIT, |slot| drop(slot.take()));
             if let Err(unfinished @ Unfinished::TimedOut(_)) = closed {
@@ -220,7 +220,7 @@ impl SledStore {
             Some(copier) => copier,
             None => Worker::start().map_err(io_error)?,
         };
-        if copier.is_stuck() && !copier.comes_back(COME_BACK_LIMIT) {
+        if copier.is_stuck() && !copier.wait_until_free(COME_BACK_LIMIT) {
             inner.copier = Some(copier);
             return Err(self.unfinished(operation, Unfinished::TimedOut(COME_BACK_LIMIT)));
         }
@@ -232,7 +232,7 @@ impl SledStore {
                 return Err(self.unfinished(operation, unfinished));
             }
         };
-        if inner.worker.comes_back(COME_BACK_LIMIT) {
+        if inner.worker.wait_until_free(COME_BACK_LIMIT) {
             // The disk was the cause. The next call uses the original files; the next opening removes the copy.
             return Err(io_error(io::Error::other("disk answers again")));
         }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_below_is_an_error_and_the_next_call_works() {
+    fn a_panic_in_sled_is_an_error_and_the_next_call_works() {
         let (dir, store) = with_records();
         let result = store.run(&mut store.inner(), "testing", |_| -> Result<(), _> { panic!("sled did it") });
         let error = store.note(result).unwrap_err();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn i6_a_disk_that_hangs_and_answers_again_is_no_reason_for_another_generation() {
+    fn i6_a_disk_that_answers_again_causes_no_new_generation() {
         let (dir, store) = with_records();
         let (release, held) = channel::<()>();
         let hang = move |_: &mut Option<Engine>| held.recv().is_err();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_is_found_while_running_is_an_error_and_not_a_new_store() {
+    fn damage_found_while_running_is_an_error() {
         let (dir, store) = with_records();
         std::fs::write(dir.path().join("state/g1/db"), "gone").unwrap();
         for _ in 0..2 {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_printed_so_that_a_person_can_find_them() {
+    fn keys_are_printed_readably() {
         assert_eq!(printable_key(b"instance-id"), "instance-id");
         assert_eq!(printable_key(&7u64.to_be_bytes()), "7");
         assert_eq!(printable_key(&[0xff, 0x01]), "0xff01");

@@ -79,7 +79,7 @@ fn one_case(template: &Path, expected: &Content, seed: u64) -> (&'static str, St
     let seen = content(&*opened.store);
     let outcome = match &opened.outcome {
         Outcome::Opened => {
-            assert!(seen == *expected, "seed {seed}: {what}: a store that is not whole was opened");
+            assert!(seen == *expected, "seed {seed}: {what}: an incomplete store was opened");
             "whole".to_owned()
         }
         Outcome::Recovered { moved_to, reason } => {

@@ -45,11 +45,11 @@ fn main() {
 fn killed_while_writing() {
     let dir = tempfile::tempdir().unwrap();
     let mut random = StdRng::seed_from_u64(7);
-    let (mut acknowledged, mut in_flight_kept, mut told) = (0, 0, 0);
+    let (mut acknowledged, mut in_flight_kept, mut acknowledged_now) = (0, 0, 0);
     for round in 0..ROUNDS {
         let first = acknowledged;
         acknowledged = kill_one(dir.path(), &mut random).max(acknowledged);
-        told += acknowledged - first;
+        acknowledged_now += acknowledged - first;
         let opened = open(dir.path()).unwrap();
         assert!(
             matches!(opened.outcome, Outcome::Opened | Outcome::Created),
@@ -64,9 +64,12 @@ fn killed_while_writing() {
         in_flight_kept += found - acknowledged;
         acknowledged = found;
     }
-    assert!(told > ROUNDS, "the process got to work: {told} batches in {ROUNDS} rounds");
+    assert!(
+        acknowledged_now > ROUNDS,
+        "the process got to work: {acknowledged_now} batches in {ROUNDS} rounds"
+    );
     println!(
-        "kill: {ROUNDS} rounds ok, {told} batches acknowledged, {in_flight_kept} unacknowledged ones kept"
+        "kill: {ROUNDS} rounds ok, {acknowledged_now} batches acknowledged, {in_flight_kept} unacknowledged ones kept"
     );
 }
 
@@ -177,7 +180,7 @@ fn whole_batch(store: &dyn StateStore) -> u64 {
     assert_eq!(records.len(), 40);
     let number = u64::from_be_bytes(first[..8].try_into().unwrap());
     for record in &records {
-        assert_eq!(record, &value(number, record.len()), "batch {number} is not whole");
+        assert_eq!(record, &value(number, record.len()), "batch {number} is incomplete");
     }
     assert_eq!(marks, [if number % 2 == 1 { b"odd".to_vec() } else { b"even".to_vec() }]);
     number

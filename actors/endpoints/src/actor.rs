@@ -26,9 +26,9 @@ use keelson_storage::StateStore;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Answer, ClientEvent, EndpointMetrics, EndpointsCount, ExplainService, History, InspectEndpoints,
-    ListServices, Marker, Published, Resource, Seen, SourceEvent, SourceKind,
-    core::{Core, Counted, Disk, Effect, EndpointsPolicy, Event, Kept, Start, identity},
+    Ack, ClientEvent, EndpointMetrics, EndpointsCount, ExplainService, History, InspectEndpoints,
+    ListServices, Marker, ObjectEvent, Published, Resource, SourceEvent, SourceKind,
+    core::{CarriedState, Core, Counted, DiskState, Effect, EndpointsPolicy, Event, Start, identity},
     record::{self, Loaded, Restored, Write},
 };
 
@@ -52,7 +52,7 @@ pub struct EndpointPublisher {
     /// `None` until the disk is read.
     core: Option<Core>,
     /// What the previous instance of the actor left behind.
-    kept: Kept,
+    kept: CarriedState,
     policy: EndpointsPolicy,
     store: Arc<dyn StateStore>,
     /// Held while the store is used: a write of the previous instance ends before its successor reads.
@@ -73,7 +73,7 @@ impl EndpointPublisher {
     pub fn new(parts: EndpointPublisherParts) -> Self {
         Self {
             core: None,
-            kept: Kept::default(),
+            kept: CarriedState::default(),
             policy: parts.policy,
             store: parts.store,
             store_turn: Arc::default(),
@@ -89,7 +89,7 @@ impl EndpointPublisher {
         }
     }
 
-    fn source(&mut self, event: SourceEvent, ctx: &mut Context<Self>) -> Answer {
+    fn source(&mut self, event: SourceEvent, ctx: &mut Context<Self>) -> Ack {
         let (kind, objects, marks) = match &event {
             SourceEvent::Services(seen) => of_kind(SourceKind::Services, seen),
             SourceEvent::EndpointSlices(seen) => of_kind(SourceKind::EndpointSlices, seen),
@@ -103,13 +103,13 @@ impl EndpointPublisher {
         }
         let now = self.clock.now();
         // The actor handles no message before the disk is read.
-        let Some(core) = &mut self.core else { return Answer::ListAgain };
-        let (answer, effects) = core.take(event, now, rand::random());
+        let Some(core) = &mut self.core else { return Ack::Relist };
+        let (answer, effects) = core.handle_source_event(event, now, rand::random());
         self.perform(effects, ctx);
         if marks {
             self.show_sources();
         } else if is_health {
-            self.show();
+            self.update_metrics();
         }
         answer
     }
@@ -118,7 +118,7 @@ impl EndpointPublisher {
         let is_first = matches!(event, ClientEvent::Followed);
         self.step(Event::Client(event), ctx);
         if is_first {
-            self.show();
+            self.update_metrics();
         }
     }
 
@@ -145,7 +145,7 @@ impl EndpointPublisher {
         }
         self.arm(ctx);
         if news {
-            self.show();
+            self.update_metrics();
         }
     }
 
@@ -199,7 +199,7 @@ impl EndpointPublisher {
         });
     }
 
-    fn show(&self) {
+    fn update_metrics(&self) {
         let Some(core) = &self.core else { return };
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.metrics.services.set(gauge(core.services() as u64));
@@ -226,7 +226,7 @@ impl EndpointPublisher {
     fn reload(&mut self, ctx: &mut Context<Self>) {
         let mut kept = std::mem::take(&mut self.kept);
         if let Some(memory) = kept.memory.take() {
-            return self.begin_behind(Some(memory), kept, ctx);
+            return self.begin_from_memory(Some(memory), kept, ctx);
         }
         let (store, turn) = (self.store.clone(), self.store_turn.clone());
         let node_name = self.policy.node_name.clone();
@@ -244,18 +244,18 @@ impl EndpointPublisher {
                 Ok(Err(error)) => Loaded::Lost(error.to_string()),
                 Err(_) => {
                     let fallback = kept.fallback.take();
-                    return actor.begin_behind(fallback, kept, ctx);
+                    return actor.begin_from_memory(fallback, kept, ctx);
                 }
             };
             let (restored, disk) = match loaded {
-                Loaded::Whole(restored) => (Some(*restored), Disk::Same),
-                Loaded::Nothing => (None, Disk::Other),
+                Loaded::Full(restored) => (Some(*restored), DiskState::Synced),
+                Loaded::Nothing => (None, DiskState::Unusable),
                 Loaded::Lost(reason) => {
                     let text = format!(
                         "the endpoints on disk are not used; clients receive the full state: {reason}"
                     );
                     actor.note(true, text);
-                    (None, Disk::Other)
+                    (None, DiskState::Unusable)
                 }
             };
             let shown = actor.shown();
@@ -271,7 +271,8 @@ impl EndpointPublisher {
     /// Gives the state on disk a new instance ID if it may be older than the last one served. Returns whether it did.
     fn checked(&self, mut restored: Restored) -> (Option<Restored>, bool) {
         let meta = &mut restored.meta;
-        let Some(reason) = self.marker.as_ref().and_then(|marker| marker.doubt(meta.instance_id, meta.rev))
+        let Some(reason) =
+            self.marker.as_ref().and_then(|marker| marker.mismatch(meta.instance_id, meta.rev))
         else {
             return (Some(restored), false);
         };
@@ -282,8 +283,8 @@ impl EndpointPublisher {
     }
 
     /// Begins with the published state if the disk has another one or does not answer.
-    fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept, ctx: &mut Context<Self>) {
-        let disk = Disk::Behind { retry: self.clock.now().mono, failures: 1 };
+    fn begin_from_memory(&mut self, restored: Option<Restored>, kept: CarriedState, ctx: &mut Context<Self>) {
+        let disk = DiskState::Behind { retry: self.clock.now().mono, failures: 1 };
         let shown = self.shown();
         self.begin(Start { restored, disk, is_renamed: false, shown, kept }, ctx);
     }
@@ -296,7 +297,7 @@ impl EndpointPublisher {
         let (core, effects) = Core::new(self.policy.clone(), start, self.clock.now());
         self.core = Some(core);
         self.perform(effects, ctx);
-        self.show();
+        self.update_metrics();
         self.show_sources();
     }
 
@@ -307,8 +308,9 @@ impl EndpointPublisher {
 }
 
 /// Number of objects, and whether `seen` contains marks of a list as well.
-fn of_kind<T>(kind: SourceKind, seen: &[Seen<T>]) -> (SourceKind, u64, bool) {
-    let objects = seen.iter().filter(|seen| matches!(seen, Seen::Put(_) | Seen::Gone(_))).count();
+fn of_kind<T>(kind: SourceKind, seen: &[ObjectEvent<T>]) -> (SourceKind, u64, bool) {
+    let objects =
+        seen.iter().filter(|seen| matches!(seen, ObjectEvent::Upsert(_) | ObjectEvent::Deleted(_))).count();
     (kind, objects as u64, seen.len() > objects)
 }
 
@@ -317,10 +319,10 @@ supervised!(EndpointPublisher);
 impl Supervised for EndpointPublisher {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
-        // Listed objects are dropped: the next event of each source is answered with `ListAgain`. The Node and the
+        // Listed objects are dropped: the next event of each source is answered with `Relist`. The Node and the
         // health of watches are kept, because sources send them only when they change.
         if let Some(core) = self.core.take() {
-            self.kept = core.keep(rand::random());
+            self.kept = core.carry_over(rand::random());
         }
         self.timer.clear();
     }

@@ -17,9 +17,9 @@ use keelson_storage::{Batch, MemoryStore, StateStore, Table, open};
 use tokio::sync::watch;
 
 use crate::{
-    Answer, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointSlice, EndpointsCount,
+    Ack, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointSlice, EndpointsCount,
     EndpointsFeed, EndpointsPolicy, EventSink, ExplainService, Freshness, History, InspectEndpoints,
-    ListServices, Marker, Published, Resource, Seen, Service, ServiceName, SourceEvent, SourceKind,
+    ListServices, Marker, ObjectEvent, Published, Resource, Service, ServiceName, SourceEvent, SourceKind,
     view::tests::{http, n1, svc},
 };
 
@@ -83,12 +83,12 @@ impl Publisher {
         self.shown().is_some_and(|shown| shown.freshness != Freshness::Synced)
     }
 
-    async fn say(&self, event: SourceEvent) -> Answer {
+    async fn send_event(&self, event: SourceEvent) -> Ack {
         self.mailbox.send(event).await
     }
 
-    async fn put(&self, service: &Service) -> Answer {
-        self.say(SourceEvent::Services(vec![Seen::Put(Box::new(service.clone()))])).await
+    async fn put(&self, service: &Service) -> Ack {
+        self.send_event(SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service.clone()))])).await
     }
 
     async fn tell_all(&self, services: &[Service], slices: &[EndpointSlice]) {
@@ -98,14 +98,14 @@ impl Publisher {
             SourceEvent::Services(listing(services)),
             SourceEvent::EndpointSlices(listing(slices)),
         ] {
-            assert_eq!(self.say(event).await, Answer::Taken);
+            assert_eq!(self.send_event(event).await, Ack::Accepted);
         }
     }
 
     async fn reaches(&self, rev: u64) {
         let mut published = self.feed.published.clone();
         let reached = published.wait_for(|shown| shown.as_ref().is_some_and(|shown| shown.rev >= rev));
-        reached.await.expect("the publisher lives");
+        reached.await.expect("the publisher answers");
     }
 
     async fn current(&self) {
@@ -113,7 +113,7 @@ impl Publisher {
         let current = |shown: &Option<Arc<Published>>| {
             shown.as_ref().is_some_and(|shown| shown.freshness == Freshness::Synced)
         };
-        published.wait_for(current).await.expect("the publisher lives");
+        published.wait_for(current).await.expect("the publisher answers");
     }
 
     fn restart(&self) {
@@ -121,9 +121,9 @@ impl Publisher {
     }
 }
 
-fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
-    let objects = objects.iter().map(|object| Seen::Put(Box::new(object.clone())));
-    std::iter::once(Seen::Listing).chain(objects).chain([Seen::Listed]).collect()
+fn listing<T: Clone>(objects: &[T]) -> Vec<ObjectEvent<T>> {
+    let objects = objects.iter().map(|object| ObjectEvent::Upsert(Box::new(object.clone())));
+    std::iter::once(ObjectEvent::Listing).chain(objects).chain([ObjectEvent::ListComplete]).collect()
 }
 
 fn named(name: &str) -> Service {
@@ -135,7 +135,7 @@ fn many(count: usize) -> Vec<Service> {
 }
 
 #[test]
-fn what_sources_say_is_published_and_outlives_the_process_in_any_store() {
+fn source_objects_are_published_and_survive_a_restart_in_any_store() {
     run(async {
         let folder = tempfile::tempdir().expect("a folder");
         let memory: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
@@ -166,7 +166,7 @@ fn what_sources_say_is_published_and_outlives_the_process_in_any_store() {
 }
 
 #[test]
-fn a_revision_is_on_disk_before_anybody_sees_it() {
+fn a_revision_is_on_disk_before_it_is_published() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -256,23 +256,23 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         // The backup has revision 1: revisions 2 and 3 would be used again.
         let restored = start(&backup, "b");
         restored.reaches(1).await;
-        let (anew, rev) = restored.id().expect("one");
-        assert!(anew != instance_id && rev == 1, "{anew} {rev}");
+        let (new_id, rev) = restored.id().expect("one");
+        assert!(new_id != instance_id && rev == 1, "{new_id} {rev}");
         assert_eq!(restored.names(), ["ns/a"]);
         restored.tell_all(&[named("a"), named("x")], &[]).await;
         restored.reaches(2).await;
-        assert_eq!(restored.id(), Some((anew, 2)));
+        assert_eq!(restored.id(), Some((new_id, 2)));
         drop(restored);
 
         // The new instance ID is on disk and is kept until the node boots.
         let again = start(&backup, "b");
         again.reaches(2).await;
-        assert_eq!(again.id(), Some((anew, 2)));
+        assert_eq!(again.id(), Some((new_id, 2)));
         drop(again);
         let booted = start(&backup, "c");
         booted.reaches(2).await;
         let id = booted.id().expect("one");
-        assert!(id.0 != anew && id.1 == 2, "{id:?}");
+        assert!(id.0 != new_id && id.1 == 2, "{id:?}");
         // The instance ID is written without any other change.
         pass(1_000).await;
         drop(booted);
@@ -283,7 +283,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
 }
 
 #[test]
-fn a_full_disk_costs_the_identity_and_nothing_else() {
+fn a_full_disk_changes_only_the_instance_id() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -315,7 +315,7 @@ fn a_full_disk_costs_the_identity_and_nothing_else() {
 }
 
 #[test]
-fn a_restart_of_the_actor_asks_sources_for_everything_and_shows_the_same() {
+fn a_restart_of_the_actor_relists_and_publishes_the_same() {
     // I9: a panic is a restart like any other.
     for reason in ["a test wants it", PANIC] {
         restarts_and_shows_the_same(reason);
@@ -331,12 +331,12 @@ fn restarts_and_shows_the_same(reason: &str) {
         let (id, shows) = (publisher.id(), *publisher.changes.borrow());
         publisher.mailbox.deliver(Restart { reason: reason.into() });
         // An event sent during the restart waits for it.
-        assert_eq!(publisher.put(&named("new")).await, Answer::ListAgain);
+        assert_eq!(publisher.put(&named("new")).await, Ack::Relist);
         assert_eq!((publisher.id(), publisher.stale()), (id, true));
         assert_eq!(*publisher.view.borrow(), EndpointsView::Synced);
-        publisher.say(SourceEvent::Services(listing(&services))).await;
-        publisher.say(SourceEvent::EndpointSlices(listing(&[]))).await;
-        publisher.say(SourceEvent::ServiceCidrs(listing(&[]))).await;
+        publisher.send_event(SourceEvent::Services(listing(&services))).await;
+        publisher.send_event(SourceEvent::EndpointSlices(listing(&[]))).await;
+        publisher.send_event(SourceEvent::ServiceCidrs(listing(&[]))).await;
         publisher.current().await;
         assert_eq!(publisher.id(), id);
         assert_eq!(publisher.mailbox.recorder().restarts(), 1);
@@ -345,7 +345,7 @@ fn restarts_and_shows_the_same(reason: &str) {
 }
 
 #[test]
-fn a_write_whose_end_nobody_was_told_of_is_found_after_a_restart() {
+fn a_completed_write_without_acknowledgement_is_found_after_a_restart() {
     run(async {
         let store = FakeStore::new();
         let publisher = Publisher::start(store.clone());
@@ -355,7 +355,7 @@ fn a_write_whose_end_nobody_was_told_of_is_found_after_a_restart() {
         store.block(true);
         let writes = store.writes.load(Ordering::SeqCst);
         // More than one batch.
-        publisher.say(SourceEvent::Services(listing(&many(500)))).await;
+        publisher.send_event(SourceEvent::Services(listing(&many(500)))).await;
         until("the write is under way", || store.writes.load(Ordering::SeqCst) > writes).await;
         publisher.restart();
         settle().await;
@@ -367,17 +367,17 @@ fn a_write_whose_end_nobody_was_told_of_is_found_after_a_restart() {
 }
 
 #[test]
-fn a_full_mailbox_is_waited_for() {
+fn sources_wait_for_a_full_mailbox() {
     run(async {
         let publisher = Publisher::with_capacity(Arc::new(MemoryStore::new()), 1);
         publisher.tell_all(&[], &[]).await;
         let puts = (0..20).map(|number| {
             let (mailbox, service) = (publisher.mailbox.clone(), named(&format!("s{number}")));
-            let event = SourceEvent::Services(vec![Seen::Put(Box::new(service))]);
+            let event = SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service))]);
             tokio::task::spawn_local(async move { mailbox.send(event).await })
         });
         for put in puts.collect::<Vec<_>>() {
-            assert_eq!(put.await.expect("it ends"), Answer::Taken);
+            assert_eq!(put.await.expect("it ends"), Ack::Accepted);
         }
         pass(100).await;
         assert_eq!(publisher.names().len(), 20);
@@ -388,7 +388,7 @@ fn a_full_mailbox_is_waited_for() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_read_means_a_new_identity_and_no_restart() {
+fn an_unreadable_disk_means_a_new_instance_id_and_no_restart() {
     run(async {
         let store = FakeStore::new();
         store.fail(true);
@@ -404,7 +404,7 @@ fn a_disk_that_cannot_be_read_means_a_new_identity_and_no_restart() {
 }
 
 #[test]
-fn people_and_scrapers_see_how_it_fares() {
+fn inspection_and_metrics_show_the_status() {
     run(async {
         let publisher = Publisher::start(Arc::new(MemoryStore::new()));
         let state = publisher
@@ -414,7 +414,7 @@ fn people_and_scrapers_see_how_it_fares() {
             .expect("it answers");
         assert_eq!((&*state.state, state.rev), ("pending", 0));
         publisher.tell_all(&many(3), &[http("a", "L1").of("ns", "s0001").build()]).await;
-        publisher.say(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
+        publisher.send_event(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
         publisher.reaches(1).await;
         assert_eq!(publisher.mailbox.ask(EndpointsCount {}).await.expect("it answers"), 3);
         let state =
@@ -435,7 +435,7 @@ fn people_and_scrapers_see_how_it_fares() {
         assert_eq!(metrics.objects.get(&slices).map(|objects| objects.get()), Some(1));
         assert_eq!(metrics.synced.get(&slices).map(|synced| synced.get()), Some(1));
         let failing = JobHealth::Failing { reason: "gone".into(), since_unix_ms: 5, refused: false };
-        publisher.say(SourceEvent::Health(SourceKind::Services, failing)).await;
+        publisher.send_event(SourceEvent::Health(SourceKind::Services, failing)).await;
         assert_eq!((metrics.stale.get(), publisher.stale()), (1, true));
         assert!(publisher.mailbox.recorder().overview().summary.ends_with("stale: services: gone"));
     });

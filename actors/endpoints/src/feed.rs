@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_add_up_from_where_a_reader_was() {
+    fn changes_accumulate_from_the_revision_of_a_reader() {
         let history = History::new(10, 100);
         history.restart(7, 3);
         history.note(4, names(&["a", "b"]), false);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded_in_revisions_and_in_names() {
+    fn the_history_is_bounded_in_revisions_and_names() {
         let history = History::new(2, 3);
         history.restart(7, 0);
         history.note(1, names(&["a"]), false);

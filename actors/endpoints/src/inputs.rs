@@ -1,8 +1,8 @@
 //! The objects received from the sources.
 //!
 //! Owns: the Services, EndpointSlices, ServiceCIDRs and the Node as last received, and the Services whose view may
-//! have changed since it was last computed. In: objects as [`Seen`], by kind. Out: the view of one Service, computed
-//! on each call.
+//! have changed since it was last computed. In: objects as [`ObjectEvent`], by kind. Out: the view of one Service,
+//! computed on each call.
 //!
 //! Objects are kept encoded and reduced to the fields that are read, because most are rarely used: a cluster of
 //! 10,000 Services with 10 endpoints each takes about as many megabytes as its slices have on the wire.
@@ -17,7 +17,7 @@ use keelson_proto::{
 use prost::Message;
 
 use super::{
-    Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceKind,
+    Ack, EndpointSlice, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceKind,
     view::{self, owner, triggered_unix_ms, trim_service, trim_slice},
 };
 
@@ -139,11 +139,11 @@ impl Inputs {
         }
     }
 
-    pub(super) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
+    pub(super) fn services(&mut self, seen: Vec<ObjectEvent<Service>>) -> Ack {
         self.take(0, seen, Self::put_service, Self::remove_service, Self::sweep_services)
     }
 
-    pub(super) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
+    pub(super) fn slices(&mut self, seen: Vec<ObjectEvent<EndpointSlice>>) -> Ack {
         self.take(
             1,
             seen,
@@ -153,7 +153,7 @@ impl Inputs {
         )
     }
 
-    pub(super) fn service_cidrs(&mut self, seen: Vec<Seen<ServiceCidr>>) -> Answer {
+    pub(super) fn service_cidrs(&mut self, seen: Vec<ObjectEvent<ServiceCidr>>) -> Ack {
         self.take(2, seen, Self::put_cidr, Self::remove_cidr, Self::sweep_cidrs)
     }
 
@@ -184,35 +184,35 @@ impl Inputs {
     fn take<T>(
         &mut self,
         place: usize,
-        seen: Vec<Seen<T>>,
+        seen: Vec<ObjectEvent<T>>,
         put: fn(&mut Self, T),
         remove: fn(&mut Self, &ServiceName),
         sweep: fn(&mut Self, u32),
-    ) -> Answer {
+    ) -> Ack {
         for seen in seen {
             let progress = &mut self.progress[place];
             match (seen, progress.stage) {
-                (Seen::Listing, _) => {
+                (ObjectEvent::Listing, _) => {
                     progress.stage = Stage::Listing;
                     progress.listing = progress.listing.wrapping_add(1);
                 }
-                (_, Stage::Unknown) => return Answer::ListAgain,
-                (Seen::Put(object), _) => put(self, *object),
-                (Seen::Gone(name), _) => remove(self, &name),
-                (Seen::Listed, Stage::Listing) => {
+                (_, Stage::Unknown) => return Ack::Relist,
+                (ObjectEvent::Upsert(object), _) => put(self, *object),
+                (ObjectEvent::Deleted(name), _) => remove(self, &name),
+                (ObjectEvent::ListComplete, Stage::Listing) => {
                     progress.stage = Stage::Listed;
                     let listing = progress.listing;
                     sweep(self, listing);
                 }
-                (Seen::Listed, Stage::Listed) => {}
-                (Seen::Refused, _) => {
+                (ObjectEvent::ListComplete, Stage::Listed) => {}
+                (ObjectEvent::Refused, _) => {
                     progress.stage = Stage::Listed;
                     self.recall(place);
                 }
             }
         }
         // A source without changes learns here that it must list again.
-        if self.progress[place].stage == Stage::Unknown { Answer::ListAgain } else { Answer::Taken }
+        if self.progress[place].stage == Stage::Unknown { Ack::Relist } else { Ack::Accepted }
     }
 
     fn put_service(&mut self, service: Service) {

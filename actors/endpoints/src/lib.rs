@@ -30,7 +30,7 @@ pub use marker::Marker;
 pub use messages::{ClientEvent, EndpointsCount, ExplainService, InspectEndpoints, ListServices};
 pub use metrics::{EndpointMetrics, Resource};
 pub use model::{
-    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent,
+    Ack, EndpointSlice, EventSink, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent,
     SourceKind,
 };
 

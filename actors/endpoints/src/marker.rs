@@ -16,7 +16,7 @@ use std::{
 };
 
 /// Maximum number of bytes read; a marker has about a hundred.
-const LARGEST: u64 = 4096;
+const MAX_BYTES: u64 = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
@@ -41,7 +41,7 @@ impl Mark {
 }
 
 /// Why a state on disk must not continue under its instance ID; `None`: it may.
-fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Option<String> {
+fn mismatch(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Option<String> {
     match mark {
         None => Some("no record of the served instance since the node booted".to_owned()),
         Some(mark) if mark.boot_id != boot_id => {
@@ -62,7 +62,7 @@ fn doubt(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> Opti
 
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(LARGEST).read_to_string(&mut text)?;
+    File::open(path)?.take(MAX_BYTES).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -85,9 +85,9 @@ impl Marker {
 
     /// Why a state on disk must not continue under its instance ID; `None`: it may. An unreadable file counts as
     /// missing.
-    pub(super) fn doubt(&self, instance_id: u64, rev: u64) -> Option<String> {
+    pub(super) fn mismatch(&self, instance_id: u64, rev: u64) -> Option<String> {
         let mark = read(&self.path).ok().and_then(|text| Mark::parse(&text));
-        doubt(mark.as_ref(), &self.boot_id, instance_id, rev)
+        mismatch(mark.as_ref(), &self.boot_id, instance_id, rev)
     }
 
     /// Records a revision that is on disk, before it is published. If this fails, clients receive the full state
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e12_a_state_goes_on_where_nothing_later_was_served_in_this_boot() {
+    fn e12_a_state_continues_unless_a_later_one_was_served_in_this_boot() {
         let mark = |boot: &str, instance_id, rev| Mark { boot_id: boot.into(), instance_id, rev };
         for (name, mark, says) in [
             ("the newest", Some(mark("b", 7, 5)), None),
@@ -144,38 +144,40 @@ mod tests {
             ("a boot", Some(mark("a", 7, 5)), Some("booted")),
             ("/run was emptied", None, Some("no record")),
         ] {
-            let doubt = doubt(mark.as_ref(), "b", 7, 5);
-            assert_eq!(doubt.is_some(), says.is_some(), "{name}: {doubt:?}");
-            assert!(doubt.unwrap_or_default().contains(says.unwrap_or_default()), "{name}");
+            let mismatch = mismatch(mark.as_ref(), "b", 7, 5);
+            assert_eq!(mismatch.is_some(), says.is_some(), "{name}: {mismatch:?}");
+            assert!(mismatch.unwrap_or_default().contains(says.unwrap_or_default()), "{name}");
         }
     }
 
     #[test]
-    fn e12_a_marker_outlives_its_process_and_what_is_no_marker_is_none() {
+    fn e12_a_marker_survives_its_process_and_an_invalid_one_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("endpoints-revision");
         let boot = "3c1f0a0e-0000-4000-8000-000000000001";
         let marker = || Marker::new(path.clone(), boot.into());
-        assert!(marker().doubt(7, 5).is_some_and(|why| why.contains("no record")));
+        assert!(marker().mismatch(7, 5).is_some_and(|why| why.contains("no record")));
         let mut first = marker();
         for rev in [1, 5, u64::MAX, 5] {
             first.note(7, rev);
         }
-        assert_eq!(marker().doubt(7, 5), None);
-        assert!(marker().doubt(7, 4).is_some_and(|why| why.contains("revision 5 was served")));
+        assert_eq!(marker().mismatch(7, 5), None);
+        assert!(marker().mismatch(7, 4).is_some_and(|why| why.contains("revision 5 was served")));
         assert!(
-            Marker::new(path.clone(), "another".into()).doubt(7, 5).is_some_and(|why| why.contains("booted"))
+            Marker::new(path.clone(), "another".into())
+                .mismatch(7, 5)
+                .is_some_and(|why| why.contains("booted"))
         );
         for garbage in ["", "keelson-endpoints 1 7 5", "keelson-endpoints 2 0 0 x\n", "\u{0}\u{1}"] {
             fs::write(&path, garbage).expect("writes");
-            assert!(marker().doubt(7, 5).is_some_and(|why| why.contains("no record")), "{garbage:?}");
+            assert!(marker().mismatch(7, 5).is_some_and(|why| why.contains("no record")), "{garbage:?}");
         }
         fs::write(&path, "x".repeat(1000)).expect("writes");
         marker().note(7, 6);
-        assert_eq!(marker().doubt(7, 6), None, "what was longer is replaced");
+        assert_eq!(marker().mismatch(7, 6), None, "what was longer is replaced");
         // Without the folder, only the marker is missing.
         let mut nowhere = Marker::new(folder.path().join("no/such"), boot.into());
         nowhere.note(7, 6);
-        assert!(nowhere.doubt(7, 6).is_some());
+        assert!(nowhere.mismatch(7, 6).is_some());
     }
 }

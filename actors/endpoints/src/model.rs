@@ -15,15 +15,15 @@ pub use keelson_proto::{
 
 /// Observations of a kind of objects, in order. Objects are identified by the namespace and name in their metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen<T, G = ServiceName> {
+pub enum ObjectEvent<T, G = ServiceName> {
     /// A listing begins. Nothing is published until it is complete, so that no state mixes two moments.
     Listing,
     /// A new or changed object, or an object of the listing.
-    Put(Box<T>),
+    Upsert(Box<T>),
     /// A deleted object, or one that the source no longer selects.
-    Gone(G),
+    Deleted(G),
     /// The listing is complete: objects that it did not contain do not exist.
-    Listed,
+    ListComplete,
     /// The listing was refused, and nothing waits for it: known objects stay, including those from an earlier
     /// process.
     Refused,
@@ -91,15 +91,15 @@ impl NodeView {
 pub enum SourceEvent {
     /// The source may omit Services that have the label `service.kubernetes.io/service-proxy-name` or are headless,
     /// as kube-proxy's watch does.
-    Services(Vec<Seen<Service>>),
-    EndpointSlices(Vec<Seen<EndpointSlice>>),
-    ServiceCidrs(Vec<Seen<ServiceCidr>>),
+    Services(Vec<ObjectEvent<Service>>),
+    EndpointSlices(Vec<ObjectEvent<EndpointSlice>>),
+    ServiceCidrs(Vec<ObjectEvent<ServiceCidr>>),
     Node(NodeView),
     Health(SourceKind, JobHealth),
 }
 
 impl actix::Message for SourceEvent {
-    type Result = Answer;
+    type Result = Ack;
 }
 
 impl ActorMessage for SourceEvent {
@@ -115,15 +115,15 @@ impl ActorMessage for SourceEvent {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
-    Taken,
+pub enum Ack {
+    Accepted,
     /// Not taken, because the receiver has lost the earlier events. The source must send everything of this kind
     /// again, beginning with a listing.
-    ListAgain,
+    Relist,
 }
 
 pub trait EventSink: Send + Sync + 'static {
     /// Takes one event. The future completes when there is room for the next, so a source that waits for it cannot
     /// fill memory. Events of one kind are sent one after the other.
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer>;
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack>;
 }

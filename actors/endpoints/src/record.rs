@@ -125,7 +125,7 @@ pub(super) enum Write {
         forgotten: Vec<ServiceName>,
     },
     /// The full state, which replaces what is on disk.
-    Whole {
+    Full {
         meta: Box<Meta>,
         services: RedBlackTreeMapSync<ServiceName, Item>,
         /// With the revision of the deletion.
@@ -135,7 +135,7 @@ pub(super) enum Write {
 
 impl Write {
     pub(super) fn identity(&self) -> (u64, u64) {
-        let (Self::Changes { meta, .. } | Self::Whole { meta, .. }) = self;
+        let (Self::Changes { meta, .. } | Self::Full { meta, .. }) = self;
         (meta.instance_id, meta.rev)
     }
 }
@@ -153,7 +153,7 @@ pub(super) struct Restored {
 pub(super) enum Loaded {
     Nothing,
     Lost(String),
-    Whole(Box<Restored>),
+    Full(Box<Restored>),
 }
 
 fn service_key(name: &ServiceName) -> Vec<u8> {
@@ -181,15 +181,15 @@ impl Chunks<'_> {
     fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), StoreError> {
         self.bytes += key.len() + value.len();
         self.batch.put(Table::Endpoints, key, value);
-        self.spill()
+        self.flush_if_full()
     }
 
     fn delete(&mut self, key: Vec<u8>) -> Result<(), StoreError> {
         self.batch.delete(Table::Endpoints, key);
-        self.spill()
+        self.flush_if_full()
     }
 
-    fn spill(&mut self) -> Result<(), StoreError> {
+    fn flush_if_full(&mut self) -> Result<(), StoreError> {
         if self.batch.len() < CHUNK_RECORDS && self.bytes < CHUNK_BYTES {
             return Ok(());
         }
@@ -249,14 +249,14 @@ impl Chunks<'_> {
 /// # Errors
 /// The store's.
 pub(super) fn write(store: &dyn StateStore, write: &Write) -> Result<(), StoreError> {
-    let (Write::Changes { meta, .. } | Write::Whole { meta, .. }) = write;
+    let (Write::Changes { meta, .. } | Write::Full { meta, .. }) = write;
     let mut chunks = Chunks { store, meta, batch: Batch::new(), bytes: 0, marked: false };
     match write {
         Write::Changes { services, changes, forgotten, .. } => {
             changes.iter().try_for_each(|change| chunks.change(change, services.get(&change.name)))?;
             forgotten.iter().try_for_each(|name| chunks.delete(service_key(name)))?;
         }
-        Write::Whole { services, deleted, .. } => {
+        Write::Full { services, deleted, .. } => {
             let stays = |key: &[u8]| match split_key(key) {
                 Some(Key::Meta) => true,
                 Some(Key::Service(name)) => services.contains_key(&name) || deleted.contains_key(&name),
@@ -303,7 +303,7 @@ pub(super) fn load(store: &dyn StateStore, node_name: &str) -> Result<Loaded, St
         return Ok(Loaded::Nothing);
     }
     let restored = restore(records, node_name);
-    Ok(restored.map_or_else(Loaded::Lost, |restored| Loaded::Whole(Box::new(restored))))
+    Ok(restored.map_or_else(Loaded::Lost, |restored| Loaded::Full(Box::new(restored))))
 }
 
 fn restore(records: Vec<(Vec<u8>, Vec<u8>)>, node_name: &str) -> Result<Restored, String> {
@@ -364,12 +364,12 @@ fn item(
 ) -> Result<Item, String> {
     let mut message = record.message;
     if record.parts > 0 {
-        let mut whole = BytesMut::from(&*message);
+        let mut full = BytesMut::from(&*message);
         for part in 1..=record.parts as usize {
             let bytes = more.remove(&(name.clone(), part));
-            whole.extend_from_slice(&bytes.ok_or_else(|| format!("a part of {name} is missing"))?);
+            full.extend_from_slice(&bytes.ok_or_else(|| format!("a part of {name} is missing"))?);
         }
-        message = whole.freeze();
+        message = full.freeze();
     }
     let head = Head::decode(message.clone()).map_err(|error| format!("cannot decode {name}: {error}"))?;
     match head.endpoints {

@@ -3,10 +3,10 @@
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::inspect::Mailbox;
 
-use super::{Answer, EndpointPublisher, EndpointsCount, EventSink, SourceEvent};
+use super::{Ack, EndpointPublisher, EndpointsCount, EventSink, SourceEvent};
 
 impl EventSink for Mailbox<EndpointPublisher> {
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack> {
         async move {
             // Changes that follow a list are lost with the actor that had the list. Other events are complete by
             // themselves.
@@ -20,7 +20,7 @@ impl EventSink for Mailbox<EndpointPublisher> {
                 restarted(self).await;
                 next = again.clone();
             }
-            Answer::ListAgain
+            Ack::Relist
         }
         .boxed()
     }

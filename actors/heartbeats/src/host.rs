@@ -55,7 +55,7 @@ pub struct HostReadings {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostAsk {
+pub struct HostQuery {
     /// The directory whose file system is `nodefs`.
     pub node_fs: PathBuf,
     /// A directory of the runtime's images.
@@ -66,7 +66,7 @@ pub trait Host: Send + Sync + 'static {
     fn facts(&self) -> HostFacts;
 
     /// Never fails and never takes long: a file system that hangs is an error in the readings.
-    fn read(&self, ask: HostAsk) -> BoxFuture<'static, HostReadings>;
+    fn read(&self, ask: HostQuery) -> BoxFuture<'static, HostReadings>;
 
     /// Time since boot, including suspend (CLOCK_BOOTTIME): with [`HostFacts::boot_id`] it measures the time across a
     /// restart of the process, independent of the wall clock.

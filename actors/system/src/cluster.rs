@@ -100,7 +100,7 @@ pub struct Written {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LeaseSeen {
+pub struct ObservedLease {
     pub written: Written,
     /// `metadata.uid` of the owner of kind Node.
     pub owner_uid: Option<String>,
@@ -150,14 +150,14 @@ pub struct LeasePatch {
     /// Set if the Lease has no owner, or an earlier Node of the same name.
     pub owner: Option<Owner>,
     /// Set if the holder changes.
-    pub acquire: Option<Acquire>,
+    pub acquire: Option<LeaseHolder>,
     /// Remove `metadata.managedFields`, which is larger than the rest of the Lease and is stored with every renewal.
     /// The API server does not create it again, so this is requested once.
-    pub forget_managers: bool,
+    pub drop_managed_fields: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Acquire {
+pub struct LeaseHolder {
     /// `spec.holderIdentity`.
     pub holder: String,
     /// `spec.acquireTime`, in Unix microseconds.
@@ -169,7 +169,7 @@ pub struct Acquire {
 pub trait LeaseApi: Send + Sync + 'static {
     fn server(&self) -> String;
 
-    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>>;
+    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<ObservedLease, ApiError>>;
 
     /// POST.
     fn create_lease(&self, lease: LeaseCreate) -> BoxFuture<'static, Result<Written, ApiError>>;

@@ -8,16 +8,16 @@ use std::{sync::Arc, time::Duration};
 use keelson_storage::{StateStore, StoreError, StoreState};
 
 /// Time that an actor waits for the store when it starts. After that it starts without persisted state.
-const OPEN_PATIENCE: Duration = Duration::from_secs(2);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Waits for the store to be open, at most [`OPEN_PATIENCE`].
+/// Waits for the store to be open, at most [`OPEN_TIMEOUT`].
 pub async fn wait_for_store(store: &dyn StateStore) {
     let mut state = store.subscribe();
     // If the store is not open, the next call returns the reason.
-    let _ = tokio::time::timeout(OPEN_PATIENCE, state.wait_for(StoreState::is_open)).await;
+    let _ = tokio::time::timeout(OPEN_TIMEOUT, state.wait_for(StoreState::is_open)).await;
 }
 
-/// Reads from the store on another thread, once it is open or after [`OPEN_PATIENCE`].
+/// Reads from the store on another thread, once it is open or after [`OPEN_TIMEOUT`].
 ///
 /// # Errors
 /// The inner one is the store's: [`StoreError::NotOpen`] if it is not open by then. The outer one: the reading thread

@@ -1,6 +1,6 @@
 //! Reports of other actors to the StatusReporter.
 //!
-//! Owns: the types of these reports: [`RuntimeReport`] of the container runtime, [`FlowView`] of the image pulls,
+//! Owns: the types of these reports: [`RuntimeReport`] of the container runtime, [`PullsView`] of the image pulls,
 //! [`EndpointsView`] of the service endpoints. In: values from these actors. Out: the same values, for the node
 //! status and its conditions. No logic.
 
@@ -43,7 +43,7 @@ pub struct RuntimeImage {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FlowView {
+pub struct PullsView {
     pub queued: u32,
     /// Pulls with a slot, under the limit and beside it.
     pub running: u32,
@@ -51,21 +51,21 @@ pub struct FlowView {
     pub oldest_wait: Option<Duration>,
     /// Since any pull last made progress (a new reading) or ended, on the monotonic clock; `None`: not since the
     /// start. Meaningless on an idle node: check `oldest_wait` and `running` too.
-    pub since_moved: Option<Duration>,
-    pub runtime: RuntimeFlow,
+    pub since_progress: Option<Duration>,
+    pub runtime: RuntimeAvailability,
     /// The journal on disk is complete. `false`: the state of pulls is only in memory.
     pub durable: bool,
 }
 
-/// Whether the container runtime is available, for [`FlowView`].
+/// Whether the container runtime is available, for [`PullsView`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RuntimeFlow {
+pub enum RuntimeAvailability {
     /// Not checked yet.
     Unknown,
     Up,
-    Away {
+    Down {
         /// On the monotonic clock.
-        away_for: Duration,
+        down_for: Duration,
         reason: String,
     },
 }

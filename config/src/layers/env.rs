@@ -46,7 +46,7 @@ pub(crate) fn read(env: &BTreeMap<String, String>, found: &mut Findings) -> Laye
 fn variable(layer: &mut Layer, found: &mut Findings, name: &str, (section, key): (&str, &str), value: &str) {
     let section = section.to_lowercase();
     let key = match section == GATES_SECTION {
-        true => gates::spelt(key).map_or_else(|| key.to_owned(), Into::into),
+        true => gates::canonical_name(key).map_or_else(|| key.to_owned(), Into::into),
         false => key.to_lowercase(),
     };
     let at = Origin::Env(name.to_owned());

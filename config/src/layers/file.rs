@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
 
 /// `required`: the file was named explicitly.
 pub(crate) fn read(path: &Path, required: bool, found: &mut Findings) -> Outcome {
-    let whole = |reason: String| {
+    let file_error = |reason: String| {
         let place = Origin::File { path: path.into(), line: 0, column: 0 };
         (place, Fault::Unreadable { reason })
     };
@@ -35,13 +35,13 @@ pub(crate) fn read(path: &Path, required: bool, found: &mut Findings) -> Outcome
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound && !required => return Outcome::Absent,
         Err(e) => {
-            let (place, fault) = whole(e.to_string());
+            let (place, fault) = file_error(e.to_string());
             found.add(place, None, fault);
             return Outcome::Broken;
         }
     };
     if bytes.len() as u64 > MAX_BYTES {
-        let (place, fault) = whole(format!("the file is larger than {MAX_BYTES} bytes"));
+        let (place, fault) = file_error(format!("the file is larger than {MAX_BYTES} bytes"));
         found.add(place, None, fault);
         return Outcome::Broken;
     }

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_would_be_right() {
+    fn invalid_values_are_refused_with_a_hint() {
         for (words, said) in [
             (&["--target", "localhost:80"][..], "write unix:///PATH or tcp://HOST:PORT"),
             (&["--error-delay", "5"], "write a number with the unit ms, s, m or h"),

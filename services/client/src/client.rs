@@ -9,9 +9,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Api, DiffStore, Error, Handlers, Options, Position, State, Trouble,
+    Api, DiffStore, Error, ErrorReport, Handlers, Options, Position, State,
     connection::{Connection, Watch},
-    retry::Troubles,
+    retry::ErrorLog,
     store::Batch,
 };
 
@@ -23,7 +23,7 @@ use crate::{
 pub struct Client {
     options: Options,
     cancel: CancellationToken,
-    troubles: Troubles,
+    errors: ErrorLog,
     link: Link,
     /// The state that was received last; the next request starts from it.
     position: Position,
@@ -51,7 +51,7 @@ impl Client {
         let position = Position { instance_id: options.instance_id, rev: options.rev, ..Position::default() };
         Self {
             cancel: CancellationToken::new(),
-            troubles: Troubles::new(options.error_delay),
+            errors: ErrorLog::new(options.error_delay),
             link: Link::None,
             position,
             received: false,
@@ -94,14 +94,14 @@ impl Client {
 
     /// Sets a callback for errors, in addition to the log lines of `tracing`. Of consecutive errors it is called for
     /// the 1st, 2nd, 4th, 8th and so on, and for each kind when it occurs first.
-    pub fn on_trouble(&mut self, callback: impl FnMut(&Trouble<'_>) + Send + 'static) {
-        self.troubles.on_trouble(Box::new(callback));
+    pub fn on_error(&mut self, callback: impl FnMut(&ErrorReport<'_>) + Send + 'static) {
+        self.errors.on_error(Box::new(callback));
     }
 
     /// Sets a callback for the first state after errors. The state may be the same as before the errors; the consumer
     /// is then not called.
     pub fn on_recovery(&mut self, callback: impl FnMut() + Send + 'static) {
-        self.troubles.on_recovery(Box::new(callback));
+        self.errors.on_recovery(Box::new(callback));
     }
 
     /// The last received state; [`Options::instance_id`] and [`Options::rev`] resume from it.
@@ -119,7 +119,7 @@ impl Client {
                 Ok(state) => {
                     self.position = state.position.clone();
                     self.received = true;
-                    self.troubles.well();
+                    self.errors.record_success();
                     return Some(state);
                 }
                 Err(error) => self.give_up(&error, &cancel).await,
@@ -144,7 +144,7 @@ impl Client {
                 Err(error) => Err(error),
             };
             match delivered {
-                Ok(()) => self.troubles.well(),
+                Ok(()) => self.errors.record_success(),
                 Err(error) => self.give_up(&error, &cancel).await,
             }
         }
@@ -171,7 +171,7 @@ impl Client {
     /// Reports an error, closes the connection and waits.
     async fn give_up(&mut self, error: &Error, cancel: &CancellationToken) {
         self.link = Link::None;
-        let pause: Duration = self.troubles.note(error);
+        let pause: Duration = self.errors.record_error(error);
         cancel.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 

@@ -164,7 +164,7 @@ impl Watch {
     /// The stream ended or broke, or an item is malformed. The incomplete state is discarded.
     pub(crate) async fn batch(&mut self) -> Result<Batch, Error> {
         let mut begun = false;
-        let mut whole = false;
+        let mut is_full = false;
         let mut node: Option<NodeInfo> = None;
         let mut services: BTreeMap<ServiceName, Option<Bytes>> = BTreeMap::new();
         loop {
@@ -174,7 +174,7 @@ impl Watch {
             begun = true;
             match WatchItem::read(&message)? {
                 WatchItem::Reset => {
-                    (whole, node) = (true, None);
+                    (is_full, node) = (true, None);
                     services.clear();
                 }
                 WatchItem::Set(raw) => {
@@ -185,14 +185,14 @@ impl Watch {
                 }
                 WatchItem::Node(info) => node = Some(info),
                 WatchItem::Sync(sync) => {
-                    if std::mem::take(&mut self.reset_first) && !whole {
+                    if std::mem::take(&mut self.reset_first) && !is_full {
                         return Err(Error::malformed("deltas without a full state before them"));
                     }
-                    if whole {
+                    if is_full {
                         services.retain(|_, service| service.is_some());
                     }
                     let services = services.into_iter().collect();
-                    return Ok(Batch { whole, position: sync.into(), node, services });
+                    return Ok(Batch { is_full, position: sync.into(), node, services });
                 }
                 WatchItem::Unknown => {}
             }

@@ -24,7 +24,7 @@ pub enum Error {
         reason: String,
     },
     /// The server refused, failed, or the connection was closed.
-    #[error("{}", said(status, *within))]
+    #[error("{}", describe_status(status, *within))]
     Status {
         /// The status that the server sent, or one that describes the broken connection.
         status: Box<Status>,
@@ -115,7 +115,7 @@ fn chain(error: &dyn StdError) -> String {
     text
 }
 
-fn said(status: &Status, within: bool) -> String {
+fn describe_status(status: &Status, within: bool) -> String {
     let code = status.code();
     let mut text = match (code, status.message()) {
         (Code::Unimplemented, message) => {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_where_and_what_to_do() {
+    fn errors_name_the_target_and_the_remedy() {
         let target = Target::default();
         let connect = |kind: io::ErrorKind| Error::connect(&target, &io::Error::from(kind)).to_string();
         assert!(

@@ -33,7 +33,7 @@
 //! status to the agent, and two complete programs in the folder `examples`.
 //!
 //! Owns: connections, retries, comparison. In: [`Options`]. Out: calls of [`Handlers`], or [`State`]s; errors to
-//! `tracing` and [`Client::on_trouble`].
+//! `tracing` and [`Client::on_error`].
 
 #![deny(missing_docs)] // Other projects link this crate.
 
@@ -60,7 +60,7 @@ pub use error::{BoxError, Error};
 pub use handlers::Handlers;
 pub use options::{Api, Options};
 pub use report::{Reported, Reporter, report};
-pub use retry::Trouble;
+pub use retry::ErrorReport;
 pub use state::{Position, RawService, ServiceName, State};
 pub use store::DiffStore;
 pub use target::{DEFAULT_TARGET, Target, TargetError};

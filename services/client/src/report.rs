@@ -22,7 +22,7 @@ const REASON: usize = 1024;
 #[must_use]
 pub enum Reported {
     /// The agent accepted it.
-    Taken,
+    Accepted,
     /// The agent is too old to support reports. This is not an error.
     Unsupported,
 }
@@ -44,7 +44,7 @@ pub async fn report(target: &Target, backend: Backend) -> Result<Reported, Error
 /// let mut reporter = Reporter::new(Target::default());
 /// let backend = Backend { name: "nft".into(), pid: std::process::id(), state: "pending".into(), ..Backend::default() };
 /// if let Err(error) = reporter.report(backend).await {
-///     tracing::debug!(%error, "the agent was not told");
+///     tracing::debug!(%error, "cannot report the status to the agent");
 /// }
 /// # }
 /// ```
@@ -53,7 +53,7 @@ pub struct Reporter {
     options: Options,
     connection: Option<Connection>,
     /// That the agent does not support reports was logged.
-    said: bool,
+    is_unsupported_logged: bool,
 }
 
 impl Reporter {
@@ -62,7 +62,7 @@ impl Reporter {
     pub fn new(target: Target) -> Self {
         // Reports every few seconds make pings unnecessary.
         let options = Options { target, keep_alive: Duration::ZERO, ..Options::default() };
-        Self { options, connection: None, said: false }
+        Self { options, connection: None, is_unsupported_logged: false }
     }
 
     /// Sends a report. The reason is put on one line and cut to the length that the agent accepts. That the agent does
@@ -90,11 +90,11 @@ impl Reporter {
         match answer {
             Ok(()) => {
                 self.connection = Some(connection);
-                Ok(Reported::Taken)
+                Ok(Reported::Accepted)
             }
             Err(error) if error.is_unimplemented() => {
                 self.connection = Some(connection);
-                if !std::mem::replace(&mut self.said, true) {
+                if !std::mem::replace(&mut self.is_unsupported_logged, true) {
                     tracing::info!(target = %self.options.target, "agent does not support reports; this \
                                                                    backend is not shown");
                 }

@@ -1,7 +1,7 @@
 //! Retries after errors.
 //!
-//! Owns: [`Troubles`], which counts errors, limits the rate of their log lines, and computes pauses. In: errors, and
-//! received states. Out: log lines, [`Trouble`]s to a callback, pauses.
+//! Owns: [`ErrorLog`], which counts errors, limits the rate of their log lines, and computes pauses. In: errors, and
+//! received states. Out: log lines, [`ErrorReport`]s to a callback, pauses.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ const DOUBLINGS: u32 = 4;
 
 /// An error as a callback receives it.
 #[derive(Debug)]
-pub struct Trouble<'a> {
+pub struct ErrorReport<'a> {
     /// The latest error.
     pub error: &'a Error,
     /// Number of consecutive failed attempts, this one included; states received only for a moment in between do not
@@ -30,42 +30,42 @@ pub struct Trouble<'a> {
     pub attempts: u64,
 }
 
-pub(crate) type Callback = Box<dyn FnMut(&Trouble<'_>) + Send>;
+pub(crate) type Callback = Box<dyn FnMut(&ErrorReport<'_>) + Send>;
 pub(crate) type Recovery = Box<dyn FnMut() + Send>;
 
 /// A series of errors.
-pub(crate) struct Troubles {
+pub(crate) struct ErrorLog {
     longest_pause: Duration,
     callback: Option<Callback>,
     recovery: Option<Recovery>,
     attempts: u64,
     /// Kinds of errors that were logged in this series.
-    said: Vec<Discriminant<Error>>,
+    logged_kinds: Vec<Discriminant<Error>>,
     last: Option<Instant>,
     /// An error was logged, and its end not yet.
     failing: bool,
 }
 
-impl fmt::Debug for Troubles {
+impl fmt::Debug for ErrorLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Troubles").field("attempts", &self.attempts).finish_non_exhaustive()
+        f.debug_struct("ErrorLog").field("attempts", &self.attempts).finish_non_exhaustive()
     }
 }
 
-impl Troubles {
+impl ErrorLog {
     pub(crate) fn new(longest_pause: Duration) -> Self {
         Self {
             longest_pause,
             callback: None,
             recovery: None,
             attempts: 0,
-            said: Vec::new(),
+            logged_kinds: Vec::new(),
             last: None,
             failing: false,
         }
     }
 
-    pub(crate) fn on_trouble(&mut self, callback: Callback) {
+    pub(crate) fn on_error(&mut self, callback: Callback) {
         self.callback = Some(callback);
     }
 
@@ -74,33 +74,33 @@ impl Troubles {
     }
 
     /// Records an error, and returns how long to wait.
-    pub(crate) fn note(&mut self, error: &Error) -> Duration {
+    pub(crate) fn record_error(&mut self, error: &Error) -> Duration {
         let now = Instant::now();
         let quiet = self.longest_pause.saturating_mul(QUIET);
         if !self.failing && self.last.is_none_or(|last| now.duration_since(last) >= quiet) {
             self.attempts = 0;
-            self.said.clear();
+            self.logged_kinds.clear();
         }
         self.last = Some(now);
         self.failing = true;
         self.attempts += 1;
         let kind = mem::discriminant(error);
-        if self.attempts.is_power_of_two() || !self.said.contains(&kind) {
+        if self.attempts.is_power_of_two() || !self.logged_kinds.contains(&kind) {
             tracing::warn!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
             if let Some(callback) = &mut self.callback {
-                callback(&Trouble { error, attempts: self.attempts });
+                callback(&ErrorReport { error, attempts: self.attempts });
             }
         } else {
             tracing::debug!(attempts = self.attempts, %error, "cannot read endpoints; retrying");
         }
-        if !self.said.contains(&kind) {
-            self.said.push(kind);
+        if !self.logged_kinds.contains(&kind) {
+            self.logged_kinds.push(kind);
         }
         jittered(pause(self.longest_pause, self.attempts), RandomState::new().hash_one(self.attempts))
     }
 
     /// Records that a state was received and applied.
-    pub(crate) fn well(&mut self) {
+    pub(crate) fn record_success(&mut self) {
         if mem::take(&mut self.failing) {
             tracing::info!(attempts = self.attempts, "reading endpoints again");
             if let Some(callback) = &mut self.recovery {
@@ -117,8 +117,8 @@ fn pause(longest: Duration, attempts: u64) -> Duration {
 }
 
 /// Between half of the pause and all of it.
-fn jittered(pause: Duration, chance: u64) -> Duration {
-    let parts = u32::try_from(chance % 1025).unwrap_or(0);
+fn jittered(pause: Duration, random: u64) -> Duration {
+    let parts = u32::try_from(random % 1025).unwrap_or(0);
     pause / 2 + (pause / 2048).saturating_mul(parts)
 }
 
@@ -130,12 +130,12 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn troubles() -> (Troubles, Arc<Mutex<Vec<u64>>>) {
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let mut troubles = Troubles::new(SECOND);
-        let sink = said.clone();
-        troubles.on_trouble(Box::new(move |trouble| sink.lock().unwrap().push(trouble.attempts)));
-        (troubles, said)
+    fn errors() -> (ErrorLog, Arc<Mutex<Vec<u64>>>) {
+        let attempts_seen = Arc::new(Mutex::new(Vec::new()));
+        let mut errors = ErrorLog::new(SECOND);
+        let sink = attempts_seen.clone();
+        errors.on_error(Box::new(move |report| sink.lock().unwrap().push(report.attempts)));
+        (errors, attempts_seen)
     }
 
     #[test]
@@ -143,45 +143,45 @@ mod tests {
         let pauses: Vec<u128> = (1..8).map(|attempts| pause(SECOND, attempts).as_micros()).collect();
         assert_eq!(pauses, [62_500, 125_000, 250_000, 500_000, 1_000_000, 1_000_000, 1_000_000]);
         assert_eq!(pause(SECOND, u64::MAX), SECOND);
-        for chance in [0, 1, 512, 1024, u64::MAX] {
-            let pause = jittered(SECOND, chance);
-            assert!(pause >= SECOND / 2 && pause <= SECOND, "{chance}: {pause:?}");
+        for random in [0, 1, 512, 1024, u64::MAX] {
+            let pause = jittered(SECOND, random);
+            assert!(pause >= SECOND / 2 && pause <= SECOND, "{random}: {pause:?}");
         }
         assert_ne!(jittered(SECOND, 0), jittered(SECOND, 1024));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_same_error_is_said_ever_less_often() {
-        let (mut troubles, said) = troubles();
+    async fn the_same_error_is_logged_less_often() {
+        let (mut errors, attempts_seen) = errors();
         for _ in 0..1000 {
-            let pause = troubles.note(&Error::Ended("too early"));
+            let pause = errors.record_error(&Error::Ended("too early"));
             assert!(pause <= SECOND);
         }
-        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
-        troubles.note(&Error::malformed("something else"));
-        assert_eq!(said.lock().unwrap().last(), Some(&1001));
-        troubles.note(&Error::malformed("something else"));
-        assert_eq!(said.lock().unwrap().last(), Some(&1001));
+        assert_eq!(*attempts_seen.lock().unwrap(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+        errors.record_error(&Error::malformed("something else"));
+        assert_eq!(attempts_seen.lock().unwrap().last(), Some(&1001));
+        errors.record_error(&Error::malformed("something else"));
+        assert_eq!(attempts_seen.lock().unwrap().last(), Some(&1001));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_row_ends_when_it_was_quiet_for_long() {
-        let (mut troubles, said) = troubles();
+    async fn a_series_of_errors_ends_after_a_quiet_time() {
+        let (mut errors, attempts_seen) = errors();
         for _ in 0..3 {
-            troubles.note(&Error::Ended("too early"));
-            troubles.well();
+            errors.record_error(&Error::Ended("too early"));
+            errors.record_success();
         }
-        assert_eq!(troubles.attempts, 3, "a state in between does not end it");
+        assert_eq!(errors.attempts, 3, "a state in between does not end it");
         tokio::time::advance(9 * SECOND).await;
-        assert!(troubles.note(&Error::Ended("too early")) >= SECOND / 4);
-        assert_eq!(troubles.attempts, 4);
+        assert!(errors.record_error(&Error::Ended("too early")) >= SECOND / 4);
+        assert_eq!(errors.attempts, 4);
         tokio::time::advance(11 * SECOND).await;
-        troubles.note(&Error::Ended("too early"));
-        assert_eq!(troubles.attempts, 5, "nothing has been well since");
-        troubles.well();
+        errors.record_error(&Error::Ended("too early"));
+        assert_eq!(errors.attempts, 5, "no success since");
+        errors.record_success();
         tokio::time::advance(11 * SECOND).await;
-        assert!(troubles.note(&Error::Ended("too early")) <= SECOND / 16);
-        assert_eq!(troubles.attempts, 1);
-        assert_eq!(*said.lock().unwrap(), [1, 2, 4, 1]);
+        assert!(errors.record_error(&Error::Ended("too early")) <= SECOND / 16);
+        assert_eq!(errors.attempts, 1);
+        assert_eq!(*attempts_seen.lock().unwrap(), [1, 2, 4, 1]);
     }
 }

@@ -24,7 +24,7 @@ const DECODED_AT_ONCE: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// A full state: Services that are not listed do not exist.
-    pub(crate) whole: bool,
+    pub(crate) is_full: bool,
     pub(crate) position: Position,
     pub(crate) node: Option<NodeInfo>,
     /// In the order of their names, which are unique; `None`: deleted.
@@ -34,7 +34,7 @@ pub(crate) struct Batch {
 impl From<State> for Batch {
     fn from(state: State) -> Self {
         let services = state.services.into_iter().map(|RawService { name, bytes }| (name, Some(bytes)));
-        Self { whole: true, position: state.position, node: state.node, services: services.collect() }
+        Self { is_full: true, position: state.position, node: state.node, services: services.collect() }
     }
 }
 
@@ -47,7 +47,7 @@ pub struct DiffStore {
     node: Option<NodeInfo>,
     last: Option<Position>,
     /// The consumer resumed, and holds more than is known here.
-    more_is_held: bool,
+    has_unknown_services: bool,
     hasher: RandomState,
     decoded: u64,
 }
@@ -66,7 +66,7 @@ struct Plan {
     sets: Vec<Set>,
     node: Option<NodeInfo>,
     position: Position,
-    whole: bool,
+    is_full: bool,
 }
 
 impl DiffStore {
@@ -78,7 +78,7 @@ impl DiffStore {
 
     /// As [`Self::new`], for a consumer that resumes and may hold Services that are not named.
     pub(crate) fn resumed(held: impl IntoIterator<Item = ServiceName>) -> Self {
-        Self { more_is_held: true, ..Self::new(held) }
+        Self { has_unknown_services: true, ..Self::new(held) }
     }
 
     /// Delivers the changes that lead to this state: see [`Handlers`]. Nothing is delivered if nothing has changed and
@@ -112,9 +112,9 @@ impl DiffStore {
 
     /// Compares, and decodes what has changed; does not change the store.
     fn plan(&mut self, batch: Batch) -> Result<Plan, Error> {
-        let Batch { whole, position, node, services } = batch;
+        let Batch { is_full, position, node, services } = batch;
         let mut deletes = Vec::new();
-        if whole {
+        if is_full {
             let gone = |name: &&ServiceName| services.binary_search_by(|(other, _)| other.cmp(name)).is_err();
             deletes.extend(self.held.keys().filter(gone).cloned());
         }
@@ -127,7 +127,7 @@ impl DiffStore {
                         sets.push(Set { name, bytes, hash, decoded: None });
                     }
                 }
-                None if self.more_is_held || self.held.contains_key(&name) => deletes.push(name),
+                None if self.has_unknown_services || self.held.contains_key(&name) => deletes.push(name),
                 None => {}
             }
         }
@@ -138,11 +138,11 @@ impl DiffStore {
             set.decoded = Some(decode(&set.name, &set.bytes)?).filter(|_| total <= DECODED_AT_ONCE);
         }
         let node = node.filter(|node| self.node.as_ref() != Some(node));
-        Ok(Plan { deletes, sets, node, position, whole })
+        Ok(Plan { deletes, sets, node, position, is_full })
     }
 
     async fn call(&mut self, plan: Plan, handlers: &mut impl Handlers) -> Result<(), Error> {
-        let Plan { deletes, sets, node, position, whole } = plan;
+        let Plan { deletes, sets, node, position, is_full } = plan;
         // Until `sync` succeeds, delivered Services count as neither present nor deleted.
         let before = self.last.take();
         if let Some(node) = &node {
@@ -180,7 +180,7 @@ impl DiffStore {
             self.held.remove(name);
         }
         self.held.extend(set_now.into_iter().map(|(name, hash)| (name, Some(hash))));
-        self.more_is_held &= !whole;
+        self.has_unknown_services &= !is_full;
         self.node = node.or(self.node.take());
         self.last = Some(position);
         Ok(())
@@ -238,7 +238,7 @@ mod tests {
         Position { instance_id: 1, rev, ..Position::default() }
     }
 
-    fn whole(rev: u64, services: &[(&str, i32)]) -> Batch {
+    fn full_batch(rev: u64, services: &[(&str, i32)]) -> Batch {
         let services = services
             .iter()
             .map(|&(service, version)| RawService { name: name(service), bytes: bytes(service, version) });
@@ -249,7 +249,7 @@ mod tests {
         let sets = sets.iter().map(|&(service, version)| (name(service), Some(bytes(service, version))));
         let mut services: Vec<_> = sets.chain(deletes.iter().map(|service| (name(service), None))).collect();
         services.sort();
-        Batch { whole: false, position: at(rev), node: None, services }
+        Batch { is_full: false, position: at(rev), node: None, services }
     }
 
     async fn calls(store: &mut DiffStore, batch: Batch) -> String {
@@ -266,26 +266,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_has_changed_is_decoded_and_delivered() {
+    async fn only_changed_services_are_decoded_and_delivered() {
         let mut store = DiffStore::default();
-        assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
+        assert_eq!(calls(&mut store, full_batch(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
         assert_eq!(store.decoded(), 3);
-        assert_eq!(calls(&mut store, whole(2, &[("a", 1), ("b", 2), ("d", 1)])).await, "-c b=2 d=1 @2");
+        assert_eq!(calls(&mut store, full_batch(2, &[("a", 1), ("b", 2), ("d", 1)])).await, "-c b=2 d=1 @2");
         assert_eq!(store.decoded(), 5);
-        assert_eq!(calls(&mut store, whole(3, &[("a", 1), ("b", 2), ("d", 1)])).await, "@3");
-        assert_eq!(calls(&mut store, whole(3, &[("a", 1), ("b", 2), ("d", 1)])).await, "", "nothing at all");
+        assert_eq!(calls(&mut store, full_batch(3, &[("a", 1), ("b", 2), ("d", 1)])).await, "@3");
+        assert_eq!(
+            calls(&mut store, full_batch(3, &[("a", 1), ("b", 2), ("d", 1)])).await,
+            "",
+            "nothing at all"
+        );
         assert_eq!(store.decoded(), 5);
         assert_eq!(calls(&mut store, changes(4, &[("a", 2), ("b", 2)], &["d", "x"])).await, "-d a=2 @4");
         assert_eq!(store.decoded(), 6);
-        assert_eq!(calls(&mut store, whole(5, &[])).await, "-a -b @5");
+        assert_eq!(calls(&mut store, full_batch(5, &[])).await, "-a -b @5");
     }
 
     #[tokio::test]
     async fn the_node_comes_when_it_has_changed_and_staleness_when_it_does() {
         let mut store = DiffStore::default();
         let node = |zone: &str| Some(NodeInfo { zone: zone.into(), ..Default::default() });
-        assert_eq!(calls(&mut store, Batch { node: node("z"), ..whole(1, &[]) }).await, "node z @1");
-        assert_eq!(calls(&mut store, Batch { node: node("z"), ..whole(2, &[]) }).await, "@2");
+        assert_eq!(calls(&mut store, Batch { node: node("z"), ..full_batch(1, &[]) }).await, "node z @1");
+        assert_eq!(calls(&mut store, Batch { node: node("z"), ..full_batch(2, &[]) }).await, "@2");
         assert_eq!(calls(&mut store, Batch { node: node("y"), ..changes(3, &[], &[]) }).await, "node y @3");
         let mut stale = changes(3, &[], &[]);
         stale.position.stale = true;
@@ -295,48 +299,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_an_error_the_next_state_is_offered_whole() {
+    async fn after_an_error_the_next_state_is_a_full_state() {
         let mut store = DiffStore::default();
-        assert_eq!(calls(&mut store, whole(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
+        assert_eq!(calls(&mut store, full_batch(1, &[("a", 1), ("b", 1), ("c", 1)])).await, "a=1 b=1 c=1 @1");
         assert_eq!(failing(&mut store, changes(2, &[("a", 2), ("n", 1)], &["b"])).await, "-b a=2 n=1 @2");
         // b may have been deleted and n set, so both are deleted.
-        assert_eq!(failing(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
-        assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
-        assert_eq!(calls(&mut store, whole(3, &[("a", 2), ("c", 1)])).await, "");
-        assert_eq!(calls(&mut store, whole(4, &[("a", 2)])).await, "-c @4");
+        assert_eq!(failing(&mut store, full_batch(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
+        assert_eq!(calls(&mut store, full_batch(3, &[("a", 2), ("c", 1)])).await, "-b -n a=2 c=1 @3");
+        assert_eq!(calls(&mut store, full_batch(3, &[("a", 2), ("c", 1)])).await, "");
+        assert_eq!(calls(&mut store, full_batch(4, &[("a", 2)])).await, "-c @4");
     }
 
     #[tokio::test]
-    async fn what_was_held_before_is_deleted_when_it_is_gone() {
+    async fn services_held_before_are_deleted_when_they_are_gone() {
         let mut store = DiffStore::new([name("a"), name("b")]);
-        assert_eq!(calls(&mut store, whole(1, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @1");
+        assert_eq!(calls(&mut store, full_batch(1, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @1");
         let mut store = DiffStore::resumed([]);
         assert_eq!(calls(&mut store, changes(5, &[("c", 1)], &["a"])).await, "-a c=1 @5");
-        assert_eq!(calls(&mut store, whole(6, &[])).await, "-c @6");
+        assert_eq!(calls(&mut store, full_batch(6, &[])).await, "-c @6");
         assert_eq!(calls(&mut store, changes(7, &[], &["x"])).await, "@7", "by now all is known");
     }
 
     #[tokio::test]
-    async fn of_a_state_that_cannot_be_decoded_nothing_is_delivered() {
+    async fn a_state_that_cannot_be_decoded_is_not_delivered() {
         let mut store = DiffStore::default();
-        calls(&mut store, whole(1, &[("a", 1)])).await;
-        let mut broken = whole(2, &[("a", 2), ("b", 1)]);
+        calls(&mut store, full_batch(1, &[("a", 1)])).await;
+        let mut broken = full_batch(2, &[("a", 2), ("b", 1)]);
         let Some(bytes) = &mut broken.services[1].1 else { panic!() };
         *bytes = [bytes, &[0x3a, 200][..]].concat().into();
         let mut handlers = Calls::default();
         let error = store.deliver_batch(broken, &mut handlers).await.unwrap_err();
         assert!(error.to_string().contains("cannot decode Service ns/b"), "{error}");
         assert!(handlers.calls.is_empty());
-        assert_eq!(calls(&mut store, whole(2, &[("a", 1), ("b", 1)])).await, "b=1 @2");
+        assert_eq!(calls(&mut store, full_batch(2, &[("a", 1), ("b", 1)])).await, "b=1 @2");
     }
 
     #[tokio::test]
-    async fn more_than_is_decoded_at_once_is_delivered_all_the_same() {
+    async fn more_services_than_one_chunk_are_delivered() {
         let names: Vec<String> =
             (0..3000).map(|number| format!("s{number:04}-{}", "x".repeat(500))).collect();
         let services: Vec<(&str, i32)> = names.iter().map(|name| (&**name, 1)).collect();
         let mut store = DiffStore::default();
-        let text = calls(&mut store, whole(1, &services)).await;
+        let text = calls(&mut store, full_batch(1, &services)).await;
         assert_eq!(text.split(' ').count(), 3001);
         assert_eq!(store.decoded(), 3000);
         assert!(names.iter().zip(text.split(' ')).all(|(name, call)| call == format!("{name}=1")));

@@ -9,7 +9,7 @@ use std::{fmt, str::FromStr};
 pub const DEFAULT_TARGET: &str = "unix:///run/keelson-endpoints/endpoints.sock";
 
 /// Maximum length of the path of a unix socket in bytes (`sun_path` without its terminator).
-const LONGEST_PATH: usize = 107;
+const MAX_PATH_LEN: usize = 107;
 
 /// Address of a server: `unix:///run/keelson-endpoints/endpoints.sock` or `tcp://127.0.0.1:12345`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -81,7 +81,7 @@ fn unix_path(path: &str) -> Result<&str, &'static str> {
     match path {
         "" | "/" => Err("the path is missing"),
         _ if !path.starts_with('/') => Err("the path is not absolute"),
-        _ if path.len() > LONGEST_PATH => {
+        _ if path.len() > MAX_PATH_LEN => {
             Err("the path is longer than 107 bytes, the limit of a unix socket")
         }
         _ if path.contains('\0') => Err("the path contains a NUL byte"),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_a_reason() {
+    fn invalid_targets_are_refused_with_a_reason() {
         for (text, reason) in [
             ("", "neither unix:// nor tcp://"),
             ("/run/x.sock", "neither unix:// nor tcp://"),

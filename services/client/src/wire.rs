@@ -103,9 +103,9 @@ fn message<M: Message + Default>(bytes: &[u8]) -> Result<M, Error> {
 }
 
 /// Two messages of the same field are merged, which protobuf defines as the concatenation of their bytes.
-fn merge(slot: &mut Option<Bytes>, whole: &Bytes, value: &[u8]) {
+fn merge(slot: &mut Option<Bytes>, is_full: &Bytes, value: &[u8]) {
     *slot = Some(match slot.take() {
-        None => whole.slice_ref(value),
+        None => is_full.slice_ref(value),
         Some(before) => [&before, value].concat().into(),
     });
 }
@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_prost_reads_is_read_alike_and_nothing_panics(bytes: Vec<u8>) {
+        fn decoding_agrees_with_prost_and_does_not_panic(bytes: Vec<u8>) {
             let bytes = Bytes::from(bytes);
             if let (Ok(ours), Ok(item)) = (NextItem::read(&bytes), local::NextItem::decode(bytes.clone())) {
                 prop_assert_eq!(ours.next, item.next);

@@ -17,10 +17,10 @@ use keelson_client::{
 use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 
 /// Records the errors that a client reports.
-fn noted(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
+fn recorded_errors(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
     let errors = Arc::new(Mutex::new(Vec::new()));
     let sink = errors.clone();
-    client.on_trouble(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
+    client.on_error(move |report| sink.lock().unwrap().push(report.error.to_string()));
     errors
 }
 
@@ -64,7 +64,7 @@ async fn e20_a_state_that_becomes_stale_comes_again() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         for (rev, known, stale) in [(0, false, false), (1, false, true), (1, true, false)] {
             let call = server.call().await;
@@ -86,7 +86,7 @@ async fn e20_a_state_that_becomes_stale_comes_again() {
 }
 
 #[tokio::test]
-async fn it_starts_where_it_is_told_to_and_says_what_it_wants() {
+async fn the_request_has_the_start_position_and_the_conditions() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let required = keelson_client::localnetv1::EndpointConditions { selected: true, ..Default::default() };
@@ -103,10 +103,10 @@ async fn it_starts_where_it_is_told_to_and_says_what_it_wants() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_absent_is_waited_for() {
+async fn an_absent_server_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         while errors.lock().unwrap().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -129,7 +129,7 @@ async fn recovers_from(
     let (_folder, path, place) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options(place));
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1)]).await;
         fail(server.expect("Next", 7, 1).await).await;
@@ -147,7 +147,7 @@ async fn recovers(fail: impl AsyncFnOnce(common::Call), said: &str) {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_in_the_middle_is_thrown_away() {
+async fn a_stream_that_fails_in_the_middle_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
@@ -157,7 +157,7 @@ async fn a_stream_that_fails_in_the_middle_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_without_a_status_is_thrown_away() {
+async fn a_stream_that_ends_without_a_status_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
@@ -166,7 +166,7 @@ async fn a_stream_that_ends_without_a_status_is_thrown_away() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_cut_off_is_thrown_away() {
+async fn a_truncated_message_is_discarded() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.raw(&[0, 0, 0, 0, 100, 18, 98][..]).await;
@@ -179,14 +179,14 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
     let fail = async |call: common::Call| {
         call.next(7, 2).await;
         call.item("a", 2).await;
-        timeout(LONG, call.left()).await.expect("the client leaves");
+        timeout(LONG, call.closed()).await.expect("the client leaves");
     };
     let options = |options| Options { stall_timeout: Duration::from_millis(300), ..options };
     recovers_from(fail, options, "then nothing for 300ms").await;
 }
 
 #[tokio::test]
-async fn garbage_is_thrown_away() {
+async fn invalid_bytes_are_discarded() {
     recovers(async |call: common::Call| assert!(call.bytes(b"\xff\xff\xff").await), "an invalid state").await;
     let not_first = async |call: common::Call| call.item("a", 2).await;
     recovers(not_first, "has no position for the next request").await;
@@ -250,7 +250,7 @@ async fn a_service_of_five_thousand_endpoints_passes() {
 async fn a_connection_that_breaks_in_the_middle_is_made_again() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         let mut server = Server::start(path.clone());
         let call = server.expect("Next", 0, 0).await;
@@ -267,10 +267,10 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_grpc_is_left() {
+async fn a_server_that_does_not_speak_grpc_is_retried() {
     let (_folder, path, options) = place();
     let mut client = Client::new(options);
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let serve = async {
         let listener = UnixListener::bind(&path).unwrap();
         while errors.lock().unwrap().is_empty() {
@@ -291,7 +291,7 @@ async fn who_does_not_speak_grpc_is_left() {
 async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { keep_alive: Duration::from_millis(50), ..options });
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let listener = UnixListener::bind(&path).unwrap();
     // Accepted, and never read from.
     let silent = async {
@@ -307,12 +307,12 @@ async fn a_server_that_is_dead_behind_an_open_connection_is_noticed_by_pings() {
 }
 
 #[tokio::test]
-async fn cancelled_it_returns_whatever_it_waits_for() {
+async fn cancellation_ends_any_wait() {
     // While it waits for a server, for a state, and with nothing to wait for.
     let (_folder, path, options) = place();
     let mut client = Client::new(Options { error_delay: Duration::from_secs(3600), ..options.clone() });
     let token = client.cancellation();
-    let errors = noted(&mut client);
+    let errors = recorded_errors(&mut client);
     let cancel = async {
         while errors.lock().unwrap().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -330,14 +330,14 @@ async fn cancelled_it_returns_whatever_it_waits_for() {
         let call = server.call().await;
         call.next(7, 1).await;
         token.cancel();
-        timeout(LONG, call.left()).await.expect("the client leaves");
+        timeout(LONG, call.closed()).await.expect("the client leaves");
     };
     let ((), state) = tokio::join!(cancel, timeout(LONG, client.next()));
     assert_eq!(state.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_next_that_was_dropped_half_way_is_asked_again() {
+async fn a_dropped_next_is_repeated() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options);

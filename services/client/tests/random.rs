@@ -60,9 +60,9 @@ struct Shared {
     published: BTreeMap<(u64, u64), Contents>,
     at: (u64, u64),
     /// After an error any Service may be delivered again.
-    doubt: bool,
+    may_repeat: bool,
     synced: usize,
-    wrong: Vec<String>,
+    violations: Vec<String>,
 }
 
 struct Fold(Arc<Mutex<Shared>>);
@@ -74,16 +74,16 @@ impl Handlers for Fold {
 
     fn delete(&mut self, name: &ServiceName) {
         let mut shared = self.0.lock().unwrap();
-        if shared.has.0.remove(name.name()).is_none() && !shared.doubt {
-            shared.wrong.push(format!("{name} was deleted, and was not there"));
+        if shared.has.0.remove(name.name()).is_none() && !shared.may_repeat {
+            shared.violations.push(format!("{name} was deleted, and was not there"));
         }
     }
 
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
         let mut shared = self.0.lock().unwrap();
         let version = service.health_check_node_port;
-        if shared.has.0.insert(service.name, version) == Some(version) && !shared.doubt {
-            shared.wrong.push(format!("{name} was set, and had not changed"));
+        if shared.has.0.insert(service.name, version) == Some(version) && !shared.may_repeat {
+            shared.violations.push(format!("{name} was set, and had not changed"));
         }
     }
 
@@ -93,11 +93,12 @@ impl Handlers for Fold {
         shared.synced += 1;
         let at = shared.at;
         if shared.published.get(&at) != Some(&shared.has) {
-            let wrong = format!("at {at:?} it has {:?}, not {:?}", shared.has, shared.published.get(&at));
-            shared.wrong.push(wrong);
+            let violations =
+                format!("at {at:?} it has {:?}, not {:?}", shared.has, shared.published.get(&at));
+            shared.violations.push(violations);
         }
-        shared.doubt = std::mem::take(&mut shared.fail);
-        if shared.doubt {
+        shared.may_repeat = std::mem::take(&mut shared.fail);
+        if shared.may_repeat {
             // All that it had is lost.
             shared.has.0.clear();
             shared.has.1.clear();
@@ -189,13 +190,13 @@ impl Publisher {
             items.push(Item::Node(node(&to.1)));
         }
         items.push(Item::Sync(pb::Sync { instance_id: self.at.0, rev: self.at.1, ..Default::default() }));
-        let whole = items.len() <= most;
+        let is_full = items.len() <= most;
         let call = self.watch.as_ref().unwrap();
         for item in items.into_iter().take(most) {
             call.watch(item).await;
         }
         self.sent = self.at;
-        whole
+        is_full
     }
 
     /// Breaks every connection and listens again.
@@ -210,7 +211,7 @@ impl Publisher {
         loop {
             let fails = {
                 let shared = self.shared.lock().unwrap();
-                if shared.at == self.at && !shared.doubt {
+                if shared.at == self.at && !shared.may_repeat {
                     return;
                 }
                 shared.fail
@@ -298,7 +299,7 @@ async fn history(api: Api, steps: &[Step]) {
     assert_eq!((position.instance_id, position.rev), publisher.at);
     let shared = shared.lock().unwrap();
     assert_eq!(shared.has, publisher.contents);
-    assert!(shared.wrong.is_empty(), "{:?}", shared.wrong);
+    assert!(shared.violations.is_empty(), "{:?}", shared.violations);
 }
 
 proptest! {

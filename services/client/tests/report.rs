@@ -24,15 +24,15 @@ fn backend() -> Backend {
 /// Answers the next report with this status.
 async fn answered(server: &mut Server, code: i32) -> Backend {
     let mut call = server.expect("Report", 9, 3).await;
-    let said = call.backend.take().unwrap();
+    let backend = call.backend.take().unwrap();
     if code == 0 {
         call.send(&ReportAnswer {}).await;
     }
     call.status(code).await;
-    said
+    backend
 }
 
-async fn within<T>(coming: impl Future<Output = T>) -> T {
+async fn with_timeout<T>(coming: impl Future<Output = T>) -> T {
     timeout(LONG, coming).await.expect("it ends")
 }
 
@@ -42,50 +42,51 @@ async fn a_report_is_taken_and_its_reason_made_to_fit() {
     let mut server = Server::start(path);
     let mut reporter = Reporter::new(options.target.clone());
     for _ in 0..3 {
-        let (said, reported) =
-            within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-        assert_eq!(reported.unwrap(), Reported::Taken);
-        assert_eq!(said, Backend { reason: "netlink: no such set".into(), ..backend() });
+        let (answered, reported) =
+            with_timeout(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+        assert_eq!(reported.unwrap(), Reported::Accepted);
+        assert_eq!(answered, Backend { reason: "netlink: no such set".into(), ..backend() });
     }
     let (_, reported) =
-        within(async { tokio::join!(answered(&mut server, 0), report(&options.target, backend())) }).await;
-    assert_eq!(reported.unwrap(), Reported::Taken);
+        with_timeout(async { tokio::join!(answered(&mut server, 0), report(&options.target, backend())) })
+            .await;
+    assert_eq!(reported.unwrap(), Reported::Accepted);
 }
 
 #[tokio::test]
-async fn an_agent_that_is_older_is_no_trouble_and_a_refusal_is_told() {
+async fn an_older_agent_is_no_error_and_a_refusal_is_one() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut reporter = Reporter::new(options.target);
     for _ in 0..2 {
         let (_, reported) =
-            within(async { tokio::join!(answered(&mut server, 12), reporter.report(backend())) }).await;
+            with_timeout(async { tokio::join!(answered(&mut server, 12), reporter.report(backend())) }).await;
         assert_eq!(reported.unwrap(), Reported::Unsupported);
     }
     let (_, reported) =
-        within(async { tokio::join!(answered(&mut server, 3), reporter.report(backend())) }).await;
+        with_timeout(async { tokio::join!(answered(&mut server, 3), reporter.report(backend())) }).await;
     let refused = reported.unwrap_err().to_string();
     assert!(refused.contains("invalid argument"), "{refused}");
     // The agent was replaced by one that supports them.
     let (_, reported) =
-        within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-    assert_eq!(reported.unwrap(), Reported::Taken);
+        with_timeout(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+    assert_eq!(reported.unwrap(), Reported::Accepted);
 }
 
 #[tokio::test]
-async fn an_agent_that_is_away_is_found_again() {
+async fn reports_resume_when_the_agent_is_back() {
     let (_folder, path, options) = place();
     let mut reporter = Reporter::new(options.target);
-    let away = within(reporter.report(backend())).await.unwrap_err();
+    let away = with_timeout(reporter.report(backend())).await.unwrap_err();
     assert!(matches!(away, Error::Connect { .. }), "{away}");
     for _ in 0..2 {
         let mut server = Server::start(path.clone());
         let (_, reported) =
-            within(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
-        assert_eq!(reported.unwrap(), Reported::Taken);
+            with_timeout(async { tokio::join!(answered(&mut server, 0), reporter.report(backend())) }).await;
+        assert_eq!(reported.unwrap(), Reported::Accepted);
         drop(server);
         // The connection broke with the server.
-        within(reporter.report(backend())).await.unwrap_err();
+        with_timeout(reporter.report(backend())).await.unwrap_err();
     }
 }
 
@@ -101,11 +102,11 @@ async fn an_agent_that_does_not_answer_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn who_follows_is_not_disturbed_by_reports() {
+async fn reports_do_not_disturb_a_watch() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut client = Client::new(options.clone());
-    let (state, ()) = within(Box::pin(async {
+    let (state, ()) = with_timeout(Box::pin(async {
         tokio::join!(client.next(), async {
             let next = server.expect("Next", 0, 0).await;
             for code in [0, 3, 12] {

@@ -59,7 +59,7 @@ impl Handlers for Calls {
 
 /// A running client, and what its consumer receives.
 struct Running {
-    told: mpsc::UnboundedReceiver<String>,
+    events: mpsc::UnboundedReceiver<String>,
     errors: Arc<Mutex<Vec<String>>>,
     cancel: CancellationToken,
     task: JoinHandle<Position>,
@@ -71,27 +71,27 @@ impl Running {
     }
 
     fn with(options: Options, held: &[&str], fail: u32) -> Self {
-        let (out, told) = mpsc::unbounded_channel();
+        let (out, events) = mpsc::unbounded_channel();
         let held = held.iter().map(|name| ServiceName::new("ns", name)).collect();
         let mut handlers = Calls { held, calls: Vec::new(), out, fail: Arc::new(Mutex::new(fail)) };
         let mut client = Client::new(options);
         let errors = Arc::new(Mutex::new(Vec::new()));
         let sink = errors.clone();
-        client.on_trouble(move |trouble| sink.lock().unwrap().push(trouble.error.to_string()));
+        client.on_error(move |report| sink.lock().unwrap().push(report.error.to_string()));
         let cancel = client.cancellation();
         let task = tokio::spawn(async move { client.run(&mut handlers).await });
-        Self { told, errors, cancel, task }
+        Self { events, errors, cancel, task }
     }
 
-    async fn told(&mut self) -> String {
-        timeout(LONG, self.told.recv()).await.expect("a state is delivered").unwrap()
+    async fn next_event(&mut self) -> String {
+        timeout(LONG, self.events.recv()).await.expect("a state is delivered").unwrap()
     }
 
     /// Cancels; fails if there are states that the test did not read.
     async fn end(mut self) -> Position {
         self.cancel.cancel();
         let position = timeout(LONG, self.task).await.expect("it ends").unwrap();
-        assert_eq!(self.told.recv().await, None);
+        assert_eq!(self.events.recv().await, None);
         position
     }
 }
@@ -108,17 +108,17 @@ async fn changes_are_delivered_by_state() {
     call.set("b", 1).await;
     call.set("a", 1).await;
     call.sync(7, 1).await;
-    assert_eq!(running.told().await, "node:n a=1 b=1 7@1");
+    assert_eq!(running.next_event().await, "node:n a=1 b=1 7@1");
     call.set("c", 1).await;
     call.delete("a").await;
     call.set("b", 2).await;
     call.set("b", 3).await;
     call.sync(7, 5).await;
-    assert_eq!(running.told().await, "-a b=3 c=1 7@5");
+    assert_eq!(running.next_event().await, "-a b=3 c=1 7@5");
     let sync =
         pb::Sync { instance_id: 7, rev: 5, stale: true, stale_reason: "gone".into(), ..Default::default() };
     call.watch(pb::watch_item::Item::Sync(sync)).await;
-    assert_eq!(running.told().await, "7@5 stale: gone");
+    assert_eq!(running.next_event().await, "7@5 stale: gone");
     // Unknown items are ignored, and an incomplete state is not delivered.
     call.bytes(&[0x7a, 0]).await;
     call.set("d", 1).await;
@@ -126,7 +126,7 @@ async fn changes_are_delivered_by_state() {
 }
 
 #[tokio::test]
-async fn after_a_break_it_resumes_and_half_a_state_is_forgotten() {
+async fn after_a_break_it_resumes_and_drops_the_partial_state() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
@@ -135,7 +135,7 @@ async fn after_a_break_it_resumes_and_half_a_state_is_forgotten() {
     call.set("a", 1).await;
     call.set("b", 1).await;
     call.sync(7, 1).await;
-    assert_eq!(running.told().await, "a=1 b=1 7@1");
+    assert_eq!(running.next_event().await, "a=1 b=1 7@1");
     call.set("a", 2).await;
     call.delete("b").await;
     drop(server);
@@ -144,12 +144,12 @@ async fn after_a_break_it_resumes_and_half_a_state_is_forgotten() {
     call.sync(7, 1).await;
     call.set("c", 1).await;
     call.sync(7, 2).await;
-    assert_eq!(running.told().await, "c=1 7@2");
+    assert_eq!(running.next_event().await, "c=1 7@2");
     running.end().await;
 }
 
 #[tokio::test]
-async fn a_reset_after_a_reconnect_makes_only_real_changes() {
+async fn a_reset_after_a_reconnect_delivers_only_differences() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
@@ -159,7 +159,7 @@ async fn a_reset_after_a_reconnect_makes_only_real_changes() {
         call.set(name, 1).await;
     }
     call.sync(7, 1).await;
-    assert_eq!(running.told().await, "a=1 b=1 c=1 7@1");
+    assert_eq!(running.next_event().await, "a=1 b=1 c=1 7@1");
     drop(server);
     // A server that lost its state: another instance.
     let mut server = Server::start(path);
@@ -171,17 +171,17 @@ async fn a_reset_after_a_reconnect_makes_only_real_changes() {
     call.set("d", 1).await;
     call.delete("d").await;
     call.sync(8, 1).await;
-    assert_eq!(running.told().await, "-b c=2 8@1");
+    assert_eq!(running.next_event().await, "-b c=2 8@1");
     // Also in the middle of a stream.
     call.reset().await;
     call.set("c", 2).await;
     call.sync(8, 9).await;
-    assert_eq!(running.told().await, "-a 8@9");
+    assert_eq!(running.next_event().await, "-a 8@9");
     running.end().await;
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
+async fn a_stream_that_ends_hangs_or_is_invalid_is_reopened() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut running = Running::start(Options { stall_timeout: Duration::from_millis(300), ..options });
@@ -192,14 +192,14 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
     call.reset().await;
     call.set("a", 1).await;
     call.sync(7, 1).await;
-    assert_eq!(running.told().await, "a=1 7@1");
+    assert_eq!(running.next_event().await, "a=1 7@1");
     call.status(0).await;
     let call = server.expect("Watch", 7, 1).await;
     call.delete("a").await;
     call.status(0).await;
     let call = server.expect("Watch", 7, 1).await;
     call.delete("a").await;
-    timeout(LONG, call.left()).await.expect("a server that hangs is left");
+    timeout(LONG, call.closed()).await.expect("a server that hangs is left");
     let call = server.expect("Watch", 7, 1).await;
     call.delete("a").await;
     call.bytes(b"\xff\xff").await;
@@ -211,7 +211,7 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
     let call = server.expect("Watch", 7, 1).await;
     call.bytes(&[0x12, 9, 0x0a, 2, b'n', b's', 0x12, 1, b'z', 0x1a, 0]).await;
     call.sync(7, 2).await;
-    assert_eq!(running.told().await, "z=0 7@2");
+    assert_eq!(running.next_event().await, "z=0 7@2");
     let errors = running.errors.lock().unwrap().join("\n");
     for said in [
         "deltas without a full state before them",
@@ -225,15 +225,15 @@ async fn a_stream_that_ends_hangs_or_talks_nonsense_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_knows_only_next_is_followed_by_it() {
+async fn a_server_without_watch_is_followed_by_next() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path.clone());
     let mut running = Running::start(options);
     server.expect("Watch", 0, 0).await.status(12).await;
     server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1), ("b", 1)]).await;
-    assert_eq!(running.told().await, "node:node a=1 b=1 7@1");
+    assert_eq!(running.next_event().await, "node:node a=1 b=1 7@1");
     server.expect("Next", 7, 1).await.state(7, 2, &[("a", 2), ("c", 1)]).await;
-    assert_eq!(running.told().await, "-b a=2 c=1 7@2");
+    assert_eq!(running.next_event().await, "-b a=2 c=1 7@2");
     let waiting = server.expect("Next", 7, 2).await;
     assert!(running.errors.lock().unwrap().is_empty());
     drop((waiting, server));
@@ -242,7 +242,7 @@ async fn a_server_that_knows_only_next_is_followed_by_it() {
     let call = server.expect("Watch", 7, 2).await;
     call.delete("a").await;
     call.sync(7, 3).await;
-    assert_eq!(running.told().await, "-a 7@3");
+    assert_eq!(running.next_event().await, "-a 7@3");
     assert_eq!(running.end().await.rev, 3);
 }
 
@@ -256,13 +256,13 @@ async fn next_is_used_when_it_is_asked_for() {
     call.item("a", 1).await;
     call.status(14).await;
     server.expect("Next", 0, 0).await.state(7, 2, &[("a", 1)]).await;
-    assert_eq!(running.told().await, "node:node a=1 7@2");
+    assert_eq!(running.next_event().await, "node:node a=1 7@2");
     server.expect("Next", 7, 2).await;
     running.end().await;
 }
 
 #[tokio::test]
-async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
+async fn after_a_consumer_error_the_full_state_is_offered() {
     for api in [Api::Watch, Api::Next] {
         let (_folder, path, options) = place();
         let mut server = Server::start(path);
@@ -272,16 +272,16 @@ async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
             let call = server.expect(&method, 0, 0).await;
             if api == Api::Next {
                 call.state(7, 1, &[("a", 1)]).await;
-                assert_eq!(running.told().await, "node:node -old a=1 7@1", "{attempt}");
+                assert_eq!(running.next_event().await, "node:node -old a=1 7@1", "{attempt}");
             } else {
                 call.reset().await;
                 call.set("a", 1).await;
                 call.sync(7, 1).await;
-                assert_eq!(running.told().await, "-old a=1 7@1", "{attempt}");
+                assert_eq!(running.next_event().await, "-old a=1 7@1", "{attempt}");
                 if attempt == 2 {
                     call.set("b", 1).await;
                     call.sync(7, 2).await;
-                    assert_eq!(running.told().await, "b=1 7@2");
+                    assert_eq!(running.next_event().await, "b=1 7@2");
                 }
             }
         }
@@ -292,7 +292,7 @@ async fn what_a_consumer_could_not_apply_is_offered_again_whole() {
 }
 
 #[tokio::test]
-async fn who_kept_a_state_resumes_with_what_has_changed() {
+async fn a_consumer_with_a_state_resumes_with_changes() {
     let (_folder, path, options) = place();
     let mut server = Server::start(path);
     let mut running = Running::with(Options { instance_id: 7, rev: 3, ..options }, &["kept"], 0);
@@ -300,16 +300,16 @@ async fn who_kept_a_state_resumes_with_what_has_changed() {
     call.delete("unnamed").await;
     call.set("a", 1).await;
     call.sync(7, 4).await;
-    assert_eq!(running.told().await, "-unnamed a=1 7@4");
+    assert_eq!(running.next_event().await, "-unnamed a=1 7@4");
     call.reset().await;
     call.set("a", 1).await;
     call.sync(7, 9).await;
-    assert_eq!(running.told().await, "-kept 7@9");
+    assert_eq!(running.next_event().await, "-kept 7@9");
     running.end().await;
 }
 
 #[tokio::test]
-async fn cancelled_it_lets_a_consumer_finish() {
+async fn cancellation_lets_a_consumer_finish() {
     struct Slow {
         begun: mpsc::Sender<()>,
         go_on: mpsc::Receiver<()>,

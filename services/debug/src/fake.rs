@@ -84,7 +84,7 @@ impl Fake {
         self.bump.receiver_count()
     }
 
-    async fn perhaps_stuck(&self) {
+    async fn wait_if_stuck(&self) {
         if self.script().stuck {
             std::future::pending::<()>().await;
         }
@@ -133,7 +133,7 @@ pub(crate) fn heartbeats() -> node::Heartbeats {
         r#type: "Ready".into(),
         status: "True".into(),
         reason: "KubeletReady".into(),
-        message: "all is well".into(),
+        message: "healthy".into(),
         last_transition_unix_ms: 1_000,
         source: "agent".into(),
         contested: false,
@@ -252,7 +252,7 @@ fn actor() -> pb::Actor {
 
 impl AgentView for Fake {
     async fn version(&self) -> pb::GetVersionResponse {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         pb::GetVersionResponse {
             version: "1.2.3".into(),
             node_name: "n1".into(),
@@ -262,12 +262,12 @@ impl AgentView for Fake {
     }
 
     async fn actors(&self) -> Vec<pb::Actor> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         vec![actor()]
     }
 
     async fn actor(&self, name: &str) -> Option<pb::Actor> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         let event = pb::ActorEvent { unix_ms: 5, text: "started".into() };
         let full = pb::Actor { state_json: r#"{"limit":3}"#.into(), events: vec![event], ..actor() };
         (name == "PullCoordinator").then_some(full)
@@ -278,7 +278,7 @@ impl AgentView for Fake {
     }
 
     async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().asked.push(max_queued);
         self.script().pulls.clone()
     }
@@ -321,24 +321,24 @@ impl AgentView for Fake {
     }
 
     async fn heartbeats(&self) -> Result<node::Heartbeats, ViewError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().heartbeats.clone()
     }
 
     async fn set_condition(&self, condition: node::SetConditionRequest) -> Result<bool, ConditionError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().conditions.push(condition);
         self.script().condition.clone()
     }
 
     async fn clear_condition(&self, kind: &str) -> Result<(), ConditionError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().cleared.push(kind.to_owned());
         self.script().condition.clone().map(drop)
     }
 
     async fn endpoints(&self, namespace: &str, max_services: u32) -> Result<ep::State, ViewError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().asked_endpoints.push((namespace.to_owned(), max_services));
         let mut state = self.script().endpoints.clone()?;
         state.list.retain(|service| namespace.is_empty() || service.namespace == namespace);
@@ -347,23 +347,23 @@ impl AgentView for Fake {
     }
 
     async fn explain(&self, namespace: &str, name: &str) -> Result<Option<ep::Explanation>, ViewError> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         let explanation = self.script().explanation.clone()?;
         Ok((explanation.namespace == namespace && explanation.name == name).then_some(explanation))
     }
 
     async fn livez(&self) -> Vec<Check> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().live.clone()
     }
 
     async fn readyz(&self) -> Vec<Check> {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         self.script().ready.clone()
     }
 
     async fn metrics(&self) -> String {
-        self.perhaps_stuck().await;
+        self.wait_if_stuck().await;
         "# TYPE up gauge\nup 1\n# EOF\n".into()
     }
 }

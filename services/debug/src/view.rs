@@ -106,11 +106,11 @@ pub enum ConditionError {
 }
 
 /// Limits the wait for an answer: an actor that is stuck must not block its watchers.
-pub(crate) async fn within<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
+pub(crate) async fn with_timeout<T>(answer: impl Future<Output = T>) -> Result<T, ViewError> {
     within_time("the agent did not answer", "an actor may be stuck", answer).await
 }
 
 /// As [`within`], for answers that may be errors themselves.
 pub(crate) async fn answer<T>(answer: impl Future<Output = Result<T, ViewError>>) -> Result<T, ViewError> {
-    within(answer).await.and_then(|answer| answer)
+    with_timeout(answer).await.and_then(|answer| answer)
 }

@@ -17,9 +17,10 @@ const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
 
 pub(crate) fn read(tree: &Tree) -> HostFacts {
-    let machine_id = said(first(tree, &MACHINE_ID)).trim().to_owned();
-    let system_uuid = first(tree, &SYSTEM_UUID).map(|uuid| uuid.trim_matches(['\0', ' ', '\n']).to_owned());
-    let os_image = said(first(tree, &OS_RELEASE).map(|text| pretty_name(&text)));
+    let machine_id = or_omitted(first_readable(tree, &MACHINE_ID)).trim().to_owned();
+    let system_uuid =
+        first_readable(tree, &SYSTEM_UUID).map(|uuid| uuid.trim_matches(['\0', ' ', '\n']).to_owned());
+    let os_image = or_omitted(first_readable(tree, &OS_RELEASE).map(|text| pretty_name(&text)));
     let (kernel_version, hostname) = match nix::sys::utsname::uname() {
         Ok(name) => (lossy(name.release()), lossy(name.nodename())),
         Err(error) => {
@@ -30,7 +31,7 @@ pub(crate) fn read(tree: &Tree) -> HostFacts {
     HostFacts {
         // Small virtual machines have no DMI, and in a container it is often hidden.
         system_uuid: system_uuid.ok().filter(|uuid| !uuid.is_empty()).unwrap_or_else(|| machine_id.clone()),
-        boot_id: said(tree.text(BOOT_ID)).trim().to_owned(),
+        boot_id: or_omitted(tree.text(BOOT_ID)).trim().to_owned(),
         machine_id,
         kernel_version,
         os_image,
@@ -44,7 +45,7 @@ fn lossy(name: &OsStr) -> String {
     name.to_string_lossy().into_owned()
 }
 
-fn said(read: Result<String, ReadError>) -> String {
+fn or_omitted(read: Result<String, ReadError>) -> String {
     read.unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read a fact of the node; node status omits it");
         String::new()
@@ -52,7 +53,7 @@ fn said(read: Result<String, ReadError>) -> String {
 }
 
 /// The first readable file; the error is that of the first.
-fn first(tree: &Tree, paths: &[&str]) -> Result<String, ReadError> {
+fn first_readable(tree: &Tree, paths: &[&str]) -> Result<String, ReadError> {
     let mut error = None;
     for path in paths {
         match tree.text(path) {

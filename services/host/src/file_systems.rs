@@ -21,14 +21,14 @@ use keelson_actor_system::file_system::FileSystem;
 use tokio::sync::oneshot;
 
 /// Maximum wait for a file system.
-const PATIENCE: Duration = Duration::from_secs(3);
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FileSystemError {
     #[error("cannot read the capacity of the file system of {path}: {reason}", path = .path.display())]
     Failed { path: PathBuf, reason: String },
     /// No answer in time.
-    #[error("the file system of {path} did not answer within {PATIENCE:?}; check its server if it is a \
+    #[error("the file system of {path} did not answer within {READ_TIMEOUT:?}; check its server if it is a \
              network file system", path = .path.display())]
     Hangs { path: PathBuf },
 }
@@ -66,7 +66,7 @@ impl FileSystems {
     /// Measures the file system that holds `path`.
     pub(crate) async fn read(&self, path: PathBuf) -> Answer {
         let answer = self.ask(&path);
-        tokio::time::timeout(PATIENCE, answer).await.unwrap_or(Err(FileSystemError::Hangs { path }))
+        tokio::time::timeout(READ_TIMEOUT, answer).await.unwrap_or(Err(FileSystemError::Hangs { path }))
     }
 
     fn ask(&self, path: &Path) -> Shared<BoxFuture<'static, Answer>> {
@@ -130,29 +130,25 @@ mod tests {
         let counted = calls.clone();
         let measure = move |_: &Path| {
             counted.fetch_add(1, Ordering::SeqCst);
-            answers.lock().expect("unharmed").recv().expect("the test lives")
+            answers.lock().expect("unharmed").recv().expect("the test waits")
         };
         (FileSystems::measured_by(Arc::new(measure)), answer, calls)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_hangs_costs_one_thread_and_answers_when_it_is_back() {
+    async fn a_hanging_file_system_costs_one_thread_until_it_answers() {
         let (file_systems, answer, calls) = scripted();
         let path = PathBuf::from("/mnt/away");
         for _ in 0..5 {
             // The paused clock jumps to the timeout.
             let error = file_systems.read(path.clone()).await.expect_err("it hangs");
             assert_eq!(error, FileSystemError::Hangs { path: path.clone() });
+            assert!(error.to_string().contains("/mnt/away"));
         }
-        assert!(error_text(&path).contains("/mnt/away"));
         let call = file_systems.ask(&path);
         answer.send(Ok(SOME)).expect("one waits");
         assert_eq!(call.await, Ok(SOME));
         assert_eq!(calls.load(Ordering::SeqCst), 1);
-    }
-
-    fn error_text(path: &Path) -> String {
-        FileSystemError::Hangs { path: path.to_owned() }.to_string()
     }
 
     #[tokio::test]
@@ -168,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_there_is_named() {
+    async fn missing_paths_are_named_in_errors() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("not/there");
         let error = FileSystems::new().read(path.clone()).await.expect_err("nothing is there");

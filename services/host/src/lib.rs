@@ -25,7 +25,7 @@ use std::{
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::file_system::{FileSystem, FileSystemReader};
-use keelson_heartbeats::host::{Host, HostAsk, HostFacts, HostReadings};
+use keelson_heartbeats::host::{Host, HostFacts, HostQuery, HostReadings};
 use nix::time::ClockId;
 
 use file_systems::FileSystems;
@@ -55,7 +55,7 @@ impl LinuxHost {
 
     /// Reads the machine's `proc`, `sys` and `etc` below `root`: for a container that has the host's file system
     /// mounted elsewhere, or a test. Interfaces, uname and clock are always those of this process, and the paths of a
-    /// [`HostAsk`] are used unchanged.
+    /// [`HostQuery`] are used unchanged.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { tree: Tree::new(root.into()), file_systems: FileSystems::new(), facts: Arc::default() }
@@ -74,7 +74,7 @@ impl Host for LinuxHost {
         self.facts.get_or_init(|| facts::read(&self.tree)).clone()
     }
 
-    fn read(&self, ask: HostAsk) -> BoxFuture<'static, HostReadings> {
+    fn read(&self, ask: HostQuery) -> BoxFuture<'static, HostReadings> {
         let (tree, file_systems) = (self.tree.clone(), self.file_systems.clone());
         async move {
             let kernel = tokio::task::spawn_blocking(move || read_kernel(&tree));

@@ -101,7 +101,7 @@ fn memory_available_is_the_kubelets_on_every_kind_of_cgroup() {
         ("no memory controller", Machine::sound(), TOTAL - 9_000_000 * KIB),
         ("all of it inactive", Machine::sound().v2().with("sys/fs/cgroup/memory.current", "1000\n"), TOTAL),
         (
-            "more used than there is",
+            "more used than the total",
             Machine::sound().v2().with("sys/fs/cgroup/memory.current", "99000000000\n"),
             0,
         ),
@@ -115,7 +115,7 @@ fn memory_available_is_the_kubelets_on_every_kind_of_cgroup() {
 }
 
 #[test]
-fn a_sound_machine_is_read_whole() {
+fn all_facts_of_a_complete_machine_are_read() {
     let machine = Machine::sound()
         .v2()
         .with("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "10\n")
@@ -280,7 +280,7 @@ fn addresses_are_chosen_by_the_kubelets_rule() {
             vec!["10.0.0.7", "fd00::7"],
         ),
         (
-            "the first address alone",
+            "the first address only",
             v4(&["eth0"]),
             none.clone(),
             with(vec![eth("eth0", "10.0.0.7"), eth("eth0", "10.0.0.8")]),
@@ -314,7 +314,7 @@ fn addresses_are_chosen_by_the_kubelets_rule() {
             with(vec![eth("eth0", "169.254.1.1"), address("lo", loopback, "10.9.9.9")]),
             vec!["10.9.9.9"],
         ),
-        ("IPv6 alone", v4(&[]), v6("eth0"), with(vec![eth("eth0", "2001:db8::7")]), vec!["2001:db8::7"]),
+        ("IPv6 only", v4(&[]), v6("eth0"), with(vec![eth("eth0", "2001:db8::7")]), vec!["2001:db8::7"]),
         ("no default route", v4(&[]), none.clone(), with(vec![eth("eth0", "10.0.0.7")]), vec![]),
         ("no interface", v4(&["eth0"]), v6("eth0"), lo(), vec![]),
         (
@@ -339,8 +339,8 @@ fn addresses_are_chosen_by_the_kubelets_rule() {
     }
 }
 
-fn ask(node_fs: &Path, image_fs: Option<PathBuf>) -> HostAsk {
-    HostAsk { node_fs: node_fs.to_owned(), image_fs }
+fn ask(node_fs: &Path, image_fs: Option<PathBuf>) -> HostQuery {
+    HostQuery { node_fs: node_fs.to_owned(), image_fs }
 }
 
 #[tokio::test]
@@ -361,7 +361,7 @@ async fn file_systems_are_read_where_they_are_asked_for() {
 
 /// This machine, compared with other sources of the standard library and the kernel.
 #[tokio::test]
-async fn this_machine_makes_sense() {
+async fn this_machine_has_plausible_values() {
     let host = LinuxHost::new();
     let booted = host.since_boot();
     let readings = host.read(ask(Path::new("/"), Some("/".into()))).await;
@@ -394,6 +394,6 @@ async fn this_machine_makes_sense() {
 }
 
 fn sysconf(what: nix::unistd::SysconfVar) -> u64 {
-    let value = nix::unistd::sysconf(what).expect("the kernel tells").expect("a value");
+    let value = nix::unistd::sysconf(what).expect("the kernel reports it").expect("a value");
     value.try_into().expect("not negative")
 }

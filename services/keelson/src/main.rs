@@ -78,26 +78,26 @@ fn main() -> ExitCode {
         }
         Command::StandIn(args) => agent::stand_in::run(&args),
         Command::Config(args) => settings::run(&args),
-        Command::Actors(args) => ask(cli::run_actors(args)),
-        Command::Pulls(args) => ask(cli::run_pulls(args)),
-        Command::Limit(args) => ask(cli::run_limit(args)),
-        Command::Node(args) => ask(cli::run_node(args)),
-        Command::Endpoints(args) => ask(cli::run_endpoints(args)),
-        Command::Watch(args) => ask(cli::run_watch(args)),
+        Command::Actors(args) => run_request(cli::run_actors(args)),
+        Command::Pulls(args) => run_request(cli::run_pulls(args)),
+        Command::Limit(args) => run_request(cli::run_limit(args)),
+        Command::Node(args) => run_request(cli::run_node(args)),
+        Command::Endpoints(args) => run_request(cli::run_endpoints(args)),
+        Command::Watch(args) => run_request(cli::run_watch(args)),
         Command::Proxy(args) => proxy::run(args),
-        Command::Cleanup(args) => ask(cli::run_cleanup(args)),
-        Command::State(args) => ask(cli::run_state(args)),
+        Command::Cleanup(args) => run_request(cli::run_cleanup(args)),
+        Command::State(args) => run_request(cli::run_state(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
     };
     outcome.unwrap_or_else(|error| {
-        output::complain(&format!("keelson: {error:#}"));
+        output::print_error(&format!("keelson: {error:#}"));
         ExitCode::FAILURE
     })
 }
 
-fn ask(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+fn run_request(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }

@@ -18,12 +18,12 @@ use std::{
 /// Interval of checks.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Minimum time between two trims, which lock the heap: a process may grow and shrink by more than [`GROWN`] all the
+/// Minimum time between two trims, which lock the heap: a process may grow and shrink by more than [`MIN_GROWTH`] all the
 /// time.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// Minimum growth since the last trim, in bytes, that is worth the milliseconds of a trim.
-const GROWN: usize = 1 << 20;
+const MIN_GROWTH: usize = 1 << 20;
 
 /// Minimum size of an allocation that is a separate mapping, in bytes: glibc's default at the start of a process.
 #[cfg(target_env = "gnu")]
@@ -34,7 +34,7 @@ const MAPPED: i32 = 128 << 10;
 const ARENAS: i32 = 2;
 
 /// Starts the thread. Without it only the process is larger.
-pub(crate) fn give_back() {
+pub(crate) fn release_free_memory() {
     let started = thread::Builder::new().name("memory".to_owned()).stack_size(64 << 10).spawn(|| {
         let mut pace = Pace::new(resident().unwrap_or(0));
         loop {
@@ -67,7 +67,7 @@ impl Pace {
     fn is_trim_due(&mut self, now: Instant, size: usize) -> bool {
         self.least = self.least.min(size);
         let has_rested = self.trimmed.is_none_or(|at| now.saturating_duration_since(at) >= PAUSE);
-        let is_due = has_rested && size >= self.least + GROWN;
+        let is_due = has_rested && size >= self.least + MIN_GROWTH;
         if is_due {
             self.trimmed = Some(now);
         }
@@ -81,7 +81,7 @@ impl Pace {
 pub(crate) fn set_up_allocator() {
     // SAFETY: mallopt takes two numbers and no pointer. glibc marks it as unsafe beside other threads; there are none yet. The only
     // other way is the environment, which each way to start the process would have to set.
-    #[allow(unsafe_code, reason = "there is no safe interface to mallopt")]
+    #[allow(unsafe_code, reason = "mallopt has no safe interface")]
     let _set = unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
         libc::mallopt(libc::M_ARENA_MAX, ARENAS)
@@ -104,7 +104,7 @@ fn resident() -> Option<usize> {
 fn trim() {
     // SAFETY: malloc_trim takes a number and no pointer, touches free memory only, and may be called at any time from any
     // thread (glibc marks it MT-Safe). There is no other way to ask for it.
-    #[allow(unsafe_code, reason = "there is no safe interface to malloc_trim")]
+    #[allow(unsafe_code, reason = "malloc_trim has no safe interface")]
     let _given = unsafe { libc::malloc_trim(0) };
 }
 

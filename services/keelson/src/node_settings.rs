@@ -93,7 +93,7 @@ pub(crate) fn lease_policy(settings: &Settings) -> LeasePolicy {
         holder: node.clone(),
         node,
         duration: settings.node.lease_duration,
-        lean: settings.feature_gates.enabled(Gate::LeanLeases),
+        drops_managed_fields: settings.feature_gates.enabled(Gate::LeanLeases),
         may_stand_back: settings.node.role == keelson_config::Role::Node
             && settings.node.when_contested == keelson_config::WhenContested::StandBack,
     }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_that_makes_no_sense_is_named() {
+    fn every_invalid_setting_is_named() {
         let mut settings = Settings::default();
         assert!(status_policy(&settings).is_ok(), "the defaults do");
         settings.node.eviction_hard = "memory.available".into();
@@ -128,7 +128,7 @@ mod tests {
 
     /// E17.
     #[test]
-    fn e17_the_conditions_texts_go_by_the_source_of_endpoints() {
+    fn e17_condition_texts_depend_on_the_source_of_endpoints() {
         let mut settings = Settings::default();
         let origin = |settings: &Settings| status_policy(settings).map(|policy| policy.endpoints_origin).ok();
         assert_eq!(origin(&settings), Some(EndpointsOrigin::ApiServer));
@@ -142,13 +142,13 @@ mod tests {
         settings.agent.node_name = "n1".into();
         let lease = lease_policy(&settings);
         assert_eq!(
-            (&*lease.name, &*lease.holder, &*lease.node, lease.lean),
+            (&*lease.name, &*lease.holder, &*lease.node, lease.drops_managed_fields),
             ("keelson-n1", "n1", "n1", true)
         );
         settings.node.role = keelson_config::Role::Node;
         settings.feature_gates = settings.feature_gates.with(Gate::LeanLeases, false);
         let lease = lease_policy(&settings);
-        assert_eq!((&*lease.name, lease.lean, lease.may_stand_back), ("n1", false, true));
+        assert_eq!((&*lease.name, lease.drops_managed_fields, lease.may_stand_back), ("n1", false, true));
         settings.node.when_contested = keelson_config::WhenContested::Continue;
         assert!(!lease_policy(&settings).may_stand_back);
     }

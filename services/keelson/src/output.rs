@@ -24,7 +24,7 @@ pub(crate) fn write(text: &str) -> io::Result<()> {
 }
 
 /// Writes a line to standard error; failures are ignored.
-pub(crate) fn complain(text: &str) {
+pub(crate) fn print_error(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
 }
 

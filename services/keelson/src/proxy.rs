@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     agent::{logs, panics, raise_descriptors, systemd},
-    cli::{self, ProxyLook},
+    cli::{self, ProxyInspectCommand},
     memory,
     settings::SettingsArgs,
 };
@@ -61,7 +61,7 @@ pub(crate) struct ProxyArgs {
 #[derive(Debug, Subcommand)]
 enum ProxyCommand {
     #[command(flatten)]
-    Look(ProxyLook),
+    Look(ProxyInspectCommand),
     /// Remove all rules of Keelson from this node. Services stop working until a proxy programs them again.
     Cleanup {
         /// Remove the rules of a kube-proxy instead: nftables tables, iptables chains (nft and legacy), and the
@@ -101,7 +101,7 @@ struct RunArgs {
 
 impl RunArgs {
     /// The first flag that is set, to reject it where it has no effect.
-    fn given(&self) -> Option<&'static str> {
+    fn first_flag(&self) -> Option<&'static str> {
         [
             ("--backend", self.backend.is_some()),
             ("--target", self.target.is_some()),
@@ -112,7 +112,7 @@ impl RunArgs {
             ("--dry-run", self.dry_run),
         ]
         .into_iter()
-        .find_map(|(flag, given)| given.then_some(flag))
+        .find_map(|(flag, is_set)| is_set.then_some(flag))
     }
 
     fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
@@ -131,16 +131,18 @@ impl RunArgs {
 
 pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if let (Some(_), Some(flag)) = (&args.command, args.run.given()) {
-        cli::complain(&format!("keelson: {flag} is only valid for running a proxy, not with a subcommand"));
+    if let (Some(_), Some(flag)) = (&args.command, args.run.first_flag()) {
+        cli::print_error(&format!(
+            "keelson: {flag} is only valid for running a proxy, not with a subcommand"
+        ));
         return Ok(ExitCode::from(2));
     }
     match args.command {
-        Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_look(look, &args.settings)),
+        Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_inspect(look, &args.settings)),
         Some(ProxyCommand::Cleanup { kube_proxy }) => clean_up(kube_proxy),
         None => {
             let (print, dry_run) = (args.run.print, args.run.dry_run);
-            let loaded = match args.run.into_settings(args.settings).load_or_complain() {
+            let loaded = match args.run.into_settings(args.settings).load_or_print_error() {
                 Ok(loaded) => loaded,
                 Err(code) => return Ok(code),
             };
@@ -157,8 +159,8 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
                     runtime.block_on(program(loaded.settings, &settings))
                 }
                 (print, _) => {
-                    notes.for_each(|note| cli::complain(&format!("keelson: {note}")));
-                    runtime.block_on(once(&loaded.settings, print))
+                    notes.for_each(|note| cli::print_error(&format!("keelson: {note}")));
+                    runtime.block_on(preview(&loaded.settings, print))
                 }
             }
         }
@@ -179,22 +181,22 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
         cli::print("nothing to remove")?;
     }
     for note in &removal.notes {
-        cli::complain(&format!("keelson: {note}"));
+        cli::print_error(&format!("keelson: {note}"));
     }
     for what in &removal.failed {
-        cli::complain(&format!("keelson: cannot remove {what}"));
+        cli::print_error(&format!("keelson: cannot remove {what}"));
     }
     cleaned?;
     Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Computes the changes for the latest state.
-async fn once(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
+async fn preview(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
-    cli::complain(&format!("keelson: reading the full state from {target}"));
+    cli::print_error(&format!("keelson: reading the full state from {target}"));
     let mut client = Client::new(Follow { target, ..Follow::default() });
     client.cancel_on_signals()?;
-    client.on_trouble(|trouble| cli::complain(&format!("keelson: waiting for the agent: {}", trouble.error)));
+    client.on_error(|report| cli::print_error(&format!("keelson: waiting for the agent: {}", report.error)));
     let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
     let options = options(settings)?;
     let driver = driver(settings.proxy.backend);
@@ -227,7 +229,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         requires = info.requirements,
         "proxy started"
     );
-    memory::give_back();
+    memory::release_free_memory();
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;
@@ -253,7 +255,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),
-        settings_in_words: in_words(&settings),
+        settings_in_words: settings_summary(&settings),
     };
     let ready = || systemd::proxy_ready(&target.to_string());
     run_proxy(driver, options(&settings)?, config, stop, ready).await?;
@@ -327,7 +329,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
 }
 
 /// The settings that matter most, first.
-fn in_words(settings: &Settings) -> Vec<String> {
+fn settings_summary(settings: &Settings) -> Vec<String> {
     let proxy = &settings.proxy;
     let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
     let detect = match proxy.detect_local_mode {

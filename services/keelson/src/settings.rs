@@ -96,8 +96,8 @@ impl SettingsArgs {
     }
 
     /// As [`SettingsArgs::check`]; writes the errors to standard error.
-    pub(crate) fn load_or_complain(&self) -> Result<Loaded, ExitCode> {
-        or_complain(self.check())
+    pub(crate) fn load_or_print_error(&self) -> Result<Loaded, ExitCode> {
+        or_print_error(self.check())
     }
 }
 
@@ -112,9 +112,9 @@ fn with_agent_settings(loaded: Loaded) -> Result<Loaded, String> {
     }
 }
 
-pub(crate) fn or_complain(checked: Result<Loaded, String>) -> Result<Loaded, ExitCode> {
+pub(crate) fn or_print_error(checked: Result<Loaded, String>) -> Result<Loaded, ExitCode> {
     checked.map_err(|mistakes| {
-        output::complain(&mistakes);
+        output::print_error(&mistakes);
         ExitCode::from(2)
     })
 }
@@ -156,11 +156,11 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
     let text = match &args.command {
         ConfigCommand::Example => keelson_config::shipped::EXAMPLE.to_owned(),
         ConfigCommand::Gates => keelson_config::list_gates(),
-        ConfigCommand::Check => match args.settings.load_or_complain() {
+        ConfigCommand::Check => match args.settings.load_or_print_error() {
             Ok(loaded) => checked(&loaded),
             Err(code) => return Ok(code),
         },
-        ConfigCommand::Show { output } => match args.settings.load_or_complain() {
+        ConfigCommand::Show { output } => match args.settings.load_or_print_error() {
             Ok(loaded) => {
                 let format = match output {
                     Output::Table => Format::Table,
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_the_agent_can_judge_has_its_place_too() {
+    fn errors_found_by_the_agent_have_their_place() {
         let args = |sets: &[&str]| SettingsArgs {
             config: None,
             sets: sets.iter().map(|set| (*set).to_owned()).collect(),

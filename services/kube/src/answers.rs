@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
-use keelson_actor_system::cluster::{ApiErrorKind, LeaseSeen, Written};
+use keelson_actor_system::cluster::{ApiErrorKind, ObservedLease, Written};
 use serde::Deserialize;
 
 use crate::protobuf;
@@ -111,8 +111,8 @@ impl Status {
             (Some(code), _) if code.as_u16() >= 400 => self.kind(code, self.retry_after()),
             _ => ApiErrorKind::Unreachable,
         };
-        let said = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
-        Failure::new(kind, format!("the watch ended with an error: {said}"))
+        let message = self.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+        Failure::new(kind, format!("the watch ended with an error: {message}"))
     }
 }
 
@@ -166,16 +166,16 @@ pub(crate) fn failure(answer: &Answer, now: SystemTime) -> Option<Failure> {
             format!("unexpected HTTP status {status}; check that the address is an API server"),
         ));
     }
-    let said = status_of(answer).unwrap_or_default();
-    let reason = said.reason.as_deref().unwrap_or_default();
-    let retry = retry_after(&answer.headers, now).or_else(|| said.retry_after());
-    let message = said.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
+    let body = status_of(answer).unwrap_or_default();
+    let reason = body.reason.as_deref().unwrap_or_default();
+    let retry = retry_after(&answer.headers, now).or_else(|| body.retry_after());
+    let message = body.message.as_deref().filter(|m| !m.is_empty()).unwrap_or(reason);
     let sentence = if message.is_empty() {
         format!("HTTP {status}")
     } else {
         format!("HTTP {}: {message}", status.as_u16())
     };
-    Some(Failure::new(said.kind(status, retry), sentence))
+    Some(Failure::new(body.kind(status, retry), sentence))
 }
 
 /// The Status in the body, in either encoding; `None` if it is something else, such as a proxy's page.
@@ -210,16 +210,16 @@ pub(crate) fn written(body: &[u8]) -> Result<Written, Failure> {
         Written { uid: object.metadata.uid, resource_version: object.metadata.resource_version }
     };
     if written.uid.is_empty() || written.resource_version.is_empty() {
-        return Err(senseless("the object has no uid or no resourceVersion"));
+        return Err(invalid_answer("the object has no uid or no resourceVersion"));
     }
     Ok(written)
 }
 
-pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
+pub(crate) fn lease(body: &[u8]) -> Result<ObservedLease, Failure> {
     let lease: Lease = json(body)?;
     let (uid, resource_version) = (lease.metadata.uid, lease.metadata.resource_version);
     let (Some(uid), Some(resource_version)) = (uid, resource_version) else {
-        return Err(senseless("the Lease has no uid or no resourceVersion"));
+        return Err(invalid_answer("the Lease has no uid or no resourceVersion"));
     };
     let owner_uid = lease
         .metadata
@@ -230,7 +230,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
         .map(|owner| owner.uid);
     let spec = lease.spec.unwrap_or_default();
     let micros = |time: Timestamp| time.as_microsecond();
-    Ok(LeaseSeen {
+    Ok(ObservedLease {
         written: Written { uid, resource_version },
         owner_uid,
         holder: spec.holder_identity,
@@ -244,7 +244,7 @@ pub(crate) fn lease(body: &[u8]) -> Result<LeaseSeen, Failure> {
 /// Decodes a JSON body. The error does not repeat its content.
 pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
     serde_json::from_slice(body).map_err(|err| {
-        senseless(format!(
+        invalid_answer(format!(
             "{} bytes that are not the requested object (line {}, column {})",
             body.len(),
             err.line(),
@@ -254,7 +254,7 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure>
 }
 
 /// The failure for an invalid answer.
-pub(crate) fn senseless(what: impl AsRef<str>) -> Failure {
+pub(crate) fn invalid_answer(what: impl AsRef<str>) -> Failure {
     Failure::new(
         ApiErrorKind::Unreachable,
         format!("invalid response: {}; check that the address is an API server", what.as_ref()),
@@ -267,7 +267,7 @@ pub(crate) fn too_old() -> Failure {
 }
 
 /// The failure for a request without a complete answer.
-pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
+pub(crate) fn connection_failure(err: &(dyn StdError + 'static)) -> Failure {
     let causes: Vec<&(dyn StdError + 'static)> =
         std::iter::successors(Some(err), |err| (*err).source()).collect();
     // The output of a plugin may be a token, so its error is not repeated.
@@ -281,15 +281,15 @@ pub(crate) fn broken(err: &(dyn StdError + 'static)) -> Failure {
     if let Some(tls) = causes.iter().find_map(|cause| find_tls(*cause)) {
         return Failure::new(ApiErrorKind::Unreachable, tls_sentence(tls));
     }
-    let mut said: Vec<String> = Vec::new();
+    let mut parts: Vec<String> = Vec::new();
     for cause in causes {
         let text = cause.to_string();
         // Libraries repeat the text of their source.
-        if !said.iter().any(|earlier| earlier.contains(&text)) {
-            said.push(text);
+        if !parts.iter().any(|earlier| earlier.contains(&text)) {
+            parts.push(text);
         }
     }
-    let text = said.join(": ");
+    let text = parts.join(": ");
     let text = text.strip_prefix("client error (Connect): ").unwrap_or(&text);
     if text.starts_with("dns error") {
         return Failure::new(ApiErrorKind::Unreachable, format!("cannot resolve the server's name ({text})"));

@@ -151,7 +151,7 @@ pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
     if let Some(owner) = &patch.owner {
         metadata.insert("ownerReferences".into(), owner_references(owner));
     }
-    if patch.forget_managers {
+    if patch.drop_managed_fields {
         // One empty entry is the documented way to clear the list; an empty list means "unchanged".
         metadata.insert("managedFields".into(), json!([{}]));
     }
@@ -170,7 +170,7 @@ pub(crate) fn lease_to_patch(patch: &LeasePatch) -> String {
 
 #[cfg(test)]
 mod tests {
-    use keelson_actor_system::cluster::Acquire;
+    use keelson_actor_system::cluster::LeaseHolder;
 
     use super::*;
 
@@ -197,7 +197,7 @@ mod tests {
             duration_seconds: None,
             owner: None,
             acquire: None,
-            forget_managers: false,
+            drop_managed_fields: false,
         };
         assert_eq!(
             lease_to_patch(&patch),
@@ -206,8 +206,8 @@ mod tests {
         let patch = LeasePatch {
             duration_seconds: Some(40),
             owner: Some(Owner { name: "n".into(), uid: "u".into() }),
-            acquire: Some(Acquire { holder: "h".into(), acquire_unix_us: 0, transitions: 3 }),
-            forget_managers: true,
+            acquire: Some(LeaseHolder { holder: "h".into(), acquire_unix_us: 0, transitions: 3 }),
+            drop_managed_fields: true,
             ..patch
         };
         let body: Value = serde_json::from_str(&lease_to_patch(&patch)).unwrap();

@@ -1,6 +1,6 @@
 //! Credentials that change on disk.
 //!
-//! Owns: [`Keeper`]: the link in use, and when its source is checked and read again. In: requests that need a link,
+//! Owns: [`LinkKeeper`]: the link in use, and when its source is checked and read again. In: requests that need a link,
 //! answers of 401, timeouts. Out: the latest [`Link`], and for the observer the content of the credentials that is not
 //! secret. If a source becomes unreadable, the last valid link stays in use, and the error is reported. Without a valid
 //! one every request fails, and the next request reads the source again.
@@ -22,11 +22,11 @@ use crate::{
 };
 
 /// Minimum interval between checks of the files.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A link, and a number that distinguishes it from earlier ones.
 #[derive(Debug, Clone)]
-pub(crate) struct Held {
+pub(crate) struct HeldLink {
     pub(crate) link: Link,
     generation: u64,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Held {
 #[derive(Debug, Default)]
 struct Memory {
     stamps: Vec<(PathBuf, Stamp)>,
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     /// A server answered 401: check at the next request, whenever the last check was.
     refused: bool,
     /// The last credentials came from a plugin.
@@ -45,7 +45,8 @@ struct Memory {
 
 impl Memory {
     fn due(&self, now: Instant) -> bool {
-        self.refused || self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_INTERVAL)
+        self.refused
+            || self.last_check.is_none_or(|last_check| now.duration_since(last_check) >= CHECK_INTERVAL)
     }
 
     /// Whether to read the source again, given the current stamps of its files.
@@ -56,17 +57,17 @@ impl Memory {
 }
 
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct LinkKeeper {
     source: ClusterSource,
     keep_alive: KeepAlive,
     observer: CredentialsObserver,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<HeldLink>>,
     memory: Mutex<Memory>,
     /// Held while the source is read, so that concurrent requests cause one read.
     reading: tokio::sync::Mutex<()>,
 }
 
-impl Keeper {
+impl LinkKeeper {
     pub(crate) fn new(source: ClusterSource, keep_alive: KeepAlive, observer: CredentialsObserver) -> Self {
         Self {
             source,
@@ -79,12 +80,12 @@ impl Keeper {
     }
 
     /// The latest link, after a check of the source if one is due.
-    pub(crate) async fn link(&self) -> Result<Held, Failure> {
+    pub(crate) async fn link(&self) -> Result<HeldLink, Failure> {
         if self.memory().due(Instant::now()) || self.held().is_none() {
             let _one_at_a_time = self.reading.lock().await;
             // Another request may have checked while this one waited.
             if self.memory().due(Instant::now()) || self.held().is_none() {
-                self.look().await;
+                self.check_source().await;
             }
         }
         self.held().clone().ok_or_else(|| {
@@ -94,12 +95,12 @@ impl Keeper {
     }
 
     /// The server rejected the credentials: they may have been replaced.
-    pub(crate) fn refused(&self) {
+    pub(crate) fn mark_rejected(&self) {
         self.memory().refused = true;
     }
 
     /// Drops the connections of `used`, unless newer ones are in use by now.
-    pub(crate) fn abandon(&self, used: &Held) {
+    pub(crate) fn drop_connections_of(&self, used: &HeldLink) {
         let mut held = self.held();
         if held.as_ref().is_some_and(|held| held.generation == used.generation) {
             *held = Some(used.next());
@@ -109,7 +110,7 @@ impl Keeper {
     /// Drops the connections in use.
     pub(crate) fn close_connections(&self) {
         let mut held = self.held();
-        *held = held.as_ref().map(Held::next);
+        *held = held.as_ref().map(HeldLink::next);
     }
 
     /// Why the last read of the source failed.
@@ -127,7 +128,7 @@ impl Keeper {
         self.held().as_ref().map_or_else(String::new, |held| held.link.host())
     }
 
-    async fn look(&self) {
+    async fn check_source(&self) {
         let source = self.source.clone();
         let keep_alive = self.keep_alive;
         let paths: Vec<_> = self.memory().stamps.iter().map(|(path, _)| path.clone()).collect();
@@ -137,7 +138,7 @@ impl Keeper {
         let stale = {
             let mut memory = self.memory();
             let stale = memory.stale(self.held().is_some(), &seen);
-            memory.looked = Some(Instant::now());
+            memory.last_check = Some(Instant::now());
             memory.refused = false;
             stale
         };
@@ -151,7 +152,7 @@ impl Keeper {
 
     fn take(&self, read: Result<Read, SourceError>) {
         let mut memory = self.memory();
-        memory.looked = Some(Instant::now());
+        memory.last_check = Some(Instant::now());
         match read {
             Ok(read) => {
                 let mut held = self.held();
@@ -159,7 +160,7 @@ impl Keeper {
                     tracing::info!(source = %self.source, "credentials reloaded");
                 }
                 let generation = held.as_ref().map_or(0, |held| held.generation + 1);
-                *held = Some(Held { link: read.link, generation });
+                *held = Some(HeldLink { link: read.link, generation });
                 self.observer.read(read.credentials, read.warnings);
                 memory.stamps = read.stamps;
                 memory.plugin = read.plugin;
@@ -180,7 +181,7 @@ impl Keeper {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+    fn held(&self) -> MutexGuard<'_, Option<HeldLink>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,7 +190,7 @@ impl Keeper {
     }
 }
 
-impl Held {
+impl HeldLink {
     fn next(&self) -> Self {
         Self { link: self.link.renewed(), generation: self.generation + 1 }
     }
@@ -225,17 +226,17 @@ fn stamps(paths: Vec<PathBuf>) -> Vec<(PathBuf, Stamp)> {
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.inspect_err(|err| tracing::error!(%err, "reading the credentials timed out")).ok()
+    done.inspect_err(|err| tracing::error!(%err, "cannot read the credentials: the task failed")).ok()
 }
 
-pub(crate) type SharedKeeper = Arc<Keeper>;
+pub(crate) type SharedLinkKeeper = Arc<LinkKeeper>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn memory(looked: Instant) -> Memory {
-        Memory { looked: Some(looked), ..Memory::default() }
+    fn memory(last_check: Instant) -> Memory {
+        Memory { last_check: Some(last_check), ..Memory::default() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -244,7 +245,7 @@ mod tests {
         assert!(Memory::default().due(start));
         let mut memory = memory(start);
         assert!(!memory.due(start + Duration::from_millis(999)));
-        assert!(memory.due(start + LOOK_INTERVAL));
+        assert!(memory.due(start + CHECK_INTERVAL));
         memory.refused = true;
         assert!(memory.due(start));
     }

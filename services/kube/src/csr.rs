@@ -154,11 +154,11 @@ fn state(request: &CertificateSigningRequest) -> RequestState {
         matches!(condition.type_.as_str(), "Denied" | "Failed") && condition.status != "False"
     });
     if let Some(condition) = refused {
-        let said = [&condition.reason, &condition.message];
-        let said: Vec<&str> =
-            said.into_iter().flatten().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        let details = [&condition.reason, &condition.message];
+        let details: Vec<&str> =
+            details.into_iter().flatten().map(String::as_str).filter(|text| !text.is_empty()).collect();
         let verb = if condition.type_ == "Denied" { "denied" } else { "not signed" };
-        return RequestState::Refused(bounded(&format!("it was {verb}: {}", said.join(": "))));
+        return RequestState::Refused(bounded(&format!("it was {verb}: {}", details.join(": "))));
     }
     match status.certificate.as_ref().map(|certificate| String::from_utf8_lossy(&certificate.0)) {
         Some(pem) if !pem.is_empty() => RequestState::Issued(pem.into_owned()),
@@ -220,9 +220,9 @@ mod tests {
     fn e4_a_certificate_is_taken_with_its_own_key_and_name_only() {
         let (own, other) = (ClientKey::generate().unwrap(), ClientKey::generate().unwrap());
         let certificate = signed(&own, "a");
-        let whole = format!("{certificate}{}", own.to_pem());
-        assert!(issued_validity(&whole, "a").unwrap().is_some());
-        assert_eq!(issued_validity(&whole, "b"), Ok(None));
+        let both = format!("{certificate}{}", own.to_pem());
+        assert!(issued_validity(&both, "a").unwrap().is_some());
+        assert_eq!(issued_validity(&both, "b"), Ok(None));
         for (pem, error) in [
             (String::new(), CertificateError::NoCertificate),
             (own.to_pem(), CertificateError::NoCertificate),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn e4_what_became_of_a_request() {
+    fn e4_outcomes_of_a_certificate_request() {
         let request = |status: serde_json::Value| -> RequestState {
             let object = json!({"metadata": {"name": "n"}, "spec": {"request": "", "signerName": SIGNER}, "status": status});
             state(&serde_json::from_value(object).unwrap())

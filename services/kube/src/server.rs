@@ -17,7 +17,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::cluster::{
-    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, PodEvent, PodEventApi,
+    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, ObservedLease, PodEvent, PodEventApi,
     Written,
 };
 use tokio::time::Instant;
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use crate::{
     answers::{self, Answer, Failure},
     bodies,
-    credentials::{Held, Keeper, SharedKeeper},
+    credentials::{HeldLink, LinkKeeper, SharedLinkKeeper},
     identity::CredentialsObserver,
     observe::{RequestObserver, RequestSeen},
     signals::ServerSignals,
@@ -80,7 +80,7 @@ impl ApiServerParts {
 /// here. After a request that timed out, the next one gets a new connection.
 #[derive(Clone)]
 pub struct ApiServer {
-    keeper: SharedKeeper,
+    keeper: SharedLinkKeeper,
     timeout: Duration,
     head_timeout: Duration,
     observer: RequestObserver,
@@ -122,7 +122,7 @@ impl Call {
 
 #[derive(Default)]
 struct Progress {
-    used: Option<Held>,
+    used: Option<HeldLink>,
     status: Option<u16>,
 }
 
@@ -133,7 +133,7 @@ impl ApiServer {
     #[must_use]
     pub fn new(parts: ApiServerParts) -> Self {
         Self {
-            keeper: Arc::new(Keeper::new(parts.source, parts.keep_alive, parts.credentials)),
+            keeper: Arc::new(LinkKeeper::new(parts.source, parts.keep_alive, parts.credentials)),
             timeout: parts.timeout,
             head_timeout: parts.head_timeout.max(parts.timeout),
             observer: parts.observer,
@@ -182,7 +182,7 @@ impl ApiServer {
 
     /// Sends one request and reads the full answer; an answer other than 2xx is an error.
     pub(crate) async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
-        self.timed(call, self.timeout, async |answer| Ok(whole(answer).await?.body)).await
+        self.timed(call, self.timeout, async |answer| Ok(read_to_end(answer).await?.body)).await
     }
 
     /// Sends one request and reads the head of its answer; an answer other than 2xx is an error.
@@ -207,11 +207,11 @@ impl ApiServer {
         });
         let error = done.as_ref().err().map(|failure| failure.kind);
         match (error, &progress.used) {
-            (Some(ApiErrorKind::Timeout), Some(used)) => self.keeper.abandon(used),
-            (Some(ApiErrorKind::Unauthorized), _) => self.keeper.refused(),
+            (Some(ApiErrorKind::Timeout), Some(used)) => self.keeper.drop_connections_of(used),
+            (Some(ApiErrorKind::Unauthorized), _) => self.keeper.mark_rejected(),
             _ => {}
         }
-        self.tell(seen, progress.status, error, begun);
+        self.report(seen, progress.status, error, begun);
         done.map_err(|failure| self.error(failure))
     }
 
@@ -230,17 +230,17 @@ impl ApiServer {
             bytes = body.into();
         }
         let sent = held.link.send(&call.target, request, bytes).await;
-        let answer = sent.map_err(|err| answers::broken(err.as_ref()))?;
+        let answer = sent.map_err(|err| answers::connection_failure(err.as_ref()))?;
         progress.status = Some(answer.status().as_u16());
         if answer.status().is_success() {
             return read(answer).await;
         }
-        let refusal = whole(answer).await?;
+        let refusal = read_to_end(answer).await?;
         Err(answers::failure(&refusal, SystemTime::now())
-            .unwrap_or_else(|| answers::senseless("neither success nor failure")))
+            .unwrap_or_else(|| answers::invalid_answer("neither success nor failure")))
     }
 
-    fn tell(
+    fn report(
         &self,
         (resource, method): (&'static str, &'static str),
         status: Option<u16>,
@@ -264,7 +264,7 @@ impl ApiServer {
     }
 
     /// A call as a separate future, with `read` for its answer.
-    fn asked<T: Send + 'static>(
+    fn call_and_parse<T: Send + 'static>(
         &self,
         call: Call,
         read: impl FnOnce(&[u8]) -> Result<T, Failure> + Send + 'static,
@@ -277,8 +277,8 @@ impl ApiServer {
         .boxed()
     }
 
-    /// As [`Self::asked`], for one object, whose resource version is compared with earlier ones.
-    fn asked_of<T: Send + 'static>(
+    /// As [`Self::call_and_parse`], for one object, whose resource version is compared with earlier ones.
+    fn call_versioned<T: Send + 'static>(
         &self,
         object: String,
         call: Call,
@@ -286,7 +286,7 @@ impl ApiServer {
         version: impl FnOnce(&T) -> &str + Send + 'static,
     ) -> BoxFuture<'static, Result<T, ApiError>> {
         let signals = self.signals.clone();
-        let asked = self.asked(call, read);
+        let asked = self.call_and_parse(call, read);
         async move {
             let expected = signals.expected(&object);
             let answer = asked.await?;
@@ -298,7 +298,7 @@ impl ApiServer {
 
     /// A write of one object, or a consistent read of it, that returns metadata.
     fn written(&self, object: String, call: Call) -> BoxFuture<'static, Result<Written, ApiError>> {
-        self.asked_of(object, call, answers::written, |written| &written.resource_version)
+        self.call_versioned(object, call, answers::written, |written| &written.resource_version)
     }
 }
 
@@ -306,13 +306,13 @@ fn node_version(node: &Node) -> &str {
     node.metadata.resource_version.as_deref().unwrap_or_default()
 }
 
-async fn whole(answer: Begun) -> Result<Answer, Failure> {
+async fn read_to_end(answer: Begun) -> Result<Answer, Failure> {
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, ANSWER_MAX).collect().await.map_err(|err| {
         if err.is::<LengthLimitError>() {
-            answers::senseless(format!("it is longer than {} MiB", ANSWER_MAX >> 20))
+            answers::invalid_answer(format!("it is longer than {} MiB", ANSWER_MAX >> 20))
         } else {
-            let failure = answers::broken(err.as_ref());
+            let failure = answers::connection_failure(err.as_ref());
             Failure::new(failure.kind, format!("the response is incomplete: {}", failure.reason))
         }
     })?;
@@ -333,10 +333,12 @@ impl LeaseApi for ApiServer {
         self.url()
     }
 
-    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>> {
+    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<ObservedLease, ApiError>> {
         let path = bodies::lease_path(name);
         let call = Call::get("leases", path.clone(), bodies::ACCEPT_JSON);
-        self.asked_of(path, call, answers::lease, |lease: &LeaseSeen| &lease.written.resource_version)
+        self.call_versioned(path, call, answers::lease, |lease: &ObservedLease| {
+            &lease.written.resource_version
+        })
     }
 
     fn create_lease(&self, lease: LeaseCreate) -> BoxFuture<'static, Result<Written, ApiError>> {
@@ -371,7 +373,7 @@ impl NodeApi for ApiServer {
     fn get_node(&self, name: &str) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
         let path = bodies::node_path(name);
         let call = Call::get("nodes", path.clone(), bodies::ACCEPT_JSON);
-        self.asked_of(path, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
+        self.call_versioned(path, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
     }
 
     fn create_node(&self, node: Box<Node>) -> BoxFuture<'static, Result<Box<Node>, ApiError>> {
@@ -385,7 +387,7 @@ impl NodeApi for ApiServer {
         let name = bodies::node_path(node.metadata.name.as_deref().unwrap_or_default());
         let path = "/api/v1/nodes".to_owned();
         let call = Call::write(Method::POST, "nodes", path, bodies::ACCEPT_JSON, body);
-        self.asked_of(name, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
+        self.call_versioned(name, call, |body| Ok(Box::new(answers::json(body)?)), |node| node_version(node))
     }
 
     fn patch_node(
@@ -421,13 +423,13 @@ impl PodEventApi for ApiServer {
         let body = (bodies::ACCEPT_JSON, bodies::pod_event_to_create(&event));
         let path = bodies::events_path(&event.namespace);
         let call = Call::write(Method::POST, "events", path, bodies::ACCEPT_METADATA, body);
-        self.asked(call, |_| Ok(()))
+        self.call_and_parse(call, |_| Ok(()))
     }
 
     fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
         let body = (bodies::MERGE_PATCH, bodies::pod_event_to_patch(&event));
         let path = bodies::event_path(&event.namespace, &event.name);
         let call = Call::write(Method::PATCH, "events", path, bodies::ACCEPT_METADATA, body);
-        self.asked(call, |_| Ok(()))
+        self.call_and_parse(call, |_| Ok(()))
     }
 }

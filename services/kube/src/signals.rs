@@ -84,14 +84,14 @@ impl History {
 
 /// What one watch has learned for all.
 #[derive(Debug, Default)]
-struct Learned {
+struct SharedKnowledge {
     /// When this agent's watches continue after an outage; the times of agents differ.
     turn: Option<Instant>,
     /// The latest version that the server refused as too old, and when.
     too_old: Option<(u64, Instant)>,
 }
 
-impl Learned {
+impl SharedKnowledge {
     /// The server answers again. `random` is in [0, 1).
     fn answers_again(&mut self, now: Instant, random: f64) {
         if self.turn.is_none_or(|turn| turn < now) {
@@ -128,7 +128,7 @@ fn before_the_oldest(words: &str) -> Option<u64> {
 
 struct Signals {
     answers_again: Notify,
-    learned: Mutex<Learned>,
+    knowledge: Mutex<SharedKnowledge>,
     history: Mutex<History>,
     rollbacks: watch::Sender<u64>,
     on_rollback: Box<dyn Fn(&Rollback) + Send + Sync>,
@@ -155,7 +155,7 @@ impl ServerSignals {
     pub fn new(on_rollback: impl Fn(&Rollback) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Signals {
             answers_again: Notify::new(),
-            learned: Mutex::default(),
+            knowledge: Mutex::default(),
             history: Mutex::default(),
             rollbacks: watch::channel(0).0,
             on_rollback: Box::new(on_rollback),
@@ -166,31 +166,31 @@ impl ServerSignals {
         self.0.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learned(&self) -> MutexGuard<'_, Learned> {
-        self.0.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    fn knowledge(&self) -> MutexGuard<'_, SharedKnowledge> {
+        self.0.knowledge.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the back-off of watches at this agent's time.
     pub(crate) fn wake(&self) {
-        self.learned().answers_again(Instant::now(), rand::random());
+        self.knowledge().answers_again(Instant::now(), rand::random());
         self.0.answers_again.notify_waiters();
     }
 
     /// Waits for the next [`ServerSignals::wake`]. Returns how long it is until this agent's time.
     pub(crate) async fn woken(&self) -> Duration {
         self.0.answers_again.notified().await;
-        let turn = self.learned().turn;
+        let turn = self.knowledge().turn;
         turn.map_or(Duration::ZERO, |turn| turn.saturating_duration_since(Instant::now()))
     }
 
     /// A watch from `version` was refused, because it is too old.
     pub(crate) fn refused_as_too_old(&self, version: &str, words: &str) {
-        self.learned().refused(version, words, Instant::now());
+        self.knowledge().refused(version, words, Instant::now());
     }
 
     /// Whether a watch from `version` would be refused, as far as known.
     pub(crate) fn is_too_old(&self, version: &str) -> bool {
-        self.learned().is_too_old(version, Instant::now())
+        self.knowledge().is_too_old(version, Instant::now())
     }
 
     /// What the answer to a request for `object` has to satisfy, if it is sent now.
@@ -283,38 +283,41 @@ mod tests {
 
     #[test]
     fn e2_an_agent_has_one_turn_after_an_outage() {
-        let (mut learned, now) = (Learned::default(), Instant::now());
-        learned.answers_again(now, 0.5);
+        let (mut knowledge, now) = (SharedKnowledge::default(), Instant::now());
+        knowledge.answers_again(now, 0.5);
         let turn = now + WARM_UP + SPREAD / 2;
-        assert_eq!(learned.turn, Some(turn));
-        learned.answers_again(now + SPREAD / 4, 0.0);
-        assert_eq!(learned.turn, Some(turn), "the second watch that succeeds changes nothing");
-        learned.answers_again(now + 2 * SPREAD, 0.0);
-        assert_eq!(learned.turn, Some(now + 2 * SPREAD + WARM_UP), "the next outage");
+        assert_eq!(knowledge.turn, Some(turn));
+        knowledge.answers_again(now + SPREAD / 4, 0.0);
+        assert_eq!(knowledge.turn, Some(turn), "the second watch that succeeds changes nothing");
+        knowledge.answers_again(now + 2 * SPREAD, 0.0);
+        assert_eq!(knowledge.turn, Some(now + 2 * SPREAD + WARM_UP), "the next outage");
     }
 
     #[test]
-    fn e2_a_refused_version_speaks_for_older_ones_for_a_minute() {
-        let (mut learned, now) = (Learned::default(), Instant::now());
-        assert!(!learned.is_too_old("1", now));
-        learned.refused("100", "The resourceVersion for the provided watch is too old. (Expired)", now);
-        learned.refused("90", "", now);
-        learned.refused("no number", "", now);
+    fn e2_a_refused_version_refuses_older_ones_for_a_minute() {
+        let (mut knowledge, now) = (SharedKnowledge::default(), Instant::now());
+        assert!(!knowledge.is_too_old("1", now));
+        knowledge.refused("100", "The resourceVersion for the provided watch is too old. (Expired)", now);
+        knowledge.refused("90", "", now);
+        knowledge.refused("no number", "", now);
         for (version, too_old) in [("100", true), ("99", true), ("101", false), ("no number", false)] {
-            assert_eq!(learned.is_too_old(version, now), too_old, "{version}");
+            assert_eq!(knowledge.is_too_old(version, now), too_old, "{version}");
         }
         let later = now + TOO_OLD_FOR;
-        assert!(!learned.is_too_old("100", later));
-        learned.refused("50", "", later);
-        assert!(!learned.is_too_old("60", later), "what was refused long ago says nothing");
-        learned.refused("50", "too old resource version: 50 (80) (Expired)", later);
-        assert!(learned.is_too_old("79", later) && !learned.is_too_old("80", later), "as the server says");
+        assert!(!knowledge.is_too_old("100", later));
+        knowledge.refused("50", "", later);
+        assert!(!knowledge.is_too_old("60", later), "an old refusal is ignored");
+        knowledge.refused("50", "too old resource version: 50 (80) (Expired)", later);
+        assert!(
+            knowledge.is_too_old("79", later) && !knowledge.is_too_old("80", later),
+            "as the server requests"
+        );
     }
 
     #[test]
-    fn e11_each_rollback_is_told_once() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let to = Arc::clone(&told);
+    fn e11_each_rollback_is_reported_once() {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&reported);
         let signals = ServerSignals::new(move |rollback| to.lock().unwrap().push(rollback.clone()));
         let mut seen = signals.rollbacks();
         for version in ["5", "3", "4"] {
@@ -322,6 +325,6 @@ mod tests {
             signals.answered(LEASE, expected, version);
         }
         assert_eq!(*seen.borrow_and_update(), 1);
-        assert_eq!(told.lock().unwrap().as_slice(), [rolled(5, 3).unwrap()]);
+        assert_eq!(reported.lock().unwrap().as_slice(), [rolled(5, 3).unwrap()]);
     }
 }

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lasting_problem_is_logged_once_in_ten_seconds() {
+    async fn a_lasting_problem_is_logged_every_ten_seconds() {
         let mut limit = LogLimit::default();
         assert!(limit.is_due() && !limit.is_due());
         tokio::time::advance(LOG_EVERY).await;

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_reads_nothing_is_given_up() {
+    async fn a_peer_that_does_not_read_is_closed() {
         let (ours, _theirs) = duplex(16);
         let mut guarded = Guarded::new(ours, None);
         let start = Instant::now();

@@ -62,7 +62,7 @@ impl Follower {
     }
 
     /// Makes another message due after the interval without a change, because the last one failed.
-    pub fn again(&mut self) {
+    pub fn retry(&mut self) {
         self.changes.mark_changed();
     }
 
@@ -135,13 +135,13 @@ mod tests {
         let (_bump, _stop, mut follower) = follower(None);
         follower.due().await;
         let start = Instant::now();
-        follower.again();
+        follower.retry();
         assert_eq!(follower.due().await, Due::Changed);
         assert_eq!(start.elapsed(), INTERVAL);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stopping_and_going_away_end_a_wait() {
+    async fn stopping_or_a_closed_client_ends_a_wait() {
         let (bump, stop, mut waiting) = follower(None);
         waiting.due().await;
         let end = tokio::spawn(async move { waiting.due().await });

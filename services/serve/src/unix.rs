@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn anything_else_at_the_path_is_left_alone() {
+    async fn other_files_at_the_path_are_kept() {
         let folder = folder();
         let path = folder.path().join("cri.sock");
         fs::write(&path, "precious").expect("writes");
@@ -189,7 +189,7 @@ mod tests {
 
     /// I5: a killed process listens until the kernel has cleaned it up.
     #[tokio::test(start_paused = true)]
-    async fn a_socket_that_another_process_gives_up_in_time_is_waited_for() {
+    async fn a_socket_that_is_freed_in_time_is_awaited() {
         let folder = folder();
         let path = folder.path().join("cri.sock");
         let first = Bound::bind(&path, 0o600).await.expect("binds");
@@ -198,7 +198,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(2)).await;
             drop(first);
         });
-        let _second = second.expect("binds as soon as it can");
+        let _second = second.expect("binds once the path is free");
         let refused = Bound::bind_within(&path, 0o600, Duration::from_secs(5)).await;
         assert!(matches!(refused, Err(ListenError::InUse(_))));
     }

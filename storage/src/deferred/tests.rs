@@ -7,7 +7,7 @@ use crate::memory::MemoryStore;
 use crate::store::StateStoreExt as _;
 
 /// Long enough for a slow machine, short enough for a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Limit for calls on a store that is expected to hang.
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -60,7 +60,7 @@ fn wait_for(store: &DeferredStore, wanted: impl Fn(&StoreState) -> bool) -> Stor
         if wanted(&state) {
             return state;
         }
-        assert!(begun.elapsed() < PATIENCE, "still {state:?}");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "still {state:?}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -74,13 +74,13 @@ fn in_use() -> OpenError {
 }
 
 #[test]
-fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
+fn i4_a_hanging_open_blocks_no_caller_and_completes() {
     let (release, held) = sync_channel::<()>(0);
     let opener = move || {
         let _ = held.recv();
         Ok(Arc::new(MemoryStore::new()) as Arc<dyn StateStore>)
     };
-    let store = DeferredStore::with_opener(Path::new("/x"), PATIENCE, Box::new(opener)).unwrap();
+    let store = DeferredStore::with_opener(Path::new("/x"), TEST_TIMEOUT, Box::new(opener)).unwrap();
     // A call that waited for the opening would never return, because nothing releases it.
     let error = store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(matches!(error, StoreError::NotOpen { .. }), "{error:?}");
@@ -93,13 +93,13 @@ fn i4_an_opening_that_hangs_delays_nobody_and_is_open_at_last() {
 }
 
 #[test]
-fn i4_opening_is_retried_and_says_why_it_failed() {
+fn i4_opening_is_retried_with_the_reason_of_the_failure() {
     let (answers, outcomes) = sync_channel::<Result<(), OpenError>>(0);
     let opener = move || {
         outcomes.recv().unwrap()?;
         Ok(Arc::new(MemoryStore::new()) as Arc<dyn StateStore>)
     };
-    let store = DeferredStore::with_opener(Path::new("/x"), PATIENCE, Box::new(opener)).unwrap();
+    let store = DeferredStore::with_opener(Path::new("/x"), TEST_TIMEOUT, Box::new(opener)).unwrap();
     answers.send(Err(in_use())).unwrap();
     let first = wait_for(&store, |state| matches!(state, StoreState::Unavailable { .. }));
     assert!(first.reason().unwrap().contains("process 7"), "{first:?}");
@@ -133,7 +133,7 @@ fn i6_a_disk_that_hangs_fails_calls_after_the_limit_then_at_once_until_it_answer
 }
 
 #[test]
-fn i6_writes_that_were_given_up_before_they_began_are_never_made() {
+fn i6_writes_that_timed_out_in_the_queue_are_not_made() {
     let (permits, store) = gated();
     let store = Arc::new(store);
     let writers: Vec<_> = (0..4_u32)
@@ -182,12 +182,12 @@ fn a_failing_store_is_tried_until_a_write_succeeds() {
 }
 
 #[test]
-fn closing_gives_up_the_folder_and_fails_later_calls() {
+fn closing_releases_the_folder_and_fails_later_calls() {
     let dir = tempfile::tempdir().unwrap();
     let store = DeferredStore::start(dir.path()).unwrap();
     wait_for(&store, StoreState::is_durable);
     store.put_json(Table::Meta, b"k", &1).unwrap();
-    assert!(store.close(PATIENCE));
+    assert!(store.close(TEST_TIMEOUT));
     assert_eq!(store.state(), StoreState::Closed);
     let error = store.put_json(Table::Meta, b"k", &2).unwrap_err();
     assert!(matches!(error, StoreError::NotOpen { .. }), "{error:?}");
@@ -197,7 +197,7 @@ fn closing_gives_up_the_folder_and_fails_later_calls() {
 }
 
 #[test]
-fn a_store_that_another_holder_gives_up_is_opened() {
+fn a_store_released_by_another_holder_is_opened() {
     let dir = tempfile::tempdir().unwrap();
     let holder = crate::open(dir.path()).unwrap();
     let store = DeferredStore::start(dir.path()).unwrap();
@@ -225,10 +225,10 @@ fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
     }
     let (path, mut limits) = (dir.path().to_owned(), [Duration::ZERO; 2].into_iter());
     let opener = move || {
-        let opened = crate::open::open_within(&path, limits.next().unwrap_or(PATIENCE))?;
+        let opened = crate::open::open_within(&path, limits.next().unwrap_or(TEST_TIMEOUT))?;
         Ok(opened.store as Arc<dyn StateStore>)
     };
-    let store = DeferredStore::with_opener(dir.path(), PATIENCE, Box::new(opener)).unwrap();
+    let store = DeferredStore::with_opener(dir.path(), TEST_TIMEOUT, Box::new(opener)).unwrap();
     wait_for(&store, StoreState::is_durable);
     assert_eq!(store.get_json::<u32>(Table::Meta, b"k").unwrap(), Some(1));
     let entries = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -238,7 +238,7 @@ fn i4_an_open_that_times_out_is_retried_and_sets_nothing_aside() {
 }
 
 #[test]
-fn i6_closing_does_not_wait_longer_than_told_for_a_disk_that_hangs() {
+fn i6_close_returns_after_its_limit_while_the_disk_hangs() {
     let (permits, store) = gated();
     store.put_json(Table::Meta, b"k", &1).unwrap_err();
     assert!(!store.close(SHORT));
@@ -272,7 +272,7 @@ fn a_panic_of_the_opener_or_of_a_call_is_a_failure() {
         assert!(attempts > 1, "the first attempt panics");
         Ok(Arc::new(Panics) as Arc<dyn StateStore>)
     };
-    let store = DeferredStore::with_opener(Path::new("/x"), PATIENCE, Box::new(opener)).unwrap();
+    let store = DeferredStore::with_opener(Path::new("/x"), TEST_TIMEOUT, Box::new(opener)).unwrap();
     wait_for(&store, StoreState::is_open);
     store.put_json(Table::Meta, b"k", &1).unwrap_err();
     wait_for(&store, |state| matches!(state, StoreState::Failing { .. }));

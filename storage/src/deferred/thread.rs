@@ -19,13 +19,13 @@ use crate::table::Table;
 /// Doubles with each failed attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// While another process holds the folder: it is usually about to end.
-const LONGEST_PAUSE_IN_USE: Duration = Duration::from_secs(1);
+const MAX_PAUSE_IN_USE: Duration = Duration::from_secs(1);
 /// After any other failure.
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// How often a hanging disk is checked. The check itself waits for it.
-const CHECK_HUNG_EVERY: Duration = Duration::from_secs(1);
+const HUNG_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a failing store is checked if there are no writes.
-const CHECK_FAILING_EVERY: Duration = Duration::from_secs(5);
+const FAILING_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A record that does not exist; deleting it is an ordinary write.
 const CHECK_KEY: &[u8] = b"write_check";
 
@@ -83,7 +83,7 @@ impl StoreThread {
             };
             match job {
                 Job::Run(work) => self.perform(work),
-                Job::Wake => self.show(),
+                Job::Wake => self.publish(),
                 Job::Close(done) => {
                     self.close();
                     // The caller may have given up waiting.
@@ -97,8 +97,8 @@ impl StoreThread {
     fn wait_for_job(&self, next_try: Instant) -> Result<Job, RecvTimeoutError> {
         match (&self.store, &self.failed) {
             (Some(_), None) => self.queue.recv().map_err(RecvTimeoutError::from),
-            (Some(_), Some(Failure::Refused(_))) => self.queue.recv_timeout(CHECK_FAILING_EVERY),
-            (Some(_), Some(Failure::Hung(_))) => self.queue.recv_timeout(CHECK_HUNG_EVERY),
+            (Some(_), Some(Failure::Refused(_))) => self.queue.recv_timeout(FAILING_CHECK_INTERVAL),
+            (Some(_), Some(Failure::Hung(_))) => self.queue.recv_timeout(HUNG_CHECK_INTERVAL),
             (None, _) => self.queue.recv_timeout(next_try.saturating_duration_since(Instant::now())),
         }
     }
@@ -117,12 +117,12 @@ impl StoreThread {
                 *self.shared.stats() = store.stats();
                 self.store = Some(store);
                 self.pause = FIRST_PAUSE;
-                self.show();
+                self.publish();
                 return Duration::ZERO;
             }
-            Ok(Err(error @ OpenError::InUse { .. })) => (text_of(&error), LONGEST_PAUSE_IN_USE),
-            Ok(Err(error)) => (text_of(&error), LONGEST_PAUSE),
-            Err(_) => ("panic while opening; see the log".to_owned(), LONGEST_PAUSE),
+            Ok(Err(error @ OpenError::InUse { .. })) => (text_of(&error), MAX_PAUSE_IN_USE),
+            Ok(Err(error)) => (text_of(&error), MAX_PAUSE),
+            Err(_) => ("panic while opening; see the log".to_owned(), MAX_PAUSE),
         };
         let pause = self.pause.min(longest);
         self.pause = pause.saturating_mul(2).min(longest);
@@ -152,10 +152,10 @@ impl StoreThread {
         if !matches!(self.failed, Some(Failure::Hung(_))) {
             *self.shared.stats() = store.stats();
         }
-        self.show();
+        self.publish();
     }
 
-    fn show(&self) {
+    fn publish(&self) {
         if self.store.is_none() {
             return;
         }

@@ -35,7 +35,7 @@ macro_rules! contract {
 
 contract!(
     a_new_store_is_empty,
-    what_is_put_is_there_and_what_is_deleted_is_not,
+    records_are_put_and_deleted,
     the_last_write_to_a_key_wins,
     tables_do_not_see_each_other,
     scans_are_in_key_order,
@@ -45,7 +45,7 @@ contract!(
     json_goes_in_and_out_and_bad_records_are_reported,
     stats_count_records,
     batches_of_many_threads_stay_whole,
-    any_history_gives_what_a_map_gives,
+    any_history_agrees_with_a_map,
 );
 
 fn batch(build: impl FnOnce(&mut Batch)) -> Batch {
@@ -61,7 +61,7 @@ fn a_new_store_is_empty(make: fn() -> Made) {
     assert!(store.stats().tables.iter().all(|(_, records)| *records == 0));
 }
 
-fn what_is_put_is_there_and_what_is_deleted_is_not(make: fn() -> Made) {
+fn records_are_put_and_deleted(make: fn() -> Made) {
     let (store, _dir) = make();
     store
         .apply(&batch(|b| {
@@ -249,7 +249,7 @@ fn batches_of_many_threads_stay_whole(make: fn() -> Made) {
     assert!(seen.values().all(|value| value == first), "{seen:?}");
 }
 
-fn any_history_gives_what_a_map_gives(make: fn() -> Made) {
+fn any_history_agrees_with_a_map(make: fn() -> Made) {
     let op = (0..Table::ALL.len(), proptest::collection::vec(0u8..4, 0..3), prop::option::of(0usize..40_000));
     let history = proptest::collection::vec(proptest::collection::vec(op, 0..12), 1..8);
     proptest!(ProptestConfig::with_cases(24), |(history in history)| {

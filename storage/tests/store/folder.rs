@@ -9,7 +9,7 @@ use keelson_storage::{Batch, OpenError, Outcome, StateStore as _, Table, open};
 use crate::common::{content, fill};
 
 #[test]
-fn a_missing_folder_is_made_for_the_agents_user_alone() {
+fn a_missing_folder_is_created_for_the_agents_user_only() {
     let dir = tempfile::tempdir().unwrap();
     let state_dir = dir.path().join("var/lib/keelson");
     let opened = open(&state_dir).unwrap();
@@ -24,7 +24,7 @@ fn a_missing_folder_is_made_for_the_agents_user_alone() {
 }
 
 #[test]
-fn what_was_stored_is_there_after_opening_again_many_times() {
+fn records_survive_many_reopenings() {
     let dir = tempfile::tempdir().unwrap();
     let expected = fill(&*open(dir.path()).unwrap().store);
     for _ in 0..5 {
@@ -35,7 +35,7 @@ fn what_was_stored_is_there_after_opening_again_many_times() {
 }
 
 #[test]
-fn a_second_opener_is_told_who_holds_the_folder() {
+fn a_second_opener_gets_the_holder_of_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path()).unwrap();
     let error = open(dir.path()).unwrap_err();
@@ -76,7 +76,7 @@ fn a_folder_that_another_process_holds_is_refused_until_that_ends() {
 }
 
 #[test]
-fn what_is_in_the_way_is_named() {
+fn obstacles_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
@@ -107,7 +107,7 @@ fn a_file_or_a_dangling_link_instead_of_the_store_is_moved_aside() {
 }
 
 #[test]
-fn an_empty_folder_and_a_half_made_store_are_no_damage() {
+fn an_empty_folder_and_an_unfinished_store_are_not_damage() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("state")).unwrap();
     fs::create_dir_all(dir.path().join("state.new/g1/blobs")).unwrap();
@@ -118,7 +118,7 @@ fn an_empty_folder_and_a_half_made_store_are_no_damage() {
 }
 
 #[test]
-fn a_snapshot_that_sled_was_killed_over_is_no_damage() {
+fn an_unfinished_sled_snapshot_is_not_damage() {
     let dir = tempfile::tempdir().unwrap();
     let expected = fill(&*open(dir.path()).unwrap().store);
     for left in [&b""[..], b"half of a snapshot, longer than twelve bytes"] {
@@ -161,7 +161,7 @@ fn a_store_that_five_processes_did_not_survive_is_moved_aside() {
 }
 
 #[test]
-fn reopening_by_hand_changes_nothing() {
+fn a_requested_reopening_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let opened = open(dir.path()).unwrap();
     let expected = fill(&*opened.store);

@@ -103,7 +103,7 @@ fn a_damaged_store_of_version_1_is_moved_aside() {
 }
 
 #[test]
-fn a_manifest_and_a_store_that_disagree_are_moved_aside_whole() {
+fn a_manifest_and_a_store_that_disagree_are_moved_aside() {
     let dir = tempfile::tempdir().unwrap();
     let expected = fill(&*open(dir.path()).unwrap().store);
     Manifest { schema: 1, ..Manifest::read(dir.path()).unwrap() }.write(dir.path()).unwrap();

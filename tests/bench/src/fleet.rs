@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use keelson_actor_system::clock::{Clock, unix_ms};
 use keelson_actor_system::cluster::{
-    ApiError, JobHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, NodeApi, Written,
+    ApiError, JobHealth, LeaseApi, LeaseCreate, LeasePatch, NodeApi, ObservedLease, Written,
 };
 use keelson_actor_system::inspect::{Mailbox, Recorder};
 use keelson_actor_system::supervise;
@@ -248,7 +248,7 @@ fn renewer(api: Measured) -> Mailbox<LeaseRenewer> {
             holder: name.clone(),
             node: name,
             duration: DURATION,
-            lean: true,
+            drops_managed_fields: true,
             may_stand_back: false,
         },
         metrics: LeaseMetrics::default(),
@@ -303,7 +303,7 @@ impl LeaseApi for Measured {
         LeaseApi::server(&self.api)
     }
 
-    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>> {
+    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<ObservedLease, ApiError>> {
         self.api.get_lease(name)
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
-use super::testing::{Bench, Brittle, policy};
+use super::testing::{Bench, FailingStore, policy};
 use crate::{
     EndpointsPolicy, Freshness, NodeView, Service, SourceKind,
     view::tests::{n1, svc},
@@ -23,7 +23,7 @@ fn on_boot(boot_id: &str) -> EndpointsPolicy {
 
 /// An agent that was synced for half an hour, with boot ID `one`.
 fn current() -> Bench {
-    let mut bench = Bench::with(on_boot("one"), Brittle::new());
+    let mut bench = Bench::with(on_boot("one"), FailingStore::new());
     bench.tell_all(&services(), &[]);
     bench.pass(HOUR / 2);
     bench
@@ -57,7 +57,7 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
         let mut bench = current();
         away(&mut bench, away_for, boot_id);
         assert_eq!(bench.shown.is_some(), is_served, "{name}");
-        let (state, reason, _) = bench.core.standing();
+        let (state, reason, _) = bench.core.status();
         assert_eq!(state, if is_served { "stale" } else { "pending" }, "{name}");
         if !is_served {
             assert!(
@@ -66,13 +66,13 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
             );
             assert_eq!(bench.notes.last(), Some(&reason));
             let view = EndpointsView::Stale { cause: StaleCause::NotSynced, reason };
-            assert_eq!(bench.view, Some(view), "{name}: there is no grace for it");
+            assert_eq!(bench.view, Some(view), "{name}: it has no grace period");
         }
     }
 }
 
 #[test]
-fn p7_a_clock_that_is_far_behind_tells_no_age() {
+fn p7_with_a_clock_far_behind_the_age_is_unknown() {
     let mut bench = current();
     bench.now.unix_ms = 0;
     bench.policy = on_boot("two");
@@ -81,7 +81,7 @@ fn p7_a_clock_that_is_far_behind_tells_no_age() {
 }
 
 #[test]
-fn p7_what_is_listed_replaces_a_state_that_is_too_old_and_its_node_is_still_known() {
+fn p7_a_list_replaces_a_state_that_is_too_old_and_keeps_its_node() {
     let mut bench = current();
     let before = bench.id().expect("shown");
     away(&mut bench, 2 * HOUR, "two");
@@ -89,14 +89,14 @@ fn p7_what_is_listed_replaces_a_state_that_is_too_old_and_its_node_is_still_know
     bench.tell_all(&services(), &[]);
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
     let id = bench.id().expect("shown");
-    assert!(id.0 != before.0, "readers are told everything anew");
+    assert!(id.0 != before.0, "readers receive the full state");
     assert_eq!((bench.stale(), bench.names()), (String::new(), vec!["ns/web".to_owned()]));
     bench.restart();
     assert_eq!(bench.id(), Some(id), "it is on disk");
 }
 
 #[test]
-fn p7_a_deleted_node_keeps_its_facts_though_the_state_is_too_old() {
+fn p7_a_deleted_node_keeps_its_facts_after_the_state_is_too_old() {
     let mut bench = current();
     away(&mut bench, 2 * HOUR, "two");
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
@@ -111,11 +111,11 @@ fn p7_a_deleted_node_keeps_its_facts_though_the_state_is_too_old() {
 }
 
 #[test]
-fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
+fn p7_a_state_is_stale_since_it_was_last_current_in_any_process() {
     let mut bench = current();
-    let (last, shows) = (bench.now.unix_ms, bench.shows);
+    let (last, publications) = (bench.now.unix_ms, bench.publications);
     away(&mut bench, 10 * MINUTE, "two");
-    assert_eq!(bench.shows, shows + 1, "readers hear of one time, the right one");
+    assert_eq!(bench.publications, publications + 1, "readers see one time, the correct one");
     let since = stale_since(&bench).expect("stale");
     assert!((last - 300_000..=last).contains(&since), "{} ms before the end", last - since);
 
@@ -127,9 +127,9 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
     assert_eq!(stale_since(&bench), Some(since));
 
     // Listing does not change the stale time before the state is current.
-    let shows = bench.shows;
+    let publications = bench.publications;
     bench.tell_all(&services(), &[]);
-    assert_eq!((stale_since(&bench), bench.shows), (Some(since), shows));
+    assert_eq!((stale_since(&bench), bench.publications), (Some(since), publications));
     bench.health(SourceKind::Services, None);
     bench.tell_all(&services(), &[]);
     assert_eq!(stale_since(&bench), None);
@@ -140,17 +140,17 @@ fn p7_a_state_is_stale_since_it_was_last_current_in_whatever_process() {
 
 /// While the first revision after a start is written, readers see the state from disk with an unchanged stale time.
 #[test]
-fn p7_a_write_makes_the_state_before_it_no_younger() {
+fn p7_a_write_does_not_change_the_stale_time() {
     let mut bench = current();
     away(&mut bench, 10 * MINUTE, "two");
-    let (since, shows) = (stale_since(&bench).expect("stale"), bench.shows);
+    let (since, publications) = (stale_since(&bench).expect("stale"), bench.publications);
     bench.slow = true;
     bench.tell_all(&[svc().named("ns", "other").build()], &[]);
     assert_eq!(bench.writes.len(), 1, "a revision is being written");
     bench.pass(1_000);
-    assert_eq!((stale_since(&bench), bench.shows), (Some(since), shows));
+    assert_eq!((stale_since(&bench), bench.publications), (Some(since), publications));
     bench.write();
-    assert_eq!((stale_since(&bench), bench.shows), (None, shows + 1));
+    assert_eq!((stale_since(&bench), bench.publications), (None, publications + 1));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn p7_a_state_that_was_served_in_this_boot_is_served_after_a_restart() {
 
 /// If the state is confirmed after a long absence, the new time is written at once.
 #[test]
-fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
+fn p7_a_state_confirmed_after_a_long_time_is_stamped_at_once() {
     let mut bench = current();
     away(&mut bench, 5 * HOUR, "one");
     bench.tell_all(&services(), &[]);
@@ -189,7 +189,7 @@ fn p7_a_state_that_is_confirmed_after_long_is_stamped_at_once() {
 }
 
 #[test]
-fn p7_a_stamp_that_fails_or_hangs_gives_the_state_a_new_identity() {
+fn p7_a_stamp_that_fails_or_hangs_gives_the_state_a_new_instance_id() {
     let mut bench = current();
     let before = bench.id().expect("shown");
     bench.store.fail_after(0);

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::ServiceName;
 
-const MOST: usize = 10_000;
+const MAX_DELETED: usize = 10_000;
 /// Maximum number of entries forgotten per revision beyond those added, so that the work per revision is bounded.
-const HEADWAY: usize = 32;
+const EXTRA_FORGOTTEN: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Deleted {
@@ -53,9 +53,9 @@ impl Deleted {
     pub(super) fn forget(&mut self, rev: u64, history: u64, added: usize) -> Vec<ServiceName> {
         let mut forgotten = Vec::new();
         let oldest = rev.saturating_sub(history);
-        while forgotten.len() < added + HEADWAY {
+        while forgotten.len() < added + EXTRA_FORGOTTEN {
             let Some((deleted, _)) = self.by_rev.first() else { break };
-            if *deleted >= oldest && self.by_rev.len() <= MOST {
+            if *deleted >= oldest && self.by_rev.len() <= MAX_DELETED {
                 break;
             }
             let Some((deleted, name)) = self.by_rev.pop_first() else { break };
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_is_forgotten_and_it_is_known_since_when_all_are_known() {
+    fn old_deletions_are_forgotten_and_the_oldest_complete_revision_is_known() {
         let mut deleted = Deleted::new(BTreeMap::from([(name(3), 3)]), 1);
         deleted.add(name(4), 4);
         assert_eq!(deleted.forget(5, 10, 0), []);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_is_bounded_and_none_forgets_very_many_at_once() {
+    fn the_number_of_deletions_is_bounded_and_reduced_in_steps() {
         let mut deleted = Deleted::default();
         for number in 0..12_000 {
             deleted.add(name(number), 1);
@@ -99,9 +99,9 @@ mod tests {
         let mut forgotten = 0;
         for rev in 2..100 {
             let some = deleted.forget(rev, 1000, 0).len();
-            assert!(some <= HEADWAY);
+            assert!(some <= EXTRA_FORGOTTEN);
             forgotten += some;
         }
-        assert_eq!((forgotten, deleted.len(), deleted.since()), (2000, MOST, 1));
+        assert_eq!((forgotten, deleted.len(), deleted.since()), (2000, MAX_DELETED, 1));
     }
 }

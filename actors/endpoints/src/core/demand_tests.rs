@@ -4,7 +4,7 @@ use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
 use super::{
     Event,
-    testing::{Bench, Brittle, policy},
+    testing::{Bench, FailingStore, policy},
 };
 use crate::{ClientEvent, EndpointsPolicy, Service, SourceKind, view::tests::svc};
 
@@ -16,40 +16,40 @@ fn on_demand() -> EndpointsPolicy {
     EndpointsPolicy { on_demand: true, ..policy() }
 }
 
-fn standing(bench: &Bench) -> String {
+fn status(bench: &Bench) -> String {
     bench.core.state("", 0).state
 }
 
 #[test]
-fn nobody_follows_and_that_is_neither_stale_nor_current() {
-    let mut bench = Bench::with(on_demand(), Brittle::new());
+fn without_clients_the_state_is_not_watched() {
+    let mut bench = Bench::with(on_demand(), FailingStore::new());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
-    assert_eq!(standing(&bench), "not-watched");
+    assert_eq!(status(&bench), "not-watched");
     assert!(bench.core.state("", 0).reason.contains("no client has connected yet"));
     assert!(!bench.core.is_stale() && !bench.core.is_watched());
-    assert_eq!(bench.core.next_tick(), None, "there is nothing to wait for");
+    assert_eq!(bench.core.next_tick(), None, "nothing is pending");
     bench.pass(3_600_000);
     // The Node can be known nevertheless.
     bench.node(crate::view::tests::n1());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
 
     bench.handle(Event::Client(ClientEvent::Followed));
-    assert_eq!(standing(&bench), "pending");
+    assert_eq!(status(&bench), "pending");
     assert!(bench.core.is_stale() && bench.core.is_watched());
-    assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a moment says nothing");
+    assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a short failure is not reported");
     bench.list_cidrs(&[]);
     bench.list_services(&[named("web")]);
     bench.list_slices(&[]);
-    assert_eq!((standing(&bench).as_str(), bench.view.clone()), ("synced", Some(EndpointsView::Synced)));
+    assert_eq!((status(&bench).as_str(), bench.view.clone()), ("synced", Some(EndpointsView::Synced)));
     // A restarted actor keeps it.
     bench.restart_actor();
     assert!(bench.core.is_watched());
 }
 
 #[test]
-fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
+fn a_source_without_answer_after_the_first_client_is_reported() {
     for on_disk in [false, true] {
-        let mut bench = Bench::with(on_demand(), Brittle::new());
+        let mut bench = Bench::with(on_demand(), FailingStore::new());
         bench.handle(Event::Client(ClientEvent::Followed));
         if on_disk {
             bench.tell_all(&[named("web")], &[]);
@@ -60,26 +60,26 @@ fn a_source_that_is_not_heard_after_the_first_follower_is_told() {
         assert!(!matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
         bench.pass(1);
         assert!(matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
-        let mut bench = Bench::with(on_demand(), Brittle::new());
+        let mut bench = Bench::with(on_demand(), FailingStore::new());
         bench.handle(Event::Client(ClientEvent::Followed));
         bench.health(SourceKind::Services, Some("403 Forbidden"));
         let stale = EndpointsView::Stale {
             cause: StaleCause::SourceRefused,
             reason: "services: 403 Forbidden".into(),
         };
-        assert_eq!(bench.view, Some(stale), "a watch that fails is told at once");
+        assert_eq!(bench.view, Some(stale), "a failing watch is reported at once");
     }
 }
 
 #[test]
-fn a_restart_is_no_news_for_the_condition_whether_or_not_readers_come_back() {
-    let mut bench = Bench::with(on_demand(), Brittle::new());
+fn a_restart_does_not_change_the_condition() {
+    let mut bench = Bench::with(on_demand(), FailingStore::new());
     bench.handle(Event::Client(ClientEvent::Followed));
     bench.tell_all(&[named("web")], &[]);
     for comes_back in [true, false] {
         bench.view = None;
         bench.restart();
-        assert_eq!(bench.view, Some(EndpointsView::Pending), "what the Node says stays");
+        assert_eq!(bench.view, Some(EndpointsView::Pending), "the condition of the Node is kept");
         assert_eq!(bench.names(), ["ns/web"], "readers are served from disk");
         if comes_back {
             bench.pass(1_000);
@@ -110,24 +110,24 @@ fn e12_a_reader_with_a_later_revision_means_a_new_instance_id_once() {
     }
     let content = bench.content();
     bench.handle(later(instance_id, rev + 40));
-    let (anew, same) = bench.id().expect("shown");
-    assert!(anew != instance_id && same == rev);
+    let (new_id, same) = bench.id().expect("shown");
+    assert!(new_id != instance_id && same == rev);
     assert_eq!(bench.content(), content);
     assert!(bench.notes.iter().any(|note| note.contains("restored from a backup")), "{:?}", bench.notes);
-    assert_eq!(bench.core.on_disk(), Some((anew, rev)), "it is on disk at once");
+    assert_eq!(bench.core.on_disk(), Some((new_id, rev)), "it is on disk at once");
     // A second claim may be wrong or hostile: the folder is restored at most once per process.
-    bench.handle(later(anew, rev + 40));
-    assert_eq!(bench.id(), Some((anew, rev)));
+    bench.handle(later(new_id, rev + 40));
+    assert_eq!(bench.id(), Some((new_id, rev)));
     bench.pass(1_000);
     bench.put_service(&named("c"));
-    assert_eq!(bench.id(), Some((anew, rev + 1)));
+    assert_eq!(bench.id(), Some((new_id, rev + 1)));
     bench.restart();
-    assert_eq!(bench.id(), Some((anew, rev + 1)));
+    assert_eq!(bench.id(), Some((new_id, rev + 1)));
 }
 
 /// E12: the pending write has the previous instance ID.
 #[test]
-fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
+fn e12_a_new_instance_id_waits_for_the_running_write() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(1_000);
     let (instance_id, rev) = bench.id().expect("shown");
@@ -137,8 +137,8 @@ fn e12_a_new_instance_id_waits_for_the_write_that_is_under_way() {
     assert_eq!(bench.id(), Some((instance_id, rev)));
     bench.slow = false;
     bench.write();
-    let (anew, newest) = bench.id().expect("shown");
-    assert!(anew != instance_id && newest == rev + 1, "{anew} {newest}");
+    let (new_id, newest) = bench.id().expect("shown");
+    assert!(new_id != instance_id && newest == rev + 1, "{new_id} {newest}");
     assert_eq!(bench.names(), ["ns/a", "ns/b"]);
-    assert_eq!(bench.core.on_disk(), Some((anew, newest)));
+    assert_eq!(bench.core.on_disk(), Some((new_id, newest)));
 }

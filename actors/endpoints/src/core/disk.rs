@@ -1,6 +1,6 @@
 //! What is written to the disk and when, and how failed or hanging writes are handled.
 //!
-//! Owns: [`Disk`], the pending write. In: states to write, results of writes, time. Out: writes, and states that are
+//! Owns: [`DiskState`], the pending write. In: states to write, results of writes, time. Out: writes, and states that are
 //! published because they are on disk, or although the disk does not take them.
 
 use std::{sync::Arc, time::Duration};
@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use keelson_actor_system::clock::Now;
 use keelson_proto::backoff::Backoff;
 
-use super::{Core, Counted, Effect, Kept, Later, Revision, identity};
+use super::{CarriedState, Core, Counted, Effect, LaterRevision, Revision, identity};
 use crate::{
     Published, ServiceName,
     record::{Change, Meta, Restored, Write, endpoints_in},
@@ -18,10 +18,10 @@ use crate::{
 const REWRITES: Backoff = Backoff { first: Duration::from_secs(5), longest: Duration::from_secs(60) };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Disk {
-    Same,
+pub(crate) enum DiskState {
+    Synced,
     /// Nothing usable: the next state is written in full.
-    Other,
+    Unusable,
     /// Older than the published state, because a write failed.
     Behind {
         retry: Duration,
@@ -30,12 +30,12 @@ pub(crate) enum Disk {
 }
 
 #[derive(Debug)]
-pub(super) struct Coming {
+pub(super) struct PendingWrite {
     pub(super) number: u64,
     /// Monotonic.
     pub(super) since: Duration,
     /// The write took longer than the limit; nothing waits for it.
-    pub(super) overdue: bool,
+    pub(super) is_overdue: bool,
     identity: (u64, u64),
     /// Published after the write; `None`: the written state is already published.
     pub(super) state: Option<(Published, Revision)>,
@@ -43,13 +43,13 @@ pub(super) struct Coming {
 
 impl Core {
     /// State for the next instance of the actor. `random` makes an instance ID.
-    pub(crate) fn keep(&self, random: u64) -> Kept {
-        let mut kept = Kept {
+    pub(crate) fn carry_over(&self, random: u64) -> CarriedState {
+        let mut kept = CarriedState {
             node: self.inputs.current_node().cloned(),
             health: self.health.clone(),
             followed: self.followed,
             is_restart: true,
-            ..Kept::default()
+            ..CarriedState::default()
         };
         let Some(shown) = &self.shown else { return kept };
         let mut restored = Restored {
@@ -58,7 +58,7 @@ impl Core {
             deleted: self.deleted.by_name().clone(),
             endpoints: shown.services.values().map(|item| endpoints_in(&item.message)).sum(),
         };
-        if matches!(self.disk, Disk::Behind { .. }) {
+        if matches!(self.disk, DiskState::Behind { .. }) {
             kept.memory = Some(restored);
             return kept;
         }
@@ -71,13 +71,13 @@ impl Core {
     }
 
     pub(super) fn overdue_at(&self) -> Option<Duration> {
-        let coming = self.coming.as_ref().filter(|coming| !coming.overdue)?;
-        Some(coming.since.saturating_add(self.policy.write_timeout))
+        let pending_write = self.pending_write.as_ref().filter(|pending_write| !pending_write.is_overdue)?;
+        Some(pending_write.since.saturating_add(self.policy.write_timeout))
     }
 
     pub(super) fn rewrite_at(&self) -> Option<Duration> {
         match self.disk {
-            Disk::Behind { retry, .. } if self.shown.is_some() => Some(retry),
+            DiskState::Behind { retry, .. } if self.shown.is_some() => Some(retry),
             _ => None,
         }
     }
@@ -97,14 +97,16 @@ impl Core {
             meta.current_unix_ms = now.unix_ms;
         }
         let write = match self.disk {
-            Disk::Same => Write::Changes { meta, services: published.services.clone(), changes, forgotten },
-            Disk::Other => self.whole(meta, &published),
+            DiskState::Synced => {
+                Write::Changes { meta, services: published.services.clone(), changes, forgotten }
+            }
+            DiskState::Unusable => self.full_write(meta, &published),
             // An earlier revision with this instance ID may still reach the disk, and a restart would reuse the
             // number of this revision.
-            Disk::Behind { .. } if self.is_writing(published.instance_id) => {
-                return self.publish_anew(Some((published, revision)), now, random, effects);
+            DiskState::Behind { .. } if self.is_writing(published.instance_id) => {
+                return self.publish_with_new_instance_id(Some((published, revision)), now, random, effects);
             }
-            Disk::Behind { .. } => {
+            DiskState::Behind { .. } => {
                 let restart = self.shown.is_none().then_some(revision.rev);
                 return self.publish(published, restart, revision, now, effects);
             }
@@ -113,11 +115,11 @@ impl Core {
     }
 
     fn is_writing(&self, instance_id: u64) -> bool {
-        self.coming.as_ref().is_some_and(|coming| coming.identity.0 == instance_id)
+        self.pending_write.as_ref().is_some_and(|pending_write| pending_write.identity.0 == instance_id)
     }
 
-    fn whole(&self, meta: Box<Meta>, published: &Published) -> Write {
-        Write::Whole { meta, services: published.services.clone(), deleted: self.deleted.by_name().clone() }
+    fn full_write(&self, meta: Box<Meta>, published: &Published) -> Write {
+        Write::Full { meta, services: published.services.clone(), deleted: self.deleted.by_name().clone() }
     }
 
     pub(super) fn start_write(
@@ -130,25 +132,26 @@ impl Core {
         self.writes += 1;
         self.stamped = Some(now.mono);
         let identity = write.identity();
-        self.coming = Some(Coming { number: self.writes, since: now.mono, overdue: false, identity, state });
+        self.pending_write =
+            Some(PendingWrite { number: self.writes, since: now.mono, is_overdue: false, identity, state });
         effects.push(Effect::Write { number: self.writes, write });
     }
 
     pub(super) fn rewrite(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(shown) = self.shown.clone() else { return };
-        let write = self.whole(Box::new(self.meta(&shown, self.shown_unix_ms)), &shown);
+        let write = self.full_write(Box::new(self.meta(&shown, self.shown_unix_ms)), &shown);
         self.start_write(write, None, now, effects);
     }
 
     /// Continues without the pending write, as if it had failed.
     pub(super) fn give_up(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
-        let Some(coming) = &mut self.coming else { return };
-        coming.overdue = true;
-        let state = coming.state.take();
+        let Some(pending_write) = &mut self.pending_write else { return };
+        pending_write.is_overdue = true;
+        let state = pending_write.state.take();
         let state = state.or_else(|| self.newest_on_disk());
         let is_first = self.failures() == 0;
         self.fall_behind(now);
-        if let (true, Disk::Behind { retry, .. }) = (is_first, &mut self.disk) {
+        if let (true, DiskState::Behind { retry, .. }) = (is_first, &mut self.disk) {
             // Write the published state as soon as the disk answers.
             *retry = now.mono;
         }
@@ -159,7 +162,7 @@ impl Core {
             self.policy.write_timeout
         );
         effects.push(Effect::Note { warn: true, text });
-        self.publish_anew(state, now, random, effects);
+        self.publish_with_new_instance_id(state, now, random, effects);
     }
 
     /// Instance ID and revision on disk, complete; they are published, or about to be.
@@ -171,18 +174,20 @@ impl Core {
     pub(super) fn note_later(&mut self, instance_id: u64, rev: u64) {
         let is_later =
             self.shown.as_ref().is_some_and(|shown| shown.instance_id == instance_id && shown.rev < rev);
-        if is_later && self.later == Later::NotSeen {
-            self.later = Later::Seen { rev };
+        if is_later && self.later == LaterRevision::NotSeen {
+            self.later = LaterRevision::Reported { rev };
         }
     }
 
     /// Publishes the state under a new instance ID if a client has a later revision of this one. Other clients may
     /// have such revisions too, and would consider themselves up to date once this instance ID reaches them.
     pub(super) fn rename(&mut self, random: u64, effects: &mut Vec<Effect>) {
-        let (Later::Seen { rev }, None, Some(shown)) = (self.later, &self.coming, self.shown.clone()) else {
+        let (LaterRevision::Reported { rev }, None, Some(shown)) =
+            (self.later, &self.pending_write, self.shown.clone())
+        else {
             return;
         };
-        self.later = Later::Renamed;
+        self.later = LaterRevision::Renamed;
         let text = format!(
             "a client has revision {rev} of this instance, but the newest is {}: the state directory was \
              restored from a backup; starting a new instance ID",
@@ -198,7 +203,7 @@ impl Core {
     }
 
     /// Publishes a state that is not on disk, under a new instance ID.
-    fn publish_anew(
+    fn publish_with_new_instance_id(
         &mut self,
         state: Option<(Published, Revision)>,
         now: Now,
@@ -214,7 +219,7 @@ impl Core {
 
     /// The published state, if it is on disk: if the disk fails now, it needs another instance ID.
     fn newest_on_disk(&self) -> Option<(Published, Revision)> {
-        let shown = self.shown.as_ref().filter(|_| self.disk == Disk::Same)?;
+        let shown = self.shown.as_ref().filter(|_| self.disk == DiskState::Synced)?;
         let revision = Revision { rev: shown.rev, services: Vec::new(), node: false };
         Some(((**shown).clone(), revision))
     }
@@ -223,15 +228,15 @@ impl Core {
     fn fall_behind(&mut self, now: Now) -> Duration {
         let failures = self.failures().saturating_add(1);
         let pause = REWRITES.pause(failures);
-        self.disk = Disk::Behind { retry: now.mono + pause, failures };
+        self.disk = DiskState::Behind { retry: now.mono + pause, failures };
         pause
     }
 
     /// Number of failed writes in a row.
     fn failures(&self) -> u32 {
         match self.disk {
-            Disk::Behind { failures, .. } => failures,
-            Disk::Same | Disk::Other => 0,
+            DiskState::Behind { failures, .. } => failures,
+            DiskState::Synced | DiskState::Unusable => 0,
         }
     }
 
@@ -243,20 +248,20 @@ impl Core {
         random: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(Coming { state, overdue, since, identity, .. }) =
-            self.coming.take_if(|coming| coming.number == number)
+        let Some(PendingWrite { state, is_overdue, since, identity, .. }) =
+            self.pending_write.take_if(|pending_write| pending_write.number == number)
         else {
             return;
         };
         let is_shown = self.shown.as_ref().is_some_and(|shown| (shown.instance_id, shown.rev) == identity);
         let failures = self.failures();
         match result {
-            Ok(()) if overdue && !is_shown => {
+            Ok(()) if is_overdue && !is_shown => {
                 let text = format!("the disk answers again after {:?}", now.mono.saturating_sub(since));
                 return effects.push(Effect::Note { warn: false, text });
             }
             Ok(()) => {}
-            Err(error) if overdue => {
+            Err(error) if is_overdue => {
                 let text = format!("cannot write the endpoints to disk: {error}");
                 return effects.push(Effect::Note { warn: true, text });
             }
@@ -269,10 +274,10 @@ impl Core {
                      ID, retrying in {pause:?}: {error}"
                 );
                 effects.push(Effect::Note { warn: true, text });
-                return self.publish_anew(state, now, random, effects);
+                return self.publish_with_new_instance_id(state, now, random, effects);
             }
         }
-        self.disk = Disk::Same;
+        self.disk = DiskState::Synced;
         self.on_disk = Some(identity);
         if failures > 0 {
             let text = "the endpoints are on disk again".to_owned();

@@ -26,8 +26,8 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
     assert_eq!(bench.id(), Some(before), "it may still be written");
     assert!(bench.core.durable());
     bench.pass(1);
-    let anew = bench.id().unwrap();
-    assert!(anew.0 != before.0 && anew.1 == before.1 + 1, "{before:?} {anew:?}");
+    let new_id = bench.id().unwrap();
+    assert!(new_id.0 != before.0 && new_id.1 == before.1 + 1, "{before:?} {new_id:?}");
     assert!(!bench.core.durable());
     assert!(
         bench.notes.iter().any(|note| note.contains("has not completed a write of the endpoints for 5s")),
@@ -38,7 +38,7 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
     for number in 1..=3 {
         bench.pass(100);
         bench.put_service(&named(&format!("c{number}")));
-        assert_eq!(bench.id(), Some((anew.0, anew.1 + number)));
+        assert_eq!(bench.id(), Some((new_id.0, new_id.1 + number)));
     }
     assert_eq!(bench.writes.len(), 1);
     let (newest, names) = (bench.id(), bench.names());
@@ -94,13 +94,13 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
 
 /// P6: a restarted actor does not wait for a hanging write of its predecessor, and reuses no revision.
 #[test]
-fn p6_an_actor_that_starts_anew_beside_a_write_that_hangs_goes_on() {
-    for overdue in [false, true] {
+fn p6_a_restarted_actor_does_not_wait_for_a_hanging_write() {
+    for is_overdue in [false, true] {
         let mut bench = Bench::synced(&[named("a")], &[]);
         bench.pass(100);
         bench.slow = true;
         bench.put_service(&named("b"));
-        if overdue {
+        if is_overdue {
             bench.pass(5_000);
         }
         let (before, names) = (bench.id().expect("shown"), bench.names());
@@ -131,7 +131,7 @@ fn p6_a_kill_while_the_disk_hangs_takes_no_revision_back() {
         bench.put_service(&named("b"));
         bench.pass(5_000);
         bench.put_service(&named("c"));
-        let anew = bench.id().unwrap();
+        let new_id = bench.id().unwrap();
         if answers {
             bench.write();
             assert_eq!(bench.writes.len(), 1, "the next one is under way");
@@ -140,7 +140,7 @@ fn p6_a_kill_while_the_disk_hangs_takes_no_revision_back() {
         bench.restart();
         bench.tell_all(&["a", "b", "d"].map(named), &[]);
         let after = bench.id().unwrap();
-        assert!(after.0 != anew.0, "{anew:?} {after:?}");
+        assert!(after.0 != new_id.0, "{new_id:?} {after:?}");
         assert_eq!(bench.names(), ["ns/a", "ns/b", "ns/d"]);
     }
 }

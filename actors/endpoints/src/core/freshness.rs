@@ -13,7 +13,7 @@ use keelson_actor_system::{
 };
 use keelson_proto::localnetv1::NodeInfo;
 
-use super::{Core, Disk, Effect};
+use super::{Core, DiskState, Effect};
 use crate::{
     Freshness, Published, SourceKind,
     record::{Meta, Write},
@@ -25,8 +25,8 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(10);
 /// Interval in which the time of the last sync is written to the disk if nothing else is.
 const STAMP_EVERY: Duration = Duration::from_secs(300);
-const NOT_HEARD: &str = "the source has not answered since the start";
-const NOT_FOLLOWED: &str =
+const NO_ANSWER: &str = "the source has not answered since the start";
+const NO_CLIENT: &str =
     "no client has connected yet (endpoints.watch); `keelson watch --once` starts the watch";
 const NOT_LISTED: &str = "the source is not synced yet";
 
@@ -42,17 +42,17 @@ impl Core {
         failing.min_by_key(|(kind, _, since)| (*since, *kind))
     }
 
-    fn failing_words(&self) -> Option<(String, i64)> {
+    fn failing_reason(&self) -> Option<(String, i64)> {
         let (kind, reason, since_unix_ms) = self.failing()?;
         Some((format!("{}: {reason}", kind.resource()), since_unix_ms))
     }
 
     /// Freshness of the published state. It is stale since it was last current, in any process.
     pub(super) fn freshness(&self) -> Freshness {
-        let reason = match self.failing_words() {
+        let reason = match self.failing_reason() {
             Some((reason, _)) => reason.into(),
-            None if self.heard => return Freshness::Synced,
-            None => NOT_HEARD.into(),
+            None if self.is_compared => return Freshness::Synced,
+            None => NO_ANSWER.into(),
         };
         Freshness::Stale { reason, since_unix_ms: self.current_unix_ms }
     }
@@ -69,7 +69,7 @@ impl Core {
 
     /// Records that the state is current at this time, if it is.
     pub(super) fn confirm(&mut self, unix_ms: i64) {
-        if self.heard && !self.is_behind() && self.failing().is_none() {
+        if self.is_compared && !self.is_behind() && self.failing().is_none() {
             self.current_unix_ms = unix_ms;
         }
     }
@@ -77,7 +77,7 @@ impl Core {
     /// Records that all sources are listed and equal the published state. If the time on disk is old, the new one is
     /// written at once.
     pub(super) fn note_first_sync(&mut self, now: Now) {
-        let first = !std::mem::replace(&mut self.heard, true);
+        let first = !std::mem::replace(&mut self.is_compared, true);
         let age = Duration::from_millis(now.unix_ms.abs_diff(self.current_unix_ms));
         if first && age > STAMP_EVERY {
             self.stamped = None;
@@ -87,8 +87,8 @@ impl Core {
 
     /// When to write that the state is still current; monotonic.
     pub(super) fn stamp_at(&self) -> Option<Duration> {
-        let possible = self.disk == Disk::Same && self.coming.is_none() && self.shown.is_some();
-        let is_current = self.heard && self.failing().is_none();
+        let possible = self.disk == DiskState::Synced && self.pending_write.is_none() && self.shown.is_some();
+        let is_current = self.is_compared && self.failing().is_none();
         match self.stamped.filter(|_| possible) {
             Some(stamped) => is_current.then_some(stamped + STAMP_EVERY),
             None => possible.then_some(Duration::ZERO),
@@ -122,17 +122,22 @@ impl Core {
     }
 
     /// Starts without the state on disk, except its Node.
-    pub(super) fn withhold(&mut self, node: Option<&NodeInfo>, reason: String, effects: &mut Vec<Effect>) {
+    pub(super) fn discard_restored(
+        &mut self,
+        node: Option<&NodeInfo>,
+        reason: String,
+        effects: &mut Vec<Effect>,
+    ) {
         if let Some(node) = node {
             self.inputs.remember_node(node);
         }
-        self.disk = Disk::Other;
-        self.withheld = Some(reason.clone());
+        self.disk = DiskState::Unusable;
+        self.rejected_reason = Some(reason.clone());
         effects.push(Effect::Note { warn: true, text: reason });
     }
 
     /// Reports changes of the freshness to readers and to the node's condition.
-    pub(super) fn tell(&mut self, now: Now, effects: &mut Vec<Effect>) {
+    pub(super) fn publish_freshness(&mut self, now: Now, effects: &mut Vec<Effect>) {
         if let Some(shown) = self.shown.clone() {
             let freshness = self.freshness();
             // A recovered watch makes the state current only after its objects are published.
@@ -152,13 +157,14 @@ impl Core {
 
     /// Why there is no state although no watch fails.
     fn not_shown(&self) -> &str {
-        self.withheld.as_deref().unwrap_or(NOT_LISTED)
+        self.rejected_reason.as_deref().unwrap_or(NOT_LISTED)
     }
 
     /// Whether the sources reported something that is not published.
     fn is_behind(&self) -> bool {
-        let coming = self.coming.as_ref().is_some_and(|coming| coming.state.is_some());
-        coming || self.inputs.is_dirty() || !self.inputs.synced()
+        let pending_write =
+            self.pending_write.as_ref().is_some_and(|pending_write| pending_write.state.is_some());
+        pending_write || self.inputs.is_dirty() || !self.inputs.synced()
     }
 
     /// For the node's condition, whose reason must not change with the text of an error.
@@ -184,7 +190,7 @@ impl Core {
             return if in_grace { before } else { EndpointsView::NotWatched };
         }
         match &self.shown {
-            None => match self.failing_words() {
+            None => match self.failing_reason() {
                 Some((reason, _)) => stale(&reason),
                 None => stale(self.not_shown()),
             },
@@ -199,8 +205,9 @@ impl Core {
     /// End of the time in which the node's condition does not report that the source has not answered; monotonic.
     /// `None`: it answered or fails, this was reported, or no answer is expected.
     pub(super) fn grace_ends(&self) -> Option<Duration> {
-        let waits =
-            !self.heard && self.failing().is_none() && (self.shown.is_some() || self.followed.is_some());
+        let waits = !self.is_compared
+            && self.failing().is_none()
+            && (self.shown.is_some() || self.followed.is_some());
         let was_said = match self.is_watched() {
             true => matches!(self.view, Some(EndpointsView::Stale { .. })),
             false => self.view == Some(EndpointsView::NotWatched),
@@ -209,12 +216,12 @@ impl Core {
     }
 
     /// State as named by the debug API, the reason, and since when in Unix milliseconds.
-    pub(super) fn standing(&self) -> (&'static str, String, i64) {
+    pub(super) fn status(&self) -> (&'static str, String, i64) {
         if !self.is_watched() {
-            return ("not-watched", NOT_FOLLOWED.to_owned(), self.started.unix_ms);
+            return ("not-watched", NO_CLIENT.to_owned(), self.started.unix_ms);
         }
         match self.shown.as_ref().map(|shown| &shown.freshness) {
-            None => match self.failing_words() {
+            None => match self.failing_reason() {
                 Some((reason, since_unix_ms)) => ("pending", reason, since_unix_ms),
                 None => ("pending", self.not_shown().to_owned(), self.started.unix_ms),
             },

@@ -1,7 +1,7 @@
 //! Which state is published, when, and under which instance ID. Pure.
 //!
 //! Owns: the published state, the one that is being written, and the reactions to changes, failures and time. In:
-//! [`SourceEvent`]s, [`Event`]s and `now`. Out: an [`Answer`], [`Effect`]s.
+//! [`SourceEvent`]s, [`Event`]s and `now`. Out: an [`Ack`], [`Effect`]s.
 //!
 //! * A revision is made if bytes differ, never because of an event alone.
 //! * A revision is on disk before it is published, so that no revision number ever has two contents. An agent that is
@@ -48,20 +48,20 @@ use prost::Message as _;
 use rpds::RedBlackTreeMapSync;
 
 use self::deleted::Deleted;
-use self::disk::Coming;
-pub(super) use self::disk::Disk;
+pub(super) use self::disk::DiskState;
+use self::disk::PendingWrite;
 use self::pace::Pace;
 pub use self::types::EndpointsPolicy;
 pub(super) use self::types::{Counted, Effect, Event, Revision};
 use super::{
-    Answer, ClientEvent, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
+    Ack, ClientEvent, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
     inputs::{Dirty, Inputs},
     record::{Change, Meta, Restored, endpoints_in},
 };
 
 /// What a restarted actor keeps of its previous instance.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct CarriedState {
     pub(super) node: Option<NodeView>,
     pub(super) health: BTreeMap<SourceKind, JobHealth>,
     /// The published state, if it differs from the one on disk.
@@ -76,12 +76,12 @@ pub(super) struct Kept {
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) restored: Option<Restored>,
-    pub(super) disk: Disk,
+    pub(super) disk: DiskState,
     /// `restored` has a new instance ID, which is not on disk.
     pub(super) is_renamed: bool,
     /// The state published by the previous instance of the actor.
     pub(super) shown: Option<Arc<Published>>,
-    pub(super) kept: Kept,
+    pub(super) kept: CarriedState,
 }
 
 #[derive(Debug)]
@@ -94,9 +94,9 @@ pub(super) struct Core {
     current_unix_ms: i64,
     /// When a write last started, monotonic. `None`: write now.
     stamped: Option<Duration>,
-    withheld: Option<String>,
+    rejected_reason: Option<String>,
     /// Whether the published state was compared with the listed sources.
-    heard: bool,
+    is_compared: bool,
     shown: Option<Arc<Published>>,
     /// When `shown` was made, in Unix milliseconds, and the revision of its last change of the node.
     shown_unix_ms: i64,
@@ -104,25 +104,25 @@ pub(super) struct Core {
     /// Endpoints of all Services in `shown`, or in the state that is being written.
     endpoints: u64,
     deleted: Deleted,
-    disk: Disk,
+    disk: DiskState,
     on_disk: Option<(u64, u64)>,
-    coming: Option<Coming>,
+    pending_write: Option<PendingWrite>,
     writes: u64,
     pace: Pace,
     /// When the first client connected, monotonic; used only if sources are watched on demand.
     followed: Option<Duration>,
     /// A later revision reported by a client, until a new instance ID is made for it. This happens at most once per
     /// process, because its only cause is a state folder restored before the start.
-    later: Later,
+    later: LaterRevision,
     replaced: u64,
     view: Option<EndpointsView>,
 }
 
 /// Whether a client revealed that the state on disk was restored from a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Later {
+enum LaterRevision {
     NotSeen,
-    Seen { rev: u64 },
+    Reported { rev: u64 },
     Renamed,
 }
 
@@ -167,7 +167,7 @@ impl Core {
         let restored = restored.filter(|restored| {
             let usable = !shown.as_ref().is_some_and(|shown| later(shown, &restored.meta));
             if !usable {
-                disk = Disk::Other;
+                disk = DiskState::Unusable;
             }
             usable
         });
@@ -179,8 +179,8 @@ impl Core {
             started: now,
             current_unix_ms: now.unix_ms,
             stamped: Some(now.mono),
-            withheld: None,
-            heard: false,
+            rejected_reason: None,
+            is_compared: false,
             shown: None,
             shown_unix_ms: 0,
             node_rev: 0,
@@ -188,10 +188,10 @@ impl Core {
             deleted: Deleted::default(),
             disk,
             on_disk: None,
-            coming: None,
+            pending_write: None,
             writes: 0,
             followed: kept.followed,
-            later: Later::NotSeen,
+            later: LaterRevision::NotSeen,
             replaced: shown.as_ref().map_or(0, |shown| shown.replaced + shown.bytes),
             view: None,
         };
@@ -201,11 +201,11 @@ impl Core {
         let mut effects = Vec::new();
         if let Some(restored) = restored {
             match core.too_old(&restored.meta, now).filter(|_| shown.is_none()) {
-                Some(reason) => core.withhold(restored.meta.node.as_ref(), reason, &mut effects),
+                Some(reason) => core.discard_restored(restored.meta.node.as_ref(), reason, &mut effects),
                 None => core.restore(restored, shown.as_deref(), is_renamed, &mut effects),
             }
         }
-        core.tell(now, &mut effects);
+        core.publish_freshness(now, &mut effects);
         (core, effects)
     }
 
@@ -229,7 +229,7 @@ impl Core {
             // ID is written too.
             self.stamped = None;
         }
-        if self.disk == Disk::Same && !is_renamed {
+        if self.disk == DiskState::Synced && !is_renamed {
             self.on_disk = Some((meta.instance_id, meta.rev));
         }
         let published = Arc::new(Published {
@@ -268,7 +268,12 @@ impl Core {
     }
 
     /// `random` makes an instance ID if one is needed.
-    pub(super) fn take(&mut self, event: SourceEvent, now: Now, random: u64) -> (Answer, Vec<Effect>) {
+    pub(super) fn handle_source_event(
+        &mut self,
+        event: SourceEvent,
+        now: Now,
+        random: u64,
+    ) -> (Ack, Vec<Effect>) {
         let answer = match event {
             SourceEvent::Services(seen) => self.inputs.services(seen),
             SourceEvent::EndpointSlices(seen) => self.inputs.slices(seen),
@@ -278,11 +283,11 @@ impl Core {
                     node.name.clone_from(&self.policy.node_name);
                 }
                 self.inputs.node(node);
-                Answer::Taken
+                Ack::Accepted
             }
             SourceEvent::Health(kind, health) => {
                 self.source_health(kind, health, now);
-                Answer::Taken
+                Ack::Accepted
             }
         };
         let mut effects = Vec::new();
@@ -310,7 +315,7 @@ impl Core {
             self.give_up(now, random, effects);
         }
         self.rename(random, effects);
-        if self.coming.is_none() && self.rewrite_at().is_some_and(|at| at <= now.mono) {
+        if self.pending_write.is_none() && self.rewrite_at().is_some_and(|at| at <= now.mono) {
             self.rewrite(now, effects);
         }
         if self.revise_at().is_some_and(|at| at <= now.mono) {
@@ -319,12 +324,12 @@ impl Core {
         if self.stamp_at().is_some_and(|at| at <= now.mono) {
             self.stamp(now, effects);
         }
-        self.tell(now, effects);
+        self.publish_freshness(now, effects);
     }
 
     /// When the core needs a tick if no event occurs; monotonic.
     pub(super) fn next_tick(&self) -> Option<Duration> {
-        let rewrite = self.rewrite_at().filter(|_| self.coming.is_none());
+        let rewrite = self.rewrite_at().filter(|_| self.pending_write.is_none());
         [self.overdue_at(), rewrite, self.revise_at(), self.stamp_at(), self.grace_ends()]
             .into_iter()
             .flatten()
@@ -334,8 +339,8 @@ impl Core {
     /// When the next revision may be made; `None`: nothing changed, a write is pending, or the sources are not
     /// synced.
     fn revise_at(&self) -> Option<Duration> {
-        let wanted = self.inputs.is_dirty() || !self.heard;
-        let is_free = self.coming.as_ref().is_none_or(|coming| coming.overdue);
+        let wanted = self.inputs.is_dirty() || !self.is_compared;
+        let is_free = self.pending_write.as_ref().is_none_or(|pending_write| pending_write.is_overdue);
         let possible = is_free && self.inputs.synced();
         (wanted && possible).then_some(self.pace.next())
     }
@@ -344,7 +349,7 @@ impl Core {
     fn revise(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let mut dirty = self.inputs.take_dirty();
         let former = self.shown.clone();
-        if !self.heard
+        if !self.is_compared
             && let Some(former) = &former
         {
             for name in former.services.keys() {
@@ -356,7 +361,7 @@ impl Core {
         effects.push(Effect::Count(Counted::Worked(dirty.services.len() as u64)));
         let (changes, triggered) = self.compute_dirty(&dirty, rev, &mut services);
         let node = former.as_ref().map(|former| former.node.clone());
-        let new_node = (dirty.node || !self.heard).then(|| self.inputs.node_info());
+        let new_node = (dirty.node || !self.is_compared).then(|| self.inputs.node_info());
         let new_node = new_node.filter(|new| node.as_deref() != Some(new));
         if changes.is_empty() && new_node.is_none() && former.is_some() {
             self.note_first_sync(now);
@@ -384,7 +389,7 @@ impl Core {
             self.node_rev = rev;
         }
         self.pace.made(now.mono);
-        let forgotten = self.bury(&changes, &published);
+        let forgotten = self.record_deletions(&changes, &published);
         self.write_or_publish(published, revision, (changes, forgotten), now, random, effects);
     }
 
@@ -423,7 +428,7 @@ impl Core {
     }
 
     /// Remembers deleted Services. Returns the names that are forgotten in exchange.
-    fn bury(&mut self, changes: &[Change], published: &Published) -> Vec<ServiceName> {
+    fn record_deletions(&mut self, changes: &[Change], published: &Published) -> Vec<ServiceName> {
         let mut added = 0;
         for Change { name, .. } in changes {
             if published.services.contains_key(name) {
@@ -445,7 +450,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) {
         // A state that was published already may only have a new instance ID.
-        self.heard |= self.shown.as_ref().is_none_or(|shown| shown.rev < published.rev);
+        self.is_compared |= self.shown.as_ref().is_none_or(|shown| shown.rev < published.rev);
         self.shown_unix_ms = now.unix_ms;
         let freshness = self.freshness();
         let published = Arc::new(Published { freshness, ..published });

@@ -8,10 +8,10 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 
 use super::{
     EndpointsPolicy,
-    testing::{Bench, Brittle, gone, policy, put},
+    testing::{Bench, FailingStore, gone, policy, put},
 };
 use crate::{
-    EndpointSlice, NodeView, Seen, Service, ServiceName, SourceKind,
+    EndpointSlice, NodeView, ObjectEvent, Service, ServiceName, SourceKind,
     view::{
         self,
         tests::{http, n1, svc},
@@ -98,10 +98,10 @@ impl World {
 
     fn end_listings(&mut self) {
         if std::mem::take(&mut self.listing[0]) {
-            let _ = self.bench.services(vec![Seen::Listed]);
+            let _ = self.bench.services(vec![ObjectEvent::ListComplete]);
         }
         if std::mem::take(&mut self.listing[1]) {
-            let _ = self.bench.slices(vec![Seen::Listed]);
+            let _ = self.bench.slices(vec![ObjectEvent::ListComplete]);
         }
     }
 
@@ -131,7 +131,7 @@ impl World {
             }
             Step::ListServices(ends) => {
                 let services = self.services.values().map(put);
-                let _ = self.bench.services(std::iter::once(Seen::Listing).chain(services).collect());
+                let _ = self.bench.services(std::iter::once(ObjectEvent::Listing).chain(services).collect());
                 self.listing[0] = true;
                 if ends {
                     self.end_listings();
@@ -139,7 +139,7 @@ impl World {
             }
             Step::ListSlices(ends) => {
                 let slices = self.slices.values().map(put);
-                let _ = self.bench.slices(std::iter::once(Seen::Listing).chain(slices).collect());
+                let _ = self.bench.slices(std::iter::once(ObjectEvent::Listing).chain(slices).collect());
                 self.listing[1] = true;
                 if ends {
                     self.end_listings();
@@ -155,8 +155,8 @@ impl World {
                 self.bench.write();
             }
             Step::Write => self.bench.write(),
-            Step::Disk(well) => {
-                if well {
+            Step::Disk(is_healthy) => {
+                if is_healthy {
                     self.bench.store.repair();
                 } else {
                     self.bench.store.fail_after(0);
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    fn truth(&self) -> BTreeMap<ServiceName, keelson_proto::localnetv1::ServiceEndpoints> {
+    fn expected(&self) -> BTreeMap<ServiceName, keelson_proto::localnetv1::ServiceEndpoints> {
         let of = |service: &Service| {
             let metadata = service.metadata.as_ref().expect("named");
             let name = ServiceName::new(&metadata.namespace, &metadata.name);
@@ -206,7 +206,7 @@ impl World {
         }
         self.all();
         self.bench.pass(120_000);
-        let truth = self.truth();
+        let truth = self.expected();
         let names: Vec<String> = truth.keys().map(ToString::to_string).collect();
         assert_eq!(self.bench.names(), names);
         for (name, service) in truth {
@@ -215,7 +215,7 @@ impl World {
         assert_eq!((self.bench.stale(), self.bench.core.durable()), (String::new(), true));
         let (id, content) = (self.bench.id(), self.bench.content());
         let state = self.bench.core.state("", 0);
-        let endpoints: usize = self.truth().values().map(|service| service.endpoints.len()).sum();
+        let endpoints: usize = self.expected().values().map(|service| service.endpoints.len()).sum();
         assert_eq!(state.endpoints, endpoints as u64);
         self.bench.restart();
         assert_eq!((self.bench.id(), self.bench.content()), (id, content));
@@ -226,7 +226,7 @@ impl World {
 
 fn world(policy: EndpointsPolicy, services: &[usize], slices: &[usize]) -> World {
     let mut world = World {
-        bench: Bench::with(policy, Brittle::new()),
+        bench: Bench::with(policy, FailingStore::new()),
         services: services.iter().map(|name| (*name, service(*name, 0))).collect(),
         slices: slices.iter().map(|name| (*name, slice(*name, *name, 3))).collect(),
         node: n1(),
@@ -240,7 +240,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn in_the_end_readers_see_the_truth(
+    fn readers_converge_to_the_state_of_the_sources(
         services in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         slices in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         steps in vec(step(), 1..60),
@@ -253,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn without_failures_everybody_can_resume(
+    fn without_failures_every_reader_can_resume(
         steps in vec(step().prop_filter("quiet", |step| {
             !matches!(step, Step::Disk(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
         }), 1..60),

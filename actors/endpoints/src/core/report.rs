@@ -7,13 +7,13 @@ use keelson_actor_system::cluster::JobHealth;
 use keelson_proto::{endpoints as pb, localnetv1 as ln};
 use prost::Message as _;
 
-use super::{Core, Disk};
+use super::{Core, DiskState};
 use crate::{Item, ServiceName, SourceKind};
 
 impl Core {
     /// Status, and at most `max` Services of a namespace, or of all namespaces if it is empty.
     pub(crate) fn state(&self, namespace: &str, max: usize) -> pb::State {
-        let (state, reason, since_unix_ms) = self.standing();
+        let (state, reason, since_unix_ms) = self.status();
         let shown = self.shown.as_ref();
         pb::State {
             state: state.to_owned(),
@@ -62,7 +62,8 @@ impl Core {
     pub(crate) fn explain(&self, name: &ServiceName) -> Option<pb::Explanation> {
         let item = self.shown.as_ref().and_then(|shown| shown.services.get(name));
         let explained = self.inputs.explain(name, &self.policy.node_name);
-        let explained = explained.or_else(|| item.filter(|_| !self.heard).map(|item| from_disk(name, item)));
+        let explained =
+            explained.or_else(|| item.filter(|_| !self.is_compared).map(|item| from_disk(name, item)));
         Some(pb::Explanation { rev: item.map_or(0, |item| item.rev), ..explained? })
     }
 
@@ -81,11 +82,11 @@ impl Core {
 
     /// Whether the published state may be old, or is missing. Without clients it is never stale.
     pub(crate) fn is_stale(&self) -> bool {
-        self.is_watched() && self.standing().0 != "synced"
+        self.is_watched() && self.status().0 != "synced"
     }
 
     pub(crate) fn durable(&self) -> bool {
-        !matches!(self.disk, Disk::Behind { .. })
+        !matches!(self.disk, DiskState::Behind { .. })
     }
 
     /// For each kind: whether it is synced, and the number of objects.
@@ -96,7 +97,7 @@ impl Core {
     }
 
     pub(crate) fn summary(&self) -> String {
-        let (state, reason, _) = self.standing();
+        let (state, reason, _) = self.status();
         let mut text = match &self.shown {
             None => "no state to serve".to_owned(),
             Some(shown) => format!("{} services at revision {}, {state}", shown.services.size(), shown.rev),
@@ -114,12 +115,12 @@ impl Core {
         let mut value = serde_json::to_value(state).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             let disk = match self.disk {
-                Disk::Same => "the same".to_owned(),
-                Disk::Other => "nothing usable".to_owned(),
-                Disk::Behind { failures, .. } => format!("behind after {failures} failures"),
+                DiskState::Synced => "the same".to_owned(),
+                DiskState::Unusable => "nothing usable".to_owned(),
+                DiskState::Behind { failures, .. } => format!("behind after {failures} failures"),
             };
             fields.insert("on_disk".into(), disk.into());
-            fields.insert("writing".into(), self.coming.is_some().into());
+            fields.insert("writing".into(), self.pending_write.is_some().into());
             fields.insert("changes_waiting".into(), self.inputs.is_dirty().into());
             fields.insert("deleted_remembered".into(), self.deleted.len().into());
             fields.insert("input_bytes".into(), self.inputs.bytes().into());

@@ -3,14 +3,14 @@
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 use keelson_storage::{Batch, StateStore as _, Table};
 
-use super::testing::{Bench, Brittle, gone, policy, put};
+use super::testing::{Bench, FailingStore, gone, policy, put};
 use crate::{
-    EndpointSlice, EndpointsPolicy, NodeView, Seen, Service, SourceKind,
+    EndpointSlice, EndpointsPolicy, NodeView, ObjectEvent, Service, SourceKind,
     record::{CHUNK_RECORDS, Loaded},
     view::tests::{http, n1, slice, svc},
 };
 
-const NOT_HEARD: &str = "the source has not answered since the start";
+const NO_ANSWER: &str = "the source has not answered since the start";
 
 fn named(name: &str) -> Service {
     svc().named("ns", name).build()
@@ -32,15 +32,15 @@ fn lost(loaded: &Loaded) -> String {
 }
 
 #[test]
-fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new() {
+fn a_restart_without_changes_makes_no_revision() {
     let (services, slices) = (many(3), [slice_of("a", "s0001", "L1 R1")]);
     let mut bench = Bench::synced(&services, &slices);
     bench.pass(100);
     bench.put_service(&named("late"));
     let (id, content) = (bench.id(), bench.content());
-    assert!(matches!(bench.restart(), Loaded::Whole(_)));
-    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
-    assert_eq!(bench.view, Some(EndpointsView::Synced), "for the node's condition a restart is no news");
+    assert!(matches!(bench.restart(), Loaded::Full(_)));
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NO_ANSWER.into()));
+    assert_eq!(bench.view, Some(EndpointsView::Synced), "a restart does not change the node's condition");
     assert_eq!(bench.core.state("", 0).endpoints, 2);
     let why = bench.core.explain(&crate::ServiceName::new("ns", "late")).expect("it is served");
     assert!(why.served && why.reason.contains("as before the agent started"), "{why:?}");
@@ -56,7 +56,7 @@ fn a_restart_without_changes_shows_the_same_at_once_and_nobody_sees_anything_new
 }
 
 #[test]
-fn a_restart_goes_on_from_the_revision_it_finds_when_something_changed_meanwhile() {
+fn changes_during_a_restart_make_the_next_revision() {
     let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &[slice_of("a-1", "a", "L1")]);
     bench.pass(100);
     bench.services(vec![gone("ns/c")]);
@@ -73,8 +73,8 @@ fn a_restart_goes_on_from_the_revision_it_finds_when_something_changed_meanwhile
 }
 
 #[test]
-fn deletions_are_forgotten_after_the_history_and_then_nobody_resumes_from_before() {
-    let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, Brittle::new());
+fn readers_older_than_the_deletion_history_cannot_resume() {
+    let mut bench = Bench::with(EndpointsPolicy { history: 5, ..policy() }, FailingStore::new());
     bench.tell_all(&[named("a"), named("b")], &[]);
     bench.pass(100);
     bench.services(vec![gone("ns/a")]);
@@ -90,12 +90,12 @@ fn deletions_are_forgotten_after_the_history_and_then_nobody_resumes_from_before
 }
 
 #[test]
-fn a_lost_store_means_a_new_identity() {
+fn a_lost_store_means_a_new_instance_id() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     let before = bench.id().unwrap();
-    bench.store = Brittle::new();
+    bench.store = FailingStore::new();
     assert!(matches!(bench.restart(), Loaded::Nothing));
-    assert_eq!(bench.id(), None, "there is nothing to serve");
+    assert_eq!(bench.id(), None, "no state is served");
     bench.tell_all(&[named("a")], &[]);
     let after = bench.id().unwrap();
     assert!(after.0 != before.0 && after.1 == 1, "{before:?} {after:?}");
@@ -103,7 +103,7 @@ fn a_lost_store_means_a_new_identity() {
 }
 
 #[test]
-fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
+fn the_state_of_another_node_is_ignored_and_overwritten() {
     let mut bench = Bench::synced(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.policy.node_name = "n2".into();
@@ -120,7 +120,7 @@ fn what_is_on_disk_for_another_node_is_not_used_and_is_overwritten() {
 }
 
 #[test]
-fn whatever_is_damaged_counts_as_lost() {
+fn a_damaged_state_counts_as_lost() {
     type Harm = fn(&mut Batch, &[u8], &[u8]);
     let harms: [(&str, &str, Harm); 9] = [
         ("meta", "missing", |batch, key, _| {
@@ -169,7 +169,7 @@ fn whatever_is_damaged_counts_as_lost() {
 }
 
 #[test]
-fn records_of_a_later_revision_than_the_identity_count_as_lost() {
+fn records_of_a_revision_later_than_the_metadata_count_as_lost() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     let meta = bench.store.get(Table::Endpoints, b"meta").unwrap().expect("a record");
     bench.pass(100);
@@ -181,7 +181,7 @@ fn records_of_a_later_revision_than_the_identity_count_as_lost() {
 }
 
 #[test]
-fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
+fn unwritten_states_are_published_with_a_new_instance_id() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     let before = bench.id().unwrap();
@@ -194,7 +194,11 @@ fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
     assert!(bench.core.summary().ends_with("not on disk"));
     bench.pass(100);
     bench.put_service(&named("more"));
-    assert_eq!((bench.id(), bench.core.writes), (Some((memory.0, 3)), 2), "others go on in memory at once");
+    assert_eq!(
+        (bench.id(), bench.core.writes),
+        (Some((memory.0, 3)), 2),
+        "later revisions are published from memory at once"
+    );
     bench.pass(4_000);
     assert_eq!(bench.core.writes, 2);
     bench.pass(30_800);
@@ -213,7 +217,7 @@ fn what_cannot_be_written_is_shown_under_a_new_identity_until_it_can() {
 }
 
 #[test]
-fn a_restart_with_a_full_disk_goes_on_from_what_was_written_last() {
+fn a_restart_with_a_full_disk_restores_the_last_written_state() {
     let mut bench = Bench::synced(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.pass(100);
@@ -223,12 +227,12 @@ fn a_restart_with_a_full_disk_goes_on_from_what_was_written_last() {
     assert_eq!(bench.id(), Some(before));
     bench.tell_all(&[named("other")], &[]);
     let id = bench.id().unwrap();
-    assert!(id.0 != before.0, "the second revision of the former identity may be anything");
+    assert!(id.0 != before.0, "the second revision of the previous instance is not defined");
     assert_eq!(bench.names(), ["ns/other"]);
 }
 
 #[test]
-fn changes_during_a_try_to_write_again_are_not_lost() {
+fn changes_during_a_retried_write_are_not_lost() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.store.fail_after(0);
@@ -250,7 +254,7 @@ fn changes_during_a_try_to_write_again_are_not_lost() {
 }
 
 #[test]
-fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothing() {
+fn a_process_killed_during_a_write_restores_the_last_or_the_next_state_or_none() {
     let (few, all) = (many(3), many(3 * CHUNK_RECORDS + 7));
     let mut outcomes = Vec::new();
     for batches in 0..6 {
@@ -262,11 +266,11 @@ fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothi
         assert_eq!(bench.rev(), 1);
         let loaded = bench.kill_in_write(batches);
         outcomes.push(match &loaded {
-            Loaded::Whole(restored) => restored.meta.rev.to_string(),
+            Loaded::Full(restored) => restored.meta.rev.to_string(),
             Loaded::Lost(reason) => reason.clone(),
             Loaded::Nothing => "nothing".into(),
         });
-        if matches!(loaded, Loaded::Whole(_)) {
+        if matches!(loaded, Loaded::Full(_)) {
             assert_eq!(bench.id().unwrap().0, id.0);
             assert!(batches != 0 || bench.content() == content);
         }
@@ -282,7 +286,7 @@ fn a_process_killed_within_a_write_finds_what_was_seen_last_or_the_next_or_nothi
 }
 
 #[test]
-fn a_first_state_killed_within_its_write_leaves_nothing_to_serve() {
+fn a_process_killed_during_its_first_write_restores_no_state() {
     for batches in 1..4 {
         let mut bench = Bench::new();
         bench.slow = true;
@@ -298,7 +302,7 @@ fn a_small_revision_is_written_in_one_batch() {
     bench.pass(100);
     let writes = i64::MAX - 100;
     bench.store.fail_after(writes);
-    let seen: Vec<Seen<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
+    let seen: Vec<ObjectEvent<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
     bench.services(seen);
     assert_eq!(bench.rev(), 2);
     assert_eq!(bench.store.batches.load(std::sync::atomic::Ordering::SeqCst), writes - 1);
@@ -335,25 +339,25 @@ fn a_service_larger_than_a_record_is_kept_in_parts() {
 }
 
 #[test]
-fn an_actor_that_starts_anew_shows_the_same_and_asks_for_everything_again() {
+fn a_restarted_actor_publishes_the_same_and_relists() {
     let (services, slices) = (many(3), [slice_of("a", "s0001", "L1")]);
     let mut bench = Bench::synced(&services, &slices);
     bench.health(SourceKind::Services, None);
     let (id, content) = (bench.id(), bench.content());
     bench.restart_actor();
-    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NOT_HEARD.into()));
-    assert_eq!(bench.services(vec![]), crate::Answer::ListAgain);
+    assert_eq!((bench.id(), bench.content(), bench.stale()), (id, content, NO_ANSWER.into()));
+    assert_eq!(bench.services(vec![]), crate::Ack::Relist);
     bench.list_services(&services);
     bench.list_slices(&slices);
     bench.list_cidrs(&[]);
-    assert_eq!((bench.id(), bench.stale()), (id, String::new()), "the node is not said again");
+    assert_eq!((bench.id(), bench.stale()), (id, String::new()), "the node is not sent again");
     bench.pass(100);
     bench.put_service(&named("new"));
     assert_eq!(bench.resumable(), (2, 2));
 }
 
 #[test]
-fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
+fn a_restarted_actor_without_a_disk_continues_from_memory() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.store.fail_after(0);
@@ -369,7 +373,7 @@ fn an_actor_that_starts_anew_without_a_disk_goes_on_from_memory() {
 }
 
 #[test]
-fn an_actor_that_starts_anew_within_a_write_shows_what_was_written() {
+fn an_actor_restarted_during_a_write_publishes_the_written_state() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.pass(100);
     bench.slow = true;
@@ -377,12 +381,12 @@ fn an_actor_that_starts_anew_within_a_write_shows_what_was_written() {
     let (_, write) = bench.writes.pop().expect("a write");
     crate::record::write(&*bench.store, &write).unwrap();
     bench.restart_actor();
-    assert_eq!(bench.rev(), 2, "its answer came to nobody");
+    assert_eq!(bench.rev(), 2, "the result of the write was lost");
     assert_eq!(bench.changed_since(1), Some((vec!["ns/new".into(), "ns/s0001".into()], false)));
 }
 
 #[test]
-fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
+fn a_source_without_answer_after_a_start_is_reported_after_a_while() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.restart();
     bench.pass(9_999);
@@ -390,14 +394,14 @@ fn a_source_that_stays_silent_after_a_start_is_told_after_a_while() {
     bench.pass(1);
     assert_eq!(
         bench.view,
-        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NOT_HEARD.into() })
+        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NO_ANSWER.into() })
     );
     bench.tell_all(&many(3), &[]);
     assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Synced), 1));
 }
 
 #[test]
-fn a_source_that_fails_after_a_start_is_told_at_once() {
+fn a_source_that_fails_after_a_start_is_reported_at_once() {
     let mut bench = Bench::synced(&many(3), &[]);
     bench.restart();
     bench.health(SourceKind::Node, Some("no route to host"));
@@ -410,5 +414,5 @@ fn a_source_that_fails_after_a_start_is_told_at_once() {
         })
     );
     bench.health(SourceKind::Node, None);
-    assert_eq!(bench.stale(), NOT_HEARD);
+    assert_eq!(bench.stale(), NO_ANSWER);
 }

@@ -8,7 +8,7 @@ use keelson_proto::{
 
 use super::testing::{Bench, START_MS, gone, listing, put};
 use crate::{
-    Answer, EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    Ack, EndpointSlice, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
     view::tests::{http, internal, n1, svc},
 };
 
@@ -36,14 +36,14 @@ fn selected(bench: &Bench, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
+fn case_16_nothing_is_published_before_every_kind_is_listed() {
     let mut bench = Bench::new();
     bench.list_slices(&[slice_of("web-1", "web", "L1 R1")]);
     assert_eq!(bench.id(), None, "a slice without its Service");
     bench.node(n1());
     bench.list_cidrs(&[]);
     assert_eq!(bench.id(), None, "Services were not listed");
-    assert_eq!(bench.services(vec![Seen::Listing, put(&named("web"))]), Answer::Taken);
+    assert_eq!(bench.services(vec![ObjectEvent::Listing, put(&named("web"))]), Ack::Accepted);
     assert_eq!(bench.id(), None, "nor wholly");
     assert_eq!(bench.core.next_tick(), None);
     assert_eq!(bench.core.state("", 10).state, "pending");
@@ -54,11 +54,11 @@ fn case_16_nothing_is_shown_before_every_kind_is_listed_and_then_everything() {
             reason: "the source is not synced yet".into()
         })
     );
-    bench.services(vec![put(&named("other")), Seen::Listed]);
+    bench.services(vec![put(&named("other")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
     assert_eq!(addresses(&bench, "ns/web"), ["10.1.0.1", "10.2.0.1"]);
     assert_eq!((bench.stale(), bench.view.clone()), (String::new(), Some(EndpointsView::Synced)));
-    assert_eq!(bench.shows, 1, "all at once");
+    assert_eq!(bench.publications, 1, "all at once");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_cluster_without_services_has_a_first_revision_too() {
 }
 
 #[test]
-fn case_02_a_proxy_name_added_live_takes_the_service_away_and_removed_brings_it_back() {
+fn case_02_a_service_follows_its_proxy_name_label() {
     let mut bench = Bench::synced(&[named("web"), named("other")], &[slice_of("web-1", "web", "L1")]);
     let labelled = svc().label("service.kubernetes.io/service-proxy-name", "").build();
     bench.pass(100);
@@ -116,10 +116,10 @@ fn case_30_a_zone_label_changes_choices_without_any_other_event() {
 }
 
 #[test]
-fn what_changes_nothing_that_is_read_makes_no_revision() {
+fn changes_of_unused_fields_make_no_revision() {
     let slices = [slice_of("web-1", "web", "L1")];
     let mut bench = Bench::synced(&[named("web")], &slices);
-    let (shows, worked) = (bench.shows, bench.worked);
+    let (publications, computed) = (bench.publications, bench.computed);
     bench.pass(100);
     let mut touched = named("web");
     let metadata = touched.metadata.get_or_insert_default();
@@ -133,21 +133,21 @@ fn what_changes_nothing_that_is_read_makes_no_revision() {
     bench.list_services(&[touched]);
     bench.list_slices(&slices);
     bench.pass(1000);
-    assert_eq!((bench.shows, bench.worked, bench.rev()), (shows, worked, 1));
+    assert_eq!((bench.publications, bench.computed, bench.rev()), (publications, computed, 1));
 }
 
 #[test]
-fn a_change_is_worked_out_for_its_service_alone() {
+fn a_change_is_computed_for_its_service_only() {
     let services: Vec<Service> = (0..100).map(|number| named(&format!("s{number}"))).collect();
     let mut bench = Bench::synced(&services, &[]);
-    assert_eq!(bench.worked, 100);
+    assert_eq!(bench.computed, 100);
     bench.pass(100);
     bench.put_slice(&slice_of("s7-1", "s7", "L1"));
-    assert_eq!((bench.worked, bench.rev()), (101, 2));
+    assert_eq!((bench.computed, bench.rev()), (101, 2));
     assert_eq!(bench.changed_since(1), Some((vec!["ns/s7".into()], false)));
     bench.pass(100);
     bench.node(NodeView { ips: vec!["192.0.2.1".parse().unwrap()], ..n1() });
-    assert_eq!((bench.worked, bench.rev()), (101, 3), "what is only told of the node");
+    assert_eq!((bench.computed, bench.rev()), (101, 3), "fields that are only published");
     assert_eq!(bench.changed_since(2), Some((vec![], true)));
 }
 
@@ -168,7 +168,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.pass(100);
     let node = |bench: &Bench| (*bench.shown.as_ref().unwrap().node).clone();
     let before = node(&bench);
-    let worked = bench.worked;
+    let computed = bench.computed;
     // Without addresses, nothing changes.
     let rev = bench.rev();
     bench.node(NodeView { ips: Vec::new(), ..full.clone() });
@@ -185,7 +185,7 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.node(gone.clone());
     bench.pass(100);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before.clone() });
-    assert_eq!(bench.worked, worked, "no Service depends on any of it");
+    assert_eq!(bench.computed, computed, "no Service depends on any of it");
     // Also after a restart without a Node.
     bench.restart();
     bench.node(gone);
@@ -217,34 +217,34 @@ fn service_cidrs_are_part_of_the_node() {
     bench.list_cidrs(&[cidr("a", "10.96.0.0/16")]);
     assert_eq!((bench.rev(), cidrs(&bench)), (3, vec!["10.96.0.0/16".into()]));
     bench.pass(100);
-    bench.say(SourceEvent::ServiceCidrs(vec![Seen::Gone(ServiceName::new("", "a"))]));
+    bench.send_event(SourceEvent::ServiceCidrs(vec![ObjectEvent::Deleted(ServiceName::new("", "a"))]));
     assert_eq!((bench.rev(), cidrs(&bench)), (4, vec![]));
 }
 
 #[test]
-fn what_comes_before_any_listing_is_sent_back_whatever_it_is() {
+fn events_before_a_list_are_answered_with_relist() {
     let mut bench = Bench::new();
-    for seen in [vec![], vec![put(&named("web"))], vec![gone("ns/web")], vec![Seen::Listed]] {
-        assert_eq!(bench.services(seen), Answer::ListAgain);
+    for seen in [vec![], vec![put(&named("web"))], vec![gone("ns/web")], vec![ObjectEvent::ListComplete]] {
+        assert_eq!(bench.services(seen), Ack::Relist);
     }
-    assert_eq!(bench.slices(vec![put(&slice_of("a", "web", "L1")), Seen::Listing]), Answer::ListAgain);
-    assert_eq!(bench.services(vec![Seen::Listing]), Answer::Taken);
-    assert_eq!(bench.services(vec![]), Answer::Taken);
+    assert_eq!(bench.slices(vec![put(&slice_of("a", "web", "L1")), ObjectEvent::Listing]), Ack::Relist);
+    assert_eq!(bench.services(vec![ObjectEvent::Listing]), Ack::Accepted);
+    assert_eq!(bench.services(vec![]), Ack::Accepted);
 }
 
 #[test]
-fn a_listing_removes_at_its_end_what_did_not_come_within_it() {
+fn a_complete_list_removes_objects_missing_from_it() {
     let slices = [slice_of("a-1", "a", "L1"), slice_of("b-1", "b", "L2"), slice_of("b-2", "b", "R2")];
     let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &slices);
     bench.pass(100);
-    bench.services(vec![Seen::Listing, put(&named("b"))]);
-    bench.slices(vec![Seen::Listing, put(&slices[2])]);
+    bench.services(vec![ObjectEvent::Listing, put(&named("b"))]);
+    bench.slices(vec![ObjectEvent::Listing, put(&slices[2])]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1, "not before the end");
-    bench.services(vec![Seen::Listed]);
+    bench.services(vec![ObjectEvent::ListComplete]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1, "nor before the end of the other");
-    bench.slices(vec![Seen::Listed]);
+    bench.slices(vec![ObjectEvent::ListComplete]);
     assert_eq!(
         (bench.rev(), bench.names(), addresses(&bench, "ns/b")),
         (2, vec!["ns/b".into()], vec!["10.2.0.2".into()])
@@ -255,18 +255,18 @@ fn a_listing_removes_at_its_end_what_did_not_come_within_it() {
 }
 
 #[test]
-fn what_other_kinds_say_during_a_listing_is_shown_with_it() {
+fn events_of_other_kinds_during_a_list_are_published_with_it() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
-    bench.services(vec![Seen::Listing]);
+    bench.services(vec![ObjectEvent::Listing]);
     bench.put_slice(&slice_of("a-1", "a", "L1"));
     bench.node(NodeView { zone: Some("b".into()), ..n1() });
     bench.services(vec![put(&named("a")), put(&named("gone"))]);
     // The source lists again.
-    bench.services(vec![Seen::Listing, put(&named("a")), gone("ns/a"), put(&named("b"))]);
+    bench.services(vec![ObjectEvent::Listing, put(&named("a")), gone("ns/a"), put(&named("b"))]);
     bench.pass(1000);
     assert_eq!(bench.rev(), 1);
-    bench.services(vec![put(&named("a")), Seen::Listed]);
+    bench.services(vec![put(&named("a")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.names()), (2, vec!["ns/a".into(), "ns/b".into()]));
     assert_eq!(addresses(&bench, "ns/a"), ["10.1.0.1"]);
 }
@@ -309,10 +309,10 @@ fn slices_outlive_their_service_and_come_before_it() {
 }
 
 #[test]
-fn e19_the_first_changes_are_shown_at_once_and_what_keeps_coming_every_interval() {
+fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
     let mut bench = Bench::synced(&[], &[]);
     bench.pass(100);
-    let shows = bench.shows;
+    let publications = bench.publications;
     for number in 0..50 {
         bench.put_service(&named(&format!("s{number}")));
         if number == 0 {
@@ -320,9 +320,9 @@ fn e19_the_first_changes_are_shown_at_once_and_what_keeps_coming_every_interval(
         }
         bench.pass(1);
     }
-    assert_eq!(bench.shows - shows, 11, "one and ten more");
+    assert_eq!(bench.publications - publications, 11, "one and ten more");
     bench.pass(100);
-    assert_eq!((bench.shows - shows, bench.names().len()), (12, 50), "all others together");
+    assert_eq!((bench.publications - publications, bench.names().len()), (12, 50), "all others together");
     bench.pass(2_000);
     bench.put_service(&named("late"));
     assert_eq!(bench.rev(), 14, "at once again");
@@ -347,7 +347,7 @@ fn changes_gather_while_the_disk_is_slow() {
 }
 
 #[test]
-fn what_was_made_and_deleted_again_meanwhile_never_was() {
+fn an_object_created_and_deleted_between_revisions_is_not_published() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
     bench.slow = true;
@@ -378,14 +378,14 @@ fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
 
 /// An API server that starts rejects requests for a moment, until it has read its roles.
 #[test]
-fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() {
+fn p19_refused_service_cidrs_keep_the_restored_ones() {
     let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();
     let spec = Some(ServiceCidrSpec { cidrs: vec!["10.96.0.0/16".into()] });
     let metadata = Some(ObjectMeta { name: "kubernetes".into(), ..ObjectMeta::default() });
     let listed = [ServiceCidr { metadata, spec }];
-    let refused = || SourceEvent::ServiceCidrs(vec![Seen::Listing, Seen::Refused]);
+    let refused = || SourceEvent::ServiceCidrs(vec![ObjectEvent::Listing, ObjectEvent::Refused]);
     let mut bench = Bench::new();
-    bench.say(refused());
+    bench.send_event(refused());
     bench.tell_all(&[named("a")], &[]);
     assert_eq!(cidrs(&bench), Vec::<String>::new());
     bench.pass(100);
@@ -395,7 +395,7 @@ fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() 
 
     bench.restart();
     bench.node(n1());
-    bench.say(refused());
+    bench.send_event(refused());
     bench.list_services(&[named("a")]);
     bench.list_slices(&[]);
     bench.pass(100);
@@ -409,7 +409,7 @@ fn p19_service_cidrs_that_are_refused_stay_those_that_an_earlier_process_knew() 
 }
 
 #[test]
-fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_there() {
+fn a_failing_watch_makes_the_state_stale_until_its_objects_are_published() {
     let mut bench = Bench::synced(&[named("a")], &[]);
     bench.pass(100);
     bench.health(SourceKind::EndpointSlices, Some("connection refused"));
@@ -424,16 +424,16 @@ fn a_watch_that_fails_makes_the_state_stale_until_it_and_what_it_brought_is_ther
     assert_eq!((&*state.state, state.since_unix_ms), ("stale", START_MS + 100));
     bench.health(SourceKind::EndpointSlices, None);
     assert_eq!(bench.stale(), "services: also refused");
-    bench.services(vec![Seen::Listing]);
+    bench.services(vec![ObjectEvent::Listing]);
     bench.health(SourceKind::Services, None);
     assert_eq!(bench.stale(), "services: also refused", "it is not known yet what it missed");
-    bench.services(vec![put(&named("b")), Seen::Listed]);
+    bench.services(vec![put(&named("b")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.stale(), bench.names()), (2, String::new(), vec!["ns/b".into()]));
     assert_eq!(bench.view, Some(EndpointsView::Synced));
 }
 
 #[test]
-fn a_failing_watch_says_why_nothing_is_served_yet() {
+fn the_error_of_a_failing_watch_explains_why_no_state_is_served() {
     let mut bench = Bench::new();
     bench.health(SourceKind::Services, Some("403 Forbidden"));
     assert_eq!(
@@ -452,7 +452,7 @@ fn a_failing_watch_says_why_nothing_is_served_yet() {
 }
 
 #[test]
-fn a_revision_tells_when_its_oldest_change_was_made_if_that_was_in_our_time() {
+fn a_revision_has_the_time_of_its_oldest_change_since_the_start() {
     let at = |slice: EndpointSlice, millis: i64| {
         let mut slice = slice;
         let time = jiff::Timestamp::from_millisecond(START_MS + millis).unwrap().to_string();
@@ -479,7 +479,7 @@ fn a_revision_tells_when_its_oldest_change_was_made_if_that_was_in_our_time() {
 }
 
 #[test]
-fn people_see_the_state_and_the_services_they_ask_for() {
+fn inspection_shows_the_state_and_the_requested_services() {
     let services = [named("b"), svc().named("a-b", "x").build(), svc().named("a", "y").build(), named("a")];
     let mut bench = Bench::synced(&services, &[slice_of("a-1", "a", "L1 R1! R2~")]);
     bench.pass(100);
@@ -522,7 +522,7 @@ fn objects_without_a_usable_name_are_left_out() {
 }
 
 #[test]
-fn a_whole_cluster_is_taken_in_one_listing_and_costs_its_bytes() {
+fn a_large_cluster_is_listed_at_once_within_a_memory_bound() {
     let services: Vec<Service> = (0..300).map(|number| named(&format!("service-{number}"))).collect();
     let words: Vec<String> = (1..=10).map(|number| format!("R{number}")).collect();
     let slices: Vec<EndpointSlice> = (0..300)
@@ -533,10 +533,10 @@ fn a_whole_cluster_is_taken_in_one_listing_and_costs_its_bytes() {
     let mut bench = Bench::new();
     bench.node(n1());
     bench.list_cidrs(&[]);
-    assert_eq!(bench.slices(listing(&slices)), Answer::Taken);
-    assert_eq!(bench.services(listing(&services)), Answer::Taken);
+    assert_eq!(bench.slices(listing(&slices)), Ack::Accepted);
+    assert_eq!(bench.services(listing(&services)), Ack::Accepted);
     let state = bench.core.state("", 0);
-    assert_eq!((state.services, state.endpoints, bench.shows), (300, 3000, 1));
+    assert_eq!((state.services, state.endpoints, bench.publications), (300, 3000, 1));
     let bytes = bench.core.inspect(&state)["input_bytes"].as_u64().unwrap();
     assert!(bytes / 300 < 1000, "{} bytes a Service with 10 endpoints", bytes / 300);
     assert_eq!(

@@ -18,10 +18,10 @@ use keelson_proto::localnetv1::NodeInfo;
 use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
 use prost::Message as _;
 
-use super::{Core, Disk, Effect, EndpointsPolicy, Event, Kept, Start};
+use super::{CarriedState, Core, DiskState, Effect, EndpointsPolicy, Event, Start};
 use crate::{
-    Answer, EndpointSlice, Freshness, History, NodeView, Published, Seen, Service, ServiceCidr, ServiceName,
-    SourceEvent, SourceKind,
+    Ack, EndpointSlice, Freshness, History, NodeView, ObjectEvent, Published, Service, ServiceCidr,
+    ServiceName, SourceEvent, SourceKind,
     record::{self, Loaded, Restored, Write},
     view::tests::n1,
 };
@@ -30,12 +30,12 @@ pub(crate) const START_MS: i64 = 1_800_000_000_000;
 
 /// A store in memory that fails after a number of batches.
 #[derive(Debug)]
-pub(crate) struct Brittle {
+pub(crate) struct FailingStore {
     pub(crate) inner: MemoryStore,
     pub(crate) batches: AtomicI64,
 }
 
-impl Brittle {
+impl FailingStore {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { inner: MemoryStore::new(), batches: i64::MAX.into() })
     }
@@ -54,7 +54,7 @@ impl Brittle {
     }
 }
 
-impl StateStore for Brittle {
+impl StateStore for FailingStore {
     fn apply(&self, batch: &Batch) -> Result<(), StoreError> {
         if self.batches.fetch_sub(1, Ordering::SeqCst) <= 0 {
             let source = std::io::ErrorKind::StorageFull.into();
@@ -93,7 +93,7 @@ pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) policy: EndpointsPolicy,
     pub(crate) now: Now,
-    pub(crate) store: Arc<Brittle>,
+    pub(crate) store: Arc<FailingStore>,
     pub(crate) history: Arc<History>,
     pub(crate) shown: Option<Arc<Published>>,
     pub(crate) view: Option<EndpointsView>,
@@ -102,8 +102,8 @@ pub(crate) struct Bench {
     pub(crate) writes: Vec<(u64, Write)>,
     pub(crate) notes: Vec<String>,
     /// Number of published states, and of computed Services.
-    pub(crate) shows: usize,
-    pub(crate) worked: u64,
+    pub(crate) publications: usize,
+    pub(crate) computed: u64,
     pub(crate) delays: Vec<Option<i64>>,
     seen: BTreeMap<(u64, u64), Content>,
     random: u64,
@@ -113,26 +113,26 @@ pub(crate) fn policy() -> EndpointsPolicy {
     EndpointsPolicy { node_name: "n1".into(), ..EndpointsPolicy::default() }
 }
 
-fn start(loaded: Loaded, kept: Kept, shown: Option<Arc<Published>>) -> Start {
+fn start(loaded: Loaded, kept: CarriedState, shown: Option<Arc<Published>>) -> Start {
     match loaded {
-        Loaded::Whole(restored) => {
-            Start { restored: Some(*restored), disk: Disk::Same, is_renamed: false, shown, kept }
+        Loaded::Full(restored) => {
+            Start { restored: Some(*restored), disk: DiskState::Synced, is_renamed: false, shown, kept }
         }
         Loaded::Nothing | Loaded::Lost(_) => {
-            Start { restored: None, disk: Disk::Other, is_renamed: false, shown, kept }
+            Start { restored: None, disk: DiskState::Unusable, is_renamed: false, shown, kept }
         }
     }
 }
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        Self::with(policy(), Brittle::new())
+        Self::with(policy(), FailingStore::new())
     }
 
-    pub(crate) fn with(policy: EndpointsPolicy, store: Arc<Brittle>) -> Self {
+    pub(crate) fn with(policy: EndpointsPolicy, store: Arc<FailingStore>) -> Self {
         let now = Now { mono: Duration::ZERO, unix_ms: START_MS };
         let loaded = record::load(&*store, &policy.node_name).expect("memory reads");
-        let (core, effects) = Core::new(policy.clone(), start(loaded, Kept::default(), None), now);
+        let (core, effects) = Core::new(policy.clone(), start(loaded, CarriedState::default(), None), now);
         let mut bench = Self {
             core,
             policy,
@@ -144,8 +144,8 @@ impl Bench {
             slow: false,
             writes: Vec::new(),
             notes: Vec::new(),
-            shows: 0,
-            worked: 0,
+            publications: 0,
+            computed: 0,
             delays: Vec::new(),
             seen: BTreeMap::new(),
             random: 7,
@@ -178,15 +178,15 @@ impl Bench {
         self.now = Now { unix_ms: self.now.unix_ms + 1000, ..self.now };
         self.history = History::new(1000, 10_000);
         self.shown = None;
-        self.begin(loaded.clone(), Kept::default());
+        self.begin(loaded.clone(), CarriedState::default());
         loaded
     }
 
     pub(crate) fn restart_actor(&mut self) {
         let random = self.random();
-        let mut kept = self.core.keep(random);
+        let mut kept = self.core.carry_over(random);
         match kept.memory.take() {
-            Some(memory) => self.begin_behind(Some(memory), kept),
+            Some(memory) => self.begin_from_memory(Some(memory), kept),
             None => {
                 let loaded = record::load(&*self.store, &self.policy.node_name).expect("memory reads");
                 self.begin(loaded, kept);
@@ -197,17 +197,17 @@ impl Bench {
     /// Restarts the actor while the disk does not answer.
     pub(crate) fn restart_actor_without_disk(&mut self) {
         let random = self.random();
-        let mut kept = self.core.keep(random);
+        let mut kept = self.core.carry_over(random);
         let known = kept.memory.take().or(kept.fallback.take());
-        self.begin_behind(known, kept);
+        self.begin_from_memory(known, kept);
     }
 
-    fn begin_behind(&mut self, restored: Option<Restored>, kept: Kept) {
-        let disk = Disk::Behind { retry: self.now.mono, failures: 1 };
+    fn begin_from_memory(&mut self, restored: Option<Restored>, kept: CarriedState) {
+        let disk = DiskState::Behind { retry: self.now.mono, failures: 1 };
         self.begin_with(Start { restored, disk, is_renamed: false, shown: self.shown.clone(), kept });
     }
 
-    fn begin(&mut self, loaded: Loaded, kept: Kept) {
+    fn begin(&mut self, loaded: Loaded, kept: CarriedState) {
         self.begin_with(start(loaded, kept, self.shown.clone()));
     }
 
@@ -218,9 +218,9 @@ impl Bench {
         self.perform(effects);
     }
 
-    pub(crate) fn say(&mut self, event: SourceEvent) -> Answer {
+    pub(crate) fn send_event(&mut self, event: SourceEvent) -> Ack {
         let random = self.random();
-        let (answer, effects) = self.core.take(event, self.now, random);
+        let (answer, effects) = self.core.handle_source_event(event, self.now, random);
         self.perform(effects);
         answer
     }
@@ -247,7 +247,7 @@ impl Bench {
                 }
                 Effect::View(view) => self.view = Some(view),
                 Effect::Count(super::Counted::Revision { delay_ms }) => self.delays.push(delay_ms),
-                Effect::Count(super::Counted::Worked(services)) => self.worked += services,
+                Effect::Count(super::Counted::Worked(services)) => self.computed += services,
                 Effect::Count(super::Counted::WriteFailed) => {}
                 Effect::Note { text, .. } => self.notes.push(text),
             }
@@ -276,7 +276,7 @@ impl Bench {
     }
 
     fn show(&mut self, published: Arc<Published>) {
-        self.shows += 1;
+        self.publications += 1;
         let content = Content::of(&published);
         let id = (published.instance_id, published.rev);
         assert!(id.0 != 0 && id.1 != 0);
@@ -340,35 +340,35 @@ impl Bench {
     }
 
     pub(crate) fn node(&mut self, node: NodeView) {
-        assert_eq!(self.say(SourceEvent::Node(node)), Answer::Taken);
+        assert_eq!(self.send_event(SourceEvent::Node(node)), Ack::Accepted);
     }
 
     pub(crate) fn list_services(&mut self, services: &[Service]) {
-        assert_eq!(self.say(SourceEvent::Services(listing(services))), Answer::Taken);
+        assert_eq!(self.send_event(SourceEvent::Services(listing(services))), Ack::Accepted);
     }
 
     pub(crate) fn list_slices(&mut self, slices: &[EndpointSlice]) {
-        assert_eq!(self.say(SourceEvent::EndpointSlices(listing(slices))), Answer::Taken);
+        assert_eq!(self.send_event(SourceEvent::EndpointSlices(listing(slices))), Ack::Accepted);
     }
 
     pub(crate) fn list_cidrs(&mut self, cidrs: &[ServiceCidr]) {
-        assert_eq!(self.say(SourceEvent::ServiceCidrs(listing(cidrs))), Answer::Taken);
+        assert_eq!(self.send_event(SourceEvent::ServiceCidrs(listing(cidrs))), Ack::Accepted);
     }
 
-    pub(crate) fn services(&mut self, seen: Vec<Seen<Service>>) -> Answer {
-        self.say(SourceEvent::Services(seen))
+    pub(crate) fn services(&mut self, seen: Vec<ObjectEvent<Service>>) -> Ack {
+        self.send_event(SourceEvent::Services(seen))
     }
 
-    pub(crate) fn slices(&mut self, seen: Vec<Seen<EndpointSlice>>) -> Answer {
-        self.say(SourceEvent::EndpointSlices(seen))
+    pub(crate) fn slices(&mut self, seen: Vec<ObjectEvent<EndpointSlice>>) -> Ack {
+        self.send_event(SourceEvent::EndpointSlices(seen))
     }
 
     pub(crate) fn put_service(&mut self, service: &Service) {
-        assert_eq!(self.services(vec![put(service)]), Answer::Taken);
+        assert_eq!(self.services(vec![put(service)]), Ack::Accepted);
     }
 
     pub(crate) fn put_slice(&mut self, slice: &EndpointSlice) {
-        assert_eq!(self.slices(vec![put(slice)]), Answer::Taken);
+        assert_eq!(self.slices(vec![put(slice)]), Ack::Accepted);
     }
 
     pub(crate) fn health(&mut self, kind: SourceKind, failing: Option<&str>) {
@@ -380,7 +380,7 @@ impl Bench {
             },
             None => JobHealth::Healthy,
         };
-        assert_eq!(self.say(SourceEvent::Health(kind, health)), Answer::Taken);
+        assert_eq!(self.send_event(SourceEvent::Health(kind, health)), Ack::Accepted);
     }
 
     pub(crate) fn id(&self) -> Option<(u64, u64)> {
@@ -428,15 +428,18 @@ impl Bench {
     }
 }
 
-pub(crate) fn put<T: Clone>(object: &T) -> Seen<T> {
-    Seen::Put(Box::new(object.clone()))
+pub(crate) fn put<T: Clone>(object: &T) -> ObjectEvent<T> {
+    ObjectEvent::Upsert(Box::new(object.clone()))
 }
 
-pub(crate) fn listing<T: Clone>(objects: &[T]) -> Vec<Seen<T>> {
-    std::iter::once(Seen::Listing).chain(objects.iter().map(put)).chain([Seen::Listed]).collect()
+pub(crate) fn listing<T: Clone>(objects: &[T]) -> Vec<ObjectEvent<T>> {
+    std::iter::once(ObjectEvent::Listing)
+        .chain(objects.iter().map(put))
+        .chain([ObjectEvent::ListComplete])
+        .collect()
 }
 
-pub(crate) fn gone<T>(name: &str) -> Seen<T> {
+pub(crate) fn gone<T>(name: &str) -> ObjectEvent<T> {
     let (namespace, name) = name.split_once('/').expect("a name");
-    Seen::Gone(ServiceName::new(namespace, name))
+    ObjectEvent::Deleted(ServiceName::new(namespace, name))
 }

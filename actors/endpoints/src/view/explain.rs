@@ -68,7 +68,7 @@ struct PortExplainer<'e, 'a> {
 }
 
 /// The outcome for traffic, without its origin and destination.
-struct Fate {
+struct TrafficOutcome {
     verdict: &'static str,
     endpoints: Vec<String>,
     reason: String,
@@ -202,8 +202,11 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
         family: Family,
         decision: &Decision,
     ) -> pb::TrafficExplanation {
-        let fate =
-            if local { self.stays(policy, family, decision) } else { self.goes_anywhere(family, decision) };
+        let fate = if local {
+            self.local_outcome(policy, family, decision)
+        } else {
+            self.cluster_outcome(family, decision)
+        };
         pb::TrafficExplanation {
             from: from.to_owned(),
             to,
@@ -218,11 +221,11 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
         members.map(|it| SocketAddr::new(it.ip, it.number).to_string()).collect()
     }
 
-    fn goes_anywhere(&self, family: Family, decision: &Decision) -> Fate {
+    fn cluster_outcome(&self, family: Family, decision: &Decision) -> TrafficOutcome {
         let endpoints = self.members(family, |it| it.cluster_place.is_in());
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.ready) {
-            (0, _) => ("rejected", reasons::NOTHING.to_owned()),
+            (0, _) => ("rejected", reasons::NO_USABLE_ENDPOINT.to_owned()),
             (_, 0) => {
                 ("forwarded", "no endpoint is ready: to terminating endpoints that still serve".to_owned())
             }
@@ -231,17 +234,17 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
                 ("forwarded", format!("to {chosen} of {ready} ready endpoints, selected by hints"))
             }
         };
-        Fate { verdict, endpoints, reason }
+        TrafficOutcome { verdict, endpoints, reason }
     }
 
-    fn stays(&self, policy: &str, family: Family, decision: &Decision) -> Fate {
+    fn local_outcome(&self, policy: &str, family: Family, decision: &Decision) -> TrafficOutcome {
         let endpoints = self.members(family, |it| it.local_place.is_in());
         let tally = &decision.tally;
         let (verdict, reason) = match (endpoints.len(), tally.local_ready) {
             (0, _) if decision.has_any() => {
                 ("dropped", format!("{policy} is Local, and this node has no endpoint for it"))
             }
-            (0, _) => ("rejected", reasons::NOTHING.to_owned()),
+            (0, _) => ("rejected", reasons::NO_USABLE_ENDPOINT.to_owned()),
             (_, 0) => {
                 let reason = format!(
                     "{policy} is Local, and no endpoint on this node is ready: to local terminating \
@@ -251,7 +254,7 @@ impl<'e, 'a> PortExplainer<'e, 'a> {
             }
             _ => ("forwarded", format!("{policy} is Local: to every ready endpoint on this node")),
         };
-        Fate { verdict, endpoints, reason }
+        TrafficOutcome { verdict, endpoints, reason }
     }
 }
 

@@ -25,12 +25,12 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Drops labels and annotations that are never read, so that a source keeps less memory.
 pub fn reduce(metadata: &mut Option<ObjectMeta>) {
     // New maps, because a cleared one keeps its memory.
-    fn only(all: &mut BTreeMap<String, String>, read: &[&str]) {
+    fn retain_names(all: &mut BTreeMap<String, String>, read: &[&str]) {
         *all = std::mem::take(all).into_iter().filter(|(name, _)| read.contains(&name.as_str())).collect();
     }
     if let Some(metadata) = metadata {
-        only(&mut metadata.labels, &[SERVICE_NAME, HEADLESS, PROXY_NAME]);
-        only(&mut metadata.annotations, &[TRIGGER_TIME]);
+        retain_names(&mut metadata.labels, &[SERVICE_NAME, HEADLESS, PROXY_NAME]);
+        retain_names(&mut metadata.annotations, &[TRIGGER_TIME]);
     }
 }
 

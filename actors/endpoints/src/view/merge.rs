@@ -4,7 +4,7 @@
 //! is selected. In: slices in any order. Out: [`Merged`], ordered by address, port and number.
 //!
 //! As in kube-proxy: `pkg/proxy/endpointslicecache.go`. There the order of slices is undefined, and with it which of
-//! two copies is selected if both or neither are terminating; here [`Candidate::wins`] decides.
+//! two copies is selected if both or neither are terminating; here [`Candidate::preference`] decides.
 
 use std::{cmp::Ordering, net::IpAddr};
 
@@ -202,7 +202,7 @@ pub(super) fn merge<'a>(
     }
     let mut candidates = merging.candidates;
     let name_of = |place: u32| uses.get(place as usize).map_or("", |it| name(it.slice));
-    candidates.sort_unstable_by(|a, b| a.key().cmp(&b.key()).then_with(|| a.wins(b, name_of)));
+    candidates.sort_unstable_by(|a, b| a.key().cmp(&b.key()).then_with(|| a.preference(b, name_of)));
     let mut held = None;
     for candidate in &mut candidates {
         candidate.superseded = held == Some(candidate.key());
@@ -329,7 +329,7 @@ impl<'a> Candidate<'a> {
     /// Selects the lesser of two copies: one that is not terminating (kube-proxy's rule), then one that is ready,
     /// then one that is serving, then that of the slice with the later name. Within a slice, the content decides, so
     /// that the order has no effect.
-    fn wins<'n>(&self, other: &Self, name_of: impl Fn(u32) -> &'n str) -> Ordering {
+    fn preference<'n>(&self, other: &Self, name_of: impl Fn(u32) -> &'n str) -> Ordering {
         let rank = |it: &Self| (it.terminating, !it.ready, !it.serving);
         let rest = |it: &Self| (!it.local, it.hints.ordered());
         (rank(self).cmp(&rank(other)))

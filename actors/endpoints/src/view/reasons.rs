@@ -12,7 +12,8 @@ use super::{
 };
 use crate::NodeView;
 
-pub(super) const NOTHING: &str = "no endpoint on any node is ready, or terminating and still serving";
+pub(super) const NO_USABLE_ENDPOINT: &str =
+    "no endpoint on any node is ready, or terminating and still serving";
 
 impl fmt::Display for Unserved<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

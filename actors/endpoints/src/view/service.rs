@@ -21,7 +21,7 @@ pub(super) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Set by the API server if affinity has no timeout, in seconds.
 const AFFINITY_DEFAULT: i32 = 10_800;
 /// Maximum affinity timeout of the API, in seconds.
-const AFFINITY_MOST: i32 = 86_400;
+const MAX_AFFINITY_SECONDS: i32 = 86_400;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Facts<'a> {
@@ -341,10 +341,10 @@ fn affinity<'a>(spec: &'a ServiceSpec, ignored: &mut Vec<Ignored<'a>>) -> i32 {
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
     match config.and_then(|client_ip| client_ip.timeout_seconds) {
         None => AFFINITY_DEFAULT,
-        Some(seconds) if (1..=AFFINITY_MOST).contains(&seconds) => seconds,
+        Some(seconds) if (1..=MAX_AFFINITY_SECONDS).contains(&seconds) => seconds,
         Some(seconds) => {
             ignored.push(Ignored::Affinity(seconds));
-            if seconds > AFFINITY_MOST { AFFINITY_MOST } else { AFFINITY_DEFAULT }
+            if seconds > MAX_AFFINITY_SECONDS { MAX_AFFINITY_SECONDS } else { AFFINITY_DEFAULT }
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::Clock,
-    cluster::{ApiError, ApiErrorKind, JobHealth, LeaseApi, LeaseCreate, LeasePatch, LeaseSeen, Written},
+    cluster::{ApiError, ApiErrorKind, JobHealth, LeaseApi, LeaseCreate, LeasePatch, ObservedLease, Written},
     inspect::{Mailbox, Recorder},
     supervise::{self, PANIC, Restart},
     test_support::{FakeStore, handled, pass, run, settle},
@@ -40,9 +40,9 @@ struct FakeApi {
     me: std::sync::Weak<FakeApi>,
 }
 
-struct UnderWay(Arc<FakeApi>);
+struct InFlight(Arc<FakeApi>);
 
-impl Drop for UnderWay {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.under_way.fetch_sub(1, Ordering::SeqCst);
     }
@@ -71,7 +71,7 @@ impl FakeApi {
             me.log.lock().expect("unharmed").push((Instant::now(), name_of(&request)));
             let under_way = me.under_way.fetch_add(1, Ordering::SeqCst) + 1;
             me.most.fetch_max(under_way, Ordering::SeqCst);
-            let _under_way = UnderWay(me.clone());
+            let _under_way = InFlight(me.clone());
             if me.hang.load(Ordering::SeqCst) {
                 std::future::pending::<()>().await;
             }
@@ -108,7 +108,7 @@ impl LeaseApi for FakeApi {
         "https://api.example".into()
     }
 
-    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<LeaseSeen, ApiError>> {
+    fn get_lease(&self, name: &str) -> BoxFuture<'static, Result<ObservedLease, ApiError>> {
         assert_eq!(name, "web-1");
         served!(self, Request::Read, Read)
     }
@@ -184,7 +184,7 @@ impl Cluster {
     }
 
     async fn state(&self) -> serde_json::Value {
-        let text = self.renewer.ask(LeaseState {}).await.expect("the renewer lives");
+        let text = self.renewer.ask(LeaseState {}).await.expect("the renewer answers");
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -211,7 +211,7 @@ impl Cluster {
 }
 
 #[test]
-fn case_22_the_lease_is_made_and_renewed_every_interval() {
+fn case_22_the_lease_is_created_and_renewed_every_interval() {
     run(async {
         let cluster = Cluster::start(Server::with_node());
         pass(105_000).await;
@@ -443,7 +443,7 @@ fn a_store_that_hangs_does_not_stop_the_heartbeat() {
 }
 
 #[test]
-fn a_record_that_is_no_record_is_told_and_replaced() {
+fn an_invalid_record_is_reported_and_replaced() {
     run(async {
         let store = FakeStore::new();
         let mut batch = Batch::new();
@@ -458,7 +458,7 @@ fn a_record_that_is_no_record_is_told_and_replaced() {
 }
 
 #[test]
-fn the_actor_tells_what_it_does() {
+fn inspection_shows_the_state() {
     run(async {
         let mut cluster = Cluster::start(Server::with_lease("other", seconds(3)));
         pass(1_000).await;

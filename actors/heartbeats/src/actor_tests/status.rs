@@ -9,7 +9,7 @@ use std::{
 
 use keelson_actor_system::{
     cluster::{ApiErrorKind, JobHealth},
-    reports::{EndpointsView, FlowView, RuntimeFlow},
+    reports::{EndpointsView, PullsView, RuntimeAvailability},
     supervise::{PANIC, Restart},
     test_support::{FakeStore, pass, run, settle},
 };
@@ -31,7 +31,7 @@ async fn live(seconds: u64) {
 }
 
 #[test]
-fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
+fn case_27_a_node_is_created_and_then_reported_when_the_report_is_old() {
     run(async {
         let world = World::start(Role::Node);
         live(1).await;
@@ -39,7 +39,7 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
         assert_eq!(world.api.condition("Ready")["status"], "True");
         assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert!(*world.changes.borrow() > 0);
-        world.tell_node();
+        world.send_node();
         live(3600).await;
         let requests = world.api.script().requests.clone();
         let patches: Vec<_> = requests.iter().skip(2).collect();
@@ -49,7 +49,7 @@ fn case_27_a_node_is_made_and_then_reported_when_the_report_is_old() {
             let pause = pair[1].0 - pair[0].0;
             assert!((300_000..=312_000).contains(&pause.as_millis()), "{pause:?}");
         }
-        world.reporter.ask(CountNow {}).await.expect("the reporter lives");
+        world.reporter.ask(CountNow {}).await.expect("the reporter answers");
         let age = world.metrics.last_report_age.get();
         assert!((0.0..=312.0).contains(&age), "{age}");
         assert!(
@@ -101,8 +101,9 @@ fn a_server_that_never_answers_does_not_stop_the_reporter() {
         live(60).await;
         world.api.forget();
         world.api.script().always = Some(Fault::Hangs);
-        let away = RuntimeFlow::Away { away_for: Duration::ZERO, reason: "x".into() };
-        *world.source.flow.lock().expect("unharmed") = FlowView { running: 1, runtime: away, ..idle() };
+        let away = RuntimeAvailability::Down { down_for: Duration::ZERO, reason: "x".into() };
+        *world.source.pulls_view.lock().expect("unharmed") =
+            PullsView { running: 1, runtime: away, ..idle() };
         live(1000).await;
         assert!(
             matches!(&*world.health.borrow(), JobHealth::Failing { reason, .. } if reason.contains("https://api"))
@@ -143,7 +144,7 @@ fn a_restart_of_actor_or_process_writes_nothing() {
         for role in [Role::Node, Role::Companion] {
             let world = World::start(role);
             live(30).await;
-            world.tell_node();
+            world.send_node();
             live(1).await;
             assert_eq!(world.records(), ["status"]);
             world.api.forget();
@@ -179,12 +180,12 @@ fn case_28_a_step_of_the_wall_clock_is_answered_with_a_status() {
 }
 
 #[test]
-fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
+fn case_26_heartbeats_fail_while_the_node_is_missing() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
         world.api.script().node = None;
-        world.tell_node();
+        world.send_node();
         live(11).await;
         let health = world.health.borrow().clone();
         assert!(
@@ -195,14 +196,14 @@ fn case_26_a_node_that_is_gone_makes_the_chore_fail_until_it_is_back() {
         let overview = world.reporter.recorder().overview();
         assert!(overview.summary.contains("does not exist"), "{}", overview.summary);
         world.api.make();
-        world.tell_node();
+        world.send_node();
         live(1).await;
         assert_eq!(*world.health.borrow(), JobHealth::Healthy);
     });
 }
 
 #[test]
-fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
+fn external_conditions_are_stored_and_sent_with_the_next_status() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -218,7 +219,7 @@ fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
         assert_eq!(world.api.verbs(), ["patch"]);
         let successor = world.successor();
         live(11).await;
-        let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter lives");
+        let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter answers");
         assert_eq!(listed.len(), 1);
         let kind = "KernelDeadlock".to_owned();
         assert_eq!(
@@ -233,7 +234,7 @@ fn conditions_of_others_are_kept_on_disk_and_told_with_the_next_status() {
 }
 
 #[test]
-fn a_store_that_fails_costs_economy_and_no_report() {
+fn a_failing_store_costs_extra_requests_and_no_report() {
     run(async {
         let world = World::start(Role::Companion);
         live(5).await;
@@ -265,7 +266,7 @@ fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
 }
 
 #[test]
-fn a_host_that_hangs_costs_its_fields_and_no_more() {
+fn a_hanging_host_call_costs_only_its_fields() {
     run(async {
         let world = World::start(Role::Node);
         live(30).await;
@@ -279,7 +280,7 @@ fn a_host_that_hangs_costs_its_fields_and_no_more() {
 }
 
 #[test]
-fn service_endpoints_are_told_when_their_chore_says_so() {
+fn endpoints_condition_is_reported_when_it_changes() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
@@ -292,11 +293,11 @@ fn service_endpoints_are_told_when_their_chore_says_so() {
 
 /// E7: 360 passes of a companion without changes: no writes, no requests.
 #[test]
-fn e7_a_quiet_companion_asks_and_writes_nothing_in_an_hour() {
+fn e7_a_quiet_companion_sends_no_request_in_an_hour() {
     run(async {
         let world = World::start(Role::Companion);
         live(30).await;
-        world.tell_node();
+        world.send_node();
         live(30).await;
         assert_eq!(world.api.verbs(), ["get", "patch"]);
         world.api.forget();
@@ -326,7 +327,7 @@ fn i4_a_store_that_is_not_open_is_a_condition() {
         let retried = StoreState::Unavailable { reason: "no space".into(), since, next_try };
         world.store.state.send_replace(retried);
         live(60).await;
-        assert_eq!(world.api.verbs(), ["patch"], "a retry is no news");
+        assert_eq!(world.api.verbs(), ["patch"], "a retry is not a change");
         world.store.state.send_replace(StoreState::Open);
         live(311).await;
         assert_eq!((is()["status"].clone(), world.api.verbs().len()), (json!("False"), 2));
@@ -389,7 +390,7 @@ fn i4_conditions_are_adopted_when_the_store_opens_late() {
 
 /// I1: in role node the agent itself computes DiskPressure, and reports it to image pulls.
 #[test]
-fn image_pulls_hear_of_disk_pressure_in_the_role_of_a_node() {
+fn role_node_reports_disk_pressure_to_image_pulls() {
     run(async {
         let world = World::start(Role::Node);
         live(30).await;

@@ -154,15 +154,15 @@ impl LeaseRenewer {
         let (name, limit) = (&self.policy.name, self.policy.request_timeout());
         let server = self.api.server();
         let answer: BoxFuture<'static, Answer> = match request {
-            Request::Read => within(limit, server, self.api.get_lease(name)).map(Answer::Read).boxed(),
+            Request::Read => with_timeout(limit, server, self.api.get_lease(name)).map(Answer::Read).boxed(),
             Request::Create(lease) => {
-                within(limit, server, self.api.create_lease(lease)).map(Answer::Created).boxed()
+                with_timeout(limit, server, self.api.create_lease(lease)).map(Answer::Created).boxed()
             }
             Request::Renew(patch) => {
-                within(limit, server, self.api.renew_lease(patch)).map(Answer::Renewed).boxed()
+                with_timeout(limit, server, self.api.renew_lease(patch)).map(Answer::Renewed).boxed()
             }
             Request::Node => {
-                within(limit, server, self.api.node_uid(&self.policy.node)).map(Answer::Node).boxed()
+                with_timeout(limit, server, self.api.node_uid(&self.policy.node)).map(Answer::Node).boxed()
             }
         };
         ctx.spawn(wrap_future::<_, Self>(answer).map(move |answer, actor, ctx| {
@@ -261,7 +261,7 @@ impl LeaseRenewer {
     }
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     limit: Duration,
     server: String,
     request: BoxFuture<'static, Result<T, ApiError>>,

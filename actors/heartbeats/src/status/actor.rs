@@ -46,7 +46,7 @@ use super::{
     state::Unsaved,
 };
 use crate::{
-    host::{Host, HostAsk, HostReadings},
+    host::{Host, HostQuery, HostReadings},
     lease::Contention,
 };
 
@@ -192,7 +192,7 @@ impl StatusReporter {
             Effect::Computed(conditions) => {
                 self.metrics.computations.inc();
                 self.metrics.show(&conditions);
-                self.tell_disk_pressure(&conditions);
+                self.report_disk_pressure(&conditions);
             }
             Effect::Count(Counted::Sent) => self.metrics.report("sent"),
             Effect::Count(Counted::Failed) => self.metrics.report("failed"),
@@ -204,7 +204,7 @@ impl StatusReporter {
     }
 
     /// A companion does not compute DiskPressure: its kubelet does, and the watch of the Node reports it.
-    fn tell_disk_pressure(&mut self, conditions: &[(&'static str, String)]) {
+    fn report_disk_pressure(&mut self, conditions: &[(&'static str, String)]) {
         let Some((_, status)) = conditions.iter().find(|(kind, _)| *kind == DISK_PRESSURE) else { return };
         let is_true = status == "True";
         if self.disk_pressure != Some(is_true) {
@@ -225,10 +225,10 @@ impl StatusReporter {
     fn collect(&self, image_fs: Option<PathBuf>) -> impl Future<Output = Collected> + use<> {
         let node = self.policy.role == Role::Node;
         let (facts, since_boot) = (self.host.facts(), self.host.since_boot());
-        let ask = HostAsk { node_fs: self.policy.root_dir.clone(), image_fs };
+        let ask = HostQuery { node_fs: self.policy.root_dir.clone(), image_fs };
         let readings = node.then(|| self.host.read(ask));
         let runtime = node.then(|| self.runtime.report());
-        let flow = self.pulls.flow();
+        let pulls_view = self.pulls.pulls_view();
         let source = self.runtime.clone();
         let endpoints = self.endpoints.borrow().clone();
         let store = self.store.subscribe().borrow().clone();
@@ -244,14 +244,14 @@ impl StatusReporter {
             let late = || Err(format!("no answer within {RUNTIME_TIMEOUT:?}"));
             timeout(RUNTIME_TIMEOUT, report).await.unwrap_or_else(|_| late())
         };
-        let flow = async move {
+        let pulls_view = async move {
             let late = || Err(format!("no answer within {PULLS_TIMEOUT:?}"));
-            timeout(PULLS_TIMEOUT, flow).await.unwrap_or_else(|_| late())
+            timeout(PULLS_TIMEOUT, pulls_view).await.unwrap_or_else(|_| late())
         };
         async move {
-            let (readings, runtime, flow) = join3(readings, runtime, flow).await;
+            let (readings, runtime, pulls_view) = join3(readings, runtime, pulls_view).await;
             let runtime_down = source.down_reason();
-            Collected { facts, readings, since_boot, runtime, runtime_down, flow, endpoints, store }
+            Collected { facts, readings, since_boot, runtime, runtime_down, pulls_view, endpoints, store }
         }
     }
 

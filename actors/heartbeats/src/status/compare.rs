@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_order_and_spelling_are_no_change() {
+    fn heartbeat_times_order_and_number_format_are_no_change() {
         let one = status(json!({
             "capacity": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "0.5"},
             "conditions": [

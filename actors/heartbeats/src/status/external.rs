@@ -14,13 +14,13 @@ use super::{
     settings::check_qualified_name,
 };
 
-pub const MOST_CONDITIONS: usize = 32;
+pub const MAX_CONDITIONS: usize = 32;
 /// Maximum length of a type: a prefix of 253 characters, a slash, a name of 63, less one as in the API's schema.
-const LONGEST_TYPE: usize = 316;
+const MAX_TYPE_LEN: usize = 316;
 /// API: metav1.Condition.
-const LONGEST_REASON: usize = 1024;
+const MAX_REASON_LEN: usize = 1024;
 /// API: metav1.Condition.
-const LONGEST_MESSAGE: usize = 32_768;
+const MAX_MESSAGE_LEN: usize = 32_768;
 /// Minimum and maximum validity of a report.
 const TTL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(366 * 24 * 3600));
 /// Minimum time for which a cleared condition is removed from the Node, in milliseconds: a write that seemed to fail
@@ -70,7 +70,7 @@ pub enum ConditionRefused {
     Message { characters: usize },
     #[error("the TTL must be at least 1 s and at most 366 days, or 0 for no expiry")]
     Ttl,
-    #[error("{MOST_CONDITIONS} conditions are already set, which is the maximum; clear one first")]
+    #[error("{MAX_CONDITIONS} conditions are already set, which is the maximum; clear one first")]
     TooMany,
     #[error("the condition {kind} is not set")]
     Unknown { kind: String },
@@ -92,12 +92,12 @@ impl ExternalCondition {
     /// # Errors
     /// The rule of the API that is broken, or that the type is reserved.
     fn check(&self) -> Result<(), ConditionRefused> {
-        let kind = || self.kind.chars().take(LONGEST_TYPE).collect();
+        let kind = || self.kind.chars().take(MAX_TYPE_LEN).collect();
         if RESERVED.contains(&self.kind.as_str()) {
             return Err(ConditionRefused::Reserved { kind: kind() });
         }
-        if self.kind.len() > LONGEST_TYPE {
-            let wrong = format!("it has more than {LONGEST_TYPE} characters");
+        if self.kind.len() > MAX_TYPE_LEN {
+            let wrong = format!("it has more than {MAX_TYPE_LEN} characters");
             return Err(ConditionRefused::Type { kind: kind(), wrong });
         }
         check_qualified_name(&self.kind).map_err(|wrong| ConditionRefused::Type { kind: kind(), wrong })?;
@@ -105,7 +105,7 @@ impl ExternalCondition {
             return Err(ConditionRefused::Reason);
         }
         let characters = self.message.chars().count();
-        if characters > LONGEST_MESSAGE {
+        if characters > MAX_MESSAGE_LEN {
             return Err(ConditionRefused::Message { characters });
         }
         if self.ttl.is_some_and(|ttl| ttl < TTL.0 || ttl > TTL.1) {
@@ -117,7 +117,7 @@ impl ExternalCondition {
 
 fn is_reason(text: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    text.len() <= LONGEST_REASON
+    text.len() <= MAX_REASON_LEN
         && text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.ends_with(word)
         && text.chars().all(|c| word(c) || matches!(c, ',' | ':'))
@@ -151,19 +151,19 @@ pub struct ExternalRecord {
 struct External {
     record: ExternalRecord,
     /// When it was last set or cleared.
-    heard: Moment,
+    last_report: Moment,
 }
 
 impl External {
     fn is_silent(&self, now: Moment) -> bool {
         let ttl = self.record.ttl_ms.map(|ttl| i64::try_from(ttl).unwrap_or(i64::MAX));
-        ttl.is_some_and(|ttl| now.saturating_sub(self.heard) >= ttl)
+        ttl.is_some_and(|ttl| now.saturating_sub(self.last_report) >= ttl)
     }
 
     fn view(&self, kind: &str, now: Moment, unix_ms: i64) -> ConditionView {
         let record = &self.record;
         let ttl = record.ttl_ms.map(Duration::from_millis);
-        let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.heard));
+        let heard_unix_ms = unix_ms.saturating_sub(now.saturating_sub(self.last_report));
         let (status, reason, message) = if self.is_silent(now) {
             let message = format!(
                 "no report for more than the TTL of {:?}; the last report was {}, {}",
@@ -188,7 +188,8 @@ pub(super) struct Externals(BTreeMap<String, External>);
 impl Externals {
     /// Those of an earlier process. A report is valid as if it had been made now.
     pub(super) fn restore(records: impl IntoIterator<Item = ExternalWrite>, now: Moment) -> Self {
-        let good = |(kind, record): ExternalWrite| Some((kind, External { record: record?, heard: now }));
+        let good =
+            |(kind, record): ExternalWrite| Some((kind, External { record: record?, last_report: now }));
         Self(records.into_iter().filter_map(good).collect())
     }
 
@@ -201,7 +202,7 @@ impl Externals {
             if self.is_full() {
                 dropped.push((kind, None));
             } else {
-                self.0.insert(kind, External { record, heard: now });
+                self.0.insert(kind, External { record, last_report: now });
                 adopted += 1;
             }
         }
@@ -210,7 +211,7 @@ impl Externals {
 
     fn is_full(&self) -> bool {
         let live = self.0.values().filter(|external| !external.record.cleared).count();
-        live >= MOST_CONDITIONS || self.0.len() >= 4 * MOST_CONDITIONS
+        live >= MAX_CONDITIONS || self.0.len() >= 4 * MAX_CONDITIONS
     }
 
     /// Returns what has to be written, `None` for a repeat.
@@ -226,7 +227,7 @@ impl Externals {
         let known = self.0.get(&condition.kind);
         let live = self.0.values().filter(|external| !external.record.cleared).count();
         // Those that are being removed from the Node count too, but less.
-        let full = live >= MOST_CONDITIONS || (known.is_none() && self.0.len() >= 4 * MOST_CONDITIONS);
+        let full = live >= MAX_CONDITIONS || (known.is_none() && self.0.len() >= 4 * MAX_CONDITIONS);
         if full && known.is_none_or(|known| known.record.cleared) {
             return Err(ConditionRefused::TooMany);
         }
@@ -239,7 +240,7 @@ impl Externals {
         };
         let news = known.is_none_or(|known| known.record != record);
         let write = news.then(|| (condition.kind.clone(), Some(record.clone())));
-        self.0.insert(condition.kind, External { record, heard: now });
+        self.0.insert(condition.kind, External { record, last_report: now });
         Ok(write)
     }
 
@@ -260,10 +261,10 @@ impl Externals {
         match self.0.get_mut(kind) {
             Some(external) if !external.record.cleared => {
                 external.record.cleared = true;
-                external.heard = now;
+                external.last_report = now;
                 Ok((kind.to_owned(), Some(external.record.clone())))
             }
-            _ => Err(ConditionRefused::Unknown { kind: kind.chars().take(LONGEST_TYPE).collect() }),
+            _ => Err(ConditionRefused::Unknown { kind: kind.chars().take(MAX_TYPE_LEN).collect() }),
         }
     }
 
@@ -277,7 +278,7 @@ impl Externals {
     /// Forgets conditions that were cleared and are gone from the Node. Returns what has to be written.
     pub(super) fn forget(&mut self, is_there: impl Fn(&str) -> bool, now: Moment) -> Vec<ExternalWrite> {
         let done = |kind: &str, external: &External| {
-            external.record.cleared && now.saturating_sub(external.heard) >= CLEARING && !is_there(kind)
+            external.record.cleared && now.saturating_sub(external.last_report) >= CLEARING && !is_there(kind)
         };
         let gone: Vec<String> =
             self.0.iter().filter(|(kind, of)| done(kind, of)).map(|(kind, _)| kind.clone()).collect();
@@ -310,11 +311,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_api_would_not_take_is_refused() {
+    fn conditions_invalid_for_the_api_are_refused() {
         let good = || condition("example.com/KernelDeadlock", ConditionStatus::False);
         let mut externals = Externals::default();
-        let long = "x".repeat(LONGEST_MESSAGE + 1);
-        for (wrong, says) in [
+        let long = "x".repeat(MAX_MESSAGE_LEN + 1);
+        for (wrong, expected) in [
             (ExternalCondition { kind: "Ready".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: "ImagePullsStalled".into(), ..good() }, "belongs to the kubelet"),
             (ExternalCondition { kind: "ImagePullsFlowing".into(), ..good() }, "belongs to the kubelet"),
@@ -331,8 +332,8 @@ pub(super) mod tests {
             (ExternalCondition { ttl: Some(Duration::ZERO), ..good() }, "at least 1 s"),
             (ExternalCondition { ttl: Some(Duration::MAX), ..good() }, "at least 1 s"),
         ] {
-            let error = externals.set(wrong, 0).expect_err(says).to_string();
-            assert!(error.contains(says) && error.len() < 1000, "{error:?} says {says:?}");
+            let error = externals.set(wrong, 0).expect_err(expected).to_string();
+            assert!(error.contains(expected) && error.len() < 1000, "{error:?} says {expected:?}");
         }
         assert!("true".parse::<ConditionStatus>().is_err());
         assert_eq!("Unknown".parse(), Ok(ConditionStatus::Unknown));
@@ -352,9 +353,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn there_are_no_more_than_the_most() {
+    fn the_number_of_conditions_is_limited() {
         let mut externals = Externals::default();
-        for n in 0..MOST_CONDITIONS {
+        for n in 0..MAX_CONDITIONS {
             externals.set(condition(&format!("C{n}"), ConditionStatus::True), 0).expect("taken");
         }
         let one_more = || condition("X", ConditionStatus::True);
@@ -370,12 +371,12 @@ pub(super) mod tests {
                 .is_ok_and(|_| externals.set(condition(&kind, ConditionStatus::True), 0).is_ok())
                 && externals.clear(&kind, 0).is_ok_and(|_| externals.set(one_more(), 0).is_ok())
         };
-        assert!((0..1000).take_while(&mut taken).count() < 4 * MOST_CONDITIONS, "memory is bounded");
+        assert!((0..1000).take_while(&mut taken).count() < 4 * MAX_CONDITIONS, "memory is bounded");
     }
 
     /// I4: late records do not replace what is known, and the bound holds.
     #[test]
-    fn i4_conditions_that_are_read_late_are_added_as_far_as_there_is_room() {
+    fn i4_conditions_read_late_are_added_up_to_the_limit() {
         let of = |kind: &str| {
             let mut one = Externals::default();
             one.set(condition(kind, ConditionStatus::True), 0).expect("taken").expect("news")
@@ -386,14 +387,14 @@ pub(super) mod tests {
         let views = externals.views(5, 0);
         let shown: Vec<_> = views.iter().map(|view| (view.kind.as_str(), view.status)).collect();
         assert_eq!(shown, [("A", ConditionStatus::False), ("B", ConditionStatus::True)]);
-        let many: Vec<_> = (0..MOST_CONDITIONS).map(|n| of(&format!("C{n}"))).collect();
+        let many: Vec<_> = (0..MAX_CONDITIONS).map(|n| of(&format!("C{n}"))).collect();
         let (added, dropped) = externals.adopt(many, 6);
-        assert_eq!((added, dropped.len()), (MOST_CONDITIONS - 2, 2));
+        assert_eq!((added, dropped.len()), (MAX_CONDITIONS - 2, 2));
         assert!(dropped.iter().all(|(_, record)| record.is_none()), "their records go");
     }
 
     #[test]
-    fn a_silent_reporter_makes_its_condition_unknown_and_a_report_mends_it() {
+    fn a_silent_reporter_makes_its_condition_unknown_until_the_next_report() {
         let mut externals = Externals::default();
         let report = || ExternalCondition {
             ttl: Some(Duration::from_secs(60)),
@@ -412,7 +413,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_cleared_is_kept_until_it_is_gone_from_the_node() {
+    fn a_cleared_condition_is_kept_until_it_is_removed_from_the_node() {
         let mut externals = Externals::default();
         assert!(externals.clear("X", 0).is_err());
         externals.set(condition("X", ConditionStatus::True), 0).expect("taken");

@@ -41,9 +41,9 @@ pub fn added_conditions() -> impl Iterator<Item = &'static str> {
 pub(crate) use patch::tests::apply as apply_patch;
 
 pub use actor::{StatusReporter, StatusReporterParts, WallClock};
-pub use compute::{Inputs, Memory, Pressure, RuntimeView, Spell};
+pub use compute::{FindingPeriod, Inputs, Memory, Pressure, RuntimeView};
 pub use external::{
-    ConditionRefused, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite, MOST_CONDITIONS,
+    ConditionRefused, ConditionView, ExternalCondition, ExternalRecord, ExternalWrite, MAX_CONDITIONS,
 };
 pub use kinds::{ConditionStatus, DISK_PRESSURE};
 pub use messages::{
@@ -54,6 +54,6 @@ pub use metrics::{ConditionLabel, StatusMetrics};
 pub use patch::removal_patch;
 pub use policy::{EndpointsOrigin, Register, Role, StatusPolicy};
 pub use quantity::{Amount, AmountError, Suffixes};
-pub use settings::{Labels, Least, NodeIps, ResourceList, SettingError, Signal, Taint, Thresholds};
+pub use settings::{Labels, NodeIps, ResourceList, SettingError, Signal, Taint, ThresholdValue, Thresholds};
 pub use sources::{PullsSource, RuntimeSource};
 pub use state::{Reported, Restored, Stamp, Write, recorded_conditions};

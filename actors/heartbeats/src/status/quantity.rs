@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 const ONE: i128 = 1_000_000_000;
 /// Maximum amount of the API: 2^63-1. Larger ones are reduced to it, as in the API.
-const MOST: i128 = (i64::MAX as i128) * ONE;
+const MAX_UNITS: i128 = (i64::MAX as i128) * ONE;
 /// Longer texts are not amounts.
-const LONGEST: usize = 64;
+const MAX_TEXT_LEN: usize = 64;
 
 const DECIMAL: [(&str, i32); 9] =
     [("n", -9), ("u", -6), ("m", -3), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
@@ -57,23 +57,29 @@ impl Amount {
     }
 
     fn of(units: i128, suffixes: Suffixes) -> Self {
-        Self { billionths: units.saturating_mul(ONE).min(MOST), suffixes }
+        Self { billionths: units.saturating_mul(ONE).min(MAX_UNITS), suffixes }
     }
 
     /// The difference, at least 0.
     #[must_use]
-    pub fn less(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self { billionths: self.billionths.saturating_sub(other.billionths).max(0), ..self }
     }
 
     #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        Self { billionths: self.billionths.saturating_add(other.billionths).clamp(-MOST, MOST), ..self }
+    pub fn saturating_add(self, other: Self) -> Self {
+        Self {
+            billionths: self.billionths.saturating_add(other.billionths).clamp(-MAX_UNITS, MAX_UNITS),
+            ..self
+        }
     }
 
     #[must_use]
-    pub fn times(self, factor: u32) -> Self {
-        Self { billionths: self.billionths.saturating_mul(factor.into()).clamp(-MOST, MOST), ..self }
+    pub fn saturating_mul(self, factor: u32) -> Self {
+        Self {
+            billionths: self.billionths.saturating_mul(factor.into()).clamp(-MAX_UNITS, MAX_UNITS),
+            ..self
+        }
     }
 
     #[must_use]
@@ -84,8 +90,8 @@ impl Amount {
     /// In whole units, rounded up as in the API; 0 if negative.
     #[must_use]
     pub fn units(self) -> u64 {
-        let whole = self.billionths.max(0);
-        u64::try_from(whole / ONE + i128::from(whole % ONE > 0)).unwrap_or(u64::MAX)
+        let units = self.billionths.max(0);
+        u64::try_from(units / ONE + i128::from(units % ONE > 0)).unwrap_or(u64::MAX)
     }
 
     /// The same text for equal amounts, whatever their suffixes.
@@ -156,7 +162,7 @@ fn billionths(digits: i128, fraction: i32, scale: &Scale) -> i128 {
     ten = ten.saturating_sub(fraction).saturating_add(9);
     let mut value = digits.checked_mul(1 << two).unwrap_or(i128::MAX);
     while ten > 0 && value != 0 {
-        let Some(more) = value.checked_mul(10) else { return MOST };
+        let Some(more) = value.checked_mul(10) else { return MAX_UNITS };
         value = more;
         ten -= 1;
     }
@@ -166,15 +172,15 @@ fn billionths(digits: i128, fraction: i32, scale: &Scale) -> i128 {
         value /= 10;
         ten += 1;
     }
-    (value + i128::from(rest)).min(MOST)
+    (value + i128::from(rest)).min(MAX_UNITS)
 }
 
 impl FromStr for Amount {
     type Err = AmountError;
 
     fn from_str(text: &str) -> Result<Self, AmountError> {
-        let wrong = || AmountError { text: text.chars().take(LONGEST).collect() };
-        if text.len() > LONGEST {
+        let wrong = || AmountError { text: text.chars().take(MAX_TEXT_LEN).collect() };
+        if text.len() > MAX_TEXT_LEN {
             return Err(wrong());
         }
         let (negative, rest) = match text.strip_prefix('-') {
@@ -183,13 +189,13 @@ impl FromStr for Amount {
         };
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
         let (number, suffix) = rest.split_at(end);
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        let (units, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if (units.is_empty() && fraction.is_empty()) || fraction.contains('.') {
             return Err(wrong());
         }
         let (scale, suffixes) = scale(suffix).ok_or_else(wrong)?;
         // Beyond 30 digits the value is at its bound, or the digit is far below a billionth of the smallest suffix.
-        let digits = format!("{whole}{fraction}");
+        let digits = format!("{units}{fraction}");
         let digits = digits.trim_start_matches('0');
         let digits = if digits.is_empty() { 0 } else { digits.parse().unwrap_or(i128::MAX) };
         let places = i32::try_from(fraction.len()).unwrap_or(i32::MAX);
@@ -277,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_says_so() {
+    fn invalid_amounts_are_errors() {
         for text in ["", "m", "1.2.3", "1 Gi", "1gi", "Gi", "1e", "1Kii", "--1", "0x10", "1,5", "ein", "."] {
             let error = text.parse::<Amount>().expect_err(text);
             assert!(error.to_string().contains("such as 100m"), "{error}");
@@ -294,9 +300,9 @@ mod tests {
             !same(&Quantity("x".into()), &Quantity("y".into()))
                 && same(&Quantity("x".into()), &Quantity("x".into()))
         );
-        assert_eq!(amount("8Gi").less(amount("100Mi")).to_string(), "8092Mi");
-        assert_eq!(amount("1").less(amount("2")).to_string(), "0");
-        assert_eq!(amount("100m").plus(amount("200m")).to_string(), "300m");
+        assert_eq!(amount("8Gi").saturating_sub(amount("100Mi")).to_string(), "8092Mi");
+        assert_eq!(amount("1").saturating_sub(amount("2")).to_string(), "0");
+        assert_eq!(amount("100m").saturating_add(amount("200m")).to_string(), "300m");
         assert_eq!((amount("1500m").units(), amount("-3").units()), (2, 0));
         assert_eq!(Amount::bytes(101_206_228_992).to_string(), "98834208Ki");
         assert_eq!(Amount::bytes(u64::MAX).to_string(), "9223372036854775807");
@@ -309,12 +315,15 @@ mod tests {
         let bytes = Amount::bytes(316_920_183_895_741_000);
         assert_eq!(bytes.to_string(), "316920183895741000");
         assert_eq!(amount("316920183895741000").to_string(), "316920183895741k");
-        assert!(same(&bytes.quantity(), &Quantity("316920183895741k".into())), "no news for the API server");
+        assert!(
+            same(&bytes.quantity(), &Quantity("316920183895741k".into())),
+            "no change for the API server"
+        );
     }
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(units in 0u64..=u64::MAX, milli in 0u64..1_000_000_000, binary: bool) {
+        fn printed_amounts_parse_to_the_same_value(units in 0u64..=u64::MAX, milli in 0u64..1_000_000_000, binary: bool) {
             for amount in [
                 if binary { Amount::bytes(units) } else { Amount::count(units) },
                 format!("{milli}m").parse().expect("an amount"),

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_node_has_what_the_settings_say() {
+    fn a_new_node_has_the_labels_and_taints_of_the_settings() {
         let node = new_node(&policy(), &facts(), NodeStatus::default());
         assert_eq!(
             serde_json::to_value(&node).expect("JSON"),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_node_gets_what_it_lacks_and_keeps_what_is_somebody_elses() {
+    fn an_existing_node_gets_missing_labels_and_keeps_others() {
         let mut node = new_node(&policy(), &facts(), NodeStatus::default());
         let labels = node.metadata.labels.as_mut().expect("there");
         labels.insert("foreign".into(), "x".into());

@@ -8,16 +8,16 @@ use std::{collections::BTreeMap, fmt, net::IpAddr};
 use super::quantity::Amount;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?}: {wrong}")]
+#[error("{text:?}: {reason}")]
 pub struct SettingError {
     /// The invalid part of the setting.
     pub text: String,
     /// What is wrong, and what would be right.
-    pub wrong: String,
+    pub reason: String,
 }
 
-fn wrong(text: &str, wrong: impl Into<String>) -> SettingError {
-    SettingError { text: text.chars().take(200).collect(), wrong: wrong.into() }
+fn invalid(text: &str, reason: impl Into<String>) -> SettingError {
+    SettingError { text: text.chars().take(200).collect(), reason: reason.into() }
 }
 
 /// The parts between commas, without the empty ones.
@@ -60,13 +60,13 @@ impl Signal {
 
 /// The amount that must be available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Least {
+pub enum ThresholdValue {
     /// Bytes, inodes or processes.
     Amount(Amount),
     Millionths(u32),
 }
 
-impl Least {
+impl ThresholdValue {
     /// Of this capacity, rounded down as the kubelet does.
     #[must_use]
     pub fn of(self, capacity: u64) -> u64 {
@@ -81,7 +81,7 @@ impl Least {
 
 /// The kubelet's `evictionHard`: below these there is pressure.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Thresholds(BTreeMap<Signal, Least>);
+pub struct Thresholds(BTreeMap<Signal, ThresholdValue>);
 
 impl Thresholds {
     /// Parses `memory.available<100Mi,nodefs.available<10%`. A threshold of 0% or 100% is ignored, as by the kubelet.
@@ -93,18 +93,18 @@ impl Thresholds {
         let mut seen = Vec::new();
         for part in parts(text) {
             let form = "write signal<amount or signal<percent%, such as memory.available<100Mi";
-            let (name, least) = part.split_once('<').ok_or_else(|| wrong(part, form))?;
+            let (name, least) = part.split_once('<').ok_or_else(|| invalid(part, form))?;
             let (name, least) = (name.trim(), least.trim());
             let Some(signal) = Signal::ALL.into_iter().find(|signal| signal.name() == name) else {
                 let known: Vec<_> = Signal::ALL.iter().map(|signal| signal.name()).collect();
-                return Err(wrong(part, format!("unknown signal; the signals are {}", known.join(", "))));
+                return Err(invalid(part, format!("unknown signal; the signals are {}", known.join(", "))));
             };
             if seen.contains(&signal) {
-                return Err(wrong(part, "this signal already has a threshold; keep one"));
+                return Err(invalid(part, "this signal already has a threshold; keep one"));
             }
             seen.push(signal);
-            match least_of(part, least)? {
-                Least::Millionths(0 | 1_000_000) => {}
+            match threshold_value(part, least)? {
+                ThresholdValue::Millionths(0 | 1_000_000) => {}
                 least => {
                     all.insert(signal, least);
                 }
@@ -115,9 +115,9 @@ impl Thresholds {
 
     #[must_use]
     pub fn kubelet() -> Self {
-        let percent = |percent: u32| Least::Millionths(percent * 10_000);
+        let percent = |percent: u32| ThresholdValue::Millionths(percent * 10_000);
         Self(BTreeMap::from([
-            (Signal::MemoryAvailable, Least::Amount(Amount::bytes(100 << 20))),
+            (Signal::MemoryAvailable, ThresholdValue::Amount(Amount::bytes(100 << 20))),
             (Signal::NodeFsAvailable, percent(10)),
             (Signal::NodeFsInodesFree, percent(5)),
             (Signal::ImageFsAvailable, percent(15)),
@@ -126,27 +126,27 @@ impl Thresholds {
     }
 
     #[must_use]
-    pub fn get(&self, signal: Signal) -> Option<Least> {
+    pub fn get(&self, signal: Signal) -> Option<ThresholdValue> {
         self.0.get(&signal).copied()
     }
 }
 
-fn least_of(part: &str, least: &str) -> Result<Least, SettingError> {
+fn threshold_value(part: &str, least: &str) -> Result<ThresholdValue, SettingError> {
     if let Some(percent) = least.strip_suffix('%') {
-        let number = percent.trim().parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
-        let range = || wrong(part, "a percentage must be 0% to 100%");
+        let number = percent.trim().parse::<Amount>().map_err(|error| invalid(part, error.to_string()))?;
+        let range = || invalid(part, "a percentage must be 0% to 100%");
         if number < Amount::default() || number > Amount::count(100) {
             return Err(range());
         }
         // A percent is ten thousand millionths.
-        let millionths = number.times(10_000).units();
-        return u32::try_from(millionths).map(Least::Millionths).map_err(|_| range());
+        let millionths = number.saturating_mul(10_000).units();
+        return u32::try_from(millionths).map(ThresholdValue::Millionths).map_err(|_| range());
     }
-    let amount = least.parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
+    let amount = least.parse::<Amount>().map_err(|error| invalid(part, error.to_string()))?;
     if !amount.is_positive() {
-        return Err(wrong(part, "a threshold must be more than 0"));
+        return Err(invalid(part, "a threshold must be more than 0"));
     }
-    Ok(Least::Amount(amount))
+    Ok(ThresholdValue::Amount(amount))
 }
 
 /// The kubelet's `kubeReserved` or `systemReserved`.
@@ -165,21 +165,21 @@ impl ResourceList {
         let mut all = BTreeMap::new();
         for part in parts(text) {
             let form = "write resource=amount, such as cpu=100m";
-            let (name, amount) = part.split_once('=').ok_or_else(|| wrong(part, form))?;
+            let (name, amount) = part.split_once('=').ok_or_else(|| invalid(part, form))?;
             let name = name.trim();
             if !Self::NAMES.contains(&name) {
                 let known = Self::NAMES.join(", ");
-                return Err(wrong(
+                return Err(invalid(
                     part,
                     format!("this resource cannot be reserved; the resources are {known}"),
                 ));
             }
-            let amount = amount.trim().parse::<Amount>().map_err(|error| wrong(part, error.to_string()))?;
+            let amount = amount.trim().parse::<Amount>().map_err(|error| invalid(part, error.to_string()))?;
             if amount < Amount::default() {
-                return Err(wrong(part, "a reservation must be 0 or more"));
+                return Err(invalid(part, "a reservation must be 0 or more"));
             }
             if all.insert(name.to_owned(), amount).is_some() {
-                return Err(wrong(part, "this resource is already reserved; keep one"));
+                return Err(invalid(part, "this resource is already reserved; keep one"));
             }
         }
         Ok(Self(all))
@@ -250,25 +250,25 @@ impl Labels {
     pub fn parse_list(text: &str) -> Result<Self, SettingError> {
         let mut all = BTreeMap::new();
         for part in parts(text) {
-            let (key, value) = part.split_once('=').ok_or_else(|| wrong(part, "write key=value"))?;
+            let (key, value) = part.split_once('=').ok_or_else(|| invalid(part, "write key=value"))?;
             let (key, value) = (key.trim(), value.trim());
-            let (prefix, _) = qualified(key).map_err(|error| wrong(part, error))?;
+            let (prefix, _) = qualified(key).map_err(|error| invalid(part, error))?;
             if !is_word(value) {
-                return Err(wrong(
+                return Err(invalid(
                     part,
                     "a label value must have at most 63 letters, digits, '-', '_' and '.', with a letter or \
                      digit at each end",
                 ));
             }
             if prefix.is_some_and(|prefix| !may_label(prefix, key)) {
-                return Err(wrong(
+                return Err(invalid(
                     part,
                     "the API server does not allow a node to set this label on itself; use another prefix, \
                      or node.kubernetes.io/",
                 ));
             }
             if all.insert(key.to_owned(), value.to_owned()).is_some() {
-                return Err(wrong(part, "this label is already set; keep one"));
+                return Err(invalid(part, "this label is already set; keep one"));
             }
         }
         Ok(Self(all))
@@ -319,14 +319,14 @@ impl Taint {
         let mut all: Vec<Self> = Vec::new();
         for part in parts(text) {
             let form = "write key=value:Effect or key:Effect, with NoSchedule, PreferNoSchedule or NoExecute";
-            let (rest, effect) = part.rsplit_once(':').ok_or_else(|| wrong(part, form))?;
+            let (rest, effect) = part.rsplit_once(':').ok_or_else(|| invalid(part, form))?;
             let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
             if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") || !is_word(value) {
-                return Err(wrong(part, form));
+                return Err(invalid(part, form));
             }
-            qualified(key).map_err(|error| wrong(part, error))?;
+            qualified(key).map_err(|error| invalid(part, error))?;
             if all.iter().any(|taint| taint.key == key && taint.effect == effect) {
-                return Err(wrong(part, "a taint with this key and effect is already set; keep one"));
+                return Err(invalid(part, "a taint with this key and effect is already set; keep one"));
             }
             all.push(Self { key: key.into(), value: value.into(), effect: effect.into() });
         }
@@ -351,12 +351,12 @@ impl NodeIps {
     pub fn parse_list(text: &str) -> Result<Self, SettingError> {
         let mut all: Vec<IpAddr> = Vec::new();
         for part in parts(text) {
-            let ip: IpAddr = part.parse().map_err(|_| wrong(part, "this is not an IP address"))?;
+            let ip: IpAddr = part.parse().map_err(|_| invalid(part, "this is not an IP address"))?;
             if ip.is_loopback() || ip.is_multicast() || ip.is_unspecified() {
-                return Err(wrong(part, "other machines cannot reach a node at this address"));
+                return Err(invalid(part, "other machines cannot reach a node at this address"));
             }
             if all.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) {
-                return Err(wrong(part, "an address of this family is already set; keep one"));
+                return Err(invalid(part, "an address of this family is already set; keep one"));
             }
             all.push(ip);
         }
@@ -368,9 +368,9 @@ impl NodeIps {
 mod tests {
     use super::*;
 
-    fn refused<T: fmt::Debug>(result: Result<T, SettingError>, says: &str) {
-        let error = result.expect_err(says).to_string();
-        assert!(error.contains(says), "{error:?} says {says:?}");
+    fn refused<T: fmt::Debug>(result: Result<T, SettingError>, expected: &str) {
+        let error = result.expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error:?} says {expected:?}");
     }
 
     #[test]
@@ -386,13 +386,13 @@ mod tests {
         assert_eq!(least(Signal::PidAvailable, 100), None);
         assert_eq!(Thresholds::parse("").expect("none"), Thresholds::default());
         let halves = Thresholds::parse(" pid.available < 2.5% ").expect("half percents");
-        assert_eq!(halves.get(Signal::PidAvailable), Some(Least::Millionths(25_000)));
+        assert_eq!(halves.get(Signal::PidAvailable), Some(ThresholdValue::Millionths(25_000)));
         let none = Thresholds::parse("nodefs.available<0%,memory.available<100%").expect("none");
         assert_eq!(none, Thresholds::default(), "the kubelet drops these");
     }
 
     #[test]
-    fn thresholds_that_mean_nothing_are_refused() {
+    fn invalid_thresholds_are_refused() {
         refused(Thresholds::parse("memory.available=1"), "write signal<amount");
         refused(Thresholds::parse("memory<1"), "the signals are memory.available, nodefs.available");
         refused(Thresholds::parse("memory.available<1,memory.available<0%"), "already");

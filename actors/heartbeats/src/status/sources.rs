@@ -4,7 +4,7 @@
 //! StatusReporter. Out: reports of the container runtime and the image pulls.
 
 use futures_util::future::BoxFuture;
-use keelson_actor_system::reports::{FlowView, RuntimeReport};
+use keelson_actor_system::reports::{PullsView, RuntimeReport};
 
 pub trait RuntimeSource: Send + Sync + 'static {
     /// An error is a sentence that names the socket.
@@ -19,7 +19,7 @@ pub trait RuntimeSource: Send + Sync + 'static {
 
 pub trait PullsSource: Send + Sync + 'static {
     /// An error is a sentence.
-    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>>;
+    fn pulls_view(&self) -> BoxFuture<'static, Result<PullsView, String>>;
 
     /// The node condition DiskPressure was computed: while it is True, no content of unfinished pulls is retained.
     fn disk_pressure(&self, is_true: bool);

@@ -56,7 +56,7 @@ impl Stamp {
     }
 
     /// Milliseconds from this moment to another; `None` if negative, because a clock went backwards.
-    fn until(&self, then: &Self) -> Option<i64> {
+    fn elapsed_until(&self, then: &Self) -> Option<i64> {
         let passed = if self.boot_id == then.boot_id && !self.boot_id.is_empty() {
             then.since_boot_ms.checked_sub(self.since_boot_ms)
         } else {
@@ -85,16 +85,16 @@ pub struct Reported {
 impl Reported {
     /// The moment of the report, by this process's clock; `None` if unknown.
     pub(super) fn moment(&self, stamp: &Stamp, now: Now) -> Option<Moment> {
-        Some(moment(now).saturating_sub(self.at.until(stamp)?))
+        Some(moment(now).saturating_sub(self.at.elapsed_until(stamp)?))
     }
 
     /// The record on disk. A status that is too large for a record is omitted: it is only used by a watch that begins
     /// in the past, which is rare.
     fn encoded(&self) -> Result<Vec<u8>, StoreError> {
         let error = |source| StoreError::Encode { table: Table::Heartbeats, key: "status".into(), source };
-        let whole = serde_json::to_vec(self).map_err(error)?;
-        if whole.len() <= MAX_VALUE_LEN {
-            return Ok(whole);
+        let full = serde_json::to_vec(self).map_err(error)?;
+        if full.len() <= MAX_VALUE_LEN {
+            return Ok(full);
         }
         serde_json::to_vec(&Self { status: NodeStatus::default(), ..self.clone() }).map_err(error)
     }
@@ -217,11 +217,11 @@ mod tests {
     #[test]
     fn time_passes_by_the_boot_and_across_boots_by_the_wall() {
         let at = stamp("b", 100_000, 5_000_000);
-        assert_eq!(at.until(&stamp("b", 160_000, 1)), Some(60_000), "the wall clock does not matter");
-        assert_eq!(at.until(&stamp("b", 99_999, 9_000_000)), None);
-        assert_eq!(at.until(&stamp("c", 1, 5_010_000)), Some(10_000));
-        assert_eq!(at.until(&stamp("c", 1, 4_999_999)), None, "stepped back: nothing is known");
-        assert_eq!(stamp("", 0, 0).until(&stamp("", 5, 9)), Some(9));
+        assert_eq!(at.elapsed_until(&stamp("b", 160_000, 1)), Some(60_000), "the wall clock does not matter");
+        assert_eq!(at.elapsed_until(&stamp("b", 99_999, 9_000_000)), None);
+        assert_eq!(at.elapsed_until(&stamp("c", 1, 5_010_000)), Some(10_000));
+        assert_eq!(at.elapsed_until(&stamp("c", 1, 4_999_999)), None, "stepped back: nothing is known");
+        assert_eq!(stamp("", 0, 0).elapsed_until(&stamp("", 5, 9)), Some(9));
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_does_not_hide_what_is_newer() {
+    fn a_failed_write_does_not_hide_newer_state() {
         let mut externals = Externals::default();
         let first = externals.set(condition("X", ConditionStatus::True), 0).expect("taken");
         let second = externals.set(condition("X", ConditionStatus::False), 0).expect("taken");
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_what_is_damaged_is_named() {
+    fn saved_state_is_loaded_and_damaged_records_are_named() {
         let store: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
         let reported = some();
         let mut externals = Externals::default();

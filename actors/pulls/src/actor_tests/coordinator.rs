@@ -5,7 +5,7 @@ use crate::{
     coordinator::{LimitView, PullEvent, SetLimit},
     metrics::{PullResult, ReasonLabel},
 };
-use fakes::Does;
+use fakes::ScriptedPull;
 use keelson_actor_system::inspect::{MailboxError, Status};
 use keelson_proto::Code;
 use prometheus_client::metrics::{counter::Counter, family::Family};
@@ -15,7 +15,7 @@ fn limit(limit: u32) -> Policy {
 }
 
 #[test]
-fn a_caller_that_dropped_its_end_harms_nobody() {
+fn a_dropped_caller_does_not_affect_others() {
     run(async {
         let world = World::start(limit(1));
         let (a, b) = (world.ask("r/a"), world.ask("r/a"));
@@ -37,7 +37,7 @@ fn a_caller_that_dropped_its_end_harms_nobody() {
 fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let (caller, _answered, request) = world.request("r/a");
         world.pulls.offer(request).expect("room");
         pass(100).await;
@@ -55,10 +55,10 @@ fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
 }
 
 #[test]
-fn a_restart_reloads_the_queue_and_tells_the_callers() {
+fn a_restart_reloads_the_queue_and_fails_its_callers() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let callers = [world.ask("r/a"), world.ask("r/b"), world.ask("r/c")];
         pass(100).await;
         world.restart_pulls();
@@ -77,7 +77,7 @@ fn a_restart_reloads_the_queue_and_tells_the_callers() {
             [("r/c", true), ("r/a", true), ("r/b", true)],
             "the queue survives; I7: what a caller waits for comes first"
         );
-        assert!(succeeded(waiting).await, "who asks again joins");
+        assert!(succeeded(waiting).await, "a repeated request joins");
         pass(10_000).await;
         assert_eq!(world.runtime.log().iter().filter(|line| line.starts_with("pull ")).count(), 4);
         let list = world.list().await;
@@ -118,7 +118,7 @@ fn too_many_restarts_are_failing_and_retried() {
 fn a_panic_restarts_the_coordinator_from_the_journal() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let callers = [world.ask("r/a"), world.ask("r/b")];
         pass(100).await;
         world.pulls.deliver(Restart { reason: PANIC.into() });
@@ -153,7 +153,7 @@ fn restarts_with_quiet_between_them_do_not_add_up() {
 }
 
 #[test]
-fn a_full_mailbox_is_a_clear_answer_and_is_counted() {
+fn a_full_mailbox_is_an_error_and_is_counted() {
     run(async {
         let world = World::with(limit(1), FakeRuntime::new(), FakeStore::new(), 4);
         pass(10).await;
@@ -179,7 +179,7 @@ fn a_full_mailbox_is_a_clear_answer_and_is_counted() {
             assert!(succeeded(answered).await);
         }
         assert_eq!(world.pulls.recorder().depth(), 0);
-        assert!(world.list().await.limit.is_some(), "there is room again");
+        assert!(world.list().await.limit.is_some(), "room is free again");
     });
 }
 
@@ -206,7 +206,7 @@ fn ten_thousand_callers_are_answered_in_order() {
 }
 
 #[test]
-fn a_drain_waits_for_what_runs_and_keeps_the_rest() {
+fn a_drain_waits_for_running_pulls_and_keeps_queued_ones() {
     run(async {
         let world = World::start(limit(1));
         let (running, queued) = (world.ask("r/a"), world.ask("r/b"));
@@ -226,13 +226,13 @@ fn a_drain_waits_for_what_runs_and_keeps_the_rest() {
 fn a_restart_does_not_end_a_drain() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let _running = world.ask("r/a");
         pass(100).await;
         let (done, drained) = oneshot::channel();
         world.pulls.deliver(Drain { done });
         world.restart_pulls();
-        drained.await.expect("told: nothing runs any more");
+        drained.await.expect("reported: no pull runs");
         pass(60_000).await;
         assert_eq!(world.runtime.logged("pull r/a"), 1, "nothing new was started");
         assert_eq!(records(&world.store).len(), 1);
@@ -263,13 +263,15 @@ fn limits_change_live_and_survive_a_restart() {
 }
 
 #[test]
-fn metrics_count_what_happened() {
+fn metrics_count_pulls_and_results() {
     run(async {
         let world = World::start(Policy { max_queue_time: Some(Duration::from_millis(500)), ..limit(1) });
-        world.runtime.does("r/bad", [Does::Fail(Duration::from_millis(100), Code::NotFound, "no")]);
+        world
+            .runtime
+            .set_pulls("r/bad", [ScriptedPull::Fail(Duration::from_millis(100), Code::NotFound, "no")]);
         let (bad, joined) = (world.ask("r/bad"), world.ask("r/bad"));
         assert!(!succeeded(bad).await && !succeeded(joined).await);
-        world.runtime.does("r/long", [Does::Succeed(Duration::from_secs(5))]);
+        world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(5))]);
         let long = world.ask("r/long");
         let late: Vec<Answered> = (0..30).map(|n| world.ask(&format!("r/{n}"))).collect();
         assert!(succeeded(long).await);
@@ -288,20 +290,20 @@ fn metrics_count_what_happened() {
         let of = |family: &Family<ReasonLabel, Counter>, reason| {
             family.get_or_create(&ReasonLabel { reason }).get()
         };
-        assert_eq!(of(&metrics.deduplicated, "Queued"), 1, "it was still being asked about");
+        assert_eq!(of(&metrics.deduplicated, "Queued"), 1, "its presence was still being read");
         assert_eq!(of(&metrics.refused, "QueueTimeExceeded"), 30);
     });
 }
 
 #[test]
-fn the_actor_tells_what_it_does() {
+fn inspection_shows_the_state() {
     run(async {
         let mut world = World::start(limit(1));
         pass(10).await;
         world.changes.mark_unchanged();
         let (a, b) = (world.ask("r/a"), world.ask("r/b"));
         pass(100).await;
-        assert!(world.changes.has_changed().expect("alive"), "watchers hear of it");
+        assert!(world.changes.has_changed().expect("alive"), "watchers receive it");
         let state = world.inspected().await;
         assert_eq!(
             (&state["running"], &state["queued"], &state["callers"]),

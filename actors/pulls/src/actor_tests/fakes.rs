@@ -28,7 +28,7 @@ use crate::{
 pub(super) const SOCKET: &str = "unix:///run/fake.sock";
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Does {
+pub(super) enum ScriptedPull {
     Succeed(Duration),
     Fail(Duration, Code, &'static str),
     Lose(Duration, &'static str),
@@ -41,7 +41,7 @@ pub(super) struct Script {
     pub(super) capabilities: Capabilities,
     pub(super) present: HashSet<String>,
     /// By image, one per attempt; afterwards, and for others, a success after a second.
-    pub(super) pulls: HashMap<String, VecDeque<Does>>,
+    pub(super) pulls: HashMap<String, VecDeque<ScriptedPull>>,
     pub(super) instant: bool,
     pub(super) progress: HashMap<String, Progress>,
     pub(super) drop_takes: Duration,
@@ -87,7 +87,7 @@ impl FakeRuntime {
         self.script.lock().expect("unharmed")
     }
 
-    pub(super) fn does(&self, image: &str, what: impl IntoIterator<Item = Does>) {
+    pub(super) fn set_pulls(&self, image: &str, what: impl IntoIterator<Item = ScriptedPull>) {
         self.script().pulls.entry(image.into()).or_default().extend(what);
     }
 
@@ -183,20 +183,24 @@ impl Runtime for FakeRuntime {
             script.most_running = script.most_running.max(script.running);
             let instant = script.instant;
             let next = script.pulls.get_mut(&image).and_then(VecDeque::pop_front);
-            next.unwrap_or(Does::Succeed(if instant { Duration::ZERO } else { Duration::from_secs(1) }))
+            next.unwrap_or(ScriptedPull::Succeed(if instant {
+                Duration::ZERO
+            } else {
+                Duration::from_secs(1)
+            }))
         };
         let mut call = Call { of: self.me.upgrade().expect("alive"), image, ended: false };
         async move {
             let (after, outcome) = match does {
-                Does::Hang => std::future::pending().await,
-                Does::Succeed(after) => {
+                ScriptedPull::Hang => std::future::pending().await,
+                ScriptedPull::Succeed(after) => {
                     let reply = PullReply { result: Ok(vec![1].into()), metadata: Vec::new() };
                     (after, Outcome::Answered(Arc::new(reply)))
                 }
-                Does::Fail(after, code, text) => {
+                ScriptedPull::Fail(after, code, text) => {
                     (after, Outcome::Answered(Arc::new(PullReply::status(code, text))))
                 }
-                Does::Lose(after, text) => {
+                ScriptedPull::Lose(after, text) => {
                     (after, Outcome::Lost(Arc::new(PullReply::status(Code::Unavailable, text))))
                 }
             };

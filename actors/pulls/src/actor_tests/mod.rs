@@ -128,7 +128,7 @@ impl World {
         let request = RequestPull {
             caller,
             call: self.call(image, ""),
-            patience: None,
+            timeout: None,
             claim: Claim::default(),
             answer,
         };
@@ -142,18 +142,18 @@ impl World {
     }
 
     async fn list(&self) -> pb::PullList {
-        self.pulls.ask(ListPulls { max_queued: 100 }).await.expect("the coordinator lives")
+        self.pulls.ask(ListPulls { max_queued: 100 }).await.expect("the coordinator answers")
     }
 
     async fn inspected(&self) -> serde_json::Value {
-        let text = self.pulls.ask(Inspected {}).await.expect("the coordinator lives");
+        let text = self.pulls.ask(Inspected {}).await.expect("the coordinator answers");
         serde_json::from_str(&text).expect("JSON")
     }
 
     async fn drain(&self) {
         let (done, drained) = oneshot::channel();
         self.pulls.deliver(Drain { done });
-        drained.await.expect("told once");
+        drained.await.expect("reported once");
     }
 
     fn restart_pulls(&self) {

@@ -5,8 +5,8 @@ use crate::{
     coordinator::{PullEvent, PullsFlow},
     runtime::RuntimeCommand,
 };
-use fakes::Does;
-use keelson_actor_system::reports::RuntimeFlow;
+use fakes::ScriptedPull;
+use keelson_actor_system::reports::RuntimeAvailability;
 use keelson_proto::Code;
 
 fn limit(limit: u32) -> Policy {
@@ -42,7 +42,7 @@ impl World {
 fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Succeed(Duration::from_secs(600))]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Succeed(Duration::from_secs(600))]);
         let running = world.ask_for_pod("r/a", "a");
         let (web, db) = (world.ask_for_pod("r/b", "web"), world.ask_for_pod("r/b", "db"));
         let alone = world.ask_for_pod("r/c", "web");
@@ -64,7 +64,7 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
         assert_eq!(refused(running).await, Refusal::Restarting);
         assert_eq!(refused(db).await, Refusal::Restarting);
         pass(200).await;
-        world.runtime.does("r/e", [Does::Hang]);
+        world.runtime.set_pulls("r/e", [ScriptedPull::Hang]);
         let _first = world.ask_for_pod("r/e", "a");
         assert_eq!(refused(world.ask_for_pod("r/d", "web")).await.code(), Code::Aborted);
         world.pulls.offer(PullEvent::PodForgotten("web".into())).expect("room");
@@ -77,24 +77,29 @@ fn case_06_a_deleted_pod_gets_its_answer_at_once_and_the_slot_is_untouched() {
 }
 
 #[test]
-fn the_flow_is_told_with_the_state_of_runtime_and_store() {
+fn the_pulls_view_has_the_state_of_runtime_and_store() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let _callers = [world.ask("r/a"), world.ask("r/b")];
         pass(5_000).await;
-        let flow = world.pulls.ask(PullsFlow {}).await.expect("alive");
-        assert_eq!((flow.running, flow.queued, &flow.runtime, flow.durable), (1, 1, &RuntimeFlow::Up, true));
-        assert!(flow.oldest_wait.is_some_and(|wait| wait >= Duration::from_secs(4)), "{flow:?}");
-        assert_eq!(flow.since_moved, None);
+        let pulls_view = world.pulls.ask(PullsFlow {}).await.expect("alive");
+        assert_eq!(
+            (pulls_view.running, pulls_view.queued, &pulls_view.runtime, pulls_view.durable),
+            (1, 1, &RuntimeAvailability::Up, true)
+        );
+        assert!(pulls_view.oldest_wait.is_some_and(|wait| wait >= Duration::from_secs(4)), "{pulls_view:?}");
+        assert_eq!(pulls_view.since_progress, None);
         world.store.fail(true);
         world.runtime.script().down = Some("connection refused".into());
         world.client.offer(RuntimeCommand::Probe).expect("room");
         let _more = world.ask("r/c");
         pass(3_000).await;
-        let flow = world.pulls.ask(PullsFlow {}).await.expect("alive");
-        assert!(!flow.durable);
-        let RuntimeFlow::Away { away_for, reason } = flow.runtime else { panic!("{flow:?}") };
-        assert!(away_for >= Duration::from_secs(2) && reason.contains("connection refused"), "{reason}");
+        let pulls_view = world.pulls.ask(PullsFlow {}).await.expect("alive");
+        assert!(!pulls_view.durable);
+        let RuntimeAvailability::Down { down_for, reason } = pulls_view.runtime else {
+            panic!("{pulls_view:?}")
+        };
+        assert!(down_for >= Duration::from_secs(2) && reason.contains("connection refused"), "{reason}");
     });
 }

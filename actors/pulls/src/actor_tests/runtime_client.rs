@@ -5,7 +5,7 @@ use crate::{
     coordinator::PullEvent,
     runtime::{Capabilities, Phase, Progress, RuntimeCommand, RuntimeState},
 };
-use fakes::{Does, SOCKET};
+use fakes::{SOCKET, ScriptedPull};
 use keelson_proto::Code;
 
 fn limit(limit: u32) -> Policy {
@@ -39,7 +39,7 @@ fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
 }
 
 #[test]
-fn a_probe_by_hand_does_not_wait() {
+fn a_manual_probe_does_not_wait() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().down = Some("connection refused".into());
@@ -53,7 +53,7 @@ fn a_probe_by_hand_does_not_wait() {
 }
 
 #[test]
-fn callers_hear_of_a_runtime_that_stays_away() {
+fn callers_get_the_error_of_an_absent_runtime() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().down = Some("connection refused".into());
@@ -68,11 +68,11 @@ fn callers_hear_of_a_runtime_that_stays_away() {
 }
 
 #[test]
-fn a_lost_pull_goes_on_when_the_runtime_is_back() {
+fn a_lost_pull_is_retried_when_the_runtime_is_back() {
     run(async {
         let world = World::start(limit(1));
         let runtime = &world.runtime;
-        runtime.does("r/a", [Does::Lose(Duration::from_millis(500), "EOF")]);
+        runtime.set_pulls("r/a", [ScriptedPull::Lose(Duration::from_millis(500), "EOF")]);
         let answered = world.ask("r/a");
         pass(400).await;
         runtime.script().down = Some("connection refused".into());
@@ -85,28 +85,30 @@ fn a_lost_pull_goes_on_when_the_runtime_is_back() {
 }
 
 #[test]
-fn a_lost_call_of_a_living_runtime_is_asked_again_at_once() {
+fn a_lost_call_is_repeated_at_once_if_the_runtime_is_up() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Lose(Duration::from_millis(500), "not ready"); 2]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Lose(Duration::from_millis(500), "not ready"); 2]);
         let begin = tokio::time::Instant::now();
         assert!(succeeded(world.ask("r/a")).await);
         assert_eq!(world.runtime.logged("pull r/a"), 3);
         assert!(begin.elapsed() < Duration::from_secs(3), "no probe interval was waited for");
-        world.runtime.does("r/b", [Does::Lose(Duration::from_millis(500), "not ready"); 3]);
+        world.runtime.set_pulls("r/b", [ScriptedPull::Lose(Duration::from_millis(500), "not ready"); 3]);
         let Ok(Answer::Runtime(reply)) = world.ask("r/b").await else { panic!("answered") };
         assert_eq!(reply.result.clone().expect_err("lost").message, "not ready", "unchanged");
     });
 }
 
 #[test]
-fn many_calls_lost_together_all_go_on() {
+fn all_of_many_lost_calls_are_repeated() {
     run(async {
         let world = World::start(limit(0));
         let answers: Vec<Answered> = (0..50)
             .map(|n| {
                 let image = format!("r/{n}");
-                world.runtime.does(&image, [Does::Lose(Duration::from_millis(500 + n % 7), "EOF")]);
+                world
+                    .runtime
+                    .set_pulls(&image, [ScriptedPull::Lose(Duration::from_millis(500 + n % 7), "EOF")]);
                 world.ask(&image)
             })
             .collect();
@@ -118,10 +120,10 @@ fn many_calls_lost_together_all_go_on() {
 }
 
 #[test]
-fn a_restart_makes_running_calls_lost_and_they_are_asked_again() {
+fn calls_lost_in_a_restart_are_repeated() {
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let answered = world.ask("r/a");
         pass(100).await;
         world.client.deliver(Restart { reason: "a test wants it".into() });
@@ -136,11 +138,11 @@ fn a_restart_makes_running_calls_lost_and_they_are_asked_again() {
 }
 
 #[test]
-fn a_panic_makes_running_calls_lost_and_they_are_asked_again() {
+fn calls_lost_in_a_panic_are_repeated() {
     // I9: neither the coordinator nor a caller notices.
     run(async {
         let world = World::start(limit(1));
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let answered = world.ask("r/a");
         pass(100).await;
         world.client.deliver(Restart { reason: PANIC.into() });
@@ -168,7 +170,7 @@ fn progress_is_read_from_pulls_that_take_a_while() {
             ..Progress::default()
         };
         world.runtime.script().progress.insert("*".into(), reading);
-        world.runtime.does("r/a", [Does::Succeed(Duration::from_secs(10))]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Succeed(Duration::from_secs(10))]);
         let answered = world.ask("r/a");
         let begin = tokio::time::Instant::now();
         pass(700).await;
@@ -192,7 +194,7 @@ fn a_runtime_without_the_content_api_is_not_asked_for_progress() {
         let runtime = FakeRuntime::new();
         runtime.script().capabilities = Capabilities { leases: true, ..Capabilities::default() };
         let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
-        runtime.does("r/a", [Does::Succeed(Duration::from_secs(10))]);
+        runtime.set_pulls("r/a", [ScriptedPull::Succeed(Duration::from_secs(10))]);
         assert!(succeeded(world.ask("r/a")).await);
         assert!(runtime.script().readings.is_empty());
     });
@@ -204,7 +206,7 @@ fn a_stalled_download_is_cancelled() {
         let world = World::start(Policy { stall_timeout: Some(Duration::from_secs(60)), ..limit(1) });
         let stuck = Progress { phase: Phase::Downloading, ..Progress::default() };
         world.runtime.script().progress.insert("*".into(), stuck);
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let refusal = refused(world.ask("r/a")).await;
         assert!(matches!(refusal, Refusal::Stalled { .. }), "{refusal}");
         settle().await;
@@ -217,7 +219,7 @@ fn a_present_image_passes_a_full_queue() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.script().present.insert("r/present".into());
-        world.runtime.does("r/slow", [Does::Hang]);
+        world.runtime.set_pulls("r/slow", [ScriptedPull::Hang]);
         let _slow = world.ask("r/slow");
         let _queued = world.ask("r/queued");
         assert!(succeeded(world.ask("r/present")).await);
@@ -226,7 +228,7 @@ fn a_present_image_passes_a_full_queue() {
 }
 
 #[test]
-fn a_lease_is_gone_before_it_is_made_anew() {
+fn a_lease_is_deleted_before_it_is_recreated() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.script().drop_takes = Duration::from_secs(3);
@@ -252,11 +254,11 @@ fn orphan_leases_are_reaped_once_the_runtime_serves() {
 }
 
 #[test]
-fn the_actor_tells_what_it_knows() {
+fn inspection_shows_the_runtime() {
     run(async {
         let world = World::start(limit(1));
         let (caller, _answered, request) = world.request("r/a");
-        world.runtime.does("r/a", [Does::Hang]);
+        world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         world.pulls.offer(request).expect("room");
         pass(100).await;
         let state = async || {
@@ -275,11 +277,11 @@ fn the_actor_tells_what_it_knows() {
 
 /// I1: a file system that hangs costs one call, and blocks nothing else.
 #[test]
-fn an_image_file_system_that_hangs_is_asked_once_and_pulls_go_on() {
+fn a_hanging_image_file_system_is_read_once_and_stops_no_pull() {
     run(async {
         let runtime = FakeRuntime::new();
         let reset = "failed to copy: connection reset by peer";
-        runtime.does("r/a", [Does::Fail(Duration::ZERO, Code::Unknown, reset)]);
+        runtime.set_pulls("r/a", [ScriptedPull::Fail(Duration::ZERO, Code::Unknown, reset)]);
         let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         assert!(!succeeded(world.ask("r/a")).await);
         pass(60_000).await;
@@ -294,7 +296,7 @@ fn a_low_image_file_system_releases_what_is_retained() {
     run(async {
         let runtime = FakeRuntime::new();
         let reset = "failed to copy: connection reset by peer";
-        runtime.does("r/a", [Does::Fail(Duration::ZERO, Code::Unknown, reset)]);
+        runtime.set_pulls("r/a", [ScriptedPull::Fail(Duration::ZERO, Code::Unknown, reset)]);
         let fs = |available_bytes| {
             let (capacity_bytes, inodes, inodes_free) = (100, 0, 0);
             Some(keelson_actor_system::file_system::FileSystem {

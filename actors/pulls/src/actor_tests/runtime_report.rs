@@ -25,7 +25,7 @@ fn counted(world: &World, operation_type: &'static str) -> (u64, u64) {
 }
 
 #[test]
-fn a_report_says_version_conditions_images_and_where_they_are() {
+fn a_report_has_version_conditions_images_and_their_file_system() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().images = vec![image("r/a@sha256:1")];
@@ -52,7 +52,7 @@ fn images_are_read_every_thirty_seconds_and_after_a_pull() {
         runtime.script().images = vec![image("r/a")];
         pass(29_000).await;
         assert!(report(&world).await.expect("it serves").images.is_empty(), "as they were");
-        assert_eq!((lists(), runtime.logged("status")), (1, 2), "conditions are asked for each time");
+        assert_eq!((lists(), runtime.logged("status")), (1, 2), "conditions are read each time");
         pass(1_100).await;
         assert_eq!(*report(&world).await.expect("it serves").images, [image("r/a")]);
         assert_eq!(lists(), 2);
@@ -111,7 +111,7 @@ fn a_status_that_fails_fails_the_report_and_is_counted() {
 }
 
 #[test]
-fn images_that_cannot_be_read_stay_as_they_were_and_are_asked_for_again() {
+fn unreadable_images_are_kept_and_read_again() {
     run(async {
         let runtime = FakeRuntime::new();
         runtime.script().images = vec![image("r/a")];
@@ -129,7 +129,7 @@ fn images_that_cannot_be_read_stay_as_they_were_and_are_asked_for_again() {
 }
 
 #[test]
-fn a_closed_connection_is_a_probe_at_once() {
+fn a_closed_connection_causes_a_probe_at_once() {
     run(async {
         let runtime = FakeRuntime::new();
         let world = world(&runtime);
@@ -156,7 +156,7 @@ fn a_runtime_that_closes_every_connection_is_not_hammered() {
         assert!((80..=110).contains(&probes), "{probes} in ten seconds");
         assert!(matches!(&*world.health.borrow(), Health::Up { .. }));
         let serves = |event: &&pb::ActorEvent| event.text.contains("serves");
-        assert_eq!(world.client.recorder().detail().events.iter().filter(serves).count(), 1, "no news");
+        assert_eq!(world.client.recorder().detail().events.iter().filter(serves).count(), 1, "no change");
     });
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use keelson_storage::StoreState;
 
 use super::*;
-use fakes::Does;
+use fakes::ScriptedPull;
 
 #[test]
 fn the_record_is_on_disk_before_the_runtime_is_asked() {
@@ -45,12 +45,12 @@ fn nothing_starts_while_the_disk_is_slow() {
 }
 
 #[test]
-fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers() {
+fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
     run(async {
         let world = World::start(Policy { limit: 1, ..Policy::default() });
         pass(10).await;
         world.store.fail(true);
-        world.runtime.does("r/long", [Does::Succeed(Duration::from_secs(60))]);
+        world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(60))]);
         let first = world.ask("r/a");
         let long = world.ask("r/long");
         let queued: Vec<Answered> = (0..50).map(|n| world.ask(&format!("r/{n}"))).collect();
@@ -78,7 +78,7 @@ fn pulls_go_on_in_memory_when_the_store_fails_and_are_written_when_it_recovers()
 }
 
 #[test]
-fn a_last_try_is_made_before_the_end() {
+fn a_last_write_is_tried_before_the_actor_stops() {
     run(async {
         let world = World::start(Policy { limit: 1, ..Policy::default() });
         pass(10).await;
@@ -129,12 +129,12 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
         let one = || Policy { limit: 1, ..Policy::default() };
         let store = FakeStore::new();
         let first = World::with(one(), FakeRuntime::new(), store.clone(), 100);
-        first.runtime.does("r/old-running", [Does::Hang]);
+        first.runtime.set_pulls("r/old-running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/old-running"), first.ask("r/old-queued")];
         pass(100).await;
         store.fail(true);
         let second = World::with(one(), FakeRuntime::new(), store.clone(), 100);
-        second.runtime.does("r/new", [Does::Hang]);
+        second.runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let _new = second.ask("r/new");
         pass(100).await;
         let (state, handed) = oneshot::channel();
@@ -149,7 +149,7 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
         let mut records: Vec<String> = records(&store).into_iter().map(|(image, _)| image).collect();
         records.sort();
         assert_eq!(records, ["r/new", "r/old-queued", "r/old-running"]);
-        assert_eq!(third.runtime.logged("pull r/new"), 0, "it goes on in the second");
+        assert_eq!(third.runtime.logged("pull r/new"), 0, "it continues in the second");
     });
 }
 
@@ -160,7 +160,7 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
     run(async {
         let one = || Policy { limit: 1, ..Policy::default() };
         let first = World::with(one(), FakeRuntime::new(), FakeStore::new(), 100);
-        first.runtime.does("r/running", [Does::Hang]);
+        first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
         let (state, handed) = oneshot::channel();
@@ -171,7 +171,7 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
         store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
         let second = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
         pass(1_000).await;
-        assert_eq!(second.metrics.store_durable.get(), 0, "it is not durable, and says so");
+        assert_eq!(second.metrics.store_durable.get(), 0, "it reports that it is not durable");
         let overview = second.pulls.recorder().overview();
         assert_eq!((&*overview.last_error, second.metrics.store_errors.get()), ("", 0));
         store.fail(false);
@@ -194,19 +194,19 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
 }
 
 #[test]
-fn i4_a_journal_that_can_be_read_late_joins_what_runs_and_is_whole_again() {
+fn i4_a_journal_read_late_is_merged_with_running_pulls() {
     run(async {
         let store = FakeStore::new();
         let first =
             World::with(Policy { limit: 1, ..Policy::default() }, FakeRuntime::new(), store.clone(), 100);
-        first.runtime.does("r/running", [Does::Hang]);
+        first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
         assert_eq!(records(&store).len(), 2);
 
         store.fail(true);
         let runtime = FakeRuntime::new();
-        runtime.does("r/new", [Does::Hang]);
+        runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let world = World::with(Policy { limit: 1, ..Policy::default() }, runtime, store.clone(), 100);
         let (_new, again) = (world.ask("r/new"), world.ask("r/running"));
         pass(100).await;

@@ -65,9 +65,9 @@ pub struct PullCoordinator {
     journal: JournalIo,
     pipeline: Pipeline,
     /// A write failed: the journal is outdated, and nothing is written until it is rewritten.
-    behind: bool,
+    is_journal_outdated: bool,
     /// The journal has not been read: the store was not open in time.
-    unread: bool,
+    is_journal_unread: bool,
     reading: bool,
     /// The next attempt to read or rewrite the journal is scheduled.
     catch_up_planned: bool,
@@ -75,7 +75,7 @@ pub struct PullCoordinator {
     /// The rewrite is due.
     rewrite: bool,
     /// The last attempt before the agent stops.
-    rewrote_last: bool,
+    has_tried_final_rewrite: bool,
     answers: HashMap<CallerId, AnswerTo>,
     clock: Clock,
     runtime: Mailbox<RuntimeClient>,
@@ -106,13 +106,13 @@ impl PullCoordinator {
             owner: parts.owner,
             journal: JournalIo::new(parts.store),
             pipeline: Pipeline::default(),
-            behind: false,
-            unread: false,
+            is_journal_outdated: false,
+            is_journal_unread: false,
             reading: false,
             catch_up_planned: false,
             logged: LoggedFailure::default(),
             rewrite: false,
-            rewrote_last: false,
+            has_tried_final_rewrite: false,
             answers: HashMap::new(),
             clock: parts.clock,
             runtime: parts.runtime,
@@ -137,10 +137,10 @@ impl PullCoordinator {
     }
 
     fn request(&mut self, message: RequestPull, ctx: &mut Context<Self>) {
-        let RequestPull { caller, call, patience, claim, answer } = message;
+        let RequestPull { caller, call, timeout, claim, answer } = message;
         if claim.acknowledge() {
             self.answers.insert(caller, answer);
-            self.step(PullEvent::Request { caller, call, patience }, ctx);
+            self.step(PullEvent::Request { caller, call, timeout }, ctx);
         }
     }
 
@@ -157,7 +157,7 @@ impl PullCoordinator {
     fn perform(&mut self, effects: Vec<Effect>, ctx: &mut Context<Self>) {
         let handed_over = self.core.is_handed_over();
         for effect in effects {
-            if handed_over && effect.is_the_successors() {
+            if handed_over && effect.is_left_to_successor() {
                 continue;
             }
             if let Some(effect) = self.pipeline.admit(effect) {
@@ -177,7 +177,7 @@ impl PullCoordinator {
             Effect::Persist(_) => {}
             Effect::Runtime(command) => self.runtime.deliver(command),
             Effect::Start { pull, attempt, call, lease, option, present } => {
-                let waited = self.core.waited(pull, self.clock.now());
+                let waited = self.core.first_wait(pull, self.clock.now());
                 if attempt == 1 {
                     self.metrics.wait.observe(waited.as_secs_f64());
                 }
@@ -191,7 +191,7 @@ impl PullCoordinator {
                     let _ = to.send(answer);
                 }
             }
-            Effect::TellSuccessor(end) => {
+            Effect::ReportToSuccessor(end) => {
                 if let Some(successor) = &self.successor {
                     // A successor that is gone asks the runtime itself.
                     let _ = successor.send(end);
@@ -218,7 +218,7 @@ impl PullCoordinator {
         }
         while let Some(writes) = self.pipeline.next_write() {
             let rewrite = std::mem::take(&mut self.rewrite);
-            if self.behind && !rewrite {
+            if self.is_journal_outdated && !rewrite {
                 // In memory only: the scheduled rewrite covers all of it.
                 for effect in self.pipeline.written() {
                     self.act(effect);
@@ -226,9 +226,9 @@ impl PullCoordinator {
                 continue;
             }
             let journal = self.journal.clone();
-            let truth = self.behind.then(|| self.core.truth(self.clock.now()));
-            let write = tokio::task::spawn_blocking(move || match truth {
-                Some(truth) => journal.rewrite(&truth),
+            let journal_writes = self.is_journal_outdated.then(|| self.core.journal_writes(self.clock.now()));
+            let write = tokio::task::spawn_blocking(move || match journal_writes {
+                Some(journal_writes) => journal.rewrite(&journal_writes),
                 None => journal.write(&writes),
             });
             ctx.spawn(wrap_future::<_, Self>(write).map(|result, actor, ctx| match result {
@@ -297,8 +297,8 @@ impl PullCoordinator {
             "kept_leases": self.core.kept_leases(),
             "retained_bytes": self.core.retained_bytes(),
             "pods_gone": self.core.pods_gone(),
-            "journal_behind": self.behind,
-            "journal_unread": self.unread,
+            "journal_behind": self.is_journal_outdated,
+            "journal_unread": self.is_journal_unread,
             "draining": self.draining.is_some(),
         })
         .to_string()
@@ -308,8 +308,8 @@ impl PullCoordinator {
         if self.draining.is_none() || self.reading || !self.core.is_idle() || !self.pipeline.is_idle() {
             return;
         }
-        if self.behind && !self.rewrote_last && !self.core.is_handed_over() {
-            self.rewrote_last = true;
+        if self.is_journal_outdated && !self.has_tried_final_rewrite && !self.core.is_handed_over() {
+            self.has_tried_final_rewrite = true;
             self.catch_up(ctx);
         } else if let Some(done) = self.draining.take() {
             // The requester may have stopped waiting.
@@ -373,7 +373,7 @@ handlers! { PullCoordinator, self, ctx;
     },
     HandOver(message) => self.hand_over(message, ctx),
     ListPulls(message) => self.core.list(message.max_queued, self.clock.now()),
-    PullsFlow(_) => self.core.flow(!self.behind, self.clock.now()),
+    PullsFlow(_) => self.core.pulls_view(!self.is_journal_outdated, self.clock.now()),
     CountNow(_) => self.count(),
     Inspected(_) => self.inspect(),
 }

@@ -49,7 +49,7 @@ impl Pipeline {
             }
             // These do not depend on the journal.
             Effect::Reply { .. }
-            | Effect::TellSuccessor(_)
+            | Effect::ReportToSuccessor(_)
             | Effect::Runtime(RuntimeCommand::CheckPresent { .. })
             | Effect::Released(_)
             | Effect::Notice(_)
@@ -133,28 +133,28 @@ pub(super) struct JournalIo {
     /// Held during each call.
     turn: Arc<Mutex<()>>,
     /// The coordinator's life that this handle belongs to, and the current one.
-    life: u64,
-    lives: Arc<AtomicU64>,
+    instance: u64,
+    instances: Arc<AtomicU64>,
 }
 
 impl JournalIo {
     pub(super) fn new(store: Arc<dyn StateStore>) -> Self {
-        Self { store, turn: Arc::default(), life: 0, lives: Arc::default() }
+        Self { store, turn: Arc::default(), instance: 0, instances: Arc::default() }
     }
 
     /// The journal of a restarted coordinator: pending writes of its previous life are discarded, so that what it reads
     /// is current.
     pub(super) fn next_life(&self) -> Self {
-        let life = self.lives.fetch_add(1, Ordering::SeqCst) + 1;
-        Self { life, ..self.clone() }
+        let instance = self.instances.fetch_add(1, Ordering::SeqCst) + 1;
+        Self { instance, ..self.clone() }
     }
 
     pub(super) fn store(&self) -> &Arc<dyn StateStore> {
         &self.store
     }
 
-    fn is_former(&self) -> bool {
-        self.lives.load(Ordering::SeqCst) != self.life
+    fn is_superseded(&self) -> bool {
+        self.instances.load(Ordering::SeqCst) != self.instance
     }
 
     pub(super) fn load(&self) -> Result<Restored, StoreError> {
@@ -185,17 +185,17 @@ impl JournalIo {
             add(&mut batch, write)?;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if batch.is_empty() || self.is_former() {
+        if batch.is_empty() || self.is_superseded() {
             return Ok(());
         }
         self.store.apply(&batch)
     }
 
     /// Replaces the journal after writes were lost (a full disk).
-    pub(super) fn rewrite(&self, truth: &[Write]) -> Result<(), StoreError> {
+    pub(super) fn rewrite(&self, journal_writes: &[Write]) -> Result<(), StoreError> {
         let mut batch = Batch::new();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_former() {
+        if self.is_superseded() {
             return Ok(());
         }
         for table in [Table::Pulls, Table::Leases] {
@@ -203,7 +203,7 @@ impl JournalIo {
                 batch.delete(table, key);
             }
         }
-        for write in truth {
+        for write in journal_writes {
             add(&mut batch, write)?;
         }
         self.store.apply(&batch)
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_former_life_writes_nothing() {
+    fn a_journal_of_an_earlier_instance_writes_nothing() {
         let former = JournalIo::new(Arc::new(keelson_storage::MemoryStore::new()));
         former.write(&[Write::Limit(Some(1))]).expect("written");
         let journal = former.next_life();
@@ -254,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_write_means_now() {
+    fn effects_without_a_pending_write_run_at_once() {
         let mut pipeline = Pipeline::default();
         assert!(pipeline.admit(cancel(1)).is_some());
         assert!(pipeline.next_write().is_none());
     }
 
     #[test]
-    fn ended_pulls_hold_nobody_up_and_go_with_the_next_write() {
+    fn ended_pulls_delay_no_effect_and_go_with_the_next_write() {
         let mut pipeline = Pipeline::default();
         assert!(pipeline.admit(Effect::Persist(Write::DeletePull(1))).is_none());
         assert!(pipeline.next_write().is_none());

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use keelson_actor_system::{messages, reports::FlowView};
+use keelson_actor_system::{messages, reports::PullsView};
 use keelson_proto::debug as pb;
 use tokio::sync::{mpsc, oneshot};
 
@@ -64,12 +64,12 @@ messages! {
         caller: CallerId,
         call: Arc<PullCall>,
         /// Its gRPC deadline.
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         claim: Claim,
         answer: AnswerTo,
     }
     /// Whether pulls are stalled, for the node condition `ImagePullsStalled`.
-    PullsFlow => FlowView {}
+    PullsFlow => PullsView {}
     /// [`PullEvent::SetLimit`](super::PullEvent::SetLimit); the answer is the limit in force.
     SetLimit => pb::Limit {
         /// 0: no limit.

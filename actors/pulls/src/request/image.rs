@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reference() {
+    fn invalid_references_are_refused() {
         use ImageNameError as E;
         for (given, error) in [
             ("", E::Empty),

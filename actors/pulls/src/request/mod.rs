@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_part_keys_and_an_empty_message_is_none() {
+    fn credentials_separate_keys_and_empty_ones_count_as_none() {
         let salt = CredentialsSalt::random();
         let key = |auth| decode(&request(auth), &salt).expect("valid").key;
         assert_eq!(key(password("a")), key(password("a")));

@@ -174,15 +174,15 @@ mod tests {
         core.handle(event, Now::default())
     }
 
-    const SOON: Effect = Effect::ProbeAfter(Duration::ZERO);
-    const LATER: Effect = Effect::ProbeAfter(PROBE_INTERVAL);
+    const PROBE_NOW: Effect = Effect::ProbeAfter(Duration::ZERO);
+    const PROBE_LATER: Effect = Effect::ProbeAfter(PROBE_INTERVAL);
 
     #[test]
     fn news_is_told_once() {
         let mut core = Core::default();
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, LATER]);
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [LATER]);
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("2")))), [Effect::Announce, LATER]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, PROBE_LATER]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [PROBE_LATER]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("2")))), [Effect::Announce, PROBE_LATER]);
     }
 
     #[test]
@@ -203,27 +203,27 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_call_probes_at_once_and_makes_the_old_answer_news() {
+    fn a_lost_call_probes_at_once_and_reports_the_next_answer() {
         let mut core = Core::default();
         run(&mut core, Event::Probed(Ok(info("1"))));
-        assert_eq!(run(&mut core, Event::CallLost), [SOON]);
+        assert_eq!(run(&mut core, Event::CallLost), [PROBE_NOW]);
         assert_eq!(run(&mut core, Event::CallLost), [], "one probe for many lost calls");
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, LATER]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, PROBE_LATER]);
     }
 
     #[test]
-    fn a_lost_call_of_a_dead_runtime_changes_nothing() {
+    fn a_lost_call_of_a_runtime_that_is_down_changes_nothing() {
         let mut core = Core::default();
         run(&mut core, refused());
         assert_eq!(run(&mut core, Event::CallLost), []);
     }
 
     #[test]
-    fn a_closed_connection_probes_at_once_and_the_old_answer_is_no_news() {
+    fn a_closed_connection_probes_at_once_and_an_equal_answer_is_not_reported() {
         let mut core = Core::default();
         run(&mut core, Event::Probed(Ok(info("1"))));
-        assert_eq!(run(&mut core, Event::ConnectionClosed), [SOON]);
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [LATER]);
+        assert_eq!(run(&mut core, Event::ConnectionClosed), [PROBE_NOW]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [PROBE_LATER]);
         run(&mut core, Event::CallLost);
         assert_eq!(run(&mut core, Event::ConnectionClosed), [], "a probe is on its way");
     }
@@ -237,7 +237,7 @@ mod tests {
 
     /// I10: one missed probe does not stop new pulls.
     #[test]
-    fn a_runtime_that_is_slow_is_up_and_one_that_says_nothing_three_times_is_down() {
+    fn a_slow_runtime_is_up_and_three_unanswered_probes_make_it_down() {
         use FailureKind::{Busy, Gone, Silent};
         let cases: [(&[FailureKind], bool); 8] = [
             (&[Gone], false),
@@ -259,7 +259,7 @@ mod tests {
             }
             assert_eq!(matches!(core.health(), Health::Up { .. }), stays, "{kinds:?}");
             assert_eq!(core.degraded().is_some(), stays, "{kinds:?}");
-            assert_eq!(warnings, usize::from(kinds != [Gone]), "said once: {kinds:?}");
+            assert_eq!(warnings, usize::from(kinds != [Gone]), "logged once: {kinds:?}");
             run(&mut core, Event::Probed(Ok(info("1"))));
             assert_eq!(core.degraded(), None);
             run(&mut core, failure(Silent, "slow"));
@@ -287,6 +287,6 @@ mod tests {
         let [first, second] = [100, 200].map(|ms| Effect::ProbeAfter(Duration::from_millis(ms)));
         assert_eq!(effects, [Effect::Warn("unix:///r: slow".into()), first]);
         assert_eq!(run(&mut core, failure(FailureKind::Busy, "slow")), [second]);
-        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, LATER]);
+        assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, PROBE_LATER]);
     }
 }

@@ -50,19 +50,26 @@ struct Tracked {
     /// When its owner was first seen to write to it.
     began: Option<Duration>,
     /// When it was last seen to grow, or else first seen.
-    moved: Duration,
+    last_progress: Duration,
 }
 
 impl Tracked {
     fn new(ingest: Ingest, now: Duration) -> Self {
-        Self { owner: None, is_fresh: false, first_seen: now, offset: ingest.offset, began: None, moved: now }
+        Self {
+            owner: None,
+            is_fresh: false,
+            first_seen: now,
+            offset: ingest.offset,
+            began: None,
+            last_progress: now,
+        }
     }
 
     fn read(&mut self, ingest: Ingest, owner: Option<&RunningPull>, now: Duration) {
         if ingest.offset != self.offset {
             self.offset = ingest.offset;
             self.began.get_or_insert(now);
-            self.moved = now;
+            self.last_progress = now;
         }
         let Some(pull) = owner.filter(|pull| self.owner != Some(pull.key)) else {
             self.owner = owner.map(|pull| pull.key);
@@ -104,7 +111,7 @@ impl DownloadTracker {
         for pull in running {
             first_read.entry(pull.key).or_insert(now);
         }
-        running.iter().enumerate().map(|(order, _)| self.judge(order, running, readings, now)).collect()
+        running.iter().enumerate().map(|(order, _)| self.classify(order, running, readings, now)).collect()
     }
 
     fn update(&mut self, running: &[RunningPull], readings: &Readings, now: Duration) {
@@ -128,19 +135,26 @@ impl DownloadTracker {
         }
     }
 
-    fn judge(&self, order: usize, running: &[RunningPull], readings: &Readings, now: Duration) -> Download {
+    fn classify(
+        &self,
+        order: usize,
+        running: &[RunningPull],
+        readings: &Readings,
+        now: Duration,
+    ) -> Download {
         let Some(pull) = running.get(order) else { return Download::Unknown };
         let Some(reading) = readings.pulls.get(&pull.lease) else { return Download::Unknown };
         let first_read = self.first_read.get(&pull.key).copied().unwrap_or(now);
         let mine = |reference: &str, tracked: &Tracked| match reading.has_manifest {
             true => tracked.owner == Some(pull.key),
             // It is unknown which of the manifests under way belongs to this pull: it may be any.
-            false => tracked.owner.is_none() && is_manifest(reference) && tracked.moved >= first_read,
+            false => tracked.owner.is_none() && is_manifest(reference) && tracked.last_progress >= first_read,
         };
         let (own, others): (Vec<_>, Vec<_>) =
             self.ingests.iter().partition(|(reference, tracked)| mine(reference, tracked));
-        let has_moved = |reference: &String| self.ingests.get(reference).is_some_and(|one| one.moved == now);
-        if reading.refs.iter().any(has_moved) || own.iter().any(|(_, tracked)| tracked.moved == now) {
+        let has_moved =
+            |reference: &String| self.ingests.get(reference).is_some_and(|one| one.last_progress == now);
+        if reading.refs.iter().any(has_moved) || own.iter().any(|(_, tracked)| tracked.last_progress == now) {
             return Download::Moving;
         }
         if reading.has_manifest && own.is_empty() {
@@ -152,7 +166,8 @@ impl DownloadTracker {
             return Download::Waiting;
         }
         let own = || own.iter().map(|(_, tracked)| *tracked);
-        let since = own().map(|tracked| tracked.moved).chain((!reading.has_manifest).then_some(first_read));
+        let since =
+            own().map(|tracked| tracked.last_progress).chain((!reading.has_manifest).then_some(first_read));
         let since = since.max().unwrap_or(now);
         let first = own().map(|tracked| tracked.first_seen).min().unwrap_or(first_read).min(since);
         let others: Vec<&Tracked> =
@@ -175,7 +190,7 @@ impl DownloadTracker {
 impl Tracked {
     /// Whether it may hold a download: a running pull needs it, or another client downloads it.
     fn is_in_use(&self, now: Duration) -> bool {
-        self.owner.is_some() || (self.began.is_some() && now.saturating_sub(self.moved) < LEFT_BEHIND)
+        self.owner.is_some() || (self.began.is_some() && now.saturating_sub(self.last_progress) < LEFT_BEHIND)
     }
 }
 

@@ -106,7 +106,7 @@ impl Read {
 }
 
 #[test]
-fn p20_the_file_of_kubeadm_means_what_it_means_to_kube_proxy() {
+fn p20_the_file_of_kubeadm_has_the_same_effect_as_in_kube_proxy() {
     let (set, notes) = Read::of(KUBEADM).set();
     assert_eq!(
         set,

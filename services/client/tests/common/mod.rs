@@ -106,7 +106,7 @@ impl Call {
     }
 
     /// Waits until the client leaves.
-    pub(crate) async fn left(&self) {
+    pub(crate) async fn closed(&self) {
         self.frames.closed().await;
     }
 }
@@ -211,8 +211,8 @@ async fn answer(
             }
         }
         "/keelson.endpoints.v1.Endpoints/Report" => {
-            let said = pb::Backend::decode(message).unwrap();
-            let (instance_id, rev) = (said.instance_id, said.rev);
+            let backend = pb::Backend::decode(message).unwrap();
+            let (instance_id, rev) = (backend.instance_id, backend.rev);
             let follow_stale = None;
             Call {
                 method: "Report".into(),
@@ -220,7 +220,7 @@ async fn answer(
                 rev,
                 follow_stale,
                 required: None,
-                backend: Some(said),
+                backend: Some(backend),
                 frames,
             }
         }

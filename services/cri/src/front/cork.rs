@@ -18,7 +18,7 @@ use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Above this size the buffer is written before more is taken: four DATA frames.
-const ENOUGH: usize = 64 * 1024;
+const MAX_BUFFERED: usize = 64 * 1024;
 /// A buffer larger than this is freed when it is empty.
 const KEEP: usize = 16 * 1024;
 
@@ -30,7 +30,7 @@ struct Inner<T> {
     io: T,
     out: BytesMut,
     /// Something was read since the last write.
-    heard: bool,
+    has_read: bool,
     /// How many times other tasks ran first since then.
     turns: u8,
 }
@@ -47,7 +47,7 @@ impl<T> Clone for Corked<T> {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
     pub(super) fn new(io: T) -> Self {
-        Self(Arc::new(Mutex::new(Inner { io, out: BytesMut::new(), heard: false, turns: 0 })))
+        Self(Arc::new(Mutex::new(Inner { io, out: BytesMut::new(), has_read: false, turns: 0 })))
     }
 
     /// Both run in one task, so this never waits.
@@ -63,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
     ) -> Poll<R> {
         let polled = poll(cx);
         let mut inner = self.inner();
-        if polled.is_pending() && inner.lets_others_go_first() {
+        if polled.is_pending() && inner.yields_turn() {
             cx.waker().wake_by_ref();
             return polled;
         }
@@ -74,9 +74,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Corked<T> {
 }
 
 impl<T: AsyncWrite + Unpin> Inner<T> {
-    fn lets_others_go_first(&mut self) -> bool {
-        let first = self.heard && self.turns < TURNS && !self.out.is_empty();
-        self.heard &= first;
+    fn yields_turn(&mut self) -> bool {
+        let first = self.has_read && self.turns < TURNS && !self.out.is_empty();
+        self.has_read &= first;
         self.turns = if first { self.turns + 1 } else { 0 };
         first
     }
@@ -99,7 +99,7 @@ impl<T: AsyncWrite + Unpin> Inner<T> {
     }
 
     fn poll_take(&mut self, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.out.len() >= ENOUGH {
+        if self.out.len() >= MAX_BUFFERED {
             ready!(self.poll_drain(cx))?;
         }
         let mut taken = 0;
@@ -116,7 +116,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Corked<T> {
         let mut inner = self.inner();
         let before = buf.filled().len();
         let read = Pin::new(&mut inner.io).poll_read(cx, buf);
-        inner.heard |= buf.filled().len() > before;
+        inner.has_read |= buf.filled().len() > before;
         read
     }
 }
@@ -190,11 +190,11 @@ mod tests {
 
     /// The tasks that wait for what was read go first, but not indefinitely.
     #[tokio::test]
-    async fn what_was_heard_is_passed_on_before_it_is_answered() {
+    async fn read_bytes_are_handled_before_writes_go_out() {
         let (near, mut far) = tokio::io::duplex(1024);
         let corked = Corked::new(near);
         let order = Arc::new(Mutex::new(Vec::new()));
-        let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel();
+        let (has_read, mut hears) = tokio::sync::mpsc::unbounded_channel();
         let connection = tokio::spawn({
             let mut io = corked.clone();
             async move {
@@ -204,7 +204,7 @@ mod tests {
                         let mut buf = ReadBuf::new(&mut byte);
                         while Pin::new(&mut io).poll_read(cx, &mut buf).is_ready() && !buf.filled().is_empty()
                         {
-                            heard.send(buf.filled()[0]).expect("a call waits");
+                            has_read.send(buf.filled()[0]).expect("a call waits");
                             buf.clear();
                             assert!(Pin::new(&mut io).poll_write(cx, b"p").is_ready());
                         }
@@ -238,11 +238,11 @@ mod tests {
     /// A peer that sends without pause is answered.
     #[test]
     fn a_write_waits_for_two_turns_at_most() {
-        let mut inner = Inner { io: Writes::default(), out: BytesMut::from("x"), heard: false, turns: 0 };
-        assert!(!inner.lets_others_go_first(), "nothing was heard");
+        let mut inner = Inner { io: Writes::default(), out: BytesMut::from("x"), has_read: false, turns: 0 };
+        assert!(!inner.yields_turn(), "nothing was read");
         let waits: Vec<bool> = std::iter::repeat_with(|| {
-            inner.heard = true;
-            inner.lets_others_go_first()
+            inner.has_read = true;
+            inner.yields_turn()
         })
         .take(6)
         .collect();
@@ -298,7 +298,7 @@ mod tests {
         })
         .await;
         io.shutdown().await.expect("shuts down");
-        assert!(most < ENOUGH + 16_384, "{most} bytes were kept");
+        assert!(most < MAX_BUFFERED + 16_384, "{most} bytes were kept");
         assert!(corked.inner().out.capacity() <= KEEP);
         assert!(reading.await.expect("reads"));
     }

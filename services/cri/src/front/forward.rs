@@ -24,7 +24,7 @@ pub(super) const FORWARDED: HeaderName = HeaderName::from_static("keelson-forwar
 const MOVED: HeaderName = HeaderName::from_static("keelson-moved");
 
 /// Maximum wait for a successor that does not answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
 /// A call that was with the successor for longer than this is taken to have reached it.
 const REACHED: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(super) struct HeldCall {
     pub(super) deadline: Option<Instant>,
 }
 
-enum Try {
+enum ForwardResult {
     Answered(Response<RecvStream>),
     /// The successor is gone or was replaced.
     Again(String),
@@ -83,13 +83,13 @@ async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvS
     loop {
         let begun = Instant::now();
         let reason = match attempt(call, front).await {
-            Try::Answered(response) => return Ok(response),
-            Try::Again(reason) => reason,
+            ForwardResult::Answered(response) => return Ok(response),
+            ForwardResult::Again(reason) => reason,
         };
         if begun.elapsed() > REACHED {
             lost_since = None;
         }
-        if lost_since.get_or_insert(begun).elapsed() > PATIENCE {
+        if lost_since.get_or_insert(begun).elapsed() > MAX_WAIT {
             let socket = front.successor.socket().display();
             return Err(format!(
                 "the image pull was handed over, but the agent at unix://{socket} does not answer: {reason}; \
@@ -100,11 +100,11 @@ async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvS
     }
 }
 
-async fn attempt(call: &HeldCall, front: &Front) -> Try {
-    let again = |error: h2::Error| Try::Again(error.to_string());
-    let mut sender = match front.successor.get(PATIENCE).await {
+async fn attempt(call: &HeldCall, front: &Front) -> ForwardResult {
+    let again = |error: h2::Error| ForwardResult::Again(error.to_string());
+    let mut sender = match front.successor.get(MAX_WAIT).await {
         Ok(sender) => sender,
-        Err(away) => return Try::Again(away.reason()),
+        Err(away) => return ForwardResult::Again(away.reason()),
     };
     let (response, mut body) = match sender.send_request(head(call), false) {
         Ok(sent) => sent,
@@ -114,8 +114,10 @@ async fn attempt(call: &HeldCall, front: &Front) -> Try {
         return again(error);
     }
     match response.await {
-        Ok(response) if response.headers().contains_key(&MOVED) => Try::Again("it was replaced".into()),
-        Ok(response) => Try::Answered(response),
+        Ok(response) if response.headers().contains_key(&MOVED) => {
+            ForwardResult::Again("it was replaced".into())
+        }
+        Ok(response) => ForwardResult::Answered(response),
         Err(error) => again(error),
     }
 }

@@ -123,7 +123,7 @@ impl Front {
     }
 
     /// Returns when calls that pass through are to be cut off.
-    async fn cut(&self) {
+    async fn wait_for_cut_off(&self) {
         reached(self.phase.clone(), Phase::Cut).await;
     }
 

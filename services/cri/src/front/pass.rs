@@ -29,9 +29,9 @@ const START_UP: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.
 const START_UP_BODY: usize = 64 * 1024;
 
 /// How much of a request's body is sent with its head: a DATA frame.
-const EAGER: usize = 16 * 1024;
+const FIRST_BODY_BYTES: usize = 16 * 1024;
 
-pub(super) enum Broken {
+pub(super) enum CallError {
     /// The client is gone: there is nobody to answer.
     Client,
     Reset(Reason),
@@ -53,20 +53,20 @@ pub(super) async fn handle(
     let ended = tokio::select! {
         biased;
         ended = exchange(request, begun, &mut respond, front, upstream) => ended,
-        () = front.cut() => Err(Broken::Cut),
+        () = front.wait_for_cut_off() => Err(CallError::Cut),
     };
     let failed = match ended {
         Ok(code) => code != Some(0),
-        Err(Broken::Client) => true,
-        Err(Broken::Reset(reason)) => {
+        Err(CallError::Client) => true,
+        Err(CallError::Reset(reason)) => {
             respond.send_reset(reason);
             true
         }
-        Err(Broken::Runtime(text)) => {
+        Err(CallError::Runtime(text)) => {
             refuse(&mut respond, Code::Unavailable, &text);
             true
         }
-        Err(Broken::Cut) => {
+        Err(CallError::Cut) => {
             let text = "keelson is stopping and the call did not end within agent.drain_timeout; retry";
             let trailers = frame::status(Code::Unavailable, text, &[]);
             if respond.send_response(frame::trailers_only(trailers), true).is_err() {
@@ -86,7 +86,7 @@ async fn exchange(
     respond: &mut SendResponse<Bytes>,
     front: &Front,
     upstream: &Upstream,
-) -> Result<Option<i32>, Broken> {
+) -> Result<Option<i32>, CallError> {
     let path = request.uri().path();
     let start_up = START_UP.contains(&path);
     // Sent even if no option is obeyed: another agent recognizes this one by it.
@@ -105,26 +105,26 @@ async fn exchange(
     let (response, rest) = tokio::select! {
         biased;
         opened = opening => opened?,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(Broken::Client),
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(CallError::Client),
     };
     // One future for the whole of the request's body: bytes that it holds must not be dropped when
     // the answer begins.
     let upload = upload(rest);
     tokio::pin!(upload);
     let response = match response {
-        Begun::Answered(response) => response,
-        Begun::Asked(response) => tokio::select! {
+        OpenCall::Answered(response) => response,
+        OpenCall::Sent(response) => tokio::select! {
             biased;
-            response = response => response.map_err(|error| broke(&error, upstream))?,
-            () = &mut upload => return Err(Broken::Client),
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(Broken::Client),
+            response = response => response.map_err(|error| call_error(&error, upstream))?,
+            () = &mut upload => return Err(CallError::Client),
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Err(CallError::Client),
         },
     };
     let answer = answer(response, respond, offer, upstream);
     tokio::select! {
         biased;
         ended = answer => ended,
-        () = upload => Err(Broken::Client),
+        () = upload => Err(CallError::Client),
     }
 }
 
@@ -180,13 +180,13 @@ fn forward_head(request: Request<RecvStream>) -> (Request<()>, RecvStream) {
     (Request::from_parts(parts, ()), body)
 }
 
-enum Begun {
-    Asked(ResponseFuture),
+enum OpenCall {
+    Sent(ResponseFuture),
     Answered(Response<RecvStream>),
 }
 
 /// The call, and the rest of the request's body.
-type Opened = (Begun, Option<Upload>);
+type Opened = (OpenCall, Option<Upload>);
 
 async fn open(
     head: Request<()>,
@@ -194,11 +194,11 @@ async fn open(
     body: RecvStream,
     upstream: &Upstream,
     hold: Duration,
-) -> Result<Opened, Broken> {
-    let mut sender = upstream.get(hold).await.map_err(|error| Broken::Runtime(error.to_string()))?;
+) -> Result<Opened, CallError> {
+    let mut sender = upstream.get(hold).await.map_err(|error| CallError::Runtime(error.to_string()))?;
     let ended = begun.is_empty() && body.is_end_stream();
-    let (response, to) = sender.send_request(head, ended).map_err(|error| broke(&error, upstream))?;
-    Ok((Begun::Asked(response), (!ended).then_some(Upload { begun, body, to })))
+    let (response, to) = sender.send_request(head, ended).map_err(|error| call_error(&error, upstream))?;
+    Ok((OpenCall::Sent(response), (!ended).then_some(Upload { begun, body, to })))
 }
 
 /// Retries the two start-up calls while the runtime returns UNAVAILABLE, which containerd does between listening and
@@ -208,11 +208,11 @@ async fn open_start_up(
     mut body: RecvStream,
     upstream: &Upstream,
     hold: Duration,
-) -> Result<Opened, Broken> {
+) -> Result<Opened, CallError> {
     let since = Instant::now();
     let collected = match collect(&mut body, START_UP_BODY).await {
         Ok(collected) => collected,
-        Err(Collect::Client) => return Err(Broken::Client),
+        Err(Collect::Client) => return Err(CallError::Client),
         Err(Collect::TooLarge(begun)) => return open(head, begun, body, upstream, hold).await,
     };
     let mut failures = 0;
@@ -220,14 +220,14 @@ async fn open_start_up(
         failures += 1;
         let pause = BACKOFF.pause(failures);
         let left = hold.saturating_sub(since.elapsed());
-        let mut sender = upstream.get(left).await.map_err(|error| Broken::Runtime(error.to_string()))?;
+        let mut sender = upstream.get(left).await.map_err(|error| CallError::Runtime(error.to_string()))?;
         let again = left > pause;
         match attempt(&mut sender, &head, &collected).await {
             Ok(response) if again && is_unavailable(&response) => {}
-            Ok(response) => return Ok((Begun::Answered(response), None)),
+            Ok(response) => return Ok((OpenCall::Answered(response), None)),
             // The runtime went away in between. These calls change nothing, so they are sent again.
             Err(error) if again && !error.is_reset() => {}
-            Err(error) => return Err(broke(&error, upstream)),
+            Err(error) => return Err(call_error(&error, upstream)),
         }
         tokio::time::sleep(pause).await;
     }
@@ -252,7 +252,7 @@ pub(super) async fn answer(
     respond: &mut SendResponse<Bytes>,
     offer: Option<&'static str>,
     upstream: &Upstream,
-) -> Result<Option<i32>, Broken> {
+) -> Result<Option<i32>, CallError> {
     let (mut parts, mut from) = response.into_parts();
     if let Some(options) = offer {
         let name = HeaderName::from_static(PULL_OPTIONS_HEADER);
@@ -260,17 +260,17 @@ pub(super) async fn answer(
     }
     let code = frame::code_of(&parts.headers);
     let ended = from.is_end_stream();
-    let gone = |_| Broken::Client;
+    let gone = |_| CallError::Client;
     let mut to = respond.send_response(Response::from_parts(parts, ()), ended).map_err(gone)?;
     if ended {
         return Ok(code);
     }
     match pump(&mut from, &mut to, false).await {
         Ok(trailers) => Ok(trailers.or(code)),
-        Err(Side::To) => Err(Broken::Client),
+        Err(Side::To) => Err(CallError::Client),
         Err(Side::From(Some(reason))) => {
             to.send_reset(reason);
-            Err(Broken::Client)
+            Err(CallError::Client)
         }
         Err(Side::From(None)) => {
             // The headers are sent already; a status can still follow them.
@@ -308,7 +308,7 @@ async fn pump(
         let length = data.len();
         // Read once: the end may arrive while the receiver makes room, and is then still to be sent.
         let last = from.is_end_stream();
-        if std::mem::take(&mut eager) && length <= EAGER {
+        if std::mem::take(&mut eager) && length <= FIRST_BODY_BYTES {
             to.send_data(data, last).map_err(|_| Side::To)?;
         } else {
             send_all(to, data, last).await?;
@@ -370,12 +370,12 @@ async fn send_all(to: &mut SendStream<Bytes>, mut data: Bytes, end: bool) -> Res
     Ok(())
 }
 
-fn broke(error: &h2::Error, upstream: &Upstream) -> Broken {
+fn call_error(error: &h2::Error, upstream: &Upstream) -> CallError {
     match error.reason() {
-        Some(reason) if error.is_reset() => Broken::Reset(reason),
+        Some(reason) if error.is_reset() => CallError::Reset(reason),
         _ => {
             let socket = upstream.socket().display();
-            Broken::Runtime(format!(
+            CallError::Runtime(format!(
                 "the container runtime at unix://{socket} closed the connection: {error}"
             ))
         }
@@ -392,22 +392,22 @@ pub(super) enum Collect {
 pub(super) async fn collect(body: &mut RecvStream, most: usize) -> Result<Bytes, Collect> {
     // Nearly every body comes in one piece, which needs no copy.
     let mut first = Bytes::new();
-    let mut whole = BytesMut::new();
+    let mut collected = BytesMut::new();
     while let Some(data) = poll_fn(|cx| body.poll_data(cx)).await {
         let data = data.map_err(|_| Collect::Client)?;
         body.flow_control().release_capacity(data.len()).map_err(|_| Collect::Client)?;
-        if first.is_empty() && whole.is_empty() {
+        if first.is_empty() && collected.is_empty() {
             first = data;
         } else {
-            whole.extend_from_slice(&std::mem::take(&mut first));
-            whole.extend_from_slice(&data);
+            collected.extend_from_slice(&std::mem::take(&mut first));
+            collected.extend_from_slice(&data);
         }
-        if first.len() + whole.len() > most {
-            let came = if whole.is_empty() { first } else { whole.freeze() };
+        if first.len() + collected.len() > most {
+            let came = if collected.is_empty() { first } else { collected.freeze() };
             return Err(Collect::TooLarge(came));
         }
     }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
+    Ok(if collected.is_empty() { first } else { collected.freeze() })
 }
 
 const _: () = assert!(START_UP_BODY < MAX_MESSAGE);

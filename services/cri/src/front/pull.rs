@@ -31,15 +31,15 @@ use super::{
 };
 
 /// Maximum number of requests for one call, if the coordinator restarts on each of them.
-const MOST_REQUESTS: u32 = 4;
+const MAX_REQUESTS: u32 = 4;
 
 /// Sends `CallerLeft` when dropped, unless the answer came first.
-struct Leave {
+struct LeaveOnDrop {
     pulls: Mailbox<PullCoordinator>,
     caller: Option<CallerId>,
 }
 
-impl Drop for Leave {
+impl Drop for LeaveOnDrop {
     fn drop(&mut self) {
         if let Some(caller) = self.caller.take() {
             self.pulls.deliver(PullEvent::CallerLeft(caller));
@@ -64,8 +64,8 @@ pub(super) async fn handle(
     upstream: &Upstream,
 ) {
     let since = Instant::now();
-    let patience = frame::timeout(request.headers());
-    let deadline = patience.map(|patience| since + patience);
+    let timeout = frame::timeout(request.headers());
+    let deadline = timeout.map(|timeout| since + timeout);
     let (mut parts, mut body) = request.into_parts();
     let collected = tokio::select! {
         biased;
@@ -102,7 +102,7 @@ pub(super) async fn handle(
             }
             Decided::Left => return,
             // This request may be what makes the coordinator fail.
-            Decided::Lost if requests == MOST_REQUESTS => break PassReason::COORDINATOR_FAILED,
+            Decided::Lost if requests == MAX_REQUESTS => break PassReason::COORDINATOR_FAILED,
             Decided::Lost => {}
             Decided::Undecided(reason) => break reason,
         }
@@ -116,14 +116,14 @@ pub(super) async fn handle(
 /// Sends one request to the coordinator, and waits until it is answered, lost, or not acknowledged in time.
 async fn decide(
     call: &Arc<PullCall>,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     respond: &mut SendResponse<Bytes>,
     front: &Front,
 ) -> Decided {
     let (caller, claim) = (front.next_caller(), Claim::default());
     let (answer, mut answered) = oneshot::channel();
     let pulls = &front.parts.pulls;
-    let request = RequestPull { caller, call: call.clone(), patience, claim: claim.clone(), answer };
+    let request = RequestPull { caller, call: call.clone(), timeout, claim: claim.clone(), answer };
     match pulls.offer(request) {
         Ok(()) => {}
         Err(MailboxError::Full(actor)) => {
@@ -133,7 +133,7 @@ async fn decide(
         }
         Err(MailboxError::Closed(_)) => return Decided::Undecided(PassReason::COORDINATOR_DISABLED),
     }
-    let mut leave = Leave { pulls: pulls.clone(), caller: Some(caller) };
+    let mut leave = LeaveOnDrop { pulls: pulls.clone(), caller: Some(caller) };
     let late = tokio::time::sleep(front.decision());
     tokio::pin!(late);
     let mut acknowledged = false;

@@ -20,7 +20,7 @@ pub(super) const BACKOFF: Backoff =
 
 /// Why there is no connection. The text is sent to the caller.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Away {
+pub(super) enum UpstreamError {
     #[error("the container runtime at unix://{socket} did not answer within {waited:?} (cri.hold_timeout): \
              {reason}", socket = .socket.display())]
     Runtime { socket: PathBuf, waited: Duration, reason: String },
@@ -29,26 +29,26 @@ pub(super) enum Away {
         "keelson has no file descriptor left for another connection to the container runtime; raise \
          LimitNOFILE of its unit"
     )]
-    Descriptors,
+    NoDescriptors,
 }
 
-impl Away {
+impl UpstreamError {
     /// The cause, without the name of the runtime.
     pub(super) fn reason(&self) -> String {
         match self {
             Self::Runtime { reason, .. } => reason.clone(),
-            Self::Descriptors => self.to_string(),
+            Self::NoDescriptors => self.to_string(),
         }
     }
 }
 
-struct Failed {
+struct ConnectFailure {
     reason: String,
     /// No file descriptor was left.
     descriptors: bool,
 }
 
-impl From<io::Error> for Failed {
+impl From<io::Error> for ConnectFailure {
     fn from(error: io::Error) -> Self {
         // EMFILE and ENFILE have no `ErrorKind`.
         Self { reason: error.to_string(), descriptors: matches!(error.raw_os_error(), Some(23 | 24)) }
@@ -80,7 +80,7 @@ impl Upstream {
     }
 
     /// Returns a connection that was alive a moment ago; retries until `hold` is over.
-    pub(super) async fn get(&self, hold: Duration) -> Result<SendRequest<Bytes>, Away> {
+    pub(super) async fn get(&self, hold: Duration) -> Result<SendRequest<Bytes>, UpstreamError> {
         let since = Instant::now();
         let mut failures = 0;
         loop {
@@ -90,7 +90,7 @@ impl Upstream {
             };
             let waited = since.elapsed();
             if failed.descriptors && waited >= SHORTAGE {
-                return Err(Away::Descriptors);
+                return Err(UpstreamError::NoDescriptors);
             }
             failures += 1;
             let pause = BACKOFF.pause(failures);
@@ -98,17 +98,19 @@ impl Upstream {
                 // Uses up the hold time: a second attempt may still succeed.
                 tokio::time::sleep(hold.saturating_sub(waited)).await;
                 return self.try_get().await.map_err(|failed| match failed.descriptors {
-                    true => Away::Descriptors,
-                    false => {
-                        Away::Runtime { socket: self.socket.clone(), waited: hold, reason: failed.reason }
-                    }
+                    true => UpstreamError::NoDescriptors,
+                    false => UpstreamError::Runtime {
+                        socket: self.socket.clone(),
+                        waited: hold,
+                        reason: failed.reason,
+                    },
                 });
             }
             tokio::time::sleep(pause).await;
         }
     }
 
-    async fn try_get(&self) -> Result<SendRequest<Bytes>, Failed> {
+    async fn try_get(&self) -> Result<SendRequest<Bytes>, ConnectFailure> {
         let mut slot = self.slot.lock().await;
         if let Some(sender) = slot.sender.clone() {
             match sender.ready().await {
@@ -119,7 +121,7 @@ impl Upstream {
         let sender = self.connect().await?;
         slot.sender = Some(sender.clone());
         drop(slot);
-        sender.ready().await.map_err(|error| Failed { reason: error.to_string(), descriptors: false })
+        sender.ready().await.map_err(|error| ConnectFailure { reason: error.to_string(), descriptors: false })
     }
 
     async fn connect(&self) -> io::Result<SendRequest<Bytes>> {

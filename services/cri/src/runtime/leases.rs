@@ -33,45 +33,45 @@ const RENEW_IN_USE_BELOW: Duration = Duration::from_secs(20 * 60);
 const SPARE_SUFFIX: &str = "-renewing";
 
 #[derive(Debug, Default)]
-struct Use {
+struct LeaseUse {
     running: u32,
     /// When this process last saw or set its expiry.
     verified: Option<SystemTime>,
 }
 
-type Uses = Arc<Mutex<HashMap<String, Use>>>;
+type Uses = Arc<Mutex<HashMap<String, LeaseUse>>>;
 
 pub(super) struct LeaseBook {
     client: LeasesClient<Channel>,
     owner: String,
     uses: Uses,
-    turns: Turns,
+    locks: LeaseLocks,
 }
 
 /// Creation, renewal and deletion of one lease are serialized. Different leases do not wait for each other, because
 /// each call waits for containerd's disk.
 #[derive(Debug, Default)]
-struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
+struct LeaseLocks(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
 
-impl Turns {
+impl LeaseLocks {
     async fn take(&self, lease: &str) -> tokio::sync::OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             // No task holds or awaits an entry that only the map refers to.
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            turns.entry(lease.to_owned()).or_default().clone()
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            locks.entry(lease.to_owned()).or_default().clone()
         };
-        turn.lock_owned().await
+        lock.lock_owned().await
     }
 }
 
 /// Keeps a lease from being deleted while a pull runs in it.
-pub(super) struct Using {
+pub(super) struct LeaseInUse {
     lease: String,
     uses: Uses,
 }
 
-impl Drop for Using {
+impl Drop for LeaseInUse {
     fn drop(&mut self) {
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(of) = uses.get_mut(&self.lease) {
@@ -92,11 +92,11 @@ impl LeaseBook {
             client: LeasesClient::new(channel),
             owner: owner.to_owned(),
             uses: Uses::default(),
-            turns: Turns::default(),
+            locks: LeaseLocks::default(),
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Use>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, LeaseUse>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,15 +106,15 @@ impl LeaseBook {
         self.client.clone().list(in_namespace(none)).await.map(drop)
     }
 
-    pub(super) fn using(&self, lease: &str) -> Using {
+    pub(super) fn using(&self, lease: &str) -> LeaseInUse {
         self.lock().entry(lease.to_owned()).or_default().running += 1;
-        Using { lease: lease.to_owned(), uses: self.uses.clone() }
+        LeaseInUse { lease: lease.to_owned(), uses: self.uses.clone() }
     }
 
     /// Creates the lease, or renews it if it expires soon.
     pub(super) async fn ensure(&self, lease: &str) -> Result<(), Status> {
-        let _turn = self.turns.take(lease).await;
-        let fresh = |of: &Use| {
+        let _turn = self.locks.take(lease).await;
+        let fresh = |of: &LeaseUse| {
             of.verified.and_then(|at| at.elapsed().ok()).is_some_and(|age| age < LIFETIME - RENEW_BELOW)
         };
         if self.lock().get(lease).is_some_and(fresh) {
@@ -175,7 +175,7 @@ impl LeaseBook {
 
     /// Renews a lease whose bytes are needed for longer, but does not create a missing one.
     pub(super) async fn extend(&self, lease: &str) -> Result<(), Status> {
-        let _turn = self.turns.take(lease).await;
+        let _turn = self.locks.take(lease).await;
         let in_use = self.lock().get(lease).is_some_and(|of| of.running > 0);
         let below = if in_use { RENEW_IN_USE_BELOW } else { RENEW_BELOW };
         self.prolong(lease, below).await.map(drop)
@@ -207,7 +207,7 @@ impl LeaseBook {
 
     /// Deletes a lease, unless a pull uses it again.
     pub(super) async fn delete(&self, lease: &str, collect: bool) -> Result<(), Status> {
-        let _turn = self.turns.take(lease).await;
+        let _turn = self.locks.take(lease).await;
         {
             let mut uses = self.lock();
             if uses.get(lease).is_some_and(|of| of.running > 0) {
@@ -232,7 +232,7 @@ impl LeaseBook {
                 None => (&*lease.id, false),
             };
             // A pull that uses it meanwhile creates it again after this turn.
-            let _turn = self.turns.take(base).await;
+            let _turn = self.locks.take(base).await;
             let known = keep.contains(base) || self.lock().contains_key(base);
             // An agent that was killed while it renewed the lease left its bytes to the spare one, until that expires.
             let needed = known && !(is_spare && exists(base));

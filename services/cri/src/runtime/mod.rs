@@ -57,7 +57,7 @@ const LEASE_RETRIES: [Duration; 2] = [Duration::from_millis(100), Duration::from
 /// Metadata by which containerd runs a call within a lease.
 const LEASE_HEADER: &str = "containerd-lease";
 /// `RuntimeName` of the runtimes whose PullImage ignores the pod's namespace.
-const NAMESPACE_BLIND: [&str; 1] = ["containerd"];
+const IGNORES_POD_NAMESPACE: [&str; 1] = ["containerd"];
 
 #[derive(Clone)]
 pub struct ContainerRuntime {
@@ -167,7 +167,7 @@ impl Inner {
             pull_option,
             leases: !is_agent && self.has(Api::Leases).await,
             content: !is_agent && self.has(Api::Content).await,
-            ignores_namespace: NAMESPACE_BLIND.contains(&version.runtime_name.as_str()),
+            ignores_namespace: IGNORES_POD_NAMESPACE.contains(&version.runtime_name.as_str()),
         };
         Ok(RuntimeInfo { name: version.runtime_name, version: version.runtime_version, capabilities })
     }
@@ -292,10 +292,13 @@ impl Inner {
 }
 
 async fn short<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    within(SHORT_CALL, call).await
+    with_timeout(SHORT_CALL, call).await
 }
 
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+async fn with_timeout<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
     tokio::time::timeout(limit, call)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))))
@@ -426,7 +429,9 @@ impl Runtime for ContainerRuntime {
         let inner = self.inner.clone();
         let limit = if collect { COLLECTION } else { SHORT_CALL };
         async move {
-            within(limit, inner.leases.delete(&lease, collect)).await.map_err(|status| inner.error(&status))
+            with_timeout(limit, inner.leases.delete(&lease, collect))
+                .await
+                .map_err(|status| inner.error(&status))
         }
         .boxed()
     }

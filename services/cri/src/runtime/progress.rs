@@ -63,7 +63,7 @@ pub(super) struct ProgressReader {
     /// By digest; `None`: not a manifest.
     blobs: HashMap<String, Option<Known>>,
     /// Layers that are complete although the lease does not list them: they existed before.
-    there: HashSet<String>,
+    present: HashSet<String>,
     /// When a reading last referred to a blob.
     seen: HashMap<String, Instant>,
 }
@@ -74,7 +74,7 @@ impl ProgressReader {
             content: ContentClient::new(channel.clone()),
             leases: LeasesClient::new(channel),
             blobs: HashMap::new(),
-            there: HashSet::new(),
+            present: HashSet::new(),
             seen: HashMap::new(),
         }
     }
@@ -115,7 +115,7 @@ impl ProgressReader {
         self.seen.extend(seen.into_iter().map(|digest| (digest, now)));
         self.seen.retain(|_, at| now.duration_since(*at) < FORGET_AFTER);
         self.blobs.retain(|digest, _| self.seen.contains_key(digest));
-        self.there.retain(|digest| self.seen.contains_key(digest));
+        self.present.retain(|digest| self.seen.contains_key(digest));
         Ok((readings, failed))
     }
 
@@ -147,7 +147,7 @@ impl ProgressReader {
                 self.look_for(&blob.digest).await?;
             }
         }
-        let is_there = |digest: &str| complete.contains(digest) || self.there.contains(digest);
+        let is_there = |digest: &str| complete.contains(digest) || self.present.contains(digest);
         Ok(Some(measure(&manifest, is_there, ingests)))
     }
 
@@ -202,8 +202,8 @@ impl ProgressReader {
     }
 
     async fn look_for(&mut self, digest: &str) -> Result<(), Status> {
-        if !self.there.contains(digest) && self.info(digest).await?.is_some() {
-            self.there.insert(digest.to_owned());
+        if !self.present.contains(digest) && self.info(digest).await?.is_some() {
+            self.present.insert(digest.to_owned());
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_no_manifest() {
+    fn an_index_is_not_a_manifest() {
         assert!(
             serde_json::from_str::<Manifest>(r#"{"manifests":[{"digest":"sha256:a","size":1}]}"#).is_err()
         );

@@ -31,10 +31,6 @@ fn pull_in(lease: Option<&str>) -> RuntimePull {
     RuntimePull { call, lease: lease.map(str::to_owned), option: None }
 }
 
-fn in_hours(hours: u32) -> String {
-    in_minutes(hours * 60)
-}
-
 fn in_minutes(minutes: u32) -> String {
     humantime::format_rfc3339_seconds(std::time::SystemTime::now() + HOUR / 60 * minutes).to_string()
 }
@@ -63,7 +59,7 @@ fn a_pull_makes_its_lease_first_and_names_it() {
         assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         assert!(runtime.calls(PULL_IMAGE).iter().all(|call| call.headers["containerd-lease"] == "keelson-1"));
         client.drop_lease("keelson-1".into(), false).await.unwrap();
-        client.drop_lease("keelson-1".into(), false).await.expect("one that is not there is no error");
+        client.drop_lease("keelson-1".into(), false).await.expect("a missing lease is not an error");
         assert!(containerd.leases().is_empty());
     });
 }
@@ -85,11 +81,11 @@ fn a_lease_is_deleted_with_a_garbage_collection_where_space_is_needed() {
 }
 
 #[test]
-fn a_lease_of_a_former_life_is_used_as_it_is_while_it_lasts() {
+fn a_lease_of_an_earlier_process_is_used_while_it_lasts() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let _runtime = serve(&sockets, &containerd);
-        let (owner, expires) = ((OWNED, OWNER), in_hours(20));
+        let (owner, expires) = ((OWNED, OWNER), in_minutes(20 * 60));
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &[("content", "sha256:a")]);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
@@ -143,7 +139,7 @@ fn an_agent_killed_while_it_renewed_a_lease_leaves_its_bytes_pinned() {
 }
 
 #[test]
-fn a_lease_that_expires_soon_is_made_anew_with_all_it_pins() {
+fn a_lease_that_expires_soon_is_recreated_with_its_resources() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let _runtime = serve(&sockets, &containerd);
@@ -174,7 +170,7 @@ fn a_lease_that_expires_soon_is_made_anew_with_all_it_pins() {
 }
 
 #[test]
-fn a_lease_that_vanished_is_made_again_once() {
+fn a_vanished_lease_is_recreated_once() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let runtime = serve(&sockets, &containerd);
@@ -188,7 +184,7 @@ fn a_lease_that_vanished_is_made_again_once() {
 }
 
 #[test]
-fn a_lease_that_keeps_vanishing_is_the_runtimes_own_error() {
+fn a_lease_that_keeps_vanishing_yields_the_runtime_error() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let own = containerd.clone();
@@ -300,7 +296,7 @@ fn a_runtime_without_containerds_api_serves_all_the_same() {
 }
 
 #[test]
-fn two_agents_in_a_row_leave_leases_to_the_one_beside_containerd() {
+fn of_two_chained_agents_the_one_next_to_containerd_makes_leases() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let runtime = serve(&sockets, &containerd);
@@ -409,7 +405,7 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
 }
 
 #[test]
-fn a_large_blob_is_no_manifest_and_is_not_read() {
+fn a_large_blob_is_not_read_as_a_manifest() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let _runtime = serve(&sockets, &containerd);

@@ -126,7 +126,7 @@ fn a_runtime_that_is_replaced_is_learned_again() {
 
 /// I10: what a failed probe says about the runtime.
 #[test]
-fn a_probe_tells_a_busy_runtime_from_a_dead_one() {
+fn a_probe_distinguishes_a_busy_runtime_from_a_dead_one() {
     run(async {
         let cases = [
             (VERSION, None, FailureKind::Silent),
@@ -157,7 +157,7 @@ fn a_probe_tells_a_busy_runtime_from_a_dead_one() {
         }
         let sockets = Sockets::new();
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        assert_eq!(client.probe().await.unwrap_err().kind, FailureKind::Gone, "nobody listens");
+        assert_eq!(client.probe().await.unwrap_err().kind, FailureKind::Gone, "no listener");
     });
 }
 

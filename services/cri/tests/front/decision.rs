@@ -29,7 +29,7 @@ async fn keep_restarting(agent: &Agent) {
 }
 
 #[test]
-fn a_pull_passes_through_when_nobody_decides_and_is_not_started_later() {
+fn an_undecided_pull_passes_through_and_is_not_started_later() {
     run(async {
         let sockets = Sockets::new();
         let runtime = standard(&sockets);
@@ -94,14 +94,14 @@ fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
             };
             let (reply, ()) = tokio::join!(pulling, restarting);
             assert_eq!((reply.code(), passed(&agent)), (0, 0), "{}", reply.text());
-            assert_eq!(agent.handled("RequestPull"), 2, "its front has asked again");
+            assert_eq!(agent.handled("RequestPull"), 2, "its front has repeated the request");
             assert_eq!(agent.pulls.recorder().restarts(), 1);
         });
     }
 }
 
 #[test]
-fn a_pull_on_which_the_coordinator_fails_again_and_again_passes_through() {
+fn a_pull_passes_through_when_the_coordinator_keeps_failing() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {

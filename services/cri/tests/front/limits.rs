@@ -11,24 +11,24 @@ use tokio::{
 };
 
 use crate::support::{
-    Agent, ByHand, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
-    grpc_ok, pull_request, run, until,
+    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, RawClient, Sockets, VERSION, client,
+    frame, grpc_ok, pull_request, run, until,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Says `hello` and reads until the front hangs up.
-async fn rude(agent: &Agent, hello: &[u8]) -> Vec<u8> {
+async fn send_and_read_to_end(agent: &Agent, hello: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(&agent.socket).await.unwrap();
     // The front may hang up before everything is written.
     let _ = stream.write_all(hello).await;
-    let mut heard = Vec::new();
-    let _ = stream.read_to_end(&mut heard).await;
-    heard
+    let mut received = Vec::new();
+    let _ = stream.read_to_end(&mut received).await;
+    received
 }
 
 #[test]
-fn what_is_no_http2_is_hung_up_on() {
+fn connections_without_http2_are_closed() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());
@@ -45,7 +45,7 @@ fn what_is_no_http2_is_hung_up_on() {
             b"",
             b"PRI * HTTP/2.0",
         ] {
-            rude(&agent, hello).await;
+            send_and_read_to_end(&agent, hello).await;
         }
         // A complete preface and then silence is a client that has nothing to send yet.
         let mut idle = UnixStream::connect(&agent.socket).await.unwrap();
@@ -56,7 +56,7 @@ fn what_is_no_http2_is_hung_up_on() {
 }
 
 #[test]
-fn a_half_open_connection_costs_nobody_else() {
+fn a_half_open_connection_does_not_affect_others() {
     run(async {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
@@ -77,8 +77,8 @@ fn a_half_open_connection_costs_nobody_else() {
         writing.forget();
         drop(half);
         tokio::time::sleep(20 * SECOND).await;
-        let mut heard = Vec::new();
-        reading.read_to_end(&mut heard).await.unwrap();
+        let mut received = Vec::new();
+        reading.read_to_end(&mut received).await.unwrap();
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
     });
 }
@@ -175,15 +175,15 @@ fn calls_cancelled_in_the_packet_that_makes_them_leave_the_connection_alive() {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
-        let mut client = ByHand::connect(&agent.socket).await;
+        let mut client = RawClient::connect(&agent.socket).await;
         // As after a node was suspended for a while, and every call on it timed out.
         let mut packet = Vec::new();
         for n in 0..500 {
-            packet.extend(ByHand::request(2 * n + 1, ImageStatus::PATH));
-            packet.extend(ByHand::cancel(2 * n + 1));
+            packet.extend(RawClient::request(2 * n + 1, ImageStatus::PATH));
+            packet.extend(RawClient::cancel(2 * n + 1));
         }
         client.write(&packet).await;
-        client.write(&ByHand::request(1001, VERSION)).await;
+        client.write(&RawClient::request(1001, VERSION)).await;
         assert!(client.answered(1001).await);
     });
 }
@@ -194,12 +194,12 @@ fn malformed_calls_do_not_add_up_over_the_life_of_a_connection() {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());
         let agent = Agent::start(&sockets).await;
-        let mut client = ByHand::connect(&agent.socket).await;
+        let mut client = RawClient::connect(&agent.socket).await;
         for n in 0..1_500 {
-            client.write(&ByHand::malformed(2 * n + 1)).await;
+            client.write(&RawClient::malformed(2 * n + 1)).await;
             assert!(!client.answered(2 * n + 1).await);
         }
-        client.write(&ByHand::request(3_001, VERSION)).await;
+        client.write(&RawClient::request(3_001, VERSION)).await;
         assert!(client.answered(3_001).await);
     });
 }
@@ -266,7 +266,7 @@ fn a_graceful_stop_lets_running_calls_end() {
         }
         tokio::time::sleep(SECOND).await;
         assert!(!client.frames.of_kind(Frame::GOAWAY).is_empty());
-        assert!(UnixStream::connect(&agent.socket).await.is_err(), "nobody listens any more");
+        assert!(UnixStream::connect(&agent.socket).await.is_err(), "no listener is left");
         assert!(!idle.is_open() && client.is_open());
         let serving = agent.serving.take().unwrap();
         assert!(!serving.is_finished(), "a call still runs");
@@ -280,7 +280,7 @@ fn a_graceful_stop_lets_running_calls_end() {
 }
 
 #[test]
-fn a_list_of_headers_far_over_the_usual_passes() {
+fn a_very_large_header_list_passes() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());

@@ -68,7 +68,7 @@ fn an_absent_runtime_is_unavailable_by_name_when_the_hold_time_is_over() {
 }
 
 #[test]
-fn a_client_that_leaves_a_held_call_is_forgotten() {
+fn a_cancelled_held_call_is_dropped() {
     run(async {
         let sockets = Sockets::new();
         let agent = Agent::start(&sockets).await;
@@ -119,7 +119,7 @@ fn calls_that_a_starting_kubelet_exits_on_are_tried_again_and_no_others() {
 }
 
 #[test]
-fn a_runtime_that_never_gets_ready_has_the_last_word() {
+fn a_runtime_that_never_gets_ready_ends_the_call_with_its_error() {
     run(async {
         let sockets = Sockets::new();
         let _runtime = not_ready(&sockets, u32::MAX);
@@ -132,7 +132,7 @@ fn a_runtime_that_never_gets_ready_has_the_last_word() {
 }
 
 #[test]
-fn a_start_up_call_with_a_large_body_passes_whole() {
+fn a_start_up_call_with_a_large_body_passes_completely() {
     run(async {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
@@ -174,7 +174,7 @@ fn case_15_the_next_call_on_the_same_connection_finds_the_restarted_runtime() {
             assert!(since.elapsed() <= 3 * SECOND);
             let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
             assert_eq!(reply.code(), 0, "{}", reply.text());
-            assert!(since.elapsed() <= 4 * SECOND, "pulls go on {:?} after it is back", since.elapsed());
+            assert!(since.elapsed() <= 4 * SECOND, "pulls resume {:?} after it is back", since.elapsed());
         }
         assert!(client.is_open());
     });
@@ -217,7 +217,7 @@ fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
             );
             assert_eq!(reply.code(), 14);
             assert!(reply.text().starts_with(&expected), "{}", reply.text());
-            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call is connected anew");
+            assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call opens a connection");
         }
     });
 }

@@ -274,7 +274,7 @@ fn an_end_that_comes_while_the_last_piece_waits_for_room_is_not_lost() {
 }
 
 #[test]
-fn a_runtime_that_answers_early_is_heard_and_the_upload_ends() {
+fn an_early_answer_of_the_runtime_ends_the_upload() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
@@ -350,7 +350,7 @@ fn case_18_nine_mib_of_images_pass_to_tonic() {
 }
 
 #[test]
-fn a_client_that_does_not_read_stops_the_runtime_and_nobody_else() {
+fn a_client_that_does_not_read_stops_only_its_own_stream() {
     run(async {
         let sockets = Sockets::new();
         let accepted = Arc::new(Mutex::new(0_usize));
@@ -398,7 +398,7 @@ fn a_runtime_that_does_not_read_stops_the_client() {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
             match &*call.path {
-                UNKNOWN => drop(call.left().await),
+                UNKNOWN => drop(call.wait_for_reset().await),
                 _ => call.standard().await,
             }
         });
@@ -433,7 +433,7 @@ fn waiting_runtime(sockets: &Sockets) -> (FakeRuntime, tokio::sync::mpsc::Unboun
         let tell = tell.clone();
         async move {
             match &*call.path {
-                UNKNOWN => tell.send(call.left().await).unwrap(),
+                UNKNOWN => tell.send(call.wait_for_reset().await).unwrap(),
                 _ => call.standard().await,
             }
         }
@@ -518,7 +518,7 @@ fn the_runtimes_reset_reaches_the_client_with_its_reason() {
 }
 
 #[test]
-fn the_first_answer_says_that_the_pull_option_is_obeyed() {
+fn the_first_answer_shows_that_the_pull_option_is_obeyed() {
     run(async {
         let sockets = Sockets::new();
         let _runtime = FakeRuntime::standard(&sockets.runtime());

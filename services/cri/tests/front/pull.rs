@@ -77,7 +77,7 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
 }
 
 #[test]
-fn a_pulls_metadata_passes_without_what_is_not_for_the_runtime() {
+fn pull_metadata_passes_without_reserved_headers() {
     run(async {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);
@@ -260,7 +260,7 @@ fn case_07_a_killed_callers_pulls_leave_the_queue_at_once() {
 }
 
 #[test]
-fn an_answered_caller_does_not_leave_too() {
+fn an_answered_caller_is_not_counted_as_left() {
     run(async {
         let sockets = Sockets::new();
         let pulls = gated(&sockets);
@@ -304,9 +304,8 @@ fn a_callers_deadline_is_kept_while_the_pull_waits() {
         let running = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/first")))).await;
         until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
         let since = Instant::now();
-        let patience = [("grpc-timeout", "45S")];
-        let reply =
-            client.try_call(PULL_IMAGE, &patience, frame(&pull_request("r.io/second"))).await.unwrap();
+        let timeout = [("grpc-timeout", "45S")];
+        let reply = client.try_call(PULL_IMAGE, &timeout, frame(&pull_request("r.io/second"))).await.unwrap();
         assert_eq!((reply.code(), since.elapsed().as_secs()), (4, 45));
         assert!(reply.text().contains("queued"), "{}", reply.text());
         pulls.gate.send_replace(true);

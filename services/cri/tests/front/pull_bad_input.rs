@@ -80,7 +80,7 @@ fn cases() -> Vec<(&'static str, Bytes, i32, &'static str)> {
 }
 
 #[test]
-fn bad_requests_are_refused_in_words_and_harm_nothing() {
+fn bad_requests_are_refused_with_an_error() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());
@@ -128,7 +128,7 @@ fn good_requests_at_the_edge_are_taken() {
 }
 
 #[test]
-fn a_caller_that_leaves_in_the_middle_of_its_request_reaches_nobody() {
+fn a_caller_that_leaves_during_its_request_starts_no_pull() {
     run(async {
         let sockets = Sockets::new();
         let runtime = FakeRuntime::standard(&sockets.runtime());

@@ -88,7 +88,7 @@ fn conditions_images_and_their_file_system_are_taken_as_the_runtime_gives_them()
 }
 
 #[test]
-fn a_runtime_that_says_nothing_is_understood() {
+fn empty_runtime_answers_are_accepted() {
     run(async {
         let sockets = Sockets::new();
         let (_runtime, client) = serve(&sockets, Answers::default());
@@ -134,7 +134,7 @@ fn a_list_of_images_may_be_as_long_as_the_kubelets() {
 }
 
 #[test]
-fn a_connection_that_closes_is_told_of_once() {
+fn a_closed_connection_is_reported_once() {
     run(async {
         let sockets = Sockets::new();
         let (mut runtime, client) = serve(&sockets, Answers::default());
@@ -147,13 +147,13 @@ fn a_connection_that_closes_is_told_of_once() {
         closed.await.unwrap();
         assert!(since.elapsed() < Duration::from_secs(1));
         assert_eq!(client.connection_closed().now_or_never(), None, "once");
-        client.images().await.expect_err("nobody is there");
+        client.images().await.expect_err("no runtime is there");
         assert_eq!(client.connection_closed().now_or_never(), None, "no connection was made");
     });
 }
 
 #[test]
-fn the_agent_learns_of_a_death_at_once_although_nothing_is_asked() {
+fn runtime_death_is_noticed_at_once_without_calls() {
     run(async {
         let sockets = Sockets::new();
         let mut runtime = FakeRuntime::standard(&sockets.runtime());
@@ -165,7 +165,7 @@ fn the_agent_learns_of_a_death_at_once_although_nothing_is_asked() {
         let since = Instant::now();
         agent.health.wait_for(|health| matches!(health, Health::Down { .. })).await.unwrap();
         assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-        assert_eq!(runtime.calls(VERSION).len(), probes, "the probe found nobody");
+        assert_eq!(runtime.calls(VERSION).len(), probes, "the probe got no answer");
     });
 }
 
@@ -193,6 +193,6 @@ fn a_runtime_that_only_drops_the_connection_is_asked_at_once_and_stays_up() {
         assert_eq!((runtime.calls(VERSION).len(), runtime.connections()), (probes + 1, connections + 1));
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(matches!(&*agent.health.borrow(), Health::Up { .. }));
-        assert!(!agent.health.has_changed().unwrap(), "that is no news");
+        assert!(!agent.health.has_changed().unwrap(), "that is not a change");
     });
 }

@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::{AgentView, ServeError, view::within};
+use crate::{AgentView, ServeError, view::with_timeout};
 
 pub(crate) use service::{DEFAULT_QUEUED, max_queued, no_such_actor};
 
@@ -47,7 +47,8 @@ pub async fn serve_grpc<V: AgentView>(
             .add_service(NodeServer::new(node::NodeService::new(view.clone())))
             .add_service(InspectionServer::new(inspection::InspectionService::new(view.clone())))
     };
-    let ready =
-        || async { within(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok)) };
+    let ready = || async {
+        with_timeout(view.readyz()).await.is_ok_and(|checks| checks.iter().all(|check| check.ok))
+    };
     serve_ready(listener, API, ready, routes, shutdown).await
 }

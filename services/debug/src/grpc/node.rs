@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     AgentView, ConditionError,
     access::may_change,
-    view::{answer, within},
+    view::{answer, with_timeout},
 };
 
 impl From<ConditionError> for Status {
@@ -41,7 +41,7 @@ impl<V: AgentView> NodeService<V> {
 
 /// Bounds the wait for a change, and converts an error into a status.
 async fn change<T>(change: impl Future<Output = Result<T, ConditionError>>) -> Result<T, Status> {
-    Ok(within(change).await??)
+    Ok(with_timeout(change).await??)
 }
 
 #[tonic::async_trait]

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     AgentView, ViewError,
     access::may_change,
-    view::{answer, within},
+    view::{answer, with_timeout},
 };
 
 /// For a request without `max_queued`.
@@ -62,14 +62,14 @@ impl<V: AgentView> Debug for DebugService<V> {
         &self,
         _: Request<pb::GetVersionRequest>,
     ) -> Result<Response<pb::GetVersionResponse>, Status> {
-        Ok(Response::new(within(self.view.version()).await?))
+        Ok(Response::new(with_timeout(self.view.version()).await?))
     }
 
     async fn get_readiness(
         &self,
         _: Request<pb::GetReadinessRequest>,
     ) -> Result<Response<pb::Readiness>, Status> {
-        let checks = within(self.view.readyz()).await?;
+        let checks = with_timeout(self.view.readyz()).await?;
         let ready = checks.iter().all(|check| check.ok);
         let checks = checks.into_iter().map(|check| pb::Check {
             name: check.name,
@@ -84,13 +84,13 @@ impl<V: AgentView> Debug for DebugService<V> {
         &self,
         _: Request<pb::ListActorsRequest>,
     ) -> Result<Response<pb::ListActorsResponse>, Status> {
-        let actors = within(self.view.actors()).await?;
+        let actors = with_timeout(self.view.actors()).await?;
         Ok(Response::new(pb::ListActorsResponse { actors }))
     }
 
     async fn get_actor(&self, request: Request<pb::GetActorRequest>) -> Result<Response<pb::Actor>, Status> {
         let name = request.into_inner().name;
-        let actor = within(self.view.actor(&name)).await?;
+        let actor = with_timeout(self.view.actor(&name)).await?;
         actor.map(Response::new).ok_or_else(|| Status::not_found(no_such_actor(&name, &self.view)))
     }
 
@@ -139,7 +139,7 @@ impl<V: AgentView> Debug for DebugService<V> {
     }
 
     async fn get_config(&self, _: Request<pb::GetConfigRequest>) -> Result<Response<pb::Config>, Status> {
-        Ok(Response::new(within(self.view.config()).await?))
+        Ok(Response::new(with_timeout(self.view.config()).await?))
     }
 }
 
@@ -167,7 +167,7 @@ fn watch<V: AgentView>(
                     last = Some(list.clone());
                     return Some((Ok(list), Some((view, follower, last))));
                 }
-                Err(ViewError::Busy(_)) => follower.again(),
+                Err(ViewError::Busy(_)) => follower.retry(),
                 Err(error) => return Some((Err(error.into()), None)),
             }
         }

@@ -46,7 +46,7 @@ fn connected<T>(message: T) -> Request<T> {
 
 /// I12: a user with read access only, and a connection without a known user, change nothing; reading needs no right.
 #[tokio::test]
-async fn changes_need_more_than_looking() {
+async fn changes_need_a_permitted_peer() {
     let fake = Fake::new();
     let (service, _stop) = service(&fake);
     let node = NodeService::new(fake.clone());
@@ -98,7 +98,7 @@ async fn actors() {
 }
 
 #[tokio::test]
-async fn the_other_questions() {
+async fn version_readiness_storage_and_config() {
     let (service, _stop) = service(&Fake::new());
     let version = service.get_version(Request::new(pb::GetVersionRequest {})).await.unwrap().into_inner();
     assert_eq!(version.node_name, "n1");
@@ -111,7 +111,7 @@ async fn the_other_questions() {
 }
 
 #[tokio::test]
-async fn readiness_says_what_is_wrong_and_since_when() {
+async fn readiness_has_reasons_and_times() {
     let fake = Fake::new();
     fake.script().ready[1] = crate::Check { since_unix_ms: 7_000, ..check("runtime", false, "gone") };
     let (service, _stop) = service(&fake);
@@ -135,7 +135,7 @@ fn condition() -> node_pb::SetConditionRequest {
 }
 
 #[tokio::test]
-async fn conditions_are_handed_on_as_they_are() {
+async fn conditions_are_passed_on_unchanged() {
     let fake = Fake::new();
     let node = NodeService::new(fake.clone());
     for changed in [true, false] {
@@ -196,7 +196,7 @@ async fn a_stuck_reporter_is_unavailable() {
 }
 
 #[tokio::test]
-async fn limits_are_handed_on_and_nonsense_is_not() {
+async fn valid_limits_are_passed_on() {
     let fake = Fake::new();
     let (service, _stop) = service(&fake);
     let set = async |to| service.set_limit(connected(pb::SetLimitRequest { to })).await;
@@ -267,7 +267,7 @@ async fn a_watcher_gets_the_newest_state_at_its_own_pace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn busy_is_waited_out_and_an_error_ends_the_watch() {
+async fn a_watch_survives_busy_and_ends_with_an_error() {
     let fake = Fake::new();
     let (service, _stop) = service(&fake);
     let mut lists = service.watch_pulls(watch(0, 0)).await.unwrap().into_inner();
@@ -432,7 +432,7 @@ async fn the_node_service_answers_on_the_same_socket() {
 }
 
 #[tokio::test]
-async fn many_watchers_of_which_most_never_read() {
+async fn many_watchers_that_do_not_read() {
     const WATCHERS: usize = 200;
     let fake = Fake::new();
     let served = Served::start(&fake);
@@ -471,7 +471,7 @@ async fn many_watchers_of_which_most_never_read() {
 }
 
 #[tokio::test]
-async fn garbage_harms_nobody() {
+async fn invalid_bytes_do_not_affect_other_clients() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let served = Served::start(&Fake::new());
     for garbage in

@@ -17,17 +17,17 @@ use super::Shared;
 use crate::{
     AgentView,
     grpc::{max_queued, no_such_actor},
-    view::{answer, within},
+    view::{answer, with_timeout},
 };
 
 pub(super) type Answer<T> = Result<Document<T>, Failure>;
 
 pub(super) async fn version<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::GetVersionResponse> {
-    Ok(Document(within(shared.view.version()).await?))
+    Ok(Document(with_timeout(shared.view.version()).await?))
 }
 
 pub(super) async fn metrics<V: AgentView>(State(shared): State<Shared<V>>) -> Result<Response, Failure> {
-    let text = within(shared.view.metrics()).await?;
+    let text = with_timeout(shared.view.metrics()).await?;
     Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
@@ -38,14 +38,14 @@ pub(super) struct Actors {
 }
 
 pub(super) async fn actors<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<Actors> {
-    Ok(Document(Actors { actors: within(shared.view.actors()).await? }))
+    Ok(Document(Actors { actors: with_timeout(shared.view.actors()).await? }))
 }
 
 pub(super) async fn actor<V: AgentView>(
     State(shared): State<Shared<V>>,
     Path(name): Path<String>,
 ) -> Answer<pb::Actor> {
-    let actor = within(shared.view.actor(&name)).await?;
+    let actor = with_timeout(shared.view.actor(&name)).await?;
     let actor =
         actor.ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, no_such_actor(&name, &shared.view)))?;
     Ok(Document(actor))
@@ -76,7 +76,7 @@ pub(super) async fn storage<V: AgentView>(State(shared): State<Shared<V>>) -> An
 }
 
 pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Answer<pb::Config> {
-    Ok(Document(within(shared.view.config()).await?))
+    Ok(Document(with_timeout(shared.view.config()).await?))
 }
 
 pub(super) async fn not_found(uri: Uri) -> Failure {

@@ -19,7 +19,7 @@ use super::Shared;
 use crate::{
     AgentView, ViewError,
     grpc::DEFAULT_QUEUED,
-    view::{answer, within},
+    view::{answer, with_timeout},
 };
 
 /// Maximum number of watchers and of faults in an event: a page shows no more, and there may be a thousand of each.
@@ -42,10 +42,10 @@ struct Now {
 impl Now {
     async fn of(view: &impl AgentView) -> Self {
         let (version, pulls, heartbeats, actors) = tokio::join!(
-            within(view.version()),
+            with_timeout(view.version()),
             answer(view.pulls(DEFAULT_QUEUED)),
             answer(view.heartbeats()),
-            within(view.actors())
+            with_timeout(view.actors())
         );
         Self {
             now_unix_ms: unix_ms(SystemTime::now()),

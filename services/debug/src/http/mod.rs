@@ -22,7 +22,7 @@ use keelson_serve::http::{self, EventStreams, Hosts, gated, probe};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{AgentView, ServeError, view::within};
+use crate::{AgentView, ServeError, view::with_timeout};
 
 /// Shared by the handlers.
 #[derive(Debug, Clone)]
@@ -71,9 +71,9 @@ fn router<V: AgentView>(view: V, own: Hosts, stop: CancellationToken) -> Router 
 }
 
 async fn livez<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
-    probe("livez", within(shared.view.livez()).await, query.as_deref())
+    probe("livez", with_timeout(shared.view.livez()).await, query.as_deref())
 }
 
 async fn readyz<V: AgentView>(State(shared): State<Shared<V>>, RawQuery(query): RawQuery) -> Response {
-    probe("readyz", within(shared.view.readyz()).await, query.as_deref())
+    probe("readyz", with_timeout(shared.view.readyz()).await, query.as_deref())
 }

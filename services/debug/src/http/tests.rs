@@ -83,7 +83,7 @@ async fn documents() {
 }
 
 #[tokio::test]
-async fn an_actor_whole_and_one_that_is_not_there() {
+async fn one_actor_and_an_unknown_one() {
     let fake = Fake::new();
     let (status, actor) = get_json(&fake, "/debug/actors/PullCoordinator").await;
     assert_eq!(status, StatusCode::OK);
@@ -133,7 +133,7 @@ async fn pulls_and_their_query() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
         assert!(error["error"].as_str().unwrap().contains("max_que"), "{wrong}: {error}");
     }
-    assert_eq!(fake.script().asked.len(), 2, "the agent is not asked what makes no sense");
+    assert_eq!(fake.script().asked.len(), 2, "invalid requests do not reach the agent");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn heartbeats() {
         "on_change_only": false
     });
     let ready = json!({
-        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "all is well",
+        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "healthy",
         "last_transition_unix_ms": 1000, "source": "agent", "contested": false
     });
     let certificate = json!({
@@ -196,7 +196,7 @@ async fn errors_of_the_agent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_agent_is_reported_and_not_waited_for() {
+async fn a_stuck_agent_is_reported_after_a_timeout() {
     let fake = Fake::new();
     fake.script().stuck = true;
     let start = Instant::now();
@@ -248,7 +248,7 @@ async fn metrics() {
 }
 
 #[tokio::test]
-async fn the_page_needs_nothing_from_elsewhere() {
+async fn the_page_loads_no_external_resource() {
     let fake = Fake::new();
     let (status, headers, html) = get(&fake, "/").await;
     assert_eq!(status, StatusCode::OK);
@@ -422,7 +422,7 @@ async fn events_are_coalesced_and_end_with_the_agent() {
     assert_eq!(start.elapsed(), Duration::from_millis(500));
     assert_eq!(fake.script().asked, [100, 100], "a thousand changes are one question");
     events.next().await.unwrap();
-    assert_eq!(start.elapsed(), Duration::from_millis(5500), "a quiet agent still says that it is there");
+    assert_eq!(start.elapsed(), Duration::from_millis(5500), "a quiet agent still sends refreshes");
     stop.cancel();
     assert_eq!(events.next().await, None);
 }
@@ -438,7 +438,7 @@ async fn events_go_on_while_the_pulls_cannot_be_had() {
     assert_eq!(without["pulls_error"], "PullCoordinator is restarting");
     assert_eq!(without["actors"][0]["status"], "running");
     fake.script().pulls = Ok(crate::fake::pulls());
-    assert_eq!(events.next().await.unwrap()["pulls"]["running"], 1, "asked again without a change");
+    assert_eq!(events.next().await.unwrap()["pulls"]["running"], 1, "repeated without a change");
 }
 
 #[tokio::test(start_paused = true)]
@@ -452,11 +452,7 @@ async fn events_go_on_while_the_heartbeats_cannot_be_had() {
     assert_eq!(without["heartbeats_error"], "StatusReporter is restarting");
     assert_eq!(without["pulls"]["running"], 1);
     fake.script().heartbeats = Ok(crate::fake::heartbeats());
-    assert_eq!(
-        events.next().await.unwrap()["heartbeats"]["state"],
-        "healthy",
-        "asked again without a change"
-    );
+    assert_eq!(events.next().await.unwrap()["heartbeats"]["state"], "healthy", "repeated without a change");
 }
 
 #[tokio::test(start_paused = true)]
@@ -495,7 +491,7 @@ async fn the_server_serves_and_stops() {
     stop.send(()).unwrap();
     let mut rest = Vec::new();
     events.read_to_end(&mut rest).await.unwrap();
-    assert!(rest.ends_with(b"0\r\n\r\n"), "the stream ends as a whole, not in the middle");
+    assert!(rest.ends_with(b"0\r\n\r\n"), "the stream ends between events");
     server.await.unwrap().unwrap();
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the listener is closed");
 }

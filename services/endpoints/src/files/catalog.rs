@@ -136,7 +136,7 @@ impl Catalog {
     }
 
     /// Objects that are not used, because a file that sorts first has one of the same name.
-    pub(super) fn overruled(&self) -> Vec<(FileName, Fault)> {
+    pub(super) fn shadowed_objects(&self) -> Vec<(FileName, Fault)> {
         let mut faults = Vec::new();
         for key in &self.contested {
             let Some((winner, _)) = self.winner(key) else { continue };

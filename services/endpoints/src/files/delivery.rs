@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, collections::BTreeSet, sync::Arc, time::Duration};
 
 use keelson_actor_system::cluster::JobHealth;
-use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
+use keelson_endpoint_publisher::{Ack, EventSink, SourceEvent, SourceKind};
 use keelson_proto::backoff::Backoff;
 use tokio::time::sleep;
 
@@ -48,7 +48,7 @@ impl Delivery {
     }
 
     async fn send(&mut self, kind: SourceKind, event: SourceEvent) -> bool {
-        let taken = self.sink.send(event).await == Answer::Taken;
+        let taken = self.sink.send(event).await == Ack::Accepted;
         if !taken {
             self.listed.remove(&kind);
         }
@@ -134,7 +134,7 @@ impl Delivery {
     }
 
     /// Sends empty changes, so that a sink that has lost its state can request a listing without waiting for a change.
-    pub(super) async fn remind(&mut self, all: All<'_>) {
+    pub(super) async fn send_empty_changes(&mut self, all: All<'_>) {
         for kind in SourceKind::ALL {
             if kind != SourceKind::Node && self.listed.contains(&kind) {
                 self.changes(kind, Vec::new()).await;

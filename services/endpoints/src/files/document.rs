@@ -20,7 +20,7 @@ pub(super) enum Document {
     /// An object of a kind that is read. It is packed at once: as JSON it takes several times the memory.
     Read { line: u32, kind: SourceKind, object: Result<Object, ObjectError> },
     /// An object of another kind.
-    Passed,
+    Ignored,
     /// Not an object.
     Other { line: u32, what: &'static str },
 }
@@ -38,7 +38,7 @@ impl Document {
                 let Fields { line, fields, .. } = fields;
                 Self::Read { line, kind, object: object::object(kind, fields) }
             }
-            Ok(Role::Pass) => Self::Passed,
+            Ok(Role::Ignored) => Self::Ignored,
             Ok(Role::List(_)) | Err(_) => Self::Object(fields),
         }
     }

@@ -29,17 +29,17 @@ use super::{
 };
 
 /// Maximum number of consecutive scans to find a state that does not change while it is read.
-const MOST_ROUNDS: usize = 5;
+const MAX_ROUNDS: usize = 5;
 
 /// Granularity of file system times: a file that was read within this time after a write may have been written
 /// again since without a visible change.
-const COARSEST_TIME: Duration = Duration::from_secs(2);
+const MAX_TIME_GRANULARITY: Duration = Duration::from_secs(2);
 
 /// What is known of changes without scanning the folder.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Hints {
     /// Files that were closed after writing or moved here: they are complete.
-    pub(super) whole: HashSet<String>,
+    pub(super) complete: HashSet<String>,
     /// Files that a program is writing to.
     pub(super) open: HashSet<String>,
 }
@@ -47,9 +47,9 @@ pub(super) struct Hints {
 impl Hints {
     /// Merges later hints.
     pub(super) fn add(&mut self, later: Self) {
-        self.whole.retain(|name| !later.open.contains(name));
-        self.open.retain(|name| !later.whole.contains(name));
-        self.whole.extend(later.whole);
+        self.complete.retain(|name| !later.open.contains(name));
+        self.open.retain(|name| !later.complete.contains(name));
+        self.complete.extend(later.complete);
         self.open.extend(later.open);
     }
 }
@@ -67,23 +67,23 @@ struct Known {
     /// Of the content; `None` if it could not be read.
     hash: Option<[u8; 32]>,
     /// The file may have changed without a visible change of its stamp.
-    doubtful: bool,
+    may_have_changed: bool,
     faults: Vec<Fault>,
 }
 
 impl Known {
     /// Whether the file has to be read again although its stamp is unchanged.
-    fn again(&self, wall: SystemTime) -> bool {
-        self.hash.is_none() || (self.doubtful && !is_new(&self.stamp, wall))
+    fn must_reread(&self, wall: SystemTime) -> bool {
+        self.hash.is_none() || (self.may_have_changed && !is_new(&self.stamp, wall))
     }
 }
 
 #[derive(Debug, Default)]
 struct Listing {
     files: BTreeMap<FileName, Entry>,
-    odd: Vec<(FileName, Fault)>,
+    invalid: Vec<(FileName, Fault)>,
     /// Files that exist and cannot be examined.
-    unclear: BTreeSet<FileName>,
+    unreadable: BTreeSet<FileName>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,9 +95,9 @@ pub(super) struct FileFault {
 
 /// The result of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct Scan {
     /// Scan again after this time for some file.
-    pub(super) again: Option<Duration>,
+    pub(super) rescan_after: Option<Duration>,
     /// The folder is new and still being filled: the result is not complete.
     pub(super) filling: bool,
 }
@@ -112,7 +112,7 @@ pub(super) struct Folder {
     known: BTreeMap<FileName, Known>,
     pending: HashMap<FileName, Pending>,
     open: HashSet<String>,
-    odd: Vec<(FileName, Fault)>,
+    invalid: Vec<(FileName, Fault)>,
     identity: Option<(u64, u64)>,
     /// Since when the folder is being filled.
     filling: Option<Instant>,
@@ -130,7 +130,7 @@ impl Folder {
             known: BTreeMap::new(),
             pending: HashMap::new(),
             open: HashSet::new(),
-            odd: Vec::new(),
+            invalid: Vec::new(),
             identity: None,
             filling: None,
             logged: BTreeSet::new(),
@@ -141,8 +141,8 @@ impl Folder {
     ///
     /// # Errors
     /// The folder cannot be read; the catalog is not changed.
-    pub(super) fn look(&mut self, hints: Hints, now: Instant, wall: SystemTime) -> io::Result<Look> {
-        self.open.retain(|name| !hints.whole.contains(name));
+    pub(super) fn scan(&mut self, hints: Hints, now: Instant, wall: SystemTime) -> io::Result<Scan> {
+        self.open.retain(|name| !hints.complete.contains(name));
         self.open.extend(hints.open.into_iter().filter(|name| parse::is_manifest(name)));
         let (mut listing, quiet_in) = match self.begin(now, wall) {
             Ok(begun) => begun,
@@ -151,11 +151,11 @@ impl Folder {
                 return Err(error);
             }
         };
-        let mut whole = hints.whole;
-        let mut again = None;
-        for round in 1..=MOST_ROUNDS {
-            let (due, next) = self.due(&listing, &whole, now, wall);
-            again = next;
+        let mut complete = hints.complete;
+        let mut rescan_after = None;
+        for round in 1..=MAX_ROUNDS {
+            let (due, next) = self.due(&listing, &complete, now, wall);
+            rescan_after = next;
             let links = due.iter().any(|name| listing.files.get(name).is_some_and(|entry| entry.link));
             let several = links || due.len() > 1 || !self.missing(&listing).is_empty();
             let mut vanished = false;
@@ -166,8 +166,8 @@ impl Folder {
                     self.forget(name);
                 }
             }
-            whole.clear();
-            if round == MOST_ROUNDS || !(several || vanished) {
+            complete.clear();
+            if round == MAX_ROUNDS || !(several || vanished) {
                 break;
             }
             // Otherwise a rename between two reads would be seen in part.
@@ -178,15 +178,15 @@ impl Folder {
             listing = newer;
         }
         self.open.retain(|name| listing.files.contains_key(&**name));
-        self.odd = listing.odd;
+        self.invalid = listing.invalid;
         if let Some(since) = self.filling {
-            let left = self.timing.settle_most.saturating_sub(now.saturating_duration_since(since));
-            let wait = again.into_iter().chain(quiet_in).min().filter(|_| !left.is_zero());
-            again = wait.map(|wait| wait.min(left)).or(again);
+            let left = self.timing.settle_max.saturating_sub(now.saturating_duration_since(since));
+            let wait = rescan_after.into_iter().chain(quiet_in).min().filter(|_| !left.is_zero());
+            rescan_after = wait.map(|wait| wait.min(left)).or(rescan_after);
             self.filling = wait.and(self.filling);
         }
         self.log();
-        Ok(Look { again, filling: self.filling.is_some() })
+        Ok(Scan { rescan_after, filling: self.filling.is_some() })
     }
 
     /// The content of the folder, and, while it is still being filled, when it will have been quiet for long enough.
@@ -214,7 +214,7 @@ impl Folder {
             }
             if name.to_str().is_none() {
                 let reason = "the file name is not valid UTF-8; the file is ignored".to_owned();
-                listing.odd.push((lossy, Fault { line: 0, reason }));
+                listing.invalid.push((lossy, Fault { line: 0, reason }));
                 continue;
             }
             let link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
@@ -226,25 +226,25 @@ impl Folder {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !link => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    listing.odd.push((
+                    listing.invalid.push((
                         lossy,
                         Fault { line: 0, reason: "the symbolic link has no target".to_owned() },
                     ));
                 }
                 Err(error) => {
-                    listing.unclear.insert(lossy.clone());
+                    listing.unreadable.insert(lossy.clone());
                     listing
-                        .odd
+                        .invalid
                         .push((lossy, Fault { line: 0, reason: format!("cannot stat the file: {error}") }));
                 }
             }
         }
-        listing.odd.sort_by(|a, b| a.0.cmp(&b.0));
+        listing.invalid.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(listing)
     }
 
     fn missing(&self, listing: &Listing) -> Vec<FileName> {
-        let here = |name: &FileName| listing.files.contains_key(name) || listing.unclear.contains(name);
+        let here = |name: &FileName| listing.files.contains_key(name) || listing.unreadable.contains(name);
         self.known.keys().filter(|name| !here(name)).cloned().collect()
     }
 
@@ -252,20 +252,20 @@ impl Folder {
     fn due(
         &mut self,
         listing: &Listing,
-        whole: &HashSet<String>,
+        complete: &HashSet<String>,
         now: Instant,
         wall: SystemTime,
     ) -> (Vec<FileName>, Option<Duration>) {
         let mut due = Vec::new();
-        let mut again: Option<Duration> = None;
+        let mut rescan_after: Option<Duration> = None;
         self.pending.retain(|name, _| listing.files.contains_key(name) || self.known.contains_key(name));
         for (name, entry) in &listing.files {
             let known = self.known.get(name);
             self.catalog.set_leaving(name, false);
             let same = known.is_some_and(|known| known.stamp == entry.stamp);
-            if same && !whole.contains(&**name) {
+            if same && !complete.contains(&**name) {
                 self.pending.remove(name);
-                if known.is_some_and(|known| known.again(wall)) && !self.open.contains(&**name) {
+                if known.is_some_and(|known| known.must_reread(wall)) && !self.open.contains(&**name) {
                     due.push(name.clone());
                 }
                 continue;
@@ -274,7 +274,7 @@ impl Folder {
             let switched = entry.link && known.is_none_or(|known| !known.stamp.same_file(&entry.stamp));
             let old = self.filling.is_some()
                 && age(&entry.stamp, wall).is_some_and(|age| age >= self.timing.settle);
-            if whole.contains(&**name) || switched || (old && !self.open.contains(&**name)) {
+            if complete.contains(&**name) || switched || (old && !self.open.contains(&**name)) {
                 due.push(name.clone());
                 continue;
             }
@@ -282,7 +282,7 @@ impl Folder {
                 self.pending.entry(name.clone()).or_insert_with(|| Pending::new(Some(entry.stamp), now));
             match pending.see(Some(entry.stamp), self.open.contains(&**name), now, &self.timing) {
                 Due::Now => due.push(name.clone()),
-                Due::In(time) => again = Some(again.map_or(time, |other| other.min(time))),
+                Due::In(time) => rescan_after = Some(rescan_after.map_or(time, |other| other.min(time))),
             }
         }
         for name in self.missing(listing) {
@@ -295,13 +295,13 @@ impl Folder {
             let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending::new(None, now));
             match pending.see(None, false, now, &self.timing) {
                 Due::Now => due.push(name),
-                Due::In(time) => again = Some(again.map_or(time, |other| other.min(time))),
+                Due::In(time) => rescan_after = Some(rescan_after.map_or(time, |other| other.min(time))),
             }
         }
         for name in &due {
             self.pending.remove(name);
         }
-        (due, again)
+        (due, rescan_after)
     }
 
     fn forget(&mut self, name: &FileName) {
@@ -316,7 +316,7 @@ impl Folder {
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => (entry.stamp, Err(error)),
         };
-        let doubtful = is_new(&stamp, wall);
+        let may_have_changed = is_new(&stamp, wall);
         let hash = content.as_ref().ok().map(|bytes| Sha256::digest(bytes).into());
         let known = self.known.get_mut(name);
         if let (Some(known), Some(hash)) = (known, hash)
@@ -326,7 +326,7 @@ impl Folder {
                 stamp,
                 link: entry.link,
                 hash: Some(hash),
-                doubtful,
+                may_have_changed,
                 faults: std::mem::take(&mut known.faults),
             };
             return true;
@@ -344,7 +344,7 @@ impl Folder {
             }
             Err(faults) => faults,
         };
-        self.known.insert(name.clone(), Known { stamp, link: entry.link, hash, doubtful, faults });
+        self.known.insert(name.clone(), Known { stamp, link: entry.link, hash, may_have_changed, faults });
         true
     }
 
@@ -358,13 +358,16 @@ impl Folder {
                 earlier_in_use,
             })
         });
-        let others = self.odd.iter().map(|(file, fault)| {
+        let others = self.invalid.iter().map(|(file, fault)| {
             let earlier_in_use = self.catalog.has(file);
             FileFault { file: file.clone(), fault: fault.clone(), earlier_in_use }
         });
-        let overruled = self.catalog.overruled().into_iter();
-        let others =
-            others.chain(overruled.map(|(file, fault)| FileFault { file, fault, earlier_in_use: false }));
+        let shadowed_objects = self.catalog.shadowed_objects().into_iter();
+        let others = others.chain(shadowed_objects.map(|(file, fault)| FileFault {
+            file,
+            fault,
+            earlier_in_use: false,
+        }));
         let mut faults: Vec<FileFault> = broken.chain(others).collect();
         faults.sort_by(|a, b| (&a.file, a.fault.line).cmp(&(&b.file, b.fault.line)));
         faults
@@ -409,7 +412,7 @@ fn age(stamp: &Stamp, wall: SystemTime) -> Option<Duration> {
 
 /// Whether a later write could have the same file system time.
 fn is_new(stamp: &Stamp, wall: SystemTime) -> bool {
-    age(stamp, wall).is_some_and(|age| age < COARSEST_TIME)
+    age(stamp, wall).is_some_and(|age| age < MAX_TIME_GRANULARITY)
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -442,7 +445,7 @@ fn read(path: &Path, most: u64) -> Result<(Stamp, Vec<u8>), ReadError> {
 }
 
 /// The faults as the API returns them.
-pub(super) fn shown(faults: &[FileFault]) -> Arc<[keelson_proto::endpoints::FileFault]> {
+pub(super) fn faults_to_proto(faults: &[FileFault]) -> Arc<[keelson_proto::endpoints::FileFault]> {
     let shown = faults.iter().map(|fault| keelson_proto::endpoints::FileFault {
         file: fault.file.to_string(),
         line: fault.fault.line,

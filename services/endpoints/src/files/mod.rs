@@ -54,8 +54,8 @@ use tracing::{info, warn};
 
 use self::{
     delivery::Delivery,
-    folder::{Folder, Hints, Look},
-    notice::{Noticed, Notices},
+    folder::{Folder, Hints, Scan},
+    notice::{NoticeResult, Notices},
 };
 
 pub use self::settle::FilesTiming;
@@ -64,13 +64,13 @@ pub use self::settle::FilesTiming;
 use keelson_endpoint_publisher::SourceEvent;
 
 /// Default of [`FilesParts::max_file_bytes`].
-pub const MOST_FILE_BYTES: u64 = 32 * 1024 * 1024;
+pub const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 
 /// Minimum interval between reads of notices while a program is writing.
 const WRITING_PAUSE: Duration = Duration::from_millis(5);
 
 /// Maximum pause after a scan.
-const MOST_REST: Duration = Duration::from_millis(250);
+const MAX_REST: Duration = Duration::from_millis(250);
 
 #[derive(Clone)]
 pub struct FilesParts {
@@ -90,7 +90,7 @@ impl FilesParts {
     #[must_use]
     pub fn new(folder: PathBuf, node_name: String, sink: Arc<dyn EventSink>) -> Self {
         let timing = FilesTiming::default();
-        Self { folder, node_name, sink, max_file_bytes: MOST_FILE_BYTES, notices: true, timing }
+        Self { folder, node_name, sink, max_file_bytes: MAX_FILE_BYTES, notices: true, timing }
     }
 }
 
@@ -139,7 +139,7 @@ impl fmt::Debug for FilesSource {
     }
 }
 
-type Found = Result<Look, String>;
+type Found = Result<Scan, String>;
 
 fn locked(folder: &Mutex<Folder>) -> MutexGuard<'_, Folder> {
     folder.lock().unwrap_or_else(PoisonError::into_inner)
@@ -174,9 +174,9 @@ impl FilesSource {
         let mut hints = Hints::default();
         loop {
             let began = Instant::now();
-            let wait = running.look(std::mem::take(&mut hints)).await;
+            let wait = running.scan(std::mem::take(&mut hints)).await;
             // Files that change without pause take at most half of the time.
-            let rest = began.elapsed().min(MOST_REST);
+            let rest = began.elapsed().min(MAX_REST);
             sleep(rest).await;
             hints = running.wait(wait.saturating_sub(rest)).await;
         }
@@ -221,7 +221,7 @@ impl Watch {
         }
     }
 
-    async fn next(&mut self) -> Noticed {
+    async fn next(&mut self) -> NoticeResult {
         let Some(notices) = &self.notices else { return std::future::pending().await };
         match notices.next().await {
             Ok(noticed) => noticed,
@@ -248,27 +248,27 @@ struct Running {
 
 impl Running {
     /// Scans the folder and sends the changes; returns the maximum wait until the next scan.
-    async fn look(&mut self, hints: Hints) -> Duration {
+    async fn scan(&mut self, hints: Hints) -> Duration {
         self.watch.follow();
         let found = self.read(hints).await;
         let wait = match &found {
-            Ok(look) => look.again.unwrap_or(self.timing.poll).min(self.timing.poll),
+            Ok(scan) => scan.rescan_after.unwrap_or(self.timing.poll).min(self.timing.poll),
             Err(_) => self.timing.poll_missing,
         };
         let folder = Arc::clone(&self.folder);
         let all = move |kind| locked(&folder).catalog.all(kind);
-        if found.as_ref().is_ok_and(|look| !look.filling) {
+        if found.as_ref().is_ok_and(|scan| !scan.filling) {
             self.ready = true;
-            let faults = folder::shown(&locked(&self.folder).faults());
+            let faults = folder::faults_to_proto(&locked(&self.folder).faults());
             *self.shared.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
             let changes = locked(&self.folder).catalog.changes();
             if changes.is_empty() {
-                self.delivery.remind(&all).await;
+                self.delivery.send_empty_changes(&all).await;
             } else {
                 self.delivery.send_changes(changes, &all).await;
             }
         } else if self.ready {
-            self.delivery.remind(&all).await;
+            self.delivery.send_empty_changes(&all).await;
         }
         self.report_health(found).await;
         wait
@@ -276,12 +276,12 @@ impl Running {
 
     async fn read(&self, hints: Hints) -> Found {
         let folder = Arc::clone(&self.folder);
-        let looked = tokio::task::spawn_blocking(move || {
-            locked(&folder).look(hints, Instant::now(), SystemTime::now())
+        let scanned = tokio::task::spawn_blocking(move || {
+            locked(&folder).scan(hints, Instant::now(), SystemTime::now())
         });
         let path: &Path = &self.watch.path;
-        match looked.await {
-            Ok(Ok(look)) => Ok(look),
+        match scanned.await {
+            Ok(Ok(scan)) => Ok(scan),
             Ok(Err(error)) => Err(format!("cannot read the manifests directory {}: {error}", path.display())),
             Err(error) => {
                 Err(format!("cannot read the manifests directory {} completely: {error}", path.display()))
@@ -292,7 +292,7 @@ impl Running {
     async fn report_health(&mut self, found: Found) {
         let before = self.health.clone();
         match found {
-            Ok(look) if look.filling => {}
+            Ok(scan) if scan.filling => {}
             Ok(_) => self.health = JobHealth::Healthy,
             Err(reason) => {
                 let since_unix_ms = match &self.health {
@@ -325,7 +325,7 @@ impl Running {
                 noticed = self.watch.next() => noticed,
             };
             hints.add(noticed.hints);
-            if noticed.now {
+            if noticed.is_complete {
                 return hints;
             }
             // A file that is being written is scanned after it has had time to settle.

@@ -18,7 +18,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::folder::Hints;
 
 /// Maximum number of consecutive reads, so that a process that writes without pause cannot delay a scan indefinitely.
-const MOST_READS: usize = 64;
+const MAX_READS: usize = 64;
 
 struct Descriptor(Inotify);
 
@@ -30,29 +30,29 @@ impl AsRawFd for Descriptor {
 
 /// The result of some notices.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Noticed {
+pub(super) struct NoticeResult {
     pub(super) hints: Hints,
     /// Something is complete, not only being written.
-    pub(super) now: bool,
+    pub(super) is_complete: bool,
 }
 
-impl Noticed {
+impl NoticeResult {
     fn take(&mut self, event: &InotifyEvent) {
         let name = || event.name.as_ref().and_then(|name| name.to_str()).map(str::to_owned);
         let mask = event.mask;
         if mask.intersects(AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO) {
             if let Some(name) = name() {
                 self.hints.open.remove(&name);
-                self.hints.whole.insert(name);
+                self.hints.complete.insert(name);
             }
-            self.now = true;
+            self.is_complete = true;
         } else if mask.contains(AddWatchFlags::IN_MODIFY) {
             if let Some(name) = name() {
-                self.hints.whole.remove(&name);
+                self.hints.complete.remove(&name);
                 self.hints.open.insert(name);
             }
         } else {
-            self.now = true;
+            self.is_complete = true;
         }
     }
 }
@@ -97,12 +97,12 @@ impl Notices {
     }
 
     /// Waits for notices. Cancel safe.
-    pub(super) async fn next(&self) -> io::Result<Noticed> {
+    pub(super) async fn next(&self) -> io::Result<NoticeResult> {
         loop {
             let mut ready = self.descriptor.readable().await?;
-            let mut noticed = Noticed::default();
+            let mut noticed = NoticeResult::default();
             let mut any = false;
-            for _ in 0..MOST_READS {
+            for _ in 0..MAX_READS {
                 match self.descriptor.get_ref().0.read_events() {
                     Ok(events) => {
                         any = true;

@@ -7,7 +7,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use keelson_endpoint_publisher::{
-    EndpointSlice, NodeView, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    EndpointSlice, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
 };
 use keelson_proto::kubernetes::ObjectMeta;
 use prost::Message;
@@ -48,7 +48,7 @@ pub(super) enum Role {
     /// Its items are read; items without a kind are of this one.
     List(Option<SourceKind>),
     /// It is ignored.
-    Pass,
+    Ignored,
 }
 
 /// A fault of an object.
@@ -134,7 +134,7 @@ pub(super) fn role(
     let (single, list) = kind.strip_suffix("List").map_or((kind.as_str(), false), |single| (single, true));
     // A kind of the same name in another group is another kind, such as the Services of Knative.
     let Some(entry) = KINDS.iter().find(|entry| entry.0 == single && entry.1 == group) else {
-        return Ok(Role::Pass);
+        return Ok(Role::Ignored);
     };
     if version != entry.2 {
         let known = if group.is_empty() { entry.2.to_owned() } else { format!("{group}/{}", entry.2) };
@@ -250,11 +250,13 @@ pub(super) fn object(kind: SourceKind, mut fields: Map<String, Value>) -> Result
     Ok(Object { key: (kind, name), line: 0, body })
 }
 
-fn seen<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<Seen<T>> {
+fn to_event<T: Message + Default>(name: ServiceName, body: Option<Body>) -> Option<ObjectEvent<T>> {
     match body {
-        None => Some(Seen::Gone(name)),
+        None => Some(ObjectEvent::Deleted(name)),
         // Packed in this process, so it can be unpacked.
-        Some(Body::Packed(bytes)) => T::decode(bytes).ok().map(|object| Seen::Put(Box::new(object))),
+        Some(Body::Packed(bytes)) => {
+            T::decode(bytes).ok().map(|object| ObjectEvent::Upsert(Box::new(object)))
+        }
         Some(Body::Node(_)) => None,
     }
 }
@@ -268,11 +270,11 @@ pub(super) enum Change {
     Listed,
 }
 
-fn all<T: Message + Default>(changes: Vec<Change>) -> Vec<Seen<T>> {
+fn all<T: Message + Default>(changes: Vec<Change>) -> Vec<ObjectEvent<T>> {
     let seen = changes.into_iter().filter_map(|change| match change {
-        Change::Listing => Some(Seen::Listing),
-        Change::Object(name, body) => seen(name, body),
-        Change::Listed => Some(Seen::Listed),
+        Change::Listing => Some(ObjectEvent::Listing),
+        Change::Object(name, body) => to_event(name, body),
+        Change::Listed => Some(ObjectEvent::ListComplete),
     });
     seen.collect()
 }

@@ -17,10 +17,10 @@ use super::{
 };
 
 /// Maximum number of faults that are reported for one file.
-const MOST_FAULTS: usize = 20;
+const MAX_FAULTS: usize = 20;
 
 /// Maximum depth of nested lists.
-const MOST_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// The formats, by the extension of a file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,15 +54,15 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     fn fault(&mut self, line: u32, reason: String) {
-        if self.faults.len() < MOST_FAULTS {
+        if self.faults.len() < MAX_FAULTS {
             self.faults.push(Fault { line, reason });
         }
     }
 
     /// `find` looks up the line of a field.
-    fn wrong(&mut self, line: u32, error: &ObjectError, find: impl FnOnce(&[Step]) -> Option<u32>) {
+    fn add_fault(&mut self, line: u32, error: &ObjectError, find: impl FnOnce(&[Step]) -> Option<u32>) {
         // Finding a line takes as long as reading the file, so it is not done for faults that are not reported.
-        if self.faults.len() < MOST_FAULTS {
+        if self.faults.len() < MAX_FAULTS {
             let line = if error.path.is_empty() { line } else { find(&error.path).unwrap_or(line) };
             self.fault(line, error.to_string());
         }
@@ -77,7 +77,7 @@ impl Reading<'_> {
     ) {
         let object = match object {
             Ok(object) => Object { line, ..object },
-            Err(error) => return self.wrong(line, &error, find),
+            Err(error) => return self.add_fault(line, &error, find),
         };
         match self.lines.entry(object.key.clone()) {
             Entry::Occupied(first) => {
@@ -96,20 +96,20 @@ impl Reading<'_> {
         let text = self.text;
         let number = way.0;
         let find = |path: &[Step]| {
-            let whole: Vec<Step> = way.1.iter().chain(path).cloned().collect();
-            locate::line(text, number, &whole)
+            let full_path: Vec<Step> = way.1.iter().chain(path).cloned().collect();
+            locate::line(text, number, &full_path)
         };
         let Fields { line, fields, items } = match document {
             Document::Object(fields) => fields,
             Document::Read { line, kind, object } => return self.take(kind, line, object, find),
-            Document::Passed => return,
+            Document::Ignored => return,
             Document::Other { line, what } => {
                 return self.fault(line, format!("expected an object, found {what}"));
             }
         };
         match object::role(fields.get("apiVersion"), fields.get("kind"), implied) {
-            Err(error) => self.wrong(line, &error, find),
-            Ok(Role::Pass) => {}
+            Err(error) => self.add_fault(line, &error, find),
+            Ok(Role::Ignored) => {}
             Ok(Role::Read(kind)) => self.take(kind, line, object::object(kind, fields), find),
             Ok(Role::List(implied)) => self.yaml_items(items, line, implied, way),
         }
@@ -125,7 +125,7 @@ impl Reading<'_> {
         match items {
             Items::None => {}
             Items::Other => self.fault(line, "items is not a list".to_owned()),
-            Items::List(_) if way.1.len() >= 2 * MOST_DEPTH => {
+            Items::List(_) if way.1.len() >= 2 * MAX_DEPTH => {
                 self.fault(line, "lists are nested too deeply".to_owned());
             }
             Items::List(items) => {
@@ -151,14 +151,14 @@ impl Reading<'_> {
             }
         };
         match object::role(head.api_version.as_ref(), head.kind.as_ref(), implied) {
-            Err(error) => self.wrong(line, &error, find),
-            Ok(Role::Pass) => {}
+            Err(error) => self.add_fault(line, &error, find),
+            Ok(Role::Ignored) => {}
             Ok(Role::Read(kind)) => match serde_json::from_str(raw.get()) {
                 Ok(fields) => self.take(kind, line, object::object(kind, fields), find),
                 // Syntax errors were found in the first pass; depth and range remain.
-                Err(error) => self.fault(line + within(&error), without_place(&error)),
+                Err(error) => self.fault(line + line_in(&error), without_place(&error)),
             },
-            Ok(Role::List(_)) if depth >= MOST_DEPTH => {
+            Ok(Role::List(_)) if depth >= MAX_DEPTH => {
                 self.fault(line, "lists are nested too deeply".to_owned())
             }
             Ok(Role::List(implied)) => match head.items.map(|items| serde_json::from_str(items.get())) {
@@ -214,7 +214,7 @@ impl<'a> Lines<'a> {
 }
 
 /// Number of lines from the beginning of a text to an error in it.
-fn within(error: &serde_json::Error) -> u32 {
+fn line_in(error: &serde_json::Error) -> u32 {
     u32::try_from(error.line()).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
@@ -242,7 +242,7 @@ pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<Vec<Object>, Vec<Fault>>
                 match raw {
                     Ok(raw) => reading.json(raw, None, 0, &mut lines),
                     Err(error) => {
-                        let line = within(&error).saturating_add(1);
+                        let line = line_in(&error).saturating_add(1);
                         return Err(vec![Fault { line, reason: without_place(&error) }]);
                     }
                 }

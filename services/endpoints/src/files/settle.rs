@@ -12,9 +12,9 @@ pub struct FilesTiming {
     /// is dropped: editors write by moving the old file away first.
     pub settle: Duration,
     /// As `settle`, while a program has the file open for writing.
-    pub settle_open: Duration,
+    pub settle_while_open: Duration,
     /// Maximum wait for a file that never settles.
-    pub settle_most: Duration,
+    pub settle_max: Duration,
     /// Interval of scans without a notice. Network file systems give no notices, nor does a link whose target is
     /// changed elsewhere.
     pub poll: Duration,
@@ -26,8 +26,8 @@ impl Default for FilesTiming {
     fn default() -> Self {
         Self {
             settle: Duration::from_millis(100),
-            settle_open: Duration::from_secs(1),
-            settle_most: Duration::from_secs(5),
+            settle_while_open: Duration::from_secs(1),
+            settle_max: Duration::from_secs(5),
             poll: Duration::from_secs(5),
             poll_missing: Duration::from_secs(1),
         }
@@ -84,9 +84,9 @@ impl Pending {
             self.stamp = stamp;
             self.quiet_since = now;
         }
-        let needed = if open { timing.settle_open } else { timing.settle };
+        let needed = if open { timing.settle_while_open } else { timing.settle };
         let quiet = needed.saturating_sub(now.saturating_duration_since(self.quiet_since));
-        let most = timing.settle_most.saturating_sub(now.saturating_duration_since(self.first));
+        let most = timing.settle_max.saturating_sub(now.saturating_duration_since(self.first));
         let left = quiet.min(most);
         if left.is_zero() { Due::Now } else { Due::In(left) }
     }

@@ -183,7 +183,7 @@ fn placed(node: Spanned<Node>) -> Document {
     match node.value.0 {
         Document::Object(fields) => Document::Object(Fields { line, ..fields }),
         Document::Read { kind, object, .. } => Document::Read { line, kind, object },
-        Document::Passed => Document::Passed,
+        Document::Ignored => Document::Ignored,
         Document::Other { what, .. } => Document::Other { line, what },
     }
 }

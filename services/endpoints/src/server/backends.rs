@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::plan::{Revision, behind};
 
 /// Maximum number of backends; a node has one or two.
-const MOST: usize = 64;
+const MAX_BACKENDS: usize = 64;
 /// A backend is silent after three times the maximum interval of reports.
 const SILENT: Duration = Duration::from_secs(30);
 /// Long enough to be seen by an operator who is alerted.
@@ -34,7 +34,7 @@ pub(super) const STATES: [&str; 3] = ["pending", "synced", "failing"];
 /// The maximum is reached, and every known backend has reported lately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{MOST} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
+    "{MAX_BACKENDS} backends have reported in the last {SILENT:?}, which is the maximum; use a constant name per backend"
 )]
 pub(super) struct TooMany;
 
@@ -81,27 +81,27 @@ fn ended(pid: u32) -> bool {
 /// State without a clock.
 #[derive(Debug, Default)]
 struct Known {
-    all: BTreeMap<(String, u32), Kept>,
+    all: BTreeMap<(String, u32), KeptReport>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptReport {
     report: Backend,
     at: Instant,
     /// Whether its pid is valid in this PID namespace.
     known_here: bool,
 }
 
-impl Kept {
-    fn silent(&self, now: Instant) -> bool {
+impl KeptReport {
+    fn is_silent(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= SILENT
     }
 
-    fn forgotten(&self, now: Instant) -> bool {
+    fn is_forgotten(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= FORGOTTEN
     }
 
-    fn gone(&self, ended: impl Fn(u32) -> bool) -> bool {
+    fn has_ended(&self, ended: impl Fn(u32) -> bool) -> bool {
         self.known_here && ended(self.report.pid)
     }
 }
@@ -115,27 +115,27 @@ impl Known {
         ended: impl Fn(u32) -> bool,
     ) -> Result<(), TooMany> {
         // A backend that was restarted replaces the one that ended.
-        let replaced = |kept: &Kept| kept.report.name == report.name && kept.gone(&ended);
-        self.all.retain(|_, kept| !kept.forgotten(now) && !replaced(kept));
+        let replaced = |kept: &KeptReport| kept.report.name == report.name && kept.has_ended(&ended);
+        self.all.retain(|_, kept| !kept.is_forgotten(now) && !replaced(kept));
         let key = (report.name.clone(), report.pid);
-        if self.all.len() >= MOST && !self.all.contains_key(&key) {
-            let silent = self.all.iter().filter(|(_, kept)| kept.silent(now) || kept.gone(&ended));
+        if self.all.len() >= MAX_BACKENDS && !self.all.contains_key(&key) {
+            let silent = self.all.iter().filter(|(_, kept)| kept.is_silent(now) || kept.has_ended(&ended));
             let oldest = silent.min_by_key(|(_, kept)| kept.at).map(|(key, _)| key.clone()).ok_or(TooMany)?;
             self.all.remove(&oldest);
         }
-        self.all.insert(key, Kept { report, at: now, known_here });
+        self.all.insert(key, KeptReport { report, at: now, known_here });
         Ok(())
     }
 
     fn show(&self, now: Instant, newest: Option<Revision>, ended: impl Fn(u32) -> bool) -> Vec<Backend> {
-        let remembered = self.all.values().filter(|kept| !kept.forgotten(now));
+        let remembered = self.all.values().filter(|kept| !kept.is_forgotten(now));
         remembered
             .map(|kept| {
                 let mut shown = kept.report.clone();
-                let at = Revision::asked(shown.instance_id, shown.rev);
+                let at = Revision::from_request(shown.instance_id, shown.rev);
                 shown.behind = behind(at, newest);
-                shown.silent = kept.silent(now);
-                if kept.gone(&ended) {
+                shown.silent = kept.is_silent(now);
+                if kept.has_ended(&ended) {
                     shown.silent = true;
                     shown.reason = match kept.report.reason.as_str() {
                         "" => "its process has exited".to_owned(),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_is_silent_and_then_forgotten() {
+    fn a_backend_without_reports_is_silent_and_then_forgotten() {
         let start = Instant::now();
         let mut known = Known::default();
         known.take(report("nft", 1), false, start, ALIVE).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_behind_is_counted_within_an_instance_and_is_all_of_it_in_another() {
+    fn the_lag_is_counted_within_an_instance_and_is_the_full_revision_in_another() {
         let now = Instant::now();
         let at = |instance_id, rev| Backend { instance_id, rev, ..report("nft", 1) };
         let newest = Some(Revision { instance_id: 7, rev: 12 });
@@ -234,7 +234,7 @@ mod tests {
             ("ahead, as after a state on disk was lost", at(7, 20), newest, 0),
             ("of another instance", at(8, 12), newest, 12),
             ("nothing in effect", at(0, 0), newest, 12),
-            ("before anything is published", at(7, 5), None, 0),
+            ("before the first state", at(7, 5), None, 0),
         ] {
             let mut known = Known::default();
             known.take(backend, false, now, ALIVE).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_said_to_have_only_where_its_number_is_known() {
+    fn an_ended_process_is_detected_only_if_its_pid_is_known() {
         let now = Instant::now();
         let mut known = Known::default();
         known.take(report("here", 5), true, now, ALIVE).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_started_again_replaces_the_one_that_ended() {
+    fn a_restarted_backend_replaces_the_one_that_ended() {
         let now = Instant::now();
         let mut known = Known::default();
         for (name, pid, known_here) in [("nft", 1, true), ("nft", 2, false), ("other", 3, true)] {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_kept_and_silent_ones_make_room() {
+    fn backends_above_the_maximum_are_refused_unless_one_is_silent() {
         let start = Instant::now();
         let later = start + SILENT;
         let mut known = Known::default();
@@ -285,10 +285,10 @@ mod tests {
             known.take(report("nft", pid), false, later, ALIVE).unwrap();
         }
         assert_eq!(known.take(report("nft", 64), false, start, ALIVE), Err(TooMany), "none is silent yet");
-        known.take(report("old", 0), false, start, ALIVE).expect("one that is known is heard");
+        known.take(report("old", 0), false, start, ALIVE).expect("reports of known backends are accepted");
         known.take(report("nft", 64), false, later, ALIVE).expect("the silent one makes room");
         let shown = known.show(later, None, ALIVE);
-        assert_eq!(shown.len(), MOST);
+        assert_eq!(shown.len(), MAX_BACKENDS);
         assert!(shown.iter().all(|backend| backend.name == "nft"));
         assert_eq!(known.take(report("nft", 65), false, later, ALIVE), Err(TooMany));
         known.take(report("nft", 65), false, later + FORGOTTEN, ALIVE).unwrap();
@@ -296,11 +296,11 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_looked_for_by_their_number() {
+    fn processes_are_looked_up_by_pid() {
         assert!(!ended(std::process::id()));
         assert!(!ended(1), "a process of another user exists too");
         // Above the maximum of Linux (PID_MAX_LIMIT).
         assert!(ended(1 << 29));
-        assert!(!ended(0) && !ended(u32::MAX), "these mean groups, and are asked nothing");
+        assert!(!ended(0) && !ended(u32::MAX), "these name process groups and get no signal");
     }
 }

@@ -36,7 +36,7 @@ use super::{
 };
 
 /// Maximum size of a request in bytes; a usual one has about 50.
-const LARGEST_REQUEST: usize = 64 * 1024;
+const MAX_REQUEST_BYTES: usize = 64 * 1024;
 /// Maximum time until a request has arrived completely.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
 
@@ -50,17 +50,17 @@ pub(super) struct Shared {
     pub(super) hints: watch::Sender<ClientHints>,
     pub(super) stop: CancellationToken,
     /// When the server first saw its latest revision.
-    pub(super) met: Mutex<Option<(Revision, Instant)>>,
+    pub(super) first_seen: Mutex<Option<(Revision, Instant)>>,
 }
 
 impl Shared {
     /// When any call first saw this state or a newer one.
-    fn met(&self, state: &Published) -> Instant {
+    fn first_seen(&self, state: &Published) -> Instant {
         let position = Revision::of(state);
-        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        match *met {
+        let mut first_seen = self.first_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match *first_seen {
             Some((known, at)) if known.instance_id == position.instance_id && known.rev >= position.rev => at,
-            _ => met.insert((position, Instant::now())).1,
+            _ => first_seen.insert((position, Instant::now())).1,
         }
     }
 }
@@ -131,7 +131,7 @@ where
         plan,
         batch: None,
         first: true,
-        turned: None,
+        staleness_changed_at: None,
         ended: false,
         feed,
         watching,
@@ -146,13 +146,13 @@ where
     B: hyper::body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let body = match timeout(REQUEST_TIME, Limited::new(body, LARGEST_REQUEST + frame::PREFIX).collect())
+    let body = match timeout(REQUEST_TIME, Limited::new(body, MAX_REQUEST_BYTES + frame::PREFIX).collect())
         .await
     {
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
             return Err(Status::resource_exhausted(format!(
-                "the request is larger than {LARGEST_REQUEST} bytes"
+                "the request is larger than {MAX_REQUEST_BYTES} bytes"
             )));
         }
         Ok(Err(error)) => return Err(Status::cancelled(format!("the request is incomplete: {error}"))),
@@ -180,7 +180,7 @@ pub(super) fn stopping() -> Status {
     Status::unavailable("the agent is stopping")
 }
 
-fn out_of_time() -> Status {
+fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("the caller's deadline has passed")
 }
 
@@ -192,7 +192,7 @@ struct Call {
     /// Nothing was due before.
     first: bool,
     /// Since when staleness differs from the state that the caller has.
-    turned: Option<Instant>,
+    staleness_changed_at: Option<Instant>,
     ended: bool,
     feed: EndpointsFeed,
     watching: Watching,
@@ -204,7 +204,7 @@ struct Call {
 struct Sending {
     batch: Batch,
     /// When the state could first be sent; `None` for the first of a call, which has no such time.
-    met: Option<Instant>,
+    first_seen: Option<Instant>,
 }
 
 impl Call {
@@ -219,14 +219,14 @@ impl Call {
     async fn chunk(&mut self) -> Option<Result<Bytes, Status>> {
         self.watching.takes();
         loop {
-            if self.ended || (self.plan.done() && self.batch.is_none()) {
+            if self.ended || (self.plan.is_done() && self.batch.is_none()) {
                 return None;
             }
             if self.shared.stop.is_cancelled() {
                 return Some(Err(stopping()));
             }
             if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return Some(Err(out_of_time()));
+                return Some(Err(deadline_exceeded()));
             }
             if self.batch.is_none() {
                 self.take_newest();
@@ -244,12 +244,15 @@ impl Call {
 
     fn take_newest(&mut self) {
         let Some(state) = self.feed.published.borrow_and_update().clone() else { return };
-        let met = self.shared.met(&state);
-        self.turned = self.plan.is_turned(&state).then(|| self.turned.unwrap_or_else(Instant::now));
-        let lasting = self.turned.is_some_and(|since| since.elapsed() >= LASTING);
+        let first_seen = self.shared.first_seen(&state);
+        self.staleness_changed_at = self
+            .plan
+            .has_staleness_changed(&state)
+            .then(|| self.staleness_changed_at.unwrap_or_else(Instant::now));
+        let lasting = self.staleness_changed_at.is_some_and(|since| since.elapsed() >= LASTING);
         if let Some(batch) = self.plan.due(&state, &self.feed.history, lasting) {
             self.watching.begins(&state);
-            self.batch = Some(Sending { batch, met: (!self.first).then_some(met) });
+            self.batch = Some(Sending { batch, first_seen: (!self.first).then_some(first_seen) });
         }
         // From here on the caller counts as following.
         self.first = false;
@@ -257,15 +260,15 @@ impl Call {
 
     fn fill(&mut self, mut sending: Sending) -> Result<Bytes, Status> {
         let mut frames = Frames::default();
-        let whole = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
+        let is_last = sending.batch.fill(self.plan.filter(), &mut frames).map_err(|error| {
             tracing::error!(%error, "cannot send an item");
             Status::internal(error.to_string())
         })?;
         let items = frames.items();
         let bytes = frames.into_bytes();
         self.count(items, bytes.len() as u64);
-        self.watching.hands(whole);
-        if whole {
+        self.watching.hands(is_last);
+        if is_last {
             self.reached(&sending);
         } else {
             self.batch = Some(sending);
@@ -291,14 +294,18 @@ impl Call {
         if sending.batch.extent() == Extent::Reset {
             metrics.resets.inc();
         }
-        if let Some(met) = sending.met {
-            metrics.delay.get_or_create(&ApiLabel { api: self.api }).observe(met.elapsed().as_secs_f64());
+        if let Some(first_seen) = sending.first_seen {
+            metrics
+                .delay
+                .get_or_create(&ApiLabel { api: self.api })
+                .observe(first_seen.elapsed().as_secs_f64());
         }
     }
 
     /// Waits until there may be something to send.
     async fn wait(&mut self) -> Result<(), Status> {
-        let (deadline, turned) = (self.deadline, self.turned.map(|since| since + LASTING));
+        let (deadline, staleness_changed_at) =
+            (self.deadline, self.staleness_changed_at.map(|since| since + LASTING));
         let at = |time: Option<Instant>| async move {
             match time {
                 Some(time) => sleep_until(time).await,
@@ -309,8 +316,8 @@ impl Call {
             biased;
             () = self.shared.stop.cancelled() => Err(stopping()),
             changed = self.feed.published.changed() => changed.map_err(|_| stopping()),
-            () = at(deadline) => Err(out_of_time()),
-            () = at(turned) => Ok(()),
+            () = at(deadline) => Err(deadline_exceeded()),
+            () = at(staleness_changed_at) => Ok(()),
         }
     }
 }

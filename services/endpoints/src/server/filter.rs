@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_without_conditions_meets_none() {
+    fn an_endpoint_without_conditions_meets_no_requirement() {
         let mut item = item();
         let service = item.endpoints.as_mut().expect("a Service");
         service.endpoints.truncate(1);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_item_is_an_error_and_not_half_an_item() {
+    fn invalid_items_are_errors() {
         assert!(Filter::new(Some(conditions(1))).apply(b"\xff\xff\xff").is_err());
     }
 }

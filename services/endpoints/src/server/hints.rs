@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e12_only_a_later_revision_of_the_same_instance_is_one_that_was_not_made_here() {
+    fn e12_only_a_later_revision_of_the_same_instance_is_foreign() {
         let at = |instance_id, rev| Some(Revision { instance_id, rev });
         for (asked, newest, later) in [
             (None, at(7, 5), None),

@@ -138,7 +138,7 @@ impl EndpointsServer {
         let following = health::follow(&health, self.feed.clone(), hints, self.settings.on_demand);
         let cutting_off = async {
             loop {
-                tokio::time::sleep(slow::LOOK_EVERY).await;
+                tokio::time::sleep(slow::CHECK_INTERVAL).await;
                 self.watchers.cut_off();
             }
         };
@@ -155,7 +155,7 @@ impl EndpointsServer {
             metrics: self.metrics.clone(),
             hints: self.hints.clone(),
             stop,
-            met: std::sync::Mutex::new(None::<(plan::Revision, Instant)>),
+            first_seen: std::sync::Mutex::new(None::<(plan::Revision, Instant)>),
         });
         let changes = KeelsonService { shared: shared.clone(), deltas: self.settings.deltas };
         Routes::new(LocalnetService { shared }).add_service(changes)

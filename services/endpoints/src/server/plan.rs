@@ -33,7 +33,7 @@ impl Revision {
     }
 
     /// The position in a request; instance 0 is none.
-    pub(super) fn asked(instance_id: u64, rev: u64) -> Option<Self> {
+    pub(super) fn from_request(instance_id: u64, rev: u64) -> Option<Self> {
         (instance_id != 0).then_some(Self { instance_id, rev })
     }
 }
@@ -59,7 +59,7 @@ pub(super) enum Plan {
 impl Plan {
     pub(super) fn next(request: &NextFilter) -> Self {
         Self::Next(NextPlan {
-            has: Revision::asked(request.instance_id, request.rev),
+            has: Revision::from_request(request.instance_id, request.rev),
             known_stale: request.follow_stale.then_some(request.stale),
             filter: Filter::new(request.required_endpoint_conditions),
             answered: false,
@@ -68,7 +68,7 @@ impl Plan {
 
     pub(super) fn watch(request: &WatchRequest) -> Self {
         Self::Watch(WatchPlan {
-            at: Revision::asked(request.instance_id, request.rev),
+            at: Revision::from_request(request.instance_id, request.rev),
             filter: Filter::new(request.required_endpoint_conditions),
             sent: None,
         })
@@ -90,17 +90,17 @@ impl Plan {
     }
 
     /// Nothing more is due: the call ends with OK.
-    pub(super) fn done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         matches!(self, Self::Next(NextPlan { answered: true, .. }))
     }
 
     /// Whether the caller waits with this state, and has to learn that it has become stale or current since.
-    pub(super) fn is_turned(&self, state: &Published) -> bool {
-        matches!(self, Self::Next(next) if next.is_turned(state))
+    pub(super) fn has_staleness_changed(&self, state: &Published) -> bool {
+        matches!(self, Self::Next(next) if next.has_staleness_changed(state))
     }
 
-    /// The batch that is due if `state` is the latest. `lasting`: it [is turned](Self::is_turned) since [`LASTING`].
-    /// Relies on a batch being sent completely before the next call.
+    /// The batch that is due if `state` is the latest. `lasting`: [its staleness has changed](Self::has_staleness_changed)
+    /// since [`LASTING`]. Relies on a batch being sent completely before the next call.
     pub(super) fn due(&mut self, state: &Arc<Published>, history: &History, lasting: bool) -> Option<Batch> {
         match self {
             Self::Next(next) => next.due(state, lasting),
@@ -119,14 +119,14 @@ pub(super) struct NextPlan {
 }
 
 impl NextPlan {
-    fn is_turned(&self, state: &Published) -> bool {
+    fn has_staleness_changed(&self, state: &Published) -> bool {
         let stale = matches!(state.freshness, Freshness::Stale { .. });
         self.has == Some(Revision::of(state)) && self.known_stale.is_some_and(|known| known != stale)
     }
 
     fn due(&mut self, state: &Arc<Published>, lasting: bool) -> Option<Batch> {
         let newest = Revision::of(state);
-        let turned = lasting && self.is_turned(state);
+        let turned = lasting && self.has_staleness_changed(state);
         if self.answered || (self.has == Some(newest) && !turned) {
             return None;
         }

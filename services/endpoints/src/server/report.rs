@@ -27,7 +27,7 @@ const ADDRESS: usize = 256;
 const REASON: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum Wrong {
+enum ReportError {
     #[error("{name:?} is not a valid backend name: use 1 to {NAME} letters, digits, '-', '_' and '.'")]
     Name { name: String },
     #[error("{field} has {length} bytes; the maximum is {most}")]
@@ -48,7 +48,7 @@ where
     B::Error: Into<tonic::codegen::StdError>,
 {
     match take(shared, request).await {
-        Ok(()) => taken(),
+        Ok(()) => accepted(),
         Err(status) => status.into_http(),
     }
 }
@@ -77,17 +77,17 @@ where
     shared.backends.take(report, peer.pid).map_err(|error| Status::resource_exhausted(error.to_string()))
 }
 
-fn taken() -> Response<Body> {
+fn accepted() -> Response<Body> {
     let answer = Frame::data(frame::frame(&ReportAnswer {}.encode_to_vec()));
     let end = Frame::trailers(frame::status(Code::Ok, "", &[]));
     let frames = stream::iter([answer, end].map(Ok::<_, Infallible>));
     frame::response_headers().map(|()| Body::new(StreamBody::new(frames.boxed())))
 }
 
-fn check(report: &Backend) -> Result<(), Wrong> {
+fn check(report: &Backend) -> Result<(), ReportError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     if !(1..=NAME).contains(&report.name.len()) || !report.name.bytes().all(fits) {
-        return Err(Wrong::Name { name: short(&report.name) });
+        return Err(ReportError::Name { name: shorten(&report.name) });
     }
     for (field, text, most) in [
         ("version", &report.version, VERSION),
@@ -96,29 +96,29 @@ fn check(report: &Backend) -> Result<(), Wrong> {
         ("reason", &report.reason, REASON),
     ] {
         if text.len() > most {
-            return Err(Wrong::Long { field, length: text.len(), most });
+            return Err(ReportError::Long { field, length: text.len(), most });
         }
         if text.chars().any(char::is_control) {
-            return Err(Wrong::Control { field });
+            return Err(ReportError::Control { field });
         }
     }
     if !STATES.contains(&report.state.as_str()) {
-        return Err(Wrong::State { state: short(&report.state) });
+        return Err(ReportError::State { state: shorten(&report.state) });
     }
     if !report.debug.is_empty() && !is_socket(&report.debug) {
-        return Err(Wrong::Address { field: "debug", right: "unix:/// or tcp://" });
+        return Err(ReportError::Address { field: "debug", right: "unix:/// or tcp://" });
     }
     if !report.http.is_empty() && !is_page(&report.http) {
-        return Err(Wrong::Address { field: "http", right: "http:// or https://" });
+        return Err(ReportError::Address { field: "http", right: "http:// or https://" });
     }
     match report.last_sync_unix_ms {
-        time if time < 0 => Err(Wrong::Time(time)),
+        time if time < 0 => Err(ReportError::Time(time)),
         _ => Ok(()),
     }
 }
 
 /// Shortens a value for an error text.
-fn short(text: &str) -> String {
+fn shorten(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
@@ -139,7 +139,7 @@ fn is_page(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn good() -> Backend {
+    fn valid_backend() -> Backend {
         Backend {
             name: "nft".into(),
             pid: 7,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backend_may_say() {
+    fn valid_reports() {
         let least = Backend { name: "x".into(), state: "pending".into(), ..Backend::default() };
         let most = Backend {
             name: "n".repeat(NAME),
@@ -162,15 +162,15 @@ mod tests {
             state: "failing".into(),
             reason: "\u{e9}".repeat(REASON / 2),
             last_sync_unix_ms: i64::MAX,
-            ..good()
+            ..valid_backend()
         };
-        for report in [good(), least, most] {
+        for report in [valid_backend(), least, most] {
             assert_eq!(check(&report), Ok(()), "{report:?}");
         }
     }
 
     #[test]
-    fn what_is_refused_and_with_which_words() {
+    fn refused_reports_and_their_errors() {
         type Change = fn(&mut Backend);
         let cases: [(Change, &str); 18] = [
             (|it| it.name.clear(), "is not a valid backend name"),
@@ -193,7 +193,7 @@ mod tests {
             (|it| it.last_sync_unix_ms = -1, "last_sync_unix_ms is -1"),
         ];
         for (change, words) in cases {
-            let mut report = good();
+            let mut report = valid_backend();
             change(&mut report);
             let wrong = check(&report).expect_err(words).to_string();
             assert!(wrong.contains(words) && !wrong.contains("hunter2"), "{wrong}");

@@ -19,13 +19,13 @@ const READ_TIME: Duration = Duration::from_secs(60);
 /// the memory of its snapshot.
 const STALLED: Duration = Duration::from_secs(5);
 /// Interval of checks.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum number of bytes that connections buffer for stalled callers.
-const BUFFERED_MOST: usize = 48 * 1024 * 1024;
+const MAX_BUFFERED_BYTES: usize = 48 * 1024 * 1024;
 /// The same as a number of callers.
-const STALLED_MOST: usize = BUFFERED_MOST / (SEND_BUFFER + CHUNK);
+const MAX_STALLED: usize = MAX_BUFFERED_BYTES / (SEND_BUFFER + CHUNK);
 /// Maximum number of bytes in snapshots that are older than the latest state.
-const RETAINED_MOST: u64 = 64 * 1024 * 1024;
+const MAX_RETAINED_BYTES: u64 = 64 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SnapshotSize {
@@ -55,7 +55,7 @@ pub(super) enum Reason {
 }
 
 impl Reason {
-    pub(super) fn words(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::NotTaken => "it did not read for 60 s",
             Self::TooManyStalled => "too many clients do not read",
@@ -64,7 +64,7 @@ impl Reason {
     }
 }
 
-pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64, Reason)> {
+pub(super) fn select_callers_to_close(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64, Reason)> {
     let mut cut = Vec::new();
     unread.retain(|caller| {
         let stays = caller.waiting < READ_TIME;
@@ -74,9 +74,9 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
         stays
     });
     let mut stalled: Vec<_> = unread.iter().filter(|caller| caller.waiting >= STALLED).copied().collect();
-    if stalled.len() > STALLED_MOST {
+    if stalled.len() > MAX_STALLED {
         stalled.sort_unstable_by_key(|caller| Reverse(caller.waiting));
-        stalled.truncate(stalled.len() - STALLED_MOST);
+        stalled.truncate(stalled.len() - MAX_STALLED);
         unread.retain(|caller| stalled.iter().all(|one| one.id != caller.id));
         cut.extend(stalled.iter().map(|caller| (caller.id, Reason::TooManyStalled)));
     }
@@ -85,7 +85,7 @@ pub(super) fn cut_off(mut unread: Vec<Unread>, newest: SnapshotSize) -> Vec<(u64
     unread.sort_unstable_by_key(|caller| Reverse(caller.sending));
     let mut holders = &unread[..];
     while let Some((oldest, others)) = holders.split_first() {
-        if oldest.sending < STALLED || retained(holders, newest) <= RETAINED_MOST {
+        if oldest.sending < STALLED || retained(holders, newest) <= MAX_RETAINED_BYTES {
             break;
         }
         cut.push((oldest.id, Reason::TooMuchRetained));
@@ -120,8 +120,8 @@ mod tests {
         Unread { id, waiting: seconds(waiting), sending: seconds(sending), snapshot }
     }
 
-    fn cut(callers: &[Unread], newest: SnapshotSize) -> Vec<(u64, Reason)> {
-        cut_off(callers.to_vec(), newest)
+    fn selected(callers: &[Unread], newest: SnapshotSize) -> Vec<(u64, Reason)> {
+        select_callers_to_close(callers.to_vec(), newest)
     }
 
     #[test]
@@ -136,13 +136,17 @@ mod tests {
             (3600, 3600, vec![(1, Reason::NotTaken)]),
         ] {
             for snapshot in [Some(newest), None] {
-                assert_eq!(cut(&[unread(1, waiting, sending, snapshot)], newest), expected, "{waiting} s");
+                assert_eq!(
+                    selected(&[unread(1, waiting, sending, snapshot)], newest),
+                    expected,
+                    "{waiting} s"
+                );
             }
         }
     }
 
     #[test]
-    fn e16_what_snapshots_keep_is_counted_once_and_without_what_they_share() {
+    fn e16_retained_bytes_of_snapshots_exclude_shared_services() {
         let newest = size(20, 100);
         for (what, snapshots, expected) in [
             ("no caller is behind", vec![], 0),
@@ -168,22 +172,22 @@ mod tests {
         let newest = size(20, 160);
         let callers: Vec<_> =
             (0..20).map(|at| unread(at, 1, 40 - at, Some(size(20, at * 8)))).rev().collect();
-        let cut = cut(&callers, newest);
+        let cut = selected(&callers, newest);
         let expected: Vec<_> = (0..12).map(|at| (at, Reason::TooMuchRetained)).collect();
         assert_eq!(cut, expected, "the oldest go, and 8 revisions of 8 MiB stay");
         // A caller that has just begun to read is not cut off.
         let new: Vec<_> = (0..20).map(|at| unread(at, 1, 4, Some(size(20, at * 8)))).collect();
-        assert_eq!(cut_off(new, newest), []);
+        assert_eq!(select_callers_to_close(new, newest), []);
     }
 
     #[test]
-    fn e16_stalled_callers_are_so_many_at_most_and_those_that_read_are_not_counted() {
-        let most = STALLED_MOST as u64;
+    fn e16_the_number_of_stalled_callers_is_limited() {
+        let most = MAX_STALLED as u64;
         assert!((128..512).contains(&most), "{most}");
         let busy = (0..2000).map(|id| unread(10_000 + id, 1, 30, None));
         let stalled = (0..most + 2).map(|id| unread(id, 5 + id % 50, 5 + id % 50, None));
         let all: Vec<_> = busy.chain(stalled).collect();
-        let cut = cut(&all, size(1, 0));
+        let cut = selected(&all, size(1, 0));
         assert_eq!(cut.len(), 2);
         for (id, reason) in cut {
             assert_eq!((id % 50, reason), (49, Reason::TooManyStalled), "{id}");

@@ -119,19 +119,19 @@ impl Watchers {
     pub(super) fn cut_off(&self) {
         let newest = self.feed.published.borrow().as_deref().map(size).unwrap_or_default();
         let (now, calls) = (Instant::now(), lock(&self.calls));
-        let open = calls.all.iter().filter(|(_, call)| !call.peer.cut.is_cancelled());
+        let open = calls.all.iter().filter(|(_, call)| !call.peer.close.is_cancelled());
         let unread = open.filter_map(|(id, call)| lock(&call.reading).unread(*id, now)).collect();
-        for (id, reason) in slow::cut_off(unread, newest) {
+        for (id, reason) in slow::select_callers_to_close(unread, newest) {
             let Some(call) = calls.all.get(&id) else { continue };
             self.metrics.cut_off.inc();
             tracing::warn!(
                 peer = call.peer.name,
                 listener = &*call.peer.listener,
                 api = call.api,
-                reason = reason.words(),
+                reason = reason.as_str(),
                 "client of the Endpoints API does not read; closing its connection"
             );
-            call.peer.cut.cancel();
+            call.peer.close.cancel();
         }
     }
 
@@ -180,11 +180,11 @@ impl Watching {
         lock(&self.call.reading).handed = None;
     }
 
-    /// A chunk is handed to the connection; `whole`: the last one of its batch, or of the call.
-    pub(super) fn hands(&self, whole: bool) {
+    /// A chunk is handed to the connection; `is_last`: the last one of its batch, or of the call.
+    pub(super) fn hands(&self, is_last: bool) {
         let mut reading = lock(&self.call.reading);
         reading.handed = Some(Instant::now());
-        if whole {
+        if is_last {
             (reading.began, reading.snapshot) = (None, None);
         }
     }

@@ -11,7 +11,7 @@ use keelson_actor_system::inspect::{ActorMessage, Mailbox, MailboxError, Recorde
 use keelson_debug::ViewError;
 
 /// An actor that takes longer to answer is reported as not answering.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 type Question<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T, MailboxError>> + Send + Sync>;
 
@@ -76,13 +76,13 @@ impl ActorHandle {
 }
 
 /// Limits the wait for an actor's answer.
-pub(super) async fn asked<T>(
+pub(super) async fn ask_with_timeout<T>(
     question: impl Future<Output = Result<T, MailboxError>>,
 ) -> Result<T, ViewError> {
-    match tokio::time::timeout(PATIENCE, question).await {
+    match tokio::time::timeout(TIMEOUT, question).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(MailboxError::Full(actor))) => Err(ViewError::Busy(format!("the mailbox of {actor} is full"))),
         Ok(Err(error @ MailboxError::Closed(_))) => Err(ViewError::Unavailable(error.to_string())),
-        Err(_) => Err(ViewError::Unavailable(format!("the actor did not answer within {PATIENCE:?}"))),
+        Err(_) => Err(ViewError::Unavailable(format!("the actor did not answer within {TIMEOUT:?}"))),
     }
 }

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_server_is_where_the_settings_say() {
+    fn the_api_server_address_comes_from_the_settings() {
         let mut settings = Settings::default();
         assert_eq!(source(&settings), None);
         settings.kube.server = "https://10.0.0.1:6443".into();

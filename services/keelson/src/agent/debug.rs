@@ -56,7 +56,7 @@ impl DebugServers {
             None => self.page.recorder().status(Status::Disabled, "debug.http is off"),
         }
         // The servers end by the watch.
-        drop(serving.tried().await);
+        drop(serving.wait_for_first_tries().await);
         stop
     }
 }

@@ -191,7 +191,7 @@ impl Jobs {
 
     /// Waits a short time for the first attempt of each address, so that an agent that reports readiness listens, if it
     /// can.
-    pub(super) async fn tried(self) -> Vec<JoinHandle<()>> {
+    pub(super) async fn wait_for_first_tries(self) -> Vec<JoinHandle<()>> {
         let Self { first, mut tried, tasks, .. } = self;
         drop(first);
         if tokio::time::timeout(FIRST_TRY, tried.recv()).await.is_err() {
@@ -208,7 +208,7 @@ where
     T: Future<Output = anyhow::Result<()>> + 'static,
 {
     let (job, index, stop) = (first.job.clone(), first.index, first.stop.clone());
-    let (mut first, mut tries, mut said) = (Some(first), 0, String::new());
+    let (mut first, mut tries, mut logged) = (Some(first), 0, String::new());
     let attempt = Rc::new(attempt);
     loop {
         let began = Instant::now();
@@ -234,10 +234,10 @@ where
         let pause = supervise::RESTARTS.pause(tries);
         let recorder = job.recorder();
         recorder.restarted();
-        if said != reason {
+        if logged != reason {
             tracing::error!(job = recorder.name(), reason, "job failed; retrying");
             recorder.error(reason.clone());
-            said.clone_from(&reason);
+            logged.clone_from(&reason);
         }
         failed(&reason);
         job.set(index, Part::Failing { reason, next: Instant::now() + pause });
@@ -326,7 +326,7 @@ mod tests {
         runs.notified().await;
         for (number, text) in ["panics before", "panics while", "exited unexpectedly"].into_iter().enumerate()
         {
-            let (reason, restarts) = failures.recv().await.expect("each failure is told");
+            let (reason, restarts) = failures.recv().await.expect("each failure is reported");
             assert!(reason.contains(text), "{reason}");
             assert_eq!(restarts, number as u64 + 1);
         }
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(
             (tries.load(Ordering::Relaxed), other.load(Ordering::Relaxed)),
             (4, 1),
-            "the other part goes on"
+            "the other part continues"
         );
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(JobMetrics(vec![recorder.clone()])));
@@ -358,7 +358,7 @@ mod tests {
         job.keep_on(&arbiter.handle(), 0, |_| {}, || async { panic!("for a test") });
         job.keep_on(&arbiter.handle(), 1, |_| {}, std::future::pending);
         while job.recorder().restarts() < 2 || job.recorder().failure().is_none() {
-            changed.changed().await.expect("the job lives");
+            changed.changed().await.expect("the job runs");
         }
         let failure = job.recorder().failure().expect("it fails");
         assert!(failure.reason.contains("for a test"), "{}", failure.reason);

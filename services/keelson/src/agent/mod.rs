@@ -69,7 +69,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Runs the agent until a signal stops it. Fails if state, sockets or runtime threads cannot be had.
 pub(crate) fn run(args: &SettingsArgs, systemd_handover: bool) -> anyhow::Result<ExitCode> {
-    let loaded = match crate::settings::or_complain(args.check_agent()) {
+    let loaded = match crate::settings::or_print_error(args.check_agent()) {
         Ok(loaded) => loaded,
         Err(code) => return Ok(code),
     };
@@ -105,7 +105,7 @@ async fn agent(
     let settings = loaded.settings.clone();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "agent starting");
     reload::log_warnings(&settings);
-    crate::memory::give_back();
+    crate::memory::release_free_memory();
     let mut signals = Signals::new()?;
     let handover = handover::socket_path(settings.cri.listen.path());
     let search = handover::take::take_over(&handover)

@@ -32,7 +32,7 @@ pub(super) fn run<T>(main: impl FnOnce() -> T) -> T {
 
 fn end(reason: &str) -> ! {
     tracing::error!(reason, "panic; exiting so that the service manager restarts the process");
-    output::complain(&format!(
+    output::print_error(&format!(
         "keelson: panic; exiting so that the service manager restarts the process: {reason}"
     ));
     process::exit(EXIT);

@@ -17,7 +17,7 @@ use keelson_config::{Settings, SocketMode, SocketSpec};
 use keelson_serve::unix::{Bound, SocketFile};
 
 use super::{
-    handover::{self, take::PATIENCE},
+    handover::{self, take::TIMEOUT},
     systemd::PassedSockets,
 };
 
@@ -97,7 +97,7 @@ impl Origin {
                 .with_context(|| format!("cannot use the socket from systemd for {spec}")),
             (None, Some(listener)) => Bound::adopted(listener, spec.path())
                 .with_context(|| format!("cannot use the socket of the previous agent for {spec}")),
-            (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), PATIENCE).await?),
+            (None, None) => Ok(Bound::bind_within(spec.path(), mode.bits(), TIMEOUT).await?),
         }
     }
 

@@ -31,7 +31,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
-    actor_handle::{ActorHandle, asked},
+    actor_handle::{ActorHandle, ask_with_timeout},
     cluster::Cluster,
     cri_path,
     endpoints::{Endpoints, EndpointsServing},
@@ -260,7 +260,7 @@ impl AgentView for View {
 
     async fn actor(&self, name: &str) -> Option<pb::Actor> {
         let handle = self.0.parts.actors.iter().find(|actor| actor.recorder().name() == name)?;
-        let state = asked(handle.state()).await;
+        let state = ask_with_timeout(handle.state()).await;
         let mut actor = handle.recorder().detail();
         match state {
             Ok(json) => actor.state_json = json,
@@ -278,7 +278,8 @@ impl AgentView for View {
 
     async fn pulls(&self, max_queued: u32) -> Result<pb::PullList, ViewError> {
         let metrics = &self.0.parts.metrics;
-        let list = asked(self.0.parts.pulls.ask(ListPulls { max_queued: max_queued as usize })).await;
+        let list =
+            ask_with_timeout(self.0.parts.pulls.ask(ListPulls { max_queued: max_queued as usize })).await;
         match list {
             Ok(list) => Ok(pb::PullList { passed_through: metrics.passed_through_total(), ..list }),
             Err(ViewError::Unavailable(reason)) if metrics.passing_through.get() != 0 => {
@@ -300,18 +301,18 @@ impl AgentView for View {
     }
 
     async fn limit(&self) -> Result<pb::Limit, ViewError> {
-        asked(self.0.parts.pulls.ask(LimitView {})).await
+        ask_with_timeout(self.0.parts.pulls.ask(LimitView {})).await
     }
 
     async fn set_limit(&self, limit: Option<u32>) -> Result<pb::Limit, ViewError> {
         /// As for `pulls.max_parallel_image_pulls`.
-        const MOST: u32 = 10_000;
-        if let Some(limit) = limit.filter(|limit| *limit > MOST) {
+        const MAX_LIMIT: u32 = 10_000;
+        if let Some(limit) = limit.filter(|limit| *limit > MAX_LIMIT) {
             return Err(ViewError::Invalid(format!(
-                "invalid limit {limit}: use 1 to {MOST}, or 0 for no limit"
+                "invalid limit {limit}: use 1 to {MAX_LIMIT}, or 0 for no limit"
             )));
         }
-        asked(self.0.parts.pulls.ask(SetLimit { limit })).await
+        ask_with_timeout(self.0.parts.pulls.ask(SetLimit { limit })).await
     }
 
     async fn storage(&self) -> Result<pb::Storage, ViewError> {
@@ -397,7 +398,7 @@ impl AgentView for View {
 
     async fn metrics(&self) -> String {
         // A coordinator that does not answer must not hide the metrics that show it.
-        let _ = asked(self.0.parts.pulls.ask(CountNow {})).await;
+        let _ = ask_with_timeout(self.0.parts.pulls.ask(CountNow {})).await;
         self.0.parts.heartbeats.count_now();
         self.0.parts.metrics.store_open.set(self.0.parts.store.state().is_open().into());
         let mut text = String::new();

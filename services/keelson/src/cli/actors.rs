@@ -60,7 +60,7 @@ async fn run(args: ActorsArgs) -> anyhow::Result<()> {
                 Output::Json => json(&document(&actors, &readiness))?,
                 Output::Table => {
                     let now = unix_ms();
-                    troubles(&readiness, now) + &all(&actors, now)
+                    readiness_problems(&readiness, now) + &all(&actors, now)
                 }
             }
         }
@@ -76,7 +76,7 @@ fn document(actors: &[pb::Actor], readiness: &Result<pb::Readiness, client::Refu
 }
 
 /// One line per reason why the agent is not ready, then an empty line; empty if it is ready.
-fn troubles(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> String {
+fn readiness_problems(readiness: &Result<pb::Readiness, client::Refused>, now: i64) -> String {
     let readiness = match readiness {
         Ok(readiness) => readiness,
         Err(error) => return format!("cannot read readiness: {error}\n\n"),
@@ -245,18 +245,18 @@ Last errors:
     }
 
     #[test]
-    fn what_is_not_well_comes_first() {
+    fn unhealthy_actors_come_first() {
         let expected = "\
 not ready: runtime: connection refused (for 12s)
 not ready: state: the disk is full
 
 ";
-        assert_eq!(troubles(&Ok(readiness()), 61_000), expected);
+        assert_eq!(readiness_problems(&Ok(readiness()), 61_000), expected);
         let well = pb::Check { name: "agent".into(), ok: true, ..pb::Check::default() };
-        assert_eq!(troubles(&Ok(pb::Readiness { ready: true, checks: vec![well] }), 61_000), "");
+        assert_eq!(readiness_problems(&Ok(pb::Readiness { ready: true, checks: vec![well] }), 61_000), "");
         let silent = tonic::Status::unavailable("an actor may be stuck").into();
         let expected = "cannot read readiness: the agent cannot answer yet: an actor may be stuck\n\n";
-        assert_eq!(troubles(&Err(silent), 61_000), expected);
+        assert_eq!(readiness_problems(&Err(silent), 61_000), expected);
     }
 
     #[test]

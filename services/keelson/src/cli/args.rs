@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Args, ValueEnum};
 use keelson_config::{Errors, SocketSpec};
 
-use crate::output::complain;
+use crate::output::print_error;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AgentArgs {
@@ -36,7 +36,7 @@ pub(super) fn exit_with(result: anyhow::Result<ExitCode>) -> anyhow::Result<Exit
     match result {
         Ok(code) => Ok(code),
         Err(error) if error.downcast_ref::<Errors>().is_some() => {
-            complain(&format!("keelson: {error:#}"));
+            print_error(&format!("keelson: {error:#}"));
             Ok(ExitCode::from(2))
         }
         Err(error) => Err(error),

@@ -105,7 +105,7 @@ impl ConnectError {
         }
     }
 
-    pub(super) fn may_come_back(&self) -> bool {
+    pub(super) fn is_retryable(&self) -> bool {
         !matches!(self, Self::Denied { .. })
     }
 }
@@ -175,19 +175,19 @@ pub(super) struct Refused(String);
 
 impl From<Status> for Refused {
     fn from(status: Status) -> Self {
-        Self::by(Peer::Agent, status)
+        Self::from_peer(Peer::Agent, status)
     }
 }
 
 impl Refused {
-    pub(super) fn by(peer: Peer, status: Status) -> Self {
-        let said = super::format::one_line(status.message());
+    pub(super) fn from_peer(peer: Peer, status: Status) -> Self {
+        let message = super::format::one_line(status.message());
         Self(match status.code() {
             Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::PermissionDenied => {
-                said
+                message
             }
-            Code::ResourceExhausted => format!("the {peer} is busy, retry later: {said}"),
-            Code::Unavailable => format!("the {peer} cannot answer yet: {said}"),
+            Code::ResourceExhausted => format!("the {peer} is busy, retry later: {message}"),
+            Code::Unavailable => format!("the {peer} cannot answer yet: {message}"),
             Code::DeadlineExceeded | Code::Cancelled => {
                 format!("the {peer} did not answer within {} s", ANSWER_TIMEOUT.as_secs())
             }
@@ -196,7 +196,7 @@ impl Refused {
                     "the {peer} is older than this command and does not support this request; upgrade the {peer}"
                 )
             }
-            code => format!("the {peer} failed to answer ({code:?}): {said}"),
+            code => format!("the {peer} failed to answer ({code:?}): {message}"),
         })
     }
 }
@@ -215,7 +215,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let missing = connect(&spec(&folder.join("none.sock"))).await.unwrap_err();
         assert!(missing.to_string().contains("none.sock: the socket does not exist; start it"), "{missing}");
-        assert!(missing.may_come_back());
+        assert!(missing.is_retryable());
 
         let stale = folder.join("stale.sock");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
@@ -225,7 +225,7 @@ mod tests {
         let denied =
             ConnectError::new(Peer::Agent, &spec(&folder.join("x")), io::ErrorKind::PermissionDenied.into());
         assert!(denied.to_string().contains("socket's group"), "{denied}");
-        assert!(!denied.may_come_back());
+        assert!(!denied.is_retryable());
         let proxy = channel(Peer::Proxy, &spec(&folder.join("none.sock"))).await.unwrap_err();
         assert!(proxy.to_string().starts_with("cannot connect to the proxy at "), "{proxy}");
         assert!(proxy.to_string().contains("systemctl status keelson-proxy"), "{proxy}");
@@ -234,12 +234,12 @@ mod tests {
 
     #[test]
     fn statuses_in_words() {
-        let said = |status: Status| Refused::from(status).to_string();
-        assert_eq!(said(Status::not_found("actor \"x\" does not exist")), "actor \"x\" does not exist");
-        assert_eq!(said(Status::permission_denied("Ready is the agent's")), "Ready is the agent's");
-        assert_eq!(said(Status::resource_exhausted("full")), "the agent is busy, retry later: full");
-        assert_eq!(said(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
-        let of_proxy = Refused::by(Peer::Proxy, Status::unavailable("none yet")).to_string();
+        let message = |status: Status| Refused::from(status).to_string();
+        assert_eq!(message(Status::not_found("actor \"x\" does not exist")), "actor \"x\" does not exist");
+        assert_eq!(message(Status::permission_denied("Ready is the agent's")), "Ready is the agent's");
+        assert_eq!(message(Status::resource_exhausted("full")), "the agent is busy, retry later: full");
+        assert_eq!(message(Status::internal("a\x1bb")), "the agent failed to answer (Internal): a\u{fffd}b");
+        let of_proxy = Refused::from_peer(Peer::Proxy, Status::unavailable("none yet")).to_string();
         assert_eq!(of_proxy, "the proxy cannot answer yet: none yet");
     }
 }

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_command_the_terminal() {
+    fn control_characters_in_names_are_escaped() {
         assert_eq!(image("evil\x1b[2Jname:\u{202e}1"), "evil\u{fffd}[2Jname:\u{fffd}1");
         assert_eq!(one_line("a\r\nb\x07  c"), "a b\u{fffd} c");
         assert_eq!(image(&format!("a/b@sha256:{}", "7d".repeat(32))), "a/b@sha256:7d7d7d7d7d7d");

@@ -61,7 +61,7 @@ async fn run(args: LimitArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn words(limit: u32) -> String {
+fn limit_text(limit: u32) -> String {
     match limit {
         0 => "no limit".into(),
         1 => "1 (serial)".into(),
@@ -73,13 +73,13 @@ fn describe(limit: &pb::Limit) -> String {
     let origin = if limit.overridden {
         format!(
             "set at runtime; the settings have {} (keelson limit --reset restores it)",
-            words(limit.configured)
+            limit_text(limit.configured)
         )
     } else {
         "from the settings".into()
     };
     let mut lines = vec![
-        format!("Limit:         {}", words(limit.max_parallel_image_pulls)),
+        format!("Limit:         {}", limit_text(limit.max_parallel_image_pulls)),
         format!("Origin:        {origin}"),
         format!("When full:     {}", one_line(&limit.when_full)),
         format!("Enforced by:   {}", one_line(&limit.enforced_by)),

@@ -20,14 +20,14 @@ mod watch;
 mod watch_endpoints;
 
 use crate::output;
-pub(crate) use crate::output::{complain, print};
+pub(crate) use crate::output::{print, print_error};
 pub(crate) use actors::{ActorsArgs, run_actors};
 use args::{Output, exit_with};
 pub(crate) use cleanup::{CleanupArgs, run_cleanup};
 pub(crate) use endpoints::{EndpointsArgs, run_endpoints};
 pub(crate) use limit::{LimitArgs, run_limit};
 pub(crate) use node::{NodeArgs, run_node};
-pub(crate) use proxy::{ProxyLook, run_proxy_look};
+pub(crate) use proxy::{ProxyInspectCommand, run_proxy_inspect};
 pub(crate) use pulls::{PullsArgs, run_pulls};
 pub(crate) use state::{StateArgs, run_state};
 pub(crate) use watch_endpoints::{WatchArgs, run_watch};

@@ -16,7 +16,7 @@ use super::{
     format::{clean, count, duration_ms, one_line, since_ms, status_word},
     table::Table,
 };
-use crate::output::{complain, json, print};
+use crate::output::{json, print, print_error};
 
 /// Show the node's Lease, status and conditions; set or clear a condition.
 #[derive(Debug, Args)]
@@ -122,7 +122,7 @@ async fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
     match args.change {
         // As a conflict in clap this would exclude all options with subcommands, including --socket.
         Some(_) if args.check => {
-            complain("keelson: --check cannot be used with set-condition or clear-condition");
+            print_error("keelson: --check cannot be used with set-condition or clear-condition");
             Ok(ExitCode::from(2))
         }
         None => show(&args.agent, args.output, args.check).await,
@@ -140,11 +140,11 @@ async fn show(agent: &AgentArgs, output: Output, check: bool) -> anyhow::Result<
         Output::Table => describe(&heartbeats, unix_ms()),
     };
     print(&text)?;
-    Ok(if check && !is_well(&heartbeats) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if check && !is_healthy(&heartbeats) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Healthy, or heartbeats are disabled.
-fn is_well(heartbeats: &pb::Heartbeats) -> bool {
+fn is_healthy(heartbeats: &pb::Heartbeats) -> bool {
     matches!(heartbeats.state.as_str(), "healthy" | "disabled")
 }
 
@@ -360,7 +360,7 @@ mod tests {
         }
     }
 
-    fn well() -> pb::Heartbeats {
+    fn healthy() -> pb::Heartbeats {
         pb::Heartbeats {
             state: "healthy".into(),
             role: "node".into(),
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn heartbeats_that_are_well() {
+    fn healthy_heartbeats() {
         let expected = "\
 State:    healthy
 Role:     node
@@ -410,12 +410,12 @@ CONDITION             STATUS   FOR    SOURCE  REASON   MESSAGE
 Ready                 True     1m00s  agent   Because  no problem
 example.com/DiskSlow  Unknown  1m00s  agent   Because  odd \u{fffd}[31mtext
 ";
-        assert_eq!(describe(&well(), 61_000), expected);
+        assert_eq!(describe(&healthy(), 61_000), expected);
     }
 
     #[test]
-    fn heartbeats_that_fail_say_why_and_since_when() {
-        let mut failing = well();
+    fn failing_heartbeats_have_a_reason_and_a_time() {
+        let mut failing = healthy();
         (failing.state, failing.reason) = ("failing".into(), "lease:\nconnection refused".into());
         failing.failing_since_unix_ms = 10_000;
         let lease = failing.lease.as_mut().unwrap();
@@ -440,7 +440,7 @@ Status:   healthy
 
     #[test]
     fn e7_a_lease_that_is_disabled_is_no_failure() {
-        let mut companion = well();
+        let mut companion = healthy();
         companion.role = "companion".into();
         let (state, reason) = ("disabled".into(), "node.companion_lease is false".into());
         companion.lease = Some(pb::Lease { state, reason, ..pb::Lease::default() });
@@ -457,12 +457,12 @@ Status:   healthy
           reported 2m00s ago, next report on a change, 12 reports of 640 computations
 ";
         assert_eq!(describe(&companion, 61_000), expected);
-        assert!(is_well(&companion));
+        assert!(is_healthy(&companion));
     }
 
     #[test]
-    fn e3_e22_who_else_reports_is_shown() {
-        let mut contested = well();
+    fn e3_e22_second_writers_are_shown() {
+        let mut contested = healthy();
         contested.conditions[1].contested = true;
         let text = describe(&contested, 61_000);
         assert!(text.contains("example.com/DiskSlow  Unknown  1m00s  agent, CONTESTED  Because"), "{text}");
@@ -486,7 +486,7 @@ Status:   healthy
     }
 
     #[test]
-    fn heartbeats_that_are_off_or_begin() {
+    fn disabled_and_starting_heartbeats() {
         let off = pb::Heartbeats {
             state: "disabled".into(),
             reason: "no API server is configured".into(),
@@ -519,7 +519,7 @@ Status:   healthy
         }
         let token = pb::Credential { kind: "token".into(), bound_node: "a".into(), ..Default::default() };
         assert_eq!(identity(&token, 0), "token in the kubeconfig, bound to node a, no expiry date");
-        let mut shown = well();
+        let mut shown = healthy();
         shown.credentials = vec![credential("healthy", 61_000)];
         shown.credential_warnings = vec!["chmod 600\n/t".into()];
         let text = describe(&shown, 1_000);
@@ -535,24 +535,24 @@ Status:   healthy
     }
 
     #[test]
-    fn a_check_passes_what_is_well_or_off() {
+    fn check_passes_healthy_and_disabled_parts() {
         for (state, passes) in
             [("healthy", true), ("disabled", true), ("pending", false), ("failing", false), ("", false)]
         {
-            assert_eq!(is_well(&pb::Heartbeats { state: state.into(), ..well() }), passes, "{state}");
+            assert_eq!(is_healthy(&pb::Heartbeats { state: state.into(), ..healthy() }), passes, "{state}");
         }
     }
 
     #[test]
     fn refusals_in_words() {
-        let said = |status: Status| refused(status).to_string();
-        assert_eq!(said(Status::resource_exhausted("32 are set")), "cannot change the condition: 32 are set");
+        let text = |status: Status| refused(status).to_string();
+        assert_eq!(text(Status::resource_exhausted("32 are set")), "cannot change the condition: 32 are set");
         assert_eq!(
-            said(Status::unavailable("heartbeats are disabled")),
+            text(Status::unavailable("heartbeats are disabled")),
             "cannot change the condition: heartbeats are disabled"
         );
-        assert_eq!(said(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
-        assert_eq!(said(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");
+        assert_eq!(text(Status::permission_denied("Ready is the agent's own")), "Ready is the agent's own");
+        assert_eq!(text(Status::not_found("none of type \"X\" was set")), "none of type \"X\" was set");
     }
 
     #[test]

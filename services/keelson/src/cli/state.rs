@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sound_store_and_a_broken_one() {
+    fn a_healthy_store_and_a_failing_one() {
         let sound = pb::Storage {
             backend: "sled".into(),
             path: "/var/lib/keelson/state".into(),
@@ -126,7 +126,7 @@ pulls  16
     }
 
     #[test]
-    fn i4_a_store_that_is_not_open_says_why_since_when_and_when_it_is_tried_again() {
+    fn i4_a_store_that_is_not_open_has_reason_and_times() {
         let away = |next_try_unix_ms| pb::Storage {
             not_open_reason: "cannot open the lock file /x/lock: Read-only file system".into(),
             not_open_since_unix_ms: 100_000,

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_under_each_other() {
+    fn columns_are_aligned() {
         let mut table = Table::new(&["NAME", "N", "TEXT"]);
         assert!(table.is_empty());
         table.row(["a".into(), "1000000".into(), String::new()]);

@@ -27,9 +27,9 @@ use super::{
     format::{clean, one_line},
     table::Table,
 };
-use crate::output::{complain, json, write};
+use crate::output::{json, print_error, write};
 use crate::settings::SettingsArgs;
-use view::{Change, Service, Whole, addresses, cluster_ips, protocol};
+use view::{Change, FullState, Service, addresses, cluster_ips, protocol};
 
 /// Show the Services and endpoints of this node as they change.
 #[derive(Debug, Args)]
@@ -93,8 +93,8 @@ pub(crate) async fn run_watch(mut args: WatchArgs) -> anyhow::Result<ExitCode> {
     }
     let mut client = Client::new(args.endpoints.options());
     client.cancel_on_signals()?;
-    client.on_trouble(|trouble| complain(&format!("keelson: {}", one_line(&trouble.error.to_string()))));
-    exit_with(run(args, client, write, complain).await)
+    client.on_error(|report| print_error(&format!("keelson: {}", one_line(&report.error.to_string()))));
+    exit_with(run(args, client, write, print_error).await)
 }
 
 /// The address of the Endpoints API in the settings.
@@ -135,7 +135,7 @@ async fn run(
         return once(args, client, out, say).await;
     }
     let resumes = args.endpoints.instance_id != 0;
-    let mut show = Show {
+    let mut show = Printer {
         cancel: client.cancellation(),
         resumes,
         args,
@@ -189,8 +189,8 @@ async fn once(
         return Ok(ExitCode::FAILURE);
     }
     let text = match args.output {
-        Form::Json => json(&Whole::new(position, state.node(), &services))?,
-        Form::Yaml => serde_saphyr::to_string(&Whole::new(position, state.node(), &services))?,
+        Form::Json => json(&FullState::new(position, state.node(), &services))?,
+        Form::Yaml => serde_saphyr::to_string(&FullState::new(position, state.node(), &services))?,
         Form::Table => tables(&services, args.service.is_some()),
     };
     match out(&text) {
@@ -273,7 +273,7 @@ fn endpoints(service: &ServiceEndpoints) -> String {
     format!("{ready} ready, {selected} selected")
 }
 
-struct Show<W> {
+struct Printer<W> {
     args: WatchArgs,
     /// The shown state is not known to be new.
     resumes: bool,
@@ -287,7 +287,7 @@ struct Show<W> {
     failed: Option<io::Error>,
 }
 
-impl<W: FnMut(&str) -> io::Result<()> + Send> Show<W> {
+impl<W: FnMut(&str) -> io::Result<()> + Send> Printer<W> {
     fn document(&mut self, change: &impl Serialize) {
         let text = match self.args.output {
             Form::Yaml => {
@@ -326,7 +326,7 @@ impl<W: FnMut(&str) -> io::Result<()> + Send> Show<W> {
     }
 }
 
-impl<W: FnMut(&str) -> io::Result<()> + Send> Handlers for Show<W> {
+impl<W: FnMut(&str) -> io::Result<()> + Send> Handlers for Printer<W> {
     fn node(&mut self, node: NodeInfo) {
         if self.args.output != Form::Table {
             return self.document(&Change::Node { node: (&node).into() });

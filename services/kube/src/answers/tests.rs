@@ -56,7 +56,7 @@ fn a_status_code_and_reason_become_a_kind() {
 }
 
 #[test]
-fn an_error_in_protobuf_says_the_same() {
+fn an_error_in_protobuf_is_read_alike() {
     let status = protobuf::Status {
         code: 0,
         message: "come back".into(),
@@ -177,14 +177,14 @@ fn metadata_reads_from_either_encoding() {
 }
 
 #[test]
-fn a_lease_reads_whole() {
+fn all_fields_of_a_lease_are_read() {
     let body = br#"{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"n","uid":"u",
         "resourceVersion":"5","ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"n","uid":"nu"}]},
         "spec":{"holderIdentity":"n","leaseDurationSeconds":40,"acquireTime":"1970-01-01T00:00:01.000002Z",
         "renewTime":"1970-01-01T00:00:02.000003Z","leaseTransitions":2}}"#;
     assert_eq!(
         lease(body),
-        Ok(LeaseSeen {
+        Ok(ObservedLease {
             written: Written { uid: "u".into(), resource_version: "5".into() },
             owner_uid: Some("nu".into()),
             holder: Some("n".into()),

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn e4_what_is_no_jwt_has_no_claims() {
+    fn e4_invalid_jwts_have_no_claims() {
         let unknown = Some(TokenClaims::default());
         for (text, expected) in [
             (String::new(), None),

@@ -18,11 +18,11 @@ pub(crate) use x509::certificate_facts;
 
 /// Unless it is renewed, a credential counts as expiring in the last tenth of its lifetime: the kubelet renews a
 /// certificate at 70 to 90 %, and a pod's token at 80 %.
-const DUE_SHARE: i64 = 10;
+const NOTICE_SHARE: i64 = 10;
 /// Maximum time before its end, in seconds: a month.
-const DUE_MOST: i64 = 30 * 86_400;
+const MAX_NOTICE: i64 = 30 * 86_400;
 /// Time before its end if the lifetime is not known, in seconds.
-const DUE_UNKNOWN: i64 = 86_400;
+const DEFAULT_NOTICE: i64 = 86_400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CredentialKind {
@@ -106,7 +106,7 @@ impl Credential {
         let left = end.saturating_sub(now);
         let lifetime =
             self.not_before.map(|start| end.saturating_sub(start)).filter(|lifetime| *lifetime > 0);
-        let due = lifetime.map_or(DUE_UNKNOWN, |lifetime| (lifetime / DUE_SHARE).min(DUE_MOST));
+        let due = lifetime.map_or(DEFAULT_NOTICE, |lifetime| (lifetime / NOTICE_SHARE).min(MAX_NOTICE));
         match left {
             ..=0 => Validity::Expired { since: left.saturating_neg() },
             left if left <= due => Validity::Expiring { left },
@@ -223,11 +223,11 @@ mod tests {
             (Some(0), Some(hour), hour, Validity::Expired { since: 0 }),
             (Some(0), Some(hour), hour + 5, Validity::Expired { since: 5 }),
             // A tenth of a year is more than a month.
-            (Some(0), Some(year), year - DUE_MOST - 1, Validity::Healthy { left: DUE_MOST + 1 }),
-            (Some(0), Some(year), year - DUE_MOST, Validity::Expiring { left: DUE_MOST }),
+            (Some(0), Some(year), year - MAX_NOTICE - 1, Validity::Healthy { left: MAX_NOTICE + 1 }),
+            (Some(0), Some(year), year - MAX_NOTICE, Validity::Expiring { left: MAX_NOTICE }),
             // Without a lifetime, or with an invalid one.
-            (None, Some(year), year - DUE_UNKNOWN - 1, Validity::Healthy { left: DUE_UNKNOWN + 1 }),
-            (None, Some(year), year - DUE_UNKNOWN, Validity::Expiring { left: DUE_UNKNOWN }),
+            (None, Some(year), year - DEFAULT_NOTICE - 1, Validity::Healthy { left: DEFAULT_NOTICE + 1 }),
+            (None, Some(year), year - DEFAULT_NOTICE, Validity::Expiring { left: DEFAULT_NOTICE }),
             (Some(year), Some(hour), 0, Validity::Expiring { left: hour }),
             (Some(0), Some(i64::MAX), i64::MIN, Validity::Healthy { left: i64::MAX }),
         ] {

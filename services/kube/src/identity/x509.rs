@@ -118,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn e4_what_is_no_certificate_states_nothing() {
-        let whole = pem(&CertificateParams::default());
+    fn e4_invalid_certificates_yield_no_facts() {
+        let full = pem(&CertificateParams::default());
         let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         for text in
-            ["", "hush", &whole[..whole.len() / 2], &block("aHVzaA=="), &block("MAA="), &block("MAIwAA==")]
+            ["", "hush", &full[..full.len() / 2], &block("aHVzaA=="), &block("MAA="), &block("MAIwAA==")]
         {
             assert_eq!(certificate_facts(text.as_bytes()), None, "{text}");
         }

@@ -7,7 +7,7 @@ use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseApi};
 
 use super::{
     requests::renewal,
-    script::{Authority, Reply, Server, Wire, api, hasty, put},
+    script::{Authority, Reply, Server, Wire, api, put, with_short_timeouts},
 };
 use crate::{ExplicitSource, KnownPods, watch_pods};
 
@@ -41,7 +41,7 @@ async fn http2_is_spoken_where_the_server_offers_it() {
 }
 
 #[tokio::test]
-async fn tls_errors_say_what_to_do() {
+async fn tls_errors_have_a_remedy() {
     let ours = Authority::new();
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &ours.pem());
@@ -75,7 +75,7 @@ async fn case_25_a_dead_connection_is_left_after_one_timeout() {
     for protocols in [H2, &["http/1.1"]] {
         let mut server = Server::tls(authority.server(protocols)).await;
         let wire = Wire::to(server.address).await;
-        let api = hasty(source(wire.address, &ca));
+        let api = with_short_timeouts(source(wire.address, &ca));
         // Enough for a machine on which a successful request takes longer than the limit.
         for _ in 0..50 {
             server.reply(Reply::ok());

@@ -19,7 +19,7 @@ use crate::{
 
 /// Waits for longer than the interval of file checks. Time is paused only during this wait, because the servers are
 /// real.
-async fn a_look_later() {
+async fn check_interval_passes() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_millis(1100)).await;
     tokio::time::resume();
@@ -53,14 +53,14 @@ async fn a_rotated_token_file_is_read_again() {
     assert_eq!(server.seen().await.header("authorization"), "Bearer first");
 
     put(directory.path(), "token", "second");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer second");
 
     // A file that is empty for a moment changes nothing.
     put(directory.path(), "token", "");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer second");
@@ -97,28 +97,28 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
         ..ExplicitSource::default()
     };
     let api = api(source);
-    let mut renew = async |who: &super::script::Identity| {
+    let mut renew = async |identity: &super::script::Identity| {
         server.reply(Reply::ok());
         api.renew_lease(renewal()).await.unwrap();
-        assert_eq!(server.seen().await.client, Some(who.der()));
+        assert_eq!(server.seen().await.client, Some(identity.der()));
     };
     renew(&first).await;
     assert_eq!(api.last_credentials_error(), None);
 
     put(directory.path(), "c.crt", &second.certificate);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(error.contains("do not match"), "{error}");
 
     put(directory.path(), "c.key", &second.key[..second.key.len() / 2]);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(!error.contains(&second.key[40..60]), "{error}");
 
     put(directory.path(), "c.key", &second.key);
-    a_look_later().await;
+    check_interval_passes().await;
     renew(&second).await;
     assert_eq!(api.last_credentials_error(), None);
 }
@@ -133,14 +133,14 @@ async fn a_new_authority_is_trusted_once_it_is_on_disk() {
         api(ExplicitSource { server: format!("https://{}", server.address), ca_file, ..Default::default() });
     assert_eq!(api.renew_lease(renewal()).await.unwrap_err().kind, ApiErrorKind::Unreachable);
     put(directory.path(), "ca.crt", &format!("{}{}", old.pem(), new.pem()));
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     server.seen().await;
 }
 
 #[tokio::test]
-async fn a_kubeconfig_is_used_and_read_again_with_all_it_names() {
+async fn a_kubeconfig_and_its_files_are_used_and_reread() {
     let mut server = Server::plain().await;
     let url = format!("http://{}", server.address);
     let directory = tempfile::tempdir().unwrap();
@@ -154,26 +154,26 @@ async fn a_kubeconfig_is_used_and_read_again_with_all_it_names() {
     server.nothing_more();
 
     put(directory.path(), "kubelet.conf", &kubeconfig_text(&url, "tokenFile: tok"));
-    a_look_later().await;
+    check_interval_passes().await;
     let err = api.renew_lease(renewal()).await.unwrap_err();
     assert_eq!(err.kind, ApiErrorKind::Credentials);
     assert!(err.reason.contains("/tok"), "{err}");
 
     put(directory.path(), "tok", "one");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer one");
     assert_eq!(api.url(), url);
 
     put(directory.path(), "tok", "two");
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer two");
 
     put(directory.path(), "kubelet.conf", &kubeconfig_text(&url, "token: three"));
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer three");
@@ -265,8 +265,8 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &authority.pem());
     let current = directory.path().join("kubelet-client-current.pem");
-    let swap = |name: &str, who: &super::script::Identity| {
-        let file = put(directory.path(), name, &format!("{}{}", who.certificate, who.key));
+    let swap = |name: &str, identity: &super::script::Identity| {
+        let file = put(directory.path(), name, &format!("{}{}", identity.certificate, identity.key));
         set_mode(&file, 0o600);
         let link = directory.path().join("link");
         symlink(file, &link).unwrap();
@@ -293,17 +293,17 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
         let (first, second) = (authority.issue("first"), authority.issue("second"));
         swap("one.pem", &first);
         let (api, credentials) = observed(source);
-        for (who, name) in [(&first, "two.pem"), (&second, "one.pem")] {
+        for (identity, name) in [(&first, "two.pem"), (&second, "one.pem")] {
             server.reply(Reply::ok());
             api.renew_lease(renewal()).await.unwrap();
-            assert_eq!(server.seen().await.client, Some(who.der()));
+            assert_eq!(server.seen().await.client, Some(identity.der()));
             let in_use = credentials.in_use();
             assert_eq!((in_use.warnings.len(), in_use.error), (0, None));
             assert_eq!(in_use.credentials[0].kind, CredentialKind::ClientCertificate);
             assert_eq!(in_use.credentials[0].file.as_ref(), Some(&current));
             assert!(matches!(in_use.credentials[0].validity(0), Validity::Healthy { .. }));
             swap(name, &second);
-            a_look_later().await;
+            check_interval_passes().await;
         }
         assert_eq!(api.last_credentials_error(), None);
     }
@@ -319,7 +319,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     let (api, credentials) = observed(ClusterSource::Explicit(source));
     for (mode, warned) in [(0o600, false), (0o640, true), (0o400, false), (0o604, true)] {
         set_mode(&token, mode);
-        a_look_later().await;
+        check_interval_passes().await;
         server.reply(Reply::ok());
         api.renew_lease(renewal()).await.unwrap();
         server.seen().await;
@@ -333,7 +333,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     // The last valid one stays in use, and the file is named.
     set_mode(&token, 0o606);
     fs::write(&token, "evil").unwrap();
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     assert_eq!(server.seen().await.header("authorization"), "Bearer hush");
@@ -402,7 +402,7 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
     let issued = authority.issue("node");
     put(directory.path(), "client-current.pem", &format!("{}{}", issued.certificate, issued.key));
     set_mode(&certificate, 0o600);
-    a_look_later().await;
+    check_interval_passes().await;
     server.reply(Reply::ok());
     api.renew_lease(renewal()).await.unwrap();
     let seen = server.seen().await;
@@ -440,7 +440,7 @@ fn e4_every_step_in_the_documentation_makes_secrets_0600() {
 }
 
 #[tokio::test]
-async fn outside_of_a_pod_its_service_account_is_no_source() {
+async fn outside_of_a_pod_the_service_account_is_not_a_source() {
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
         panic!("this test has to run outside a pod");
     }

@@ -17,7 +17,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, Seen, ServiceCidr, SourceEvent, SourceKind,
+    Ack, EndpointSlice, EventSink, ObjectEvent, ServiceCidr, SourceEvent, SourceKind,
 };
 use prost::Message;
 use tokio::{
@@ -34,24 +34,24 @@ use crate::{ApiServer, watch::collect, watch_endpoints};
 /// Receives events, and passes them to the test.
 struct Sink {
     tell: mpsc::UnboundedSender<SourceEvent>,
-    /// Its answers; [`Answer::Taken`] after these.
-    answers: Mutex<VecDeque<Answer>>,
+    /// Its answers; [`Ack::Accepted`] after these.
+    answers: Mutex<VecDeque<Ack>>,
     room: Semaphore,
 }
 
 impl EventSink for Sink {
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack> {
         let _ = self.tell.send(event);
         async {
             self.room.acquire().await.unwrap().forget();
-            self.answers.lock().unwrap().pop_front().unwrap_or(Answer::Taken)
+            self.answers.lock().unwrap().pop_front().unwrap_or(Ack::Accepted)
         }
         .boxed()
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum Call {
     Listing,
     Put(String, String),
     Gone(String),
@@ -64,7 +64,7 @@ enum Said {
 
 struct Source {
     events: mpsc::UnboundedReceiver<SourceEvent>,
-    said: VecDeque<Said>,
+    calls: VecDeque<Call>,
     sink: Arc<Sink>,
     task: JoinHandle<()>,
 }
@@ -83,7 +83,7 @@ impl Source {
         let (tell, events) = mpsc::unbounded_channel();
         let sink = Arc::new(Sink { tell, answers: Mutex::default(), room: Semaphore::new(room) });
         let task = tokio::spawn(run(Arc::clone(&sink)));
-        Self { events, said: VecDeque::new(), sink, task }
+        Self { events, calls: VecDeque::new(), sink, task }
     }
 
     fn slices(server: &Server) -> Self {
@@ -98,59 +98,59 @@ impl Source {
         self.events.recv().await.unwrap()
     }
 
-    async fn next(&mut self) -> Said {
-        while self.said.is_empty() {
-            let said: Vec<_> = match self.event().await {
+    async fn next(&mut self) -> Call {
+        while self.calls.is_empty() {
+            let calls: Vec<_> = match self.event().await {
                 SourceEvent::EndpointSlices(seen) => in_short(seen, |slice| {
                     (slice.metadata.unwrap().name, slice.endpoints[0].addresses[0].clone())
                 }),
                 SourceEvent::ServiceCidrs(seen) => {
                     in_short(seen, |cidr| (cidr.metadata.unwrap().name, cidr.spec.unwrap().cidrs.join(",")))
                 }
-                SourceEvent::Health(_, JobHealth::Healthy) => vec![Said::Healthy],
-                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Said::Failing(reason)],
+                SourceEvent::Health(_, JobHealth::Healthy) => vec![Call::Healthy],
+                SourceEvent::Health(_, JobHealth::Failing { reason, .. }) => vec![Call::Failing(reason)],
                 other => panic!("{other:?}"),
             };
-            self.said.extend(said);
+            self.calls.extend(calls);
         }
-        self.said.pop_front().unwrap()
+        self.calls.pop_front().unwrap()
     }
 
-    async fn says(&mut self, expected: &[Said]) {
-        for said in expected {
-            assert_eq!(self.next().await, *said);
+    async fn expects(&mut self, expected: &[Call]) {
+        for calls in expected {
+            assert_eq!(self.next().await, *calls);
         }
     }
 
     async fn fails(&mut self, why: &str) {
-        let Said::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
+        let Call::Failing(reason) = self.next().await else { panic!("it does not fail: {why}") };
         assert!(reason.contains(why), "{why}: {reason}");
     }
 }
 
-fn in_short<T>(seen: Vec<Seen<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Said> {
+fn in_short<T>(seen: Vec<ObjectEvent<T>>, of: impl Fn(T) -> (String, String)) -> Vec<Call> {
     if seen.is_empty() {
-        return vec![Said::Nothing];
+        return vec![Call::Nothing];
     }
     let short = seen.into_iter().map(|seen| match seen {
-        Seen::Listing => Said::Listing,
-        Seen::Put(object) => {
+        ObjectEvent::Listing => Call::Listing,
+        ObjectEvent::Upsert(object) => {
             let (name, what) = of(*object);
-            Said::Put(name, what)
+            Call::Put(name, what)
         }
-        Seen::Gone(name) => Said::Gone(name.as_str().to_owned()),
-        Seen::Listed => Said::Listed,
-        Seen::Refused => Said::Refused,
+        ObjectEvent::Deleted(name) => Call::Gone(name.as_str().to_owned()),
+        ObjectEvent::ListComplete => Call::Listed,
+        ObjectEvent::Refused => Call::Refused,
     });
     short.collect()
 }
 
-fn put(name: &str, version: u64) -> Said {
-    Said::Put(name.to_owned(), format!("10.0.0.{version}"))
+fn put(name: &str, version: u64) -> Call {
+    Call::Put(name.to_owned(), format!("10.0.0.{version}"))
 }
 
-fn gone(name: &str) -> Said {
-    Said::Gone(format!("ns/{name}"))
+fn gone(name: &str) -> Call {
+    Call::Gone(format!("ns/{name}"))
 }
 
 fn begin(server: &Server) -> Feed {
@@ -188,18 +188,18 @@ fn refusal(code: u16, reason: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn what_there_is_and_each_change_come_from_one_request() {
+async fn the_list_and_the_changes_come_from_one_request() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.slice("ADDED", "b", 2);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), put("b", 2), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), put("b", 2), Call::Listed, Call::Healthy]).await;
     feed.slice("MODIFIED", "a", 5);
     feed.slice("DELETED", "b", 6);
     feed.slice("ADDED", "c", 7);
-    source.says(&[put("a", 5), gone("b"), put("c", 7)]).await;
+    source.expects(&[put("a", 5), gone("b"), put("c", 7)]).await;
     let seen = server.seen().await;
     let path = "GET /apis/discovery.k8s.io/v1/endpointslices?watch=true&";
     assert!(seen.line.starts_with(path), "{}", seen.line);
@@ -213,14 +213,16 @@ async fn what_there_is_and_each_change_come_from_one_request() {
 }
 
 #[tokio::test]
-async fn labels_and_annotations_that_nobody_reads_are_dropped() {
+async fn unused_labels_and_annotations_are_dropped() {
     let server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
     let SourceEvent::EndpointSlices(seen) = source.event().await else { panic!() };
-    let [Seen::Listing, Seen::Put(slice), Seen::Listed] = &seen[..] else { panic!("{seen:?}") };
+    let [ObjectEvent::Listing, ObjectEvent::Upsert(slice), ObjectEvent::ListComplete] = &seen[..] else {
+        panic!("{seen:?}")
+    };
     let meta = slice.metadata.as_ref().unwrap();
     assert_eq!(meta.labels.keys().collect::<Vec<_>>(), ["kubernetes.io/service-name"]);
     let kept: Vec<_> = meta.annotations.keys().collect();
@@ -229,7 +231,7 @@ async fn labels_and_annotations_that_nobody_reads_are_dropped() {
 
 /// A server without streaming lists refuses as its answer, or within the watch.
 #[tokio::test]
-async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
+async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
     for within in [false, true] {
         let mut server = Server::plain().await;
         if within {
@@ -243,9 +245,9 @@ async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
         ));
         let feed = begin(&server);
         let mut source = Source::slices(&server);
-        source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
+        source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
         feed.slice("ADDED", "c", 10);
-        source.says(&[put("c", 10)]).await;
+        source.expects(&[put("c", 10)]).await;
         assert!(server.seen().await.query("sendInitialEvents").is_some());
         let list = server.seen().await;
         assert_eq!(
@@ -261,12 +263,12 @@ async fn a_server_that_cannot_is_asked_for_a_list_and_a_watch() {
 }
 
 #[tokio::test]
-async fn a_list_of_nothing_is_whole() {
+async fn an_empty_list_is_complete() {
     let server = Server::plain().await;
     server.reply(refusal(400, "BadRequest"));
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
@@ -276,22 +278,22 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.says(&[Said::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     // The server ends the watch normally, as it does every few minutes.
     drop(feed);
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.slice("MODIFIED", "a", 51);
-    source.says(&[put("a", 51)]).await;
+    source.expects(&[put("a", 51)]).await;
     // Then it breaks.
     feed.cut();
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
     feed.slice("DELETED", "a", 52);
-    source.says(&[gone("a")]).await;
+    source.expects(&[gone("a")]).await;
     server.nothing_more();
 }
 
@@ -302,7 +304,7 @@ async fn after_a_410_everything_is_listed_again() {
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
@@ -310,12 +312,12 @@ async fn after_a_410_everything_is_listed_again() {
     feed.error(410, "Expired");
     let feed = again;
     // At once and silently: nothing has failed.
-    source.says(&[put("b", 5)]).await;
+    source.expects(&[put("b", 5)]).await;
     let relist = server.seen().await;
     assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
     feed.slice("ADDED", "b", 5);
     feed.listed(60);
-    source.says(&[Said::Listing, put("b", 5), Said::Listed]).await;
+    source.expects(&[Call::Listing, put("b", 5), Call::Listed]).await;
     drop(feed);
     // As the answer, so soon after the other that it is a failure.
     server.reply(refusal(410, "Gone"));
@@ -324,11 +326,11 @@ async fn after_a_410_everything_is_listed_again() {
     source.fails("HTTP 410").await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(70);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
-async fn a_listing_that_breaks_begins_anew() {
+async fn a_broken_list_is_repeated() {
     let server = Server::plain().await;
     // More than a batch, so that the sink has received some.
     let feed = begin(&server);
@@ -336,10 +338,10 @@ async fn a_listing_that_breaks_begins_anew() {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    let mut said = 0;
-    while said < 200 {
+    let mut calls = 0;
+    while calls < 200 {
         source.next().await;
-        said += 1;
+        calls += 1;
     }
     feed.cut();
     // At once as a list, which breaks too.
@@ -348,20 +350,20 @@ async fn a_listing_that_breaks_begins_anew() {
     let (half, reply) = Reply::stream();
     server.reply(reply);
     half.bytes(list.slice(..list.len() - 10));
-    assert_eq!(source.next().await, Said::Listing);
+    assert_eq!(source.next().await, Call::Listing);
     for n in 0..199 {
-        source.says(&[put(&format!("s{n}"), 2)]).await;
+        source.expects(&[put(&format!("s{n}"), 2)]).await;
     }
     let feed = begin(&server);
     drop(half);
     source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
     feed.listed(10);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
-async fn health_says_why_and_since_when() {
+async fn health_has_a_reason_and_a_time() {
     let server = Server::plain().await;
     server.reply(refusal(403, "Forbidden"));
     server.reply(refusal(401, "Unauthorized"));
@@ -382,13 +384,13 @@ async fn health_says_why_and_since_when() {
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     feed.slice("DELETED", "a", 10);
-    source.says(&[gone("a")]).await;
+    source.expects(&[gone("a")]).await;
 }
 
 #[tokio::test]
-async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again() {
+async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
     for garbage in [
         Bytes::from_static(b"<html><body>"),
         wire::framed(b"\xff\xff\xff"),
@@ -399,59 +401,59 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
         let feed = begin(&server);
         let mut source = Source::slices(&server);
         feed.listed(4);
-        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+        source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
         server.seen().await;
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
-        source.says(&[put("a", 5)]).await;
+        source.expects(&[put("a", 5)]).await;
         source.fails("invalid response").await;
         feed.closed().await;
         let feed = begin(&server);
         assert_eq!(server.seen().await.query("resourceVersion"), None);
         feed.listed(6);
-        source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+        source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     }
 }
 
 #[tokio::test]
-async fn a_sink_that_has_forgotten_hears_everything_again() {
+async fn a_restarted_sink_gets_a_relist() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.listed(4);
-    source.says(&[Said::Listing, put("a", 1), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
     server.seen().await;
     let feed_again = begin(&server);
-    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.slice("ADDED", "b", 5);
-    source.says(&[put("b", 5)]).await;
+    source.expects(&[put("b", 5)]).await;
     feed.closed().await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed_again.slice("ADDED", "a", 1);
     feed_again.slice("ADDED", "b", 5);
     feed_again.listed(6);
     // The health of the watch is reported again, too.
-    source.says(&[Said::Listing, put("a", 1), put("b", 5), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 1), put("b", 5), Call::Listed, Call::Healthy]).await;
     server.nothing_more();
 }
 
 /// An empty batch lets a sink report that it has lost its state.
 #[tokio::test]
-async fn a_sink_that_has_forgotten_says_so_when_nothing_happens() {
+async fn a_restarted_sink_asks_for_a_relist_without_events() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     server.seen().await;
-    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
+    source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
-    source.says(&[Said::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(60);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 /// A list larger than the buffers is not read on while the sink has not answered, and arrives in batches.
@@ -495,10 +497,10 @@ async fn a_slow_sink_holds_the_list_back() {
             }
             assert!(before < total, "{before} of {total} bytes were read for one batch");
         }
-        seen += batch.iter().filter(|seen| matches!(seen, Seen::Put(_))).count();
+        seen += batch.iter().filter(|seen| matches!(seen, ObjectEvent::Upsert(_))).count();
         batches += 1;
         source.sink.room.add_permits(1);
-        if batch.last() == Some(&Seen::Listed) {
+        if batch.last() == Some(&ObjectEvent::ListComplete) {
             break;
         }
     }
@@ -559,17 +561,17 @@ async fn three_kinds_are_watched_side_by_side() {
 
 /// An event that has arrived is not held back for one that has not.
 #[tokio::test]
-async fn an_event_is_told_at_once() {
+async fn an_event_is_delivered_at_once() {
     let server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
     feed.listed(4);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
-    let whole = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
+    let full = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
     feed.slice("ADDED", "a", 5);
-    feed.bytes(whole.slice(..10));
-    source.says(&[put("a", 5)]).await;
-    feed.bytes(whole.slice(10..));
-    source.says(&[put("b", 6)]).await;
-    assert!(whole.len() > wire::slice("b", 6).encoded_len());
+    feed.bytes(full.slice(..10));
+    source.expects(&[put("a", 5)]).await;
+    feed.bytes(full.slice(10..));
+    source.expects(&[put("b", 6)]).await;
+    assert!(full.len() > wire::slice("b", 6).encoded_len());
 }

@@ -26,7 +26,7 @@ pub(super) fn renewal() -> LeasePatch {
         duration_seconds: None,
         owner: None,
         acquire: None,
-        forget_managers: false,
+        drop_managed_fields: false,
     }
 }
 
@@ -161,7 +161,7 @@ async fn a_server_below_a_path_is_asked_below_it() {
 }
 
 #[tokio::test]
-async fn an_error_is_one_request_with_a_kind_and_a_sentence() {
+async fn an_error_is_one_request_with_a_kind_and_a_message() {
     let mut server = Server::plain().await;
     let api = server.api();
     for (status, body, headers, kind) in [
@@ -197,7 +197,7 @@ async fn an_error_is_one_request_with_a_kind_and_a_sentence() {
 }
 
 #[tokio::test]
-async fn answers_that_make_no_sense_are_errors() {
+async fn invalid_answers_are_errors() {
     let server = Server::plain().await;
     let api = server.api();
     for body in [b"".to_vec(), b"<html>hello</html>".to_vec(), vec![0xff; 64], vec![b' '; 9 << 20]] {
@@ -228,7 +228,7 @@ async fn a_refused_connection_names_the_server_and_the_reason() {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_resolve_is_said_to_be_one() {
+async fn an_unresolvable_name_is_named_in_the_error() {
     // A label of this length is not valid, so that no name server is asked.
     let server = format!("http://{}.invalid:6443", "x".repeat(70));
     let err = api(ExplicitSource { server, ..ExplicitSource::default() }).node_uid("n1").await.unwrap_err();
@@ -276,7 +276,7 @@ async fn requests_are_seen_by_the_observer() {
 }
 
 #[tokio::test]
-async fn a_cancelled_call_leaves_the_next_one_whole() {
+async fn a_cancelled_call_does_not_affect_the_next_one() {
     let mut server = Server::plain().await;
     let api = server.api();
     server.reply(Reply::Silence);

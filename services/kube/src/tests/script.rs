@@ -39,7 +39,7 @@ use tokio::{
 use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource};
 
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct SeenRequest {
     pub(super) line: String,
     pub(super) version: Version,
     pub(super) headers: HeaderMap,
@@ -50,7 +50,7 @@ pub(super) struct Seen {
     pub(super) client: Option<Vec<u8>>,
 }
 
-impl Seen {
+impl SeenRequest {
     pub(super) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
@@ -113,7 +113,7 @@ impl Feed {
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     replies: mpsc::UnboundedSender<Reply>,
-    seen: mpsc::UnboundedReceiver<Seen>,
+    seen: mpsc::UnboundedReceiver<SeenRequest>,
     connections: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
@@ -170,12 +170,12 @@ impl Server {
         self.replies.send(reply).unwrap();
     }
 
-    pub(super) async fn seen(&mut self) -> Seen {
+    pub(super) async fn seen(&mut self) -> SeenRequest {
         self.seen.recv().await.unwrap()
     }
 
     pub(super) fn nothing_more(&mut self) {
-        assert!(self.seen.try_recv().is_err(), "a request that nobody expected");
+        assert!(self.seen.try_recv().is_err(), "an unexpected request");
     }
 
     pub(super) fn connections(&self) -> usize {
@@ -196,7 +196,7 @@ pub(super) fn api(source: ExplicitSource) -> ApiServer {
 }
 
 /// A client with short timeouts, for servers that do not answer.
-pub(super) fn hasty(source: ExplicitSource) -> ApiServer {
+pub(super) fn with_short_timeouts(source: ExplicitSource) -> ApiServer {
     ApiServer::new(ApiServerParts {
         timeout: Duration::from_secs(1),
         ..ApiServerParts::new(ClusterSource::Explicit(source))
@@ -208,7 +208,7 @@ async fn speak<S>(
     id: usize,
     client: Option<Vec<u8>>,
     next: Replies,
-    tell: mpsc::UnboundedSender<Seen>,
+    tell: mpsc::UnboundedSender<SeenRequest>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -219,7 +219,7 @@ async fn speak<S>(
             let Ok(body) = body.collect().await else {
                 return std::future::pending().await;
             };
-            let seen = Seen {
+            let seen = SeenRequest {
                 line: format!("{} {}", head.method, head.uri.path_and_query().unwrap()),
                 version: head.version,
                 headers: head.headers,

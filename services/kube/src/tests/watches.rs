@@ -113,7 +113,7 @@ async fn pods_are_listed_and_watched_in_one_request() {
 
 /// I9: a watch that is restarted, as after a panic, reports what happened to the pods in between.
 #[tokio::test]
-async fn i9_a_new_watch_tells_of_pods_that_the_last_one_had_seen() {
+async fn i9_a_restarted_watch_reports_pods_deleted_meanwhile() {
     let server = Server::plain().await;
     let (feed, known) = (begin(&server), KnownPods::default());
     let mut pods = Pods::knowing(&server, known.clone());
@@ -132,14 +132,14 @@ async fn i9_a_new_watch_tells_of_pods_that_the_last_one_had_seen() {
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_is_asked_for_a_list() {
+async fn without_streaming_lists_a_list_is_requested() {
     let refused = r#"{"kind":"Status","reason":"Invalid","message":"sendInitialEvents is forbidden"}"#;
     fall_back(async |server| server.reply(Reply::json(422, refused))).await;
 }
 
 /// The behaviour of kube-apiserver if its etcd does not report the progress of a watch.
 #[tokio::test]
-async fn a_server_whose_etcd_cannot_is_asked_for_a_list() {
+async fn without_streaming_lists_in_etcd_a_list_is_requested() {
     fall_back(async |server| {
         let feed = begin(server);
         feed.event(
@@ -173,7 +173,7 @@ async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_the_last_bookmark_and_tells_nothing() {
+async fn a_watch_that_ends_resumes_from_the_last_bookmark_without_events() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut pods = Pods::of(&server);
@@ -198,7 +198,7 @@ async fn a_watch_that_ends_goes_on_from_the_last_bookmark_and_tells_nothing() {
 }
 
 #[tokio::test]
-async fn after_a_410_vanished_pods_are_gone() {
+async fn after_a_410_vanished_pods_are_reported() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut pods = Pods::of(&server);
@@ -231,7 +231,7 @@ async fn after_a_410_vanished_pods_are_gone() {
 }
 
 #[tokio::test]
-async fn half_a_list_tells_nothing() {
+async fn an_incomplete_list_reports_nothing() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut pods = Pods::of(&server);
@@ -254,7 +254,7 @@ async fn half_a_list_tells_nothing() {
 }
 
 #[tokio::test]
-async fn an_empty_list_has_null_for_its_items() {
+async fn an_empty_list_with_null_items_is_read() {
     let mut server = Server::plain().await;
     server.reply(Reply::json(400, "{}"));
     server.reply(Reply::json(200, r#"{"kind":"List","metadata":{"resourceVersion":"9"},"items":null}"#));
@@ -285,7 +285,7 @@ async fn a_stuck_watch_is_left_after_the_longest_time_it_may_last() {
 }
 
 #[tokio::test]
-async fn health_says_why_and_since_when() {
+async fn health_has_a_reason_and_a_time() {
     let mut server = Server::plain().await;
     server.reply(Reply::json(403, r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden"}"#));
     let mut pods = Pods::of(&server);
@@ -305,7 +305,7 @@ async fn health_says_why_and_since_when() {
 }
 
 #[tokio::test]
-async fn e2_a_watch_that_is_woken_waits_for_its_agents_turn() {
+async fn e2_an_interrupted_wait_lasts_until_the_turn_of_the_agent() {
     let mut server = Server::plain().await;
     let (api, known) = (server.api(), KnownPods::default());
     let (sender, mut health) = watch::channel(JobHealth::Pending);
@@ -343,7 +343,7 @@ async fn e2_a_watch_that_is_woken_waits_for_its_agents_turn() {
 }
 
 #[tokio::test]
-async fn garbage_in_a_watch_is_a_failure_and_not_the_end() {
+async fn invalid_watch_data_is_a_failure_that_is_retried() {
     let mut server = Server::plain().await;
     for garbage in ["<html>", r#"{"type":"ADDED","object":{}}"#] {
         let feed = begin(&server);
@@ -390,7 +390,7 @@ fn node(name: &str, version: u32) -> String {
 }
 
 #[tokio::test]
-async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
+async fn the_node_is_delivered_without_unused_fields() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let api = server.api();
@@ -400,13 +400,13 @@ async fn the_node_is_told_as_it_is_without_what_nobody_needs() {
         watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
     });
     all_listed(&feed, 4);
-    assert_eq!(nodes.recv().await.unwrap(), None, "there is none yet");
+    assert_eq!(nodes.recv().await.unwrap(), None, "none yet");
     watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     feed.event("ADDED", &node("n1", 5));
-    let told = nodes.recv().await.unwrap().unwrap();
-    assert_eq!(told.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
-    assert_eq!(told.metadata.managed_fields, None);
-    let annotations: Vec<_> = told.metadata.annotations.as_ref().unwrap().keys().collect();
+    let delivered = nodes.recv().await.unwrap().unwrap();
+    assert_eq!(delivered.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
+    assert_eq!(delivered.metadata.managed_fields, None);
+    let annotations: Vec<_> = delivered.metadata.annotations.as_ref().unwrap().keys().collect();
     assert_eq!(annotations, ["mine"]);
     feed.event("MODIFIED", &node("n1", 5));
     feed.event("MODIFIED", &node("other", 6));

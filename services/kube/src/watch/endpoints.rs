@@ -13,7 +13,8 @@ use std::{marker::PhantomData, sync::Arc};
 use futures_util::future::join3;
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, Seen, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind, view,
+    Ack, EndpointSlice, EventSink, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
+    view,
 };
 use keelson_proto::kubernetes::ObjectMeta;
 
@@ -36,7 +37,7 @@ pub(crate) trait Collected: ApiObject {
     const FIELDS: Option<&'static str> = None;
     const OPTIONAL: bool = false;
 
-    fn event(seen: Vec<Seen<Self>>) -> SourceEvent;
+    fn event(seen: Vec<ObjectEvent<Self>>) -> SourceEvent;
 
     /// Whether [`Collected::FIELDS`] select it.
     fn is_selected(&self) -> bool {
@@ -52,7 +53,7 @@ impl Collected for Service {
     // Since 1.31.
     const FIELDS: Option<&'static str> = Some("spec.clusterIP!=None");
 
-    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+    fn event(seen: Vec<ObjectEvent<Self>>) -> SourceEvent {
         SourceEvent::Services(seen)
     }
 
@@ -67,7 +68,7 @@ impl Collected for EndpointSlice {
     const PATH: &'static str = "/apis/discovery.k8s.io/v1/endpointslices";
     const LABELS: Option<&'static str> = Some("!service.kubernetes.io/headless");
 
-    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+    fn event(seen: Vec<ObjectEvent<Self>>) -> SourceEvent {
         SourceEvent::EndpointSlices(seen)
     }
 }
@@ -80,7 +81,7 @@ impl Collected for ServiceCidr {
     // Since 1.33.
     const OPTIONAL: bool = true;
 
-    fn event(seen: Vec<Seen<Self>>) -> SourceEvent {
+    fn event(seen: Vec<ObjectEvent<Self>>) -> SourceEvent {
         SourceEvent::ServiceCidrs(seen)
     }
 }
@@ -135,38 +136,38 @@ impl<T: Collected> Subject for Collection<T> {
         T::FIELDS.is_some() && !std::mem::replace(&mut self.is_wide, true)
     }
 
-    async fn tell(&mut self, changes: Vec<Change<T>>) -> Answer {
+    async fn deliver(&mut self, changes: Vec<Change<T>>) -> Ack {
         let is_wide = self.is_wide;
         let changes = changes.into_iter().map(|change| match change {
-            Change::Put(object) if is_wide && !object.is_selected() => Change::Gone(*object),
+            Change::Upsert(object) if is_wide && !object.is_selected() => Change::Deleted(*object),
             change => change,
         });
-        let seen = changes.map(seen).collect();
+        let seen = changes.map(to_event).collect();
         self.sink.send(T::event(seen)).await
     }
 
-    async fn health(&mut self, health: JobHealth) -> Answer {
+    async fn health(&mut self, health: JobHealth) -> Ack {
         self.sink.send(SourceEvent::Health(T::OF, health)).await
     }
 }
 
-fn seen<T: ApiObject>(change: Change<T>) -> Seen<T> {
+fn to_event<T: ApiObject>(change: Change<T>) -> ObjectEvent<T> {
     match change {
-        Change::Listing => Seen::Listing,
-        Change::Put(object) => Seen::Put(object),
-        Change::Gone(mut object) => {
+        Change::Listing => ObjectEvent::Listing,
+        Change::Upsert(object) => ObjectEvent::Upsert(object),
+        Change::Deleted(mut object) => {
             let meta = object.metadata().take().unwrap_or_default();
-            Seen::Gone(ServiceName::new(&meta.namespace, &meta.name))
+            ObjectEvent::Deleted(ServiceName::new(&meta.namespace, &meta.name))
         }
-        Change::Listed => Seen::Listed,
-        Change::Refused => Seen::Refused,
+        Change::ListComplete => ObjectEvent::ListComplete,
+        Change::Refused => ObjectEvent::Refused,
     }
 }
 
 /// Watches Services, EndpointSlices and ServiceCIDRs until dropped. The sink gets the existing objects in batches of up
 /// to 200 as soon as they arrive, and each change after that without delay; of the metadata it gets name, namespace,
 /// and the few labels and annotations that are read. The next batch is read when the sink has answered. A sink that
-/// answers [`Answer::ListAgain`] gets everything of that kind again. About once a minute, with the server's bookmark,
+/// answers [`Ack::Relist`] gets everything of that kind again. About once a minute, with the server's bookmark,
 /// it gets an empty batch, so that it can give that answer when nothing happens.
 ///
 /// The health of each watch is an event too, the first when it is healthy or has failed. A server without ServiceCIDRs,

@@ -70,7 +70,7 @@ pub(crate) trait Encoding: Send {
     ///
     /// # Errors
     /// The event is too long.
-    fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
+    fn split_frame(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure>;
 
     /// Decodes one event.
     ///
@@ -86,7 +86,7 @@ pub(crate) fn silent() -> Failure {
 
 /// The failure of an event or object longer than [`OBJECT_MAX`].
 pub(crate) fn too_long(what: &str) -> Failure {
-    answers::senseless(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
+    answers::invalid_answer(format!("{what} is longer than {} MiB", OBJECT_MAX >> 20))
 }
 
 /// Adds the next data to `held`; false at the end of the body.
@@ -104,16 +104,16 @@ where
             Ok(true)
         }
         Some(Err(err)) => {
-            let failure = answers::broken(&err);
+            let failure = answers::connection_failure(&err);
             Err(Failure::new(failure.kind, format!("the {what} is incomplete: {}", failure.reason)))
         }
     }
 }
 
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum WatchError {
     Broken(Failure),
-    Senseless(Failure),
+    InvalidData(Failure),
 }
 
 /// The body of a watch, event by event.
@@ -135,14 +135,14 @@ where
     }
 
     /// The next event, not decoded; `None` at the end of the body. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Trouble> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, WatchError> {
         loop {
-            let cut = E::cut(&mut self.held, &mut self.searched);
-            if let Some(frame) = cut.map_err(Trouble::Senseless)? {
+            let cut = E::split_frame(&mut self.held, &mut self.searched);
+            if let Some(frame) = cut.map_err(WatchError::InvalidData)? {
                 return Ok(Some(frame));
             }
             // Bytes left at the end are a partial event, and the watch restarts before it.
-            if !fill(&mut self.body, &mut self.held, "watch").await.map_err(Trouble::Broken)? {
+            if !fill(&mut self.body, &mut self.held, "watch").await.map_err(WatchError::Broken)? {
                 return Ok(None);
             }
         }
@@ -175,7 +175,7 @@ where
         loop {
             match self.reader.part(&mut self.held, self.ended)? {
                 Part::More if self.ended => {
-                    return Err(answers::senseless("the list ended before it was complete"));
+                    return Err(answers::invalid_answer("the list ended before it was complete"));
                 }
                 Part::More => {}
                 part => return Ok(part),

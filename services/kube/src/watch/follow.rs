@@ -13,16 +13,18 @@ use keelson_actor_system::{
     clock::unix_ms,
     cluster::{ApiError, ApiErrorKind, JobHealth},
 };
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::Ack;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
 
-use self::state::{Batch, Open, Reached, SLOW, Slow, Stop, Turn, if_any, is_refusal, taken, too_slow};
+use self::state::{
+    Batch, Open, Reached, SLOW, SlowStep, Stop, WatchStep, check_ack, is_refusal, or_pending, too_slow,
+};
 use super::{
-    events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, Trouble},
-    reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, WentBack},
+    events::{self, Encoding, Event, Frames, LIST_SILENCE, Listing, Part, WatchError},
+    reflect::{self, MAX_WATCH, Pause, Reflector, SHORT_WATCH, Step, VersionRegression},
     subject::{Change, Object, Subject},
 };
 use crate::{
@@ -43,7 +45,7 @@ const ABSENT_RETRY: Duration = Duration::from_secs(600);
 /// Maximum interval of calls to the sink of a quiet watch, like that of a server's bookmarks.
 const PULSE: Duration = Duration::from_secs(60);
 /// A watch that ends earlier than this before its requested end was interrupted.
-const EARLY: Duration = Duration::from_secs(5);
+const EARLY_END: Duration = Duration::from_secs(5);
 
 pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
     let mut follower = Follower {
@@ -56,7 +58,7 @@ pub(crate) async fn follow<S: Subject>(api: &ApiServer, subject: &mut S) {
         listing: false,
         exact: false,
         slow: None,
-        is_told: false,
+        is_delivered: false,
     };
     loop {
         follower.step().await;
@@ -74,9 +76,9 @@ struct Follower<'a, S: Subject> {
     listing: bool,
     /// It is no older than its request.
     exact: bool,
-    slow: Option<Slow>,
+    slow: Option<SlowStep>,
     /// The sink has had a complete listing, or the refusal, and has not lost it.
-    is_told: bool,
+    is_delivered: bool,
 }
 
 impl<'a, S: Subject> Follower<'a, S> {
@@ -98,7 +100,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.slow = None;
         match outcome {
             Ok(()) if self.reflector.synced() => {
-                if let Err(stop) = self.well().await {
+                if let Err(stop) = self.report_healthy().await {
                     self.stopped(stop).await;
                 }
             }
@@ -122,10 +124,10 @@ impl<'a, S: Subject> Follower<'a, S> {
 
     async fn stopped(&mut self, stop: Stop) {
         match stop {
-            Stop::Broken { err, tell, cut_off } => {
-                self.failed(&err, tell, cut_off, is_refusal(err.kind)).await;
+            Stop::Broken { err, is_reported, cut_off } => {
+                self.failed(&err, is_reported, cut_off, is_refusal(err.kind)).await;
             }
-            Stop::Senseless(err) => {
+            Stop::InvalidData(err) => {
                 self.reflector.forget();
                 self.failed(&err, true, false, true).await;
             }
@@ -182,10 +184,10 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn watch(&mut self, from: Option<String>) -> Result<(), Stop> {
         let what = if from.is_some() { "the watch was not answered" } else { "the list was not complete" };
         self.begin(true, what);
-        let (api, asked) = (self.api, reflect::watch_seconds(rand::random()));
-        let body = self.unless_slow(api.open(self.watch_call(from.as_deref(), asked))).await??;
+        let (api, requested) = (self.api, reflect::watch_seconds(rand::random()));
+        let body = self.unless_slow(api.open(self.watch_call(from.as_deref(), requested))).await??;
         let mut frames = Frames::<_, S::Encoding>::new(body);
-        let mut open = Open::new(from.is_none(), asked);
+        let mut open = Open::new(from.is_none(), requested);
         if from.is_some() {
             self.slow = None;
         }
@@ -193,45 +195,45 @@ impl<'a, S: Subject> Follower<'a, S> {
         loop {
             // Events that have arrived are handed over together, without waiting for others.
             let turn = match frames.next().now_or_never() {
-                Some(frame) => Turn::Frame(frame),
+                Some(frame) => WatchStep::Frame(frame),
                 None => {
                     if !open.initial {
                         self.flush().await?;
                     }
                     tokio::select! {
                         biased;
-                        frame = frames.next() => Turn::Frame(frame),
-                        Ok(()) = self.rollbacks.changed() => Turn::RolledBack,
-                        checked = if_any(check.as_mut()) => Turn::Checked(checked),
-                        () = sleep_until(open.since + MAX_WATCH) => Turn::Stuck,
-                        () = sleep_until(open.since + SHORT_WATCH), if open.is_untried() => Turn::Calm,
-                        () = sleep_until(open.heard + LIST_SILENCE), if open.initial => Turn::Silent,
-                        () = too_slow(self.slow.as_ref()) => Turn::Slow,
+                        frame = frames.next() => WatchStep::Frame(frame),
+                        Ok(()) = self.rollbacks.changed() => WatchStep::RolledBack,
+                        checked = or_pending(check.as_mut()) => WatchStep::Checked(checked),
+                        () = sleep_until(open.since + MAX_WATCH) => WatchStep::Stuck,
+                        () = sleep_until(open.since + SHORT_WATCH), if !open.initial && !open.seen => WatchStep::Calm,
+                        () = sleep_until(open.last_data + LIST_SILENCE), if open.initial => WatchStep::Silent,
+                        () = too_slow(self.slow.as_ref()) => WatchStep::Slow,
                     }
                 }
             };
             match turn {
-                Turn::Frame(Ok(Some(frame))) => self.frame(frame, &mut open).await?,
-                Turn::Frame(Ok(None)) => return self.ended(&open).await,
-                Turn::Frame(Err(trouble)) => return self.broke(trouble, &open).await,
-                Turn::RolledBack => return Err(Stop::RolledBack),
-                Turn::Checked(Err(err)) if err.kind == ApiErrorKind::Gone => return Err(err.into()),
-                Turn::Checked(outcome) => {
+                WatchStep::Frame(Ok(Some(frame))) => self.frame(frame, &mut open).await?,
+                WatchStep::Frame(Ok(None)) => return self.ended(&open).await,
+                WatchStep::Frame(Err(error)) => return self.handle_broken(error, &open).await,
+                WatchStep::RolledBack => return Err(Stop::RolledBack),
+                WatchStep::Checked(Err(err)) if err.kind == ApiErrorKind::Gone => return Err(err.into()),
+                WatchStep::Checked(outcome) => {
                     self.reflector.checked(outcome.is_ok(), Instant::now(), rand::random());
                     check = from.as_deref().and_then(|from| self.version_check(from));
                 }
-                Turn::Stuck if !open.initial => {
+                WatchStep::Stuck if !open.initial => {
                     self.interrupted();
                     return Ok(());
                 }
-                Turn::Calm => {
+                WatchStep::Calm => {
                     open.seen = true;
-                    self.well().await?;
+                    self.report_healthy().await?;
                 }
-                Turn::Stuck | Turn::Silent => {
-                    return self.broke(Trouble::Broken(events::silent()), &open).await;
+                WatchStep::Stuck | WatchStep::Silent => {
+                    return self.handle_broken(WatchError::Broken(events::silent()), &open).await;
                 }
-                Turn::Slow => self.say_slow().await?,
+                WatchStep::Slow => self.say_slow().await?,
             }
         }
     }
@@ -272,7 +274,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     /// A request begins. `exact`: its listing is no older than it.
     fn begin(&mut self, exact: bool, what: &'static str) {
         self.exact = exact;
-        self.slow = Some(Slow { since: Instant::now(), what });
+        self.slow = Some(SlowStep { since: Instant::now(), what });
     }
 
     /// Waits for `work`. If it takes too long, health shows it while the work continues.
@@ -288,24 +290,24 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     async fn say_slow(&mut self) -> Result<(), Stop> {
-        let Some(Slow { since, what }) = self.slow.take() else { return Ok(()) };
+        let Some(SlowStep { since, what }) = self.slow.take() else { return Ok(()) };
         let lasted = i64::try_from(since.elapsed().as_millis()).unwrap_or_default();
-        taken(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted, false).await)
+        check_ack(self.fail(format!("{what} after {SLOW:?}"), unix_ms() - lasted, false).await)
     }
 
     async fn frame(&mut self, frame: Bytes, open: &mut Open) -> Result<(), Stop> {
-        open.heard = Instant::now();
+        open.last_data = Instant::now();
         let bytes = frame.len();
         match S::Encoding::event(frame) {
-            Ok(event) => self.happened(event, bytes, &mut open.initial).await?,
-            Err(failure) => return self.broke(Trouble::Senseless(failure), open).await,
+            Ok(event) => self.handle_event(event, bytes, &mut open.initial).await?,
+            Err(failure) => return self.handle_broken(WatchError::InvalidData(failure), open).await,
         }
         open.seen |= !open.initial;
         Ok(())
     }
 
     /// Processes an event. `initial`: it is one of the existing objects.
-    async fn happened(
+    async fn handle_event(
         &mut self,
         event: Event<Object<S>>,
         bytes: usize,
@@ -317,7 +319,7 @@ impl<'a, S: Subject> Follower<'a, S> {
                 let err = self.api.error(failure);
                 let asks_to_wait =
                     matches!(err.kind, ApiErrorKind::Gone | ApiErrorKind::TooManyRequests { .. });
-                return Err(Stop::Broken { cut_off: *initial && !asks_to_wait, err, tell: true });
+                return Err(Stop::Broken { cut_off: *initial && !asks_to_wait, err, is_reported: true });
             }
             Event::Bookmark { version, initial_end } => match (*initial, initial_end) {
                 (true, true) => {
@@ -338,11 +340,11 @@ impl<'a, S: Subject> Follower<'a, S> {
             Event::Gone { .. } if *initial => {}
             Event::Put { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
-                return self.push(Change::Put(Box::new(object)), bytes).await;
+                return self.push(Change::Upsert(Box::new(object)), bytes).await;
             }
             Event::Gone { version, object } => {
                 self.batch.reached = Some(Reached::Saw(version));
-                return self.push(Change::Gone(object), bytes).await;
+                return self.push(Change::Deleted(object), bytes).await;
             }
         }
         Ok(())
@@ -350,7 +352,7 @@ impl<'a, S: Subject> Follower<'a, S> {
 
     async fn put(&mut self, object: Object<S>, bytes: usize) -> Result<(), Stop> {
         self.begin_listing();
-        self.push(Change::Put(Box::new(object)), bytes).await
+        self.push(Change::Upsert(Box::new(object)), bytes).await
     }
 
     fn begin_listing(&mut self) {
@@ -363,7 +365,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     fn listed(&mut self, version: String) {
         self.begin_listing();
         self.listing = false;
-        self.batch.changes.push(Change::Listed);
+        self.batch.changes.push(Change::ListComplete);
         self.batch.reached = Some(Reached::Listed(version));
     }
 
@@ -382,10 +384,10 @@ impl<'a, S: Subject> Follower<'a, S> {
         if changes.is_empty() && reached.is_none() {
             return Ok(());
         }
-        taken(self.subject.tell(changes).await)?;
+        check_ack(self.subject.deliver(changes).await)?;
         match reached {
             Some(Reached::Listed(version)) => {
-                self.is_told = true;
+                self.is_delivered = true;
                 if let Some(back) = self.reflector.listed(version, self.exact) {
                     self.went_back(back);
                 }
@@ -393,7 +395,7 @@ impl<'a, S: Subject> Follower<'a, S> {
             Some(Reached::Saw(version)) => self.reflector.saw(version),
             None => return Ok(()),
         }
-        self.well().await
+        self.report_healthy().await
     }
 
     /// Hands over the events before the end of a watch; a partial listing is dropped.
@@ -404,30 +406,30 @@ impl<'a, S: Subject> Follower<'a, S> {
     /// The server has ended the watch normally.
     async fn ended(&mut self, open: &Open) -> Result<(), Stop> {
         if open.initial {
-            let failure = answers::senseless("the watch ended before everything was listed");
-            return Err(Stop::Broken { err: self.api.error(failure), tell: false, cut_off: true });
+            let failure = answers::invalid_answer("the watch ended before everything was listed");
+            return Err(Stop::Broken { err: self.api.error(failure), is_reported: false, cut_off: true });
         }
         self.flush().await?;
-        if open.since.elapsed() + EARLY < open.asked {
+        if open.since.elapsed() + EARLY_END < open.requested {
             self.interrupted();
         }
         if open.lasted() {
             return Ok(());
         }
-        let failure = answers::senseless("the watch was closed within a second without an event");
+        let failure = answers::invalid_answer("the watch was closed within a second without an event");
         Err(self.api.error(failure).into())
     }
 
     /// The connection broke, or the data is invalid.
-    async fn broke(&mut self, trouble: Trouble, open: &Open) -> Result<(), Stop> {
+    async fn handle_broken(&mut self, error: WatchError, open: &Open) -> Result<(), Stop> {
         self.flush_events(open.initial).await?;
-        Err(match trouble {
-            Trouble::Broken(failure) => Stop::Broken {
+        Err(match error {
+            WatchError::Broken(failure) => Stop::Broken {
                 err: self.api.error(failure),
-                tell: !open.initial && !open.lasted(),
+                is_reported: !open.initial && !open.lasted(),
                 cut_off: open.initial,
             },
-            Trouble::Senseless(failure) => Stop::Senseless(self.api.error(failure)),
+            WatchError::InvalidData(failure) => Stop::InvalidData(self.api.error(failure)),
         })
     }
 
@@ -440,7 +442,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     }
 
     /// Signals the rollback of the store to the other watches, unless it was signalled already.
-    fn went_back(&mut self, WentBack { seen, now }: WentBack) {
+    fn went_back(&mut self, VersionRegression { seen, now }: VersionRegression) {
         if !self.rollbacks.has_changed().unwrap_or_default() {
             self.api.signals().rolled_back(&Rollback { of: self.subject.path().to_owned(), seen, now });
         }
@@ -456,43 +458,43 @@ impl<'a, S: Subject> Follower<'a, S> {
     /// The server does not know this kind of objects, so there are none.
     async fn absent(&mut self) -> Result<(), Stop> {
         let until = Instant::now() + ABSENT_RETRY;
-        self.tell_none().await?;
-        self.well().await?;
+        self.report_none().await?;
+        self.report_healthy().await?;
         while Instant::now() < until {
             sleep(PULSE).await;
-            taken(self.subject.tell(Vec::new()).await)?;
+            check_ack(self.subject.deliver(Vec::new()).await)?;
         }
         Ok(())
     }
 
     /// The server answers, and lists no objects of this kind. A sink that has restarted since it was told requests to
     /// be told again.
-    async fn tell_refused(&mut self) -> Answer {
-        let changes = if self.is_told { Vec::new() } else { vec![Change::Listing, Change::Refused] };
-        let answer = self.subject.tell(changes).await;
-        self.is_told = answer == Answer::Taken;
+    async fn report_refusal(&mut self) -> Ack {
+        let changes = if self.is_delivered { Vec::new() } else { vec![Change::Listing, Change::Refused] };
+        let answer = self.subject.deliver(changes).await;
+        self.is_delivered = answer == Ack::Accepted;
         answer
     }
 
-    async fn tell_none(&mut self) -> Result<(), Stop> {
-        taken(self.subject.tell(vec![Change::Listing, Change::Listed]).await)?;
-        self.is_told = true;
+    async fn report_none(&mut self) -> Result<(), Stop> {
+        check_ack(self.subject.deliver(vec![Change::Listing, Change::ListComplete]).await)?;
+        self.is_delivered = true;
         Ok(())
     }
 
     /// Reports that the watch works. After a failure it signals the other watches, because the server works for them
     /// too.
-    async fn well(&mut self) -> Result<(), Stop> {
+    async fn report_healthy(&mut self) -> Result<(), Stop> {
         match std::mem::replace(&mut self.health, JobHealth::Healthy) {
             JobHealth::Healthy => return Ok(()),
             JobHealth::Failing { .. } => self.api.wake_watches(),
             JobHealth::Pending => {}
         }
-        taken(self.subject.health(JobHealth::Healthy).await)
+        check_ack(self.subject.health(JobHealth::Healthy).await)
     }
 
     /// Reports that the watch fails, since that time unless it failed before.
-    async fn fail(&mut self, reason: String, since_unix_ms: i64, refused: bool) -> Answer {
+    async fn fail(&mut self, reason: String, since_unix_ms: i64, refused: bool) -> Ack {
         let since_unix_ms = match self.health {
             JobHealth::Failing { since_unix_ms, .. } => since_unix_ms,
             _ => since_unix_ms,
@@ -501,7 +503,7 @@ impl<'a, S: Subject> Follower<'a, S> {
         self.subject.health(self.health.clone()).await
     }
 
-    async fn failed(&mut self, err: &ApiError, tell: bool, cut_off: bool, refused: bool) {
+    async fn failed(&mut self, err: &ApiError, is_reported: bool, cut_off: bool, refused: bool) {
         if err.kind == ApiErrorKind::Gone
             && let Some(version) = self.reflector.version()
         {
@@ -513,13 +515,13 @@ impl<'a, S: Subject> Follower<'a, S> {
         }
         tracing::debug!(resource = S::RESOURCE, %err, wait = ?pause.wait, "the watch failed");
         if pause.is_failure {
-            if S::OPTIONAL && refused && self.tell_refused().await == Answer::ListAgain {
+            if S::OPTIONAL && refused && self.report_refusal().await == Ack::Relist {
                 self.reflector.forget();
-                self.tell_refused().await;
+                self.report_refusal().await;
             }
-            if tell {
+            if is_reported {
                 let reason = format!("{err} ({})", err.kind.name());
-                if self.fail(reason, unix_ms(), err.kind.is_refusal()).await == Answer::ListAgain {
+                if self.fail(reason, unix_ms(), err.kind.is_refusal()).await == Ack::Relist {
                     self.reflector.forget();
                 }
             }
@@ -531,9 +533,9 @@ impl<'a, S: Subject> Follower<'a, S> {
         let end = Instant::now() + pause.wait;
         tokio::select! {
             () = sleep_until(end) => {}
-            turn = self.api.signals().woken(), if pause.can_be_woken => {
+            turn = self.api.signals().woken(), if pause.can_be_interrupted => {
                 let rest = end.saturating_duration_since(Instant::now());
-                sleep(self.reflector.woken(rest, turn, rand::random())).await;
+                sleep(self.reflector.interrupt_wait(rest, turn, rand::random())).await;
             }
         }
     }
@@ -541,7 +543,7 @@ impl<'a, S: Subject> Follower<'a, S> {
     async fn forgotten(&mut self) {
         // Health has to be reported again, too.
         self.health = JobHealth::Pending;
-        self.is_told = false;
+        self.is_delivered = false;
         self.reflector.forget();
         let wait = self.reflector.again(Instant::now(), rand::random());
         tracing::debug!(resource = S::RESOURCE, ?wait, "full state requested");

@@ -42,7 +42,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
     type Object = T;
     type List = List<T>;
 
-    fn cut(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure> {
+    fn split_frame(held: &mut BytesMut, searched: &mut usize) -> Result<Option<Bytes>, Failure> {
         while let Some(at) = held[*searched..].iter().position(|b| *b == b'\n') {
             let line = held.split_to(*searched + at).freeze();
             held.advance(1);
@@ -63,7 +63,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
         }
         let Meta { resource_version: version, annotations } = answers::json::<Any>(object)?.metadata;
         if version.is_empty() {
-            return Err(answers::senseless("an event without a resourceVersion"));
+            return Err(answers::invalid_answer("an event without a resourceVersion"));
         }
         match line.kind {
             "ADDED" | "MODIFIED" => Ok(Event::Put { version, object: answers::json(object)? }),
@@ -73,7 +73,7 @@ impl<T: DeserializeOwned + Send> Encoding for Json<T> {
                     annotations.is_some_and(|a| a.get(INITIAL_END).is_some_and(|v| v == "true"));
                 Ok(Event::Bookmark { version, initial_end })
             }
-            _ => Err(answers::senseless("an event of an unknown type")),
+            _ => Err(answers::invalid_answer("an event of an unknown type")),
         }
     }
 }
@@ -109,7 +109,7 @@ impl<T> Default for List<T> {
 impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
     fn part(&mut self, held: &mut BytesMut, ended: bool) -> Result<Part<T>, Failure> {
         if held.len() > LIST_MAX {
-            return Err(answers::senseless(format!("it is longer than {} MiB", LIST_MAX >> 20)));
+            return Err(answers::invalid_answer(format!("it is longer than {} MiB", LIST_MAX >> 20)));
         }
         if !ended {
             return Ok(Part::More);
@@ -121,7 +121,7 @@ impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
                 held.clear();
                 let ListMeta { resource_version: version, continuation } = list.metadata;
                 if version.is_empty() {
-                    return Err(answers::senseless("the list has no resourceVersion"));
+                    return Err(answers::invalid_answer("the list has no resourceVersion"));
                 }
                 let items = list.items.unwrap_or_default().into_iter();
                 self.read.insert((ListEnd { version, continuation }, items))
@@ -143,7 +143,7 @@ mod tests {
     use http_body_util::StreamBody;
 
     use super::*;
-    use crate::watch::events::{Frames, Listing, Trouble};
+    use crate::watch::events::{Frames, Listing, WatchError};
 
     type AnyJson = Json<serde_json::Value>;
 
@@ -160,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn a_body_falls_into_lines_however_it_is_cut() {
-        let whole = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
+    fn a_body_is_split_into_lines_at_any_chunk_size() {
+        let full = "{\"a\":1}\n\n{\"b\":2}\r\n{\"half";
         let want = vec!["{\"a\":1}".to_owned(), "{\"b\":2}\r".to_owned()];
-        assert_eq!(lines_of(&[whole]), want);
-        for at in 0..whole.len() {
-            assert_eq!(lines_of(&[&whole[..at], &whole[at..]]), want, "cut at {at}");
+        assert_eq!(lines_of(&[full]), want);
+        for at in 0..full.len() {
+            assert_eq!(lines_of(&[&full[..at], &full[at..]]), want, "cut at {at}");
         }
-        let single: Vec<_> = (0..whole.len()).map(|i| &whole[i..=i]).collect();
+        let single: Vec<_> = (0..full.len()).map(|i| &full[i..=i]).collect();
         assert_eq!(lines_of(&single), want);
     }
 
@@ -177,13 +177,13 @@ mod tests {
         let chunks: Vec<_> = std::iter::repeat_n(Bytes::from(piece), 10).collect();
         let body =
             StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
-        let trouble = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
-        let Trouble::Senseless(failure) = trouble else { panic!("{trouble:?}") };
+        let error = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
+        let WatchError::InvalidData(failure) = error else { panic!("{error:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
     }
 
     #[test]
-    fn events_are_told_apart() {
+    fn event_types_are_distinguished() {
         let of = |text: &str| AnyJson::event(Bytes::copy_from_slice(text.as_bytes()));
         assert!(matches!(
             of(r#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"}}}"#),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_is_read_when_it_is_whole() {
+    async fn a_list_is_read_when_it_is_complete() {
         let (objects, end) =
             listed(r#"{"metadata":{"resourceVersion":"7"},"items":[{"a":1},{"b":2}]}"#).await.unwrap();
         assert_eq!((objects.len(), end.version.as_str(), end.continuation.as_str()), (2, "7", ""));

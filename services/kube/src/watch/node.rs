@@ -7,13 +7,13 @@ use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::cluster::JobHealth;
-use keelson_endpoint_publisher::{Answer, NodeView};
+use keelson_endpoint_publisher::{Ack, NodeView};
 use tokio::sync::watch;
 
 use super::{
     follow::follow,
     json::Json,
-    subject::{Change, Selectors, Subject, show},
+    subject::{Change, Selectors, Subject, publish_health},
 };
 use crate::{
     bodies::{ACCEPT_JSON, node_path},
@@ -46,20 +46,20 @@ struct OneNode<'a, S> {
     /// The Node, if it was in the current listing.
     listing: Option<Option<Node>>,
     /// What the sink got last: a resourceVersion or none; outer `None`: nothing yet.
-    told: Option<Option<String>>,
+    last_sent: Option<Option<String>>,
     signals: ServerSignals,
 }
 
 impl<S: NodeSink> OneNode<'_, S> {
     fn show(&mut self, node: Option<Node>) {
         let version = node.as_ref().map(|n| n.metadata.resource_version.clone().unwrap_or_default());
-        if self.told.as_ref() == Some(&version) {
+        if self.last_sent.as_ref() == Some(&version) {
             return;
         }
         if let Some(version) = &version {
             self.compare(version);
         }
-        self.told = Some(version);
+        self.last_sent = Some(version);
         self.sink.node(node.map(|mut node| {
             node.metadata.managed_fields = None;
             if let Some(annotations) = &mut node.metadata.annotations {
@@ -97,29 +97,29 @@ impl<S: NodeSink> Subject for OneNode<'_, S> {
         Selectors::fields(format!("metadata.name={}", self.name))
     }
 
-    async fn tell(&mut self, changes: Vec<Change<Node>>) -> Answer {
+    async fn deliver(&mut self, changes: Vec<Change<Node>>) -> Ack {
         for change in changes {
             match change {
                 Change::Listing => self.listing = Some(None),
                 Change::Refused => {}
-                Change::Listed => {
+                Change::ListComplete => {
                     let node = self.listing.take().flatten();
                     self.show(node);
                 }
-                Change::Put(node) if self.is_it(&node) => match &mut self.listing {
+                Change::Upsert(node) if self.is_it(&node) => match &mut self.listing {
                     Some(listed) => *listed = Some(*node),
                     None => self.show(Some(*node)),
                 },
-                Change::Gone(node) if self.is_it(&node) => self.show(None),
-                Change::Put(_) | Change::Gone(_) => {}
+                Change::Deleted(node) if self.is_it(&node) => self.show(None),
+                Change::Upsert(_) | Change::Deleted(_) => {}
             }
         }
-        Answer::Taken
+        Ack::Accepted
     }
 
-    async fn health(&mut self, health: JobHealth) -> Answer {
-        show(self.health, health);
-        Answer::Taken
+    async fn health(&mut self, health: JobHealth) -> Ack {
+        publish_health(self.health, health);
+        Ack::Accepted
     }
 }
 
@@ -164,7 +164,8 @@ pub fn node_view(name: &str, node: Option<&Node>) -> NodeView {
 /// reported to `health` and not to the sink.
 pub async fn watch_node(api: &ApiServer, name: &str, health: &watch::Sender<JobHealth>, sink: impl NodeSink) {
     let signals = api.signals().clone();
-    let mut subject = OneNode { name: name.to_owned(), sink, health, listing: None, told: None, signals };
+    let mut subject =
+        OneNode { name: name.to_owned(), sink, health, listing: None, last_sent: None, signals };
     follow(api, &mut subject).await;
 }
 

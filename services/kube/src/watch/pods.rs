@@ -11,14 +11,14 @@ use std::{
 };
 
 use keelson_actor_system::cluster::JobHealth;
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::Ack;
 use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{
     follow::follow,
     json::Json,
-    subject::{Change, Selectors, Subject, show},
+    subject::{Change, Selectors, Subject, publish_health},
 };
 use crate::{
     bodies::{ACCEPT_JSON_METADATA, ACCEPT_JSON_METADATA_LIST},
@@ -120,7 +120,7 @@ impl Table {
         self.pods.iter().map(|(uid, known)| known.static_uid.as_ref().unwrap_or(uid).clone()).collect()
     }
 
-    fn gone(&mut self, uid: &str) -> Option<PodEvent> {
+    fn remove(&mut self, uid: &str) -> Option<PodEvent> {
         let (uid, known) = self.pods.remove_entry(uid)?;
         Some(PodEvent::Gone(PodRef { uid, namespace: known.namespace, name: known.name }))
     }
@@ -131,7 +131,7 @@ impl Table {
         let mut lost: Vec<String> =
             self.pods.keys().filter(|uid| !here.contains(uid.as_str())).cloned().collect();
         lost.sort();
-        let mut events: Vec<_> = lost.iter().filter_map(|uid| self.gone(uid)).collect();
+        let mut events: Vec<_> = lost.iter().filter_map(|uid| self.remove(uid)).collect();
         events.extend(pods.into_iter().filter_map(|pod| self.put(pod)));
         events
     }
@@ -165,7 +165,7 @@ impl<S: PodSink> NodePods<'_, S> {
                 return;
             }
             Change::Refused => return,
-            Change::Listed => {
+            Change::ListComplete => {
                 let events = self.known.table().synced(self.listing.take().unwrap_or_default());
                 for event in events {
                     self.sink.pod(event);
@@ -174,14 +174,14 @@ impl<S: PodSink> NodePods<'_, S> {
                 self.sink.synced(live);
                 return;
             }
-            Change::Put(pod) => match &mut self.listing {
+            Change::Upsert(pod) => match &mut self.listing {
                 Some(listed) => {
                     listed.push(*pod);
                     return;
                 }
                 None => self.known.table().put(*pod),
             },
-            Change::Gone(pod) => self.known.table().gone(&pod.metadata.uid),
+            Change::Deleted(pod) => self.known.table().remove(&pod.metadata.uid),
         };
         if let Some(event) = event {
             self.sink.pod(event);
@@ -203,16 +203,16 @@ impl<S: PodSink> Subject for NodePods<'_, S> {
         Selectors::fields(format!("spec.nodeName={},{HAS_NOT_ENDED}", self.node))
     }
 
-    async fn tell(&mut self, changes: Vec<Change<PodMeta>>) -> Answer {
+    async fn deliver(&mut self, changes: Vec<Change<PodMeta>>) -> Ack {
         for change in changes {
             self.seen(change);
         }
-        Answer::Taken
+        Ack::Accepted
     }
 
-    async fn health(&mut self, health: JobHealth) -> Answer {
-        show(self.health, health);
-        Answer::Taken
+    async fn health(&mut self, health: JobHealth) -> Ack {
+        publish_health(self.health, health);
+        Ack::Accepted
     }
 }
 
@@ -250,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once() {
+    fn each_change_is_delivered_once() {
         let mut table = Table::default();
         assert_eq!(table.put(pod("a", false)), Some(PodEvent::Present(named("a"))));
         assert_eq!(table.put(pod("a", false)), None);
         assert_eq!(table.put(pod("a", true)), Some(PodEvent::Terminating(named("a"))));
         assert_eq!(table.put(pod("a", true)), None);
-        assert_eq!(table.put(pod("a", false)), None, "nobody takes a deletion back");
-        assert_eq!(table.gone("a"), Some(PodEvent::Gone(named("a"))));
-        assert_eq!(table.gone("a"), None);
+        assert_eq!(table.put(pod("a", false)), None, "a deletion is final");
+        assert_eq!(table.remove("a"), Some(PodEvent::Gone(named("a"))));
+        assert_eq!(table.remove("a"), None);
         assert_eq!(table.put(pod("", false)), None);
     }
 
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_tells_what_vanished_in_between() {
+    fn a_list_reports_objects_deleted_meanwhile() {
         let mut table = Table::default();
         table.synced(vec![pod("a", false), pod("b", false), pod("c", true)]);
         assert_eq!(

@@ -36,11 +36,11 @@ pub(crate) struct Protobuf<T>(PhantomData<fn() -> T>);
 
 /// Decodes an object of a list or an event: its resourceVersion, and the reduced object.
 fn object<T: ApiObject>(bytes: impl bytes::Buf) -> Result<(String, T), Failure> {
-    let mut object =
-        T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a {} ({err})", T::KIND)))?;
+    let mut object = T::decode(bytes)
+        .map_err(|err| answers::invalid_answer(format!("cannot decode a {} ({err})", T::KIND)))?;
     let meta = object.metadata().get_or_insert_default();
     if meta.name.is_empty() || meta.resource_version.is_empty() {
-        return Err(answers::senseless(format!("a {} without a name or a resourceVersion", T::KIND)));
+        return Err(answers::invalid_answer(format!("a {} without a name or a resourceVersion", T::KIND)));
     }
     let version = std::mem::take(&mut meta.resource_version);
     object.reduce();
@@ -51,7 +51,7 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
     type Object = T;
     type List = List<T>;
 
-    fn cut(held: &mut BytesMut, _searched: &mut usize) -> Result<Option<Bytes>, Failure> {
+    fn split_frame(held: &mut BytesMut, _searched: &mut usize) -> Result<Option<Bytes>, Failure> {
         let Some(length) = held.first_chunk::<LENGTH>() else { return Ok(None) };
         let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
         if length > OBJECT_MAX {
@@ -66,15 +66,16 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
 
     fn event(frame: Bytes) -> Result<Event<T>, Failure> {
         let event = WatchEvent::decode(frame)
-            .map_err(|err| answers::senseless(format!("cannot decode an event ({err})")))?;
+            .map_err(|err| answers::invalid_answer(format!("cannot decode an event ({err})")))?;
         let bytes = event.object.unwrap_or_default().raw;
         if event.kind == "ERROR" {
-            let status = status(&bytes).ok_or_else(|| answers::senseless("an error without a Status"))?;
+            let status =
+                status(&bytes).ok_or_else(|| answers::invalid_answer("an error without a Status"))?;
             return Ok(Event::Error(Status::from(status).failure()));
         }
         let envelope = open_shared(&bytes).filter(|envelope| is_a(envelope.type_meta.as_ref(), T::KIND, ""));
         let Some(envelope) = envelope else {
-            return Err(answers::senseless(format!("an event of something else than a {}", T::KIND)));
+            return Err(answers::invalid_answer(format!("an event of something else than a {}", T::KIND)));
         };
         match event.kind.as_str() {
             "ADDED" | "MODIFIED" => {
@@ -86,18 +87,18 @@ impl<T: ApiObject> Encoding for Protobuf<T> {
                 Ok(Event::Gone { version, object })
             }
             "BOOKMARK" => bookmark::<T>(envelope.raw),
-            _ => Err(answers::senseless("an event of an unknown type")),
+            _ => Err(answers::invalid_answer("an event of an unknown type")),
         }
     }
 }
 
 /// A bookmark is an object with only a version, and perhaps an annotation.
 fn bookmark<T: ApiObject>(bytes: Bytes) -> Result<Event<T>, Failure> {
-    let mut object =
-        T::decode(bytes).map_err(|err| answers::senseless(format!("cannot decode a bookmark ({err})")))?;
+    let mut object = T::decode(bytes)
+        .map_err(|err| answers::invalid_answer(format!("cannot decode a bookmark ({err})")))?;
     let meta = object.metadata().take().unwrap_or_default();
     if meta.resource_version.is_empty() {
-        return Err(answers::senseless("a bookmark without a resourceVersion"));
+        return Err(answers::invalid_answer("a bookmark without a resourceVersion"));
     }
     let initial_end = meta.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
     Ok(Event::Bookmark { version: meta.resource_version, initial_end })
@@ -140,7 +141,7 @@ impl<T: ApiObject> ListReader<T> for List<T> {
                 At::Start => {
                     let Some(start) = held.get(..MAGIC.len()) else { return Ok(Part::More) };
                     if start != MAGIC {
-                        return Err(answers::senseless("it is not protobuf"));
+                        return Err(answers::invalid_answer("it is not protobuf"));
                     }
                     held.advance(MAGIC.len());
                     self.at = At::Envelope;
@@ -149,11 +150,11 @@ impl<T: ApiObject> ListReader<T> for List<T> {
                 At::End if ended && held.is_empty() => return self.end(),
                 At::List(left) => {
                     let Some(field) = field(held, Some(left))? else { return Ok(Part::More) };
-                    self.at = At::List(left - field.whole as u64);
+                    self.at = At::List(left - field.size as u64);
                     let bytes = field.take(held);
                     match field.number {
                         1 => self.end = list_meta(bytes)?,
-                        2 => return Ok(Part::Object(object(bytes)?.1, field.whole)),
+                        2 => return Ok(Part::Object(object(bytes)?.1, field.size)),
                         _ => {}
                     }
                 }
@@ -174,7 +175,7 @@ impl<T: ApiObject> List<T> {
         // The list itself, which need not be complete.
         if head.number == 2 && head.delimited {
             if self.at == At::End || !is_a(self.types.as_ref(), T::KIND, "List") {
-                return Err(answers::senseless(format!("it is not of kind {}List", T::KIND)));
+                return Err(answers::invalid_answer(format!("it is not of kind {}List", T::KIND)));
             }
             held.advance(head.size);
             self.at = At::List(head.payload);
@@ -184,14 +185,14 @@ impl<T: ApiObject> List<T> {
         let bytes = field.take(held);
         if field.number == 1 {
             let types = TypeMeta::decode(bytes);
-            self.types = Some(types.map_err(|err| answers::senseless(format!("its type ({err})")))?);
+            self.types = Some(types.map_err(|err| answers::invalid_answer(format!("its type ({err})")))?);
         }
         Ok(true)
     }
 
     fn end(&mut self) -> Result<Part<T>, Failure> {
         if self.end.version.is_empty() {
-            return Err(answers::senseless("the list has no resourceVersion"));
+            return Err(answers::invalid_answer("the list has no resourceVersion"));
         }
         Ok(Part::End(std::mem::take(&mut self.end)))
     }
@@ -199,7 +200,7 @@ impl<T: ApiObject> List<T> {
 
 fn list_meta(bytes: Bytes) -> Result<ListEnd, Failure> {
     let meta = ListMeta::decode(bytes);
-    let meta = meta.map_err(|err| answers::senseless(format!("the list's metadata ({err})")))?;
+    let meta = meta.map_err(|err| answers::invalid_answer(format!("the list's metadata ({err})")))?;
     Ok(ListEnd { version: meta.resource_version, continuation: meta.continuation })
 }
 
@@ -216,13 +217,13 @@ struct Head {
 struct Field {
     number: u64,
     head: usize,
-    whole: usize,
+    size: usize,
 }
 
 impl Field {
     /// Takes the field off `held`, and returns its payload.
     fn take(&self, held: &mut BytesMut) -> Bytes {
-        let mut bytes = held.split_to(self.whole).freeze();
+        let mut bytes = held.split_to(self.size).freeze();
         bytes.advance(self.head);
         bytes
     }
@@ -233,13 +234,13 @@ fn field(held: &[u8], left: Option<u64>) -> Result<Option<Field>, Failure> {
     let Some(head) = head(held)? else {
         return Ok(None);
     };
-    let whole = (head.size as u64).saturating_add(head.payload);
-    if left.is_some_and(|left| whole > left) {
-        return Err(answers::senseless("a field is longer than its message"));
+    let size = (head.size as u64).saturating_add(head.payload);
+    if left.is_some_and(|left| size > left) {
+        return Err(answers::invalid_answer("a field is longer than its message"));
     }
-    let whole = usize::try_from(whole).ok().filter(|whole| *whole <= OBJECT_MAX);
-    let whole = whole.ok_or_else(|| too_long("an object"))?;
-    Ok((held.len() >= whole).then_some(Field { number: head.number, head: head.size, whole }))
+    let size = usize::try_from(size).ok().filter(|size| *size <= OBJECT_MAX);
+    let size = size.ok_or_else(|| too_long("an object"))?;
+    Ok((held.len() >= size).then_some(Field { number: head.number, head: head.size, size }))
 }
 
 fn head(held: &[u8]) -> Result<Option<Head>, Failure> {
@@ -256,7 +257,7 @@ fn head(held: &[u8]) -> Result<Option<Head>, Failure> {
             None => return Ok(None),
         },
         5 => Head { number, size, payload: 4, delimited: false },
-        _ => return Err(answers::senseless("a field of no known type")),
+        _ => return Err(answers::invalid_answer("a field of no known type")),
     }))
 }
 
@@ -269,7 +270,7 @@ fn varint(held: &[u8]) -> Result<Option<(u64, usize)>, Failure> {
             return Ok(Some((value, at + 1)));
         }
     }
-    if held.len() < 10 { Ok(None) } else { Err(answers::senseless("a number longer than ten bytes")) }
+    if held.len() < 10 { Ok(None) } else { Err(answers::invalid_answer("a number longer than ten bytes")) }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ const RELIST_SPREAD: Duration = Duration::from_millis(1600);
 /// At an agent's time, its watches continue at random within this period, so that one learns from another.
 const STAGGER: Duration = Duration::from_secs(2);
 /// A server without streaming lists is asked for one again after this time. It may have been upgraded.
-const STREAMING_AGAIN: Duration = Duration::from_secs(3600);
+const STREAMING_RETRY: Duration = Duration::from_secs(3600);
 /// Maximum `Retry-After` that is obeyed.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// A watch is requested to end after 5 to 10 minutes.
@@ -49,7 +49,7 @@ enum ListMode {
     #[default]
     Streaming,
     Paged,
-    Whole,
+    Full,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,17 +57,17 @@ pub(crate) struct Pause {
     pub(crate) wait: Duration,
     pub(crate) is_failure: bool,
     /// Whether a signal that the server answers again ends it.
-    pub(crate) can_be_woken: bool,
+    pub(crate) can_be_interrupted: bool,
 }
 
 impl Pause {
     /// Another way is tried at once.
-    const NONE: Self = Self { wait: Duration::ZERO, is_failure: false, can_be_woken: false };
+    const NONE: Self = Self { wait: Duration::ZERO, is_failure: false, can_be_interrupted: false };
 }
 
 /// A version that is lower than an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WentBack {
+pub(crate) struct VersionRegression {
     pub(crate) seen: u64,
     pub(crate) now: u64,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Reflector {
     /// The watch was interrupted, so the store may have been rolled back; when to check that.
     check_at: Option<Instant>,
     /// The last wait was ended by a signal.
-    woken: bool,
+    was_interrupted: bool,
     backoff: Failures,
     /// For sinks that lose their state, and versions that are too old.
     again: Failures,
@@ -97,13 +97,13 @@ impl Reflector {
     pub(crate) fn next(&mut self, now: Instant) -> Step {
         if self.version.is_none()
             && self.mode == ListMode::Streaming
-            && self.streaming_refused.is_some_and(|at| now.duration_since(at) < STREAMING_AGAIN)
+            && self.streaming_refused.is_some_and(|at| now.duration_since(at) < STREAMING_RETRY)
         {
             self.mode = ListMode::Paged;
         }
         match (&self.version, self.mode) {
             (None, ListMode::Paged) => Step::List { exact: self.exact, paged: true },
-            (None, ListMode::Whole) => Step::List { exact: self.exact, paged: false },
+            (None, ListMode::Full) => Step::List { exact: self.exact, paged: false },
             (version, _) => Step::Watch { from: version.clone() },
         }
     }
@@ -118,7 +118,7 @@ impl Reflector {
     }
 
     /// Everything is known at `version`. `exact`: it is no older than the store was when the listing began.
-    pub(crate) fn listed(&mut self, version: String, exact: bool) -> Option<WentBack> {
+    pub(crate) fn listed(&mut self, version: String, exact: bool) -> Option<VersionRegression> {
         let now = version.parse().ok();
         let back = self.went_back(&version).filter(|_| exact);
         self.newest = if exact { now } else { self.newest.max(now) };
@@ -126,20 +126,20 @@ impl Reflector {
         self.exact = true;
         self.mode = ListMode::Streaming;
         self.check_at = None;
-        self.woken = false;
+        self.was_interrupted = false;
         back
     }
 
     /// Whether this version is lower than an earlier one.
-    pub(crate) fn went_back(&self, version: &str) -> Option<WentBack> {
+    pub(crate) fn went_back(&self, version: &str) -> Option<VersionRegression> {
         let (seen, now) = self.newest.zip(version.parse().ok())?;
-        (now < seen).then_some(WentBack { seen, now })
+        (now < seen).then_some(VersionRegression { seen, now })
     }
 
     pub(crate) fn saw(&mut self, version: String) {
         self.newest = self.newest.max(version.parse().ok());
         self.version = Some(version);
-        self.woken = false;
+        self.was_interrupted = false;
     }
 
     /// Nothing is known any more: list next.
@@ -190,7 +190,7 @@ impl Reflector {
     pub(crate) fn failed(&mut self, kind: Kind, cut_off: bool, now: Instant, random: f64) -> Pause {
         self.interrupted(now, random);
         // After a signal that was too early, one wait is not interrupted.
-        let can_be_woken = !std::mem::take(&mut self.woken) && kind.retry_after().is_none();
+        let can_be_interrupted = !std::mem::take(&mut self.was_interrupted) && kind.retry_after().is_none();
         match (&self.version, self.mode) {
             // An etcd too old for streaming lists makes the server answer 500. Whatever the reason, client-go lists.
             (None, ListMode::Streaming) if cut_off || is_refusal(kind) => {
@@ -200,7 +200,7 @@ impl Reflector {
             }
             // The version of the pages was compacted meanwhile.
             (None, ListMode::Paged) if kind == Kind::Gone => {
-                self.mode = ListMode::Whole;
+                self.mode = ListMode::Full;
                 return Pause::NONE;
             }
             // A failed list says nothing about the next one.
@@ -215,9 +215,9 @@ impl Reflector {
                 let wait = self.again(now, random);
                 if wait.is_zero() {
                     let wait = RELIST_SPREAD.mul_f64(random);
-                    return Pause { wait, is_failure: false, can_be_woken: false };
+                    return Pause { wait, is_failure: false, can_be_interrupted: false };
                 }
-                return Pause { wait, is_failure: true, can_be_woken };
+                return Pause { wait, is_failure: true, can_be_interrupted };
             }
             // The version is not from this server.
             (Some(_), _) if kind == Kind::Invalid => self.version = None,
@@ -225,13 +225,13 @@ impl Reflector {
         }
         let asked = kind.retry_after().unwrap_or_default().min(RETRY_AFTER_MAX);
         let asked = asked + asked.min(SPREAD).mul_f64(random);
-        Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_woken }
+        Pause { wait: self.backoff.next(now, random).max(asked), is_failure: true, can_be_interrupted }
     }
 
     /// A signal that the server answers again ended a wait `rest` before its end; this agent's time is `turn` from now.
     /// Returns how long to wait nevertheless. `random` is in [0, 1).
-    pub(crate) fn woken(&mut self, rest: Duration, turn: Duration, random: f64) -> Duration {
-        self.woken = true;
+    pub(crate) fn interrupt_wait(&mut self, rest: Duration, turn: Duration, random: f64) -> Duration {
+        self.was_interrupted = true;
         rest.min(turn + STAGGER.mul_f64(random))
     }
 }

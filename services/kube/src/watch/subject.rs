@@ -4,7 +4,7 @@
 //! [`follow`](super::follow).
 
 use keelson_actor_system::cluster::JobHealth;
-use keelson_endpoint_publisher::{Answer, Seen};
+use keelson_endpoint_publisher::{Ack, ObjectEvent};
 use tokio::sync::watch;
 
 use super::events::Encoding;
@@ -14,7 +14,7 @@ use crate::bodies::escaped;
 const NO_OBJECT: &str = "metadata.name=keelson-no-such-object";
 
 /// A change of an object that a watch has seen; a deleted one has its last state.
-pub(crate) type Change<T> = Seen<T, T>;
+pub(crate) type Change<T> = ObjectEvent<T, T>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Selectors {
@@ -66,15 +66,15 @@ pub(crate) trait Subject: Send {
     }
     /// Receives changes; nothing more is read before the answer. An empty batch comes with a bookmark: nothing
     /// happened, and the answer says whether that is enough.
-    fn tell(&mut self, changes: Vec<Change<Object<Self>>>) -> impl Future<Output = Answer> + Send;
+    fn deliver(&mut self, changes: Vec<Change<Object<Self>>>) -> impl Future<Output = Ack> + Send;
     /// Receives the health of the watch: each recovery, and each failure.
-    fn health(&mut self, health: JobHealth) -> impl Future<Output = Answer> + Send;
+    fn health(&mut self, health: JobHealth) -> impl Future<Output = Ack> + Send;
 }
 
 pub(crate) type Object<S> = <<S as Subject>::Encoding as Encoding>::Object;
 
 /// Publishes `health`.
-pub(crate) fn show(to: &watch::Sender<JobHealth>, health: JobHealth) {
+pub(crate) fn publish_health(to: &watch::Sender<JobHealth>, health: JobHealth) {
     to.send_if_modified(|shown| {
         let changed = *shown != health;
         *shown = health;

@@ -73,7 +73,7 @@ async fn work(
     let mut client = Client::new(Options { target, ..Options::default() });
     client.cancel_with(stop);
     let troubled = shared.clone();
-    client.on_trouble(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
+    client.on_error(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
     // After a reconnect without a new state, the consumer is not called.
     let recovered = shared.clone();
     client.on_recovery(move || recovered.link(Link::Following));

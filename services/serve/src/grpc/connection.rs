@@ -37,7 +37,7 @@ pub const SEND_BUFFER: usize = 128 * 1024;
 /// Maximum size of the headers of a request.
 const HEADERS: u32 = 16 * 1024;
 /// Time for an HTTP/1 client (a browser, curl) to read its answer.
-const FAREWELL: Duration = Duration::from_secs(1);
+const HTTP1_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// The process at the other end of a connection. Every request has it as an extension, in an [`Arc`].
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub struct Peer {
     /// The user, over a unix socket only.
     pub uid: Option<u32>,
     /// Closes the connection.
-    pub cut: CancellationToken,
+    pub close: CancellationToken,
 }
 
 impl Peer {
@@ -127,7 +127,7 @@ pub(super) async fn serve<T>(
         }
     };
     // Data that waits for a peer that does not read is dropped with the connection.
-    let Some(ended) = peer.cut.run_until_cancelled(serving).await else { return };
+    let Some(ended) = peer.close.run_until_cancelled(serving).await else { return };
     if let Err(error) = ended {
         tracing::debug!(server, peer = peer.name, %error, "gRPC connection failed");
     }
@@ -157,7 +157,7 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) ->
         if !PREFACE.starts_with(&first[..length]) {
             // An HTTP/1 request begins with a method.
             if first[0].is_ascii_uppercase() {
-                let _ = timeout(FAREWELL, farewell(io, api)).await;
+                let _ = timeout(HTTP1_ANSWER_TIME, answer_http1(io, api)).await;
             }
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer does not use HTTP/2"));
         }
@@ -166,7 +166,7 @@ async fn preface<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) ->
 }
 
 /// Answers, and reads on for a short time: closing with unread bytes would discard the answer.
-async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
+async fn answer_http1<T: AsyncRead + AsyncWrite + Unpin>(io: &mut T, api: GrpcApi) -> io::Result<()> {
     let text =
         format!("This is the {} of keelson: gRPC over HTTP/2 ({}).\n", api.name, api.services.join(", "));
     let head = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close";
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_named_by_what_it_calls_itself() {
+    fn a_process_is_named_by_its_user_agent() {
         let own = i32::try_from(std::process::id()).expect("a pid");
         assert!(command(own).is_some_and(|name| !name.contains('\n')));
         assert_eq!(command(i32::MAX), None);

@@ -65,7 +65,7 @@ impl EventStreams {
                 }
                 let (events, is_complete) = reader.read().await;
                 if !is_complete {
-                    follower.again();
+                    follower.retry();
                 }
                 Some((stream::iter(events.into_iter().map(Ok::<_, Infallible>)), (reader, follower, slot)))
             });

@@ -43,7 +43,7 @@ const HEAD_BYTES: usize = 8 * 1024;
 /// Time for a pending answer once a connection is to be closed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a failed accept for which a connection was closed to free a file descriptor.
-const FREED_RETRY: Duration = Duration::from_millis(1);
+const SLOT_RETRY: Duration = Duration::from_millis(1);
 
 /// Connection slots that all listeners share.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ async fn serve_within(limits: Limits, listener: TcpListener, pages: Arc<dyn Page
                     drop(place);
                 });
             }
-            Err(error) if is_out_of_descriptors(&error) && open.lock().end_one() => sleep(FREED_RETRY).await,
+            Err(error) if is_out_of_descriptors(&error) && open.lock().end_one() => sleep(SLOT_RETRY).await,
             Err(error) => failures.pause(&error).await,
         }
     }
@@ -162,7 +162,7 @@ struct Sources {
 
 /// The slot of a connection, freed when this is dropped.
 #[derive(Debug)]
-struct Place {
+struct ConnectionSlot {
     open: Arc<OpenConnections>,
     source: IpAddr,
     number: u64,
@@ -182,7 +182,7 @@ impl OpenConnections {
 
     /// Adds a connection. If there is no slot for it, the oldest of the source with the most is ended; of several such
     /// sources, the one whose oldest connection is the oldest.
-    fn add(self: Arc<Self>, source: IpAddr, end: CancellationToken) -> Place {
+    fn add(self: Arc<Self>, source: IpAddr, end: CancellationToken) -> ConnectionSlot {
         // On a dual-stack socket IPv4 addresses arrive as mapped ones.
         let source = source.to_canonical();
         let mut sources = self.lock();
@@ -191,7 +191,7 @@ impl OpenConnections {
         sources.next += 1;
         sources.by_address.entry(source).or_default().insert(number, end);
         drop(sources);
-        Place { open: self, source, number }
+        ConnectionSlot { open: self, source, number }
     }
 
     fn lock(&self) -> MutexGuard<'_, Sources> {
@@ -235,7 +235,7 @@ impl Sources {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         // A connection that was ended to make room has no slot any more.
         self.open.lock().remove(self.source, self.number);
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn p3_the_busiest_source_gives_a_place_up() {
+    fn p3_the_busiest_source_gives_up_a_slot() {
         static SLOTS: SharedSlots = SharedSlots::new(1);
         let open = Arc::new(OpenConnections::new(Limits { own: 2, shared: &SLOTS, ..LIMITS }));
         let token = CancellationToken::new;

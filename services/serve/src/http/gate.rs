@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn e21_names_of_the_settings_are_served_and_no_others() {
+    fn e21_only_host_names_of_the_settings_are_served() {
         let own = own("0.0.0.0".parse().unwrap(), &["node-7", "node-7.example.com", "fd00::7"]);
         for (host, allowed) in [
             ("node-7", true),

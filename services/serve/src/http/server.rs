@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_head_that_never_ends_is_not_waited_for() {
+    async fn a_head_that_never_ends_is_ended_after_a_timeout() {
         let mut client = connect();
         let start = Instant::now();
         client.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n").await.unwrap();

@@ -182,7 +182,7 @@ impl Follower {
         let mut client = Client::new(options);
         self.cancel = client.cancellation();
         let noted = self.shared.clone();
-        client.on_trouble(move |trouble| {
+        client.on_error(move |trouble| {
             let mut inner = noted.lock();
             inner.troubles.push(trouble.error.to_string());
             if matches!(trouble.error, Error::Malformed(_) | Error::Undecodable { .. } | Error::Handler(_)) {

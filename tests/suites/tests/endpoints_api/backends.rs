@@ -22,7 +22,7 @@ fn synced(instance_id: u64, rev: u64) -> Backend {
 }
 
 async fn reported(reporter: &mut Reporter, backend: Backend) -> Result<()> {
-    ensure!(reporter.report(backend).await? == Reported::Taken, "the agent knows no reports");
+    ensure!(reporter.report(backend).await? == Reported::Accepted, "the agent knows no reports");
     Ok(())
 }
 
@@ -48,7 +48,7 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
         Backend { state: "failing".into(), reason: "no such\nset".into(), ..synced(instance_id, 1) };
     reported(&mut reporter, failing).await?;
     let second = Backend { name: "other".into(), pid: 1, ..synced(instance_id + 1, 7) };
-    ensure!(keelson_client::report(&stage.tcp.parse()?, second).await? == Reported::Taken);
+    ensure!(keelson_client::report(&stage.tcp.parse()?, second).await? == Reported::Accepted);
     let state = stage.state().await?;
     let [nft, other] = state["backends"].as_array().map_or(&[][..], Vec::as_slice) else {
         anyhow::bail!("{}", state["backends"])

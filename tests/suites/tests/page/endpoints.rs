@@ -185,7 +185,7 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
         ..nft.clone()
     };
     for backend in [&nft, &ill] {
-        ensure!(reporter.report(backend.clone()).await? == Reported::Taken);
+        ensure!(reporter.report(backend.clone()).await? == Reported::Accepted);
     }
     desk.until(&shows("backends-title", "2 backends, 1 failing or not reporting")).await?;
     desk.until(&row("nft", "health", "synced")).await?;

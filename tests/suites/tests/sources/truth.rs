@@ -10,7 +10,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
+    Ack, EndpointSlice, EventSink, NodeView, ObjectEvent, Service, ServiceCidr, SourceEvent, SourceKind,
 };
 use keelson_proto::kubernetes::ObjectMeta;
 
@@ -72,10 +72,10 @@ impl<T: Named> Known<T> {
         self.forgotten = true;
     }
 
-    fn take(&mut self, seen: Vec<Seen<T>>, faults: &mut Vec<String>) -> Answer {
+    fn take(&mut self, seen: Vec<ObjectEvent<T>>, faults: &mut Vec<String>) -> Ack {
         self.largest_batch = self.largest_batch.max(seen.len());
         for seen in seen {
-            if matches!(seen, Seen::Listing) {
+            if matches!(seen, ObjectEvent::Listing) {
                 self.listing = Some(BTreeSet::new());
                 self.unknown = false;
                 self.forgotten = false;
@@ -85,10 +85,10 @@ impl<T: Named> Known<T> {
                 if !self.forgotten {
                     faults.push("something was told before a listing had begun".to_owned());
                 }
-                return Answer::ListAgain;
+                return Ack::Relist;
             }
             match seen {
-                Seen::Put(object) => {
+                ObjectEvent::Upsert(object) => {
                     let meta = object.meta();
                     let name = format!("{}/{}", meta.namespace, meta.name);
                     self.ever.insert(name.clone());
@@ -97,13 +97,13 @@ impl<T: Named> Known<T> {
                     }
                     self.objects.insert(name, *object);
                 }
-                Seen::Gone(name) => {
+                ObjectEvent::Deleted(name) => {
                     self.objects.remove(name.as_str());
                     if let Some(listing) = &mut self.listing {
                         listing.remove(name.as_str());
                     }
                 }
-                Seen::Listed => match self.listing.take() {
+                ObjectEvent::ListComplete => match self.listing.take() {
                     Some(listing) => {
                         self.objects.retain(|name, _| listing.contains(name));
                         self.listings += 1;
@@ -111,15 +111,15 @@ impl<T: Named> Known<T> {
                     None => faults.push("a listing ended that had not begun".to_owned()),
                 },
                 // The previous state stays.
-                Seen::Refused => {
+                ObjectEvent::Refused => {
                     if self.listing.take().is_none() {
                         faults.push("a listing was refused that had not begun".to_owned());
                     }
                 }
-                Seen::Listing => {}
+                ObjectEvent::Listing => {}
             }
         }
-        if self.unknown { Answer::ListAgain } else { Answer::Taken }
+        if self.unknown { Ack::Relist } else { Ack::Accepted }
     }
 
     /// The relevant objects of a namespace, abbreviated; fails during a listing.
@@ -190,7 +190,7 @@ impl Truth {
         }
     }
 
-    fn take(&mut self, event: SourceEvent) -> Answer {
+    fn take(&mut self, event: SourceEvent) -> Ack {
         let faults = &mut self.faults;
         match event {
             SourceEvent::Services(seen) => self.services.take(seen, faults),
@@ -198,11 +198,11 @@ impl Truth {
             SourceEvent::ServiceCidrs(seen) => self.cidrs.take(seen, faults),
             SourceEvent::Node(node) => {
                 self.node = Some(node);
-                Answer::Taken
+                Ack::Accepted
             }
             SourceEvent::Health(kind, health) => {
                 self.health.entry(kind).or_default().push(health);
-                Answer::Taken
+                Ack::Accepted
             }
         }
     }
@@ -255,7 +255,7 @@ impl Collector {
 }
 
 impl EventSink for Collector {
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack> {
         async move {
             let kind = kind_of(&event);
             if !locked(&self.busy).insert(kind) {

@@ -144,7 +144,10 @@ fn case_13_what_conditions_mean() {
     let with = |ready, serving, terminating| {
         let slice = slice("a").port("http", "TCP", 8080).endpoint("10.1.0.1", Some("n1"));
         let scene = scene(svc(), [slice.conditions(ready, serving, terminating)]);
-        (scene.fate(To::ClusterIp), scene.served().endpoints.first().and_then(|endpoint| endpoint.conditions))
+        (
+            scene.outcome(To::ClusterIp),
+            scene.served().endpoints.first().and_then(|endpoint| endpoint.conditions),
+        )
     };
     let conditions = |ready, serving, terminating, selected| {
         Some(localnetv1::EndpointConditions { ready, serving, terminating, selected, local: true })
@@ -160,7 +163,7 @@ fn case_13_what_conditions_mean() {
     assert_eq!(with(Some(false), None, Some(true)), (chosen, conditions(false, true, true, true)));
     assert_eq!(with(Some(false), Some(false), Some(true)), ("REJECT".to_owned(), None));
     let no_conditions = scene(svc(), [slice("a").port("http", "TCP", 8080).endpoint("10.1.0.1", None)]);
-    assert_eq!(no_conditions.fate(To::ClusterIp), "{L1}");
+    assert_eq!(no_conditions.outcome(To::ClusterIp), "{L1}");
 }
 
 #[test]
@@ -216,7 +219,7 @@ fn hostnames_are_kept() {
 }
 
 #[test]
-fn case_48_what_conntrack_keeps_is_what_serves() {
+fn case_48_conntrack_keeps_serving_endpoints() {
     let service = internal().port("dns", "UDP", 53);
     let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
     assert_eq!(sent(&scene(service.clone(), dns("L1 R2 R3")).served()), "{L1 R2 R3}");
@@ -224,7 +227,7 @@ fn case_48_what_conntrack_keeps_is_what_serves() {
 }
 
 #[test]
-fn case_49_a_port_without_serving_endpoints_says_so() {
+fn case_49_a_port_without_serving_endpoints_is_marked() {
     let service = internal().port("dns", "UDP", 53);
     let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
     assert_eq!(sent(&scene(service.clone(), dns("")).served()), "{}");

@@ -56,8 +56,8 @@ fn case_02_a_service_of_another_proxy_has_no_frontend() {
 #[test]
 fn case_03_a_family_without_endpoints_rejects() {
     let scene = scene(svc().dual_stack(), [http("a", "R1")]);
-    assert_eq!(scene.fate(To::ClusterIp), "{R1}");
-    assert_eq!(scene.fate6(To::ClusterIp), "REJECT");
+    assert_eq!(scene.outcome(To::ClusterIp), "{R1}");
+    assert_eq!(scene.outcome6(To::ClusterIp), "REJECT");
     let ips = scene.served().i_ps.unwrap();
     let cluster_ips = ips.cluster_i_ps.unwrap();
     assert_eq!(
@@ -71,7 +71,7 @@ fn both_families_are_served_and_kept_apart() {
     let slices = [http("a", "R1 L2!"), http("b", "R61! L62~").kind("IPv6")];
     let scene = scene(svc().dual_stack().external_local(), slices);
     scene.expect("{R1}", "DROP", "{R1}");
-    let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| scene.fate6(to));
+    let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| scene.outcome6(to));
     assert_eq!(fates, ["{L62}", "{L62}", "{L62}"]);
 }
 
@@ -118,7 +118,7 @@ fn case_05_slices_that_count_for_nothing() {
 }
 
 #[test]
-fn owners_are_what_slices_say() {
+fn owners_come_from_slices() {
     let owner = |slice: Slice| super::super::owner(&slice.build());
     assert_eq!(owner(slice("a")), Some(crate::ServiceName::new("ns", "web")));
     let headless = slice("a").label("service.kubernetes.io/headless", "");
@@ -181,7 +181,7 @@ fn cluster_ips_are_paired_with_families() {
 }
 
 #[test]
-fn ports_are_those_that_can_be_used() {
+fn unusable_ports_are_dropped() {
     let service = balanced()
         .port("a", "", 80)
         .port("b", "UDP", 80)
@@ -226,7 +226,7 @@ fn case_17_only_listed_ports_and_addresses_are_frontends_and_service_cidrs_are_k
 }
 
 #[test]
-fn the_node_is_told_in_canonical_form() {
+fn the_node_is_published_in_canonical_form() {
     let node = NodeView {
         ips: ["192.0.2.2", "::ffff:192.0.2.1", "fd00::2", "192.0.2.2"].map(ip).to_vec(),
         pod_cidrs: ["10.1.2.3/24", "no", "fd00:1::/64"].map(str::to_owned).to_vec(),
@@ -316,7 +316,7 @@ fn case_45_the_node_ip_of_a_family_is_its_first() {
 }
 
 #[test]
-fn case_47_affinity_says_for_how_long() {
+fn case_47_affinity_has_a_timeout() {
     let seconds = |service: Svc| scene(service, []).served().client_ip_affinity_seconds;
     assert_eq!(seconds(svc()), 0);
     assert_eq!(seconds(svc().affinity(Some(60))), 60);
@@ -349,7 +349,7 @@ fn triggers_are_times_of_the_annotation() {
 }
 
 #[test]
-fn what_is_not_read_is_not_kept() {
+fn unused_fields_are_not_stored() {
     let service = svc().label("app", "web").label("service.kubernetes.io/service-proxy-name", "");
     let mut service = service.build();
     let metadata = service.metadata.as_mut().unwrap();

@@ -101,7 +101,7 @@ fn case_31_internal_policy_local() {
     check(svc().internal_local(), "L1 R1", ["{L1}", "{L1 R1}", "{L1 R1}"]);
     // Without frontends for outside traffic, the cluster set is not used.
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
-    assert_eq!((inner.fate(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
+    assert_eq!((inner.outcome(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
     let selected: Vec<_> =
         inner.served().endpoints.iter().map(|it| it.conditions.unwrap().selected).collect();
     assert_eq!(selected, [true, false]);
@@ -109,7 +109,7 @@ fn case_31_internal_policy_local() {
     let inner = scene(internal().port("http", "TCP", 80).external_local(), [http("a", "L1 R1")]);
     let served = inner.served();
     assert_eq!((served.external_traffic_to_local, inner.local_set()), (false, "{}".to_owned()));
-    assert_eq!(inner.fate(To::ClusterIp), "{L1 R1}");
+    assert_eq!(inner.outcome(To::ClusterIp), "{L1 R1}");
     assert_eq!(inner.explain().ignored.len(), 1);
 }
 
@@ -143,13 +143,13 @@ fn case_34_external_policy_local_without_local_endpoints() {
 }
 
 #[test]
-fn case_35_both_sets_are_there_for_proxies_that_cannot_tell_pods() {
+fn case_35_both_sets_are_published_for_proxies_that_cannot_detect_pods() {
     let found = scene(svc().external_local(), [http("a", "L1 R1")]);
     assert_eq!((found.local_set(), found.cluster_set()), ("{L1}".to_owned(), "{L1 R1}".to_owned()));
 }
 
 #[test]
-fn case_37_external_policy_cluster_is_the_same_for_everybody() {
+fn case_37_external_policy_cluster_is_the_same_for_all_clients() {
     check(svc().external_ip(X), "L1 R1", ["{L1 R1}"; 3]);
 }
 
@@ -181,9 +181,9 @@ fn ports_are_decided_one_by_one() {
     let slices =
         [http("a", "L1 R1").port("admin", "TCP", 9090), slice("b").port("admin", "TCP", 9091).words("R2@a")];
     let served = scene(service, slices).served();
-    let of = |index| [To::ClusterIp, To::Inside].map(|to| fate(&served, index, false, to));
+    let of = |index| [To::ClusterIp, To::Inside].map(|to| outcome(&served, index, false, to));
     assert_eq!(of(0), ["{L1}", "{L1 R1}"]);
-    assert_eq!(fate(&served, 1, false, To::ClusterIp), "{L1}");
+    assert_eq!(outcome(&served, 1, false, To::ClusterIp), "{L1}");
     assert_eq!(
         list(members(&served, 1, false, |port| port.cluster)),
         "{}",
@@ -223,7 +223,7 @@ fn case_51_local_ready_addresses_are_counted_once() {
 fn case_52_terminating_endpoints_do_not_count_as_ready_and_still_serve() {
     let found = scene(checked(svc()), [http("a", "L1~")]);
     assert_eq!(health(&found), (32000, 0, 0));
-    assert_eq!(found.fate(To::Outside), "{L1}");
+    assert_eq!(found.outcome(To::Outside), "{L1}");
     // An endpoint that is not ready but published (publishNotReadyAddresses) counts.
     assert_eq!(health(&scene(checked(svc()), [http("a", "L1+")])), (32000, 1, 0));
 }

@@ -48,7 +48,7 @@ fn node_hints_are_explained() {
 }
 
 #[test]
-fn why_hints_do_not_choose_is_explained() {
+fn the_reason_for_ignored_hints_is_explained() {
     let none = |endpoints: &str, zone: Option<&str>| {
         let (mode, reason) = topology(&scene(svc(), [http("a", endpoints)]).zone(zone));
         assert_eq!(mode, "none");
@@ -171,7 +171,7 @@ fn traffic_is_explained() {
 }
 
 #[test]
-fn who_an_endpoint_is_is_told() {
+fn an_endpoint_is_identified() {
     let slice = http("a", "L1 R2").edit(|slice| {
         slice.endpoints[0].zone = Some("z".to_owned());
         slice.endpoints[1].target_ref =
@@ -179,8 +179,8 @@ fn who_an_endpoint_is_is_told() {
     });
     let endpoints = scene(svc(), [slice]).explain().ports[0].families[0].endpoints.clone();
     let first = &endpoints[0];
-    let told = [&first.address, &first.pod, &first.node, &first.zone, &first.slice];
-    assert_eq!(told, ["10.1.0.1", "pod-l1", "n1", "z", "a"]);
+    let explained = [&first.address, &first.pod, &first.node, &first.zone, &first.slice];
+    assert_eq!(explained, ["10.1.0.1", "pod-l1", "n1", "z", "a"]);
     assert_eq!(
         (first.port, first.local, first.ready, first.serving, first.terminating),
         (8080, true, true, true, false)
@@ -189,32 +189,41 @@ fn who_an_endpoint_is_is_told() {
 }
 
 #[test]
-fn the_service_itself_is_told() {
+fn the_service_is_described() {
     let service = svc().dual_stack().external_ip(X).affinity(Some(60)).external_local();
-    let told = scene(service.edit(|spec| spec.health_check_node_port = 32000), []).explain();
-    assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", true));
+    let explained = scene(service.edit(|spec| spec.health_check_node_port = 32000), []).explain();
     assert_eq!(
-        (told.cluster_ips, told.external_ips),
+        (explained.namespace.as_str(), explained.name.as_str(), explained.served),
+        ("ns", "web", true)
+    );
+    assert_eq!(
+        (explained.cluster_ips, explained.external_ips),
         (vec![V.to_owned(), V6.to_owned()], vec![X.to_owned()])
     );
-    assert_eq!(told.load_balancer_ips, [W]);
-    assert_eq!((told.affinity.as_str(), told.health_check_node_port, told.rev), ("ClientIP, 60 s", 32000, 0));
-    assert!(told.internal_traffic_policy.starts_with("Cluster: "));
-    assert!(told.external_traffic_policy.starts_with("Local: "));
-    let families: Vec<_> = told.ports[0].families.iter().map(|it| it.family.as_str()).collect();
+    assert_eq!(explained.load_balancer_ips, [W]);
+    assert_eq!(
+        (explained.affinity.as_str(), explained.health_check_node_port, explained.rev),
+        ("ClientIP, 60 s", 32000, 0)
+    );
+    assert!(explained.internal_traffic_policy.starts_with("Cluster: "));
+    assert!(explained.external_traffic_policy.starts_with("Local: "));
+    let families: Vec<_> = explained.ports[0].families.iter().map(|it| it.family.as_str()).collect();
     assert_eq!(families, ["IPv4", "IPv6"]);
-    assert_eq!((told.ports[0].protocol.as_str(), told.ports[0].node_port), ("TCP", 30080));
-    let to = told.ports[0].families[1].traffic.iter().map(|row| row.to.clone()).collect::<Vec<_>>();
+    assert_eq!((explained.ports[0].protocol.as_str(), explained.ports[0].node_port), ("TCP", 30080));
+    let to = explained.ports[0].families[1].traffic.iter().map(|row| row.to.clone()).collect::<Vec<_>>();
     assert_eq!(to, [format!("[{V6}]:80"), "node port 30080".to_owned(), "node port 30080".to_owned()]);
 }
 
 #[test]
-fn slices_without_their_service_are_told() {
+fn slices_without_their_service_are_explained() {
     let slices = [http("b", "L1").build(), http("a", "L1").edit(|slice| slice.metadata = None).build()];
-    let told = explain(None, &slices, &n1());
-    assert_eq!((told.namespace.as_str(), told.name.as_str(), told.served), ("ns", "web", false));
-    assert_eq!(told.reason, "the Service does not exist, only EndpointSlices of it");
-    let reasons: Vec<_> = told.slices.iter().map(|it| it.reason.as_str()).collect();
+    let explained = explain(None, &slices, &n1());
+    assert_eq!(
+        (explained.namespace.as_str(), explained.name.as_str(), explained.served),
+        ("ns", "web", false)
+    );
+    assert_eq!(explained.reason, "the Service does not exist, only EndpointSlices of it");
+    let reasons: Vec<_> = explained.slices.iter().map(|it| it.reason.as_str()).collect();
     assert_eq!(reasons, ["it has no label kubernetes.io/service-name", "the Service is not served"]);
     assert_eq!(explain(None, &[], &n1()).slices.len(), 0);
 }
@@ -222,8 +231,11 @@ fn slices_without_their_service_are_told() {
 #[test]
 fn many_faults_are_counted() {
     let slice = (0..8).fold(http("a", "R1"), |slice, number| slice.endpoint(&format!("x{number}"), None));
-    let told = scene(svc(), [slice]).explain().slices[0].clone();
-    assert!(told.used);
-    assert!(told.reason.starts_with("ignored: endpoint address \"x0\" is not an IP address; "), "{told:?}");
-    assert!(told.reason.ends_with("; and 3 more"), "{told:?}");
+    let explained = scene(svc(), [slice]).explain().slices[0].clone();
+    assert!(explained.used);
+    assert!(
+        explained.reason.starts_with("ignored: endpoint address \"x0\" is not an IP address; "),
+        "{explained:?}"
+    );
+    assert!(explained.reason.ends_with("; and 3 more"), "{explained:?}");
 }

@@ -346,18 +346,18 @@ impl Scene {
     }
 
     /// The fate as a data path derives it from the published state, by the table in section 2.
-    pub(crate) fn fate(&self, to: To) -> String {
-        fate(&self.served(), 0, false, to)
+    pub(crate) fn outcome(&self, to: To) -> String {
+        outcome(&self.served(), 0, false, to)
     }
 
-    pub(crate) fn fate6(&self, to: To) -> String {
-        fate(&self.served(), 0, true, to)
+    pub(crate) fn outcome6(&self, to: To) -> String {
+        outcome(&self.served(), 0, true, to)
     }
 
     /// Asserts the fate of traffic to the cluster IP, from outside, and from pods and the node.
     #[track_caller]
     pub(crate) fn expect(&self, cluster_ip: &str, outside: &str, inside: &str) {
-        let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| self.fate(to));
+        let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| self.outcome(to));
         assert_eq!(fates, [cluster_ip, outside, inside], "{:#?}", self.explain());
     }
 }
@@ -382,7 +382,7 @@ fn addresses(endpoint: &localnetv1::Endpoint, six: bool) -> Vec<String> {
 }
 
 /// The fate of the port at `index`, in one family.
-pub(crate) fn fate(of: &ServiceEndpoints, index: u32, six: bool, to: To) -> String {
+pub(crate) fn outcome(of: &ServiceEndpoints, index: u32, six: bool, to: To) -> String {
     let port = &of.ports[index as usize];
     let has_any = if six { port.has_any_v6 } else { port.has_any_v4 };
     let local = match to {

@@ -164,11 +164,14 @@ fn check_explanation(view: Option<&ServiceEndpoints>, explained_as: &pb::Explana
     assert_eq!(explained_as.reason.is_empty(), view.is_some());
     let Some(view) = view else { return };
     assert_eq!(explained_as.ports.len(), view.ports.len());
-    for (index, (port, told)) in view.ports.iter().zip(&explained_as.ports).enumerate() {
-        assert_eq!((&port.name, port.port, port.node_port), (&told.name, told.port, told.node_port));
+    for (index, (port, explanation)) in view.ports.iter().zip(&explained_as.ports).enumerate() {
+        assert_eq!(
+            (&port.name, port.port, port.node_port),
+            (&explanation.name, explanation.port, explanation.node_port)
+        );
         for six in [false, true] {
             let sets = published(view, index, six);
-            let family = told.families.iter().find(|family| (family.family == "IPv6") == six);
+            let family = explanation.families.iter().find(|family| (family.family == "IPv6") == six);
             let Some(family) = family else {
                 assert_eq!(sets, Sets::default());
                 continue;
@@ -186,8 +189,8 @@ fn check_explanation(view: Option<&ServiceEndpoints>, explained_as: &pb::Explana
 
 fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, seed: u64) {
     let found = view(service, slices, node);
-    let told = explain(Some(service), slices, node);
-    check_explanation(found.as_ref(), &told);
+    let explanation = explain(Some(service), slices, node);
+    check_explanation(found.as_ref(), &explanation);
 
     let mut shuffled = slices.to_vec();
     shuffle(&mut shuffled, seed);
@@ -201,7 +204,7 @@ fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, se
     let trimmed: Vec<_> = slices.iter().cloned().map(trim_slice).collect();
     let kept = trim_service(service.clone());
     assert_eq!(found, view(&kept, &trimmed, node), "trimmed");
-    assert_eq!(told, explain(Some(&kept), &trimmed, node), "trimmed");
+    assert_eq!(explanation, explain(Some(&kept), &trimmed, node), "trimmed");
     assert_eq!(
         (trim_service(kept.clone()), trimmed.iter().cloned().map(trim_slice).collect()),
         (kept, trimmed)
@@ -339,7 +342,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn sets_are_those_of_the_text(service in dense_service(), slices in dense_slices(), node in dense_node()) {
+    fn sets_match_the_reference(service in dense_service(), slices in dense_slices(), node in dense_node()) {
         let found = view(&service, &slices, &node).unwrap();
         for (index, port) in service.spec.as_ref().unwrap().ports.iter().enumerate() {
             for six in [false, true] {
@@ -400,7 +403,7 @@ proptest! {
     }
 
     #[test]
-    fn cidrs_of_any_text_are_told(texts in vec(any_text(), 0..6)) {
+    fn cidrs_of_any_text_are_parsed_or_refused(texts in vec(any_text(), 0..6)) {
         let cidr = crate::ServiceCidr {
             spec: Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: texts.clone() }),
             ..Default::default()

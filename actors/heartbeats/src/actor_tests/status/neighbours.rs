@@ -16,7 +16,8 @@ use keelson_actor_system::{
     file_system::FileSystem,
     inspect::{Mailbox, Recorder},
     reports::{
-        EndpointsView, FlowView, NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeFlow, RuntimeReport,
+        EndpointsView, NETWORK_READY, PullsView, RUNTIME_READY, RuntimeAvailability, RuntimeCondition,
+        RuntimeReport,
     },
     supervise,
     test_support::FakeStore,
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    host::{Host, HostAsk, HostFacts, HostReadings},
+    host::{Host, HostFacts, HostQuery, HostReadings},
     status::{
         ConditionRefused, ConditionStatus, ExternalCondition, NodeChanged, PullsSource, Role, RuntimeSource,
         SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState,
@@ -184,7 +185,7 @@ impl Host for FakeHost {
         }
     }
 
-    fn read(&self, ask: HostAsk) -> BoxFuture<'static, HostReadings> {
+    fn read(&self, ask: HostQuery) -> BoxFuture<'static, HostReadings> {
         assert_eq!(ask.node_fs, std::path::Path::new("/var/lib/kubelet"));
         let fs = FileSystem {
             capacity_bytes: 100 << 30,
@@ -215,7 +216,7 @@ impl Host for FakeHost {
 pub(super) struct FakeSource {
     pub(super) report: Mutex<Result<RuntimeReport, String>>,
     down: watch::Sender<Option<String>>,
-    pub(super) flow: Mutex<FlowView>,
+    pub(super) pulls_view: Mutex<PullsView>,
     /// Reports of DiskPressure to the pulls.
     pub(super) pressure: Mutex<Vec<bool>>,
 }
@@ -238,9 +239,9 @@ impl RuntimeSource for FakeSource {
 }
 
 impl PullsSource for FakeSource {
-    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
-        let flow = self.flow.lock().expect("unharmed").clone();
-        async move { Ok(flow) }.boxed()
+    fn pulls_view(&self) -> BoxFuture<'static, Result<PullsView, String>> {
+        let pulls_view = self.pulls_view.lock().expect("unharmed").clone();
+        async move { Ok(pulls_view) }.boxed()
     }
 
     fn disk_pressure(&self, is_true: bool) {
@@ -248,13 +249,13 @@ impl PullsSource for FakeSource {
     }
 }
 
-pub(super) fn idle() -> FlowView {
-    FlowView {
+pub(super) fn idle() -> PullsView {
+    PullsView {
         queued: 0,
         running: 0,
         oldest_wait: None,
-        since_moved: None,
-        runtime: RuntimeFlow::Up,
+        since_progress: None,
+        runtime: RuntimeAvailability::Up,
         durable: true,
     }
 }
@@ -299,7 +300,7 @@ impl World {
         let source = FakeSource {
             report: Mutex::new(Ok(report())),
             down: watch::Sender::default(),
-            flow: Mutex::new(idle()),
+            pulls_view: Mutex::new(idle()),
             pressure: Mutex::default(),
         };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
@@ -356,7 +357,7 @@ impl World {
         self.source.down.send_replace(None);
     }
 
-    pub(super) fn tell_node(&self) {
+    pub(super) fn send_node(&self) {
         let node = self.api.script().node.as_ref().map(|node| Arc::from(typed(node)));
         self.reporter.offer(NodeChanged { node }).expect("room");
     }
@@ -369,11 +370,11 @@ impl World {
             message: "m".into(),
             ttl: Some(Duration::from_secs(3600)),
         };
-        self.reporter.ask(SetCondition { condition }).await.expect("the reporter lives")
+        self.reporter.ask(SetCondition { condition }).await.expect("the reporter answers")
     }
 
     pub(super) async fn state(&self) -> Value {
-        let text = self.reporter.ask(StatusState {}).await.expect("the reporter lives");
+        let text = self.reporter.ask(StatusState {}).await.expect("the reporter answers");
         serde_json::from_str(&text).expect("JSON")
     }
 

@@ -10,10 +10,10 @@ use super::{
 };
 
 #[test]
-fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval() {
-    for (chance, interval_ms) in [(0.0, 10_000), (0.5, 10_200), (0.999_999, 10_399)] {
+fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_interval() {
+    for (random, interval_ms) in [(0.0, 10_000), (0.5, 10_200), (0.999_999, 10_399)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-        bench.chance = chance;
+        bench.random = random;
         bench.pass(seconds(1), &mut server);
         let (_, create) = bench.requests[2].clone();
         let expect = LeaseCreate {
@@ -31,7 +31,7 @@ fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval
         let patches = bench.patches();
         assert_eq!(bench.timed_log(), [(interval_ms, "PATCH")]);
         // As small as possible, except for what is dropped once.
-        assert_eq!((&*patches[0].resource_version, patches[0].forget_managers), ("1", true));
+        assert_eq!((&*patches[0].resource_version, patches[0].drop_managed_fields), ("1", true));
         assert_eq!(
             (&patches[0].owner, &patches[0].acquire, patches[0].duration_seconds),
             (&None, &None, None)
@@ -39,7 +39,7 @@ fn case_22_an_absent_lease_is_made_with_its_owner_and_renewed_after_the_interval
         bench.pass(seconds(21), &mut server);
         let patches = bench.patches();
         assert_eq!(bench.log(), ["PATCH", "PATCH"]);
-        assert_eq!((&*patches[0].resource_version, patches[0].forget_managers), ("2", false));
+        assert_eq!((&*patches[0].resource_version, patches[0].drop_managed_fields), ("2", false));
     }
 }
 
@@ -61,7 +61,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
-    server.rival = true;
+    server.second_writer = true;
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
     assert!(log.iter().all(|(at, _)| *at == 10_200), "{log:?}");
@@ -76,7 +76,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
     assert!(log.iter().all(|(at, _)| *at == 20_400), "the interval: {log:?}");
-    server.rival = false;
+    server.second_writer = false;
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.log(), ["GET", "PATCH"]);
     assert_eq!((bench.closes, bench.core.health()), (0, JobHealth::Healthy));
@@ -101,14 +101,14 @@ fn case_24_an_api_server_that_is_down_for_three_minutes() {
         bench.core.health(),
         JobHealth::Failing { since_unix_ms, .. } if since_unix_ms == START_MS + 10_200
     ));
-    assert_eq!(bench.noted("cannot renew Lease"), 1, "told once");
+    assert_eq!(bench.count_notes("cannot renew Lease"), 1, "reported once");
     server.down = None;
     let back = bench.now.mono;
     bench.pass(seconds(7), &mut server);
     let log = bench.requests.clone();
     assert_eq!(bench.log(), ["PATCH"], "without the read that a kubelet does first");
     assert!(log[0].0 - back <= seconds(7));
-    assert_eq!((bench.core.health(), bench.noted("renewed again")), (JobHealth::Healthy, 1));
+    assert_eq!((bench.core.health(), bench.count_notes("renewed again")), (JobHealth::Healthy, 1));
 }
 
 #[test]
@@ -159,14 +159,14 @@ fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
         [(60_200, "GET"), (70_400, "GET"), (80_800, "GET"), (91_600, "GET"), (103_200, "GET")]
     );
     assert!(matches!(bench.core.health(), JobHealth::Failing { .. }));
-    assert!(bench.closes > 4, "a read that hangs twice does it as well");
+    assert!(bench.closes > 4, "so does a read that times out twice");
     server.down = None;
     bench.pass(seconds(17), &mut server);
     assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
 #[test]
-fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
+fn case_26_no_lease_is_created_for_a_deleted_node() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -184,7 +184,7 @@ fn case_26_a_deleted_node_is_looked_for_and_nothing_is_made_for_it() {
         assert_eq!(bench.log(), ["GET node"], "one check for each interval");
     }
     assert_eq!(bench.closes, 0);
-    assert_eq!(bench.noted("does not exist"), 1);
+    assert_eq!(bench.count_notes("does not exist"), 1);
     server.node = Some("second".into());
     bench.pass(millis(10_200), &mut server);
     assert_eq!(bench.log(), ["GET node", "POST"]);
@@ -199,7 +199,7 @@ fn case_26_a_node_that_comes_back_is_not_waited_for() {
     bench.pass(seconds(1), &mut server);
     (server.lease, server.node) = (None, None);
     bench.event(super::Event::NodeChanged(None));
-    assert_eq!(bench.noted("is garbage collected"), 1);
+    assert_eq!(bench.count_notes("is garbage collected"), 1);
     bench.pass(seconds(10), &mut server);
     bench.log();
     server.node = Some("second".into());
@@ -244,6 +244,6 @@ fn case_of_a_step(step: i64, forward: bool) {
     // The wall clock's time is written, even if it is earlier than before.
     assert_eq!(patches[0].renew_unix_us, (START_MS + 20_400 + step) * 1000);
     assert_eq!(bench.counted.iter().filter(|of| **of == Counted::ClockStep { forward }).count(), 1);
-    assert_eq!(bench.noted("the wall clock stepped"), 1);
+    assert_eq!(bench.count_notes("the wall clock stepped"), 1);
     assert_eq!(bench.core.health(), JobHealth::Healthy);
 }

@@ -12,14 +12,14 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use keelson_actor_system::{clock::Now, cluster::LeaseSeen};
+use keelson_actor_system::{clock::Now, cluster::ObservedLease};
 
 use crate::lease::LeaseRecord;
 
 /// Maximum number of own renewTimes remembered: more than the tries of two syncs.
 const SENT_MAX: usize = 32;
 /// Maximum validity of another process's Lease that is waited for: that of `node.lease_duration`.
-const LONGEST_DURATION: Duration = Duration::from_secs(600);
+const MAX_LEASE_DURATION: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Contention {
@@ -66,9 +66,10 @@ enum Mode {
     Contested {
         since: Duration,
     },
-    /// The last renewal by the other process was at `heard`; after `silence` without one this process takes the Lease.
+    /// The last renewal by the other process was at `last_renewed`; after `silence` without one this process takes the
+    /// Lease.
     StandingBack {
-        heard: Duration,
+        last_renewed: Duration,
         silence: Duration,
     },
 }
@@ -163,16 +164,20 @@ impl Contest {
     /// The Lease could not be read: a silent process cannot be distinguished from a failing API server.
     pub(super) fn unread(&mut self, now: Now) {
         self.unreadable = true;
-        if let Mode::StandingBack { heard, .. } = &mut self.mode {
-            *heard = now.mono;
+        if let Mode::StandingBack { last_renewed, .. } = &mut self.mode {
+            *last_renewed = now.mono;
         }
     }
 
     /// The Lease does not exist. Returns whether this process may create it.
-    pub(super) fn absent(&mut self, now: Now) -> bool {
+    pub(super) fn may_create(&mut self, now: Now) -> bool {
         self.unreadable = false;
         match self.mode {
-            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => false,
+            Mode::StandingBack { last_renewed, silence }
+                if now.mono.saturating_sub(last_renewed) < silence =>
+            {
+                false
+            }
             Mode::Unread | Mode::Observing { .. } | Mode::StandingBack { .. } => {
                 self.take();
                 true
@@ -189,7 +194,7 @@ impl Contest {
     /// The Lease was read. `record`: from an earlier process with this state folder.
     pub(super) fn read(
         &mut self,
-        seen: &LeaseSeen,
+        seen: &ObservedLease,
         record: Option<&LeaseRecord>,
         now: Now,
     ) -> (Verdict, bool) {
@@ -206,10 +211,12 @@ impl Contest {
                 Verdict::Renew
             }
             Mode::StandingBack { silence, .. } if is_foreign => {
-                self.mode = Mode::StandingBack { heard: now.mono, silence };
+                self.mode = Mode::StandingBack { last_renewed: now.mono, silence };
                 Verdict::StandBack
             }
-            Mode::StandingBack { heard, silence } if now.mono.saturating_sub(heard) < silence => {
+            Mode::StandingBack { last_renewed, silence }
+                if now.mono.saturating_sub(last_renewed) < silence =>
+            {
                 Verdict::StandBack
             }
             Mode::StandingBack { .. } => {
@@ -223,18 +230,18 @@ impl Contest {
     }
 
     /// The renewal period of this Lease: a quarter of its duration, at least this process's own.
-    fn period(&self, seen: &LeaseSeen) -> Duration {
-        (Self::lasts(seen) / 4).max(self.interval)
+    fn period(&self, seen: &ObservedLease) -> Duration {
+        (Self::lease_duration(seen) / 4).max(self.interval)
     }
 
-    fn lasts(seen: &LeaseSeen) -> Duration {
+    fn lease_duration(seen: &ObservedLease) -> Duration {
         let seconds = u64::try_from(seen.duration_seconds.unwrap_or_default()).unwrap_or_default();
-        Duration::from_secs(seconds).min(LONGEST_DURATION)
+        Duration::from_secs(seconds).min(MAX_LEASE_DURATION)
     }
 
     /// A Lease renewed within one and a half periods may have a process that renews it, unless that was a predecessor
     /// of this one.
-    fn first_read(&mut self, seen: &LeaseSeen, record: Option<&LeaseRecord>, now: Now) -> Verdict {
+    fn first_read(&mut self, seen: &ObservedLease, record: Option<&LeaseRecord>, now: Now) -> Verdict {
         let is_predecessors = record.is_some_and(|record| {
             !record.stood_back
                 && record.uid == seen.written.uid
@@ -258,7 +265,7 @@ impl Contest {
         }
     }
 
-    fn second_writer(&mut self, seen: &LeaseSeen, now: Now) -> Verdict {
+    fn second_writer(&mut self, seen: &ObservedLease, now: Now) -> Verdict {
         let within = self.period(seen).mul_f64(2.5);
         let again = self.foreign.replace(now.mono).is_some_and(|at| now.mono.saturating_sub(at) <= within);
         if self.mode == Mode::Free && again {
@@ -274,7 +281,7 @@ impl Contest {
     }
 
     /// Whether this process stands back. One with a later claim has the duration of a Lease to do so.
-    fn yields(&self, seen: &LeaseSeen, contested_for: Duration) -> bool {
+    fn yields(&self, seen: &ObservedLease, contested_for: Duration) -> bool {
         let is_later = match (seen.acquire_unix_us, self.claim) {
             (Some(theirs), Some(ours)) => theirs > ours,
             _ => false,
@@ -282,10 +289,10 @@ impl Contest {
         self.may_stand_back && (!is_later || contested_for >= self.duration)
     }
 
-    fn stand_back(&mut self, seen: &LeaseSeen, now: Now) -> Verdict {
+    fn stand_back(&mut self, seen: &ObservedLease, now: Now) -> Verdict {
         self.since_unix_ms.get_or_insert(now.unix_ms);
-        let silence = self.duration.max(Self::lasts(seen));
-        self.mode = Mode::StandingBack { heard: now.mono, silence };
+        let silence = self.duration.max(Self::lease_duration(seen));
+        self.mode = Mode::StandingBack { last_renewed: now.mono, silence };
         Verdict::StandBack
     }
 }

@@ -41,7 +41,7 @@ impl World {
     fn start(&mut self, policy: LeasePolicy, record: Option<LeaseRecord>) -> usize {
         let mut agent = Bench::with(policy, record);
         agent.now.unix_ms = self.unix_ms();
-        agent.chance = [0.1, 0.6, 0.9][self.agents.len() % 3];
+        agent.random = [0.1, 0.6, 0.9][self.agents.len() % 3];
         self.agents.push(Some(agent));
         self.agents.len() - 1
     }
@@ -89,7 +89,7 @@ fn writes(log: &[&str]) -> usize {
 }
 
 #[test]
-fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
+fn e3_of_two_agents_the_earlier_claim_wins() {
     let mut world = World::new(Server::with_node());
     let first = world.start(may_stand_back(), None);
     world.pass(seconds(33));
@@ -104,9 +104,12 @@ fn e3_of_two_agents_the_one_that_was_there_first_goes_on() {
     assert!(
         matches!(agent.core.health(), JobHealth::Failing { reason, .. } if reason.contains("stands back"))
     );
-    assert_eq!(agent.noted("stands back"), 1);
+    assert_eq!(agent.count_notes("stands back"), 1);
     assert!(world.oldest(seconds(120)) < seconds(11), "the first one is not disturbed");
-    assert_eq!((world.agent(first).count("Conflict"), world.agent(second).noted("stands back")), (0, 1));
+    assert_eq!(
+        (world.agent(first).count("Conflict"), world.agent(second).count_notes("stands back")),
+        (0, 1)
+    );
     // It stops permanently: the other takes over within the duration and an interval of its last renewal.
     world.agents[first] = None;
     let oldest = world.oldest(seconds(60));
@@ -137,7 +140,7 @@ fn e3_a_copy_of_the_agent_with_its_state_yields_to_the_original() {
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert!(world.agent(original).counted.contains(&Counted::ForeignRenewal));
     assert!(world.oldest(seconds(60)) < seconds(11));
-    assert_eq!(world.agent(original).core.health(), JobHealth::Healthy, "it goes on");
+    assert_eq!(world.agent(original).core.health(), JobHealth::Healthy, "it continues");
     assert_eq!(world.contention(original), Contention::Uncontested);
     assert_eq!(world.contention(copy), Contention::StandingBack);
     assert_eq!(world.agent(copy).record.as_ref().map(|record| record.stood_back), Some(true));
@@ -180,7 +183,7 @@ fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone()
 }
 
 #[test]
-fn e3_a_kubelet_that_was_there_first_is_not_disturbed() {
+fn e3_an_earlier_kubelet_keeps_the_lease() {
     for (duration, limit) in [(40, 16), (80, 31)] {
         let mut world = World::new(Server::with_lease("web-1", seconds(3)));
         world.server.lease.as_mut().expect("there").duration_seconds = Some(duration);
@@ -194,7 +197,7 @@ fn e3_a_kubelet_that_was_there_first_is_not_disturbed() {
 }
 
 #[test]
-fn e3_an_agent_that_is_told_to_continues_and_says_so() {
+fn e3_an_agent_set_to_continue_renews_and_reports_the_contest() {
     let mut world = World::new(Server::with_node());
     let agent = world.start(policy(), None);
     assert_eq!(world.contention(agent), Contention::Uncontested, "no status waits for it");
@@ -206,7 +209,7 @@ fn e3_an_agent_that_is_told_to_continues_and_says_so() {
     world.pass(seconds(103));
     let agent_bench = world.agent(agent);
     assert!(agent_bench.count("renewed") - renewals >= 10 - 1, "an interval each");
-    assert_eq!((agent_bench.noted("this agent continues"), agent_bench.closes), (1, 0));
+    assert_eq!((agent_bench.count_notes("this agent continues"), agent_bench.closes), (1, 0));
     let view = agent_bench.core.view("s", agent_bench.now);
     assert_eq!(view["contention"], "contested");
     assert!(view["contested_since_unix_ms"].is_i64(), "{view:#}");
@@ -216,7 +219,7 @@ fn e3_an_agent_that_is_told_to_continues_and_says_so() {
 }
 
 #[test]
-fn e3_the_one_that_stands_back_by_default_yields_in_the_end_to_one_that_never_does() {
+fn e3_an_agent_with_the_default_yields_to_one_that_never_stands_back() {
     let mut world = World::new(Server::with_node());
     let first = world.start(may_stand_back(), None);
     world.pass(seconds(33));
@@ -279,7 +282,7 @@ fn e3_a_restart_delays_no_renewal() {
 }
 
 #[test]
-fn e3_an_api_server_that_fails_is_no_silence_of_the_other() {
+fn e3_api_server_failures_do_not_count_as_silence_of_the_second_writer() {
     let mut world = World::new(Server::with_node());
     let agent = world.start(may_stand_back(), None);
     world.pass(seconds(34));
@@ -299,7 +302,7 @@ fn e3_an_api_server_that_fails_is_no_silence_of_the_other() {
 }
 
 #[test]
-fn e3_a_lease_that_is_deleted_is_left_to_the_other_until_it_is_silent() {
+fn e3_a_deleted_lease_is_left_to_the_second_writer_until_it_is_silent() {
     let mut world = World::new(Server::with_lease("web-1", seconds(3)));
     world.kubelet = Some(seconds(7));
     let agent = world.start(may_stand_back(), None);
@@ -313,7 +316,7 @@ fn e3_a_lease_that_is_deleted_is_left_to_the_other_until_it_is_silent() {
 }
 
 #[test]
-fn e3_a_lease_that_cannot_be_read_keeps_no_status_waiting() {
+fn e3_an_unreadable_lease_does_not_delay_the_status() {
     let mut world = World::new(Server::with_node());
     world.server.down = Some((ApiErrorKind::Forbidden, Duration::ZERO));
     let agent = world.start(may_stand_back(), None);

@@ -47,7 +47,7 @@ pub(crate) use types::{Answer, Counted, Effect, Event, Renewed, Request};
 
 use keelson_actor_system::{
     clock::Now,
-    cluster::{Acquire, ApiError, ApiErrorKind, LeaseCreate, LeasePatch, Owner},
+    cluster::{ApiError, ApiErrorKind, LeaseCreate, LeaseHolder, LeasePatch, Owner},
 };
 
 use keelson_proto::backoff::Backoff;
@@ -56,7 +56,7 @@ use self::contest::Contest;
 use super::record::LeaseRecord;
 
 /// Maximum number of renewals in a row without a read other than after a conflict (kubelet: `maxUpdateRetries`).
-const MOST_TRIES: u32 = 5;
+const MAX_TRIES: u32 = 5;
 /// Pauses of a failing sync (kubelet: 100 ms, doubled first, `maxBackoff`).
 const PAUSES: Backoff = Backoff { first: Duration::from_millis(200), longest: Duration::from_secs(7) };
 /// The pause after a 429 without `Retry-After`.
@@ -112,27 +112,27 @@ enum Phase {
 struct Sync {
     tries: u32,
     /// The half after the read.
-    second: bool,
+    is_after_read: bool,
     node_asked: bool,
     pauses: u32,
     read_timeouts: u32,
 }
 
 #[derive(Debug, Clone)]
-struct Trouble {
+struct LeaseFailure {
     /// The failing request, and the error: a change is reported.
     kind: (&'static str, &'static str),
     reason: String,
     since_unix_ms: i64,
 }
 
-struct Turn {
+struct EventContext {
     now: Now,
-    chance: f64,
+    random: f64,
     fx: Vec<Effect>,
 }
 
-impl Turn {
+impl EventContext {
     fn note(&mut self, warn: bool, text: String) {
         self.fx.push(Effect::Note { warn, text });
     }
@@ -159,7 +159,7 @@ pub(crate) struct Core {
     /// The Lease has not been read since the start.
     first: bool,
     /// The uid of the last Lease that was reported as replaced.
-    told_uid: String,
+    reported_uid: String,
     /// `Retry-After` of the server: no request before this time.
     not_before: Duration,
     /// When a change of the Node last started a sync early.
@@ -167,7 +167,7 @@ pub(crate) struct Core {
     renewed: Option<Renewed>,
     settled: bool,
     failures: u64,
-    trouble: Option<Trouble>,
+    failure: Option<LeaseFailure>,
     last_error: Option<(i64, String)>,
     /// Wall clock less monotonic clock, milliseconds.
     offset: Option<i64>,
@@ -189,33 +189,33 @@ impl Core {
             number: 0,
             sync: Sync::default(),
             first: true,
-            told_uid: String::new(),
+            reported_uid: String::new(),
             not_before: Duration::ZERO,
             early: None,
             renewed: None,
             settled: false,
             failures: 0,
-            trouble: None,
+            failure: None,
             last_error: None,
             offset: None,
         }
     }
 
-    /// Handles one event. `chance` is in [0, 1). Returns the effects to perform.
-    pub(crate) fn handle(&mut self, event: Event, now: Now, chance: f64) -> Vec<Effect> {
-        let mut turn = Turn { now, chance, fx: Vec::new() };
-        self.watch_clock(&mut turn);
+    /// Handles one event. `random` is in [0, 1). Returns the effects to perform.
+    pub(crate) fn handle(&mut self, event: Event, now: Now, random: f64) -> Vec<Effect> {
+        let mut cx = EventContext { now, random, fx: Vec::new() };
+        self.watch_clock(&mut cx);
         match event {
             Event::Tick => match self.phase {
-                Phase::Waiting { until } if until <= now.mono => self.begin(&mut turn),
-                Phase::BackingOff { until } if until <= now.mono => self.go_on(&mut turn),
+                Phase::Waiting { until } if until <= now.mono => self.begin(&mut cx),
+                Phase::BackingOff { until } if until <= now.mono => self.continue_sync(&mut cx),
                 _ => {}
             },
-            Event::Answered { request, answer } if request == self.number => self.answered(answer, &mut turn),
+            Event::Answered { request, answer } if request == self.number => self.answered(answer, &mut cx),
             Event::Answered { .. } => {}
-            Event::NodeChanged(uid) => self.node_changed(uid, &mut turn),
+            Event::NodeChanged(uid) => self.node_changed(uid, &mut cx),
         }
-        turn.fx
+        cx.fx
     }
 
     /// On the monotonic clock; `None` while a request is under way.
@@ -228,15 +228,15 @@ impl Core {
     }
 
     /// Detects steps of the wall clock. No plan depends on it, so nothing else has to be done.
-    fn watch_clock(&mut self, turn: &mut Turn) {
-        let offset = turn.now.unix_ms.saturating_sub(mono_ms(turn.now));
+    fn watch_clock(&mut self, cx: &mut EventContext) {
+        let offset = cx.now.unix_ms.saturating_sub(mono_ms(cx.now));
         let step = self.offset.map_or(0, |before| offset.saturating_sub(before));
         if step.saturating_abs() >= STEP_MS {
             let forward = step > 0;
-            turn.fx.push(Effect::Count(Counted::ClockStep { forward }));
+            cx.fx.push(Effect::Count(Counted::ClockStep { forward }));
             let by = Duration::from_millis(step.unsigned_abs());
             let direction = if forward { "forward" } else { "back" };
-            turn.note(
+            cx.note(
                 true,
                 format!("the wall clock stepped {direction} by {by:?}; renewals continue as scheduled"),
             );
@@ -245,54 +245,54 @@ impl Core {
         self.offset = Some(offset);
     }
 
-    fn begin(&mut self, turn: &mut Turn) {
-        self.sync = Sync { second: self.lease.is_none(), ..Sync::default() };
-        self.go_on(turn);
+    fn begin(&mut self, cx: &mut EventContext) {
+        self.sync = Sync { is_after_read: self.lease.is_none(), ..Sync::default() };
+        self.continue_sync(cx);
     }
 
-    fn go_on(&mut self, turn: &mut Turn) {
+    fn continue_sync(&mut self, cx: &mut EventContext) {
         if self.lease.is_some() {
-            self.renew(turn);
+            self.renew(cx);
         } else if self.missing {
-            self.ask_node(true, turn);
+            self.ask_node(true, cx);
         } else {
-            self.read(turn);
+            self.read(cx);
         }
     }
 
-    fn ask(&mut self, phase: Phase, request: Request, turn: &mut Turn) {
+    fn ask(&mut self, phase: Phase, request: Request, cx: &mut EventContext) {
         self.phase = phase;
         self.number += 1;
-        turn.fx.push(Effect::Ask { number: self.number, request });
+        cx.fx.push(Effect::Ask { number: self.number, request });
     }
 
-    fn read(&mut self, turn: &mut Turn) {
-        self.ask(Phase::Reading, Request::Read, turn);
+    fn read(&mut self, cx: &mut EventContext) {
+        self.ask(Phase::Reading, Request::Read, cx);
     }
 
-    fn ask_node(&mut self, to_create: bool, turn: &mut Turn) {
+    fn ask_node(&mut self, to_create: bool, cx: &mut EventContext) {
         self.sync.node_asked = true;
-        self.ask(Phase::AskingNode { to_create }, Request::Node, turn);
+        self.ask(Phase::AskingNode { to_create }, Request::Node, cx);
     }
 
-    fn create(&mut self, uid: String, turn: &mut Turn) {
+    fn create(&mut self, uid: String, cx: &mut EventContext) {
         let lease = LeaseCreate {
             name: self.policy.name.clone(),
             owner: Some(Owner { name: self.policy.node.clone(), uid }),
             holder: self.policy.holder.clone(),
             duration_seconds: self.policy.duration_seconds(),
-            now_unix_us: unix_us(turn.now),
+            now_unix_us: unix_us(cx.now),
             transitions: 0,
         };
         self.contest.sends(lease.now_unix_us);
-        self.ask(Phase::Creating(lease.clone()), Request::Create(lease), turn);
+        self.ask(Phase::Creating(lease.clone()), Request::Create(lease), cx);
     }
 
-    fn renew(&mut self, turn: &mut Turn) {
-        let Some(held) = &self.lease else { return self.read(turn) };
+    fn renew(&mut self, cx: &mut EventContext) {
+        let Some(held) = &self.lease else { return self.read(cx) };
         let known = matches!(self.node, NodeSeen::Known(_));
         if held.owner_uid.is_none() && !known && !self.sync.node_asked {
-            return self.ask_node(false, turn);
+            return self.ask_node(false, cx);
         }
         let owner = match &self.node {
             NodeSeen::Known(uid) if held.owner_uid.as_ref() != Some(uid) => {
@@ -301,90 +301,92 @@ impl Core {
             _ => None,
         };
         let ours = held.holder.as_ref() == Some(&self.policy.holder);
-        let claim = self.contest.claim(unix_us(turn.now), held.acquired_unix_us);
+        let claim = self.contest.claim(unix_us(cx.now), held.acquired_unix_us);
         // Also without a holder before: leader election (client-go) counts in the same way.
-        let acquire = (!ours || claim.is_some()).then(|| Acquire {
+        let acquire = (!ours || claim.is_some()).then(|| LeaseHolder {
             holder: self.policy.holder.clone(),
-            acquire_unix_us: claim.unwrap_or_else(|| unix_us(turn.now)),
+            acquire_unix_us: claim.unwrap_or_else(|| unix_us(cx.now)),
             transitions: if ours { held.transitions } else { held.transitions.saturating_add(1) },
         });
         let duration = self.policy.duration_seconds();
         let patch = LeasePatch {
             name: self.policy.name.clone(),
             resource_version: held.resource_version.clone(),
-            renew_unix_us: unix_us(turn.now),
+            renew_unix_us: unix_us(cx.now),
             duration_seconds: (held.duration_seconds != Some(duration)).then_some(duration),
             owner,
             acquire,
-            forget_managers: self.policy.lean && !held.managers_forgotten && !self.forget_refused,
+            drop_managed_fields: self.policy.drops_managed_fields
+                && !held.managers_forgotten
+                && !self.forget_refused,
         };
         self.sync.tries += 1;
         self.contest.sends(patch.renew_unix_us);
-        self.ask(Phase::Renewing(patch.clone()), Request::Renew(patch), turn);
+        self.ask(Phase::Renewing(patch.clone()), Request::Renew(patch), cx);
     }
 
     /// Ends the sync: the next one starts after the interval and up to 4 % jitter.
-    fn rest(&mut self, turn: &Turn) {
-        self.wait_for(self.jittered(turn), turn);
+    fn end_sync(&mut self, cx: &EventContext) {
+        self.wait_for(self.jittered(cx), cx);
     }
 
-    fn wait_for(&mut self, pause: Duration, turn: &Turn) {
-        self.phase = Phase::Waiting { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
+    fn wait_for(&mut self, pause: Duration, cx: &EventContext) {
+        self.phase = Phase::Waiting { until: cx.now.mono.saturating_add(pause).max(self.not_before) };
     }
 
-    fn jittered(&self, turn: &Turn) -> Duration {
-        self.policy.interval() + self.part_of_interval(JITTER, turn)
+    fn jittered(&self, cx: &EventContext) -> Duration {
+        self.policy.interval() + self.part_of_interval(JITTER, cx)
     }
 
     /// A random part of the interval, up to `most`.
-    fn part_of_interval(&self, most: f64, turn: &Turn) -> Duration {
-        let chance = if (0.0..=1.0).contains(&turn.chance) { turn.chance } else { 0.0 };
-        self.policy.interval().mul_f64(most * chance)
+    fn part_of_interval(&self, most: f64, cx: &EventContext) -> Duration {
+        let random = if (0.0..=1.0).contains(&cx.random) { cx.random } else { 0.0 };
+        self.policy.interval().mul_f64(most * random)
     }
 
-    fn back_off(&mut self, at_least: Duration, turn: &Turn) {
+    fn back_off(&mut self, at_least: Duration, cx: &EventContext) {
         self.sync.pauses = self.sync.pauses.saturating_add(1);
         let pause = PAUSES.pause(self.sync.pauses).max(at_least);
-        self.phase = Phase::BackingOff { until: turn.now.mono.saturating_add(pause).max(self.not_before) };
+        self.phase = Phase::BackingOff { until: cx.now.mono.saturating_add(pause).max(self.not_before) };
     }
 
     /// The pause that the server asked for, if any: an interval at most, so that tries remain before the Lease expires,
     /// plus a random part of an interval.
-    fn wanted_pause(&self, error: &ApiError, turn: &Turn) -> Option<Duration> {
+    fn wanted_pause(&self, error: &ApiError, cx: &EventContext) -> Option<Duration> {
         let asked = error.kind.retry_after().filter(|pause| !pause.is_zero());
         let asked = match error.kind {
             ApiErrorKind::TooManyRequests { .. } => Some(asked.unwrap_or(TOO_MANY_PAUSE)),
             _ => asked,
         }?;
-        Some(asked.min(self.policy.interval()) + self.part_of_interval(SPREAD, turn))
+        Some(asked.min(self.policy.interval()) + self.part_of_interval(SPREAD, cx))
     }
 
     /// Tries once more when the server's pause has passed.
-    fn hold_off(&mut self, pause: Duration, turn: &Turn) {
-        self.sync.second = true;
-        self.sync.tries = MOST_TRIES - 1;
-        self.not_before = turn.now.mono.saturating_add(pause);
-        self.back_off(pause, turn);
+    fn hold_off(&mut self, pause: Duration, cx: &EventContext) {
+        self.sync.is_after_read = true;
+        self.sync.tries = MAX_TRIES - 1;
+        self.not_before = cx.now.mono.saturating_add(pause);
+        self.back_off(pause, cx);
     }
 
     /// The Lease is healthy from now on.
-    fn well(&mut self, turn: &mut Turn) {
+    fn set_healthy(&mut self, cx: &mut EventContext) {
         self.settled = true;
-        if let Some(trouble) = self.trouble.take() {
-            let millis = turn.now.unix_ms.saturating_sub(trouble.since_unix_ms).max(0).unsigned_abs();
+        if let Some(failure) = self.failure.take() {
+            let millis = cx.now.unix_ms.saturating_sub(failure.since_unix_ms).max(0).unsigned_abs();
             let (name, failures) = (&self.policy.name, self.failures);
             let after = Duration::from_millis(millis);
-            turn.note(
+            cx.note(
                 false,
                 format!("Lease {name} renewed again after {after:?}, failed requests: {failures}"),
             );
         }
         self.failures = 0;
-        self.remember(turn);
+        self.remember(cx);
     }
 
     /// Writes the Lease's identity to the store if it changed.
-    fn remember(&mut self, turn: &mut Turn) {
+    fn remember(&mut self, cx: &mut EventContext) {
         let Some(held) = &self.lease else { return };
         let record = LeaseRecord {
             name: self.policy.name.clone(),
@@ -397,30 +399,30 @@ impl Core {
         };
         if self.record.as_ref() != Some(&record) {
             self.record = Some(record.clone());
-            turn.fx.push(Effect::Persist(record));
+            cx.fx.push(Effect::Persist(record));
         }
     }
 
     /// The tries are used up, or a pause begins.
-    fn fail(&mut self, kind: (&'static str, &'static str), reason: String, turn: &mut Turn) {
-        let since = self.trouble.as_ref().map_or(turn.now.unix_ms, |trouble| trouble.since_unix_ms);
-        if self.trouble.as_ref().is_none_or(|trouble| trouble.kind != kind) {
-            turn.note(true, reason.clone());
+    fn fail(&mut self, kind: (&'static str, &'static str), reason: String, cx: &mut EventContext) {
+        let since = self.failure.as_ref().map_or(cx.now.unix_ms, |failure| failure.since_unix_ms);
+        if self.failure.as_ref().is_none_or(|failure| failure.kind != kind) {
+            cx.note(true, reason.clone());
         }
-        self.last_error = Some((turn.now.unix_ms, reason.clone()));
-        self.trouble = Some(Trouble { kind, reason, since_unix_ms: since });
+        self.last_error = Some((cx.now.unix_ms, reason.clone()));
+        self.failure = Some(LeaseFailure { kind, reason, since_unix_ms: since });
     }
 
-    fn node_changed(&mut self, uid: Option<String>, turn: &mut Turn) {
+    fn node_changed(&mut self, uid: Option<String>, cx: &mut EventContext) {
         let node = &self.policy.node;
         match uid.filter(|uid| !uid.is_empty()) {
             None => {
                 if !matches!(self.node, NodeSeen::Gone { .. }) {
                     // Before a Node is registered there is no Lease to lose.
                     if self.lease.is_some() {
-                        turn.note(true, format!("Node {node} was deleted; its Lease is garbage collected"));
+                        cx.note(true, format!("Node {node} was deleted; its Lease is garbage collected"));
                     }
-                    self.node = NodeSeen::Gone { since_unix_ms: turn.now.unix_ms };
+                    self.node = NodeSeen::Gone { since_unix_ms: cx.now.unix_ms };
                 }
             }
             Some(uid) => {
@@ -428,21 +430,21 @@ impl Core {
                     return;
                 }
                 if self.node != NodeSeen::Unknown {
-                    turn.note(false, format!("Node {node} exists, uid {uid}"));
+                    cx.note(false, format!("Node {node} exists, uid {uid}"));
                 }
                 self.node = NodeSeen::Known(uid);
-                self.hurry(turn);
+                self.sync_early(cx);
             }
         }
     }
 
     /// The Lease is missing because its Node was, or belongs to an earlier Node and will be deleted with it: the next
     /// sync does not wait. At most once per interval, and not before the server's pause has passed.
-    fn hurry(&mut self, turn: &mut Turn) {
+    fn sync_early(&mut self, cx: &mut EventContext) {
         let NodeSeen::Known(uid) = &self.node else { return };
         let other_owner = |held: &Held| held.owner_uid.as_ref().is_some_and(|owner| owner != uid);
         let needed = self.missing || self.lease.as_ref().is_some_and(other_owner);
-        let now = turn.now.mono;
+        let now = cx.now.mono;
         let allowed = self.early.is_none_or(|early| early + self.policy.interval() <= now);
         if let Phase::Waiting { .. } = self.phase
             && needed
@@ -450,7 +452,7 @@ impl Core {
             && self.not_before <= now
         {
             self.early = Some(now);
-            self.begin(turn);
+            self.begin(cx);
         }
     }
 }

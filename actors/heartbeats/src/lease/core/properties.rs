@@ -16,9 +16,9 @@ use super::{
 
 /// The kubelet's maximum in one interval: ten updates, a read after each, one between the two halves; reads with
 /// back-off, 0.2 s to 7 s (six of them fit); and the reads of the Node.
-const MOST_IN_AN_INTERVAL: usize = 10 + 10 + 1 + 6 + 2;
+const MAX_REQUESTS_PER_INTERVAL: usize = 10 + 10 + 1 + 6 + 2;
 /// The longest pause in the steps below, seconds.
-const LONGEST_ASKED: u64 = 20;
+const MAX_RETRY_AFTER_SECONDS: u64 = 20;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -37,7 +37,7 @@ enum Step {
 }
 
 fn kind() -> impl Strategy<Value = ApiErrorKind> {
-    let pause = option::of((0..LONGEST_ASKED).prop_map(seconds));
+    let pause = option::of((0..MAX_RETRY_AFTER_SECONDS).prop_map(seconds));
     prop_oneof![
         8 => select(vec![
             ApiErrorKind::Conflict,
@@ -83,7 +83,7 @@ struct Run {
     times: Vec<Duration>,
     patches: Vec<Duration>,
     /// A change of the Node allows one early request per interval.
-    told: bool,
+    is_reported: bool,
     policy: LeasePolicy,
 }
 
@@ -94,7 +94,7 @@ impl Run {
             Step::Pass(time) => self.bench.pass(millis(time), server),
             Step::Down(down) => server.down = down.map(|(kind, takes)| (kind, millis(takes))),
             Step::Next(next) => server.next = next.into(),
-            Step::Rival(rival) => server.rival = rival,
+            Step::Rival(second_writer) => server.second_writer = second_writer,
             Step::Touch => server.touch(),
             Step::LeaseGone => server.lease = None,
             Step::Renewed => server.renew_as_kubelet(self.bench.now.unix_ms),
@@ -106,7 +106,7 @@ impl Run {
             }
             Step::Node(node) => server.node = node.map(uid),
             Step::Told(node) => {
-                self.told = true;
+                self.is_reported = true;
                 self.bench.event(Event::NodeChanged(node.map(uid)));
             }
             Step::Clock(step) => self.bench.step(step),
@@ -114,7 +114,7 @@ impl Run {
                 let now = self.bench.now;
                 self.bench = Bench::with(self.policy.clone(), self.bench.record.clone());
                 self.bench.now = now;
-                (self.times, self.patches, self.told) = (Vec::new(), Vec::new(), false);
+                (self.times, self.patches, self.is_reported) = (Vec::new(), Vec::new(), false);
             }
         }
         for (at, request) in self.bench.requests.drain(..) {
@@ -128,8 +128,8 @@ impl Run {
     fn check_rate(&self) {
         let interval = policy().interval();
         // A sync that a change starts early comes on top of the planned one, once per interval.
-        let factor = if self.told { 2 } else { 1 };
-        for (times, most) in [(&self.times, MOST_IN_AN_INTERVAL), (&self.patches, 10)] {
+        let factor = if self.is_reported { 2 } else { 1 };
+        for (times, most) in [(&self.times, MAX_REQUESTS_PER_INTERVAL), (&self.patches, 10)] {
             for window in times.windows(most * factor + 1) {
                 let took = window[most * factor].saturating_sub(window[0]);
                 assert!(took >= interval, "{} requests in {took:?}", most * factor + 1);
@@ -142,28 +142,28 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_the_server_answers(
-        chance in 0.0_f64..1.0,
+    fn invariants_hold_for_any_answers(
+        random in 0.0_f64..1.0,
         may_stand_back: bool,
         steps in vec(step(), 0..60),
     ) {
         let policy = LeasePolicy { may_stand_back, ..policy() };
-        let bench = Bench { chance, ..Bench::with(policy.clone(), None) };
+        let bench = Bench { random, ..Bench::with(policy.clone(), None) };
         let server = Server::with_node();
-        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), told: false, policy };
+        let mut run = Run { bench, server, times: Vec::new(), patches: Vec::new(), is_reported: false, policy };
         for step in steps {
             run.perform(step);
             run.check_rate();
         }
         // Hanging requests end; the server's pause passes.
         run.server.next.clear();
-        run.server.rival = false;
+        run.server.second_writer = false;
         run.server.node = Some(uid(9));
         if run.bench.asked.is_some() {
             run.perform(Step::Pass(10_000));
         }
         run.server.down = None;
-        run.perform(Step::Pass(LONGEST_ASKED * 1000));
+        run.perform(Step::Pass(MAX_RETRY_AFTER_SECONDS * 1000));
         if may_stand_back {
             // No process has renewed the Lease for its whole duration.
             run.perform(Step::Pass(40_000 + 10_400));
@@ -181,8 +181,8 @@ proptest! {
     }
 
     #[test]
-    fn the_next_run_comes_between_the_interval_and_four_percent_more(chance in 0.0_f64..1.0) {
-        let (mut bench, mut server) = (Bench { chance, ..Bench::new(None) }, Server::with_node());
+    fn the_next_run_comes_between_the_interval_and_four_percent_more(random in 0.0_f64..1.0) {
+        let (mut bench, mut server) = (Bench { random, ..Bench::new(None) }, Server::with_node());
         bench.pass(seconds(100), &mut server);
         let times: Vec<Duration> = bench.requests[2..].iter().map(|(at, _)| *at).collect();
         for two in times.windows(2) {

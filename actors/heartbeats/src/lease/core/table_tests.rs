@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{Acquire, ApiErrorKind, JobHealth, LeaseSeen, Owner, Written};
+use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseHolder, ObservedLease, Owner, Written};
 
 use super::{
     Answer, Counted, Event, LeasePolicy, Request,
@@ -46,7 +46,7 @@ fn a_restart_renews_when_the_process_before_would_have() {
     bench.pass(seconds(1), &mut server);
     let patches = bench.patches();
     assert_eq!(bench.timed_log(), [(6_200, "PATCH")]);
-    assert!(!patches[0].forget_managers, "once for a uid, and not once for a process");
+    assert!(!patches[0].drop_managed_fields, "once for a uid, and not once for a process");
     assert_eq!((&patches[0].owner, &patches[0].acquire), (&None, &None));
     bench.pass(seconds(60), &mut server);
     assert_eq!(bench.persisted, 0, "no renewal is written down");
@@ -77,17 +77,17 @@ fn a_restart_renews_at_once_what_is_old_foreign_or_of_the_future() {
 fn a_foreign_lease_is_taken_over_once() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("other", seconds(1)));
     bench.pass(seconds(11), &mut server);
-    let acquire = Acquire { holder: "web-1".into(), acquire_unix_us: START_MS * 1000, transitions: 4 };
+    let acquire = LeaseHolder { holder: "web-1".into(), acquire_unix_us: START_MS * 1000, transitions: 4 };
     let patches = bench.patches();
     assert_eq!((&patches[0].acquire, &patches[1].acquire), (&Some(acquire), &None));
     assert_eq!(bench.counted.iter().filter(|counted| **counted == Counted::Takeover).count(), 1);
-    assert_eq!((bench.noted("taken over from other"), bench.core.transitions()), (1, Some(4)));
+    assert_eq!((bench.count_notes("taken over from other"), bench.core.transitions()), (1, Some(4)));
     assert_eq!(bench.record.map(|record| (record.holder, record.transitions)), Some(("web-1".into(), 4)));
     assert_eq!(bench.persisted, 1);
 }
 
 #[test]
-fn transitions_that_make_no_sense_do_no_harm() {
+fn transition_counts_stay_in_range() {
     for (seen, expect) in [(None, 1), (Some(-5), 1), (Some(i32::MAX), i32::MAX)] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_lease("", seconds(1)));
         server.lease.as_mut().expect("there").transitions = seen;
@@ -152,7 +152,7 @@ fn an_unreadable_node_puts_creation_off_to_the_next_interval() {
 }
 
 #[test]
-fn a_lease_deleted_by_somebody_is_made_again_at_once() {
+fn a_deleted_lease_is_recreated_at_once() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -160,20 +160,20 @@ fn a_lease_deleted_by_somebody_is_made_again_at_once() {
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node"), (10_200, "POST")]);
     assert_eq!(
-        (bench.core.health(), bench.noted("deleted by another client"), bench.persisted),
+        (bench.core.health(), bench.count_notes("deleted by another client"), bench.persisted),
         (JobHealth::Healthy, 1, 2)
     );
     bench.pass(seconds(10), &mut server);
-    assert!(bench.patches()[0].forget_managers, "once for each uid");
+    assert!(bench.patches()[0].drop_managed_fields, "once for each uid");
 }
 
 #[test]
-fn a_lease_that_somebody_else_made_anew_is_told_and_renewed() {
+fn a_lease_recreated_by_another_process_is_reported_and_renewed() {
     let (mut bench, mut server) =
         (Bench::new(Some(record("an old uid"))), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(7), &mut server);
-    assert_eq!(bench.noted("was recreated by another client"), 1);
-    assert!(bench.patches()[0].forget_managers);
+    assert_eq!(bench.count_notes("was recreated by another client"), 1);
+    assert!(bench.patches()[0].drop_managed_fields);
     assert_eq!(
         bench.record.map(|record| (record.uid, record.managers_forgotten)),
         Some(("lease-uid".into(), true))
@@ -183,11 +183,11 @@ fn a_lease_that_somebody_else_made_anew_is_told_and_renewed() {
 }
 
 #[test]
-fn a_lease_that_need_not_be_lean_keeps_its_managers() {
+fn managed_fields_are_kept_unless_dropping_is_set() {
     let mut bench = Bench::new(None);
-    bench.core = super::Core::new(LeasePolicy { lean: false, ..policy() }, None);
+    bench.core = super::Core::new(LeasePolicy { drops_managed_fields: false, ..policy() }, None);
     bench.pass(seconds(15), &mut Server::with_node());
-    assert_eq!(bench.patches().iter().filter(|patch| patch.forget_managers).count(), 0);
+    assert_eq!(bench.patches().iter().filter(|patch| patch.drop_managed_fields).count(), 0);
     assert_eq!(
         (bench.patches().len(), bench.record.map(|record| record.managers_forgotten)),
         (1, Some(false))
@@ -195,15 +195,15 @@ fn a_lease_that_need_not_be_lean_keeps_its_managers() {
 }
 
 #[test]
-fn the_record_of_another_lease_means_nothing() {
+fn the_record_of_another_lease_is_ignored() {
     let other = LeaseRecord { name: "other".into(), ..record("an old uid") };
     let (mut bench, mut server) = (Bench::new(Some(other)), Server::with_lease("web-1", seconds(4)));
     bench.pass(seconds(1), &mut server);
-    assert_eq!((bench.noted("made anew"), bench.persisted), (0, 1));
+    assert_eq!((bench.count_notes("recreated"), bench.persisted), (0, 1));
 }
 
 #[test]
-fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
+fn permanent_errors_are_tried_once_per_interval() {
     for kind in [
         ApiErrorKind::Unauthorized,
         ApiErrorKind::Forbidden,
@@ -230,7 +230,7 @@ fn what_a_retry_cannot_mend_is_tried_once_in_an_interval() {
 }
 
 #[test]
-fn a_missing_namespace_is_said_and_tried_once_in_an_interval() {
+fn a_missing_namespace_is_reported_and_tried_once_per_interval() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [None, None, Some(ApiErrorKind::NotFound)].into();
     bench.pass(seconds(5), &mut server);
@@ -240,7 +240,7 @@ fn a_missing_namespace_is_said_and_tried_once_in_an_interval() {
 }
 
 #[test]
-fn a_patch_that_the_server_does_not_take_asks_for_less_next_time() {
+fn a_refused_patch_is_reduced_next_time() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -248,7 +248,7 @@ fn a_patch_that_the_server_does_not_take_asks_for_less_next_time() {
     bench.pass(seconds(20), &mut server);
     let patches = bench.patches();
     assert_eq!(bench.log(), ["PATCH", "GET", "PATCH"]);
-    assert_eq!((patches[0].forget_managers, patches[1].forget_managers), (true, false));
+    assert_eq!((patches[0].drop_managed_fields, patches[1].drop_managed_fields), (true, false));
     assert_eq!(bench.core.health(), JobHealth::Healthy);
 }
 
@@ -267,16 +267,16 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
         (asked(86_400), 10_000),
         (ApiErrorKind::TooManyRequests { retry_after: Some(Duration::MAX) }, 10_000),
     ] {
-        for (chance, more_ms) in [(0.0, 0), (0.5, 1_250), (1.0, 2_500)] {
+        for (random, more_ms) in [(0.0, 0), (0.5, 1_250), (1.0, 2_500)] {
             let (mut bench, mut server) = (Bench::new(None), Server::with_node());
             bench.pass(seconds(1), &mut server);
             bench.log();
             server.next = [Some(kind)].into();
-            bench.chance = chance;
+            bench.random = random;
             bench.pass(millis(23_500), &mut server);
             let log = bench.timed_log();
             let retried = 10_200 + pause_ms + more_ms;
-            assert_eq!(log[..2], [(10_200, "PATCH"), (retried, "PATCH")], "{kind:?}, {chance}");
+            assert_eq!(log[..2], [(10_200, "PATCH"), (retried, "PATCH")], "{kind:?}, {random}");
             assert_eq!((bench.core.health(), bench.closes), (JobHealth::Healthy, 0));
         }
     }
@@ -284,15 +284,15 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
 
 /// E13: a `Retry-After` of a minute in each answer leaves tries for the Lease, also at a start.
 #[test]
-fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lease() {
+fn e13_with_a_retry_after_of_a_minute_there_are_three_tries_per_lease_duration() {
     let busy = Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(60)) });
-    for chance in [0.0, 0.5, 0.999] {
-        let (mut bench, mut server) = (Bench { chance, ..Bench::new(None) }, Server::with_node());
+    for random in [0.0, 0.5, 0.999] {
+        let (mut bench, mut server) = (Bench { random, ..Bench::new(None) }, Server::with_node());
         bench.pass(seconds(1), &mut server);
         bench.log();
         server.next = [busy; 100].into();
         bench.pass(seconds(39), &mut server);
-        assert!(bench.log().len() >= 3, "{chance}");
+        assert!(bench.log().len() >= 3, "{random}");
     }
     // The same if the Lease has to be created: for the Node's uid, and for the POST.
     for before in [1, 2] {
@@ -304,7 +304,7 @@ fn e13_a_server_that_asks_for_a_minute_is_tried_three_times_in_the_life_of_a_lea
 }
 
 #[test]
-fn one_try_follows_the_time_that_the_server_asked_for() {
+fn one_try_follows_retry_after() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     bench.pass(seconds(1), &mut server);
     bench.log();
@@ -321,7 +321,7 @@ fn one_try_follows_the_time_that_the_server_asked_for() {
 }
 
 #[test]
-fn news_of_the_node_does_not_break_the_servers_peace() {
+fn node_changes_do_not_shorten_retry_after() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [None, Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(30)) })].into();
     bench.pass(seconds(1), &mut server);
@@ -338,7 +338,7 @@ fn a_start_before_the_node_is_registered_waits_for_it() {
     let (mut bench, mut server) = (Bench::new(None), Server::default());
     bench.event(Event::NodeChanged(None));
     bench.pass(seconds(2), &mut server);
-    assert_eq!((bench.log(), bench.noted("will be deleted")), (vec!["GET", "GET node"], 0));
+    assert_eq!((bench.log(), bench.count_notes("will be deleted")), (vec!["GET", "GET node"], 0));
     server.node = Some("new".into());
     bench.event(Event::NodeChanged(Some("new".into())));
     bench.pass(Duration::ZERO, &mut server);
@@ -346,7 +346,7 @@ fn a_start_before_the_node_is_registered_waits_for_it() {
 }
 
 #[test]
-fn a_lease_that_is_there_after_all_is_read() {
+fn a_lease_that_exists_at_creation_is_read() {
     for kind in [ApiErrorKind::AlreadyExists, ApiErrorKind::Timeout, ApiErrorKind::Conflict] {
         let (mut bench, mut server) = (Bench::new(None), Server::with_node());
         server.next = [None, None, Some(kind)].into();
@@ -359,7 +359,7 @@ fn a_lease_that_is_there_after_all_is_read() {
 }
 
 #[test]
-fn a_lease_that_comes_and_goes_is_not_chased_without_pauses() {
+fn a_lease_that_comes_and_goes_is_retried_with_pauses() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_node());
     server.next = [Some(ApiErrorKind::NotFound), None, Some(ApiErrorKind::AlreadyExists)]
         .into_iter()
@@ -377,7 +377,7 @@ fn a_lease_that_comes_and_goes_is_not_chased_without_pauses() {
 fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("web-1", seconds(20)));
     bench.event(Event::Tick);
-    bench.answer(Answer::Read(Ok(LeaseSeen::default())));
+    bench.answer(Answer::Read(Ok(ObservedLease::default())));
     assert!(bench.patches().is_empty() && matches!(bench.core.health(), JobHealth::Failing { .. }));
     bench.pass(seconds(1), &mut server);
     assert_eq!(bench.log(), ["GET", "GET", "PATCH"]);
@@ -401,7 +401,7 @@ fn answers_without_a_version_or_a_uid_lead_to_no_unconditional_write() {
 }
 
 #[test]
-fn answers_to_what_was_not_asked_mean_nothing() {
+fn unexpected_answers_are_ignored() {
     let mut bench = Bench::new(None);
     bench.event(Event::Answered { request: 0, answer: Answer::Node(Ok("x".into())) });
     bench.event(Event::Tick);
@@ -453,7 +453,7 @@ fn each_read_backs_off_from_the_start() {
 }
 
 #[test]
-fn the_view_says_what_people_ask() {
+fn the_view_shows_holder_health_and_times() {
     let (mut bench, mut server) = (Bench::new(None), Server::with_lease("other", seconds(1)));
     bench.pass(seconds(3), &mut server);
     let view = bench.core.view("https://api.example", bench.now);

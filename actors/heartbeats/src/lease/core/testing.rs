@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use keelson_actor_system::{
     clock::Now,
-    cluster::{ApiError, ApiErrorKind, LeaseSeen, Written},
+    cluster::{ApiError, ApiErrorKind, ObservedLease, Written},
 };
 
 use super::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request};
@@ -30,7 +30,7 @@ pub(crate) fn policy() -> LeasePolicy {
         holder: "web-1".into(),
         node: "web-1".into(),
         duration: seconds(40),
-        lean: true,
+        drops_managed_fields: true,
         may_stand_back: false,
     }
 }
@@ -50,14 +50,14 @@ pub(crate) fn name_of(request: &Request) -> &'static str {
 
 #[derive(Debug, Default)]
 pub(crate) struct Server {
-    pub(crate) lease: Option<LeaseSeen>,
+    pub(crate) lease: Option<ObservedLease>,
     pub(crate) node: Option<String>,
     /// Answer to every request, and its delay.
     pub(crate) down: Option<(ApiErrorKind, Duration)>,
     /// Answers to the next requests; `None`: no fault.
     pub(crate) next: VecDeque<Option<ApiErrorKind>>,
     /// Every renewal finds that another process was faster.
-    pub(crate) rival: bool,
+    pub(crate) second_writer: bool,
     /// Number of renewals that are carried out with a lost answer.
     pub(crate) swallows: u32,
     pub(crate) version: u64,
@@ -72,7 +72,7 @@ impl Server {
     /// A Lease that was renewed this long ago.
     pub(crate) fn with_lease(holder: &str, renewed_ago: Duration) -> Self {
         let age = i64::try_from(renewed_ago.as_micros()).expect("small");
-        let lease = LeaseSeen {
+        let lease = ObservedLease {
             written: Written { uid: "lease-uid".into(), resource_version: "100".into() },
             owner_uid: Some("node-uid".into()),
             holder: Some(holder.into()),
@@ -99,12 +99,12 @@ impl Server {
         }
     }
 
-    fn wrong(&mut self) -> Option<ApiErrorKind> {
+    fn next_error(&mut self) -> Option<ApiErrorKind> {
         self.next.pop_front().flatten().or(self.down.map(|(kind, _)| kind))
     }
 
     pub(crate) fn serve(&mut self, request: &Request) -> Answer {
-        let wrong = self.wrong().map(error);
+        let wrong = self.next_error().map(error);
         match request {
             Request::Read => Answer::Read(match wrong {
                 Some(error) => Err(error),
@@ -124,7 +124,7 @@ impl Server {
                         uid: format!("uid-{}", self.version),
                         resource_version: self.version.to_string(),
                     };
-                    self.lease = Some(LeaseSeen {
+                    self.lease = Some(ObservedLease {
                         written: written.clone(),
                         owner_uid: create.owner.as_ref().map(|owner| owner.uid.clone()),
                         holder: Some(create.holder.clone()),
@@ -150,7 +150,7 @@ impl Server {
     }
 
     fn patch(&mut self, patch: &keelson_actor_system::cluster::LeasePatch) -> Result<Written, ApiError> {
-        if self.rival {
+        if self.second_writer {
             self.touch();
         }
         let Some(lease) = &mut self.lease else { return Err(error(ApiErrorKind::NotFound)) };
@@ -178,7 +178,7 @@ impl Server {
 pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) now: Now,
-    pub(crate) chance: f64,
+    pub(crate) random: f64,
     pub(crate) asked: Option<(u64, Request)>,
     pub(crate) requests: Vec<(Duration, Request)>,
     pub(crate) closes: u32,
@@ -197,7 +197,7 @@ impl Bench {
         Self {
             core: Core::new(policy, record.clone()),
             now: Now { mono: Duration::ZERO, unix_ms: START_MS },
-            chance: 0.5,
+            random: 0.5,
             asked: None,
             requests: Vec::new(),
             closes: 0,
@@ -209,7 +209,7 @@ impl Bench {
     }
 
     pub(crate) fn event(&mut self, event: Event) {
-        for effect in self.core.handle(event, self.now, self.chance) {
+        for effect in self.core.handle(event, self.now, self.random) {
             match effect {
                 Effect::Ask { number, request } => {
                     assert!(self.asked.is_none(), "two requests at once: {:?} and {request:?}", self.asked);
@@ -246,7 +246,7 @@ impl Bench {
         let mut turns = 0;
         loop {
             turns += 1;
-            assert!(turns < 100_000, "asks for ever");
+            assert!(turns < 100_000, "sends requests without end");
             if let Some((_, request)) = self.asked.clone() {
                 let takes = server.down.map_or(Duration::ZERO, |(_, takes)| takes);
                 if self.now.mono + takes > end {
@@ -290,7 +290,7 @@ impl Bench {
         self.requests.iter().filter_map(patch).collect()
     }
 
-    pub(crate) fn noted(&self, words: &str) -> usize {
+    pub(crate) fn count_notes(&self, words: &str) -> usize {
         self.notes.iter().filter(|(_, text)| text.contains(words)).count()
     }
 

@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::cluster::{ApiError, LeaseCreate, LeasePatch, LeaseSeen, Written};
+use keelson_actor_system::cluster::{ApiError, LeaseCreate, LeasePatch, ObservedLease, Written};
 
 use super::super::record::LeaseRecord;
 
 /// The kubelet's limit.
-const LONGEST_REQUEST: Duration = Duration::from_secs(10);
+const MAX_REQUEST_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeasePolicy {
@@ -21,7 +21,7 @@ pub struct LeasePolicy {
     /// `spec.leaseDurationSeconds`: whole seconds, at least one. The kubelet's default is 40 s.
     pub duration: Duration,
     /// Drop `metadata.managedFields` once per Lease (gate `LeanLeases`).
-    pub lean: bool,
+    pub drops_managed_fields: bool,
     /// Leave the Lease to another process that renews it (role node with `node.when_contested = "stand-back"`).
     pub may_stand_back: bool,
 }
@@ -46,7 +46,7 @@ impl LeasePolicy {
     /// The kubelet's heartbeat client waits 10 s, or the duration of the Lease if that is less.
     #[must_use]
     pub fn request_timeout(&self) -> Duration {
-        LONGEST_REQUEST.min(self.interval() * 4)
+        MAX_REQUEST_TIME.min(self.interval() * 4)
     }
 }
 
@@ -65,7 +65,7 @@ pub(crate) enum Event {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    Read(Result<LeaseSeen, ApiError>),
+    Read(Result<ObservedLease, ApiError>),
     Created(Result<Written, ApiError>),
     Renewed(Result<Written, ApiError>),
     Node(Result<String, ApiError>),

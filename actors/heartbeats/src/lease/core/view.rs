@@ -14,9 +14,9 @@ use super::{Contention, Core, NodeSeen, Phase, Renewed, mono_ms};
 impl Core {
     #[must_use]
     pub(crate) fn health(&self) -> JobHealth {
-        match &self.trouble {
-            Some(trouble) => {
-                let (reason, since_unix_ms) = (trouble.reason.clone(), trouble.since_unix_ms);
+        match &self.failure {
+            Some(failure) => {
+                let (reason, since_unix_ms) = (failure.reason.clone(), failure.since_unix_ms);
                 JobHealth::Failing { reason, since_unix_ms, refused: false }
             }
             None if self.settled => JobHealth::Healthy,

@@ -18,7 +18,7 @@ use crate::status::{
 };
 
 /// Delay of the retry after a failed write.
-const SAVE_AGAIN: Duration = Duration::from_secs(30);
+const SAVE_RETRY: Duration = Duration::from_secs(30);
 
 impl StatusReporter {
     pub(super) fn save(&mut self, write: Write, ctx: &mut Context<Self>) {
@@ -81,7 +81,7 @@ impl StatusReporter {
         if let Some(planned) = self.save_again.take() {
             ctx.cancel_future(planned);
         }
-        let again = ctx.run_later(SAVE_AGAIN, |actor, ctx| {
+        let again = ctx.run_later(SAVE_RETRY, |actor, ctx| {
             actor.save_again = None;
             actor.save_next(ctx);
         });

@@ -41,10 +41,15 @@ fn get(list: &Resources, name: &str) -> Option<Amount> {
 
 /// The capacity of some file systems (those that share a pool) changes slightly all the time; the kubelet reads it
 /// once. Changes below 1% are ignored here.
-fn steady(known: Option<Amount>, bytes: u64) -> Amount {
+fn stable_size(known: Option<Amount>, bytes: u64) -> Amount {
     let read = Amount::bytes(bytes);
     match known {
-        Some(known) if read.less(known).plus(known.less(read)).times(100) < known => known,
+        Some(known)
+            if read.saturating_sub(known).saturating_add(known.saturating_sub(read)).saturating_mul(100)
+                < known =>
+        {
+            known
+        }
         _ => read,
     }
 }
@@ -60,7 +65,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
     }
     put(capacity, "pods", Amount::count(policy.max_pods.into()));
     if let Some(fs) = readings.node_fs {
-        let amount = steady(get(capacity, "ephemeral-storage"), fs.capacity_bytes);
+        let amount = stable_size(get(capacity, "ephemeral-storage"), fs.capacity_bytes);
         put(capacity, "ephemeral-storage", amount);
     }
     for (page, bytes) in &readings.huge_pages {
@@ -82,7 +87,7 @@ pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, policy: &StatusPolic
 
 /// The allocatable amount of a resource.
 fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPolicy) -> Amount {
-    let reserved = policy.kube_reserved.get(name).plus(policy.system_reserved.get(name));
+    let reserved = policy.kube_reserved.get(name).saturating_add(policy.system_reserved.get(name));
     let signal = match name {
         "memory" => Some(Signal::MemoryAvailable),
         "ephemeral-storage" => Some(Signal::NodeFsAvailable),
@@ -90,10 +95,10 @@ fn available(name: &str, amount: Amount, capacity: &Resources, policy: &StatusPo
     };
     let kept =
         signal.and_then(|signal| policy.eviction_hard.get(signal)).map(|least| least.of(amount.units()));
-    let mut left = amount.less(reserved).less(Amount::bytes(kept.unwrap_or(0)));
+    let mut left = amount.saturating_sub(reserved).saturating_sub(Amount::bytes(kept.unwrap_or(0)));
     if name == "memory" {
         for page in capacity.keys().filter(|name| name.starts_with("hugepages-")) {
-            left = left.less(get(capacity, page).unwrap_or_default());
+            left = left.saturating_sub(get(capacity, page).unwrap_or_default());
         }
     }
     left
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_stays_or_is_missing() {
+    fn unreadable_values_are_kept_or_missing() {
         let policy = StatusPolicy::new(Role::Node, "n");
         let mut status = NodeStatus::default();
         of(&mut status, HostReadings::default(), &policy);
@@ -198,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_breathes_changes_nothing_and_one_that_grows_does() {
+    fn small_size_changes_of_a_file_system_are_ignored() {
         let policy = StatusPolicy::new(Role::Node, "n");
         let storage =
             |status: &NodeStatus| status.capacity.as_ref().expect("a list")["ephemeral-storage"].0.clone();

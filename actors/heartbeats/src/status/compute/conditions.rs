@@ -205,7 +205,8 @@ fn holds(
         Pressure::Pid => &[Signal::PidAvailable],
     };
     let met = |signal: &Signal| {
-        let (Some(least), Some((left, all))) = (policy.eviction_hard.get(*signal), left(*signal, readings))
+        let (Some(least), Some((left, all))) =
+            (policy.eviction_hard.get(*signal), available(*signal, readings))
         else {
             return false;
         };
@@ -223,7 +224,7 @@ fn holds(
 }
 
 /// Available amount and capacity of a signal.
-fn left(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
+fn available(signal: Signal, readings: &HostReadings) -> Option<(u64, u64)> {
     let (node_fs, image_fs) = (readings.node_fs, readings.image_fs);
     match signal {
         Signal::MemoryAvailable => Some((readings.memory_available_bytes?, readings.memory_capacity_bytes?)),
@@ -274,13 +275,13 @@ fn problems(runtime: &RuntimeView, was_ready: bool, missing: Vec<&str>) -> Vec<(
     let mut all = Vec::new();
     let mut add = |kind: &str, text: String| all.push((kind.to_owned(), text));
     match runtime {
-        RuntimeView::Unheard if was_ready => {}
-        RuntimeView::Unheard => add("Unheard", "the container runtime has not answered yet".into()),
+        RuntimeView::Unknown if was_ready => {}
+        RuntimeView::Unknown => add("Unheard", "the container runtime has not answered yet".into()),
         RuntimeView::Down(reason) => add("Down", format!("the container runtime is down: {reason}")),
-        RuntimeView::Silent(reason) => {
+        RuntimeView::Stale(reason) => {
             add("Silent", format!("the container runtime does not report whether it is ready: {reason}"));
         }
-        RuntimeView::Said(report) => {
+        RuntimeView::Reported(report) => {
             for (kind, what) in [(RUNTIME_READY, "the container runtime"), (NETWORK_READY, "the pod network")]
             {
                 match report.conditions.iter().find(|condition| condition.kind == kind) {

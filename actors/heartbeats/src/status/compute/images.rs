@@ -13,7 +13,7 @@ const NAMES: usize = 5;
 
 /// Sets the images; without an answer of the runtime they are left unchanged.
 pub(super) fn set(status: &mut NodeStatus, inputs: &Inputs, most: i32) {
-    let RuntimeView::Said(report) = &inputs.runtime else { return };
+    let RuntimeView::Reported(report) = &inputs.runtime else { return };
     let mut images: Vec<_> = report.images.iter().collect();
     // Images of equal size are ordered by name, so that equal lists compare equal.
     images.sort_by_key(|image| (Reverse(image.size_bytes), &image.names));
@@ -47,7 +47,7 @@ mod tests {
             size_bytes: *size_bytes,
         };
         let images = Arc::new(images.iter().map(image).collect());
-        let runtime = RuntimeView::Said(RuntimeReport { images, ..RuntimeReport::default() });
+        let runtime = RuntimeView::Reported(RuntimeReport { images, ..RuntimeReport::default() });
         let mut status = NodeStatus::default();
         set(&mut status, &Inputs { runtime, ..inputs() }, most);
         let pair = |image: ContainerImage| (image.names.unwrap_or_default(), image.size_bytes.unwrap_or(-1));

@@ -37,7 +37,7 @@ pub(super) fn node_info(status: &mut NodeStatus, inputs: &Inputs, policy: &Statu
             field.clone_from(value);
         }
     }
-    if let RuntimeView::Said(report) = &inputs.runtime {
+    if let RuntimeView::Reported(report) = &inputs.runtime {
         info.container_runtime_version.clone_from(&report.version);
     }
     // As the kubelet, which no longer reports the version of kube-proxy.

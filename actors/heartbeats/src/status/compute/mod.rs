@@ -17,12 +17,12 @@ use std::{
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use keelson_actor_system::{
     clock::Now,
-    reports::{EndpointsView, FlowView, RuntimeReport},
+    reports::{EndpointsView, PullsView, RuntimeReport},
 };
 use keelson_storage::StoreState;
 use serde::{Deserialize, Serialize};
 
-pub use conditions::problem::Spell;
+pub use conditions::problem::FindingPeriod;
 
 pub(super) use super::moment::{Moment, millis, moment};
 
@@ -40,7 +40,7 @@ pub struct Inputs {
     pub since_boot: Duration,
     pub runtime: RuntimeView,
     /// An error if unknown.
-    pub flow: Result<FlowView, String>,
+    pub pulls_view: Result<PullsView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
 }
@@ -49,11 +49,11 @@ pub struct Inputs {
 pub enum RuntimeView {
     /// No answer yet, and that means nothing: the Node's condition stands.
     #[default]
-    Unheard,
-    Said(RuntimeReport),
+    Unknown,
+    Reported(RuntimeReport),
     Down(String),
     /// It is up, but has not reported its status for long.
-    Silent(String),
+    Stale(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub struct Memory {
     pub not_ready: Option<(BTreeSet<String>, String)>,
     /// The current finding of each problem condition, and since when. Reset by a restart, so that the Node's condition
     /// stands for as long as after a change.
-    pub spells: BTreeMap<&'static str, Spell>,
+    pub periods: BTreeMap<&'static str, FindingPeriod>,
 }
 
 /// Updates `memory`. With `fresh_texts` the text of a condition may change without another change.
@@ -99,16 +99,16 @@ pub(super) fn compute(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use keelson_actor_system::reports::RuntimeFlow;
+    use keelson_actor_system::reports::RuntimeAvailability;
 
     /// No pull waits.
-    pub(in crate::status) fn idle() -> FlowView {
-        FlowView {
+    pub(in crate::status) fn idle() -> PullsView {
+        PullsView {
             queued: 0,
             running: 0,
             oldest_wait: None,
-            since_moved: None,
-            runtime: RuntimeFlow::Up,
+            since_progress: None,
+            runtime: RuntimeAvailability::Up,
             durable: true,
         }
     }
@@ -119,7 +119,7 @@ pub(super) mod tests {
             readings: HostReadings::default(),
             since_boot: Duration::ZERO,
             runtime: RuntimeView::default(),
-            flow: Ok(idle()),
+            pulls_view: Ok(idle()),
             endpoints: EndpointsView::default(),
             store: StoreState::Open,
         }

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::clock::Now;
 
-use super::{Core, Counted, Effect, writers::WriterNews};
+use super::{Core, Counted, Effect, writers::WriterEvent};
 use crate::{
     lease::Contention,
     status::{
@@ -31,9 +31,9 @@ impl Core {
             self.repair = self.policy.role == Role::Node;
         }
         if before != Contention::Undecided {
-            self.prompt(true, now, effects);
+            self.report_early(true, now, effects);
         } else if std::mem::take(&mut self.withheld) {
-            self.prompt(false, now, effects);
+            self.report_early(false, now, effects);
         }
     }
 
@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// Two report periods, in milliseconds.
-    fn quiet(&self) -> i64 {
+    fn contest_timeout(&self) -> i64 {
         millis(self.policy.report_frequency).saturating_mul(2)
     }
 
@@ -62,7 +62,7 @@ impl Core {
             Contention::Uncontested if self.writers.contested() > 0 => Contest::Conditions,
             // The other process reports it while it is running.
             Contention::Uncontested
-                if self.writers.is_true_by_another(kinds::CONTESTED, self.quiet(), now) =>
+                if self.writers.is_true_by_another(kinds::CONTESTED, self.contest_timeout(), now) =>
             {
                 return None;
             }
@@ -79,15 +79,15 @@ impl Core {
             own.chain(self.externals.kinds().map(str::to_owned)).collect()
         };
         let list = base.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        let quiet = self.quiet();
+        let quiet = self.contest_timeout();
         for news in self.writers.observe(&kinds, list, quiet, moment(now)) {
             let name = &self.policy.node_name;
             let (warn, text) = match news {
-                WriterNews::Foreign(_) => {
+                WriterEvent::Foreign(_) => {
                     effects.push(Effect::Count(Counted::ForeignWrite));
                     continue;
                 }
-                WriterNews::Contested(kind) => (
+                WriterEvent::Contested(kind) => (
                     true,
                     format!(
                         "another process also writes condition {kind} of Node {name}; the agent writes it at \
@@ -95,7 +95,7 @@ impl Core {
                         self.policy.report_frequency
                     ),
                 ),
-                WriterNews::Over(kind) => {
+                WriterEvent::Over(kind) => {
                     (false, format!("no other process writes condition {kind} of Node {name} any longer"))
                 }
             };

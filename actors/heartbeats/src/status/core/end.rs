@@ -18,13 +18,13 @@ use crate::status::{
 /// after that answer.
 const CATCH_UP: i64 = 45_000;
 
-pub(super) enum End {
+pub(super) enum PassEnd {
     /// No change to report.
     Quiet,
     Sent,
     Failed {
         reason: String,
-        hopeless: bool,
+        permanent: bool,
     },
     Missing,
     /// Nothing was requested or sent, because it is not known yet whether another process reports for the node.
@@ -32,45 +32,46 @@ pub(super) enum End {
 }
 
 impl Core {
-    pub(super) fn finish(&mut self, end: End, now: Now, random: f64, effects: &mut Vec<Effect>) {
+    pub(super) fn finish(&mut self, end: PassEnd, now: Now, random: f64, effects: &mut Vec<Effect>) {
         let Some(pass) = self.pass.take() else { return };
         let at = moment(now);
         if pass.requests > 0 {
-            self.spend(at);
+            self.credit = (self.credit_at(at).saturating_sub(self.frequency()).max(0), at);
         }
         let next = self.next(&end, at, random).max(self.not_before.unwrap_or(at));
-        let soon = self.again && !self.must_wait(now) && self.credit_at(at) >= self.frequency();
+        let soon =
+            self.is_changed_during_pass && !self.must_wait(now) && self.credit_at(at) >= self.frequency();
         self.due = Some(if soon { at } else { next });
-        self.again = false;
+        self.is_changed_during_pass = false;
         let problem = match &end {
             // That says nothing about the reports.
-            End::Withheld => return,
-            End::Quiet | End::Sent => pass.not_repaired,
-            End::Failed { reason, .. } => {
+            PassEnd::Withheld => return,
+            PassEnd::Quiet | PassEnd::Sent => pass.not_repaired,
+            PassEnd::Failed { reason, .. } => {
                 effects.push(Effect::Count(Counted::Failed));
                 Some(reason.clone())
             }
-            End::Missing => {
+            PassEnd::Missing => {
                 self.missing.get_or_insert(now.unix_ms);
                 Some(self.missing_text())
             }
         };
         match problem {
             Some(reason) => self.set_failing(reason, now, effects),
-            None => self.set_healthy(matches!(end, End::Sent), effects),
+            None => self.set_healthy(matches!(end, PassEnd::Sent), effects),
         }
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
-    fn next(&mut self, end: &End, at: Moment, random: f64) -> Moment {
+    fn next(&mut self, end: &PassEnd, at: Moment, random: f64) -> Moment {
         let frequency = self.frequency();
         match end {
-            End::Failed { hopeless, .. }
+            PassEnd::Failed { permanent, .. }
                 if self.policy.role == Role::Node && self.knowledge.uid.is_none() =>
             {
                 self.registrations = self.registrations.saturating_add(1);
                 let pause = REGISTRATIONS.pause(self.registrations);
-                at + millis(if *hopeless { REGISTRATIONS.longest } else { pause })
+                at + millis(if *permanent { REGISTRATIONS.longest } else { pause })
             }
             _ => at + frequency + (frequency as f64 * JITTER * random) as i64,
         }
@@ -100,13 +101,14 @@ impl Core {
         }
         let since_unix_ms = known.as_ref().map_or(now.unix_ms, |known| known.since_unix_ms);
         let passes = known.map_or(0, |known| known.passes) + 1;
-        self.failing = Some(Failing { reason: reason.clone(), since_unix_ms, passes, proof: false });
-        self.tell(JobHealth::Failing { reason, since_unix_ms, refused: false }, effects);
+        self.failing =
+            Some(Failing { reason: reason.clone(), since_unix_ms, passes, has_server_answered: false });
+        self.set_health(JobHealth::Failing { reason, since_unix_ms, refused: false }, effects);
     }
 
     fn set_healthy(&mut self, sent: bool, effects: &mut Vec<Effect>) {
         if let Some(failing) = &self.failing {
-            if !sent && !failing.proof {
+            if !sent && !failing.has_server_answered {
                 // A pass without a report says nothing about the server.
                 return;
             }
@@ -114,10 +116,10 @@ impl Core {
             effects.push(Effect::Note { warn: false, text });
             self.failing = None;
         }
-        self.tell(JobHealth::Healthy, effects);
+        self.set_health(JobHealth::Healthy, effects);
     }
 
-    fn tell(&mut self, health: JobHealth, effects: &mut Vec<Effect>) {
+    fn set_health(&mut self, health: JobHealth, effects: &mut Vec<Effect>) {
         if self.health != health {
             self.health = health.clone();
             effects.push(Effect::Health(health));
@@ -128,35 +130,35 @@ impl Core {
         let is_there = node.is_some();
         self.knowledge.watched(node);
         if is_there {
-            self.heard(now);
+            self.server_answered(now);
             if self.missing.is_some() {
-                self.prompt(true, now, effects);
+                self.report_early(true, now, effects);
             }
-        } else if self.ever && self.missing.is_none() {
+        } else if self.has_seen_node && self.missing.is_none() {
             let text = format!("Node {} was deleted", self.policy.node_name);
             effects.push(Effect::Note { warn: true, text });
         }
     }
 
-    pub(super) fn heard(&mut self, now: Now) {
-        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.proof) {
-            failing.proof = true;
-            self.heard_again = Some(moment(now));
+    pub(super) fn server_answered(&mut self, now: Now) {
+        if let Some(failing) = self.failing.as_mut().filter(|failing| !failing.has_server_answered) {
+            failing.has_server_answered = true;
+            self.answered_after_outage = Some(moment(now));
         }
     }
 
     /// Whether problems caused by the server's absence are not reported: while it is away, and until the watches have
     /// had time to catch up. Otherwise an outage would cost two writes per node of the cluster.
-    pub(super) fn was_just_away(&self, now: Now) -> bool {
-        self.failing.as_ref().is_some_and(|failing| !failing.proof)
-            || self.heard_again.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
+    pub(super) fn was_recently_unreachable(&self, now: Now) -> bool {
+        self.failing.as_ref().is_some_and(|failing| !failing.has_server_answered)
+            || self.answered_after_outage.is_some_and(|at| moment(now).saturating_sub(at) < CATCH_UP)
     }
 
     /// Whether to read the Node before the first report that the server does not answer the watches: it may have been
     /// away, and be back only now.
-    pub(super) fn asks_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
+    pub(super) fn reads_node_first(&mut self, old: &NodeStatus, new: &NodeStatus, now: Now) -> bool {
         let asks = conditions::would_be_unavailable(old, new);
-        let asked = mem::replace(&mut self.asked, asks);
-        asks && !asked && !self.was_just_away(now)
+        let asked = mem::replace(&mut self.has_asked_server, asks);
+        asks && !asked && !self.was_recently_unreachable(now)
     }
 }

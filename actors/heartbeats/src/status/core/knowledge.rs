@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watch_is_believed_once_it_has_caught_up() {
+    fn the_watch_is_used_once_it_has_caught_up() {
         let mut knowledge = Knowledge::default();
         assert_eq!(known(&knowledge), None);
         knowledge.watched(Some(node("u", "5")));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_are_no_numbers_are_taken_as_they_come() {
+    fn non_numeric_versions_are_accepted_in_order_of_arrival() {
         let mut knowledge = Knowledge::default();
         knowledge.expect(node("u", "b"));
         knowledge.watched(Some(node("u", "a")));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_gone_or_made_anew_is_never_behind() {
+    fn a_deleted_or_recreated_node_is_never_behind() {
         let mut knowledge = Knowledge::default();
         knowledge.expect(node("u", "9"));
         knowledge.watched(None);

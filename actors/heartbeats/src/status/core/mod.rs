@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use keelson_actor_system::{
     clock::Now,
     cluster::{ApiError, JobHealth, Written},
-    reports::{EndpointsView, FlowView, RuntimeReport},
+    reports::{EndpointsView, PullsView, RuntimeReport},
 };
 use keelson_proto::backoff::Backoff;
 use keelson_storage::StoreState;
@@ -51,7 +51,7 @@ const JITTER: f64 = 0.04;
 /// Pauses between attempts to register (kubelet).
 const REGISTRATIONS: Backoff = Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(7) };
 /// Maximum `Retry-After` that is obeyed, in milliseconds.
-const LONGEST_RETRY_AFTER: i64 = 60_000;
+const MAX_RETRY_AFTER_MS: i64 = 60_000;
 /// Maximum addition to it, as a fraction of the update frequency.
 const RETRY_SPREAD: f64 = 0.25;
 /// The clocks have stepped if their difference changes by more than this from one pass to the next, in milliseconds.
@@ -99,7 +99,7 @@ pub(crate) struct Collected {
     pub since_boot: Duration,
     pub runtime: Result<RuntimeReport, String>,
     pub runtime_down: Option<String>,
-    pub flow: Result<FlowView, String>,
+    pub pulls_view: Result<PullsView, String>,
     pub endpoints: EndpointsView,
     pub store: StoreState,
 }
@@ -142,7 +142,7 @@ struct Failing {
     since_unix_ms: i64,
     passes: u32,
     /// The server has answered since.
-    proof: bool,
+    has_server_answered: bool,
 }
 
 #[derive(Debug)]
@@ -158,13 +158,13 @@ pub(crate) struct Core {
     delay: i64,
     pass: Option<Box<Pass>>,
     /// Something changed during the pass.
-    again: bool,
+    is_changed_during_pass: bool,
     /// The next report is made even without a change.
     force: bool,
     /// Labels are to be checked.
     repair: bool,
     /// The Node has existed in this life of the process.
-    ever: bool,
+    has_seen_node: bool,
     /// Since when the Node is missing, Unix milliseconds.
     missing: Option<i64>,
     due: Option<Moment>,
@@ -178,13 +178,13 @@ pub(crate) struct Core {
     repeat_at: Option<Moment>,
     steps: u64,
     runtime: Option<(RuntimeReport, Moment)>,
-    flow: Option<(FlowView, Moment)>,
+    pulls_view: Option<(PullsView, Moment)>,
     image_fs: Option<PathBuf>,
     failing: Option<Failing>,
     /// When the server answered after failed reports, or was asked because of stale endpoints.
-    heard_again: Option<Moment>,
+    answered_after_outage: Option<Moment>,
     /// It was asked because of the current staleness of endpoints.
-    asked: bool,
+    has_asked_server: bool,
     health: JobHealth,
     contention: Contention,
     /// A pass ended without a request, because it is not known whether another process reports for the node.
@@ -211,10 +211,10 @@ impl Core {
             last_report: None,
             delay: 0,
             pass: None,
-            again: false,
+            is_changed_during_pass: false,
             force: false,
             repair,
-            ever: false,
+            has_seen_node: false,
             missing: None,
             due: None,
             not_before: None,
@@ -224,11 +224,11 @@ impl Core {
             repeat_at: None,
             steps: 0,
             runtime: None,
-            flow: None,
+            pulls_view: None,
             image_fs: None,
             failing: None,
-            heard_again: None,
-            asked: false,
+            answered_after_outage: None,
+            has_asked_server: false,
             health: JobHealth::Pending,
             contention: Contention::default(),
             withheld: false,
@@ -265,16 +265,16 @@ impl Core {
                     self.begin(now, &mut effects);
                 }
             }
-            Event::RuntimeReady => self.prompt(false, now, &mut effects),
-            Event::Changed => self.prompt(true, now, &mut effects),
+            Event::RuntimeReady => self.report_early(false, now, &mut effects),
+            Event::Changed => self.report_early(true, now, &mut effects),
             Event::ReportNow => {
                 self.force = true;
-                self.prompt(true, now, &mut effects);
+                self.report_early(true, now, &mut effects);
             }
             Event::Contention(contention) => self.contended(contention, now, &mut effects),
             Event::Node(node) => self.watched(node, now, &mut effects),
-            Event::Collected(collected) => self.collected(*collected, now, random, &mut effects),
-            Event::Got(result) => self.got(result, now, random, &mut effects),
+            Event::Collected(collected) => self.handle_collected(*collected, now, random, &mut effects),
+            Event::Got(result) => self.handle_read(result, now, random, &mut effects),
             Event::Created(result) => self.created(result, now, random, &mut effects),
             Event::Repaired(result) => self.repaired(result, now, random, &mut effects),
             Event::Patched(result) => self.patched(result, now, random, &mut effects),
@@ -323,7 +323,7 @@ impl Core {
         if adopted > 0 {
             let text = format!("adopted {adopted} conditions of an earlier process after a delay");
             effects.push(Effect::Note { warn: false, text });
-            self.prompt(true, now, effects);
+            self.report_early(true, now, effects);
         }
     }
 
@@ -333,12 +333,12 @@ impl Core {
 
     /// Reports a change at once, unless that exceeds the kubelet's rate of requests; then the next pass reports it, at
     /// most one update frequency later.
-    fn prompt(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
+    fn report_early(&mut self, by_rate: bool, now: Now, effects: &mut Vec<Effect>) {
         if self.start.is_none() {
             return;
         }
         if self.pass.is_some() {
-            self.again = true;
+            self.is_changed_during_pass = true;
         } else if !self.must_wait(now) && (!by_rate || self.credit_at(moment(now)) >= self.frequency()) {
             self.begin(now, effects);
         }
@@ -350,10 +350,6 @@ impl Core {
 
     fn credit_at(&self, now: Moment) -> i64 {
         self.credit.0.saturating_add(now.saturating_sub(self.credit.1)).min(2 * self.frequency())
-    }
-
-    fn spend(&mut self, now: Moment) {
-        self.credit = (self.credit_at(now).saturating_sub(self.frequency()).max(0), now);
     }
 
     /// The next pass reports the condition to the API server. Returns what has to be written to the store.
@@ -398,16 +394,16 @@ impl Core {
     fn inputs(&mut self, collected: Collected, now: Now) -> Inputs {
         let runtime = self.runtime_view(collected.runtime, collected.runtime_down, now);
         let at = moment(now);
-        let flow = match collected.flow {
-            Ok(mut flow) => {
+        let pulls_view = match collected.pulls_view {
+            Ok(mut pulls_view) => {
                 // Without progress since the start, the time cannot exceed that since the start.
                 let started = self.start.as_ref().map(|(_, start)| now.mono.saturating_sub(start.mono));
-                flow.since_moved = flow.since_moved.or(started);
-                self.flow = Some((flow.clone(), at));
-                Ok(flow)
+                pulls_view.since_progress = pulls_view.since_progress.or(started);
+                self.pulls_view = Some((pulls_view.clone(), at));
+                Ok(pulls_view)
             }
-            Err(reason) => match &self.flow {
-                Some((flow, heard)) if at - heard < GRACE => Ok(flow.clone()),
+            Err(reason) => match &self.pulls_view {
+                Some((pulls_view, reported_at)) if at - reported_at < GRACE => Ok(pulls_view.clone()),
                 _ => Err(reason),
             },
         };
@@ -416,7 +412,7 @@ impl Core {
             readings: collected.readings,
             since_boot: collected.since_boot,
             runtime,
-            flow,
+            pulls_view,
             endpoints: collected.endpoints,
             store: collected.store,
         }

@@ -13,9 +13,9 @@ use keelson_actor_system::{
 };
 
 use super::{
-    Collected, Core, Counted, Effect, FIRST_WAIT, GRACE, LONGEST_RETRY_AFTER, RETRY_SPREAD, STEP, TRIES,
+    Collected, Core, Counted, Effect, FIRST_WAIT, GRACE, MAX_RETRY_AFTER_MS, RETRY_SPREAD, STEP, TRIES,
     Writers,
-    end::End,
+    end::PassEnd,
     knowledge::{uid, version},
 };
 use crate::{
@@ -58,7 +58,7 @@ struct Sending {
 impl Core {
     pub(super) fn begin(&mut self, now: Now, effects: &mut Vec<Effect>) {
         self.watch_clocks(now, effects);
-        self.again = false;
+        self.is_changed_during_pass = false;
         self.due = None;
         self.pass = Some(Box::new(Pass {
             started: now,
@@ -107,34 +107,36 @@ impl Core {
 
     pub(super) fn runtime_view(
         &mut self,
-        said: Result<RuntimeReport, String>,
+        reported: Result<RuntimeReport, String>,
         down: Option<String>,
         now: Now,
     ) -> RuntimeView {
         let at = moment(now);
-        match (said, down) {
+        match (reported, down) {
             (Ok(report), _) => {
                 self.image_fs.clone_from(&report.image_fs);
                 self.runtime = Some((report.clone(), at));
-                RuntimeView::Said(report)
+                RuntimeView::Reported(report)
             }
             (Err(_), Some(reason)) => RuntimeView::Down(reason),
             (Err(reason), None) => match &self.runtime {
-                Some((report, heard)) if at - heard < GRACE => RuntimeView::Said(report.clone()),
-                Some(_) => RuntimeView::Silent(reason),
+                Some((report, reported_at)) if at - reported_at < GRACE => {
+                    RuntimeView::Reported(report.clone())
+                }
+                Some(_) => RuntimeView::Stale(reason),
                 None if self
                     .start
                     .as_ref()
                     .is_some_and(|(_, start)| at - moment(*start) < GRACE + FIRST_WAIT) =>
                 {
-                    RuntimeView::Unheard
+                    RuntimeView::Unknown
                 }
-                None => RuntimeView::Silent(reason),
+                None => RuntimeView::Stale(reason),
             },
         }
     }
 
-    pub(super) fn collected(
+    pub(super) fn handle_collected(
         &mut self,
         collected: Collected,
         now: Now,
@@ -154,7 +156,7 @@ impl Core {
         let inputs = Arc::new(self.inputs(collected, now));
         if self.policy.role == Role::Node && self.contention == Contention::Undecided {
             self.withheld = true;
-            self.finish(End::Withheld, now, random, effects);
+            self.finish(PassEnd::Withheld, now, random, effects);
             return;
         }
         let base = self.knowledge.node();
@@ -172,7 +174,7 @@ impl Core {
             effects.push(Effect::Get);
             return;
         };
-        let base = self.know(base, now, effects);
+        let base = self.observe_node(base, now, effects);
         self.notice_writers(&base, now, effects);
         if self.repair && !self.stands_back() && self.repair_or_go_on(&base, &inputs, effects) {
             return;
@@ -190,20 +192,20 @@ impl Core {
             Role::Companion => Vec::new(),
         };
         let old = base.status.clone().unwrap_or_default();
-        if self.asks_first(&old, &status, now) {
+        if self.reads_node_first(&old, &status, now) {
             if let Some(pass) = &mut self.pass {
                 pass.requests += 1;
             }
-            self.heard_again = Some(moment(now));
+            self.answered_after_outage = Some(moment(now));
             effects.push(Effect::Get);
             return;
         }
-        if self.was_just_away(now) {
+        if self.was_recently_unreachable(now) {
             conditions::withhold_stale_endpoints(&mut status, &old);
         }
         let changed = differ(&old, &status) || !labels.is_empty();
         if !changed && !expired && !self.force {
-            self.finish(End::Quiet, now, random, effects);
+            self.finish(PassEnd::Quiet, now, random, effects);
             return;
         }
         let delay =
@@ -240,7 +242,7 @@ impl Core {
             let known = base.status.iter().flat_map(|of| of.conditions.iter().flatten());
             let known: Vec<NodeCondition> = known.cloned().collect();
             let list = status.conditions.get_or_insert_default();
-            self.writers.hold(&known, list, millis(self.policy.report_frequency), moment(now));
+            self.writers.keep_contested(&known, list, millis(self.policy.report_frequency), moment(now));
         }
         if let Some(contest) = self.contest(moment(now)) {
             conditions::set_contested(&mut status, contest, now);
@@ -270,8 +272,8 @@ impl Core {
     }
 
     /// The Node exists. Its uid decides which records apply to it. Returns the Node as it must be by now.
-    fn know(&mut self, node: Arc<Node>, now: Now, effects: &mut Vec<Effect>) -> Arc<Node> {
-        self.ever = true;
+    fn observe_node(&mut self, node: Arc<Node>, now: Now, effects: &mut Vec<Effect>) -> Arc<Node> {
+        self.has_seen_node = true;
         self.missing = None;
         self.registrations = 0;
         let of = uid(&node).to_owned();
@@ -361,7 +363,7 @@ impl Core {
         match result {
             Ok(_) => {
                 self.repair = false;
-                self.heard(now);
+                self.server_answered(now);
                 effects.push(Effect::Note { warn: false, text: "labels of the Node repaired".into() });
                 // The server decides what else the write changed.
                 if let Some(pass) = &mut self.pass {
@@ -378,7 +380,7 @@ impl Core {
         }
     }
 
-    pub(super) fn got(
+    pub(super) fn handle_read(
         &mut self,
         result: Result<Box<Node>, ApiError>,
         now: Now,
@@ -391,35 +393,35 @@ impl Core {
                 let node: Arc<Node> = Arc::from(node);
                 pass.base = Some(node.clone());
                 self.knowledge.expect(node);
-                self.heard(now);
+                self.server_answered(now);
                 self.go_on(now, random, effects);
             }
             Err(error) if error.kind == ApiErrorKind::NotFound => {
-                self.heard(now);
-                self.not_there(now, random, effects);
+                self.server_answered(now);
+                self.handle_missing_node(now, random, effects);
             }
             Err(error) => self.failed(&error, now, random, effects),
         }
     }
 
     /// The Node does not exist: creates it, or reports that.
-    fn not_there(&mut self, now: Now, random: f64, effects: &mut Vec<Effect>) {
+    fn handle_missing_node(&mut self, now: Now, random: f64, effects: &mut Vec<Effect>) {
         self.knowledge.forget();
         let stands_back = self.stands_back();
         let Some(pass) = &mut self.pass else { return };
         if let Some(reason) = pass.not_created.take() {
-            self.finish(End::Failed { reason, hopeless: true }, now, random, effects);
+            self.finish(PassEnd::Failed { reason, permanent: true }, now, random, effects);
             return;
         }
         let makes = self.policy.role == Role::Node
             && !stands_back
             && match self.policy.register {
-                Register::Once => !self.ever,
+                Register::Once => !self.has_seen_node,
                 Register::Always => true,
                 Register::Never => false,
             };
         let Some(inputs) = pass.inputs.clone().filter(|_| makes) else {
-            self.finish(End::Missing, now, random, effects);
+            self.finish(PassEnd::Missing, now, random, effects);
             return;
         };
         pass.requests += 1;
@@ -445,7 +447,7 @@ impl Core {
                 let node: Arc<Node> = Arc::from(node);
                 let memory = self.memory.clone();
                 self.restored = None;
-                self.know(node.clone(), now, effects);
+                self.observe_node(node.clone(), now, effects);
                 self.memory = memory;
                 self.repair = false;
                 effects.push(Effect::Count(Counted::Registered));
@@ -497,7 +499,7 @@ impl Core {
 
     /// A report has reached the server, and resulted in this Node.
     fn sent(&mut self, node: &Node, now: Now, random: f64, effects: &mut Vec<Effect>) {
-        self.heard(now);
+        self.server_answered(now);
         self.force = false;
         self.writers.sent();
         let Some(pass) = &mut self.pass else { return };
@@ -513,7 +515,7 @@ impl Core {
         let since_boot = inputs.since_boot + sending.at.mono.saturating_sub(pass.started.mono);
         let stamp =
             Stamp::new(&inputs.facts.boot_id, since_boot, sending.at).earlier(at.saturating_sub(planned));
-        let status = self.kept(sending.status, at);
+        let status = self.recorded_part(sending.status, at);
         let seen = self.memory.seen.iter().map(|(pressure, seen)| (*pressure, planned.saturating_sub(*seen)));
         effects.push(Effect::Save(Write::Reported(Box::new(Reported {
             uid: uid(node).to_owned(),
@@ -524,11 +526,11 @@ impl Core {
             seen_before_ms: seen.collect(),
             not_ready: self.memory.not_ready.clone(),
         }))));
-        self.finish(End::Sent, now, random, effects);
+        self.finish(PassEnd::Sent, now, random, effects);
     }
 
     /// The recorded part of a status: for a companion its own conditions, and those that others set through it.
-    fn kept(&self, status: NodeStatus, at: Moment) -> NodeStatus {
+    fn recorded_part(&self, status: NodeStatus, at: Moment) -> NodeStatus {
         if self.policy.role == Role::Node {
             return status;
         }
@@ -549,7 +551,7 @@ impl Core {
         if pass.tries + before >= 2 && error.kind != ApiErrorKind::Conflict {
             effects.push(Effect::CloseConnections);
         }
-        let hopeless = match error.kind {
+        let permanent = match error.kind {
             // A retry would have the same result.
             ApiErrorKind::Unauthorized
             | ApiErrorKind::Forbidden
@@ -561,10 +563,10 @@ impl Core {
         if let Some(pause) = error.kind.retry_after() {
             // Agents that were refused together must not return together.
             let spread = (millis(self.policy.update_frequency) as f64 * RETRY_SPREAD * random) as i64;
-            self.not_before = Some(moment(now) + millis(pause).min(LONGEST_RETRY_AFTER) + spread);
+            self.not_before = Some(moment(now) + millis(pause).min(MAX_RETRY_AFTER_MS) + spread);
         }
-        if hopeless || registers || pass.tries >= TRIES {
-            self.finish(End::Failed { reason: error.to_string(), hopeless }, now, random, effects);
+        if permanent || registers || pass.tries >= TRIES {
+            self.finish(PassEnd::Failed { reason: error.to_string(), permanent }, now, random, effects);
             return;
         }
         if error.kind == ApiErrorKind::NotFound {

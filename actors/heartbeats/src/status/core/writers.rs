@@ -22,7 +22,7 @@ const OURS_MAX: usize = 8;
 const CONTROLLER_REASONS: [&str; 2] = ["NodeStatusUnknown", "NodeStatusNeverUpdated"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum WriterNews {
+pub(super) enum WriterEvent {
     /// Another process has changed a condition of this type.
     Foreign(String),
     /// Another process writes it too.
@@ -70,7 +70,7 @@ fn same(one: Option<&NodeCondition>, other: Option<&NodeCondition>) -> bool {
     }
 }
 
-fn is_controllers(condition: Option<&NodeCondition>) -> bool {
+fn is_from_controller(condition: Option<&NodeCondition>) -> bool {
     condition.is_some_and(|condition| {
         condition.status == "Unknown"
             && condition.reason.as_deref().is_some_and(|reason| CONTROLLER_REASONS.contains(&reason))
@@ -86,7 +86,7 @@ impl Writers {
         conditions: &[NodeCondition],
         quiet: i64,
         now: Moment,
-    ) -> Vec<WriterNews> {
+    ) -> Vec<WriterEvent> {
         self.kinds.retain(|kind, _| kinds.contains(kind));
         let mut news = Vec::new();
         for name in kinds {
@@ -101,18 +101,18 @@ impl Writers {
             };
             let is_ours = kind.ours.iter().any(|ours| same(ours.as_ref(), is));
             let is_known = kind.foreign.as_ref().is_some_and(|known| same(known.as_ref(), is));
-            if !is_ours && !is_known && !is_controllers(is) {
+            if !is_ours && !is_known && !is_from_controller(is) {
                 kind.foreign = Some(is.cloned());
                 let before = kind.last_foreign.replace(now);
-                news.push(WriterNews::Foreign(name.clone()));
+                news.push(WriterEvent::Foreign(name.clone()));
                 if !kind.contested && before.is_some_and(|before| now.saturating_sub(before) <= quiet) {
                     kind.contested = true;
-                    news.push(WriterNews::Contested(name.clone()));
+                    news.push(WriterEvent::Contested(name.clone()));
                 }
             }
             if kind.contested && kind.last_foreign.is_none_or(|at| now.saturating_sub(at) > quiet) {
                 kind.contested = false;
-                news.push(WriterNews::Over(name.clone()));
+                news.push(WriterEvent::Over(name.clone()));
             }
         }
         news
@@ -136,7 +136,7 @@ impl Writers {
 
     /// Leaves a condition of another process as it is, unless it was last overwritten a report period ago, or is the
     /// node lifecycle controller's for a node without heartbeats.
-    pub(super) fn hold(
+    pub(super) fn keep_contested(
         &self,
         base: &[NodeCondition],
         list: &mut Vec<NodeCondition>,
@@ -146,7 +146,7 @@ impl Writers {
         for (name, kind) in self.kinds.iter().filter(|(_, kind)| kind.contested) {
             let is = find(base, name);
             let lately = kind.overwritten.is_some_and(|at| now.saturating_sub(at) < period);
-            if !lately || is_controllers(is) {
+            if !lately || is_from_controller(is) {
                 continue;
             }
             match (list.iter().position(|condition| condition.type_ == *name), is) {

@@ -50,24 +50,24 @@ impl PullCoordinator {
                 Ok(Err(error)) => actor.begin_unread(&chain(&error), ctx),
                 Err(error) => actor.begin_unread(&error.to_string(), ctx),
             }
-            actor.watch_store(!actor.unread, ctx);
+            actor.watch_store(!actor.is_journal_unread, ctx);
         }));
     }
 
     fn restored(&mut self, restored: Restored, ctx: &mut Context<Self>) {
-        self.unread = false;
+        self.is_journal_unread = false;
         let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
         let now = self.clock.now();
         let effects = self.core.restore(pulls, leases, limit, now);
         self.begin(effects, ctx);
-        if self.behind {
+        if self.is_journal_outdated {
             self.rewrite_later(ctx);
         }
     }
 
     /// Starts from memory: pods must start without a disk. The journal is read when the store opens.
     fn begin_unread(&mut self, reason: &str, ctx: &mut Context<Self>) {
-        self.unread = true;
+        self.is_journal_unread = true;
         self.not_durable("cannot read the journal yet; using memory only", reason);
         self.core.begin_unread(self.clock.now());
         self.begin(Vec::new(), ctx);
@@ -116,8 +116,8 @@ impl PullCoordinator {
 
     pub(super) fn written(&mut self, result: Result<(), StoreError>, ctx: &mut Context<Self>) {
         match result {
-            Ok(()) if self.behind => {
-                self.behind = false;
+            Ok(()) if self.is_journal_outdated => {
+                self.is_journal_outdated = false;
                 self.logged.clear();
                 self.metrics.store_durable.set(1);
                 tracing::info!("the journal is durable again");
@@ -144,7 +144,7 @@ impl PullCoordinator {
             self.recorder().error(format!("{what}: {reason}"));
         }
         self.metrics.store_durable.set(0);
-        self.behind = true;
+        self.is_journal_outdated = true;
     }
 
     pub(super) fn rewrite_later(&mut self, ctx: &mut Context<Self>) {
@@ -160,9 +160,9 @@ impl PullCoordinator {
     pub(super) fn catch_up(&mut self, ctx: &mut Context<Self>) {
         if self.core.is_handed_over() {
             // The journal belongs to the successor.
-        } else if self.unread {
+        } else if self.is_journal_unread {
             self.read_late(ctx);
-        } else if self.behind {
+        } else if self.is_journal_outdated {
             self.rewrite = true;
             self.pipeline.ask_for_write();
             self.perform(Vec::new(), ctx);
@@ -189,7 +189,7 @@ impl PullCoordinator {
     }
 
     fn reconcile(&mut self, restored: Restored, ctx: &mut Context<Self>) {
-        self.unread = false;
+        self.is_journal_unread = false;
         let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
         let text = format!("journal read after a delay: {} pulls", pulls.len());
         tracing::info!(actor = "PullCoordinator", "{text}");

@@ -29,14 +29,14 @@ impl PullCoordinator {
     /// As [`PullCoordinator::restored`], with the predecessor's state in place of the journal.
     pub(super) fn take_over(&mut self, state: HandedState, ctx: &mut Context<Self>) {
         self.metrics.resumed.inc_by(state.pulls.len() as u64);
-        self.unread = state.unread.is_some();
+        self.is_journal_unread = state.unread.is_some();
         let effects = self.core.take_over(state, self.clock.now());
         let me = Mailbox::new(ctx.address(), self.recorder().clone());
         self.runtime.deliver(RuntimeCommand::CancelAll);
         self.runtime.deliver(Subscribe { to: Arc::new(me) });
         // The journal may lack records, if the predecessor's disk was full. It may also have more, if the predecessor
         // has not read it: then it is read before it is rewritten.
-        self.behind = true;
+        self.is_journal_outdated = true;
         self.metrics.store_durable.set(0);
         self.perform(effects, ctx);
         // The store is most likely still being opened, which is no failure: wait for it.

@@ -5,7 +5,7 @@
 
 use super::PullCoordinator;
 use crate::{
-    coordinator::core::{Answer, End, FinishedPull, PodNotice, Refusal, Tally},
+    coordinator::core::{Answer, FinishedPull, PodNotice, PullEnd, Refusal, Tally},
     metrics::{Metrics, PullResult, ReasonLabel, ResultLabel},
 };
 
@@ -17,8 +17,8 @@ pub(super) fn report_end(metrics: &Metrics, pull: &FinishedPull) {
     }
     let pod = pull.pod.as_ref().map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
     let error = match &pull.end {
-        End::Failed(words) | End::Refused(words) => Some(&**words),
-        End::Succeeded | End::Cancelled => None,
+        PullEnd::Failed(words) | PullEnd::Refused(words) => Some(&**words),
+        PullEnd::Succeeded | PullEnd::Cancelled => None,
     };
     tracing::info!(
         image = &*pull.image,

@@ -11,7 +11,7 @@ use std::{collections::HashSet, time::Duration};
 
 use keelson_actor_system::clock::Now;
 
-use super::{Core, Effect, End, Note, Presence, Stage, Timer};
+use super::{Core, Effect, Note, Presence, PullEnd, Stage, Timer};
 use crate::{
     coordinator::record::{PullRecord, Write},
     request::PullId,
@@ -64,7 +64,7 @@ impl Core {
     }
 
     /// Queues a held pull that needs no credentials.
-    pub(super) fn go_on(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn queue_held(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         let Some(pull) = self.pulls.get_mut(&id) else { return };
         let Stage::Held { until } = pull.stage else { return };
         pull.stage = Stage::Queued { presence: Presence::Unasked };
@@ -93,10 +93,10 @@ impl Core {
             if pull.call.pod.as_ref().is_some_and(|pod| !live.contains(&pod.uid)) {
                 let text = format!("the place of {} is released: its pod was deleted", pull.call.name.full());
                 fx.push(Effect::Note(Note { warn: false, text }));
-                self.because(id, "PodDeleted");
-                self.end(id, End::Cancelled, now, fx);
+                self.set_end_reason(id, "PodDeleted");
+                self.end(id, PullEnd::Cancelled, now, fx);
             } else if !pull.with_credentials {
-                self.go_on(id, now, fx);
+                self.queue_held(id, now, fx);
             }
         }
     }

@@ -30,7 +30,7 @@ fn kill_and_start_after(mut bench: Bench, hours: i64, policy: Policy) -> Bench {
 }
 
 #[test]
-fn i7_records_that_nobody_has_wanted_for_long_are_dropped_with_their_leases() {
+fn i7_unclaimed_old_records_are_dropped_with_their_leases() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a"));
     bench.ask(image("r/b").auth("secret"));
@@ -47,7 +47,7 @@ fn i7_records_that_nobody_has_wanted_for_long_are_dropped_with_their_leases() {
 }
 
 #[test]
-fn i7_younger_records_and_those_of_a_clock_that_stepped_back_go_on() {
+fn i7_younger_records_and_those_after_a_clock_step_back_are_queued() {
     for (hours, limit_of) in
         [(0, limit(1)), (-5, limit(1)), (20, Policy { record_max_age: seconds(86_400), ..limit(1) })]
     {
@@ -59,7 +59,7 @@ fn i7_younger_records_and_those_of_a_clock_that_stepped_back_go_on() {
 }
 
 #[test]
-fn i7_what_callers_waited_for_until_the_kill_is_not_old() {
+fn i7_records_with_callers_at_the_kill_are_not_old() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a"));
     bench.ask(image("r/b"));
@@ -69,14 +69,14 @@ fn i7_what_callers_waited_for_until_the_kill_is_not_old() {
 }
 
 #[test]
-fn i7_what_callers_wait_for_comes_first_and_who_asks_again_has_the_old_place() {
+fn i7_pulls_with_callers_come_first_and_returning_callers_keep_their_place() {
     let mut bench = Bench::up(limit(1));
     for name in ["r/1", "r/2", "r/3"] {
         bench.ask(image(name));
     }
     let mut bench = bench.kill(limit(1));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    assert_eq!(bench.starts, [(PullId(1), 2)], "a slot that nobody needs");
+    assert_eq!(bench.starts, [(PullId(1), 2)], "an unused slot");
     let new = bench.ask(image("r/new"));
     let back = bench.ask(image("r/3"));
     assert_eq!(bench.pull(back), PullId(3));
@@ -89,7 +89,7 @@ fn i7_what_callers_wait_for_comes_first_and_who_asks_again_has_the_old_place() {
 }
 
 #[test]
-fn i7_pods_that_are_gone_have_their_pulls_dropped_before_they_run() {
+fn i7_pulls_of_deleted_pods_are_dropped_before_they_run() {
     let mut bench = Bench::up(limit(1));
     for (name, pod) in [("r/1", "deleted"), ("r/2", "lives"), ("r/3", "static")] {
         bench.ask(image(name).pod(pod));
@@ -107,11 +107,11 @@ fn i7_pods_that_are_gone_have_their_pulls_dropped_before_they_run() {
     assert_eq!(bench.journal.pulls.keys().copied().collect::<Vec<_>>(), [2, 3]);
     // Reported again after a relist.
     synced(&mut bench, &["lives"]);
-    assert_eq!((bench.queued(), bench.running()), (0, 1), "what runs goes on");
+    assert_eq!((bench.queued(), bench.running()), (0, 1), "running pulls continue");
 }
 
 #[test]
-fn i7_a_caller_does_not_wait_for_news_of_pods() {
+fn i7_a_caller_does_not_wait_for_the_pod_watch() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/1").pod("web"));
     let mut bench = bench.kill(with_pods());
@@ -125,7 +125,7 @@ fn i7_a_caller_does_not_wait_for_news_of_pods() {
 }
 
 #[test]
-fn i7_without_news_of_pods_pulls_go_on_after_the_resume_window() {
+fn i7_without_a_pod_watch_pulls_resume_after_the_window() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/1").pod("web"));
     bench.ask(image("r/2"));

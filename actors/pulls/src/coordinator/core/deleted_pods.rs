@@ -15,16 +15,16 @@ use std::{
 
 use keelson_actor_system::clock::Now;
 
-use super::{CallerId, Core, Effect, End, Note, Pull, Refusal, Stage};
+use super::{CallerId, Core, Effect, Note, Pull, PullEnd, Refusal, Stage};
 use crate::request::PullId;
 
 /// Maximum number of pods remembered; above it the oldest is forgotten.
-const MOST: usize = 10_000;
+const MAX_PODS: usize = 10_000;
 /// How long a pod is remembered after its object was deleted: the kubelet may still retry.
 const REMEMBER: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
-struct Gone {
+struct DeletedPod {
     /// `namespace/name`.
     pod: String,
     age: u64,
@@ -32,7 +32,7 @@ struct Gone {
 
 #[derive(Debug, Default)]
 pub(in crate::coordinator) struct DeletedPods {
-    pods: HashMap<String, Gone>,
+    pods: HashMap<String, DeletedPod>,
     by_age: BTreeMap<u64, String>,
     next_age: u64,
     /// A list of all pods of the node has been received.
@@ -50,8 +50,8 @@ impl DeletedPods {
         let age = self.next_age;
         self.next_age += 1;
         self.by_age.insert(age, uid.clone());
-        self.pods.insert(uid, Gone { pod, age });
-        if self.pods.len() > MOST
+        self.pods.insert(uid, DeletedPod { pod, age });
+        if self.pods.len() > MAX_PODS
             && let Some((_, first)) = self.by_age.pop_first()
         {
             self.pods.remove(&first);
@@ -64,7 +64,7 @@ impl DeletedPods {
         if let Some(gone) = self.pods.get(uid) {
             self.leaving.push_back((now + REMEMBER, gone.age));
             // The list must not grow if the same pods are reported repeatedly.
-            if self.leaving.len() > MOST {
+            if self.leaving.len() > MAX_PODS {
                 self.leaving.pop_front();
             }
         }
@@ -136,8 +136,8 @@ impl Core {
                 let text = format!("the place of {} is released: its pod was deleted", pull.call.name.full());
                 fx.push(Effect::Note(Note { warn: false, text }));
             }
-            self.because(id, "PodDeleted");
-            self.end(id, End::Cancelled, now, fx);
+            self.set_end_reason(id, "PodDeleted");
+            self.end(id, PullEnd::Cancelled, now, fx);
         }
     }
 
@@ -194,16 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn many_pods_do_not_grow_it_without_bound() {
+    fn the_number_of_remembered_pods_is_bounded() {
         let mut gone = DeletedPods::default();
-        for n in 0..3 * MOST {
+        for n in 0..3 * MAX_PODS {
             gone.insert(n.to_string(), "ns/p".into(), at(0));
             gone.insert(n.to_string(), "ns/p".into(), at(0));
             gone.forget(&n.to_string(), at(0));
             gone.forget(&n.to_string(), at(0));
         }
-        assert_eq!((gone.pods.len(), gone.by_age.len(), gone.leaving.len()), (MOST, MOST, MOST));
-        assert_eq!((gone.pod("0"), gone.pod(&(3 * MOST - 1).to_string())), (None, Some("ns/p")));
+        assert_eq!((gone.pods.len(), gone.by_age.len(), gone.leaving.len()), (MAX_PODS, MAX_PODS, MAX_PODS));
+        assert_eq!((gone.pod("0"), gone.pod(&(3 * MAX_PODS - 1).to_string())), (None, Some("ns/p")));
         gone.expire(at(600));
         assert!(gone.leaving.is_empty());
     }

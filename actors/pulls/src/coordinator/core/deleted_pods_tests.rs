@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::reports::{FlowView, RuntimeFlow};
+use keelson_actor_system::reports::{PullsView, RuntimeAvailability};
 use keelson_proto::Code;
 
 use super::{
-    CallerId, End, Policy, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
+    CallerId, Policy, PullEnd, PullEvent, Refusal,
+    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
 };
 use crate::runtime::{Phase, RuntimeEvent};
 
@@ -15,7 +15,7 @@ fn limit(limit: u32) -> Policy {
     Policy { limit, ..Policy::default() }
 }
 
-fn gone(bench: &mut Bench, pod: &str) {
+fn delete_pod(bench: &mut Bench, pod: &str) {
     bench.event(PullEvent::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
 }
 
@@ -31,7 +31,7 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     let running = bench.ask(image("r/a").pod("a"));
     let queued = bench.ask(image("r/b").pod("web"));
     let next = bench.ask(image("r/c").pod("c"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     is_refused(&bench, queued, "web", "r/b");
     let refusal = bench.refusal(queued);
     assert_eq!(refusal.code(), Code::Aborted);
@@ -39,23 +39,23 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     // The slot is untouched, the queue moves up, nothing is cancelled, the record is gone.
     assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, 1, 0));
     assert_eq!(bench.journal.pulls.len(), 2);
-    assert_eq!(bench.finished(), [End::Cancelled]);
+    assert_eq!(bench.finished(), [PullEnd::Cancelled]);
     bench.finish(bench.pull(running), ok());
     assert!(bench.succeeded(running));
     assert_eq!((bench.running(), bench.queued()), (1, 0));
     bench.finish(bench.pull(next), ok());
     assert!(bench.succeeded(next));
     // A repeated report changes nothing.
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
 }
 
 #[test]
-fn case_06_others_who_share_the_pull_stay() {
+fn case_06_other_callers_of_the_pull_stay() {
     let mut bench = Bench::up(limit(1));
     let running = bench.ask(image("r/a"));
     let deleted = [bench.ask(image("r/b").pod("web")), bench.ask(image("r/b").pod("web"))];
     let (other, podless) = (bench.ask(image("r/b").pod("db")), bench.ask(image("r/b")));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     for caller in deleted {
         is_refused(&bench, caller, "web", "r/b");
     }
@@ -71,11 +71,11 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a").pod("web"));
     let pull = bench.pull(caller);
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert!(bench.waits(caller));
     bench.finish(pull, lost("EOF"));
-    gone(&mut bench, "web");
-    assert!(bench.waits(caller), "it holds its slot and goes on with the runtime");
+    delete_pod(&mut bench, "web");
+    assert!(bench.waits(caller), "it keeps its slot and its call");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     // A caller that joins a running pull does not wait in a queue.
     let joined = bench.ask(image("r/a").pod("web"));
@@ -84,9 +84,9 @@ fn case_06_a_running_or_lost_pull_is_untouched() {
 }
 
 #[test]
-fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
+fn case_06_a_request_of_a_deleted_pod_fails_if_it_would_wait() {
     let mut bench = Bench::up(limit(1));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     bench.ask(image("r/a"));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
@@ -99,10 +99,10 @@ fn case_06_a_request_for_a_pod_that_is_gone_fails_if_it_would_wait() {
 }
 
 #[test]
-fn case_06_it_is_remembered_while_the_kubelet_may_ask_and_not_for_ever() {
+fn case_06_a_deleted_pod_is_remembered_for_a_limited_time() {
     let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
     let _running = bench.ask(image("r/a"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     bench.pass(seconds(3_600));
     let late = bench.ask(image("r/b").pod("web"));
     is_refused(&bench, late, "web", "r/b");
@@ -120,7 +120,7 @@ fn case_06_no_uid_matches_no_pod() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a"));
     let podless = bench.ask(image("r/b"));
-    gone(&mut bench, "");
+    delete_pod(&mut bench, "");
     bench.event(PullEvent::PodForgotten(String::new()));
     assert!(bench.waits(podless));
 }
@@ -134,29 +134,29 @@ fn case_06_places_from_the_journal_are_given_up() {
     bench.ask(image("r/d").pod("db").auth("secret"));
     let mut bench = bench.kill(limit(1));
     assert_eq!((bench.core.counts().held, bench.queued()), (2, 2));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert_eq!((bench.core.counts().held, bench.queued(), bench.journal.pulls.len()), (1, 1, 2));
     let images: Vec<&str> = bench.journal.pulls.values().map(|record| &*record.image).collect();
     assert_eq!(images, ["r/a", "r/d"]);
 }
 
 #[test]
-fn case_06_a_held_place_of_another_pod_is_not_taken_up_for_one_that_is_gone() {
+fn case_06_a_held_place_is_not_claimed_by_a_deleted_pod() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("a"));
     bench.ask(image("r/b").pod("db").auth("secret"));
     let mut bench = bench.kill(limit(1));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     let late = bench.ask(image("r/b").pod("web").auth("other"));
     is_refused(&bench, late, "web", "r/b");
     assert_eq!(bench.core.counts().held, 1);
 }
 
 #[test]
-fn case_06_a_restarted_coordinator_still_knows() {
+fn case_06_a_restarted_coordinator_remembers_deleted_pods() {
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a").pod("web"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     let pods = bench.core.take_deleted_pods();
     let records = bench.journal.pulls.values().cloned().collect();
     bench.core = super::Core::new(limit(1), "owner");
@@ -175,7 +175,7 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
     let caller = bench.ask(image("r/b").pod("web"));
     let pull = bench.pull(caller);
     bench.present(pull, Some(true));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     assert!(bench.waits(caller), "it runs");
     bench.progress(pull, reading(Phase::Downloading, 10));
     is_refused(&bench, caller, "web", "r/b");
@@ -183,21 +183,21 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
 }
 
 #[test]
-fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
+fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
     let policy = Policy { enforce_by_runtime: true, ..limit(1) };
     for before in [false, true] {
         let mut bench = Bench::new(policy.clone());
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
         let caller = bench.ask(image("r/a").pod("web"));
         let pull = bench.pull(caller);
         if before {
-            gone(&mut bench, "web");
+            delete_pod(&mut bench, "web");
             assert!(bench.waits(caller));
         }
         bench.finish(pull, fails(Code::ResourceExhausted, "TooManyPullingInParallel: 3"));
         if !before {
             assert!(bench.waits(caller));
-            gone(&mut bench, "web");
+            delete_pod(&mut bench, "web");
         }
         is_refused(&bench, caller, "web", "r/a");
         assert!(bench.core.is_idle() && bench.core.pulls.is_empty());
@@ -205,52 +205,60 @@ fn case_06_a_pull_that_the_runtimes_own_limit_holds_back_waits_as_well() {
 }
 
 #[test]
-fn case_06_waiting_for_an_absent_runtime_is_waiting() {
+fn case_06_a_pull_for_an_absent_runtime_is_waiting() {
     let mut bench = Bench::new(limit(0));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     let caller = bench.ask(image("r/a").pod("web"));
-    gone(&mut bench, "web");
+    delete_pod(&mut bench, "web");
     is_refused(&bench, caller, "web", "r/a");
 }
 
 #[test]
-fn the_flow_says_what_waits_and_what_moves() {
+fn the_pulls_view_shows_waiting_and_progressing_pulls() {
     let mut bench = Bench::new(limit(1));
-    let flow = |bench: &Bench| bench.core.flow(true, bench.now);
-    let expect = FlowView {
+    let pulls_view = |bench: &Bench| bench.core.pulls_view(true, bench.now);
+    let expect = PullsView {
         queued: 0,
         running: 0,
         oldest_wait: None,
-        since_moved: None,
-        runtime: RuntimeFlow::Unknown,
+        since_progress: None,
+        runtime: RuntimeAvailability::Unknown,
         durable: true,
     };
-    assert_eq!(flow(&bench), expect);
+    assert_eq!(pulls_view(&bench), expect);
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     let running = bench.ask(image("r/a"));
     bench.pass(seconds(5));
     bench.ask(image("r/b"));
     bench.ask(image("r/c"));
     bench.pass(seconds(7));
-    let expect =
-        FlowView { queued: 2, running: 1, oldest_wait: Some(seconds(7)), runtime: RuntimeFlow::Up, ..expect };
-    assert_eq!(flow(&bench), expect);
+    let expect = PullsView {
+        queued: 2,
+        running: 1,
+        oldest_wait: Some(seconds(7)),
+        runtime: RuntimeAvailability::Up,
+        ..expect
+    };
+    assert_eq!(pulls_view(&bench), expect);
     let pull = bench.pull(running);
     bench.progress(pull, reading(Phase::Downloading, 10));
     bench.pass(seconds(3));
     bench.progress(pull, reading(Phase::Downloading, 10));
-    assert_eq!(flow(&bench).since_moved, Some(seconds(3)), "the same reading is no progress");
+    assert_eq!(pulls_view(&bench).since_progress, Some(seconds(3)), "the same reading is no progress");
     bench.finish(pull, fails(Code::NotFound, "no"));
     assert_eq!(
-        (flow(&bench).since_moved, flow(&bench).oldest_wait),
+        (pulls_view(&bench).since_progress, pulls_view(&bench).oldest_wait),
         (Some(Duration::ZERO), Some(seconds(10)))
     );
     bench.event(RuntimeEvent::RuntimeChanged(Err("no socket".into())));
     bench.pass(seconds(2));
     bench.event(RuntimeEvent::RuntimeChanged(Err("still none".into())));
     bench.pass(seconds(2));
-    assert_eq!(flow(&bench).runtime, RuntimeFlow::Away { away_for: seconds(4), reason: "still none".into() });
+    assert_eq!(
+        pulls_view(&bench).runtime,
+        RuntimeAvailability::Down { down_for: seconds(4), reason: "still none".into() }
+    );
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    assert_eq!(flow(&bench).runtime, RuntimeFlow::Up);
-    assert!(!bench.core.flow(false, bench.now).durable);
+    assert_eq!(pulls_view(&bench).runtime, RuntimeAvailability::Up);
+    assert!(!bench.core.pulls_view(false, bench.now).durable);
 }

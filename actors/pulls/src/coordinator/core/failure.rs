@@ -372,7 +372,7 @@ mod tests {
 
     /// I1: only what a retry can use is retained.
     #[test]
-    fn what_a_retry_can_use() {
+    fn failures_after_which_a_retry_uses_the_content() {
         let all = [
             F::NoSpace,
             F::BadContent,
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_http_status() {
+    fn numbers_that_are_not_http_statuses() {
         for text in ["status of http://r:443/x: failed", "status: 4040 bytes", "exit status 500a", "404"] {
             assert_eq!(http_status(text), None, "{text}");
         }

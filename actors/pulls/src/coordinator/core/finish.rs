@@ -9,7 +9,7 @@ use keelson_actor_system::clock::Now;
 use keelson_proto::Code;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Pull,
+    Answer, CallerId, Core, Effect, FailureClass, FinishedPull, GiveUp, Health, Lane, Note, Pull, PullEnd,
     RUNTIME_FULL_PAUSE, Refusal, Stage, Tally, Timer, reasons,
 };
 use crate::{
@@ -41,7 +41,7 @@ impl Core {
         }
         match outcome {
             outcome if self.is_handed_over() && self.is_no_answer(id, &outcome, now) => {
-                self.give_away(id, fx)
+                self.leave_to_successor(id, fx)
             }
             Outcome::Lost(reply) if self.can_ask_again(id) => {
                 self.disarm_pull(id);
@@ -116,7 +116,7 @@ impl Core {
                 Some((_, GiveUp::Rejected)) => self.answer(caller, reply, fx),
                 Some((at, GiveUp::QueueTime)) if at <= now.mono => {
                     let waited = now.mono.saturating_sub(waiting.since);
-                    self.refuse(caller, Refusal::QueueTime(waited, self.queue.before(place)), fx);
+                    self.refuse(caller, Refusal::QueueTime(waited, self.queue.count_before(place)), fx);
                 }
                 _ => {}
             }
@@ -150,8 +150,10 @@ impl Core {
         self.report_end(id, HandedOutcome::Answered(reply.as_ref().into()), fx);
         let Some(pull) = self.pulls.get(&id) else { return };
         let end = match &reply.result {
-            Ok(_) => End::Succeeded,
-            Err(status) => End::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message))),
+            Ok(_) => PullEnd::Succeeded,
+            Err(status) => {
+                PullEnd::Failed(format!("{:?}: {}", status.code, pull.call.scrub(&status.message)))
+            }
         };
         let failure = reply.result.as_ref().err().map(FailureClass::of);
         let (order, credentials) = (pull.order, pull.call.key.credentials);
@@ -160,19 +162,19 @@ impl Core {
             if let Some(pod) = self.callers.get(&caller).and_then(|caller| caller.pod.as_ref()) {
                 let until = now.mono + self.policy.reentry_window;
                 match end {
-                    End::Succeeded => self.reentry.succeeded(&pod.uid, &image),
+                    PullEnd::Succeeded => self.reentry.succeeded(&pod.uid, &image),
                     _ => {
                         let uid = pod.uid.clone();
-                        self.reentry.failed(uid, image.clone(), order, credentials, until, now.mono);
+                        self.reentry.keep_failed(uid, image.clone(), order, credentials, until, now.mono);
                     }
                 }
             }
             self.answer(caller, reply, fx);
         }
         if let Some(failure) = failure {
-            self.because(id, reasons::of_failure(failure));
+            self.set_end_reason(id, reasons::of_failure(failure));
         }
-        let succeeded = end == End::Succeeded;
+        let succeeded = end == PullEnd::Succeeded;
         self.end_with(id, end, failure, now, fx);
         if succeeded {
             // Callers with other credentials no longer need a slot. Each success checks more of them, so a few at a
@@ -185,7 +187,7 @@ impl Core {
         }
     }
 
-    pub(super) fn end(&mut self, id: PullId, end: End, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn end(&mut self, id: PullId, end: PullEnd, now: Now, fx: &mut Vec<Effect>) {
         self.end_with(id, end, None, now, fx);
     }
 
@@ -193,7 +195,7 @@ impl Core {
     fn end_with(
         &mut self,
         id: PullId,
-        end: End,
+        end: PullEnd,
         failure: Option<FailureClass>,
         now: Now,
         fx: &mut Vec<Effect>,
@@ -204,14 +206,14 @@ impl Core {
         let Some(pull) = self.take_out(id) else { return };
         let key = &pull.call.key;
         fx.push(Effect::Persist(Write::DeletePull(id.0)));
-        if end == End::Succeeded {
+        if end == PullEnd::Succeeded {
             self.succeeded_unread(key);
         }
         self.settle_lease(&pull, &end, failure, now, fx);
         let (queue_wait, pull_time) = pull.spent.total(has_slot, pull.started.is_some(), now.mono);
         self.stop_wanted();
         self.ended += 1;
-        self.moved = Some(now.mono);
+        self.last_progress = Some(now.mono);
         self.finished.push_front(FinishedPull {
             id,
             image: pull.call.image.clone(),
@@ -286,18 +288,18 @@ impl Core {
             && self.pulls.get(&id).is_some_and(|pull| pull.lane == Some(Lane::Counted))
     }
 
-    pub(super) fn held_over(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn held_pull_expired(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if self.pulls.get(&id).is_some_and(|pull| !pull.with_credentials) {
             // No list of pods arrived. It continues, behind all pulls that callers wait for.
-            self.go_on(id, now, fx);
+            self.queue_held(id, now, fx);
         } else if matches!(self.pulls.get(&id).map(|pull| &pull.stage), Some(Stage::Held { .. })) {
             let text = format!(
                 "no caller returned with credentials for {}; its place is released",
                 self.name_of(id)
             );
             fx.push(Effect::Note(Note { warn: true, text }));
-            self.because(id, "CallerDidNotReturn");
-            self.end(id, End::Cancelled, now, fx);
+            self.set_end_reason(id, "CallerDidNotReturn");
+            self.end(id, PullEnd::Cancelled, now, fx);
         }
     }
 
@@ -311,7 +313,7 @@ impl Core {
             self.reap(fx);
         }
         self.ask_about_kept(fx);
-        self.ask_lost_again(now, fx);
+        self.retry_lost(now, fx);
         if !was_up {
             self.forget_outage(now, fx);
         }
@@ -319,7 +321,7 @@ impl Core {
 
     /// Restarts lost pulls in their order; those that exceed the limit (it was lowered, or a different runtime does not
     /// enforce it) wait at their place.
-    fn ask_lost_again(&mut self, now: Now, fx: &mut Vec<Effect>) {
+    fn retry_lost(&mut self, now: Now, fx: &mut Vec<Effect>) {
         let is_lost =
             |id: &PullId| self.pulls.get(id).is_some_and(|pull| matches!(pull.stage, Stage::Lost { .. }));
         let lost: Vec<PullId> = self.slots.iter().map(|(_, id)| *id).filter(is_lost).collect();
@@ -346,7 +348,7 @@ impl Core {
         }
         let callers: Vec<CallerId> = self.callers.keys().copied().collect();
         for id in callers {
-            self.renew_patience(id, now);
+            self.restart_queue_time(id, now);
         }
         let queued: Vec<PullId> = self.queue.places().map(|(_, id)| id).collect();
         for id in queued {

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use keelson_actor_system::clock::Now;
 
 use super::{
-    CallerId, Core, Effect, End, Lane, Note, Pull, Refusal, Stage, Timer, queue::Place, restore::Source,
+    CallerId, Core, Effect, Lane, Note, Pull, PullEnd, Refusal, Stage, Timer, queue::Place, restore::Source,
 };
 use crate::runtime::RuntimeCommand;
 use crate::{
@@ -31,9 +31,9 @@ impl Core {
         let (stay, leave): (Vec<Place>, Vec<Place>) = self
             .pulls
             .values()
-            .map(|pull| (pull.place(), pull.goes_on()))
-            .fold((Vec::new(), Vec::new()), |(mut stay, mut leave), (place, goes_on)| {
-                if goes_on {
+            .map(|pull| (pull.place(), pull.continues_after_handover()))
+            .fold((Vec::new(), Vec::new()), |(mut stay, mut leave), (place, continues_after_handover)| {
+                if continues_after_handover {
                     stay.push(place)
                 } else {
                     leave.push(place)
@@ -48,7 +48,7 @@ impl Core {
             state.running()
         );
         for (_, id) in leave {
-            self.give_away(id, &mut fx);
+            self.leave_to_successor(id, &mut fx);
         }
         self.kept.clear();
         self.timers.retain(|(_, timer)| !matches!(timer, Timer::LeaseExpiry(_)));
@@ -63,7 +63,7 @@ impl Core {
 
     fn handed_state(&self, now: Now) -> HandedState {
         let running = |pull: &Pull| {
-            pull.goes_on().then(|| RunningPull {
+            pull.continues_after_handover().then(|| RunningPull {
                 credentials: pull.call.key.credentials,
                 present: pull.lane == Some(Lane::Present),
             })
@@ -87,7 +87,7 @@ impl Core {
             Write::PutLease(lease) => Some(lease),
             _ => None,
         };
-        self.truth(now).into_iter().filter_map(write).collect()
+        self.journal_writes(now).into_iter().filter_map(write).collect()
     }
 
     /// To be called once, on an empty core.
@@ -142,7 +142,7 @@ impl Core {
                 let reply: Arc<PullReply> = Arc::new(reply.into());
                 self.conclude(id, &reply, now, fx);
             }
-            HandedOutcome::Cancelled if pull.callers.is_empty() => self.end(id, End::Cancelled, now, fx),
+            HandedOutcome::Cancelled if pull.callers.is_empty() => self.end(id, PullEnd::Cancelled, now, fx),
             HandedOutcome::Cancelled | HandedOutcome::Returned => self.take_back(id, now, fx),
         }
     }
@@ -184,7 +184,7 @@ impl Core {
     }
 
     /// Sends a pull's callers to the successor and forgets the pull: the successor has it.
-    pub(super) fn give_away(&mut self, id: PullId, fx: &mut Vec<Effect>) {
+    pub(super) fn leave_to_successor(&mut self, id: PullId, fx: &mut Vec<Effect>) {
         self.report_end(id, HandedOutcome::Returned, fx);
         let callers: Vec<CallerId> =
             self.pulls.get(&id).map(|pull| pull.callers.iter().copied().collect()).unwrap_or_default();
@@ -197,7 +197,7 @@ impl Core {
     /// Reports to the successor, once, the end of a pull that was handed over while it ran.
     pub(super) fn report_end(&mut self, id: PullId, how: HandedOutcome, fx: &mut Vec<Effect>) {
         if self.handed.as_mut().is_some_and(|handed| handed.remove(&id)) {
-            fx.push(Effect::TellSuccessor(HandedEnd { pull: id.0, how }));
+            fx.push(Effect::ReportToSuccessor(HandedEnd { pull: id.0, how }));
         }
     }
 
@@ -213,7 +213,7 @@ impl Core {
 
 impl Pull {
     /// Continues in this process when the agent stops.
-    fn goes_on(&self) -> bool {
+    fn continues_after_handover(&self) -> bool {
         matches!(self.stage, Stage::Running | Stage::Predecessor)
     }
 }
@@ -221,7 +221,7 @@ impl Pull {
 impl Effect {
     /// Not performed after a hand-over: leases and journal belong to the successor.
     #[must_use]
-    pub(crate) fn is_the_successors(&self) -> bool {
+    pub(crate) fn is_left_to_successor(&self) -> bool {
         matches!(
             self,
             Self::Persist(_)

@@ -30,49 +30,49 @@ fn replaced(old: &mut Bench) -> (Bench, HandedState) {
 }
 
 /// Passes the ends of the old core's last event to the successor.
-fn tell(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
-    let ends = old.told();
+fn report_ends(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
+    let ends = old.reported_ends();
     for end in &ends {
         new.event(PullEvent::PredecessorEnded { pull: PullId(end.pull), how: end.how.clone() });
     }
     ends
 }
 
-fn asks(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
+fn ask_all(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
     names.iter().map(|name| bench.ask(image(name))).collect()
 }
 
 #[test]
 fn queued_callers_move_and_running_ones_stay() {
     let mut old = Bench::up(limit(2));
-    let callers = asks(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
+    let callers = ask_all(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
     let (new, state) = replaced(&mut old);
     assert_eq!((state.pulls.len(), state.running()), (4, 2));
     for (index, caller) in callers.iter().enumerate() {
         match index < 2 {
-            true => assert!(old.waits(*caller), "it gets the runtime's answer where it asked"),
+            true => assert!(old.waits(*caller), "the predecessor answers with the result of the runtime"),
             false => assert_eq!(old.refusal(*caller), Refusal::Moved),
         }
     }
-    assert_eq!((new.running(), new.queued()), (2, 2), "what goes on in the old one holds its slots");
-    assert!(new.starts.is_empty(), "the runtime is asked for nothing twice");
+    assert_eq!((new.running(), new.queued()), (2, 2), "pulls running in the predecessor hold their slots");
+    assert!(new.starts.is_empty(), "no pull is started twice");
     let late = old.ask(image("r/e"));
     assert_eq!(old.refusal(late), Refusal::Moved);
 }
 
 #[test]
-fn an_end_in_the_old_agent_frees_the_slot_in_the_new_one_and_answers_those_who_joined_there() {
+fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
     let mut old = Bench::up(limit(1));
     let first = old.ask(image("r/a"));
     let pull = old.pull(first);
-    let moved = asks(&mut old, &["r/b", "r/c"]);
+    let moved = ask_all(&mut old, &["r/b", "r/c"]);
     let (mut new, _) = replaced(&mut old);
     let joined = new.ask(image("r/a"));
-    let again = asks(&mut new, &["r/c", "r/b"]);
+    let again = ask_all(&mut new, &["r/c", "r/b"]);
     assert!(new.starts.is_empty(), "{moved:?} wait for the slot");
     old.finish(pull, ok());
     assert!(old.succeeded(first));
-    let ends = tell(&old, &mut new);
+    let ends = report_ends(&old, &mut new);
     assert!(matches!(&ends[..], [HandedEnd { how: HandedOutcome::Answered(_), .. }]));
     assert!(new.succeeded(joined));
     assert_eq!(new.started(), [new.pull(again[1])], "the order is that of before, not that of coming back");
@@ -92,12 +92,12 @@ fn callers_with_credentials_join_only_their_own_running_pull() {
     assert_eq!(new.pull(same), pull);
     assert_ne!(new.pull(other), pull);
     old.finish(pull, ok());
-    tell(&old, &mut new);
+    report_ends(&old, &mut new);
     assert!(new.succeeded(same) && new.waits(other));
 }
 
 #[test]
-fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
+fn the_end_in_the_predecessor_decides_the_next_step() {
     type Act = fn(&mut Bench, CallerId, PullId);
     let lose: Act = |old, _, pull| old.finish(pull, lost("the runtime is gone"));
     let share: Act = |old, _, pull| old.finish(pull, fails(Code::Cancelled, "context canceled"));
@@ -113,7 +113,7 @@ fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
         ("it shares the end of a cancelled one", share, false, 1, 1),
         ("it fails", fail, false, 0, 0),
         ("everybody left", leave, false, 0, 0),
-        ("everybody left but who joined", leave, true, 1, 1),
+        ("only the caller that joined stays", leave, true, 1, 1),
     ] {
         let mut old = Bench::up(limit(1));
         let caller = old.ask(image("r/a"));
@@ -121,7 +121,7 @@ fn how_a_pull_ends_in_the_old_agent_decides_what_the_new_one_does() {
         let (mut new, _) = replaced(&mut old);
         let joined = joined.then(|| new.ask(image("r/a")));
         act(&mut old, caller, pull);
-        assert_eq!(tell(&old, &mut new).len(), 1, "{name}");
+        assert_eq!(report_ends(&old, &mut new).len(), 1, "{name}");
         assert_eq!((new.running(), new.starts.len()), (running, starts), "{name}");
         assert!(joined.is_none_or(|joined| new.waits(joined)), "{name}");
     }
@@ -138,9 +138,9 @@ fn a_caller_whose_pull_lost_its_runtime_in_the_old_agent_moves() {
 }
 
 #[test]
-fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit() {
+fn pulls_of_a_dead_predecessor_are_taken_over_under_the_limit() {
     let mut old = Bench::up(limit(2));
-    let _callers = asks(&mut old, &["r/a", "r/b", "r/c"]);
+    let _callers = ask_all(&mut old, &["r/a", "r/b", "r/c"]);
     old.ask(image("r/d").auth("secret"));
     let (mut new, _) = replaced(&mut old);
     new.event(PullEvent::PredecessorGone);
@@ -150,7 +150,7 @@ fn an_old_agent_that_dies_leaves_its_pulls_to_the_new_one_which_holds_the_limit(
 }
 
 #[test]
-fn a_running_pull_whose_credentials_are_gone_is_held_for_a_caller() {
+fn a_running_pull_without_its_credentials_is_held_for_a_caller() {
     let ask = || -> Ask { image("r/a").auth("secret") };
     let mut old = Bench::up(limit(1));
     old.ask(ask());
@@ -172,22 +172,22 @@ fn a_successor_that_is_replaced_passes_ends_on() {
     assert!(second.waits(joined), "it gets its answer in the second");
     assert!(matches!(third.core.pulls[&PullId(1)].stage, Stage::Predecessor));
     first.finish(PullId(1), ok());
-    tell(&first, &mut second);
-    tell(&second, &mut third);
+    report_ends(&first, &mut second);
+    report_ends(&second, &mut third);
     assert!(first.succeeded(caller) && second.succeeded(joined));
     assert!(third.core.is_idle() && third.starts.is_empty());
 }
 
 #[test]
-fn a_present_pull_that_becomes_a_download_is_the_successors_to_count() {
+fn the_successor_counts_a_present_pull_that_becomes_a_download() {
     let mut old = Bench::up(limit(1));
     old.absent = false;
     let caller = old.ask(image("r/a"));
     old.present(old.pull(caller), Some(true));
     let (mut new, _) = replaced(&mut old);
-    assert_eq!(new.running(), 0, "beside the limit");
+    assert_eq!(new.running(), 0, "not counted under the limit");
     old.progress(PullId(1), reading(Phase::Downloading, 1));
     assert_eq!((old.refusal(caller), old.cancels.len()), (Refusal::Moved, 1));
-    tell(&old, &mut new);
+    report_ends(&old, &mut new);
     assert_eq!(new.running(), 1, "counted");
 }

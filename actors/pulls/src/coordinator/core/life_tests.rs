@@ -5,7 +5,7 @@ use std::time::Duration;
 use keelson_proto::Code;
 
 use super::{
-    End, Policy, PullEvent, Refusal, Tally,
+    Policy, PullEnd, PullEvent, Refusal, Tally,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{
@@ -19,7 +19,7 @@ fn limit(limit: u32) -> Policy {
 }
 
 #[test]
-fn a_deadline_passes_in_the_queue_or_on_the_wire() {
+fn deadlines_end_queued_and_running_callers() {
     let mut bench = Bench::up(limit(1));
     let running = bench.ask_within(image("r/a"), Some(seconds(20)));
     let queued = bench.ask_within(image("r/b"), Some(seconds(5)));
@@ -35,7 +35,7 @@ fn a_deadline_passes_in_the_queue_or_on_the_wire() {
 }
 
 #[test]
-fn the_deadline_of_one_caller_is_not_that_of_another() {
+fn each_caller_has_its_own_deadline() {
     let mut bench = Bench::up(limit(1));
     let hasty = bench.ask_within(image("r/a"), Some(seconds(1)));
     let patient = bench.ask(image("r/a"));
@@ -46,7 +46,7 @@ fn the_deadline_of_one_caller_is_not_that_of_another() {
 }
 
 #[test]
-fn the_last_to_leave_cancels_after_the_grace_period_or_at_once() {
+fn the_last_caller_that_leaves_cancels_the_pull_after_the_grace_period() {
     for (grace, cancelled) in [(seconds(10), false), (Duration::ZERO, true)] {
         let mut bench = Bench::up(Policy { cancel_grace: grace, ..limit(1) });
         let (one, two) = (bench.ask(image("r/a")), bench.ask(image("r/a")));
@@ -62,7 +62,7 @@ fn the_last_to_leave_cancels_after_the_grace_period_or_at_once() {
 }
 
 #[test]
-fn who_comes_back_within_the_grace_period_finds_the_pull() {
+fn a_caller_that_returns_in_the_grace_period_joins_the_pull() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
@@ -87,11 +87,11 @@ fn a_pull_that_ends_in_its_grace_period_is_a_success() {
     bench.leave(caller);
     bench.finish(pull, ok());
     bench.pass(seconds(60));
-    assert_eq!((bench.finished(), bench.cancels.len()), (vec![End::Succeeded], 0));
+    assert_eq!((bench.finished(), bench.cancels.len()), (vec![PullEnd::Succeeded], 0));
 }
 
 #[test]
-fn ends_of_other_attempts_mean_nothing() {
+fn ends_of_other_attempts_are_ignored() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
@@ -105,7 +105,7 @@ fn ends_of_other_attempts_mean_nothing() {
 }
 
 #[test]
-fn a_lost_pull_is_asked_again_so_often_and_then_the_error_stands() {
+fn a_lost_pull_is_retried_up_to_the_maximum() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
@@ -122,7 +122,7 @@ fn a_lost_pull_is_asked_again_so_often_and_then_the_error_stands() {
 }
 
 #[test]
-fn a_runtime_that_stays_away_gives_the_error_unchanged_after_the_hold_time() {
+fn after_the_hold_time_the_error_of_an_absent_runtime_is_returned() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), lost("EOF"));
@@ -135,7 +135,7 @@ fn a_runtime_that_stays_away_gives_the_error_unchanged_after_the_hold_time() {
 }
 
 #[test]
-fn a_pull_that_shares_the_end_of_a_cancelled_one_is_asked_again_so_often_and_then_the_error_stands() {
+fn a_pull_ended_by_another_cancellation_is_retried_up_to_the_maximum() {
     let cancelled = || fails(Code::Cancelled, "happened during read: context canceled");
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
@@ -160,7 +160,7 @@ fn a_pull_that_shares_the_end_of_a_cancelled_one_is_asked_again_so_often_and_the
 }
 
 #[test]
-fn a_lost_pull_without_callers_is_not_asked_again() {
+fn a_lost_pull_without_callers_is_not_retried() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
@@ -174,7 +174,7 @@ fn a_lost_pull_without_callers_is_not_asked_again() {
 }
 
 #[test]
-fn who_joins_a_running_pull_in_an_outage_is_not_turned_away() {
+fn joining_a_running_pull_in_an_outage_is_not_refused() {
     let mut bench = Bench::up(limit(1));
     let first = bench.ask(image("r/a"));
     bench.event(RuntimeEvent::RuntimeChanged(Err("the probe timed out".into())));
@@ -223,7 +223,7 @@ fn a_clock_that_stepped_back_keeps_no_lease_for_longer() {
 }
 
 #[test]
-fn a_lease_that_another_pull_needs_is_not_given_up() {
+fn a_lease_used_by_another_pull_is_not_released() {
     let mut bench = Bench::up(limit(0));
     let (one, two) = (bench.ask(image("r/a").auth("1")), bench.ask(image("r/a").auth("2")));
     bench.finish(bench.pull(one), ok());
@@ -233,7 +233,7 @@ fn a_lease_that_another_pull_needs_is_not_given_up() {
 }
 
 #[test]
-fn leases_are_kept_in_a_bounded_number() {
+fn the_number_of_kept_leases_is_bounded() {
     let mut bench = Bench::up(limit(0));
     for n in 0..1030 {
         let caller = bench.ask(image(&format!("r/{n}")));
@@ -268,17 +268,17 @@ fn a_restart_takes_up_running_pulls_first_and_keeps_the_order() {
 }
 
 #[test]
-fn a_restart_without_the_gate_forgets() {
+fn a_restart_without_the_gate_drops_the_queue() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a"));
     bench.ask(image("r/b").auth("pw"));
     let bench = bench.kill(Policy { resume: false, ..limit(1) });
     assert!(bench.core.pulls.is_empty() && bench.journal.pulls.is_empty());
-    assert!(bench.notes.iter().any(|note| note.warn), "and says so");
+    assert!(bench.notes.iter().any(|note| note.warn), "and logs it");
 }
 
 #[test]
-fn records_of_the_first_schema_and_of_strangers() {
+fn records_of_the_first_schema_and_unknown_ones() {
     let record = |id, image: &str| PullRecord {
         id,
         order: None,
@@ -304,7 +304,7 @@ fn records_of_the_first_schema_and_of_strangers() {
 }
 
 #[test]
-fn a_held_place_is_taken_by_a_caller_with_any_credentials() {
+fn a_held_place_is_claimed_with_any_credentials() {
     let mut bench = Bench::up(limit(1));
     for ask in [image("r/slow"), image("r/a").auth("old").pod("p"), image("r/b")] {
         bench.ask(ask);
@@ -328,19 +328,19 @@ fn a_held_place_is_taken_by_a_caller_with_any_credentials() {
 }
 
 #[test]
-fn a_held_place_is_given_up_when_nobody_comes() {
+fn a_held_place_without_claim_is_dropped() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a").auth("pw"));
     let mut bench = bench.kill(limit(1));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(120));
     assert_eq!((bench.core.counts().held, bench.journal.pulls.len()), (0, 0));
-    assert_eq!((bench.finished(), bench.starts.len()), (vec![End::Cancelled], 0));
+    assert_eq!((bench.finished(), bench.starts.len()), (vec![PullEnd::Cancelled], 0));
     assert_eq!(bench.journal.leases.len(), 1, "what it had fetched waits for the next try");
 }
 
 #[test]
-fn a_place_of_a_failed_pull_is_kept_for_the_same_pod_and_image_only_so_long() {
+fn a_place_of_a_failed_pull_is_kept_for_its_pod_and_image_for_a_limited_time() {
     for (ask, wait, first) in [
         (image("r/a").pod("p").auth("2"), 29, true),
         (image("r/a").pod("p").auth("2"), 30, false),
@@ -360,7 +360,7 @@ fn a_place_of_a_failed_pull_is_kept_for_the_same_pod_and_image_only_so_long() {
 }
 
 #[test]
-fn draining_starts_nothing_and_waits_for_what_runs() {
+fn draining_starts_no_pull_and_waits_for_running_ones() {
     let mut bench = Bench::up(limit(1));
     let (running, queued) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     bench.event(PullEvent::Drain);
@@ -378,7 +378,7 @@ fn draining_starts_nothing_and_waits_for_what_runs() {
 }
 
 #[test]
-fn draining_turns_away_who_would_go_back_to_the_queue() {
+fn draining_refuses_pulls_that_return_to_the_queue() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
@@ -404,11 +404,11 @@ fn every_end_is_told() {
     bench.pass(seconds(60));
     bench.progress(bench.pull(stalls), reading(Phase::Downloading, 1));
     let ended = bench.core.list(0, bench.now).finished;
-    let told: Vec<(&str, i32, &str)> = ended.iter().rev().map(|p| (&*p.image, p.state, &*p.error)).collect();
+    let shown: Vec<(&str, i32, &str)> = ended.iter().rev().map(|p| (&*p.image, p.state, &*p.error)).collect();
     use keelson_proto::debug::PullState as S;
     let stalled = bench.refusal(stalls).to_string();
     assert_eq!(
-        told,
+        shown,
         [
             ("r/good", S::Succeeded.into(), ""),
             ("r/bad", S::Failed.into(), "NotFound: no such tag"),
@@ -437,12 +437,12 @@ fn more_ends_than_the_history_holds_are_all_counted() {
 }
 
 #[test]
-fn secrets_do_not_show() {
+fn debug_output_has_no_secrets() {
     let mut bench = Bench::up(limit(1));
     let words = "401 for :hunter2hunter2";
     let caller = bench.ask(image("r/a").auth("hunter2hunter2").pod("p"));
     bench.finish(bench.pull(caller), fails(Code::Unknown, words));
-    assert_eq!(bench.status(caller).message, words, "the caller hears what the runtime said");
+    assert_eq!(bench.status(caller).message, words, "the caller gets the runtime's error");
     let caller = bench.ask(image("r/b").auth("hunter2hunter2"));
     bench.finish(bench.pull(caller), lost(words));
     assert!(bench.core.list(9, bench.now).pulls[0].error.contains("[redacted]"));
@@ -464,7 +464,7 @@ fn the_list_shows_states_and_places() {
     bench.finish(PullId(2), lost("EOF"));
     bench.pass(seconds(2));
     let list = bench.core.list(10, bench.now);
-    let told: Vec<(u64, i32, u32)> = list.pulls.iter().map(|p| (p.id, p.state, p.position)).collect();
+    let shown: Vec<(u64, i32, u32)> = list.pulls.iter().map(|p| (p.id, p.state, p.position)).collect();
     let expect = [
         (1, S::Abandoned, 0),
         (2, S::WaitingForRuntime, 0),
@@ -472,7 +472,7 @@ fn the_list_shows_states_and_places() {
         (4, S::Queued, 1),
         (5, S::Checking, 2),
     ];
-    assert_eq!(told, expect.map(|(id, state, position)| (id, i32::from(state), position)));
+    assert_eq!(shown, expect.map(|(id, state, position)| (id, i32::from(state), position)));
     assert_eq!((list.running, list.queued, list.callers, list.oldest_wait_ms), (2, 2, 4, 2000));
-    assert_eq!(bench.core.list(1, bench.now).pulls.len(), 4, "so many of the queue as are asked for");
+    assert_eq!(bench.core.list(1, bench.now).pulls.len(), 4, "the requested number of queued pulls");
 }

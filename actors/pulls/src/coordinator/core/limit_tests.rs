@@ -4,8 +4,8 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Policy, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEDIENT, fails, image, lost, ok, reading, seconds},
+    Effect, Policy, PullEnd, PullEvent, Refusal,
+    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
 };
 use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
 
@@ -37,7 +37,7 @@ fn limit_n_0_and_1() {
 }
 
 #[test]
-fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
+fn raising_the_limit_starts_pulls_and_lowering_cancels_none() {
     let mut bench = Bench::up(limit(2));
     let callers = fill(&mut bench, 8);
     bench.event(PullEvent::SetLimit(Some(5)));
@@ -55,7 +55,7 @@ fn raising_starts_the_next_at_once_and_lowering_cancels_nothing() {
 }
 
 #[test]
-fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
+fn a_limit_set_by_request_is_persisted_and_can_be_reset() {
     let mut bench = Bench::up(limit(2));
     bench.event(PullEvent::SetLimit(Some(7)));
     let view = bench.core.limit_view();
@@ -69,7 +69,7 @@ fn a_limit_set_by_hand_is_persisted_survives_and_is_reset() {
 }
 
 #[test]
-fn a_newer_configured_limit_overrides_the_hand() {
+fn a_newer_configured_limit_overrides_the_requested_one() {
     let mut bench = Bench::up(limit(2));
     bench.event(PullEvent::SetLimit(Some(7)));
     bench.event(PullEvent::Configure(Box::new(Policy { reject: true, ..limit(2) })));
@@ -95,7 +95,7 @@ fn a_slow_registry_cannot_hold_every_slot() {
 }
 
 #[test]
-fn reject_says_so_after_three_tries_ten_seconds_apart() {
+fn reject_fails_after_three_tries_ten_seconds_apart() {
     let mut bench = Bench::up(reject(1));
     let running = bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
@@ -108,7 +108,7 @@ fn reject_says_so_after_three_tries_ten_seconds_apart() {
     let expect = Refusal::TooMany { running: 1, limit: 1, queued: 1, waited: seconds(30) };
     assert_eq!(refusal, expect);
     assert_eq!((bench.queued(), bench.waits(running)), (0, true));
-    assert_eq!(bench.finished(), [End::Refused(refusal.to_string())], "I18: nobody cancelled it");
+    assert_eq!(bench.finished(), [PullEnd::Refused(refusal.to_string())], "I18: it was not cancelled");
     assert!(!refusal.to_string().contains("tried"), "I19: it is not tried, it waits: {refusal}");
 }
 
@@ -137,7 +137,7 @@ fn reject_takes_a_slot_that_becomes_free_between_the_tries() {
 }
 
 #[test]
-fn reject_does_not_count_the_time_the_runtime_is_away() {
+fn reject_does_not_count_time_without_a_runtime() {
     let mut bench = Bench::up(Policy { hold: seconds(300), ..reject(1) });
     bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
@@ -152,7 +152,7 @@ fn reject_does_not_count_the_time_the_runtime_is_away() {
 }
 
 #[test]
-fn the_pull_option_is_a_limit_of_the_callers_own() {
+fn the_pull_option_is_a_limit_per_caller() {
     let mut bench = Bench::up(limit(5));
     let others = fill(&mut bench, 2);
     let caller = bench.ask(image("r/a").option(2));
@@ -188,7 +188,7 @@ fn option_0_and_a_closed_gate_are_no_option() {
 }
 
 #[test]
-fn the_loosest_option_of_those_who_wait_counts() {
+fn the_highest_option_of_the_waiters_counts() {
     let mut bench = Bench::up(limit(5));
     fill(&mut bench, 3);
     let tight = bench.ask(image("r/a").option(1));
@@ -196,15 +196,15 @@ fn the_loosest_option_of_those_who_wait_counts() {
     let pull = bench.pull(tight);
     assert_eq!((bench.queued(), bench.core.pulls[&pull].cap()), (1, Some(2)));
     bench.leave(looser);
-    assert_eq!(bench.core.pulls[&pull].cap(), Some(1), "who leaves takes the option along");
+    assert_eq!(bench.core.pulls[&pull].cap(), Some(1), "the option of a caller that leaves is dropped");
     bench.ask(image("r/a"));
     assert_eq!(bench.starts.last(), Some(&(pull, 1)), "joined by one without an option");
 }
 
 #[test]
-fn a_runtime_that_keeps_the_limit_is_handed_it() {
+fn the_limit_is_passed_to_a_runtime_that_obeys_it() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(caller)).expect("started").1, Some(3));
     let tighter = bench.ask(image("r/b").option(2));
@@ -217,7 +217,7 @@ fn a_runtime_that_keeps_the_limit_is_handed_it() {
 }
 
 #[test]
-fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
+fn without_the_capability_the_agent_applies_the_limit() {
     let mut bench = Bench::up(by_runtime(2));
     let first = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(first)).expect("started").1, None, "nothing to hand over");
@@ -229,9 +229,9 @@ fn a_runtime_without_the_capability_leaves_it_to_the_agent() {
 }
 
 #[test]
-fn the_runtimes_too_many_pauses_a_pull_that_waits() {
+fn runtime_limit_refusals_pause_a_waiting_pull() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     let pull = bench.pull(caller);
     for attempt in 1..=5 {
@@ -245,18 +245,18 @@ fn the_runtimes_too_many_pauses_a_pull_that_waits() {
 }
 
 #[test]
-fn the_runtimes_too_many_is_passed_on_in_reject_mode() {
+fn runtime_limit_refusals_are_returned_in_reject_mode() {
     let mut bench = Bench::new(Policy { reject: true, ..by_runtime(3) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, FULL));
     assert_eq!(bench.status(caller).message, FULL);
 }
 
 #[test]
-fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
+fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
     let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let waits = bench.ask(image("r/a"));
     let hears = bench.ask(image("r/a").option(3));
     bench.finish(bench.pull(waits), fails(Code::ResourceExhausted, FULL));
@@ -268,10 +268,10 @@ fn the_runtimes_too_many_is_told_to_those_who_asked_for_it() {
 }
 
 #[test]
-fn other_exhaustion_of_the_runtime_is_an_error_like_any() {
+fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
     for (enforce, message) in [(true, "disk quota"), (false, FULL)] {
         let mut bench = Bench::new(Policy { enforce_by_runtime: enforce, ..limit(3) });
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
         let caller = bench.ask(image("r/a"));
         bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, message));
         assert_eq!(bench.status(caller).message, message);
@@ -281,7 +281,7 @@ fn other_exhaustion_of_the_runtime_is_an_error_like_any() {
 #[test]
 fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit() {
     let mut bench = Bench::new(by_runtime(2));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let callers = fill(&mut bench, 6);
     let pulls: Vec<PullId> = callers.iter().map(|caller| bench.pull(*caller)).collect();
     for pull in &pulls[..5] {
@@ -305,14 +305,14 @@ fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit(
 #[test]
 fn a_pausing_pull_waits_for_its_runtime_and_gives_way_to_the_limit() {
     let mut bench = Bench::new(by_runtime(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let callers = fill(&mut bench, 3);
     for caller in &callers {
         bench.finish(bench.pull(*caller), fails(Code::ResourceExhausted, FULL));
     }
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(20));
-    assert_eq!(bench.starts.len(), 3, "nobody is asked while it is away");
+    assert_eq!(bench.starts.len(), 3, "no request while it is down");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     bench.pass(seconds(2));
     assert_eq!((bench.running(), bench.starts.len(), bench.queued()), (1, 4, 2));
@@ -332,7 +332,7 @@ fn max_queue_time_bounds_the_wait() {
 #[test]
 fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
     let mut bench = Bench::new(Policy { max_queue_time: Some(seconds(60)), ..by_runtime(1) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEDIENT)));
+    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
     let (a, b) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     bench.pass(seconds(59));
     bench.finish(bench.pull(a), fails(Code::ResourceExhausted, FULL));
@@ -344,7 +344,7 @@ fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
 }
 
 #[test]
-fn present_images_have_so_many_slots_and_no_more() {
+fn the_present_lane_has_a_maximum_number_of_slots() {
     let mut bench = Bench::up(Policy { present_slots: 2, ..limit(1) });
     bench.ask(image("r/slow"));
     let callers = fill(&mut bench, 4);
@@ -358,7 +358,7 @@ fn present_images_have_so_many_slots_and_no_more() {
 }
 
 #[test]
-fn absent_unknown_and_a_closed_gate_wait_like_any() {
+fn absent_and_unknown_images_wait_as_do_all_without_the_gate() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let callers = fill(&mut bench, 2);
@@ -402,19 +402,19 @@ fn a_present_image_that_is_a_download_goes_back_to_its_place() {
             bench.progress(pull, reading(Phase::Downloading, 1));
         }
         assert_eq!((&bench.cancels[..], bench.queued()), (&[(pull, 1)][..], 1));
-        assert_eq!(bench.checks.len(), 1, "not asked again");
+        assert_eq!(bench.checks.len(), 1, "not checked again");
         let late = bench.ask(image("r/late"));
         bench.event(RuntimeEvent::PullFinished { pull, attempt: 1, outcome: lost("cancelled") });
         bench.finish(bench.pull(slow), ok());
-        assert_eq!(bench.starts.last(), Some(&(pull, 2)), "before who came later");
+        assert_eq!(bench.starts.last(), Some(&(pull, 2)), "before later pulls");
         bench.finish(pull, ok());
         assert!(bench.succeeded(caller) && bench.waits(late));
-        assert_eq!(bench.dropped.len(), 2, "its lease was kept meanwhile and is not needed any more");
+        assert_eq!(bench.dropped.len(), 2, "its kept lease is released");
     }
 }
 
 #[test]
-fn a_download_that_goes_back_has_all_its_queue_time_again() {
+fn a_requeued_download_has_its_full_queue_time() {
     let mut bench = Bench::up(Policy { max_queue_time: Some(seconds(5)), ..limit(1) });
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
@@ -428,7 +428,7 @@ fn a_download_that_goes_back_has_all_its_queue_time_again() {
 }
 
 #[test]
-fn a_download_that_nobody_wants_any_more_is_not_queued() {
+fn a_download_without_callers_is_not_requeued() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/present"));
@@ -450,11 +450,11 @@ fn presence_is_asked_again_when_the_image_arrives_under_other_credentials() {
     bench.finish(bench.pull(first), ok());
     assert_eq!(bench.checks.iter().filter(|asked| **asked == pull).count(), 2);
     bench.present(pull, Some(true));
-    assert_eq!(bench.starts.last(), Some(&(pull, 1)), "beside the limit");
+    assert_eq!(bench.starts.last(), Some(&(pull, 1)), "not counted under the limit");
 }
 
 #[test]
-fn max_callers_bounds_who_waits() {
+fn max_callers_limits_the_waiters() {
     let mut bench = Bench::up(Policy { max_callers: 2, ..limit(1) });
     fill(&mut bench, 2);
     let third = bench.ask(image("r/a"));
@@ -469,7 +469,7 @@ fn ten_thousand_wait_and_are_served_in_order() {
     let salt = bench.salt.clone();
     let request = |bench: &mut Bench, n: u64| {
         let call = image(&format!("r/{n}")).call(&salt);
-        bench.core.handle(PullEvent::Request { caller: super::CallerId(n), call, patience: None }, bench.now)
+        bench.core.handle(PullEvent::Request { caller: super::CallerId(n), call, timeout: None }, bench.now)
     };
     let begin = std::time::Instant::now();
     let mut starts = Vec::new();

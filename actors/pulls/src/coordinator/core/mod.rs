@@ -69,10 +69,10 @@ pub use notice::PodNotice;
 use queue::{Place, Queue};
 pub(crate) use reasons::{EndReason, Tally};
 use reentry::Reentry;
-use retained::{Kept, Space};
 pub(crate) use retained::{Release, ReleaseReason};
+use retained::{RetainedLease, Space};
 pub use types::{Answer, CallerId, Policy, PullEvent, Refusal};
-pub(crate) use types::{Effect, End, FinishedPull, Note};
+pub(crate) use types::{Effect, FinishedPull, Note, PullEnd};
 pub(crate) use view::Counts;
 
 use super::record::Write;
@@ -155,7 +155,7 @@ struct Pull {
     refused: Option<Refusal>,
     /// The end reason, if known in advance.
     reason: Option<&'static str>,
-    spent: reasons::Spent,
+    spent: reasons::PhaseTimes,
     /// When it is cancelled because it has no callers.
     cancel_at: Option<Duration>,
     /// Deadline of the presence check.
@@ -223,7 +223,7 @@ struct Caller {
     give_up: Option<(Duration, GiveUp)>,
     /// Until when it is held, if the runtime was unavailable when it came.
     hold: Option<Duration>,
-    noticed: notice::Noticed,
+    noticed: notice::NoticeState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,8 +296,8 @@ pub(crate) struct Core {
     /// Since when the runtime is unavailable, on the monotonic clock.
     away_since: Option<Duration>,
     /// When a pull last made progress or ended, on the monotonic clock.
-    moved: Option<Duration>,
-    kept: BTreeMap<String, Kept>,
+    last_progress: Option<Duration>,
+    kept: BTreeMap<String, RetainedLease>,
     space: Space,
     /// Newest first: the last [`HISTORY`], and all that ended in the last event.
     finished: VecDeque<FinishedPull>,
@@ -306,7 +306,7 @@ pub(crate) struct Core {
     /// Prefix of lease names; one per state folder.
     owner: String,
     /// Set until the journal has been read.
-    unread: Option<reconcile::Unread>,
+    unread: Option<reconcile::UnreadChanges>,
 }
 
 impl Core {
@@ -337,7 +337,7 @@ impl Core {
             notices: notice::Budget::default(),
             deleted_pods: DeletedPods::default(),
             away_since: None,
-            moved: None,
+            last_progress: None,
             kept: BTreeMap::new(),
             space: Space::default(),
             finished: VecDeque::new(),
@@ -353,9 +353,7 @@ impl Core {
         self.finished.truncate(HISTORY);
         self.deleted_pods.expire(now.mono);
         match event {
-            PullEvent::Request { caller, call, patience } => {
-                self.request(caller, call, patience, now, &mut fx)
-            }
+            PullEvent::Request { caller, call, timeout } => self.request(caller, call, timeout, now, &mut fx),
             PullEvent::CallerLeft(caller) => self.caller_left(caller, now, &mut fx),
             PullEvent::Runtime(event) => self.runtime_event(event, now, &mut fx),
             PullEvent::PodGone { uid, pod } => self.pod_gone(uid, pod, now, &mut fx),
@@ -408,10 +406,10 @@ impl Core {
             match timer {
                 Timer::Deadline(caller) => self.deadline_passed(caller, now, fx),
                 Timer::GiveUp(caller) => self.give_up(caller, now, fx),
-                Timer::Hold(caller) => self.hold_over(caller, now, fx),
+                Timer::Hold(caller) => self.held_caller_expired(caller, now, fx),
                 Timer::Notice(caller) => self.notice_due(caller, now, fx),
                 Timer::Grace(pull) => self.grace_over(pull, now, fx),
-                Timer::Held(pull) => self.held_over(pull, now, fx),
+                Timer::Held(pull) => self.held_pull_expired(pull, now, fx),
                 Timer::Lost(pull) => self.lost_over(pull, now, fx),
                 Timer::Pause(pull) => self.pause_over(pull, now, fx),
                 Timer::Presence(pull) => self.presence_late(pull, now, fx),

@@ -17,7 +17,7 @@ fn limit(limit: u32) -> Policy {
 }
 
 /// `None`: the runtime has not answered yet.
-fn before(runtime: Option<Capabilities>, policy: Policy) -> Bench {
+fn bench(runtime: Option<Capabilities>, policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     if let Some(capabilities) = runtime {
         bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
@@ -35,7 +35,7 @@ fn namespaces_share_only_where_the_runtime_ignores_them() {
         ("unknown, with leases", Some(unknown), 3),
         ("not known yet", None, 3),
     ] {
-        let mut bench = before(runtime, limit(5));
+        let mut bench = bench(runtime, limit(5));
         let callers = [ask("a"), ask("b"), ask("a"), image("r/a"), ask("b")].map(|ask| bench.ask(ask));
         let pulls = callers.map(|caller| bench.pull(caller));
         assert_eq!(bench.core.pulls.len(), expected, "{name}");
@@ -46,7 +46,7 @@ fn namespaces_share_only_where_the_runtime_ignores_them() {
 /// I2: an anonymous pull in a namespace that the runtime refuses does not succeed with that of another.
 #[test]
 fn a_refused_namespace_is_refused_while_another_pulls() {
-    let mut bench = before(Some(CRIO), limit(5));
+    let mut bench = bench(Some(CRIO), limit(5));
     let (good, bad) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_eq!(bench.starts.len(), 2, "the runtime decides about each");
     bench.finish(bench.pull(bad), fails(Code::Unknown, "SignatureValidationFailed: rejected by policy"));
@@ -58,7 +58,7 @@ fn a_refused_namespace_is_refused_while_another_pulls() {
 /// I2.
 #[test]
 fn equal_credentials_of_two_namespaces_are_two_pulls() {
-    let mut bench = before(Some(CRIO), limit(5));
+    let mut bench = bench(Some(CRIO), limit(5));
     let (one, other) = (bench.ask(ask("a").auth("pw")), bench.ask(ask("b").auth("pw")));
     assert_ne!(bench.pull(one), bench.pull(other));
 }
@@ -66,8 +66,8 @@ fn equal_credentials_of_two_namespaces_are_two_pulls() {
 /// I2: a request from a runtime outage is keyed as the strictest runtime needs it, and shared with later ones as soon
 /// as the runtime is known to ignore namespaces.
 #[test]
-fn requests_from_before_the_runtime_answered_stay_apart() {
-    let mut bench = before(None, limit(1));
+fn requests_before_the_first_runtime_answer_are_not_merged() {
+    let mut bench = bench(None, limit(1));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_ne!(bench.pull(first), bench.pull(second));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
@@ -81,8 +81,8 @@ fn requests_from_before_the_runtime_answered_stay_apart() {
 
 /// I2: what is known of a runtime holds during an outage, until another runtime returns.
 #[test]
-fn the_runtime_that_comes_back_decides() {
-    let mut bench = before(Some(CONTAINERD), limit(5));
+fn the_restarted_runtime_decides_whether_namespaces_matter() {
+    let mut bench = bench(Some(CONTAINERD), limit(5));
     bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_eq!(bench.pull(first), bench.pull(second));
@@ -94,7 +94,7 @@ fn the_runtime_that_comes_back_decides() {
 /// I2.
 #[test]
 fn a_resumed_pull_is_joined_by_its_own_namespace_only() {
-    let mut bench = before(Some(CRIO), limit(5));
+    let mut bench = bench(Some(CRIO), limit(5));
     bench.ask(ask("a"));
     bench = bench.kill(limit(5));
     let (stranger, owner) = (bench.ask(ask("b")), bench.ask(ask("a")));
@@ -106,7 +106,7 @@ fn a_resumed_pull_is_joined_by_its_own_namespace_only() {
 #[test]
 fn a_held_place_is_for_its_own_namespace() {
     for (runtime, expected) in [(CRIO, 2), (CONTAINERD, 1)] {
-        let mut bench = before(Some(runtime), limit(5));
+        let mut bench = bench(Some(runtime), limit(5));
         bench.ask(ask("a").auth("pw"));
         bench = bench.kill(limit(5));
         bench.event(RuntimeEvent::RuntimeChanged(Ok(runtime)));

@@ -41,7 +41,7 @@ pub struct PodNotice {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Noticed {
+pub(super) struct NoticeState {
     pub(super) at: Option<Duration>,
     count: u32,
     first_unix_ms: i64,
@@ -125,7 +125,7 @@ impl Core {
 
     fn describe_wait(&self, pull: &Pull) -> String {
         let (running, limit) = self.reached(pull);
-        let ahead = self.queue.before(pull.place());
+        let ahead = self.queue.count_before(pull.place());
         format!(
             "waiting for an image pull slot: {running} of {limit} in use, {ahead} ahead (image {})",
             pull.call.image
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_short_enough_and_unlike() {
+    fn event_names_are_short_and_unique() {
         let name = |pod: &str, caller| event_name(pod, 0x18f_0000_0000, CallerId(caller));
         assert_eq!(name("web-0", 10), "web-0.18f00000000a");
         assert_ne!(name("web-0", 10), name("web-0", 11));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_fills_up_again_and_no_further() {
+    fn the_budget_refills_up_to_its_maximum() {
         let mut budget = Budget::default();
         let at = Duration::from_secs;
         let granted = |budget: &mut Budget, now| (0..100).filter(|_| budget.take(now)).count();

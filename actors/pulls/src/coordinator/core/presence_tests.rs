@@ -44,7 +44,7 @@ fn i13_a_present_image_takes_no_counted_slot_of_an_idle_node() {
 }
 
 #[test]
-fn i13_what_cannot_be_told_counts() {
+fn i13_unknown_presence_counts() {
     for late in [false, true] {
         let mut bench = bench(limit(1));
         let caller = bench.ask(image("r/a"));
@@ -98,7 +98,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
     let cases: [(&str, Answers); 4] = [
         ("no answer", |_, _| {}),
         ("the second is absent", |bench, [_, second]| bench.present(second, Some(false))),
-        ("the second cannot be told", |bench, [_, second]| bench.present(second, None)),
+        ("the second is unknown", |bench, [_, second]| bench.present(second, None)),
         ("the runtime is away", |bench, _| bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())))),
     ];
     for (case, answers) in cases {
@@ -132,7 +132,7 @@ fn i13_a_present_pull_that_ends_leaves_no_record() {
 }
 
 #[test]
-fn i13_it_is_asked_again_after_an_outage_and_before_the_start() {
+fn i13_presence_is_read_again_after_an_outage_and_before_the_start() {
     let mut bench = bench(limit(1));
     let caller = bench.ask(image("r/present"));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));

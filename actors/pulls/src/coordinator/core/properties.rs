@@ -13,7 +13,8 @@ use proptest::{collection::vec, option, prelude::*, sample::select};
 use super::{
     CallerId, Effect, Lane, Policy, PullEvent, Stage,
     testing::{
-        Ask, Bench, CONTAINERD, CRIO, Journal, OBEDIENT, fails, lost, ok, percent_free, reading, seconds,
+        Ask, Bench, CONTAINERD, CRIO, Journal, OBEYS_PULL_OPTION, fails, lost, ok, percent_free, reading,
+        seconds,
     },
 };
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
 enum Step {
     Ask {
         ask: Ask,
-        patience: Option<u64>,
+        timeout: Option<u64>,
     },
     Leave(usize),
     Present {
@@ -103,7 +104,7 @@ fn ask() -> impl Strategy<Value = Step> {
             namespace: namespace.into(),
             option,
         });
-    (ask, option::weighted(0.2, 1_u64..100)).prop_map(|(ask, patience)| Step::Ask { ask, patience })
+    (ask, option::weighted(0.2, 1_u64..100)).prop_map(|(ask, timeout)| Step::Ask { ask, timeout })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -123,7 +124,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (which.clone(), option::weighted(0.8, 0_u64..3000))
             .prop_map(|(which, bytes)| Step::Measured { which, bytes }),
         3 => (which, phase, 0_u64..5).prop_map(|(which, phase, bytes)| Step::Progress { which, phase, bytes }),
-        3 => select(vec![CONTAINERD, OBEDIENT, CRIO]).prop_map(Step::Up),
+        3 => select(vec![CONTAINERD, OBEYS_PULL_OPTION, CRIO]).prop_map(Step::Up),
         1 => Just(Step::Down),
         1 => select(vec!["p", "q"]).prop_map(Step::PodGone),
         1 => select(vec!["p", "q"]).prop_map(Step::PodForgotten),
@@ -150,15 +151,15 @@ impl Run {
     }
 
     /// The n-th existing pull, in any stage.
-    fn which(&self, n: usize) -> PullId {
+    fn nth_pull(&self, n: usize) -> PullId {
         let all: BTreeSet<PullId> = self.bench.core.pulls.keys().copied().collect();
         all.iter().nth(n % all.len().max(1)).copied().unwrap_or(PullId(u64::MAX))
     }
 
     fn perform(&mut self, step: Step) {
         match step {
-            Step::Ask { ask, patience } => {
-                self.bench.ask_within(ask, patience.map(seconds));
+            Step::Ask { ask, timeout } => {
+                self.bench.ask_within(ask, timeout.map(seconds));
             }
             Step::Leave(n) => {
                 let waiting: BTreeSet<CallerId> = self.bench.core.callers.keys().copied().collect();
@@ -167,10 +168,10 @@ impl Run {
                     self.bench.leave(*caller);
                 }
             }
-            Step::Present { which, present } => self.bench.present(self.which(which), present),
-            Step::Finish { which, how, stale } => self.finish(self.which(which), how, stale),
+            Step::Present { which, present } => self.bench.present(self.nth_pull(which), present),
+            Step::Finish { which, how, stale } => self.finish(self.nth_pull(which), how, stale),
             Step::Progress { which, phase, bytes } => {
-                self.bench.progress(self.which(which), reading(phase, bytes));
+                self.bench.progress(self.nth_pull(which), reading(phase, bytes));
             }
             Step::Up(capabilities) => {
                 self.bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
@@ -247,7 +248,7 @@ impl Run {
         assert_eq!(self.bench.journal, core.journal(self.bench.now), "the journal is the truth");
         assert!(
             self.left.iter().all(|caller| !self.bench.answers.contains_key(caller)),
-            "who left hears nothing"
+            "a caller that left gets no answer"
         );
         let limit = core.own_limit();
         assert!(limit == 0 || self.bench.running() <= limit.max(counted), "more than the limit");
@@ -351,7 +352,7 @@ proptest! {
             run.step(step);
             let core = &run.bench.core;
             let queued_callers = core.callers.values().filter(|caller| core.pulls[&caller.pull].lane.is_none());
-            prop_assert_eq!(queued_callers.count(), 0, "who would wait for ever is turned away");
+            prop_assert_eq!(queued_callers.count(), 0, "a caller that could wait without end is refused");
             let starts_new = run.bench.last.iter().any(|effect| matches!(effect, Effect::Start { attempt: 1, .. }));
             prop_assert!(!starts_new, "{} wait", waiting);
         }

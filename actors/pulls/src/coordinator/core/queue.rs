@@ -75,7 +75,7 @@ impl Queue {
         self.places.keys().copied()
     }
 
-    pub(super) fn before(&self, place: Place) -> usize {
+    pub(super) fn count_before(&self, place: Place) -> usize {
         self.places.range(..place).count()
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(queue.next(|_| false), None);
         assert!(queue.remove((1, PullId(1))));
         assert!(!queue.remove((1, PullId(1))));
-        assert_eq!((queue.len(), queue.before((4, PullId(4)))), (3, 2));
+        assert_eq!((queue.len(), queue.count_before((4, PullId(4)))), (3, 2));
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn next_is_what_a_walk_over_all_would_find(
+        fn next_agrees_with_a_linear_search(
             steps in proptest::collection::vec((0_u64..12, 0_usize..3, proptest::bool::ANY), 0..60),
         ) {
             let names = ["a", "b", "c"];

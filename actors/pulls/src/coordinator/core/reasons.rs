@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use super::{Core, Effect, End, FailureClass, Lane, Pull, Refusal};
+use super::{Core, Effect, FailureClass, Lane, Pull, PullEnd, Refusal};
 use crate::request::PullId;
 
 /// Counts of metrics beside the pulls that ended.
@@ -30,14 +30,14 @@ pub(crate) struct EndReason {
 
 /// A pull may wait and run more than once.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spent {
+pub(super) struct PhaseTimes {
     queued: Duration,
     running: Duration,
     /// Since when it is in its present phase, on the monotonic clock.
     since: Duration,
 }
 
-impl Spent {
+impl PhaseTimes {
     pub(super) fn from(now: Duration) -> Self {
         Self { since: now, ..Self::default() }
     }
@@ -72,34 +72,40 @@ impl Spent {
 
 impl Core {
     /// Sets the reason for an end that follows neither from the runtime's answer nor from the callers.
-    pub(super) fn because(&mut self, id: PullId, reason: &'static str) {
+    pub(super) fn set_end_reason(&mut self, id: PullId, reason: &'static str) {
         if let Some(pull) = self.pulls.get_mut(&id) {
             pull.reason = Some(reason);
         }
     }
 
     /// The end as shown, and its reason: a pull whose callers were refused is not "cancelled".
-    pub(super) fn reason_of(&self, id: PullId, end: End) -> (End, EndReason) {
+    pub(super) fn reason_of(&self, id: PullId, end: PullEnd) -> (PullEnd, EndReason) {
         let Some(pull) = self.pulls.get(&id) else {
             return (end, EndReason { result: "cancelled", reason: "Unknown" });
         };
         let named =
             |result, reason: &'static str| EndReason { result, reason: pull.reason.unwrap_or(reason) };
         match (end, &pull.refused) {
-            (End::Succeeded, _) if pull.lane == Some(Lane::Present) => {
-                (End::Succeeded, EndReason { result: "succeeded", reason: "AlreadyPresent" })
+            (PullEnd::Succeeded, _) if pull.lane == Some(Lane::Present) => {
+                (PullEnd::Succeeded, EndReason { result: "succeeded", reason: "AlreadyPresent" })
             }
-            (End::Succeeded, _) => (End::Succeeded, EndReason { result: "succeeded", reason: "Pulled" }),
-            (End::Failed(text), Some(refusal)) if pull.reason.is_none() => {
-                (End::Failed(text), EndReason { result: "failed", reason: refusal.reason() })
+            (PullEnd::Succeeded, _) => {
+                (PullEnd::Succeeded, EndReason { result: "succeeded", reason: "Pulled" })
             }
-            (End::Failed(text), _) => (End::Failed(text), named("failed", "Unknown")),
-            (End::Refused(text), _) => (End::Refused(text), named("refused", "Unknown")),
-            (End::Cancelled, Some(refusal)) => match refusal.result() {
-                "cancelled" => (End::Cancelled, EndReason { result: "cancelled", reason: refusal.reason() }),
-                result => (End::Refused(refusal.to_string()), EndReason { result, reason: refusal.reason() }),
+            (PullEnd::Failed(text), Some(refusal)) if pull.reason.is_none() => {
+                (PullEnd::Failed(text), EndReason { result: "failed", reason: refusal.reason() })
+            }
+            (PullEnd::Failed(text), _) => (PullEnd::Failed(text), named("failed", "Unknown")),
+            (PullEnd::Refused(text), _) => (PullEnd::Refused(text), named("refused", "Unknown")),
+            (PullEnd::Cancelled, Some(refusal)) => match refusal.result() {
+                "cancelled" => {
+                    (PullEnd::Cancelled, EndReason { result: "cancelled", reason: refusal.reason() })
+                }
+                result => {
+                    (PullEnd::Refused(refusal.to_string()), EndReason { result, reason: refusal.reason() })
+                }
             },
-            (End::Cancelled, None) => (End::Cancelled, named("cancelled", "CallerLeft")),
+            (PullEnd::Cancelled, None) => (PullEnd::Cancelled, named("cancelled", "CallerLeft")),
         }
     }
 

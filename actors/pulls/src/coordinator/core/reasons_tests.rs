@@ -47,7 +47,7 @@ fn i17_a_caller_that_left_the_queue_returns_to_its_place_in_time() {
         let caller = bench.ask(web());
         bench.ask(image("busy/1"));
         bench.leave(caller);
-        assert_eq!(bench.queued(), 1, "a pull that nobody waits for is not queued");
+        assert_eq!(bench.queued(), 1, "a pull without callers is not queued");
         bench.pass(seconds(wait));
         let back = bench.ask(again);
         assert_eq!(is_next(&mut bench, running, back), first, "after {wait} s");
@@ -141,7 +141,7 @@ fn i18_every_end_has_its_reason() {
 }
 
 #[test]
-fn i18_a_caller_that_was_refused_does_not_name_the_end_of_others() {
+fn i18_a_refused_caller_does_not_set_the_reason_of_others() {
     let mut bench = Bench::up(limit(1));
     let running = bench.ask(image("r/a"));
     bench.ask_within(image("r/a"), Some(seconds(5)));
@@ -157,7 +157,7 @@ fn i18_a_caller_that_was_refused_does_not_name_the_end_of_others() {
 }
 
 #[test]
-fn i18_waiting_and_pulling_are_told_apart() {
+fn i18_waiting_and_pulling_are_distinguished() {
     let mut bench = Bench::up(limit(1));
     let slow = bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/moved"));
@@ -218,7 +218,7 @@ fn a_pod_that_waits_gets_an_event_that_is_updated() {
 }
 
 #[test]
-fn events_are_not_written_of_what_runs_or_when_they_are_off_or_the_runtime_is_away() {
+fn no_events_for_running_pulls_or_while_disabled_or_without_a_runtime() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a").pod("web"));
     bench.ask(image("r/b"));
@@ -235,7 +235,7 @@ fn events_are_not_written_of_what_runs_or_when_they_are_off_or_the_runtime_is_aw
 }
 
 #[test]
-fn many_pods_that_wait_are_no_flood_and_each_has_its_event_in_the_end() {
+fn events_of_many_waiting_pods_are_rate_limited_and_complete() {
     let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
     busy(&mut bench, 100);
     bench.pass(seconds(30));

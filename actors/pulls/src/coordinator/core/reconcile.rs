@@ -23,10 +23,10 @@ use crate::{
 
 /// Maximum number of images remembered as pulled while the journal is unread. Beyond it a record costs one query to the
 /// runtime, which answers that the image is present.
-const MOST_SUCCEEDED: usize = 4096;
+const MAX_SUCCEEDED: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Unread {
+pub(super) struct UnreadChanges {
     /// The limit was changed, so the journal's is outdated.
     pub(super) limit_changed: bool,
     /// Image and handler.
@@ -48,7 +48,7 @@ fn in_queue_order(mut records: Vec<PullRecord>) -> Vec<PullRecord> {
 impl Core {
     /// To be called once, on an empty core.
     pub(crate) fn begin_unread(&mut self, now: Now) {
-        self.unread = Some(Unread::default());
+        self.unread = Some(UnreadChanges::default());
         // Above every ID and order in the journal, unless the clock has stepped back.
         self.next_id = self.next_id.max(u64::try_from(now.unix_ms).unwrap_or(1));
     }
@@ -57,7 +57,7 @@ impl Core {
     /// here: a record of one costs one query to the runtime.
     pub(super) fn take_over_unread(&mut self, unread: UnreadJournal, now: Now) {
         self.begin_unread(now);
-        self.unread = Some(Unread { limit_changed: unread.limit_changed, ..Unread::default() });
+        self.unread = Some(UnreadChanges { limit_changed: unread.limit_changed, ..UnreadChanges::default() });
     }
 
     /// Takes over the journal of an earlier process, read after pulls of this one began.
@@ -138,7 +138,7 @@ impl Core {
 
     pub(super) fn succeeded_unread(&mut self, key: &PullKey) {
         if let Some(unread) = &mut self.unread
-            && unread.succeeded.len() < MOST_SUCCEEDED
+            && unread.succeeded.len() < MAX_SUCCEEDED
         {
             unread.succeeded.insert((key.image.clone(), key.handler.clone()));
         }

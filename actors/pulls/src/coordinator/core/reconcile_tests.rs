@@ -48,7 +48,7 @@ fn queue(bench: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn i4_what_runs_comes_first_then_what_callers_wait_for_then_the_journal() {
+fn i4_the_order_is_running_pulls_then_callers_then_the_journal() {
     let mut bench = unread(1);
     let running = bench.ask(image("r/running"));
     bench.ask(image("r/new-1"));
@@ -141,7 +141,7 @@ fn i4_the_newest_limit_counts() {
 }
 
 #[test]
-fn i4_ids_that_are_taken_lose_no_record() {
+fn i4_records_with_ids_in_use_are_kept() {
     let mut bench = unread(1);
     let running = bench.ask(image("r/a"));
     bench.ask(image("r/b"));
@@ -197,6 +197,6 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         assert_eq!(pulls, expect_pulls);
         assert_eq!(new.core.limit(), expect_limit);
         let started = names(&new.core, &new.started());
-        assert!(!started.contains(&"r/running".to_owned()), "it goes on in the predecessor");
+        assert!(!started.contains(&"r/running".to_owned()), "it runs in the predecessor");
     }
 }

@@ -17,14 +17,14 @@ use std::{
 use crate::request::CredentialsId;
 
 /// Maximum number of places.
-const MOST: usize = 4096;
+const MAX_PLACES: usize = 4096;
 /// Maximum number of credentials remembered per place; a kubelet has a few for an image.
-const MOST_TRIED: usize = 32;
+const MAX_TRIED: usize = 32;
 
 type Key = (String, Arc<str>);
 
 #[derive(Debug)]
-struct Kept {
+struct KeptPlace {
     order: u64,
     until: Duration,
     /// Credentials that this place was used with. `None`: anonymous.
@@ -33,13 +33,13 @@ struct Kept {
 
 #[derive(Debug, Default)]
 pub(super) struct Reentry {
-    places: HashMap<Key, Kept>,
+    places: HashMap<Key, KeptPlace>,
     /// Oldest first. An entry whose place was kept again is ignored.
     ages: VecDeque<(Duration, Key)>,
 }
 
 impl Reentry {
-    pub(super) fn left(
+    pub(super) fn keep_left(
         &mut self,
         pod_uid: String,
         image: Arc<str>,
@@ -47,11 +47,11 @@ impl Reentry {
         until: Duration,
         now: Duration,
     ) {
-        self.keep((pod_uid, image), Kept { order, until, tried: Vec::new() }, now);
+        self.keep((pod_uid, image), KeptPlace { order, until, tried: Vec::new() }, now);
     }
 
     /// Keeps the place of a caller whose pull failed, for other credentials.
-    pub(super) fn failed(
+    pub(super) fn keep_failed(
         &mut self,
         pod_uid: String,
         image: Arc<str>,
@@ -65,8 +65,8 @@ impl Reentry {
         if !tried.contains(&credentials) {
             tried.push(credentials);
         }
-        if tried.len() <= MOST_TRIED {
-            self.keep(key, Kept { order, until, tried }, now);
+        if tried.len() <= MAX_TRIED {
+            self.keep(key, KeptPlace { order, until, tried }, now);
         }
     }
 
@@ -75,10 +75,10 @@ impl Reentry {
         self.places.remove(&(pod_uid.to_owned(), image.clone()));
     }
 
-    fn keep(&mut self, key: Key, kept: Kept, now: Duration) {
+    fn keep(&mut self, key: Key, kept: KeptPlace, now: Duration) {
         self.ages.push_back((kept.until, key.clone()));
         self.places.insert(key, kept);
-        while self.ages.len() > MOST || self.ages.front().is_some_and(|(until, _)| *until <= now) {
+        while self.ages.len() > MAX_PLACES || self.ages.front().is_some_and(|(until, _)| *until <= now) {
             let Some((until, key)) = self.ages.pop_front() else { return };
             if self.places.get(&key).is_some_and(|kept| kept.until == until) {
                 self.places.remove(&key);
@@ -114,47 +114,47 @@ mod tests {
     #[test]
     fn a_place_is_taken_once_and_in_time() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
+        reentry.keep_left("u".into(), image.clone(), 7, at(30), at(0));
         assert_eq!(reentry.take("other", &image, None, at(1)), None);
         assert_eq!(reentry.take("u", &image, None, at(29)), Some(7));
         assert_eq!(reentry.take("u", &image, None, at(29)), None);
-        reentry.left("u".into(), image.clone(), 7, at(60), at(30));
+        reentry.keep_left("u".into(), image.clone(), 7, at(60), at(30));
         assert_eq!(reentry.take("u", &image, None, at(60)), None, "too late");
-        reentry.left("u".into(), image.clone(), 7, at(90), at(61));
+        reentry.keep_left("u".into(), image.clone(), 7, at(90), at(61));
         reentry.succeeded("u", &image);
         assert_eq!(reentry.take("u", &image, None, at(62)), None, "the image is there");
     }
 
     #[test]
-    fn i20_what_failed_from_a_place_does_not_return_to_it() {
+    fn i20_a_pull_that_failed_from_a_place_does_not_return_to_it() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.failed("u".into(), image.clone(), 7, None, at(30), at(0));
+        reentry.keep_failed("u".into(), image.clone(), 7, None, at(30), at(0));
         assert_eq!(reentry.take("u", &image, None, at(1)), None);
-        let many = MOST_TRIED as u64 + 3;
+        let many = MAX_TRIED as u64 + 3;
         for _ in 0..many {
-            reentry.failed("v".into(), image.clone(), 8, None, at(30), at(0));
+            reentry.keep_failed("v".into(), image.clone(), 8, None, at(30), at(0));
         }
         assert_eq!(reentry.places.len(), 2, "the same credentials are one try");
     }
 
     #[test]
-    fn a_place_kept_anew_outlives_its_first_age() {
+    fn a_renewed_place_has_a_new_expiry() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        reentry.left("u".into(), image.clone(), 7, at(30), at(0));
-        reentry.left("u".into(), image.clone(), 8, at(50), at(20));
-        reentry.left("v".into(), image.clone(), 9, at(70), at(40));
+        reentry.keep_left("u".into(), image.clone(), 7, at(30), at(0));
+        reentry.keep_left("u".into(), image.clone(), 8, at(50), at(20));
+        reentry.keep_left("v".into(), image.clone(), 9, at(70), at(40));
         assert_eq!(reentry.take("u", &image, None, at(41)), Some(8));
     }
 
     #[test]
-    fn many_failures_do_not_grow_it_without_bound() {
+    fn the_number_of_places_is_bounded() {
         let (mut reentry, image) = (Reentry::default(), Arc::<str>::from("r/a"));
-        for n in 0..3 * MOST as u64 {
-            reentry.left(n.to_string(), image.clone(), n, at(30), at(0));
+        for n in 0..3 * MAX_PLACES as u64 {
+            reentry.keep_left(n.to_string(), image.clone(), n, at(30), at(0));
         }
-        assert_eq!((reentry.places.len(), reentry.ages.len()), (MOST, MOST));
+        assert_eq!((reentry.places.len(), reentry.ages.len()), (MAX_PLACES, MAX_PLACES));
         assert_eq!(reentry.take("0", &image, None, at(0)), None);
-        let last = 3 * MOST as u64 - 1;
+        let last = 3 * MAX_PLACES as u64 - 1;
         assert_eq!(reentry.take(&last.to_string(), &image, None, at(0)), Some(last));
     }
 }

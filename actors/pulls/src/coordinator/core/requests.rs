@@ -7,7 +7,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use keelson_actor_system::clock::Now;
 
 use super::{
-    Caller, CallerId, Core, Effect, End, GiveUp, Health, Presence, Pull, Refusal, Stage, Timer, types::Answer,
+    Caller, CallerId, Core, Effect, GiveUp, Health, Presence, Pull, PullEnd, Refusal, Stage, Timer,
+    types::Answer,
 };
 use crate::{
     coordinator::record::Write,
@@ -20,7 +21,7 @@ impl Core {
         &mut self,
         caller: CallerId,
         call: Arc<PullCall>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         now: Now,
         fx: &mut Vec<Effect>,
     ) {
@@ -45,7 +46,7 @@ impl Core {
             }
             None => (self.create(call, now), true),
         };
-        self.add_caller(caller, pull, pod, option, patience, now);
+        self.add_caller(caller, pull, pod, option, timeout, now);
         if news {
             self.ask_presence(pull, now, fx);
         }
@@ -159,7 +160,7 @@ impl Core {
             wanted_unix_ms: now.unix_ms,
             refused: None,
             reason: None,
-            spent: super::reasons::Spent::from(now.mono),
+            spent: super::reasons::PhaseTimes::from(now.mono),
             cancel_at: None,
             presence_until: None,
             give_up_at: None,
@@ -198,7 +199,7 @@ impl Core {
         pull: PullId,
         pod: Option<crate::request::Pod>,
         option: Option<u32>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         now: Now,
     ) {
         // A caller with the pull option asked for its own limit, and to be refused when it is reached.
@@ -208,7 +209,7 @@ impl Core {
             self.policy.max_queue_time.map(|most| (now.mono + most, GiveUp::QueueTime))
         };
         let hold = (!matches!(self.health, Health::Up(_))).then(|| now.mono + self.policy.hold);
-        let deadline = patience.map(|patience| now.mono + patience);
+        let deadline = timeout.map(|timeout| now.mono + timeout);
         if let Some(at) = deadline {
             self.arm(at, Timer::Deadline(id));
         }
@@ -218,7 +219,7 @@ impl Core {
         if let Some(at) = hold {
             self.arm(at, Timer::Hold(id));
         }
-        let noticed = super::notice::Noticed::default();
+        let noticed = super::notice::NoticeState::default();
         self.callers
             .insert(id, Caller { pull, since: now.mono, pod, option, deadline, give_up, hold, noticed });
         self.plan_notice(id);
@@ -245,7 +246,7 @@ impl Core {
         if let (Some(pod), Some(pull)) = (&caller.pod, self.pulls.get(&caller.pull)) {
             let until = now.mono + self.policy.reentry_window;
             let image = pull.call.key.image.clone();
-            self.reentry.left(pod.uid.clone(), image, pull.order, until, now.mono);
+            self.reentry.keep_left(pod.uid.clone(), image, pull.order, until, now.mono);
         }
     }
 
@@ -316,7 +317,7 @@ impl Core {
         {
             fx.push(Effect::Runtime(RuntimeCommand::CancelPull { pull: id, attempt: pull.attempts }));
         }
-        self.end(id, End::Cancelled, now, fx);
+        self.end(id, PullEnd::Cancelled, now, fx);
     }
 
     pub(super) fn deadline_passed(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
@@ -342,7 +343,7 @@ impl Core {
         }
         let waited = now.mono.saturating_sub(caller.since);
         let refusal = match caller.give_up {
-            Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.before(pull.place())),
+            Some((_, GiveUp::QueueTime)) => Refusal::QueueTime(waited, self.queue.count_before(pull.place())),
             _ => {
                 let (running, limit) = self.reached(pull);
                 Refusal::TooMany { running, limit, queued: self.queue.len(), waited }
@@ -366,7 +367,7 @@ impl Core {
     }
 
     /// Restarts the time limit of callers whose time in the queue is over, or does not count.
-    pub(super) fn renew_patience(&mut self, id: CallerId, now: Now) {
+    pub(super) fn restart_queue_time(&mut self, id: CallerId, now: Now) {
         let Some(caller) = self.callers.get_mut(&id) else { return };
         let Some((at, why)) = &mut caller.give_up else { return };
         let all = match why {
@@ -378,7 +379,7 @@ impl Core {
         self.timers.insert((*at, Timer::GiveUp(id)));
     }
 
-    pub(super) fn hold_over(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
+    pub(super) fn held_caller_expired(&mut self, id: CallerId, now: Now, fx: &mut Vec<Effect>) {
         let Some(caller) = self.callers.get(&id) else { return };
         // The call is under way: the runtime may fail its probes and still pull.
         if self.pulls.get(&caller.pull).is_some_and(Pull::is_asked) {

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Higher ones are not IDs of an agent: the journal was written by another program.
-const MOST_ID: u64 = u64::MAX / 2;
+const MAX_ID: u64 = u64::MAX / 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
@@ -64,12 +64,12 @@ impl Core {
         });
         let order = |record: &PullRecord| record.order.unwrap_or(record.id);
         let in_order = records.is_sorted_by_key(|record| (order(record), record.id));
-        let (mut goes_on, mut held) = (0_u32, 0_u32);
+        let (mut continues_after_handover, mut held) = (0_u32, 0_u32);
         for (index, record) in records.into_iter().enumerate() {
             // Counted from 0, an order is below the first ID of a new pull.
             let order = if in_order { order(&record) } else { index as u64 };
             match self.restore_one(&record, order, source, now, &mut fx) {
-                Some(true) => goes_on += 1,
+                Some(true) => continues_after_handover += 1,
                 Some(false) => held += 1,
                 None => {
                     fx.push(Effect::Persist(Write::DeletePull(record.id)));
@@ -79,9 +79,10 @@ impl Core {
             }
         }
         self.keep_space(&mut fx);
-        if goes_on + held > 0 {
-            let text =
-                format!("restored from the journal: {goes_on} pulls continue, {held} wait for credentials");
+        if continues_after_handover + held > 0 {
+            let text = format!(
+                "restored from the journal: {continues_after_handover} pulls continue, {held} wait for credentials"
+            );
             fx.push(Effect::Note(Note { warn: false, text }));
         }
         fx
@@ -96,7 +97,7 @@ impl Core {
         now: Now,
         fx: &mut Vec<Effect>,
     ) -> Option<bool> {
-        if !self.policy.resume || record.id.max(order) > MOST_ID {
+        if !self.policy.resume || record.id.max(order) > MAX_ID {
             return None;
         }
         if self.is_too_old(record, now, fx) {
@@ -143,7 +144,7 @@ impl Core {
             wanted_unix_ms: record.wanted(),
             refused: None,
             reason: None,
-            spent: super::reasons::Spent::from(now.mono),
+            spent: super::reasons::PhaseTimes::from(now.mono),
             cancel_at: None,
             presence_until: None,
             give_up_at: None,

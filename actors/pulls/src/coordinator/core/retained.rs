@@ -13,12 +13,12 @@ use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::{clock::Now, file_system::FileSystem};
 
-use super::{Core, Effect, End, FailureClass, Health, Stage, Timer};
+use super::{Core, Effect, FailureClass, Health, PullEnd, Stage, Timer};
 use crate::coordinator::record::{KeptLease, Write};
 use crate::runtime::RuntimeCommand;
 
 /// Maximum number of retained leases; above it the lease that expires first is released.
-const MOST_RETAINED: usize = 1024;
+const MAX_RETAINED: usize = 1024;
 /// How often free space is read while anything is retained: several times between two passes of the kubelet's eviction
 /// manager, which are 10 s apart.
 const SPACE_INTERVAL: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ pub(crate) struct Release {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct RetainedLease {
     /// When it expires, on the monotonic clock. Leases expire in the order in which they were retained.
     pub(super) until: Duration,
     pub(super) image: Arc<str>,
@@ -118,7 +118,7 @@ impl Core {
     pub(super) fn settle_lease(
         &mut self,
         pull: &super::Pull,
-        end: &End,
+        end: &PullEnd,
         failure: Option<FailureClass>,
         now: Now,
         fx: &mut Vec<Effect>,
@@ -127,7 +127,7 @@ impl Core {
         let Some(lease) = pull.lease.clone() else { return };
         let until = self.retained_until(pull, end, failure, now);
         if self.lease_in_use(&image, &lease) {
-            self.bequeath(&image, &lease, until);
+            self.pass_retention_on(&image, &lease, until);
             return;
         }
         let bytes = pull.progress.map(|progress| progress.bytes_done);
@@ -154,12 +154,12 @@ impl Core {
     fn retained_until(
         &self,
         pull: &super::Pull,
-        end: &End,
+        end: &PullEnd,
         failure: Option<FailureClass>,
         now: Now,
     ) -> Option<Duration> {
         match failure {
-            _ if *end == End::Succeeded => None,
+            _ if *end == PullEnd::Succeeded => None,
             // A denial says nothing about the content that pulls with other credentials have fetched.
             Some(FailureClass::Denied) => pull.inherited.filter(|until| *until > now.mono),
             Some(class) if !class.is_resumable() => None,
@@ -168,7 +168,7 @@ impl Core {
     }
 
     /// Passes what a retry can use to the pulls that use the same lease.
-    fn bequeath(&mut self, image: &Arc<str>, lease: &str, until: Option<Duration>) {
+    fn pass_retention_on(&mut self, image: &Arc<str>, lease: &str, until: Option<Duration>) {
         for id in self.by_image.get(image).into_iter().flatten() {
             if let Some(heir) = self.pulls.get_mut(id).filter(|pull| pull.lease.as_deref() == Some(lease)) {
                 heir.inherited = heir.inherited.max(until);
@@ -200,7 +200,7 @@ impl Core {
         if self.policy.retain_min_free_percent > 0 {
             fx.push(Effect::Runtime(RuntimeCommand::CheckImageFs));
         }
-        if self.kept.len() > MOST_RETAINED
+        if self.kept.len() > MAX_RETAINED
             && let Some(first) = self.first_to_expire()
         {
             self.release(&first, ReleaseReason::Count, fx);
@@ -209,7 +209,7 @@ impl Core {
     }
 
     pub(super) fn keep_lease(&mut self, lease: String, image: Arc<str>, until: Duration) {
-        if let Some(before) = self.kept.insert(lease.clone(), Kept { until, image, bytes: None }) {
+        if let Some(before) = self.kept.insert(lease.clone(), RetainedLease { until, image, bytes: None }) {
             self.disarm(before.until, Timer::LeaseExpiry(lease.clone()));
         }
         self.arm(until, Timer::LeaseExpiry(lease));
@@ -254,7 +254,7 @@ impl Core {
     /// Enforces the budget: releases first what alone exceeds it, then the oldest.
     pub(super) fn keep_budget(&mut self, fx: &mut Vec<Effect>) {
         let most = self.policy.retained_bytes_max;
-        let too_large = |kept: &&Kept| kept.bytes.is_some_and(|bytes| bytes > most);
+        let too_large = |kept: &&RetainedLease| kept.bytes.is_some_and(|bytes| bytes > most);
         let large: Vec<String> =
             self.kept.iter().filter(|(_, kept)| too_large(kept)).map(|(lease, _)| lease.clone()).collect();
         for lease in large {

@@ -56,7 +56,7 @@ fn checks_space(bench: &Bench) -> bool {
 
 /// I1.
 #[test]
-fn only_what_a_retry_can_use_is_retained() {
+fn only_content_that_a_retry_can_use_is_retained() {
     use FailureClass as F;
     let cases = [
         (Code::Unknown, CUT, None),
@@ -95,7 +95,7 @@ const DENIED: &str = "pull access denied: insufficient_scope: authorization fail
 
 /// I1: a caller with wrong credentials neither releases the content that others have fetched nor extends its retention.
 #[test]
-fn a_denied_pull_leaves_retained_content_to_those_who_may_use_it() {
+fn a_denied_pull_leaves_retained_content_to_permitted_pulls() {
     let mut bench = Bench::up(Policy { progress_retention: seconds(100), ..policy() });
     fail(&mut bench, "r/a", 700, Code::Unknown, CUT);
     bench.pass(seconds(60));
@@ -171,7 +171,7 @@ fn the_budget_releases_the_oldest_first() {
     let newest = bench.core.kept.iter().max_by_key(|(_, kept)| kept.until).map(|(lease, _)| lease.clone());
     let lease = newest.expect("three are retained");
     bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(1001) });
-    assert_eq!(retained(&bench), (2, 800), "what exceeds the budget alone pushes nothing else out");
+    assert_eq!(retained(&bench), (2, 800), "content larger than the budget releases no other");
 }
 
 #[test]
@@ -190,14 +190,14 @@ fn an_empty_lease_is_released_once_it_is_measured() {
     bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: None });
     assert_eq!(retained(&bench), (1, 0), "the runtime could not say");
     bench.pass(seconds(10));
-    assert_eq!(measures(&bench), 1, "asked again");
+    assert_eq!(measures(&bench), 1, "read again");
     bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: Some(0) });
     assert_eq!((bench.dropped.clone(), reasons(&bench)), (vec![lease], vec![ReleaseReason::Empty]));
     assert_eq!((bench.journal.leases.len(), bench.core.next_tick()), (0, None));
 }
 
 #[test]
-fn a_measurement_of_a_lease_that_is_in_use_again_means_nothing() {
+fn measurements_of_leases_in_use_are_ignored() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 0, Code::Unknown, CUT);
     let lease = bench.core.kept.keys().next().cloned().expect("retained");
@@ -239,7 +239,7 @@ fn low_space_releases_everything_and_retains_nothing() {
 /// I1: more often than the kubelet while anything is retained, so that the agent notices first that a disk fills up
 /// quickly.
 #[test]
-fn free_space_is_read_while_anything_is_retained_or_it_is_low() {
+fn free_space_is_read_while_content_is_retained_or_space_is_low() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     for _ in 0..3 {
@@ -285,7 +285,7 @@ fn a_pull_that_fails_for_lack_of_space_releases_everything() {
 }
 
 #[test]
-fn settings_apply_to_what_is_retained() {
+fn new_settings_apply_to_retained_content() {
     for (change, reason) in [
         (Policy { keep_progress: false, ..policy() }, Some(ReleaseReason::Disabled)),
         (Policy { retained_bytes_max: 0, ..policy() }, Some(ReleaseReason::Disabled)),
@@ -303,7 +303,7 @@ fn settings_apply_to_what_is_retained() {
 }
 
 #[test]
-fn a_restart_measures_what_is_retained_and_obeys_new_settings() {
+fn a_restart_measures_retained_content_and_applies_new_settings() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     let mut bench = bench.kill(policy());
@@ -335,5 +335,5 @@ fn leases_in_use_and_retained_ones_are_renewed() {
     assert_eq!(renewed(&bench), Some(1));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
     bench.pass(seconds(600));
-    assert_eq!(renewed(&bench), None, "nobody to ask");
+    assert_eq!(renewed(&bench), None, "no runtime");
 }

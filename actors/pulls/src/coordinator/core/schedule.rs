@@ -9,8 +9,8 @@ use keelson_actor_system::clock::Now;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Core, Effect, End, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, Refusal, Stage, Tally, Timer,
-    queue::Class,
+    Core, Effect, Health, Lane, Note, PRESENT_LANE_MAX, Presence, Pull, PullEnd, Refusal, Stage, Tally,
+    Timer, queue::Class,
 };
 use crate::{
     coordinator::record::{PullRecord, RecordState},
@@ -184,7 +184,7 @@ impl Core {
         let has_moved = !pull.progress.is_some_and(is_same);
         if has_moved {
             pull.progressed = now.mono;
-            self.moved = Some(now.mono);
+            self.last_progress = Some(now.mono);
         }
         if has_moved || progress.download != Download::Idle {
             pull.idle_since = now.mono;
@@ -237,7 +237,7 @@ impl Core {
     /// restarts: they did not spend it there.
     pub(super) fn back_to_queue(&mut self, id: PullId, now: Now, fx: &mut Vec<Effect>) {
         if self.is_handed_over() {
-            return self.give_away(id, fx);
+            return self.leave_to_successor(id, fx);
         }
         self.disarm_pull(id);
         self.release_slot(id);
@@ -253,11 +253,11 @@ impl Core {
                 gone = true;
                 self.refuse(caller, refusal, fx);
             } else {
-                self.renew_patience(caller, now);
+                self.restart_queue_time(caller, now);
             }
         }
         if gone && self.pulls.get(&id).is_some_and(|pull| pull.callers.is_empty()) {
-            return self.end(id, End::Cancelled, now, fx);
+            return self.end(id, PullEnd::Cancelled, now, fx);
         }
         self.persist(id, fx);
         self.enqueue(id);
@@ -269,7 +269,7 @@ impl Core {
         let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.stall_timeout) else { return };
         let idle = now.mono.saturating_sub(pull.idle_since);
         if matches!(pull.stage, Stage::Running) && idle >= limit {
-            let (registry, kept) = (pull.call.name.registry().to_string(), self.kept_words(pull));
+            let (registry, kept) = (pull.call.name.registry().to_string(), self.retained_note(pull));
             self.end_running(id, &Refusal::Stalled { registry, idle, kept }, now, fx);
         }
     }
@@ -278,12 +278,12 @@ impl Core {
         let (Some(pull), Some(limit)) = (self.pulls.get(&id), self.policy.max_pull_time) else { return };
         if matches!(pull.stage, Stage::Running) {
             let phase = pull.progress.map_or("pulling", |progress| progress.phase.name());
-            let refusal = Refusal::PullTime { limit, phase, kept: self.kept_words(pull) };
+            let refusal = Refusal::PullTime { limit, phase, kept: self.retained_note(pull) };
             self.end_running(id, &refusal, now, fx);
         }
     }
 
-    fn kept_words(&self, pull: &Pull) -> &'static str {
+    fn retained_note(&self, pull: &Pull) -> &'static str {
         let keeps = pull.lease.is_some() && self.retains();
         if keeps { "; the received content is retained for the next attempt" } else { "" }
     }
@@ -295,8 +295,8 @@ impl Core {
         for caller in pull.callers.clone() {
             self.refuse(caller, refusal.clone(), fx);
         }
-        self.because(id, refusal.reason());
-        self.end(id, End::Failed(refusal.to_string()), now, fx);
+        self.set_end_reason(id, refusal.reason());
+        self.end(id, PullEnd::Failed(refusal.to_string()), now, fx);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    End, EndReason, Policy, PullEvent, Refusal,
+    EndReason, Policy, PullEnd, PullEvent, Refusal,
     testing::{Bench, CONTAINERD, image, lost, reading, seconds},
 };
 use crate::{
@@ -66,7 +66,7 @@ fn reading_of(phase: Phase, download: Download) -> Progress {
 
 /// I3: the time of a stall excludes earlier waiting.
 #[test]
-fn a_stall_counts_from_when_the_pull_was_last_seen_to_move_or_to_wait() {
+fn a_stall_counts_from_the_last_progress_or_wait() {
     for before in [Download::Waiting, Download::Unknown, Download::Moving] {
         let mut bench = Bench::up(watched());
         let caller = bench.ask(image("r/a"));
@@ -78,7 +78,7 @@ fn a_stall_counts_from_when_the_pull_was_last_seen_to_move_or_to_wait() {
         let text = bench.refusal(caller).to_string();
         assert!(text.contains("retained for the next attempt"), "{text}");
         assert_eq!(bench.journal.leases.len(), 1);
-        assert_eq!(bench.finished(), [End::Failed(text)]);
+        assert_eq!(bench.finished(), [PullEnd::Failed(text)]);
     }
 }
 

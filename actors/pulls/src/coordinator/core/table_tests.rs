@@ -4,7 +4,7 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, End, Policy,
+    Effect, Policy, PullEnd,
     testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
 };
 use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
@@ -24,7 +24,7 @@ fn case_01_limit_two_five_pulls_first_come_first_served() {
         bench.finish(*pull, ok());
     }
     assert!(callers.iter().all(|caller| bench.succeeded(*caller)));
-    assert_eq!(bench.finished(), vec![End::Succeeded; 5]);
+    assert_eq!(bench.finished(), vec![PullEnd::Succeeded; 5]);
     assert_eq!((bench.running(), bench.queued()), (0, 0));
     assert!(bench.journal.pulls.is_empty());
 }
@@ -54,7 +54,7 @@ fn case_03_same_image_and_credentials_are_one_pull() {
 }
 
 #[test]
-fn case_03_the_handler_is_part_of_what_is_the_same() {
+fn case_03_equal_pulls_have_the_same_handler() {
     let mut bench = Bench::up(limit(5));
     bench.ask(image("r/a"));
     bench.ask(image("r/a").handler("kata"));
@@ -82,7 +82,7 @@ fn case_04_different_credentials_are_different_pulls() {
     bench.finish(bench.pull(bad), fails(Code::Unknown, "401 unauthorized"));
     assert_eq!(bench.status(bad).message, "401 unauthorized");
     bench.finish(bench.pull(good), ok());
-    assert!(bench.succeeded(good) && bench.waits(none), "nobody shares a result of other credentials");
+    assert!(bench.succeeded(good) && bench.waits(none), "results are not shared between credentials");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn case_05_a_present_image_does_not_wait() {
     assert_eq!(bench.starts.last(), Some(&(pull, 1)), "started past the queue");
     assert_eq!((bench.running(), bench.queued()), (1, 1));
     bench.finish(pull, fails(Code::Unknown, "401 unauthorized"));
-    assert_eq!(bench.status(present).message, "401 unauthorized", "the runtime's own answer stands");
+    assert_eq!(bench.status(present).message, "401 unauthorized", "the runtime's answer is returned");
 }
 
 #[test]
@@ -176,10 +176,10 @@ fn case_10_a_killed_agent_finds_its_lease_again() {
 
     let mut bench = bench.kill(limit(1));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    assert_eq!(bench.starts, [(first, 2)], "the anonymous one goes on by itself");
+    assert_eq!(bench.starts, [(first, 2)], "the anonymous pull resumes without a caller");
     assert_eq!(bench.start_of(first), Some((Some(lease.clone()), None)), "with its lease");
     let back = bench.ask(image("r/a").pod("p"));
-    assert_eq!(bench.pull(back), first, "who asks again joins it");
+    assert_eq!(bench.pull(back), first, "a repeated request joins it");
     bench.finish(first, ok());
     assert!(bench.succeeded(back));
     assert_eq!(bench.dropped, [lease], "deleted at success");
@@ -194,7 +194,7 @@ fn case_11_leases_that_no_record_names_are_reaped_at_start() {
     let running = bench.journal.pulls[&bench.pull(running).0].lease.clone().expect("a lease");
     let mut bench = bench.kill(limit(1));
     bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
-    assert_eq!(bench.reaped(), None, "nobody to ask");
+    assert_eq!(bench.reaped(), None, "no runtime");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
     assert_eq!(bench.reaped(), Some(&[running][..]), "every other lease of ours goes");
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
@@ -259,7 +259,7 @@ fn case_15_the_runtime_is_away_for_five_minutes() {
 }
 
 #[test]
-fn case_16_the_runtimes_words_are_passed_on_unchanged() {
+fn case_16_runtime_errors_are_passed_on_unchanged() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::Unknown, "RegistryUnavailable: x"));

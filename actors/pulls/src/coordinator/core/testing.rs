@@ -14,8 +14,8 @@ use keelson_proto::{Code, PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
 use super::{
-    Answer, CallerId, Core, Effect, End, Lane, Note, PodNotice, Policy, PullEvent, Refusal, Release, Stage,
-    Tally,
+    Answer, CallerId, Core, Effect, Lane, Note, PodNotice, Policy, PullEnd, PullEvent, Refusal, Release,
+    Stage, Tally,
 };
 use crate::{
     coordinator::{
@@ -32,7 +32,7 @@ use crate::{
 pub(super) const CONTAINERD: Capabilities =
     Capabilities { pull_option: false, leases: true, content: true, ignores_namespace: true };
 /// Enforces the limit itself.
-pub(super) const OBEDIENT: Capabilities = Capabilities { pull_option: true, ..CONTAINERD };
+pub(super) const OBEYS_PULL_OPTION: Capabilities = Capabilities { pull_option: true, ..CONTAINERD };
 /// Neither leases nor progress, and may decide by namespace.
 pub(super) const CRIO: Capabilities =
     Capabilities { pull_option: false, leases: false, content: false, ignores_namespace: false };
@@ -229,17 +229,17 @@ impl Bench {
         }
     }
 
-    pub(super) fn told(&self) -> Vec<HandedEnd> {
-        let told = |effect: &Effect| match effect {
-            Effect::TellSuccessor(end) => Some(end.clone()),
+    pub(super) fn reported_ends(&self) -> Vec<HandedEnd> {
+        let ended = |effect: &Effect| match effect {
+            Effect::ReportToSuccessor(end) => Some(end.clone()),
             _ => None,
         };
-        self.last.iter().filter_map(told).collect()
+        self.last.iter().filter_map(ended).collect()
     }
 
     pub(super) fn take(&mut self, mut effects: Vec<Effect>) {
         if self.core.is_handed_over() {
-            effects.retain(|effect| !effect.is_the_successors());
+            effects.retain(|effect| !effect.is_left_to_successor());
         }
         for (index, effect) in effects.iter().enumerate() {
             match effect {
@@ -265,7 +265,7 @@ impl Bench {
                     self.collections += u32::from(*collect);
                 }
                 Effect::Released(release) => self.released.push(release.clone()),
-                Effect::Runtime(_) | Effect::TellSuccessor(_) => {}
+                Effect::Runtime(_) | Effect::ReportToSuccessor(_) => {}
                 Effect::Notice(notice) => self.notices.push(notice.clone()),
                 Effect::Count(tally) => self.tallies.push(*tally),
                 Effect::Note(note) => self.notes.push(note.clone()),
@@ -279,11 +279,11 @@ impl Bench {
         self.ask_within(ask, None)
     }
 
-    pub(super) fn ask_within(&mut self, ask: Ask, patience: Option<Duration>) -> CallerId {
+    pub(super) fn ask_within(&mut self, ask: Ask, timeout: Option<Duration>) -> CallerId {
         let caller = CallerId(self.next_caller);
         self.next_caller += 1;
         let call = ask.call(&self.salt);
-        self.event(PullEvent::Request { caller, call, patience });
+        self.event(PullEvent::Request { caller, call, timeout });
         caller
     }
 
@@ -360,7 +360,7 @@ impl Bench {
         self.starts.iter().map(|(pull, _)| *pull).collect()
     }
 
-    pub(super) fn finished(&self) -> Vec<End> {
+    pub(super) fn finished(&self) -> Vec<PullEnd> {
         self.core.finished.iter().map(|pull| pull.end.clone()).collect()
     }
 
@@ -416,7 +416,7 @@ impl Core {
                 "{pull:?}"
             );
             let alone = pull.callers.is_empty() && !abandoned && !pull.resumed && !self.draining;
-            assert!(!alone, "nobody wants {pull:?}");
+            assert!(!alone, "{pull:?} has no caller");
         }
         for (id, caller) in &self.callers {
             let pull = self.pulls.get(&caller.pull).expect("a caller's pull exists");
@@ -484,7 +484,7 @@ impl Core {
     /// The journal as the core would rewrite it.
     pub(super) fn journal(&self, now: Now) -> Journal {
         let mut journal = Journal::default();
-        for write in self.truth(now) {
+        for write in self.journal_writes(now) {
             journal.apply(&write);
         }
         journal

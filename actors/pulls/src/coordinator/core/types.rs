@@ -123,7 +123,7 @@ messages! {
             caller: CallerId,
             call: Arc<PullCall>,
             /// The caller's gRPC deadline.
-            patience: Option<Duration>,
+            timeout: Option<Duration>,
         },
         /// The caller cancelled, or its connection is closed.
         CallerLeft(CallerId),
@@ -186,7 +186,7 @@ pub(crate) enum Effect {
     },
     Released(Release),
     /// Report the end of a pull that was handed over while it ran.
-    TellSuccessor(HandedEnd),
+    ReportToSuccessor(HandedEnd),
     /// Nothing waits for it, and it may be lost. Ignored without an API server.
     Notice(PodNotice),
     Count(Tally),
@@ -324,12 +324,12 @@ pub(crate) struct FinishedPull {
     pub queue_wait: Duration,
     /// Time with a slot; `None`: it never had one.
     pub pull_time: Option<Duration>,
-    pub end: End,
+    pub end: PullEnd,
     pub why: super::EndReason,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum PullEnd {
     Succeeded,
     /// Answer of the runtime or the agent, without secrets.
     Failed(String),

@@ -7,11 +7,11 @@ use std::{collections::VecDeque, time::Duration};
 
 use keelson_actor_system::{
     clock::Now,
-    reports::{FlowView, RuntimeFlow},
+    reports::{PullsView, RuntimeAvailability},
 };
 use keelson_proto::debug as pb;
 
-use super::{Core, End, FinishedPull, HISTORY, Health, Lane, Pull, Stage};
+use super::{Core, FinishedPull, HISTORY, Health, Lane, Pull, PullEnd, Stage};
 use crate::{
     coordinator::record::{KeptLease, Write},
     request::PullId,
@@ -100,7 +100,7 @@ impl Core {
                 .oldest_wait(now)
                 .map_or(0, |wait| i64::try_from(wait.as_millis()).unwrap_or(0)),
             pulls,
-            finished: self.finished.iter().take(HISTORY).map(show_finished).collect(),
+            finished: self.finished.iter().take(HISTORY).map(finished_to_proto).collect(),
             runtime_health: runtime_health.into(),
             runtime_error: runtime_error.into(),
             retained: narrow(self.kept.len()),
@@ -133,18 +133,18 @@ impl Core {
     /// Input of the node condition `ImagePullsStalled`. The cost does not depend on the length of the queue. The actor
     /// knows whether the state is `durable`.
     #[must_use]
-    pub(crate) fn flow(&self, durable: bool, now: Now) -> FlowView {
+    pub(crate) fn pulls_view(&self, durable: bool, now: Now) -> PullsView {
         let since = |then: Duration| now.mono.saturating_sub(then);
-        FlowView {
+        PullsView {
             queued: narrow(self.queue.len()),
             running: self.counted.saturating_add(self.present_running),
             oldest_wait: self.oldest_wait(now),
-            since_moved: self.moved.map(since),
+            since_progress: self.last_progress.map(since),
             runtime: match &self.health {
-                Health::Unknown => RuntimeFlow::Unknown,
-                Health::Up(_) => RuntimeFlow::Up,
-                Health::Down(reason) => RuntimeFlow::Away {
-                    away_for: self.away_since.map(since).unwrap_or_default(),
+                Health::Unknown => RuntimeAvailability::Unknown,
+                Health::Up(_) => RuntimeAvailability::Up,
+                Health::Down(reason) => RuntimeAvailability::Down {
+                    down_for: self.away_since.map(since).unwrap_or_default(),
                     reason: reason.clone(),
                 },
             },
@@ -165,12 +165,12 @@ impl Core {
 
     /// Of the first caller.
     #[must_use]
-    pub(crate) fn waited(&self, id: PullId, now: Now) -> Duration {
+    pub(crate) fn first_wait(&self, id: PullId, now: Now) -> Duration {
         self.pulls.get(&id).map_or(Duration::ZERO, |pull| now.mono.saturating_sub(pull.requested.mono))
     }
 
     #[must_use]
-    pub(crate) fn truth(&self, now: Now) -> Vec<Write> {
+    pub(crate) fn journal_writes(&self, now: Now) -> Vec<Write> {
         let pulls = self.pulls.values().map(|pull| Write::PutPull(pull.record()));
         let leases = self.kept.iter().map(|(lease, kept)| {
             let (image, expires_unix_ms) = (kept.image.to_string(), now.unix_ms_at(kept.until));
@@ -201,7 +201,7 @@ impl Core {
             finished_unix_ms: 0,
             progress: pull.progress.map(|progress| {
                 let idle = now.mono.saturating_sub(pull.progressed);
-                show_progress(progress, pull.rate.per_second(now.mono), idle)
+                progress_to_proto(progress, pull.rate.per_second(now.mono), idle)
             }),
             error: match &pull.stage {
                 Stage::Lost { reply, .. } => reply
@@ -247,7 +247,7 @@ fn state(pull: &Pull) -> pb::PullState {
     }
 }
 
-fn show_progress(progress: Progress, bytes_per_second: u64, idle: Duration) -> pb::Progress {
+fn progress_to_proto(progress: Progress, bytes_per_second: u64, idle: Duration) -> pb::Progress {
     pb::Progress {
         bytes_done: progress.bytes_done,
         bytes_total: progress.bytes_total,
@@ -259,11 +259,11 @@ fn show_progress(progress: Progress, bytes_per_second: u64, idle: Duration) -> p
     }
 }
 
-fn show_finished(pull: &FinishedPull) -> pb::Pull {
+fn finished_to_proto(pull: &FinishedPull) -> pb::Pull {
     let (state, error) = match &pull.end {
-        End::Succeeded => (pb::PullState::Succeeded, ""),
-        End::Failed(error) | End::Refused(error) => (pb::PullState::Failed, error.as_str()),
-        End::Cancelled => (pb::PullState::Cancelled, ""),
+        PullEnd::Succeeded => (pb::PullState::Succeeded, ""),
+        PullEnd::Failed(error) | PullEnd::Refused(error) => (pb::PullState::Failed, error.as_str()),
+        PullEnd::Cancelled => (pb::PullState::Cancelled, ""),
     };
     pb::Pull {
         id: pull.id.0,
@@ -277,7 +277,7 @@ fn show_finished(pull: &FinishedPull) -> pb::Pull {
         requested_unix_ms: pull.requested_unix_ms,
         started_unix_ms: pull.started_unix_ms.unwrap_or(0),
         finished_unix_ms: pull.finished_unix_ms,
-        progress: pull.progress.map(|progress| show_progress(progress, 0, Duration::ZERO)),
+        progress: pull.progress.map(|progress| progress_to_proto(progress, 0, Duration::ZERO)),
         error: error.into(),
         resumed: pull.resumed,
         reason: pull.why.reason.into(),

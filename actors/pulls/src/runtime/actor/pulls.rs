@@ -78,10 +78,10 @@ struct EndOnce {
 
 impl EndOnce {
     fn end(mut self, outcome: Outcome) {
-        self.tell(outcome);
+        self.report(outcome);
     }
 
-    fn tell(&mut self, outcome: Outcome) {
+    fn report(&mut self, outcome: Outcome) {
         if let Some(subscriber) = self.subscriber.take()
             && self.wanted.get()
         {
@@ -96,7 +96,7 @@ impl Drop for EndOnce {
             keelson_proto::Code::Unavailable,
             "the runtime client restarted during the pull",
         );
-        self.tell(Outcome::Lost(Arc::new(reply)));
+        self.report(Outcome::Lost(Arc::new(reply)));
     }
 }
 

@@ -4,7 +4,7 @@ use super::{super::types::PullReading, *};
 use Download::{Idle, Moving, Unknown, Waiting};
 
 #[derive(Debug, Clone)]
-enum Says {
+enum TestReading {
     /// Its lease is not known.
     Nothing,
     /// Its manifest is not known yet.
@@ -12,7 +12,7 @@ enum Says {
     /// The missing blobs that are being downloaded.
     Has(&'static [&'static str]),
 }
-use Says::{Has, Nothing, Resolves};
+use TestReading::{Has, Nothing, Resolves};
 
 /// Pulls started one after the other, and a clock.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl Bench {
     }
 
     /// Reads after one more second, with these bytes; ingests that are not named stay as they are.
-    fn read(&mut self, bytes: &[(&str, u64)], says: &[Says]) -> Vec<Download> {
+    fn read(&mut self, bytes: &[(&str, u64)], says: &[TestReading]) -> Vec<Download> {
         self.now += Duration::from_secs(1);
         for (reference, offset) in bytes {
             let ingest = self.ingests.entry((*reference).to_owned());
@@ -60,7 +60,7 @@ impl Bench {
 
     /// The answer that stays the same from the second of these readings on.
     #[track_caller]
-    fn stays(&mut self, says: &[Says]) -> Vec<Download> {
+    fn stays(&mut self, says: &[TestReading]) -> Vec<Download> {
         self.read(&[], says);
         let first = self.read(&[], says);
         for _ in 0..100 {
@@ -75,8 +75,8 @@ impl Bench {
 }
 
 #[test]
-fn a_pull_alone_waits_for_nobody() {
-    type Case = (&'static str, &'static [(&'static str, u64)], Says, Download);
+fn a_single_pull_waits_for_no_other() {
+    type Case = (&'static str, &'static [(&'static str, u64)], TestReading, Download);
     let cases: [Case; 7] = [
         ("no reading", &[], Nothing, Unknown),
         ("the registry does not say what the tag is", &[], Resolves, Idle),
@@ -107,7 +107,7 @@ fn a_blob_that_grows_or_appears_is_movement() {
 
 /// I3: six pulls at containerd's limit of three downloads.
 #[test]
-fn those_that_wait_for_the_limit_of_the_runtime_do_not_hang() {
+fn pulls_waiting_for_the_runtime_limit_are_not_stalled() {
     let mut bench = Bench::new(3);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:b"]), Has(&["layer-sha256:c"])];
     bench.read(&[("layer-sha256:a", 0), ("layer-sha256:b", 0), ("layer-sha256:c", 0)], &says);
@@ -127,7 +127,7 @@ fn those_that_wait_for_the_limit_of_the_runtime_do_not_hang() {
 }
 
 #[test]
-fn who_asked_later_and_was_served_proves_that_an_earlier_one_hangs() {
+fn progress_of_a_later_pull_shows_that_an_earlier_one_is_stalled() {
     let mut bench = Bench::new(2);
     bench.read(&[("layer-sha256:a", 0)], &[Has(&["layer-sha256:a"])]);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:b"])];
@@ -148,7 +148,7 @@ fn who_asked_later_and_was_served_proves_that_an_earlier_one_hangs() {
 }
 
 #[test]
-fn a_download_that_stopped_hangs_unless_another_may_have_got_its_turn() {
+fn a_stopped_download_is_stalled_unless_another_may_have_its_slot() {
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:b"])];
     let mut bench = Bench::new(2);
     bench.read(&[("layer-sha256:a", 0), ("layer-sha256:b", 0)], &says);
@@ -166,7 +166,7 @@ fn a_download_that_stopped_hangs_unless_another_may_have_got_its_turn() {
 }
 
 #[test]
-fn a_blob_that_two_pulls_need_hangs_for_the_older_one_only() {
+fn a_shared_blob_is_stalled_for_the_older_pull_only() {
     let mut bench = Bench::new(2);
     let says = [Has(&["layer-sha256:a"]), Has(&["layer-sha256:a"])];
     assert_eq!(bench.read(&[("layer-sha256:a", 0)], &says), [Moving, Moving]);
@@ -179,7 +179,7 @@ fn a_blob_that_two_pulls_need_hangs_for_the_older_one_only() {
 }
 
 #[test]
-fn what_earlier_pulls_left_behind_holds_no_download() {
+fn ingests_of_earlier_pulls_are_not_downloads() {
     let mut bench = Bench::new(1).left_behind("layer-sha256:z", 7).left_behind("manifest-sha256:z", 0);
     bench.read(&[("layer-sha256:a", 0)], &[Has(&["layer-sha256:a"])]);
     assert_eq!(bench.stays(&[Has(&["layer-sha256:a"])]), [Idle]);
@@ -188,7 +188,7 @@ fn what_earlier_pulls_left_behind_holds_no_download() {
 }
 
 #[test]
-fn what_somebody_else_downloads_may_hold_one_as_long_as_it_grows() {
+fn a_foreign_ingest_counts_while_it_grows() {
     let mut bench = Bench::new(1);
     let says = [Has(&["layer-sha256:a"])];
     bench.read(&[("layer-sha256:a", 0), ("layer-sha256:foreign", 0)], &says);

@@ -172,12 +172,12 @@ impl Drop for Client {
 }
 
 /// A client that writes its frames by hand.
-pub(crate) struct ByHand {
+pub(crate) struct RawClient {
     stream: Tap<UnixStream>,
     frames: Frames,
 }
 
-impl ByHand {
+impl RawClient {
     pub(crate) async fn connect(socket: &Path) -> Self {
         let (mut stream, frames) = Tap::new(UnixStream::connect(socket).await.expect("listens"), false);
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("writes");

@@ -35,7 +35,7 @@ use keelson_serve::unix::{Bound, SocketFile};
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 
-pub(crate) use client::{ByHand, Client, EMPTY, Reply, frame, frame_bytes, unframe};
+pub(crate) use client::{Client, EMPTY, RawClient, Reply, frame, frame_bytes, unframe};
 pub(crate) use containerd::Containerd;
 pub(crate) use runtime::{
     Call, FakeRuntime, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, VERSION, grpc_head, grpc_ok, grpc_status,

@@ -100,7 +100,7 @@ impl Call {
         poll_fn(|cx| self.respond.poll_reset(cx)).await.ok()
     }
 
-    pub(crate) async fn left(mut self) -> Option<Reason> {
+    pub(crate) async fn wait_for_reset(mut self) -> Option<Reason> {
         self.reset().await
     }
 

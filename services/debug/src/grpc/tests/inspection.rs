@@ -8,19 +8,20 @@ use super::super::inspection::InspectionService;
 use super::*;
 use crate::fake::{endpoints, explanation};
 
-fn ask(namespace: &str, max_services: u32) -> Request<pb::GetStateRequest> {
+fn state_request(namespace: &str, max_services: u32) -> Request<pb::GetStateRequest> {
     Request::new(pb::GetStateRequest { namespace: namespace.into(), max_services })
 }
 
-fn about(namespace: &str, name: &str) -> Request<pb::ExplainRequest> {
+fn explain_request(namespace: &str, name: &str) -> Request<pb::ExplainRequest> {
     Request::new(pb::ExplainRequest { namespace: namespace.into(), name: name.into() })
 }
 
 #[tokio::test]
-async fn the_state_with_as_many_services_as_are_asked_for() {
+async fn the_state_has_the_requested_number_of_services() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
-    let state = async |namespace, max| service.get_state(ask(namespace, max)).await.unwrap().into_inner();
+    let state =
+        async |namespace, max| service.get_state(state_request(namespace, max)).await.unwrap().into_inner();
     assert_eq!(state("", 100_000).await, endpoints());
     let shop = state("shop", 1).await;
     assert_eq!((shop.list.len(), shop.list[0].name.as_str(), shop.services), (1, "cart", 3));
@@ -30,14 +31,24 @@ async fn the_state_with_as_many_services_as_are_asked_for() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_not_asked() {
+async fn invalid_requests_are_not_passed_on() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
-    for request in [ask("", 100_001), ask("a/b", 1), ask("a b", 0), ask(&"n".repeat(254), 0)] {
+    for request in [
+        state_request("", 100_001),
+        state_request("a/b", 1),
+        state_request("a b", 0),
+        state_request(&"n".repeat(254), 0),
+    ] {
         let status = service.get_state(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     }
-    for request in [about("", "web"), about("shop", ""), about("shop", "a/b"), about("<script>", "web")] {
+    for request in [
+        explain_request("", "web"),
+        explain_request("shop", ""),
+        explain_request("shop", "a/b"),
+        explain_request("<script>", "web"),
+    ] {
         let status = service.explain(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{status}");
         assert!(status.message().contains("letters, digits"), "{status}");
@@ -46,12 +57,12 @@ async fn what_makes_no_sense_is_not_asked() {
 }
 
 #[tokio::test]
-async fn one_service_and_why_there_is_none() {
+async fn one_service_or_the_reason_for_its_absence() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
-    let whole = service.explain(about("shop", "web")).await.unwrap().into_inner();
+    let whole = service.explain(explain_request("shop", "web")).await.unwrap().into_inner();
     assert_eq!(whole, explanation());
-    let refused = async || service.explain(about("shop", "wep")).await.unwrap_err();
+    let refused = async || service.explain(explain_request("shop", "wep")).await.unwrap_err();
     let unknown = refused().await;
     assert_eq!(unknown.code(), Code::NotFound);
     let text = "neither a Service shop/wep nor an EndpointSlice of it exists; 3 are known";
@@ -67,7 +78,7 @@ async fn one_service_and_why_there_is_none() {
     assert_eq!(status.code(), Code::NotFound);
     let text = "service endpoints are disabled: endpoints.source is off";
     assert_eq!(status.message(), text);
-    assert_eq!(service.get_state(ask("", 9)).await.unwrap().into_inner(), off, "off is an answer");
+    assert_eq!(service.get_state(state_request("", 9)).await.unwrap().into_inner(), off, "off is an answer");
 
     let waiting = pb::State { state: "pending".into(), reason: "services are not listed".into(), ..off };
     fake.script().endpoints = Ok(waiting);
@@ -77,7 +88,7 @@ async fn one_service_and_why_there_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_cannot_say() {
+async fn an_agent_without_endpoints() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
     for (error, code) in [
@@ -86,15 +97,15 @@ async fn an_agent_that_cannot_say() {
     ] {
         fake.script().endpoints = Err(error.clone());
         fake.script().explanation = Err(error.clone());
-        let state = service.get_state(ask("", 1)).await.unwrap_err();
-        let explanation = service.explain(about("shop", "web")).await.unwrap_err();
+        let state = service.get_state(state_request("", 1)).await.unwrap_err();
+        let explanation = service.explain(explain_request("shop", "web")).await.unwrap_err();
         for status in [state, explanation] {
             assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
         }
     }
     fake.script().stuck = true;
-    let state = service.get_state(ask("", 1)).await.unwrap_err();
-    let explanation = service.explain(about("shop", "web")).await.unwrap_err();
+    let state = service.get_state(state_request("", 1)).await.unwrap_err();
+    let explanation = service.explain(explain_request("shop", "web")).await.unwrap_err();
     for status in [state, explanation] {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("did not answer within 8 s"), "{status}");
@@ -102,11 +113,11 @@ async fn an_agent_that_cannot_say() {
 }
 
 #[tokio::test]
-async fn it_answers_on_the_same_socket() {
+async fn inspection_answers_on_the_same_socket() {
     let fake = Fake::new();
     let served = Served::start(&fake);
     let mut inspection = InspectionClient::new(channel(&served.socket).await);
-    assert_eq!(inspection.get_state(ask("", 10)).await.unwrap().into_inner(), endpoints());
-    assert_eq!(inspection.explain(about("shop", "web")).await.unwrap().into_inner(), explanation());
-    assert_eq!(inspection.explain(about("shop", "x")).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(inspection.get_state(state_request("", 10)).await.unwrap().into_inner(), endpoints());
+    assert_eq!(inspection.explain(explain_request("shop", "web")).await.unwrap().into_inner(), explanation());
+    assert_eq!(inspection.explain(explain_request("shop", "x")).await.unwrap_err().code(), Code::NotFound);
 }

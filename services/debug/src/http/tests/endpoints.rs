@@ -64,7 +64,7 @@ async fn parts_of_the_list() {
 }
 
 #[tokio::test]
-async fn queries_that_make_no_sense_are_not_asked() {
+async fn invalid_queries_are_not_passed_on() {
     let fake = Fake::new();
     let long = format!("filter={}", "x".repeat(257));
     for (wrong, part) in [
@@ -103,7 +103,7 @@ async fn one_service_explained() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_there() {
+async fn an_unknown_service() {
     let fake = Fake::new();
     let (status, error) = get_json(&fake, "/debug/endpoints/shop/nothing").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -125,7 +125,7 @@ async fn a_service_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_chore_that_is_off_or_has_nothing_yet() {
+async fn endpoints_disabled_or_not_ready() {
     let fake = Fake::new();
     let off = pb::State {
         state: "disabled".into(),
@@ -189,7 +189,7 @@ async fn events_go_on_while_the_endpoints_cannot_be_had() {
     assert_eq!(without["endpoints"], Value::Null);
     assert_eq!(without["endpoints_error"], "EndpointPublisher is restarting");
     fake.script().endpoints = Ok(endpoints());
-    assert_eq!(events.any().await.unwrap().0, "state", "asked again without a change");
+    assert_eq!(events.any().await.unwrap().0, "state", "repeated without a change");
     let (kind, with) = events.any().await.unwrap();
     assert_eq!((kind.as_str(), &with["endpoints"]["state"]), ("endpoints", &json!("synced")));
 }

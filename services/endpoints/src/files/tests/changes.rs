@@ -22,7 +22,7 @@ fn b() -> String {
 }
 
 #[tokio::test]
-async fn the_folder_is_listed_first_and_then_only_what_differs_is_told() {
+async fn the_folder_is_listed_and_then_only_changes_are_sent() {
     let rig = Rig::new(&[("a.yaml", &a()), ("b.yaml", &b())]);
     rig.state(&[A, B]).await;
     rig.until("no health", |recorded, _| {
@@ -40,7 +40,7 @@ async fn the_folder_is_listed_first_and_then_only_what_differs_is_told() {
     let services: Vec<_> = full.iter().filter(|event| matches!(event, SourceEvent::Services(_))).collect();
     assert_eq!(services.len(), 1, "{full:?}");
     let SourceEvent::Services(seen) = services[0] else { panic!() };
-    assert!(matches!(&seen[..], [Seen::Put(_)]), "{seen:?}");
+    assert!(matches!(&seen[..], [ObjectEvent::Upsert(_)]), "{seen:?}");
     assert_eq!(rig.recorded.get().states.len(), 2);
 }
 
@@ -79,9 +79,9 @@ async fn a_renamed_file_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_editor_that_moves_the_old_file_away_first_changes_only_what_it_changes() {
+async fn an_editor_that_renames_the_old_file_causes_only_its_changes() {
     // It is not dropped while it is away: this is longer than any wait here.
-    let settle = |parts: &mut FilesParts| parts.timing.settle = PATIENCE;
+    let settle = |parts: &mut FilesParts| parts.timing.settle = TEST_TIMEOUT;
     let rig = Rig::with(&[("a.yaml", &(a() + "---\n" + &b()))], settle);
     rig.state(&[A, B]).await;
     fs::rename(rig.folder.join("a.yaml"), rig.folder.join("a.yaml~")).unwrap();
@@ -111,7 +111,7 @@ async fn services_slices_and_the_node_of_one_rename_are_one_state() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_slowly_is_not_read_by_halves() {
+async fn a_file_that_is_written_slowly_is_read_once_complete() {
     let rig = Rig::new(&[("a.yaml", &(a() + "---\n" + &b()))]);
     rig.state(&[A, B]).await;
     let mut file = OpenOptions::new().write(true).truncate(true).open(rig.folder.join("a.yaml")).unwrap();
@@ -127,10 +127,10 @@ async fn a_file_that_is_written_slowly_is_not_read_by_halves() {
 }
 
 #[tokio::test]
-async fn a_file_that_stays_open_is_read_when_it_is_quiet_and_one_that_is_never_quiet_after_a_while() {
+async fn an_open_file_is_read_when_quiet_or_after_the_maximum_time() {
     let rig = Rig::with(&[], |parts| {
-        parts.timing.settle_open = Duration::from_millis(200);
-        parts.timing.settle_most = Duration::from_millis(600);
+        parts.timing.settle_while_open = Duration::from_millis(200);
+        parts.timing.settle_max = Duration::from_millis(600);
     });
     rig.state(&[]).await;
     let mut quiet = fs::File::create(rig.folder.join("a.yaml")).unwrap();
@@ -141,14 +141,14 @@ async fn a_file_that_stays_open_is_read_when_it_is_quiet_and_one_that_is_never_q
     let wanted = state(&[A, B]);
     let start = Instant::now();
     while rig.recorded.get().states.last() != Some(&wanted) {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TEST_TIMEOUT);
         busy.write_all(b"# more\n").unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
-async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read() {
+async fn a_removed_folder_keeps_its_objects_and_a_recreated_one_is_read() {
     let rig = Rig::with(&[("a.yaml", &a())], |parts| parts.timing.settle = Duration::from_secs(1));
     rig.state(&[A]).await;
     fs::rename(&rig.folder, rig.home().join("away")).unwrap();
@@ -176,7 +176,7 @@ async fn a_folder_that_goes_keeps_what_was_known_and_one_that_comes_back_is_read
 }
 
 #[tokio::test]
-async fn a_folder_that_is_missing_at_first_is_waited_for_and_nothing_is_listed() {
+async fn a_folder_missing_at_the_start_is_awaited_without_a_list() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("not/yet");
     let rig = Rig::over(home, folder.clone(), |_| {});
@@ -232,7 +232,7 @@ async fn a_mounted_config_map_is_switched_over_as_one() {
 }
 
 #[tokio::test]
-async fn a_change_without_a_notice_is_found_by_looking() {
+async fn a_change_without_a_notice_is_found_by_a_scan() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("manifests");
     fs::create_dir(&folder).unwrap();
@@ -303,7 +303,7 @@ async fn the_node_is_the_one_of_this_name() {
 }
 
 #[tokio::test]
-async fn without_notices_everything_is_found_by_looking() {
+async fn without_notices_all_changes_are_found_by_scans() {
     let rig = Rig::with(&[("a.yaml", &a())], |parts| {
         parts.notices = false;
         parts.timing.poll = Duration::from_millis(30);

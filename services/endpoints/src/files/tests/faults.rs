@@ -10,7 +10,7 @@ fn ab() -> String {
 }
 
 #[tokio::test]
-async fn a_broken_file_keeps_its_last_good_version_whole_until_it_is_mended() {
+async fn an_invalid_file_keeps_its_last_valid_version_until_it_is_repaired() {
     let rig = Rig::new(&[("ab.yaml", &ab())]);
     rig.state(&[A, B]).await;
     // The first document is valid and has changed; the second is invalid.
@@ -67,7 +67,7 @@ async fn of_two_objects_of_one_name_the_one_in_the_first_file_counts() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_too_large_or_not_to_be_read_is_named() {
+async fn a_file_that_is_too_large_or_unreadable_is_named() {
     let rig = Rig::with(&[("a.yaml", &service("a", "10.0.0.1"))], |parts| parts.max_file_bytes = 300);
     rig.state(&[A]).await;
     rig.write("a.yaml", &(service("a", "10.0.0.2") + &"# long\n".repeat(100)));
@@ -79,7 +79,7 @@ async fn a_file_that_is_too_large_or_not_to_be_read_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_manifest_is_not_looked_at() {
+async fn other_files_are_ignored() {
     let bad = "{{{";
     let names = [".hidden.yaml", "a.yaml~", "a.yaml.tmp", ".a.yaml.swp", "README.md", "a.yaml.swp", "yaml"];
     let files: Vec<(&str, &str)> = names.iter().map(|name| (*name, bad)).collect();

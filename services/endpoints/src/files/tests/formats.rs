@@ -98,7 +98,7 @@ fn lists_of_every_sort() {
 }
 
 #[test]
-fn nulls_are_what_is_not_set_and_other_kinds_are_passed_over() {
+fn nulls_are_unset_fields_and_other_kinds_are_ignored() {
     let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: a\n  namespace: ns\n  creationTimestamp: null\n  \
         labels:\n    kubernetes.io/service-name: s\n    service.kubernetes.io/headless:\n  annotations: null\n\
         addressType: IPv4\nendpoints: null\nports:\n- {name: null, port: 80, appProtocol: null}\n";
@@ -187,7 +187,7 @@ fn a_large_file_is_no_bomb() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_line() {
+fn faults_are_named_with_their_line() {
     let port = "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  ports:\n  - port: 1\n  - name: x\n    port: eighty\n";
     let list = "kind: List\napiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: {}\n\
         - apiVersion: v1\n  kind: Service\n  metadata:\n    name: 7\n  spec: {}\n";
@@ -232,7 +232,7 @@ fn what_is_wrong_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_wrong_with_json_is_named_with_its_line() {
+fn json_faults_are_named_with_their_line() {
     let good = "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\n\"metadata\":{\"name\":\"a\"},\"spec\":{}}\n";
     let port = "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\"metadata\":{\"name\":\"b\"},\n\"spec\":{\n\t\"ports\":[{\"port\":80},\n\t{\"port\":\"x\"}]}}";
     let list = format!("{{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[\n{good},\n{port}]}}");
@@ -255,7 +255,7 @@ fn what_is_wrong_with_json_is_named_with_its_line() {
 }
 
 #[test]
-fn every_fault_is_named_but_not_without_end() {
+fn faults_are_named_up_to_a_limit() {
     let text = "kind: Service\n---\napiVersion: v1\n---\n- x\n";
     assert_eq!(faults("a.yaml", text).iter().map(|fault| fault.0).collect::<Vec<_>>(), [1, 3, 5]);
     assert_eq!(faults("a.yaml", &"kind: Service\n---\n".repeat(1000)).len(), 20);

@@ -20,7 +20,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Answer, EndpointSlice, EventSink, NodeView, Seen, Service, ServiceCidr, SourceEvent, SourceKind,
+    Ack, EndpointSlice, EventSink, NodeView, ObjectEvent, Service, ServiceCidr, SourceEvent, SourceKind,
 };
 use keelson_proto::{endpoints::FileFault, kubernetes::ObjectMeta};
 use tempfile::TempDir;
@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use super::{FilesHandle, FilesParts, FilesSource, FilesTiming};
 
 /// Only a failing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn service(name: &str, ip: &str) -> String {
     format!(
@@ -78,35 +78,35 @@ fn name(metadata: Option<&ObjectMeta>) -> String {
 }
 
 impl Recorded {
-    fn apply<T>(&mut self, kind: usize, seen: Vec<Seen<T>>, show: fn(&T) -> (String, String)) {
+    fn apply<T>(&mut self, kind: usize, seen: Vec<ObjectEvent<T>>, show: fn(&T) -> (String, String)) {
         let objects = &mut self.objects[kind];
         for seen in seen {
             match seen {
-                Seen::Listing => {
+                ObjectEvent::Listing => {
                     self.open[kind] = true;
                     objects.values_mut().for_each(|object| object.1 = false);
                 }
-                Seen::Put(object) => {
+                ObjectEvent::Upsert(object) => {
                     assert!(self.open[kind] || self.listed[kind], "sent before a listing");
                     let (name, text) = show(&object);
                     objects.insert(name, (text, true));
                 }
-                Seen::Gone(name) => {
+                ObjectEvent::Deleted(name) => {
                     assert!(self.listed[kind], "sent before a listing");
                     objects.remove(name.as_str());
                 }
-                Seen::Listed => {
+                ObjectEvent::ListComplete => {
                     assert!(self.open[kind], "no listing is open");
                     self.open[kind] = false;
                     self.listed[kind] = true;
                     objects.retain(|_, object| object.1);
                 }
-                Seen::Refused => panic!("a folder refuses nothing"),
+                ObjectEvent::Refused => panic!("a folder refuses nothing"),
             }
         }
     }
 
-    fn take(&mut self, event: SourceEvent) -> Answer {
+    fn take(&mut self, event: SourceEvent) -> Ack {
         let kind = match &event {
             SourceEvent::Services(_) => SourceKind::Services,
             SourceEvent::EndpointSlices(_) => SourceKind::EndpointSlices,
@@ -124,7 +124,7 @@ impl Recorded {
                 self.objects[place].clear();
                 (self.open[place], self.listed[place]) = (false, false);
             }
-            return Answer::ListAgain;
+            return Ack::Relist;
         }
         self.events.push(event.clone());
         match event {
@@ -151,7 +151,7 @@ impl Recorded {
             }
         }
         self.note();
-        Answer::Taken
+        Ack::Accepted
     }
 
     fn note(&mut self) {
@@ -182,7 +182,7 @@ impl RecordingSink {
 }
 
 impl EventSink for RecordingSink {
-    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Answer> {
+    fn send(&self, event: SourceEvent) -> BoxFuture<'_, Ack> {
         let answer = self.get().take(event);
         Box::pin(async move {
             tokio::task::yield_now().await;
@@ -195,15 +195,15 @@ impl EventSink for RecordingSink {
 pub(super) fn quick() -> FilesTiming {
     FilesTiming {
         settle: Duration::from_millis(50),
-        settle_open: Duration::from_secs(20),
-        settle_most: Duration::from_secs(40),
+        settle_while_open: Duration::from_secs(20),
+        settle_max: Duration::from_secs(40),
         poll: Duration::from_secs(120),
         poll_missing: Duration::from_millis(20),
     }
 }
 
 /// Makes a file old enough to have settled.
-pub(super) fn long_ago(path: &Path) {
+pub(super) fn set_old_time(path: &Path) {
     let time = SystemTime::now() - Duration::from_secs(3600);
     fs::File::open(path).unwrap().set_modified(time).unwrap();
 }
@@ -233,9 +233,9 @@ impl Rig {
         fs::create_dir(&folder).unwrap();
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();
-            long_ago(&folder.join(name));
+            set_old_time(&folder.join(name));
         }
-        long_ago(&folder);
+        set_old_time(&folder);
         Self::over(home, folder, change)
     }
 
@@ -279,7 +279,7 @@ impl Rig {
                     return;
                 }
                 assert!(
-                    start.elapsed() < PATIENCE,
+                    start.elapsed() < TEST_TIMEOUT,
                     "{what}; states {:#?}, faults {faults:#?}, health {:?}",
                     recorded.states,
                     recorded.health

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn what_a_sink_forgot_is_listed_again_with_the_change_that_it_refused() {
+async fn a_sink_that_asks_for_a_relist_gets_the_refused_change_with_it() {
     let rig = Rig::new(&[
         ("a.yaml", &(service("a", "10.0.0.1") + "---\n" + &slice("a-1", "a", "10.1.0.1"))),
         ("n.yaml", &node("n1", "z")),
@@ -30,14 +30,14 @@ async fn what_a_sink_forgot_is_listed_again_with_the_change_that_it_refused() {
 }
 
 #[tokio::test]
-async fn a_sink_that_forgot_is_found_out_though_nothing_changes() {
+async fn a_restarted_sink_is_detected_without_changes() {
     let rig = Rig::with(&[("a.yaml", &service("a", "10.0.0.1"))], |parts| {
         parts.timing.poll = Duration::from_millis(50);
         parts.timing.poll_missing = Duration::from_millis(50);
     });
     rig.state(&[("service default/a", "10.0.0.1")]).await;
     let listed = |recorded: &Recorded| {
-        let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&Seen::Listing));
+        let listing = |event: &&SourceEvent| matches!(event, SourceEvent::Services(seen) if seen.contains(&ObjectEvent::Listing));
         recorded.events.iter().filter(listing).count()
     };
     rig.recorded.get().forgotten = vec![SourceKind::Services];

@@ -18,7 +18,7 @@ async fn one_service() -> (Source, Running) {
 }
 
 /// Reads until the server closes the connection.
-async fn to_the_end(stream: &mut UnixStream) -> Vec<u8> {
+async fn read_to_end(stream: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     // A reset after the answer is an end as well.
     let _ = stream.read_to_end(&mut all).await;
@@ -30,14 +30,14 @@ async fn serves(server: &Running, source: &Source) {
 }
 
 #[tokio::test]
-async fn who_speaks_http1_is_told_so() {
+async fn http1_clients_get_an_error() {
     let (source, server) = one_service().await;
     for request in
         ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "POST /localnetv1.Endpoints/Next HTTP/1.1\r\n", "PUT"]
     {
         let mut stream = server.raw().await;
         stream.write_all(request.as_bytes()).await.expect("writes");
-        let answer = String::from_utf8(to_the_end(&mut stream).await).expect("text");
+        let answer = String::from_utf8(read_to_end(&mut stream).await).expect("text");
         assert!(answer.starts_with("HTTP/1.1 400 "), "{request:?}: {answer:?}");
         assert!(answer.contains("gRPC over HTTP/2"), "{answer:?}");
     }
@@ -62,7 +62,7 @@ async fn garbage_ends_its_own_connection_only() {
         let mut stream = server.raw().await;
         // The server may close the connection before all is written.
         let _ = stream.write_all(&garbage).await;
-        let answer = to_the_end(&mut stream).await;
+        let answer = read_to_end(&mut stream).await;
         assert!(answer.len() < 1000, "{} bytes", answer.len());
     }
     let mut source = source;
@@ -73,13 +73,13 @@ async fn garbage_ends_its_own_connection_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_is_not_waited_for() {
+async fn silent_clients_are_closed() {
     let (source, server) = one_service().await;
     let mut silent = server.raw().await;
     let mut half = server.raw().await;
     half.write_all(b"PRI * HTT").await.expect("writes");
     for stream in [&mut silent, &mut half] {
-        let ended = tokio::time::timeout(LONG, to_the_end(stream)).await;
+        let ended = tokio::time::timeout(LONG, read_to_end(stream)).await;
         assert_eq!(ended.expect("is closed"), b"");
     }
     serves(&server, &source).await;
@@ -120,7 +120,7 @@ impl Raw {
     }
 
     /// Stops reading and answering without closing the connection.
-    async fn stick(self) -> Held {
+    async fn stop_reading(self) -> Held {
         self.halt.send(()).expect("runs");
         self.driver.await.expect("halts")
     }
@@ -155,7 +155,7 @@ async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
 }
 
 #[tokio::test]
-async fn requests_that_are_none_are_refused_by_name() {
+async fn invalid_requests_are_refused_with_their_error() {
     let (source, server) = one_service().await;
     let huge = |length: usize| {
         let filter = NextFilter { stale_reason: "x".repeat(length), ..NextFilter::default() };
@@ -174,7 +174,12 @@ async fn requests_that_are_none_are_refused_by_name() {
             Code::InvalidArgument,
         ),
         ("a compressed one", NEXT, Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Unimplemented),
-        ("four gigabytes said", NEXT, Bytes::from_static(&[0, 255, 255, 255, 255]), Code::ResourceExhausted),
+        (
+            "a length of four gigabytes",
+            NEXT,
+            Bytes::from_static(&[0, 255, 255, 255, 255]),
+            Code::ResourceExhausted,
+        ),
         ("more than is allowed", NEXT, huge(65_536), Code::ResourceExhausted),
         ("as much as is allowed", NEXT, huge(65_000), Code::Ok),
         ("another method", "/localnetv1.Endpoints/Previous", frame::frame(b""), Code::Unimplemented),
@@ -187,7 +192,7 @@ async fn requests_that_are_none_are_refused_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_never_comes_is_not_waited_for() {
+async fn a_call_without_a_request_is_ended() {
     let (source, server) = one_service().await;
     let mut raw = Raw::connect(&server).await;
     let (response, _sending) = raw.send.send_request(request(NEXT), false).expect("sends");
@@ -197,7 +202,7 @@ async fn a_request_that_never_comes_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_does_not() {
+async fn a_vanished_peer_loses_its_slot_and_a_waiting_one_does_not() {
     let (mut source, server) = one_service().await;
     let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
     let mut reader = Reader::default();
@@ -206,7 +211,7 @@ async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_d
     let mut raw = Raw::connect(&server).await;
     let _response = raw.call(NEXT, &has((7, 1)).encode_to_vec()).await;
     server.served(2).await;
-    let stuck = raw.stick().await;
+    let stuck = raw.stop_reading().await;
     tokio::time::sleep(LONG).await;
     assert_eq!(server.watchers.count().0, 1);
     drop(stuck);
@@ -216,7 +221,7 @@ async fn a_peer_that_is_gone_without_a_word_loses_its_place_and_one_that_waits_d
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
+async fn a_caller_that_never_reads_costs_little_and_delays_no_other() {
     let mut source = Source::new(7);
     let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
     source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
@@ -226,7 +231,7 @@ async fn a_caller_that_never_reads_holds_little_and_nobody_up() {
     let stuck = {
         sending.send_data(frame::frame(b""), true).expect("sends");
         let response = response.await.expect("answers");
-        (raw.stick().await, response)
+        (raw.stop_reading().await, response)
     };
     // Of eight megabytes, what fits the socket and the buffer.
     let taken = server.watchers.list()[0].bytes;
@@ -254,7 +259,7 @@ async fn eight_megabytes() -> (Source, Running) {
 
 /// E16: its connection answers every ping, but what it was sent is never read.
 #[tokio::test(start_paused = true)]
-async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
+async fn e16_a_caller_that_answers_pings_but_never_reads_is_closed() {
     let (mut source, server) = eight_megabytes().await;
     let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
     let mut reader = Reader::default();
@@ -281,7 +286,7 @@ async fn e16_who_answers_pings_and_never_reads_is_cut_off() {
 
 /// E16: a slow client is not stuck.
 #[tokio::test(start_paused = true)]
-async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
+async fn e16_a_caller_that_reads_slowly_is_not_closed() {
     let (_source, server) = eight_megabytes().await;
     let mut raw = Raw::with_window(&server, WINDOW).await;
     let mut body = raw.call(WATCH, b"").await.into_body();
@@ -290,7 +295,7 @@ async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
         let before = read;
         // More than a chunk: one message may exceed its size.
         while read - before < 2 * WINDOW as usize {
-            let data = patiently(body.data()).await.expect("goes on").expect("data");
+            let data = patiently(body.data()).await.expect("continues").expect("data");
             read += data.len();
             body.flow_control().release_capacity(data.len()).expect("releases");
         }
@@ -301,7 +306,7 @@ async fn e16_who_reads_a_chunk_now_and_then_is_not_cut_off() {
 
 /// E16: each holds a different state, of which nothing is in the latest one any more.
 #[tokio::test(start_paused = true)]
-async fn e16_callers_at_many_revisions_do_not_keep_them_all() {
+async fn e16_callers_at_many_revisions_do_not_retain_all_of_them() {
     const ALL: [&str; 4] = ["a", "b", "c", "d"];
     let mut source = Source::new(7);
     source.set(service("e", &[]));

@@ -48,7 +48,7 @@ async fn nothing_is_sent_before_there_is_a_state() {
 }
 
 #[tokio::test]
-async fn who_comes_back_gets_what_has_changed_since() {
+async fn a_returning_caller_gets_the_changes_since_its_revision() {
     let mut source = Source::new(7);
     source.revision(&[("a", Some(service("a", &[]))), ("b", Some(service("b", &[])))], Some(node("n1")));
     source.set(service("c", &[]));
@@ -75,7 +75,7 @@ async fn who_comes_back_gets_what_has_changed_since() {
         assert_eq!(
             sync.triggered_unix_ms,
             if known == (7, 4) { 0 } else { 4000 },
-            "said with what it led to"
+            "sent with the resulting state"
         );
     }
     assert_eq!(server.metrics.resets.get(), 3, "but the caller that knew nothing");
@@ -157,7 +157,7 @@ async fn another_instance_in_the_middle_of_a_stream_is_a_reset() {
 }
 
 #[tokio::test]
-async fn a_slow_caller_misses_states_in_between_and_no_change() {
+async fn a_slow_caller_skips_states_but_no_change() {
     let mut source = Source::new(7);
     let names: Vec<String> = (0..100).map(|n| format!("s{n:03}")).collect();
     source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 20_000)))).collect::<Vec<_>>());

@@ -14,7 +14,7 @@ async fn nothing_is_sent_before_there_is_a_state_and_then_it_is() {
     still_waits(&mut knowing).await;
     source.set(service("a", &["r1"]));
     for stream in [&mut waiting, &mut knowing] {
-        let (next, state) = whole(stream).await.expect("a state");
+        let (next, state) = read_state(stream).await.expect("a state");
         assert_eq!((next.instance_id, next.rev), (7, 1));
         assert_eq!(state, source.model);
     }
@@ -45,7 +45,7 @@ async fn a_full_state_is_next_with_the_node_then_every_service_in_order_then_the
 }
 
 #[tokio::test]
-async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
+async fn a_current_caller_waits_and_an_outdated_one_gets_the_latest_state() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     source.set(service("b", &["r1"]));
@@ -61,14 +61,14 @@ async fn who_is_up_to_date_waits_and_whoever_is_not_gets_the_newest_at_once() {
     server.served(1).await;
     still_waits(&mut waiting).await;
     source.change(&[("a", None)]);
-    let (next, state) = whole(&mut waiting).await.expect("a state");
+    let (next, state) = read_state(&mut waiting).await.expect("a state");
     assert_eq!((next.instance_id, next.rev), (7, 3));
     assert_eq!(state, source.model);
     assert!(!state.services.contains_key("ns/a"));
 }
 
 #[tokio::test]
-async fn a_waiting_caller_is_told_of_a_new_instance() {
+async fn a_waiting_caller_gets_a_new_instance() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -76,13 +76,13 @@ async fn a_waiting_caller_is_told_of_a_new_instance() {
     server.served(1).await;
     still_waits(&mut waiting).await;
     source.new_instance(9);
-    let (next, state) = whole(&mut waiting).await.expect("a state");
+    let (next, state) = read_state(&mut waiting).await.expect("a state");
     assert_eq!((next.instance_id, next.rev), (9, 1));
     assert_eq!(state, source.model);
 }
 
 #[tokio::test]
-async fn staleness_marks_answers_and_wakes_nobody() {
+async fn staleness_marks_answers_and_wakes_no_caller() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -103,7 +103,7 @@ async fn staleness_marks_answers_and_wakes_nobody() {
 
 /// E20: the same state again, when it has become stale or current.
 #[tokio::test(start_paused = true)]
-async fn e20_who_asks_for_it_hears_of_staleness_alone() {
+async fn e20_staleness_changes_are_sent_on_request() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -122,14 +122,14 @@ async fn e20_who_asks_for_it_hears_of_staleness_alone() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         still_waits(&mut waiting).await;
         source.freshness(reason);
-        let (answer, state) = whole(&mut waiting).await.expect("a state");
+        let (answer, state) = read_state(&mut waiting).await.expect("a state");
         assert_eq!((answer.instance_id, answer.rev), (7, 1));
         assert_eq!(
             (answer.stale, answer.stale_reason.as_str()),
             (reason.is_some(), reason.unwrap_or_default())
         );
         assert_eq!(answer.stale_since_unix_ms, since);
-        assert_eq!(state, source.model, "and whole");
+        assert_eq!(state, source.model, "and complete");
         known = answer;
     }
     // Another reason is no change; a caller with the wrong freshness is answered at once.
@@ -176,7 +176,7 @@ async fn a_deadline_ends_the_wait_on_the_servers_side() {
 }
 
 #[tokio::test]
-async fn who_leaves_gives_its_place_back() {
+async fn a_caller_that_leaves_frees_its_slot() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::start(&source).await;

@@ -9,7 +9,7 @@ use super::*;
 use crate::server::{EndpointsThread, SPARE_CONNECTIONS};
 
 #[tokio::test]
-async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free() {
+async fn callers_above_the_limit_are_refused_until_a_slot_is_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
@@ -21,12 +21,12 @@ async fn one_too_many_is_refused_with_a_sentence_and_a_place_given_back_is_free(
     assert_eq!(server.metrics.refused.get(), 2);
     drop(waiting);
     server.served(1).await;
-    next(&mut nexts, has((0, 0))).await.expect("there is room again");
+    next(&mut nexts, has((0, 0))).await.expect("room is free again");
 }
 
 /// P9: a client of a loopback TCP port takes no place and no connection at the socket of the node's proxies.
 #[tokio::test]
-async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
+async fn p9_callers_at_a_port_leave_the_slots_of_the_socket_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
@@ -59,7 +59,7 @@ async fn p9_callers_at_a_port_leave_the_places_of_the_socket_free() {
             watch
         };
         let proxy = tokio::time::timeout(Duration::from_secs(30), proxy).await;
-        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served beside idle clients")));
+        proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served among idle clients")));
     }
 }
 
@@ -93,7 +93,7 @@ async fn five_hundred_callers_at_once_all_get_every_state() {
 }
 
 #[tokio::test]
-async fn the_list_says_who_follows_from_where_and_how_far_behind() {
+async fn the_list_has_watchers_addresses_and_lag() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -129,7 +129,7 @@ async fn the_list_says_who_follows_from_where_and_how_far_behind() {
 }
 
 #[tokio::test]
-async fn what_is_sent_is_counted() {
+async fn sent_bytes_and_states_are_counted() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -167,7 +167,7 @@ async fn what_is_sent_is_counted() {
 }
 
 #[tokio::test]
-async fn at_the_end_calls_get_unavailable_and_nobody_is_taken_any_more() {
+async fn at_the_end_calls_get_unavailable_and_no_caller_is_accepted() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let mut server = Running::start(&source).await;
@@ -180,7 +180,7 @@ async fn at_the_end_calls_get_unavailable_and_nobody_is_taken_any_more() {
     ends_with(watching.message().await, Code::Unavailable, "the agent is stopping");
     (&mut server.serving).await.expect("ends");
     assert_eq!(server.watchers.count().0, 0);
-    UnixStream::connect(server.socket()).await.expect_err("nobody listens");
+    UnixStream::connect(server.socket()).await.expect_err("no listener");
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 }
 
 #[tokio::test]
-async fn without_deltas_watch_is_off_and_all_else_is_there() {
+async fn without_deltas_only_watch_is_disabled() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server =
@@ -242,7 +242,7 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
     assert_eq!(watchers.count(), (1, 10));
     thread.stop(Duration::from_secs(60)).await;
     ends_with(stream.message().await, Code::Unavailable, "the agent is stopping");
-    UnixStream::connect(socket).await.expect_err("nobody listens");
+    UnixStream::connect(socket).await.expect_err("no listener");
     assert_eq!(watchers.count(), (0, 10));
 }
 

@@ -295,13 +295,13 @@ fn only_ready() -> Option<EndpointConditions> {
 }
 
 /// Ends a test that hangs; nothing here depends on timing.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 async fn patiently<T>(coming: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, coming).await.expect("what is waited for never comes")
+    tokio::time::timeout(TEST_TIMEOUT, coming).await.expect("what is waited for never comes")
 }
 
-async fn whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
+async fn read_state(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
     patiently(read_whole(stream)).await
 }
 
@@ -320,7 +320,7 @@ async fn read_whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, Sta
 }
 
 async fn next(client: &mut NextClient<Channel>, filter: NextFilter) -> Result<(NextFilter, State), Status> {
-    whole(&mut client.next(filter).await?.into_inner()).await
+    read_state(&mut client.next(filter).await?.into_inner()).await
 }
 
 /// A reader of Watch: it has a complete state after each Sync.

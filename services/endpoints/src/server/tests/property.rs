@@ -55,13 +55,13 @@ type Known = Arc<Mutex<HashMap<(u64, u64), State>>>;
 
 /// Checks that a state was published, and that revisions do not go back.
 #[derive(Debug)]
-struct Judge {
+struct StateChecker {
     known: Known,
     last: (u64, u64),
 }
 
-impl Judge {
-    fn hear(&mut self, position: (u64, u64), state: &State) {
+impl StateChecker {
+    fn record(&mut self, position: (u64, u64), state: &State) {
         let known = self.known.lock().expect("states");
         let published = known.get(&position).unwrap_or_else(|| panic!("{position:?} was never published"));
         assert!(state == published, "{position:?} is a mixture");
@@ -72,7 +72,7 @@ impl Judge {
 
 /// Broken streams and slow readers, as the test requests.
 #[derive(Debug, Clone)]
-struct Weather {
+struct FaultPlan {
     cuts: watch::Receiver<u32>,
     slow: bool,
 }
@@ -80,7 +80,7 @@ struct Weather {
 /// The stream is abandoned.
 struct Cut;
 
-impl Weather {
+impl FaultPlan {
     async fn message<T>(&mut self, stream: &mut Streaming<T>) -> Result<Option<T>, Cut> {
         if self.slow {
             for _ in 0..20 {
@@ -97,16 +97,16 @@ impl Weather {
 
 async fn read_next(
     socket: PathBuf,
-    mut judge: Judge,
-    mut weather: Weather,
+    mut checker: StateChecker,
+    mut faults: FaultPlan,
     received: watch::Sender<(u64, u64)>,
 ) {
-    let mut client = NextClient::new(channel(socket, weather.slow.then_some(65_535)).await);
+    let mut client = NextClient::new(channel(socket, faults.slow.then_some(65_535)).await);
     loop {
-        let mut stream = client.next(has(judge.last)).await.expect("is taken").into_inner();
-        if let Ok((position, state)) = read_one(&mut stream, &mut weather).await {
-            assert_ne!(position, judge.last, "the same again");
-            judge.hear(position, &state);
+        let mut stream = client.next(has(checker.last)).await.expect("is taken").into_inner();
+        if let Ok((position, state)) = read_one(&mut stream, &mut faults).await {
+            assert_ne!(position, checker.last, "the same again");
+            checker.record(position, &state);
             received.send_replace(position);
         }
     }
@@ -114,11 +114,11 @@ async fn read_next(
 
 async fn read_one(
     stream: &mut Streaming<NextItem>,
-    weather: &mut Weather,
+    faults: &mut FaultPlan,
 ) -> Result<((u64, u64), State), Cut> {
-    let first = weather.message(stream).await?.expect("a first item");
+    let first = faults.message(stream).await?.expect("a first item");
     let mut state = State { node: first.node.expect("the node"), ..State::default() };
-    while let Some(item) = weather.message(stream).await? {
+    while let Some(item) = faults.message(stream).await? {
         let service = item.endpoints.expect("a Service");
         let twice = state.services.insert(format!("ns/{}", service.name), service);
         assert!(twice.is_none());
@@ -129,22 +129,22 @@ async fn read_one(
 
 async fn read_watch(
     socket: PathBuf,
-    mut judge: Judge,
-    mut weather: Weather,
+    mut checker: StateChecker,
+    mut faults: FaultPlan,
     received: watch::Sender<(u64, u64)>,
 ) {
-    let mut client = WatchClient::new(channel(socket, weather.slow.then_some(65_535)).await);
-    let mut whole = State::default();
+    let mut client = WatchClient::new(channel(socket, faults.slow.then_some(65_535)).await);
+    let mut state = State::default();
     loop {
-        let mut stream = client.watch(from(judge.last)).await.expect("is taken").into_inner();
+        let mut stream = client.watch(from(checker.last)).await.expect("is taken").into_inner();
         // What arrived after the last Sync before a cut does not count.
-        let mut reader = Reader { draft: whole.clone(), ..Reader::default() };
-        while let Ok(item) = weather.message(&mut stream).await {
+        let mut reader = Reader { draft: state.clone(), ..Reader::default() };
+        while let Ok(item) = faults.message(&mut stream).await {
             let item = item.expect("a Watch does not end by itself");
             if let Some(sync) = reader.take(item) {
-                judge.hear((sync.instance_id, sync.rev), &reader.draft);
-                whole = reader.draft.clone();
-                received.send_replace(judge.last);
+                checker.record((sync.instance_id, sync.rev), &reader.draft);
+                state = reader.draft.clone();
+                received.send_replace(checker.last);
             }
         }
     }
@@ -164,20 +164,20 @@ impl Readers {
         let mut tasks = tokio::task::JoinSet::new();
         let mut all = Vec::new();
         for slow in [false, true] {
-            let judge = || Judge { known: known.clone(), last: (0, 0) };
+            let checker = || StateChecker { known: known.clone(), last: (0, 0) };
             let (sender, received) = watch::channel((0, 0));
             tasks.spawn(read_next(
                 server.socket(),
-                judge(),
-                Weather { cuts: next_cuts.clone(), slow },
+                checker(),
+                FaultPlan { cuts: next_cuts.clone(), slow },
                 sender,
             ));
             all.push(received);
             let (sender, received) = watch::channel((0, 0));
             tasks.spawn(read_watch(
                 server.socket(),
-                judge(),
-                Weather { cuts: watch_cuts.clone(), slow },
+                checker(),
+                FaultPlan { cuts: watch_cuts.clone(), slow },
                 sender,
             ));
             all.push(received);

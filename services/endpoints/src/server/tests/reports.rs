@@ -23,7 +23,7 @@ pub(super) fn synced(name: &str, pid: u32, (instance_id, rev): (u64, u64)) -> Ba
 }
 
 #[tokio::test]
-async fn what_a_backend_says_is_shown_with_how_far_behind_it_is() {
+async fn backend_reports_are_shown_with_their_lag() {
     let mut source = Source::new(7);
     let server = Running::start(&source).await;
     source.set(service("a", &["r1"]));
@@ -53,12 +53,12 @@ async fn what_a_backend_says_is_shown_with_how_far_behind_it_is() {
     let shown = server.backends.list();
     assert_eq!((shown.len(), shown[0].rev, shown[0].behind), (2, 2, 0), "the newest report counts");
     source.set(service("b", &[]));
-    assert_eq!(server.backends.list()[0].behind, 1, "it has not said that it has this one");
+    assert_eq!(server.backends.list()[0].behind, 1, "it has not acknowledged this one");
     assert_eq!(server.watchers.count().0, 0, "a report takes no place of a watcher");
 }
 
 #[tokio::test]
-async fn a_report_that_is_none_is_refused_and_changes_nothing() {
+async fn an_invalid_report_is_refused_and_changes_nothing() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
     let server = Running::start(&source).await;
@@ -97,7 +97,7 @@ async fn a_backend_whose_process_has_ended_is_silent_at_once() {
 }
 
 #[tokio::test]
-async fn the_kernel_says_who_reports() {
+async fn the_reporter_pid_comes_from_the_kernel() {
     let server = Running::start(&Source::new(7)).await;
     let own = std::process::id();
     let peer = Peer::of_unix(&server.raw().await, "unix://x".into());

@@ -91,7 +91,7 @@ mod tests {
 
     /// E4: files that the agent writes are readable by their owner only, and complete.
     #[test]
-    fn e4_own_secrets_are_written_0600_and_replaced_whole() {
+    fn e4_own_secrets_are_written_0600_and_replaced_atomically() {
         let scratch = tempfile::tempdir().expect("a folder");
         let folder = scratch.path().join("state/pki");
         let files = CertificateFiles::new(&folder);

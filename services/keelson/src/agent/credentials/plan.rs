@@ -10,12 +10,12 @@ use keelson_kube::IssuedValidity;
 use keelson_proto::backoff::Backoff;
 
 /// Maximum wait, because the wall clock may be set.
-const WAIT_MOST: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 const PAUSES: Backoff = Backoff { first: Duration::from_secs(2), longest: Duration::from_secs(300) };
 
 /// The credentials with which a certificate is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum RequestCredentials {
     /// Those of `kube.bootstrap_kubeconfig`.
     Bootstrap,
     /// The certificate that is to be replaced.
@@ -24,7 +24,7 @@ pub(super) enum By {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    Request(By),
+    Request(RequestCredentials),
     Wait(Duration),
 }
 
@@ -39,13 +39,13 @@ pub(super) fn renew_at(validity: IssuedValidity, draw: f64) -> i64 {
 
 /// `now` is in Unix seconds. `refused`: the API server rejected the certificate (401).
 pub(super) fn next_step(validity: Option<IssuedValidity>, refused: bool, draw: f64, now: i64) -> Step {
-    let Some(validity) = validity else { return Step::Request(By::Bootstrap) };
+    let Some(validity) = validity else { return Step::Request(RequestCredentials::Bootstrap) };
     if now >= validity.not_after || refused {
-        return Step::Request(By::Bootstrap);
+        return Step::Request(RequestCredentials::Bootstrap);
     }
     match u64::try_from(renew_at(validity, draw).saturating_sub(now)) {
-        Ok(seconds @ 1..) => Step::Wait(Duration::from_secs(seconds).min(WAIT_MOST)),
-        _ => Step::Request(By::Current),
+        Ok(seconds @ 1..) => Step::Wait(Duration::from_secs(seconds).min(MAX_WAIT)),
+        _ => Step::Request(RequestCredentials::Current),
     }
 }
 
@@ -70,22 +70,22 @@ mod tests {
         let long = validity(0, 100 * DAY);
         let wait = |seconds| Step::Wait(Duration::from_secs(seconds));
         for (validity, refused, draw, now, expected) in [
-            (None, false, 0.0, 0, Step::Request(By::Bootstrap)),
+            (None, false, 0.0, 0, Step::Request(RequestCredentials::Bootstrap)),
             (long, false, 0.0, 0, wait(60)),
             (long, false, 0.0, 70 * DAY - 59, wait(59)),
-            (long, false, 0.0, 70 * DAY, Step::Request(By::Current)),
+            (long, false, 0.0, 70 * DAY, Step::Request(RequestCredentials::Current)),
             (long, false, 0.5, 80 * DAY - 1, wait(1)),
-            (long, false, 0.5, 80 * DAY, Step::Request(By::Current)),
+            (long, false, 0.5, 80 * DAY, Step::Request(RequestCredentials::Current)),
             (long, false, 1.0, 90 * DAY - 1, wait(1)),
-            (long, false, 1.0, 90 * DAY, Step::Request(By::Current)),
-            (long, false, 9.0, 90 * DAY, Step::Request(By::Current)),
-            (long, false, 1.0, 100 * DAY - 1, Step::Request(By::Current)),
-            (long, false, 1.0, 100 * DAY, Step::Request(By::Bootstrap)),
-            (long, true, 0.0, 0, Step::Request(By::Bootstrap)),
+            (long, false, 1.0, 90 * DAY, Step::Request(RequestCredentials::Current)),
+            (long, false, 9.0, 90 * DAY, Step::Request(RequestCredentials::Current)),
+            (long, false, 1.0, 100 * DAY - 1, Step::Request(RequestCredentials::Current)),
+            (long, false, 1.0, 100 * DAY, Step::Request(RequestCredentials::Bootstrap)),
+            (long, true, 0.0, 0, Step::Request(RequestCredentials::Bootstrap)),
             // The clock is behind: the certificate may still be valid.
             (validity(DAY, 2 * DAY), false, 0.0, 0, wait(60)),
             // An invalid lifetime.
-            (validity(10, 20), false, 0.0, i64::MAX, Step::Request(By::Bootstrap)),
+            (validity(10, 20), false, 0.0, i64::MAX, Step::Request(RequestCredentials::Bootstrap)),
             (validity(20, 10), false, 0.0, 5, wait(15)),
         ] {
             assert_eq!(next_step(validity, refused, draw, now), expected, "{validity:?} {draw} at {now}");

@@ -19,7 +19,7 @@ use super::{
     Credentials,
     files::CertificateFiles,
     now_unix,
-    plan::{self, By, Step},
+    plan::{self, RequestCredentials, Step},
 };
 
 /// Maximum wait for a request before it is retried, as in the kubelet.
@@ -102,7 +102,7 @@ pub(super) async fn run(renewal: Renewal) {
             Err(error) => {
                 failures += 1;
                 // The bootstrap credentials may have permissions that the certificate has lost.
-                refused = by == By::Current
+                refused = by == RequestCredentials::Current
                     && matches!(&error, RenewalError::Api(error) if error.kind == ApiErrorKind::Unauthorized);
                 renewal.credentials.renewed("error");
                 let reason = format!("cannot get a client certificate: {error}");
@@ -139,10 +139,10 @@ impl Renewal {
         }
     }
 
-    async fn request(&self, by: By) -> Result<IssuedValidity, RenewalError> {
+    async fn request(&self, by: RequestCredentials) -> Result<IssuedValidity, RenewalError> {
         let api = match by {
-            By::Bootstrap => &self.bootstrap,
-            By::Current => &self.current,
+            RequestCredentials::Bootstrap => &self.bootstrap,
+            RequestCredentials::Current => &self.current,
         };
         let key = self.key()?;
         let request = key.request(&self.node)?;

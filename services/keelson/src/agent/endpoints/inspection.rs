@@ -9,7 +9,7 @@ use keelson_proto::endpoints as pb;
 use prometheus_client::registry::Registry;
 
 use super::{EnabledEndpoints, Endpoints, source::Place};
-use crate::agent::actor_handle::asked;
+use crate::agent::actor_handle::ask_with_timeout;
 
 impl Endpoints {
     /// Stops the actor: another agent serves the endpoints.
@@ -40,7 +40,8 @@ impl Endpoints {
                 Err(ViewError::Unavailable(format!("service endpoints are disabled: {why}")))
             }
             Self::Enabled(on) => {
-                asked(on.publisher.ask(ExplainService { name: ServiceName::new(namespace, name) })).await
+                ask_with_timeout(on.publisher.ask(ExplainService { name: ServiceName::new(namespace, name) }))
+                    .await
             }
         }
     }
@@ -66,7 +67,7 @@ impl Endpoints {
 impl EnabledEndpoints {
     async fn show(&self, namespace: &str, max: u32) -> Result<pb::State, ViewError> {
         let question = ListServices { namespace: namespace.to_owned(), max: max as usize };
-        let mut state = asked(self.publisher.ask(question)).await?;
+        let mut state = ask_with_timeout(self.publisher.ask(question)).await?;
         state.listen = self.server_job.listens();
         state.watchers = self.server.watchers().list();
         state.backends = self.server.backends().list();

@@ -76,5 +76,5 @@ pub(super) async fn serve_all(server: &EndpointsServer, job: &Job, settings: &Se
         let (spec, server) = (spec.clone(), server.clone());
         serving.keep(job, index, move |attempt| serve(spec.clone(), mode, server.clone(), attempt));
     }
-    EndpointsServing { stop, tasks: serving.tried().await }
+    EndpointsServing { stop, tasks: serving.wait_for_first_tries().await }
 }

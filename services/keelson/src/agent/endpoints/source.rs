@@ -8,7 +8,7 @@ use std::{path::PathBuf, sync::Arc};
 use futures_util::future::{join, join_all};
 use keelson_actor_system::cluster::JobHealth;
 use keelson_config::{EndpointsSource, EndpointsWatch, Gate, Settings};
-use keelson_endpoint_publisher::{Answer, EventSink, SourceEvent, SourceKind};
+use keelson_endpoint_publisher::{Ack, EventSink, SourceEvent, SourceKind};
 use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
     server::ClientHints,
@@ -153,7 +153,7 @@ async fn send_node_events(name: &str, mut node: watch::Receiver<NodeSeen>, sink:
         let seen = node.borrow_and_update().clone();
         if let Some(node) = seen {
             let event = SourceEvent::Node(node_view(name, node.as_deref()));
-            while sink.send(event.clone()).await == Answer::ListAgain {}
+            while sink.send(event.clone()).await == Ack::Relist {}
         }
         // Its watch ends only with the agent.
         if node.changed().await.is_err() {
@@ -178,14 +178,14 @@ async fn send_health(mut health: watch::Receiver<JobHealth>, sink: &dyn EventSin
 mod tests {
     use super::*;
 
-    fn why(settings: &Settings) -> Option<&'static str> {
+    fn source_error(settings: &Settings) -> Option<&'static str> {
         Source::of(settings, Cluster::of(settings)).err()
     }
 
     #[test]
-    fn the_settings_say_where_services_come_from() {
+    fn the_source_of_services_comes_from_the_settings() {
         let mut settings = Settings::default();
-        assert!(why(&settings).is_some_and(|why| why.contains("neither an API server")));
+        assert!(source_error(&settings).is_some_and(|why| why.contains("neither an API server")));
         settings.endpoints.manifests = Some("/etc/keelson/manifests".into());
         assert!(matches!(Source::of(&settings, None), Ok(Source::Files(_))));
         settings.kube.in_cluster = true;
@@ -193,10 +193,10 @@ mod tests {
         settings.endpoints.source = EndpointsSource::Files;
         assert!(matches!(Source::of(&settings, Cluster::of(&settings)), Ok(Source::Files(_))));
         settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, false);
-        assert_eq!(why(&settings), Some("feature gate ServiceEndpoints is disabled"));
+        assert_eq!(source_error(&settings), Some("feature gate ServiceEndpoints is disabled"));
         settings.feature_gates = settings.feature_gates.with(Gate::ServiceEndpoints, true);
         settings.endpoints.source = EndpointsSource::Off;
-        assert_eq!(why(&settings), Some("endpoints.source is off"));
+        assert_eq!(source_error(&settings), Some("endpoints.source is off"));
         assert!(Source::of(&settings, Cluster::of(&settings)).is_err());
     }
 }

@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     super::jobs::{Job, Jobs},
-    take::PATIENCE,
+    take::TIMEOUT,
     wire::{self, Frame, VERSION},
 };
 
@@ -57,7 +57,7 @@ impl Offer {
     ) -> anyhow::Result<Self> {
         let bound = match adopted {
             Some(listener) => Bound::adopted(listener, path)?,
-            None => Bound::bind_within(path, 0o600, PATIENCE).await?,
+            None => Bound::bind_within(path, 0o600, TIMEOUT).await?,
         };
         let (listener, file) = bound.into_parts();
         let socket = listener.as_fd().try_clone_to_owned()?;

@@ -80,7 +80,7 @@ pub(crate) async fn run(
     sockets.leave(successor.is_some());
     let telling = async {
         if let Some(stream) = successor {
-            tell_ends(stream, &mut ends).await;
+            send_ends(stream, &mut ends).await;
         }
         std::future::pending::<()>().await
     };
@@ -138,7 +138,7 @@ async fn hand_over(
 }
 
 /// Reports every end to the successor; one that is gone asks the runtime itself.
-async fn tell_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<HandedEnd>) {
+async fn send_ends(mut stream: UnixStream, ends: &mut mpsc::UnboundedReceiver<HandedEnd>) {
     while let Some(end) = ends.recv().await {
         if let Err(error) = wire::write(&mut stream, &Frame::Ended(end)).await {
             return tracing::warn!(%error, "cannot report the results of pulls to the successor");

@@ -27,7 +27,7 @@ use super::{
 };
 
 /// Maximum wait for a running agent to be stopped, or to be cleaned up by the kernel after `kill -9`.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of one answer.
@@ -55,8 +55,8 @@ pub(crate) struct Search {
 pub(crate) struct Link(UnixStream);
 
 /// The result of a check of the socket.
-enum Look {
-    Nobody,
+enum SocketCheck {
+    NoListener,
     /// It does not answer, or not yet.
     Unclear(String),
     Running(u32),
@@ -73,22 +73,22 @@ pub(crate) struct StillRunning {
 
 /// Takes over if there is an agent that is stopping.
 pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
-    let mut until = Instant::now() + PATIENCE;
+    let mut until = Instant::now() + TIMEOUT;
     let (mut is_logged, mut was_foreign) = (false, false);
     loop {
-        let seen = look(path).await;
+        let seen = check_socket(path).await;
         let over = Instant::now() >= until;
         match &seen {
-            Look::Nobody => {
+            SocketCheck::NoListener => {
                 let result = was_foreign.then_some(HandoverResult::OTHER_VERSION);
                 return Ok(Search { predecessor: None, result });
             }
-            Look::Running(pid) if over => return Err(StillRunning { pid: *pid }),
-            Look::Unclear(reason) if over => {
+            SocketCheck::Running(pid) if over => return Err(StillRunning { pid: *pid }),
+            SocketCheck::Unclear(reason) if over => {
                 tracing::warn!(socket = %path.display(), reason, "cannot take over from the previous agent");
                 return Ok(Search { predecessor: None, result: Some(HandoverResult::FAILED) });
             }
-            Look::Foreign => {
+            SocketCheck::Foreign => {
                 if !std::mem::replace(&mut was_foreign, true) {
                     tracing::warn!(
                         socket = %path.display(),
@@ -96,42 +96,42 @@ pub(crate) async fn take_over(path: &Path) -> Result<Search, StillRunning> {
                         "the previous agent uses another version of the handover protocol; waiting until it exits"
                     );
                 }
-                until = Instant::now() + PATIENCE;
+                until = Instant::now() + TIMEOUT;
             }
-            Look::Running(_) | Look::Unclear(_) => {}
-            Look::Taken(_) => {}
+            SocketCheck::Running(_) | SocketCheck::Unclear(_) => {}
+            SocketCheck::Taken(_) => {}
         }
-        if let Look::Taken(predecessor) = seen {
+        if let SocketCheck::Taken(predecessor) = seen {
             let result = Some(HandoverResult::TAKEN_OVER);
             return Ok(Search { predecessor: Some(*predecessor), result });
         }
         if !std::mem::replace(&mut is_logged, true) {
-            tracing::info!(socket = %path.display(), patience = ?PATIENCE, "waiting for the previous agent");
+            tracing::info!(socket = %path.display(), patience = ?TIMEOUT, "waiting for the previous agent");
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn look(path: &Path) -> Look {
+async fn check_socket(path: &Path) -> SocketCheck {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Look::Nobody;
+            return SocketCheck::NoListener;
         }
-        Err(error) => return Look::Unclear(error.to_string()),
+        Err(error) => return SocketCheck::Unclear(error.to_string()),
     };
-    match talk(stream).await {
+    match request_state(stream).await {
         Ok(seen) => seen,
-        Err(error) => Look::Unclear(error.to_string()),
+        Err(error) => SocketCheck::Unclear(error.to_string()),
     }
 }
 
-async fn talk(mut stream: UnixStream) -> io::Result<Look> {
+async fn request_state(mut stream: UnixStream) -> io::Result<SocketCheck> {
     let hello = Frame::Hello { version: VERSION, pid: std::process::id() };
     timeout(ANSWER, wire::write(&mut stream, &hello)).await??;
     match timeout(ANSWER, wire::read_greeting(&mut stream)).await?? {
-        Frame::Status { pid, is_stopping: false, .. } => return Ok(Look::Running(pid)),
-        Frame::Status { version, .. } if version != VERSION => return Ok(Look::Foreign),
+        Frame::Status { pid, is_stopping: false, .. } => return Ok(SocketCheck::Running(pid)),
+        Frame::Status { version, .. } if version != VERSION => return Ok(SocketCheck::Foreign),
         Frame::Status { .. } => {}
         _ => return Err(io::ErrorKind::InvalidData.into()),
     }
@@ -150,7 +150,7 @@ async fn talk(mut stream: UnixStream) -> io::Result<Look> {
             _ => {}
         }
     }
-    Ok(Look::Taken(Box::new(Predecessor { state: *state, cri, debug, handover, link: Link(stream) })))
+    Ok(SocketCheck::Taken(Box::new(Predecessor { state: *state, cri, debug, handover, link: Link(stream) })))
 }
 
 impl Link {
@@ -158,11 +158,11 @@ impl Link {
     /// in the predecessor to the coordinator; returns when the predecessor has exited.
     pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
         // A separate task: if it panics, the pulls must not wait for a process that nobody reads from any more.
-        let _ = actix::spawn(self.hear(pulls.clone())).await;
+        let _ = actix::spawn(self.receive_ends(pulls.clone())).await;
         pulls.deliver(PullEvent::PredecessorGone);
     }
 
-    async fn hear(mut self, pulls: Mailbox<PullCoordinator>) {
+    async fn receive_ends(mut self, pulls: Mailbox<PullCoordinator>) {
         if let Err(error) = wire::write(&mut self.0, &Frame::Serving).await {
             tracing::warn!(%error, "the previous agent exited");
         }

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{EnabledHeartbeats, Heartbeats, NO_LEASE};
-use crate::agent::{actor_handle::asked, credentials};
+use crate::agent::{actor_handle::ask_with_timeout, credentials};
 
 /// The part of the LeaseRenewer's state that is shown.
 #[derive(Deserialize)]
@@ -151,7 +151,7 @@ fn condition(request: pb::SetConditionRequest) -> Result<ExternalCondition, Cond
 impl EnabledHeartbeats {
     async fn show(&self, node_name: String) -> Result<pb::Heartbeats, ViewError> {
         let (lease, status) =
-            tokio::join!(self.show_lease(), asked(self.status.reporter.ask(StatusState {})));
+            tokio::join!(self.show_lease(), ask_with_timeout(self.status.reporter.ask(StatusState {})));
         let (lease, status) = (lease?, parsed::<StatusShown>(&status?)?);
         let status_health = health(&self.status.health);
         let wrong: Vec<_> = self.checks().into_iter().filter(|check| !check.ok).collect();
@@ -184,7 +184,7 @@ impl EnabledHeartbeats {
             let (state, reason) = ("disabled".into(), NO_LEASE.into());
             return Ok(pb::Lease { state, reason, ..pb::Lease::default() });
         };
-        let lease: LeaseShown = parsed(&asked(part.renewer.ask(LeaseState {})).await?)?;
+        let lease: LeaseShown = parsed(&ask_with_timeout(part.renewer.ask(LeaseState {})).await?)?;
         let (state, reason, failing_since_unix_ms) = health(&part.health);
         Ok(pb::Lease {
             name: lease.name,
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_condition_is_refused_with_what_is_wrong() {
+    fn invalid_conditions_are_refused_with_the_reason() {
         let request = |status: &str, ttl_ms| pb::SetConditionRequest {
             r#type: "KernelDeadlock".into(),
             status: status.into(),

@@ -62,11 +62,11 @@ pub(super) fn build(
 async fn wake_watches(api: ApiServer, mut renewals: watch::Receiver<JobHealth>) {
     let mut is_failing = false;
     while renewals.changed().await.is_ok() {
-        let is_well = *renewals.borrow_and_update() == JobHealth::Healthy;
-        if is_failing && is_well {
+        let is_healthy = *renewals.borrow_and_update() == JobHealth::Healthy;
+        if is_failing && is_healthy {
             api.wake_watches();
         }
-        is_failing = !is_well;
+        is_failing = !is_healthy;
     }
     // The LeaseRenewer was stopped.
     std::future::pending().await

@@ -31,16 +31,16 @@ pub(super) fn build(
     job.keep_on(arbiter, 0, failed, move || {
         let (api, node, health) = (api.clone(), node.clone(), health.clone());
         let (known, pulls) = (known.clone(), pulls.clone());
-        async move { watch_pods(&api, &node, &health, known, ToPulls { pulls }).await }
+        async move { watch_pods(&api, &node, &health, known, PullsPodSink { pulls }).await }
     });
     PodWatch { job, health: health_seen }
 }
 
-struct ToPulls {
+struct PullsPodSink {
     pulls: Mailbox<PullCoordinator>,
 }
 
-impl PodSink for ToPulls {
+impl PodSink for PullsPodSink {
     /// At most two messages for a deleted pod, and a node has some hundreds of pods.
     fn pod(&mut self, event: PodEvent) {
         let gone = |pod: &PodRef| PullEvent::PodGone {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{EnabledHeartbeats, Heartbeats};
 
 /// Maximum wait of a stop for the API server.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which of these conditions the Node has; `None`: there is no Node.
 pub(crate) async fn find(
@@ -44,13 +44,13 @@ impl Heartbeats {
         if !on.removes_conditions {
             return;
         }
-        match timeout(PATIENCE, on.leave()).await {
+        match timeout(TIMEOUT, on.leave()).await {
             Ok(Ok(count)) => tracing::info!(count, "node conditions removed"),
             Ok(Err(error)) => {
                 tracing::warn!(error, "cannot remove the node conditions; run keelson cleanup to remove them")
             }
             Err(_) => tracing::warn!(
-                timeout = ?PATIENCE,
+                timeout = ?TIMEOUT,
                 "the API server did not answer in time; run keelson cleanup to remove the node conditions"
             ),
         }

@@ -6,7 +6,7 @@
 use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     inspect::Mailbox,
-    reports::{FlowView, RuntimeReport},
+    reports::{PullsView, RuntimeReport},
 };
 use keelson_heartbeats::status::{PullsSource, RuntimeSource};
 use keelson_pulls::{
@@ -51,7 +51,7 @@ impl RuntimeSource for RuntimeReports {
 pub(super) struct PullReports(pub(super) Mailbox<PullCoordinator>);
 
 impl PullsSource for PullReports {
-    fn flow(&self) -> BoxFuture<'static, Result<FlowView, String>> {
+    fn pulls_view(&self) -> BoxFuture<'static, Result<PullsView, String>> {
         let coordinator = self.0.clone();
         async move { coordinator.ask(PullsFlow {}).await.map_err(|error| error.to_string()) }.boxed()
     }

@@ -15,8 +15,8 @@ use keelson_config::Settings;
 use keelson_cri::runtime::{CleanupError, LeaseCleaner};
 
 use super::args::Output;
-use crate::output::{complain, json, print};
-use crate::settings::{SettingsArgs, or_complain};
+use crate::output::{json, print, print_error};
+use crate::settings::{SettingsArgs, or_print_error};
 use report::{Outcome, Report};
 
 /// Remove the agent's leases from the container runtime and its objects from the API server.
@@ -48,7 +48,7 @@ pub(crate) struct CleanupArgs {
 }
 
 pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
-    let loaded = match or_complain(args.settings.check_agent()) {
+    let loaded = match or_print_error(args.settings.check_agent()) {
         Ok(loaded) => loaded,
         Err(code) => return Ok(code),
     };
@@ -57,7 +57,7 @@ pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
         && !args.dry_run
         && let Some(found) = state::running_agent(settings).await
     {
-        complain(&format!(
+        print_error(&format!(
             "keelson: {found}; stop it (systemctl stop keelson.service keelson-cri.socket keelson-debug.socket) or use --force"
         ));
         return Ok(ExitCode::FAILURE);

@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(running_agent(&settings).await, None, "nothing is there");
         fs::create_dir(&settings.agent.state_dir).expect("makes");
         let lock = File::create(settings.agent.state_dir.join(keelson_storage::LOCK_FILE)).expect("makes");
-        assert_eq!(running_agent(&settings).await, None, "nobody holds the lock");
+        assert_eq!(running_agent(&settings).await, None, "no process holds the lock");
         lock.lock().expect("locks");
         let found = running_agent(&settings).await.expect("it is locked");
         assert!(found.contains("using the state directory"), "{found}");

@@ -8,7 +8,8 @@ use crate::cli::format::{clean, count, one_line, since_ms};
 
 /// Name, status, applied revision, and where to inspect it.
 pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String {
-    let mut parts = vec![who(backend), how(backend, now), in_effect(backend, instance_id)];
+    let mut parts =
+        vec![name_and_version(backend), state_text(backend, now), in_effect(backend, instance_id)];
     if backend.last_sync_unix_ms > 0 {
         parts.push(format!("last sync {} ago", since_ms(backend.last_sync_unix_ms, now)));
     }
@@ -26,14 +27,14 @@ pub(super) fn line(backend: &pb::Backend, instance_id: &str, now: i64) -> String
 }
 
 /// A line for each that is failing or silent.
-pub(super) fn wrong(backends: &[pb::Backend], now: i64) -> impl Iterator<Item = String> {
-    let ill = backends.iter().filter(|backend| backend.silent || backend.state == "failing");
-    ill.map(move |backend| match backend.silent {
+pub(super) fn problems(backends: &[pb::Backend], now: i64) -> impl Iterator<Item = String> {
+    let failing = backends.iter().filter(|backend| backend.silent || backend.state == "failing");
+    failing.map(move |backend| match backend.silent {
         true => {
             let silent = since_ms(backend.seen_unix_ms, now);
-            format!("backend {} has not reported for {silent}{}", name(backend), because(backend))
+            format!("backend {} has not reported for {silent}{}", name(backend), reason_suffix(backend))
         }
-        false => format!("backend {} is failing{}", name(backend), because(backend)),
+        false => format!("backend {} is failing{}", name(backend), reason_suffix(backend)),
     })
 }
 
@@ -41,28 +42,28 @@ fn name(backend: &pb::Backend) -> String {
     format!("{} (pid {})", clean(&backend.name), backend.pid)
 }
 
-fn who(backend: &pb::Backend) -> String {
+fn name_and_version(backend: &pb::Backend) -> String {
     match backend.version.as_str() {
         "" => name(backend),
         version => format!("{} (pid {}, {})", clean(&backend.name), backend.pid, clean(version)),
     }
 }
 
-fn how(backend: &pb::Backend, now: i64) -> String {
+fn state_text(backend: &pb::Backend, now: i64) -> String {
     let state = clean(&backend.state);
     match backend.silent {
         true => {
             format!(
                 "no report for {}, last state {state}{}",
                 since_ms(backend.seen_unix_ms, now),
-                because(backend)
+                reason_suffix(backend)
             )
         }
-        false => format!("{state}{}", because(backend)),
+        false => format!("{state}{}", reason_suffix(backend)),
     }
 }
 
-fn because(backend: &pb::Backend) -> String {
+fn reason_suffix(backend: &pb::Backend) -> String {
     match backend.reason.as_str() {
         "" => String::new(),
         reason => format!(": {}", one_line(reason)),
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_backends() {
+    fn problems_of_backends() {
         let backends = [
             nft(),
             pb::Backend { state: "pending".into(), ..nft() },
@@ -151,7 +152,7 @@ mod tests {
             pb::Backend { silent: true, state: "failing".into(), seen_unix_ms: 1_000, ..nft() },
         ];
         assert_eq!(
-            wrong(&backends, 61_000).collect::<Vec<_>>(),
+            problems(&backends, 61_000).collect::<Vec<_>>(),
             [
                 "backend nft (pid 1234) is failing: no nft",
                 "backend nft (pid 1234) has not reported for 1m00s",

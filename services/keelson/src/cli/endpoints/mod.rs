@@ -20,7 +20,7 @@ use super::{
     args::{AgentArgs, Output, exit_with},
     client,
 };
-use crate::output::{complain, json as to_json, print};
+use crate::output::{json as to_json, print, print_error};
 use names::ServiceRef;
 
 /// For a list without `--max`.
@@ -40,7 +40,7 @@ const MAX_SERVICES: u32 = 100_000;
     keelson endpoints --max 0 -o json | jq '.backends[] | select(.silent or .state == \"failing\")'")]
 pub(crate) struct EndpointsArgs {
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<EndpointsCommand>,
     /// Show only Services of this namespace; with explain, the namespace of a NAME without one [default:
     /// default].
     #[arg(short, long, global = true, value_name = "NAMESPACE")]
@@ -56,7 +56,7 @@ pub(crate) struct EndpointsArgs {
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum EndpointsCommand {
     /// Show sync status and one line per Service (default).
     List,
     /// Explain one Service: frontends, traffic policies, and why each endpoint is selected or not.
@@ -80,23 +80,25 @@ pub(crate) async fn run_endpoints(args: EndpointsArgs) -> anyhow::Result<ExitCod
 
 async fn run(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
     if let Some(wrong) = wrong_usage(&args) {
-        complain(&format!("keelson: {wrong}"));
+        print_error(&format!("keelson: {wrong}"));
         return Ok(ExitCode::from(2));
     }
     let asked = async || client::open_inspection(&args.agent).await;
     let text = match &args.what {
-        None | Some(What::List) => {
+        None | Some(EndpointsCommand::List) => {
             let max = args.max.unwrap_or(DEFAULT_SERVICES);
             list(asked().await?, args.namespace.as_deref().unwrap_or_default(), max, args.output).await?
         }
-        Some(What::Watchers) => watchers(asked().await?, args.output).await?,
-        Some(What::Explain { service }) => match ServiceRef::parse(service, args.namespace.as_deref()) {
-            Ok(service) => explain(asked().await?, &service, args.output).await?,
-            Err(wrong) => {
-                complain(&format!("keelson: {wrong}"));
-                return Ok(ExitCode::from(2));
+        Some(EndpointsCommand::Watchers) => watchers(asked().await?, args.output).await?,
+        Some(EndpointsCommand::Explain { service }) => {
+            match ServiceRef::parse(service, args.namespace.as_deref()) {
+                Ok(service) => explain(asked().await?, &service, args.output).await?,
+                Err(wrong) => {
+                    print_error(&format!("keelson: {wrong}"));
+                    return Ok(ExitCode::from(2));
+                }
             }
-        },
+        }
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -105,9 +107,11 @@ async fn run(args: EndpointsArgs) -> anyhow::Result<ExitCode> {
 /// As conflicts in clap these would exclude all options with subcommands, including --socket.
 fn wrong_usage(args: &EndpointsArgs) -> Option<&'static str> {
     match &args.what {
-        None | Some(What::List) => None,
-        Some(What::Explain { .. }) if args.max.is_some() => Some("--max cannot be used with explain"),
-        Some(What::Watchers) if args.max.is_some() || args.namespace.is_some() => {
+        None | Some(EndpointsCommand::List) => None,
+        Some(EndpointsCommand::Explain { .. }) if args.max.is_some() => {
+            Some("--max cannot be used with explain")
+        }
+        Some(EndpointsCommand::Watchers) if args.max.is_some() || args.namespace.is_some() => {
             Some("-n and --max cannot be used with watchers, which lists all clients")
         }
         Some(_) => None,
@@ -123,8 +127,8 @@ async fn get_state(client: &mut Client, namespace: &str, max: u32) -> Result<pb:
 
 async fn list(mut client: Client, namespace: &str, max: u32, output: Output) -> anyhow::Result<String> {
     let state = get_state(&mut client, namespace, max).await?;
-    if let Some(cut) = state::cut(&state, namespace, max) {
-        complain(&format!("keelson: {cut}"));
+    if let Some(cut) = state::truncation_note(&state, namespace, max) {
+        print_error(&format!("keelson: {cut}"));
     }
     match output {
         Output::Json => to_json(&state),
@@ -191,7 +195,7 @@ mod tests {
             assert_eq!(wrong_usage(&args), None, "{words:?}");
         }
         let args = parsed(&["explain", "web", "-n", "shop"]).unwrap();
-        assert!(matches!(&args.what, Some(What::Explain { service }) if service == "web"));
+        assert!(matches!(&args.what, Some(EndpointsCommand::Explain { service }) if service == "web"));
         assert_eq!(wrong_usage(&args), None);
         for wrong in
             [&["explain"][..], &["explain", "a", "b"], &["--max", "100001"], &["--max", "-1"], &["shop/web"]]

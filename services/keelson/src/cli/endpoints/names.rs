@@ -10,7 +10,7 @@ use crate::cli::format::clean;
 /// Maximum number of suggestions.
 const NAMED: usize = 3;
 /// The distance of a very long text takes quadratic time and is not useful.
-const LONGEST: usize = 253;
+const MAX_NAME_LEN: usize = 253;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServiceRef {
@@ -39,7 +39,7 @@ impl ServiceRef {
 
 /// Suggestions for an unknown Service; begins with a semicolon, or is empty.
 pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
-    let similar = similar(wanted, known);
+    let similar = similar_names(wanted, known);
     match similar.as_slice() {
         [] if known.is_empty() => String::new(),
         [] => "; list Services with keelson endpoints".into(),
@@ -48,8 +48,8 @@ pub(super) fn hint(wanted: &ServiceRef, known: &[ServiceSummary]) -> String {
 }
 
 /// The same name in other namespaces, and names that differ by at most a third: those of the same namespace first.
-fn similar(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
-    if wanted.name.len() > LONGEST {
+fn similar_names(wanted: &ServiceRef, known: &[ServiceSummary]) -> Vec<String> {
+    if wanted.name.len() > MAX_NAME_LEN {
         return Vec::new();
     }
     let mut near: Vec<(bool, usize, &ServiceSummary)> = known
@@ -82,7 +82,7 @@ mod tests {
         names.iter().map(service).collect()
     }
 
-    fn wanted(text: &str) -> ServiceRef {
+    fn parse_ref(text: &str) -> ServiceRef {
         ServiceRef::parse(text, None).unwrap()
     }
 
@@ -107,15 +107,18 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_meant() {
+    fn similar_names_are_suggested() {
         let services = known(&["blog/web", "shop/cart", "shop/weg", "shop/wen", "test/wob", "x/other"]);
-        assert_eq!(hint(&wanted("shop/web"), &services), "; did you mean blog/web or shop/weg or shop/wen?");
-        assert_eq!(hint(&wanted("shop/crat"), &services), "; did you mean shop/cart?");
         assert_eq!(
-            hint(&wanted("shop/nothing-like-it"), &services),
+            hint(&parse_ref("shop/web"), &services),
+            "; did you mean blog/web or shop/weg or shop/wen?"
+        );
+        assert_eq!(hint(&parse_ref("shop/crat"), &services), "; did you mean shop/cart?");
+        assert_eq!(
+            hint(&parse_ref("shop/nothing-like-it"), &services),
             "; list Services with keelson endpoints"
         );
-        assert_eq!(hint(&wanted("shop/web"), &[]), "");
-        assert_eq!(similar(&wanted(&"w".repeat(100_000)), &services), Vec::<String>::new());
+        assert_eq!(hint(&parse_ref("shop/web"), &[]), "");
+        assert_eq!(similar_names(&parse_ref(&"w".repeat(100_000)), &services), Vec::<String>::new());
     }
 }

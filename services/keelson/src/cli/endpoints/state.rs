@@ -16,7 +16,7 @@ use crate::cli::{
 const FAULTS: usize = 10;
 
 /// Why Services are missing from a list, if some may be.
-pub(super) fn cut(state: &pb::State, namespace: &str, max: u32) -> Option<String> {
+pub(super) fn truncation_note(state: &pb::State, namespace: &str, max: u32) -> Option<String> {
     let listed = u64::try_from(state.list.len()).unwrap_or(u64::MAX);
     if max == 0 || listed < u64::from(max) || state.services <= listed {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn describe(state: &pb::State, namespace: &str, max: u32, now: i64) -
         return off(&state.reason);
     }
     let mut text = String::new();
-    let wrong = wrong(state, now);
+    let wrong = problems(state, now);
     if !wrong.is_empty() {
         text.push_str(&wrong.join("\n"));
         text.push_str("\n\n");
@@ -64,7 +64,7 @@ fn off(reason: &str) -> String {
 }
 
 /// One line per problem.
-fn wrong(state: &pb::State, now: i64) -> Vec<String> {
+fn problems(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.state == "not-watched" {
         lines.push(format!("PENDING: Services are not watched: {}", one_line(&state.reason)));
@@ -72,24 +72,24 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         lines.push(format!(
             "{}{}",
             status_word(&state.state).to_uppercase(),
-            because(state.since_unix_ms, &state.reason, now)
+            reason_suffix(state.since_unix_ms, &state.reason, now)
         ));
     }
     // One server that does not answer is one reason, even if every watch reports it.
-    let mut ill: BTreeMap<(&str, bool, &str, i64), Vec<String>> = BTreeMap::new();
-    let ill_sources = state.sources.iter().filter(|source| source.health != "healthy" || !source.synced);
-    for source in ill_sources.filter(|_| state.state != "not-watched") {
+    let mut failing: BTreeMap<(&str, bool, &str, i64), Vec<String>> = BTreeMap::new();
+    let failing_sources = state.sources.iter().filter(|source| source.health != "healthy" || !source.synced);
+    for source in failing_sources.filter(|_| state.state != "not-watched") {
         let key = (source.health.as_str(), source.synced, source.reason.as_str(), source.since_unix_ms);
-        ill.entry(key).or_default().push(clean(&source.resource));
+        failing.entry(key).or_default().push(clean(&source.resource));
     }
-    for ((health, synced, reason, since), resources) in ill {
+    for ((health, synced, reason, since), resources) in failing {
         let listed = if synced { "" } else { ", not listed yet" };
         let since = if health == "healthy" { 0 } else { since };
         lines.push(format!(
             "{}: {}{listed}{}",
             resources.join(", "),
             status_word(health),
-            because(since, reason, now)
+            reason_suffix(since, reason, now)
         ));
     }
     for fault in state.faults.iter().take(FAULTS) {
@@ -106,7 +106,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
                 .into(),
         );
     }
-    lines.extend(backends::wrong(&state.backends, now));
+    lines.extend(backends::problems(&state.backends, now));
     // A folder of manifests need not contain the Node.
     if let Some(node) = state.node.as_ref().filter(|node| !node.exists && state.source != "files") {
         let effect = if node.zone.is_empty() {
@@ -120,7 +120,7 @@ fn wrong(state: &pb::State, now: i64) -> Vec<String> {
 }
 
 /// ` for 2m04s: why`, as far as known.
-fn because(since: i64, reason: &str, now: i64) -> String {
+fn reason_suffix(since: i64, reason: &str, now: i64) -> String {
     let mut text = String::new();
     if since > 0 {
         text.push_str(&format!(" for {}", since_ms(since, now)));
@@ -353,7 +353,7 @@ shop       x\u{fffd}[2J  -         -                       -                    
     }
 
     #[test]
-    fn what_is_wrong_comes_first() {
+    fn problems_come_first() {
         let mut state = current();
         let refused = "the server\ncannot be reached";
         (state.state, state.reason, state.since_unix_ms) = ("stale".into(), refused.into(), 49_000);
@@ -402,7 +402,7 @@ State:    stale
     }
 
     #[test]
-    fn a_chore_that_waits_or_is_off() {
+    fn endpoints_pending_or_disabled() {
         let waiting = pb::State {
             state: "pending".into(),
             reason: "services are not listed yet".into(),
@@ -476,16 +476,16 @@ ID  PEER   API    FOR    REV  BEHIND  ITEMS  SENT     LISTENER
     }
 
     #[test]
-    fn a_list_that_is_cut_says_so() {
+    fn a_truncated_list_is_marked() {
         let state = pb::State { services: 10_000, ..current() };
-        assert_eq!(cut(&state, "", 2).unwrap(), "9998 Services not listed; raise --max");
+        assert_eq!(truncation_note(&state, "", 2).unwrap(), "9998 Services not listed; raise --max");
         assert_eq!(
-            cut(&state, "shop", 2).unwrap(),
+            truncation_note(&state, "shop", 2).unwrap(),
             "the list is limited to 2 Services; raise --max to list more"
         );
         for (namespace, max) in [("", 0), ("shop", 3), ("shop", 0)] {
-            assert_eq!(cut(&state, namespace, max), None, "{namespace:?} {max}");
+            assert_eq!(truncation_note(&state, namespace, max), None, "{namespace:?} {max}");
         }
-        assert_eq!(cut(&current(), "", 2), None);
+        assert_eq!(truncation_note(&current(), "", 2), None);
     }
 }

@@ -22,7 +22,7 @@ use super::{
     Output,
     client::{self, Peer, Refused},
     exit_with,
-    output::{complain, json, print, write},
+    output::{json, print, print_error, write},
 };
 use crate::settings::SettingsArgs;
 
@@ -33,7 +33,7 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What one wants to know of a running proxy.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ProxyLook {
+pub(crate) enum ProxyInspectCommand {
     /// Show the sync status of a running proxy; exit with code 1 if there is a problem.
     State(StateArgs),
     /// Explain which rules a packet to an address and port matches, and which endpoints can receive it.
@@ -100,11 +100,14 @@ pub(crate) struct PrintArgs {
 }
 
 /// The settings give the addresses of the sockets.
-pub(crate) async fn run_proxy_look(look: ProxyLook, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run_proxy_inspect(
+    look: ProxyInspectCommand,
+    settings: &SettingsArgs,
+) -> anyhow::Result<ExitCode> {
     exit_with(match look {
-        ProxyLook::State(args) => state(args, settings).await,
-        ProxyLook::Explain(args) => explain(args, settings).await,
-        ProxyLook::Print(args) => print_ruleset(args, settings).await,
+        ProxyInspectCommand::State(args) => state(args, settings).await,
+        ProxyInspectCommand::Explain(args) => explain(args, settings).await,
+        ProxyInspectCommand::Print(args) => print_ruleset(args, settings).await,
     })
 }
 
@@ -123,7 +126,7 @@ async fn open(args: &SocketArgs, settings: &SettingsArgs) -> anyhow::Result<Prox
 }
 
 fn refused(status: Status) -> Refused {
-    Refused::by(Peer::Proxy, status)
+    Refused::from_peer(Peer::Proxy, status)
 }
 
 async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitCode> {
@@ -139,7 +142,7 @@ async fn state(args: StateArgs, settings: &SettingsArgs) -> anyhow::Result<ExitC
         }
     };
     print(&text)?;
-    Ok(if state::wrong(&state, now).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if state::problems(&state, now).is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The state that the agent serves now; `None` if no agent in the settings answers.
@@ -154,7 +157,7 @@ async fn explain(args: ExplainArgs, settings: &SettingsArgs) -> anyhow::Result<E
     let question = match Question::new(args.target, args.from.unwrap_or(Source::Any)) {
         Ok(question) => question,
         Err(wrong) => {
-            complain(&format!("keelson: {wrong}"));
+            print_error(&format!("keelson: {wrong}"));
             return Ok(ExitCode::from(2));
         }
     };

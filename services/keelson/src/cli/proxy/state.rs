@@ -21,7 +21,7 @@ const LATE_MS: i64 = 5_000;
 
 pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> String {
     let mut text = String::new();
-    for line in wrong(state, now) {
+    for line in problems(state, now) {
         text.push_str(&format!("{line}\n"));
     }
     if !text.is_empty() {
@@ -48,12 +48,15 @@ pub(super) fn describe(state: &pb::State, newest: Option<&endpoints::State>, now
 }
 
 /// One line per problem; empty if there is none.
-pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
+pub(super) fn problems(state: &pb::State, now: i64) -> Vec<String> {
     let mut lines = Vec::new();
     if state.link != "following" {
         let link = link_word(&state.link).to_uppercase();
         let target = clean(&state.target);
-        lines.push(format!("{link}: connection to the agent at {target}{}", because(&state.link_reason)));
+        lines.push(format!(
+            "{link}: connection to the agent at {target}{}",
+            reason_suffix(&state.link_reason)
+        ));
     }
     if state.stale {
         let since = match state.stale_since_unix_ms {
@@ -62,7 +65,7 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
         };
         lines.push(format!(
             "STALE: the agent's service endpoints are stale{since}{}",
-            because(&state.stale_reason)
+            reason_suffix(&state.stale_reason)
         ));
     }
     if state.endpoints_too_stale {
@@ -84,10 +87,10 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
             lines.push(format!(
                 "{name}: {}{}{waiting}",
                 clean(&family.state).to_uppercase(),
-                because(&family.reason)
+                reason_suffix(&family.reason)
             ));
         } else if late {
-            lines.push(format!("{name}: PENDING{}{waiting}", because(&family.reason)));
+            lines.push(format!("{name}: PENDING{}{waiting}", reason_suffix(&family.reason)));
         }
     }
     for check in state.health_checks.iter().filter(|check| !check.reason.is_empty()) {
@@ -96,7 +99,7 @@ pub(super) fn wrong(state: &pb::State, now: i64) -> Vec<String> {
             clean(&check.namespace),
             clean(&check.name),
             check.port,
-            because(&check.reason)
+            reason_suffix(&check.reason)
         ));
     }
     if !state.healthy {
@@ -114,7 +117,7 @@ fn link_word(link: &str) -> String {
     }
 }
 
-fn because(reason: &str) -> String {
+fn reason_suffix(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(": {}", one_line(reason)) }
 }
 
@@ -236,7 +239,7 @@ fn notes(families: &[pb::FamilyState]) -> String {
         .iter()
         .flat_map(|family| {
             let disabled =
-                (family.state == "disabled").then(|| format!("disabled{}", because(&family.reason)));
+                (family.state == "disabled").then(|| format!("disabled{}", reason_suffix(&family.reason)));
             let notes = disabled.into_iter().chain(family.strangers.iter().chain(&family.conflicts).cloned());
             notes.map(|note| format!("{}: {}", clean(&family.family), one_line(&note)))
         })

@@ -10,27 +10,30 @@ use keelson_proxy::{
 };
 use tokio::{net::UnixListener, sync::watch};
 
-use super::{ProxyLook, explanation, state};
+use super::{ProxyInspectCommand, explanation, state};
 use crate::settings::SettingsArgs;
 
 #[derive(Debug, Parser)]
 struct Line {
     #[command(subcommand)]
-    look: ProxyLook,
+    look: ProxyInspectCommand,
 }
 
-fn parsed(words: &[&str]) -> Result<ProxyLook, clap::Error> {
+fn parsed(words: &[&str]) -> Result<ProxyInspectCommand, clap::Error> {
     Line::try_parse_from(["proxy"].iter().chain(words)).map(|line| line.look)
 }
 
 #[test]
 fn command_lines() {
-    assert!(matches!(parsed(&["state", "-o", "json", "--socket", "unix:///x"]), Ok(ProxyLook::State(_))));
-    assert!(matches!(parsed(&["print"]), Ok(ProxyLook::Print(_))));
+    assert!(matches!(
+        parsed(&["state", "-o", "json", "--socket", "unix:///x"]),
+        Ok(ProxyInspectCommand::State(_))
+    ));
+    assert!(matches!(parsed(&["print"]), Ok(ProxyInspectCommand::Print(_))));
     for (target, read) in
         [("10.96.0.10:80", "10.96.0.10:80/TCP"), ("[fd00:96::a]:53/udp", "[fd00:96::a]:53/UDP")]
     {
-        let Ok(ProxyLook::Explain(args)) = parsed(&["explain", target, "--from", "pod"]) else {
+        let Ok(ProxyInspectCommand::Explain(args)) = parsed(&["explain", target, "--from", "pod"]) else {
             panic!("{target}")
         };
         assert_eq!(args.target.to_string(), read);
@@ -72,7 +75,7 @@ fn family(name: &str) -> pb::FamilyState {
     }
 }
 
-fn well() -> pb::State {
+fn healthy() -> pb::State {
     pb::State {
         backend: "nft".into(),
         version: "1.2.3".into(),
@@ -100,7 +103,7 @@ Settings: nodeport-addresses: primary, masquerade-bit: 14
 ";
 
 #[test]
-fn a_proxy_that_is_well() {
+fn a_healthy_proxy() {
     let expected = format!(
         "{FACTS}
 FAMILY  STATE   SERVICES  PORTS  ENDPOINTS  CHAINS  ELEMENTS  LAST SYNC  TOOK   CHANGED  SYNCS  FULL  FAILED  REPAIRED
@@ -110,13 +113,13 @@ Last events:
   10s ago: IPv4: the table was repaired
 "
     );
-    assert_eq!(state::describe(&well(), None, 61_000), expected);
-    assert_eq!(state::wrong(&well(), 61_000), Vec::<String>::new());
+    assert_eq!(state::describe(&healthy(), None, 61_000), expected);
+    assert_eq!(state::problems(&healthy(), 61_000), Vec::<String>::new());
 }
 
 #[test]
 fn p8_how_full_the_maps_of_session_affinity_are() {
-    let mut state = well();
+    let mut state = healthy();
     let clients = |map: &str, clients: u64| (map.to_owned(), clients);
     state.families[0].affinity_clients_max = 131_072;
     state.families[0].affinity_clients = [clients("affinity-3", 7), clients("affinity-0", 117_964)].into();
@@ -132,7 +135,7 @@ fn p8_how_full_the_maps_of_session_affinity_are() {
         shown.contains("affinity-3 7/131072\nIPv4: WARNING: affinity-0 is more than 90 % full; "),
         "{shown}"
     );
-    assert_eq!(state::wrong(&state, 61_000), Vec::<String>::new(), "no failure");
+    assert_eq!(state::problems(&state, 61_000), Vec::<String>::new(), "no failure");
 }
 
 #[test]
@@ -149,15 +152,15 @@ fn the_revision_against_the_agents() {
             "\nRevision: 41, from another instance ID than the agent's 7 (revision 1), instance 1",
         ),
     ] {
-        let text = state::describe(&well(), Some(&newest), 61_000);
+        let text = state::describe(&healthy(), Some(&newest), 61_000);
         assert!(text.contains(says), "{text}");
     }
-    let none = pb::State { rev: 0, ..well() };
+    let none = pb::State { rev: 0, ..healthy() };
     assert!(state::describe(&none, None, 61_000).contains("\nRevision: none in the kernel yet\n"));
 }
 
 #[test]
-fn what_is_wrong_comes_first() {
+fn problems_come_first() {
     let failing = pb::FamilyState {
         state: "failing".into(),
         reason: "no space\nleft".into(),
@@ -189,7 +192,7 @@ fn what_is_wrong_comes_first() {
         node_eligible: false,
         events: Vec::new(),
         settings: Vec::new(),
-        ..well()
+        ..healthy()
     };
     let expected = "\
 FAILING: connection to the agent at unix:///run/keelson-endpoints/endpoints.sock: connection refused
@@ -218,12 +221,12 @@ shop/web      32000  1 endpoint  -
 ";
     assert_eq!(state::describe(&bad, None, 61_000), expected);
     let many = pb::FamilyState { conflicts: vec!["x".into(); 13], ..family("IPv4") };
-    let text = state::describe(&pb::State { families: vec![many], ..well() }, None, 61_000);
+    let text = state::describe(&pb::State { families: vec![many], ..healthy() }, None, 61_000);
     assert!(text.contains("IPv4: x\nand 3 more; use -o json to list all\n"), "{text}");
 }
 
 #[test]
-fn a_proxy_that_has_just_started_is_not_well_yet() {
+fn a_proxy_that_has_just_started_is_not_healthy() {
     let starting = pb::State {
         link: "connecting".into(),
         rev: 0,
@@ -232,16 +235,16 @@ fn a_proxy_that_has_just_started_is_not_well_yet() {
             state: "pending".into(),
             ..Default::default()
         }],
-        ..well()
+        ..healthy()
     };
     assert_eq!(
-        state::wrong(&starting, 61_000),
+        state::problems(&starting, 61_000),
         ["PENDING: connection to the agent at unix:///run/keelson-endpoints/endpoints.sock", "IPv4: PENDING"]
     );
 }
 
 #[test]
-fn the_way_of_a_packet() {
+fn the_path_of_a_packet() {
     let way = |from: &str, verdict: &str, masqueraded, endpoints: usize| pb::Way {
         from: from.into(),
         verdict: verdict.into(),
@@ -331,7 +334,7 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
     let look = parsed(&[words, &["--socket", &named]].concat()).unwrap();
     let settings =
         SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
-    let outcome = super::run_proxy_look(look, &settings).await;
+    let outcome = super::run_proxy_inspect(look, &settings).await;
     server.abort();
     outcome.map(|code| format!("{code:?}")).map_err(|error| format!("{error:#}"))
 }
@@ -340,11 +343,11 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
 async fn exit_codes_of_commands_that_reach_a_proxy() {
     let (success, failure) = (format!("{:?}", ExitCode::SUCCESS), format!("{:?}", ExitCode::FAILURE));
     let pieces = vec![Ok("table ip keelson {\n".into()), Ok("}\n".into())];
-    let good = Fake { state: well(), pieces, bump: watch::Sender::new(0) };
+    let good = Fake { state: healthy(), pieces, bump: watch::Sender::new(0) };
     for words in [&["state"][..], &["state", "-o", "json"], &["explain", "10.96.0.10:80"], &["print"]] {
         assert_eq!(run(&good, words).await, Ok(success.clone()), "{words:?}");
     }
-    let bad = Fake { state: pb::State { link: "failing".into(), ..well() }, ..good.clone() };
+    let bad = Fake { state: pb::State { link: "failing".into(), ..healthy() }, ..good.clone() };
     for words in [&["state"][..], &["state", "-o", "json"]] {
         assert_eq!(run(&bad, words).await, Ok(failure.clone()), "{words:?}");
     }
@@ -358,14 +361,14 @@ async fn exit_codes_of_commands_that_reach_a_proxy() {
 }
 
 #[tokio::test]
-async fn without_a_socket_the_settings_say_where() {
+async fn without_a_socket_the_settings_decide() {
     let settings =
         SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
-    let outcome = super::run_proxy_look(parsed(&["state"]).unwrap(), &settings).await.unwrap();
+    let outcome = super::run_proxy_inspect(parsed(&["state"]).unwrap(), &settings).await.unwrap();
     assert_eq!(format!("{outcome:?}"), format!("{:?}", ExitCode::from(2)), "wrong settings are wrong usage");
     let folder = tempfile::tempdir().unwrap();
     let sets = vec![format!("proxy.listen=unix://{}/none.sock", folder.path().display())];
     let settings = SettingsArgs { config: None, sets, feature_gates: Vec::new() };
-    let error = super::run_proxy_look(parsed(&["print"]).unwrap(), &settings).await.unwrap_err();
+    let error = super::run_proxy_inspect(parsed(&["print"]).unwrap(), &settings).await.unwrap_err();
     assert!(error.to_string().contains("/none.sock: the socket does not exist"), "{error:#}");
 }

@@ -57,14 +57,14 @@ impl Changes {
         self.settings(list, first, &mut lines);
         let mut now = HashMap::with_capacity(list.pulls.len());
         for pull in &list.pulls {
-            let said = Printed { state: pull.state, quarter: quarter(pull) };
+            let printed = Printed { state: pull.state, quarter: quarter(pull) };
             let before = self.pulls.get(&key(pull)).copied();
             // At the start the summary includes the queue.
-            let told = before == Some(said) || (first && before.is_none() && !is_running(pull));
-            if !told {
+            let is_printed = before == Some(printed) || (first && before.is_none() && !is_running(pull));
+            if !is_printed {
                 lines.push(line(pull));
             }
-            now.insert(key(pull), said);
+            now.insert(key(pull), printed);
         }
         self.pulls = now;
         lines
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_while_the_agent_was_away_are_told_once() {
+    fn ends_during_an_outage_of_the_agent_are_shown_once() {
         use pb::PullState as S;
         let mut changes = Changes::default();
         changes.of(&list(vec![pull(2, S::Running, 0)], vec![]));

@@ -35,7 +35,7 @@ pub(super) struct Watch {
     pub(super) until_idle: bool,
 }
 
-enum Over {
+enum FollowEnd {
     Idle,
     /// The connection is lost; with the reason for the user.
     Lost(String),
@@ -54,7 +54,7 @@ impl Watch {
         };
         screen.end();
         match result {
-            Err(error) if left(&error) => Ok(()),
+            Err(error) if is_closed_output(&error) => Ok(()),
             result => result,
         }
     }
@@ -63,8 +63,8 @@ impl Watch {
         let mut lists = self.open().await.map_err(|lost| lost.into_error())?;
         loop {
             let reason = match self.read(&mut lists, screen).await? {
-                Over::Idle => return Ok(()),
-                Over::Lost(reason) => reason,
+                FollowEnd::Idle => return Ok(()),
+                FollowEnd::Lost(reason) => reason,
             };
             screen.note(&format!("disconnected from the agent ({reason}); reconnecting"))?;
             lists = self.reopen().await?;
@@ -76,26 +76,26 @@ impl Watch {
         &self,
         lists: &mut Streaming<pb::PullList>,
         screen: &mut dyn Screen,
-    ) -> anyhow::Result<Over> {
+    ) -> anyhow::Result<FollowEnd> {
         loop {
             match lists.message().await {
                 Ok(Some(list)) => {
                     screen.show(&list)?;
                     if self.until_idle && idle(&list) {
-                        return Ok(Over::Idle);
+                        return Ok(FollowEnd::Idle);
                     }
                 }
-                Ok(None) => return Ok(Over::Lost("the agent ended the stream".into())),
-                Err(status) if comes_back(&status) => return Ok(Over::Lost(reason(&status))),
+                Ok(None) => return Ok(FollowEnd::Lost("the agent ended the stream".into())),
+                Err(status) if is_retryable(&status) => return Ok(FollowEnd::Lost(reason(&status))),
                 Err(status) => return Err(client::Refused::from(status).into()),
             }
         }
     }
 
-    async fn open(&self) -> Result<Streaming<pb::PullList>, Lost> {
-        let mut client = client::connect(&self.socket).await.map_err(Lost::Connect)?;
+    async fn open(&self) -> Result<Streaming<pb::PullList>, StreamError> {
+        let mut client = client::connect(&self.socket).await.map_err(StreamError::Connect)?;
         let request = pb::WatchPullsRequest { max_queued: self.max_queued, interval_ms: 250 };
-        Ok(client.watch_pulls(request).await.map_err(Lost::Status)?.into_inner())
+        Ok(client.watch_pulls(request).await.map_err(StreamError::Status)?.into_inner())
     }
 
     async fn reopen(&self) -> anyhow::Result<Streaming<pb::PullList>> {
@@ -103,23 +103,23 @@ impl Watch {
             tokio::time::sleep(RETRY).await;
             match self.open().await {
                 Ok(lists) => return Ok(lists),
-                Err(lost) if lost.may_come_back() => {}
+                Err(lost) if lost.is_retryable() => {}
                 Err(lost) => return Err(lost.into_error()),
             }
         }
     }
 }
 
-enum Lost {
+enum StreamError {
     Connect(ConnectError),
     Status(Status),
 }
 
-impl Lost {
-    fn may_come_back(&self) -> bool {
+impl StreamError {
+    fn is_retryable(&self) -> bool {
         match self {
-            Self::Connect(error) => error.may_come_back(),
-            Self::Status(status) => comes_back(status),
+            Self::Connect(error) => error.is_retryable(),
+            Self::Status(status) => is_retryable(status),
         }
     }
 
@@ -133,7 +133,7 @@ impl Lost {
 
 /// Whether an agent with this status may answer later. A broken connection is reported as `Unknown`, `Internal`
 /// or `Cancelled`, depending on where it broke.
-fn comes_back(status: &Status) -> bool {
+fn is_retryable(status: &Status) -> bool {
     !matches!(status.code(), Code::InvalidArgument | Code::Unimplemented | Code::PermissionDenied)
 }
 
@@ -152,7 +152,7 @@ fn idle(list: &pb::PullList) -> bool {
 }
 
 /// Whether the reader of the output closed it.
-fn left(error: &anyhow::Error) -> bool {
+fn is_closed_output(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
@@ -183,7 +183,7 @@ impl Screen for Documents {
 
     fn note(&mut self, text: &str) -> io::Result<()> {
         // Standard output contains only documents.
-        output::complain(text);
+        output::print_error(text);
         Ok(())
     }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn which_ends_are_for_good() {
+    fn permanent_stream_errors() {
         for (status, back) in [
             (Status::unavailable("the agent is stopping"), true),
             (Status::unknown("transport error"), true),
@@ -224,7 +224,7 @@ mod tests {
             (Status::invalid_argument("interval"), false),
             (Status::unimplemented(""), false),
         ] {
-            assert_eq!(comes_back(&status), back, "{status}");
+            assert_eq!(is_retryable(&status), back, "{status}");
         }
     }
 }

@@ -55,7 +55,7 @@ impl watch_server::Endpoints for Scripted {
     }
 
     async fn report(&self, _: Request<pb::Backend>) -> Result<Response<pb::ReportAnswer>, Status> {
-        Err(Status::unimplemented("who watches reports nothing"))
+        Err(Status::unimplemented("a watch sends no report"))
     }
 }
 
@@ -167,15 +167,15 @@ impl Rig {
     /// The output and messages of `--once`.
     async fn once(&self, words: &[&str]) -> (ExitCode, String, String) {
         let args = self.args(&[words, &["--once"]].concat());
-        let (out, said) = (Mutex::new(String::new()), Mutex::new(String::new()));
+        let (out, stderr) = (Mutex::new(String::new()), Mutex::new(String::new()));
         let client = Client::new(args.endpoints.options());
         let print = |text: &str| {
             out.lock().unwrap().push_str(text);
             Ok(())
         };
-        let say = |text: &str| said.lock().unwrap().push_str(&format!("{text}\n"));
+        let say = |text: &str| stderr.lock().unwrap().push_str(&format!("{text}\n"));
         let code = timeout(LONG, run(args, client, print, say)).await.expect("it ends").unwrap();
-        (code, out.into_inner().unwrap(), said.into_inner().unwrap())
+        (code, out.into_inner().unwrap(), stderr.into_inner().unwrap())
     }
 
     /// The output of a watch until it contains this text.
@@ -191,7 +191,7 @@ impl Rig {
         let out = Arc::new(Mutex::new(String::new()));
         let sink = out.clone();
         let until = until.to_owned();
-        let said = Mutex::new(String::new());
+        let stderr = Mutex::new(String::new());
         let print = move |text: &str| {
             sink.lock().unwrap().push_str(text);
             if sink.lock().unwrap().contains(&until) {
@@ -199,7 +199,7 @@ impl Rig {
             }
             Ok(())
         };
-        let say = |text: &str| said.lock().unwrap().push_str(text);
+        let say = |text: &str| stderr.lock().unwrap().push_str(text);
         let after = async {
             while out.lock().unwrap().is_empty() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -209,7 +209,7 @@ impl Rig {
         let (ran, ()) = tokio::join!(timeout(LONG, run(args, client, print, say)), after);
         assert_eq!(ran.expect("it ends").unwrap(), ExitCode::SUCCESS);
         let out = out.lock().unwrap().clone();
-        (out, said.into_inner().unwrap())
+        (out, stderr.into_inner().unwrap())
     }
 }
 
@@ -245,7 +245,7 @@ fn arguments() {
 }
 
 #[test]
-fn the_settings_say_where_unless_the_flags_do() {
+fn flags_override_the_settings() {
     let target = |listen: &[&str]| {
         let listen: Vec<_> = listen.iter().map(|text| ListenSpec::parse(text).unwrap()).collect();
         reachable(&listen).map(|target| target.to_string()).map_err(|error| format!("{error:#}"))
@@ -269,14 +269,14 @@ fn the_settings_say_where_unless_the_flags_do() {
 #[tokio::test]
 async fn once_as_a_table() {
     let rig = Rig::start(Vec::new());
-    let (code, out, said) = rig.once(&[]).await;
+    let (code, out, stderr) = rig.once(&[]).await;
     let expected = "\
 SERVICE                  TYPE       CLUSTER-IPS  PORTS                       ENDPOINTS
 kube-system/dns\u{fffd}[2J  ClusterIP  10.96.0.10   -                           0 ready, 0 selected
 shop/web                 NodePort   10.96.0.7    http 80:30080/TCP, 53/UDP  1 ready, 1 selected
 ";
-    assert_eq!(squeezed(&out), squeezed(expected));
-    assert_eq!((code, said), (ExitCode::SUCCESS, format!("{STALE}{RESUME}")));
+    assert_eq!(collapse_spaces(&out), collapse_spaces(expected));
+    assert_eq!((code, stderr), (ExitCode::SUCCESS, format!("{STALE}{RESUME}")));
 
     let (_, out, _) = rig.once(&["shop/web"]).await;
     let expected = "\
@@ -287,18 +287,18 @@ ADDRESS PORTS CONDITION LOCAL SELECTED
 10.1.0.1 8080 ready yes yes
 10.1.0.2 8080 serving, terminating - -
 ";
-    assert_eq!(squeezed(&out), expected);
+    assert_eq!(collapse_spaces(&out), expected);
 }
 
-fn squeezed(text: &str) -> String {
+fn collapse_spaces(text: &str) -> String {
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
 }
 
 #[tokio::test]
 async fn once_for_scripts() {
     let rig = Rig::start(Vec::new());
-    let (_, json, said) = rig.once(&["-n", "shop", "-o", "json"]).await;
-    assert_eq!(said, format!("{STALE}{RESUME}"));
+    let (_, json, stderr) = rig.once(&["-n", "shop", "-o", "json"]).await;
+    assert_eq!(stderr, format!("{STALE}{RESUME}"));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let expected = serde_json::json!({
         "instanceID": "18446744073709551615",
@@ -336,11 +336,11 @@ async fn once_for_scripts() {
 }
 
 #[tokio::test]
-async fn once_of_a_service_that_is_none() {
+async fn once_with_an_unknown_service() {
     let rig = Rig::start(Vec::new());
-    let (code, out, said) = rig.once(&["shop/none"]).await;
+    let (code, out, stderr) = rig.once(&["shop/none"]).await;
     assert_eq!((code, &*out), (ExitCode::FAILURE, ""));
-    assert_eq!(said, format!("keelson: Service shop/none does not exist or has no cluster IP\n{RESUME}"));
+    assert_eq!(stderr, format!("keelson: Service shop/none does not exist or has no cluster IP\n{RESUME}"));
 }
 
 fn first() -> Vec<Item> {
@@ -358,7 +358,7 @@ fn second() -> Vec<Item> {
 async fn changes_as_lines() {
     let rig = Rig::start(first());
     let then = |_: &str| rig.items.send(second()).map_err(io::Error::other);
-    let (out, said) = rig.watch(&[], "! stale", then).await;
+    let (out, stderr) = rig.watch(&[], "! stale", then).await;
     let expected = "\
 * node worker-7  zone a  192.0.2.7
 + kube-system/dns\u{fffd}[2J  ClusterIP  10.96.0.10  -  0 ready, 0 selected
@@ -368,7 +368,7 @@ async fn changes_as_lines() {
 ! stale since 2023-11-14T22:13:20Z: the API server is gone
 ";
     assert_eq!(out, expected);
-    assert_eq!(said, "keelson: to resume from this revision: --instance-id 18446744073709551615 --rev 2");
+    assert_eq!(stderr, "keelson: to resume from this revision: --instance-id 18446744073709551615 --rev 2");
 }
 
 #[tokio::test]
@@ -395,7 +395,7 @@ async fn changes_for_scripts() {
 }
 
 #[tokio::test]
-async fn a_reader_that_left_ends_it() {
+async fn a_closed_output_ends_the_command() {
     let rig = Rig::start(first());
     let args = rig.args(&[]);
     let client = Client::new(args.endpoints.options());

@@ -1,6 +1,6 @@
 //! Endpoints for scripts.
 //!
-//! Owns: the JSON and YAML of `keelson watch`: [`Whole`] of `--once`, [`Change`] of a watch. In: states and messages of
+//! Owns: the JSON and YAML of `keelson watch`: [`FullState`] of `--once`, [`Change`] of a watch. In: states and messages of
 //! `localnetv1`. Out: serializable values. Names are those of the API, in camel case; numbers that exceed JSON's range
 //! are text.
 
@@ -12,14 +12,14 @@ use serde::Serialize;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Whole {
+pub(super) struct FullState {
     #[serde(flatten)]
     position: At,
     node: Option<Node>,
     services: Vec<Service>,
 }
 
-impl Whole {
+impl FullState {
     pub(super) fn new(
         position: &Position,
         node: Option<&local::NodeInfo>,

@@ -17,7 +17,7 @@ fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
 async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
     let feed = begin(server);
     feed.listed(version);
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     server.seen().await;
     feed
 }
@@ -34,9 +34,9 @@ async fn half(feed: &Feed, source: &mut Source) {
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    source.says(&[Said::Listing]).await;
+    source.expects(&[Call::Listing]).await;
     for n in 0..199 {
-        source.says(&[put(&format!("s{n}"), 1)]).await;
+        source.expects(&[put(&format!("s{n}"), 1)]).await;
     }
 }
 
@@ -51,9 +51,9 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
     let feed = begin(&server);
     // No failure is reported: there is another way.
-    source.says(&[Said::Listing, put("a", 3), put("b", 4), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
     feed.slice("ADDED", "c", 10);
-    source.says(&[put("c", 10)]).await;
+    source.expects(&[put("c", 10)]).await;
     server.seen().await;
     let (first, second) = (server.seen().await, server.seen().await);
     assert_eq!((first.query("limit"), first.query("resourceVersion")), (Some("500"), Some("0")));
@@ -64,7 +64,7 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
 }
 
 #[tokio::test]
-async fn e1_a_streaming_list_that_hangs_is_told_and_followed_by_a_list() {
+async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);
@@ -76,12 +76,12 @@ async fn e1_a_streaming_list_that_hangs_is_told_and_followed_by_a_list() {
     pass(Duration::from_secs(30)).await;
     feed.closed().await;
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     assert_eq!(server.seen().await.query("watch"), None);
 }
 
 #[tokio::test]
-async fn e1_a_list_that_never_ends_after_a_410_is_told() {
+async fn e1_a_list_that_never_ends_after_a_410_is_reported() {
     let mut server = Server::plain().await;
     let mut source = Source::slices(&server);
     let feed = listed(&mut server, &mut source, 4).await;
@@ -100,7 +100,7 @@ async fn e1_a_list_that_never_ends_after_a_410_is_told() {
 }
 
 #[tokio::test]
-async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
+async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
     let mut server = Server::plain().await;
     let mut source = Source::slices(&server);
     drop(listed(&mut server, &mut source, 4).await);
@@ -111,18 +111,18 @@ async fn e1_e14_a_watch_that_is_not_answered_is_told_and_waited_for() {
     pass(Duration::from_secs(40)).await;
     let feed = begin(&server);
     feed.slice("ADDED", "a", 5);
-    source.says(&[put("a", 5), Said::Healthy]).await;
+    source.expects(&[put("a", 5), Call::Healthy]).await;
     server.nothing_more();
 }
 
 #[tokio::test]
-async fn e15_a_500_does_not_make_lists_the_last_word() {
+async fn e15_after_a_500_streaming_lists_are_tried_again() {
     let mut server = Server::plain().await;
     server.reply(refusal(500, "InternalError"));
     server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
     let feed = begin(&server);
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("a", 3), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
@@ -130,7 +130,7 @@ async fn e15_a_500_does_not_make_lists_the_last_word() {
     feed.error(410, "Expired");
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     again.listed(12);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     server.nothing_more();
 }
 
@@ -142,12 +142,12 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     server.reply(refusal(410, "Expired"));
     server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("b", 4)])));
     let mut source = Source::slices(&server);
-    source.says(&[Said::Listing, put("b", 4), Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, put("b", 4), Call::Listed, Call::Healthy]).await;
     for _ in 0..3 {
         server.seen().await;
     }
-    let whole = server.seen().await;
-    assert_eq!((whole.query("limit"), whole.query("continue"), whole.query("watch")), (None, None, None));
+    let full = server.seen().await;
+    assert_eq!((full.query("limit"), full.query("continue"), full.query("watch")), (None, None, None));
 }
 
 /// The answer of a server before 1.31.
@@ -167,17 +167,17 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<Service>(&api, sink).await });
-    let names = |seen: &[Seen<Service>]| -> Vec<String> {
-        let name = |seen: &Seen<Service>| match seen {
-            Seen::Put(service) => Some(format!("+{}", service.metadata.as_ref()?.name)),
-            Seen::Gone(name) => Some(format!("-{name}")),
+    let names = |seen: &[ObjectEvent<Service>]| -> Vec<String> {
+        let name = |seen: &ObjectEvent<Service>| match seen {
+            ObjectEvent::Upsert(service) => Some(format!("+{}", service.metadata.as_ref()?.name)),
+            ObjectEvent::Deleted(name) => Some(format!("-{name}")),
             _ => None,
         };
         seen.iter().filter_map(name).collect()
     };
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
     assert_eq!(names(&seen), ["+web", "-ns/headless", "+name"]);
-    assert_eq!(seen.last(), Some(&Seen::Listed));
+    assert_eq!(seen.last(), Some(&ObjectEvent::ListComplete));
     assert!(matches!(source.event().await, SourceEvent::Health(_, JobHealth::Healthy)), "nothing has failed");
     feed.bytes(wire::event("ADDED", "Service", &service("another", 10, "None")));
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
@@ -230,9 +230,9 @@ async fn e2_a_watch_that_is_interrupted_does_not_ask_for_what_another_was_refuse
         let again = begin(&server);
         feed.error(410, "Expired");
         again.listed(200);
-        source.says(&[Said::Listing, Said::Listed]).await;
+        source.expects(&[Call::Listing, Call::Listed]).await;
         interrupted.slice("ADDED", "a", version + 1);
-        second.says(&[put("a", version + 1)]).await;
+        second.expects(&[put("a", version + 1)]).await;
         drop(interrupted);
         let _feed = begin(&other);
         assert_eq!(other.seen().await.query("resourceVersion"), asks_for, "{version}");
@@ -258,20 +258,20 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
     let ghost = begin(&other);
     ghost.slice("ADDED", "ghost", 90);
     ghost.listed(100);
-    second.says(&[Said::Listing, put("ghost", 90), Said::Listed, Said::Healthy]).await;
+    second.expects(&[Call::Listing, put("ghost", 90), Call::Listed, Call::Healthy]).await;
     other.seen().await;
     // An earlier version is too old for a server that has listed since; its list is older still.
     let again = begin(&server);
     feed.error(410, "Expired");
     again.listed(60);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     ghost.closed().await;
     pass(Duration::from_secs(30)).await;
     let relist = begin(&other);
     let seen = other.seen().await;
     assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
     relist.listed(61);
-    second.says(&[Said::Listing, Said::Listed]).await;
+    second.expects(&[Call::Listing, Call::Listed]).await;
     // The watch that has detected it has listed already.
     server.seen().await;
     server.nothing_more();
@@ -298,7 +298,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
             duration_seconds: None,
             owner: None,
             acquire: None,
-            forget_managers: false,
+            drop_managed_fields: false,
         };
         api.renew_lease(patch).await.unwrap();
     }
@@ -309,7 +309,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
     pass(Duration::from_secs(30)).await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     begin(&server).listed(71);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -324,7 +324,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     assert_eq!(server.seen().await.query("resourceVersion"), Some("100"));
     // The head has arrived when an event has.
     deaf.slice("ADDED", "a", 101);
-    source.says(&[put("a", 101)]).await;
+    source.expects(&[put("a", 101)]).await;
     pass(Duration::from_secs(59)).await;
     server.nothing_more();
     pass(Duration::from_secs(182)).await;
@@ -340,7 +340,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let feed = begin(&server);
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     feed.listed(60);
-    source.says(&[Said::Listing, Said::Listed]).await;
+    source.expects(&[Call::Listing, Call::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
 
@@ -353,15 +353,15 @@ async fn e11_a_version_that_is_known_is_not_checked_again() {
     let feed = begin(&server);
     server.seen().await;
     feed.slice("ADDED", "a", 101);
-    source.says(&[put("a", 101)]).await;
+    source.expects(&[put("a", 101)]).await;
     pass(Duration::from_secs(241)).await;
     server.seen().await;
     server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "102", &[])));
     feed.slice("ADDED", "b", 103);
-    source.says(&[put("b", 103)]).await;
+    source.expects(&[put("b", 103)]).await;
     pass(Duration::from_secs(241)).await;
     feed.slice("ADDED", "c", 104);
-    source.says(&[put("c", 104)]).await;
+    source.expects(&[put("c", 104)]).await;
     server.nothing_more();
     assert_eq!(count.load(Ordering::SeqCst), 0);
 }

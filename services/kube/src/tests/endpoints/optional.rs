@@ -3,7 +3,7 @@
 use super::*;
 
 /// Lists one ServiceCIDR; returns what a source reports of it.
-fn one_listed(feed: &Feed) -> Said {
+fn one_listed(feed: &Feed) -> Call {
     let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
         name: "kubernetes".into(),
         resource_version: "3".into(),
@@ -12,35 +12,35 @@ fn one_listed(feed: &Feed) -> Said {
     let spec = Some(keelson_proto::kubernetes::ServiceCidrSpec { cidrs: vec!["10.96.0.0/12".into()] });
     feed.bytes(wire::event("ADDED", "ServiceCIDR", &ServiceCidr { metadata, spec }));
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(5, true)));
-    Said::Put("kubernetes".into(), "10.96.0.0/12".into())
+    Call::Put("kubernetes".into(), "10.96.0.0/12".into())
 }
 
 #[tokio::test]
-async fn a_server_without_service_cidrs_has_none_and_is_asked_again() {
+async fn a_server_without_service_cidrs_is_asked_again() {
     let mut server = Server::plain().await;
     server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
     server.nothing_more();
     // Within each minute nothing is reported; after ten minutes it asks again.
     tokio::time::pause();
     for _ in 0..10 {
-        source.says(&[Said::Nothing]).await;
+        source.expects(&[Call::Nothing]).await;
     }
     tokio::time::resume();
     let feed = begin(&server);
     server.seen().await;
     let cidr = one_listed(&feed);
-    source.says(&[Said::Listing, cidr, Said::Listed]).await;
+    source.expects(&[Call::Listing, cidr, Call::Listed]).await;
     server.nothing_more();
 }
 
 /// P19: a role without `servicecidrs` must not keep Services from working.
 #[tokio::test]
-async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked_for_again() {
+async fn p19_refused_service_cidrs_block_nothing_and_are_requested_again() {
     let mut server = Server::plain().await;
     for _ in 0..3 {
         server.reply(refusal(403, "Forbidden"));
@@ -48,26 +48,26 @@ async fn p19_nothing_waits_for_service_cidrs_that_are_refused_and_they_are_asked
     let api = server.api();
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
-    source.says(&[Said::Listing, Said::Refused]).await;
+    source.expects(&[Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
     // It is retried; the refusal is reported once to the sink, and each failure.
-    source.says(&[Said::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     source.fails("Forbidden").await;
     // A sink that has restarted meanwhile is told again: nothing else would end its wait.
-    source.sink.answers.lock().unwrap().push_back(Answer::ListAgain);
-    source.says(&[Said::Nothing, Said::Listing, Said::Refused]).await;
+    source.sink.answers.lock().unwrap().push_back(Ack::Relist);
+    source.expects(&[Call::Nothing, Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
     let feed = begin(&server);
     for _ in 0..4 {
         server.seen().await;
     }
     let cidr = one_listed(&feed);
-    source.says(&[Said::Listing, cidr, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, cidr, Call::Listed, Call::Healthy]).await;
 }
 
 /// P19: nothing waits for a server that answers, but not with ServiceCIDRs.
 #[tokio::test]
-async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
+async fn p19_failing_service_cidrs_block_nothing() {
     for (code, reason) in [(500, "InternalError"), (503, "ServiceUnavailable")] {
         let server = Server::plain().await;
         // A failed streaming list is retried once as a list.
@@ -78,7 +78,7 @@ async fn p19_nothing_waits_for_service_cidrs_that_fail_alone() {
                 Semaphore::MAX_PERMITS,
                 |sink| async move { collect::<ServiceCidr>(&api, sink).await },
             );
-        source.says(&[Said::Listing, Said::Refused]).await;
+        source.expects(&[Call::Listing, Call::Refused]).await;
     }
 }
 
@@ -92,8 +92,8 @@ async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
     let mut source =
         Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(4, true)));
-    source.says(&[Said::Listing, Said::Listed, Said::Healthy]).await;
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     drop(feed);
-    source.says(&[Said::Nothing]).await;
+    source.expects(&[Call::Nothing]).await;
     source.fails("Forbidden").await;
 }

@@ -1,13 +1,13 @@
 //! State of a running watch.
 //!
 //! Owns: why a step ends ([`Stop`]), the batch to hand over ([`Batch`]), an open watch ([`Open`]), and what it
-//! waits for ([`Turn`]). In: nothing. Out: values of the loop in [`follow`](super).
+//! waits for ([`WatchStep`]). In: nothing. Out: values of the loop in [`follow`](super).
 
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use keelson_actor_system::cluster::{ApiError, ApiErrorKind};
-use keelson_endpoint_publisher::Answer;
+use keelson_endpoint_publisher::Ack;
 use tokio::time::{Instant, sleep_until};
 
 use crate::watch::{reflect::SHORT_WATCH, subject::Change};
@@ -21,11 +21,11 @@ pub(super) enum Stop {
     /// `cut_off`: a streaming list had begun.
     Broken {
         err: ApiError,
-        tell: bool,
+        is_reported: bool,
         cut_off: bool,
     },
     /// The server sends invalid data. What was read of it must not be used.
-    Senseless(ApiError),
+    InvalidData(ApiError),
     /// The sink has lost its state.
     Forgotten,
     RolledBack,
@@ -33,7 +33,7 @@ pub(super) enum Stop {
 
 impl From<ApiError> for Stop {
     fn from(err: ApiError) -> Self {
-        Self::Broken { err, tell: true, cut_off: false }
+        Self::Broken { err, is_reported: true, cut_off: false }
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) enum Reached {
 }
 
 /// A deadline after which health shows that a step takes too long.
-pub(super) struct Slow {
+pub(super) struct SlowStep {
     pub(super) since: Instant,
     pub(super) what: &'static str,
 }
@@ -65,15 +65,15 @@ pub(super) struct Slow {
 /// A watch whose answer has begun.
 pub(super) struct Open {
     pub(super) since: Instant,
-    pub(super) heard: Instant,
+    pub(super) last_data: Instant,
     /// Requested time after which the server ends it.
-    pub(super) asked: Duration,
+    pub(super) requested: Duration,
     pub(super) initial: bool,
     /// Data arrived after that, or nothing arrived for long enough.
     pub(super) seen: bool,
 }
 
-pub(super) enum Turn<T> {
+pub(super) enum WatchStep<T> {
     Frame(T),
     /// Open for a second without an error: it works, though nothing happens.
     Calm,
@@ -89,13 +89,8 @@ pub(super) enum Turn<T> {
 impl Open {
     pub(super) fn new(initial: bool, asked_seconds: u64) -> Self {
         let now = Instant::now();
-        let asked = Duration::from_secs(asked_seconds);
-        Self { since: now, heard: now, asked, initial, seen: false }
-    }
-
-    /// Nothing shows yet that it works.
-    pub(super) fn is_untried(&self) -> bool {
-        !self.initial && !self.seen
+        let requested = Duration::from_secs(asked_seconds);
+        Self { since: now, last_data: now, requested, initial, seen: false }
     }
 
     pub(super) fn lasted(&self) -> bool {
@@ -109,21 +104,21 @@ pub(super) fn is_refusal(kind: ApiErrorKind) -> bool {
     matches!(kind, ApiErrorKind::Forbidden | ApiErrorKind::Invalid | ApiErrorKind::Server { .. })
 }
 
-pub(super) fn taken(answer: Answer) -> Result<(), Stop> {
+pub(super) fn check_ack(answer: Ack) -> Result<(), Stop> {
     match answer {
-        Answer::Taken => Ok(()),
-        Answer::ListAgain => Err(Stop::Forgotten),
+        Ack::Accepted => Ok(()),
+        Ack::Relist => Err(Stop::Forgotten),
     }
 }
 
-pub(super) async fn if_any<T>(work: Option<&mut BoxFuture<'_, T>>) -> T {
+pub(super) async fn or_pending<T>(work: Option<&mut BoxFuture<'_, T>>) -> T {
     match work {
         Some(work) => work.await,
         None => std::future::pending().await,
     }
 }
 
-pub(super) async fn too_slow(slow: Option<&Slow>) {
+pub(super) async fn too_slow(slow: Option<&SlowStep>) {
     match slow {
         Some(slow) => sleep_until(slow.since + SLOW).await,
         None => std::future::pending().await,

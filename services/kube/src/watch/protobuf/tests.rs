@@ -14,7 +14,7 @@ use keelson_proto::kubernetes::EndpointSlice;
 use super::*;
 use crate::{
     tests::wire,
-    watch::events::{Frames, Listing, Trouble},
+    watch::events::{Frames, Listing, WatchError},
 };
 
 type Slices = Protobuf<EndpointSlice>;
@@ -36,19 +36,19 @@ async fn read(chunks: Vec<Bytes>) -> Result<(Vec<String>, String), Failure> {
     }
 }
 
-fn whole_list() -> Bytes {
+fn full_list() -> Bytes {
     wire::list("EndpointSlice", "77", &[wire::slice("a", 1), wire::slice("b", 2), wire::slice("c", 3)])
 }
 
 #[tokio::test]
-async fn a_list_is_read_however_it_is_cut() {
-    let whole = whole_list();
+async fn a_list_is_read_at_any_chunk_size() {
+    let full = full_list();
     let want = (vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], "77".to_owned());
-    assert_eq!(read(vec![whole.clone()]).await.unwrap(), want);
-    for at in 0..whole.len() {
-        assert_eq!(read(vec![whole.slice(..at), whole.slice(at..)]).await.unwrap(), want, "cut at {at}");
+    assert_eq!(read(vec![full.clone()]).await.unwrap(), want);
+    for at in 0..full.len() {
+        assert_eq!(read(vec![full.slice(..at), full.slice(at..)]).await.unwrap(), want, "cut at {at}");
     }
-    let single = (0..whole.len()).map(|at| whole.slice(at..=at)).collect();
+    let single = (0..full.len()).map(|at| full.slice(at..=at)).collect();
     assert_eq!(read(single).await.unwrap(), want);
     assert_eq!(
         read(vec![wire::list::<EndpointSlice>("EndpointSlice", "5", &[])]).await.unwrap(),
@@ -57,15 +57,15 @@ async fn a_list_is_read_however_it_is_cut() {
 }
 
 #[tokio::test]
-async fn a_list_without_its_end_is_none() {
-    let whole = whole_list();
-    for at in 0..whole.len() {
-        read(vec![whole.slice(..at)]).await.expect_err("half a list");
+async fn a_truncated_list_is_refused() {
+    let full = full_list();
+    for at in 0..full.len() {
+        read(vec![full.slice(..at)]).await.expect_err("half a list");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_list_of_such_objects_is_refused() {
+async fn a_list_of_other_objects_is_refused() {
     for (bytes, why) in [
         (Bytes::from_static(b"<html></html>"), "not protobuf"),
         (Bytes::from_static(b"{\"kind\":\"EndpointSliceList\"}"), "not protobuf"),
@@ -88,11 +88,11 @@ async fn what_is_no_list_of_such_objects_is_refused() {
 
 /// A wrong byte anywhere leads to a list or to a failure, and to nothing else.
 #[tokio::test]
-async fn a_list_with_a_wrong_byte_does_no_harm() {
-    let whole = whole_list();
-    for at in 0..whole.len() {
+async fn a_list_with_a_changed_byte_does_not_panic() {
+    let full = full_list();
+    for at in 0..full.len() {
         for flip in [0x01, 0x80, 0xff] {
-            let mut bytes = whole.to_vec();
+            let mut bytes = full.to_vec();
             bytes[at] ^= flip;
             let _ = read(vec![bytes.into()]).await;
         }
@@ -101,17 +101,17 @@ async fn a_list_with_a_wrong_byte_does_no_harm() {
 
 /// Of 50,000 slices at most one piece and one object are held at a time.
 #[tokio::test]
-async fn a_huge_list_is_never_held_whole() {
+async fn a_huge_list_is_never_held_completely() {
     const SLICES: usize = 50_000;
     const PIECE: usize = 16 << 10;
     let objects: Vec<_> = (0..100).map(|n| wire::slice(&format!("slice-{n}"), n)).collect();
-    let whole = wire::list("EndpointSlice", "9", &vec![objects.clone(); SLICES / 100].concat());
+    let full = wire::list("EndpointSlice", "9", &vec![objects.clone(); SLICES / 100].concat());
     let longest = objects.iter().map(|slice| slice.encoded_len()).max().unwrap();
     let pulled = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&pulled);
-    let total = whole.len();
+    let total = full.len();
     let pieces = stream::iter((0..total).step_by(PIECE).map(move |at| {
-        let piece = whole.slice(at..total.min(at + PIECE));
+        let piece = full.slice(at..total.min(at + PIECE));
         count.fetch_add(piece.len(), Ordering::SeqCst);
         Ok::<_, Infallible>(Frame::data(piece))
     }));
@@ -127,7 +127,7 @@ async fn a_huge_list_is_never_held_whole() {
     assert!(total > 64 * PIECE, "the list is no larger than what may be held: {total}");
 }
 
-fn frames_of(chunks: Vec<Bytes>) -> Result<Vec<Bytes>, Trouble> {
+fn frames_of(chunks: Vec<Bytes>) -> Result<Vec<Bytes>, WatchError> {
     let mut frames = Frames::<_, Slices>::new(body(chunks));
     let mut out = Vec::new();
     while let Some(frame) = frames.next().now_or_never().unwrap()? {
@@ -137,22 +137,22 @@ fn frames_of(chunks: Vec<Bytes>) -> Result<Vec<Bytes>, Trouble> {
 }
 
 #[test]
-fn a_body_falls_into_events_however_it_is_cut() {
+fn a_body_is_split_into_events_at_any_chunk_size() {
     let first = wire::event("ADDED", "EndpointSlice", &wire::slice("a", 1));
     let second = wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(9, true));
-    let whole = Bytes::from([&first[..], &second[..], &first[..20]].concat());
+    let full = Bytes::from([&first[..], &second[..], &first[..20]].concat());
     let want = vec![first.slice(LENGTH..), second.slice(LENGTH..)];
-    for at in 0..whole.len() {
-        assert_eq!(frames_of(vec![whole.slice(..at), whole.slice(at..)]).unwrap(), want, "cut at {at}");
+    for at in 0..full.len() {
+        assert_eq!(frames_of(vec![full.slice(..at), full.slice(at..)]).unwrap(), want, "cut at {at}");
     }
-    assert_eq!(frames_of((0..whole.len()).map(|at| whole.slice(at..=at)).collect()).unwrap(), want);
+    assert_eq!(frames_of((0..full.len()).map(|at| full.slice(at..=at)).collect()).unwrap(), want);
 }
 
 #[test]
 fn an_event_too_long_is_refused_by_its_length() {
     for length in [u32::try_from(OBJECT_MAX).unwrap() + 1, u32::MAX] {
-        let trouble = frames_of(vec![Bytes::copy_from_slice(&length.to_be_bytes())]).unwrap_err();
-        let Trouble::Senseless(failure) = trouble else { panic!("{trouble:?}") };
+        let error = frames_of(vec![Bytes::copy_from_slice(&length.to_be_bytes())]).unwrap_err();
+        let WatchError::InvalidData(failure) = error else { panic!("{error:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);
     }
     assert!(frames_of(vec![Bytes::from_static(b"<html>")]).is_err());
@@ -163,7 +163,7 @@ fn event(frame: &Bytes) -> Result<Event<EndpointSlice>, Failure> {
 }
 
 #[test]
-fn events_are_told_apart() {
+fn event_types_are_distinguished() {
     let slice = wire::slice("a", 4);
     for kind in ["ADDED", "MODIFIED"] {
         let Event::Put { version, object } = event(&wire::event(kind, "EndpointSlice", &slice)).unwrap()
@@ -199,7 +199,7 @@ fn events_are_told_apart() {
 }
 
 #[test]
-fn what_is_no_event_of_such_objects_is_refused() {
+fn events_of_other_objects_are_refused() {
     let of = |frame: Bytes| event(&frame).unwrap_err().reason;
     let slice = wire::slice("a", 4);
     let nameless = EndpointSlice::default();

@@ -17,7 +17,7 @@ fn listed(version: &str) -> Reflector {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waits_double_to_thirty_seconds_and_begin_anew_after_two_minutes_of_peace() {
+async fn waits_double_to_thirty_seconds_and_reset_after_two_quiet_minutes() {
     let mut backoff = Failures::default();
     let mut now = Instant::now();
     let mut waits = Vec::new();
@@ -52,11 +52,7 @@ async fn e1_a_streaming_list_that_is_refused_or_cut_off_is_followed_by_a_list_at
         let mut reflector = listed("5");
         reflector.forget();
         assert_eq!(reflector.failed(kind, cut_off, now, 0.5), Pause::NONE, "{kind:?}");
-        assert_eq!(
-            reflector.next(Instant::now()),
-            PAGES,
-            "what the server has cached may be too old as well"
-        );
+        assert_eq!(reflector.next(Instant::now()), PAGES, "the server's cache may be too old, too");
     }
     let busy = Kind::Server { retry_after: Some(SECOND) };
     for kind in [busy, DOWN, Kind::Timeout, Kind::Forbidden, Kind::TooManyRequests { retry_after: None }] {
@@ -78,7 +74,7 @@ async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hou
     assert_eq!(reflector.next(now), PAGES);
     reflector.listed("6".into(), true);
     reflector.forget();
-    assert_eq!(reflector.next(now + STREAMING_AGAIN), STREAM);
+    assert_eq!(reflector.next(now + STREAMING_RETRY), STREAM);
     // One that failed for another reason is requested again.
     for (kind, cut_off) in [(DOWN, true), (ERROR, false)] {
         reflector.failed(kind, cut_off, now, 0.5);
@@ -89,7 +85,7 @@ async fn e2_a_server_that_knows_no_streaming_lists_is_asked_for_pages_for_an_hou
 }
 
 #[tokio::test(start_paused = true)]
-async fn e15_a_list_is_never_the_last_word() {
+async fn e15_after_a_list_streaming_lists_are_tried_again() {
     let now = Instant::now();
     let mut reflector = Reflector::default();
     reflector.failed(ERROR, false, now, 0.5);
@@ -108,7 +104,7 @@ async fn e15_a_list_is_never_the_last_word() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
+async fn e15_pages_that_expire_are_followed_by_one_full_list() {
     let now = Instant::now();
     let mut reflector = listed("5");
     reflector.forget();
@@ -121,7 +117,7 @@ async fn e15_pages_that_expire_are_followed_by_one_whole_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_break_goes_on_from_the_last_version() {
+async fn a_broken_watch_resumes_from_the_last_version() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for kind in [DOWN, Kind::Timeout, Kind::Forbidden, ERROR] {
@@ -134,7 +130,7 @@ async fn a_break_goes_on_from_the_last_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_again_and_again() {
+async fn e2_a_version_too_old_is_relisted_early_once() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for _ in 0..6 {
@@ -151,12 +147,12 @@ async fn e2_what_is_too_old_is_listed_soon_though_the_server_was_away_but_not_ag
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_once() {
+async fn e2_retry_after_is_obeyed_and_spread() {
     let mut reflector = Reflector::default();
     let now = Instant::now();
     let busy = Kind::TooManyRequests { retry_after: Some(17 * SECOND) };
     let pause = reflector.failed(busy, false, now, 0.0);
-    assert_eq!((pause.wait, pause.can_be_woken), (17 * SECOND, false));
+    assert_eq!((pause.wait, pause.can_be_interrupted), (17 * SECOND, false));
     assert_eq!(reflector.failed(busy, false, now, 0.5).wait, 17 * SECOND * 3 / 2);
     let long = Kind::TooManyRequests { retry_after: Some(30 * SECOND) };
     assert_eq!(reflector.failed(long, false, now, 0.5).wait, 30 * SECOND + SPREAD / 2);
@@ -170,28 +166,28 @@ async fn e2_the_server_says_how_long_to_leave_it_alone_and_not_all_come_back_at_
 }
 
 #[tokio::test(start_paused = true)]
-async fn e2_a_sign_that_the_server_answers_shortens_every_other_wait_and_is_spread() {
+async fn e2_an_answer_of_the_server_shortens_all_waits_and_is_spread() {
     let mut reflector = listed("5");
     let now = Instant::now();
     for _ in 0..4 {
         let pause = reflector.failed(DOWN, false, now, 0.0);
-        assert!(pause.can_be_woken);
+        assert!(pause.can_be_interrupted);
     }
     let pause = reflector.failed(DOWN, false, now, 0.0);
     assert_eq!(pause.wait.as_millis(), 12800);
     let turn = 7 * SECOND;
-    assert_eq!(reflector.woken(pause.wait, turn, 0.5), turn + STAGGER / 2);
-    assert_eq!(reflector.woken(SECOND, turn, 0.5), SECOND, "never later than without");
+    assert_eq!(reflector.interrupt_wait(pause.wait, turn, 0.5), turn + STAGGER / 2);
+    assert_eq!(reflector.interrupt_wait(SECOND, turn, 0.5), SECOND, "never later than without");
     // It was too early: the next wait is complete, so that there are at most twice as many requests as without signals.
-    assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_woken);
-    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken);
-    reflector.woken(SECOND, turn, 0.5);
+    assert!(!reflector.failed(DOWN, false, now, 0.0).can_be_interrupted);
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_interrupted);
+    reflector.interrupt_wait(SECOND, turn, 0.5);
     reflector.saw("6".into());
-    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_woken, "it was right");
+    assert!(reflector.failed(DOWN, false, now, 0.0).can_be_interrupted, "it was right");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_forgets_again_and_again_waits() {
+async fn a_sink_that_keeps_asking_for_a_relist_waits() {
     let mut reflector = listed("5");
     let mut now = Instant::now();
     reflector.forget();
@@ -209,12 +205,12 @@ fn e11_a_listing_that_is_older_than_what_was_seen_shows_a_rollback() {
     let mut reflector = listed("100");
     reflector.saw("120".into());
     reflector.forget();
-    assert_eq!(reflector.listed("119".into(), true), Some(WentBack { seen: 120, now: 119 }));
+    assert_eq!(reflector.listed("119".into(), true), Some(VersionRegression { seen: 120, now: 119 }));
     // From there on the count restarts, and equal is not older.
     assert_eq!(reflector.listed("119".into(), true), None);
     reflector.saw("121".into());
     assert_eq!(reflector.listed("120".into(), false), None, "a cache may be behind");
-    assert_eq!(reflector.listed("120".into(), true), Some(WentBack { seen: 121, now: 120 }));
+    assert_eq!(reflector.listed("120".into(), true), Some(VersionRegression { seen: 121, now: 120 }));
     assert_eq!(reflector.listed("no number".into(), true), None);
     assert_eq!(reflector.listed("1".into(), true), None);
 }
@@ -224,7 +220,7 @@ fn e11_after_a_rollback_everything_is_listed_and_nothing_is_compared() {
     let mut reflector = listed("100");
     assert_eq!(reflector.roll_back(0.5), SPREAD / 2);
     assert_eq!((reflector.synced(), reflector.next(Instant::now())), (false, STREAM));
-    assert_eq!(reflector.listed("7".into(), true), None, "which was told already");
+    assert_eq!(reflector.listed("7".into(), true), None, "which was reported before");
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,12 +234,12 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked_once() {
     reflector.failed(DOWN, false, now + SECOND, 0.9);
     assert_eq!(reflector.check_at(), at, "further failures put nothing off");
     reflector.checked(false, now + CHECK_FIRST, 0.0);
-    assert_eq!(reflector.check_at(), Some(now + 2 * CHECK_FIRST), "nobody knows yet");
+    assert_eq!(reflector.check_at(), Some(now + 2 * CHECK_FIRST), "not known yet");
     reflector.checked(true, now, 0.0);
     assert_eq!(reflector.check_at(), None);
     reflector.interrupted(now, 0.0);
     reflector.listed("101".into(), true);
-    assert_eq!(reflector.check_at(), None, "a listing says it");
+    assert_eq!(reflector.check_at(), None, "a list shows it");
     assert!(CHECK_FIRST + CHECK_SPREAD < Duration::from_secs(watch_seconds(0.0)));
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{NodeCondition, NodeStatus};
 use keelson_actor_system::{
     clock::Now,
-    reports::{EndpointsView, FlowView, RuntimeFlow, StaleCause},
+    reports::{EndpointsView, PullsView, RuntimeAvailability, StaleCause},
 };
 use keelson_storage::StoreState;
 
@@ -61,20 +61,20 @@ impl Finding {
 
 /// An uninterrupted finding of the passes, and since when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spell {
+pub struct FindingPeriod {
     status: ConditionStatus,
     status_since: Moment,
     reason: &'static str,
     reason_since: Moment,
 }
 
-impl Spell {
+impl FindingPeriod {
     fn new(finding: Finding, now: Moment) -> Self {
         let Finding { status, reason, .. } = finding;
         Self { status, status_since: now, reason, reason_since: now }
     }
 
-    fn go_on(self, finding: Finding, now: Moment) -> Self {
+    fn extend(self, finding: Finding, now: Moment) -> Self {
         let new = Self::new(finding, now);
         match (self.status == new.status, self.reason == new.reason) {
             (true, true) => self,
@@ -93,13 +93,13 @@ pub(super) fn set(
     now: Now,
 ) {
     let stalled_after = millis(policy.pulls_stalled_after);
-    report(list, PULLS, pulls(&inputs.flow, stalled_after), policy, memory, now);
+    report(list, PULLS, pulls(&inputs.pulls_view, stalled_after), policy, memory, now);
     match &inputs.endpoints {
         EndpointsView::Disabled => list.retain(|condition| condition.type_ != ENDPOINTS),
         EndpointsView::Pending => {}
         view => report(list, ENDPOINTS, endpoints(view, policy.endpoints_origin), policy, memory, now),
     }
-    if let Some(state) = state(&inputs.store, &inputs.flow) {
+    if let Some(state) = state(&inputs.store, &inputs.pulls_view) {
         report(list, STATE, state, policy, memory, now);
     }
 }
@@ -114,15 +114,16 @@ fn report(
     now: Now,
 ) {
     let at = moment(now);
-    let spell = memory.spells.get(kind).map_or(Spell::new(found, at), |spell| spell.go_on(found, at));
-    memory.spells.insert(kind, spell);
+    let period =
+        memory.periods.get(kind).map_or(FindingPeriod::new(found, at), |period| period.extend(found, at));
+    memory.periods.insert(kind, period);
     let known = list.iter().find(|condition| condition.type_ == kind);
     let shown = match known {
         // A healthy state is reported at once: this is the first status of a node or of a version.
         None if found.status == ConditionStatus::False => None,
-        None if at.saturating_sub(spell.status_since) >= found.onset() => None,
+        None if at.saturating_sub(period.status_since) >= found.onset() => None,
         None => return,
-        Some(known) => stands(known, found, &spell, millis(policy.pressure_transition), at),
+        Some(known) => kept_condition(known, found, &period, millis(policy.pressure_transition), at),
     };
     let (status, reason, message) = shown.unwrap_or_else(|| {
         let Finding { status, reason, message } = found;
@@ -132,17 +133,17 @@ fn report(
 }
 
 /// The Node's condition, if that stands.
-fn stands(
+fn kept_condition(
     known: &NodeCondition,
     found: Finding,
-    spell: &Spell,
+    period: &FindingPeriod,
     transition: i64,
     now: Moment,
 ) -> Option<(ConditionStatus, String, String)> {
     let status: ConditionStatus = known.status.parse().ok()?;
     let reason = known.reason.clone().unwrap_or_default();
     let is_same = status == found.status && reason == found.reason;
-    let since = if status == found.status { spell.reason_since } else { spell.status_since };
+    let since = if status == found.status { period.reason_since } else { period.status_since };
     let pause = if status == ConditionStatus::True { transition } else { found.onset() };
     let stands = is_same || now.saturating_sub(since) < pause;
     stands.then(|| (status, reason, known.message.clone().unwrap_or_default()))
@@ -172,19 +173,21 @@ pub(in crate::status) fn withhold_stale_endpoints(status: &mut NodeStatus, old: 
 }
 
 /// Whether image pulls are stalled. Those that only wait for each other are not.
-fn pulls(flow: &Result<FlowView, String>, stalled_after: i64) -> Finding {
-    let Ok(flow) = flow else {
+fn pulls(pulls_view: &Result<PullsView, String>, stalled_after: i64) -> Finding {
+    let Ok(pulls_view) = pulls_view else {
         return Finding::unknown(
             "PullsUnknown",
             "the queue of image pulls does not answer; see the agent's log",
         );
     };
-    if matches!(flow.runtime, RuntimeFlow::Away { .. }) && (flow.queued > 0 || flow.running > 0) {
+    if matches!(pulls_view.runtime, RuntimeAvailability::Down { .. })
+        && (pulls_view.queued > 0 || pulls_view.running > 0)
+    {
         let message = "image pulls wait for the container runtime, which does not answer";
         return Finding::problem("RuntimeUnavailable", message);
     }
     let long = |time: Option<Duration>| time.is_some_and(|time| millis(time) >= stalled_after);
-    if flow.queued > 0 && long(flow.oldest_wait) && long(flow.since_moved) {
+    if pulls_view.queued > 0 && long(pulls_view.oldest_wait) && long(pulls_view.since_progress) {
         let message = "image pulls are queued, and no running pull receives data";
         return Finding::problem("PullsStalled", message);
     }
@@ -237,8 +240,8 @@ fn endpoints(view: &EndpointsView, origin: EndpointsOrigin) -> Finding {
 }
 
 /// `None` while the store is being opened or has been closed, so that a restart is no transition.
-fn state(store: &StoreState, flow: &Result<FlowView, String>) -> Option<Finding> {
-    let is_behind = matches!(flow, Ok(FlowView { durable: false, .. }));
+fn state(store: &StoreState, pulls_view: &Result<PullsView, String>) -> Option<Finding> {
+    let is_behind = matches!(pulls_view, Ok(PullsView { durable: false, .. }));
     let not_open = || {
         let message = "the state store is not open; a restart loses the image pull queue; see /readyz";
         Finding::problem("StoreNotOpen", message)

@@ -44,14 +44,14 @@ fn e7_a_quiet_companion_writes_nothing_in_an_hour() {
     world.restart();
     world.pass(SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    world.tell();
+    world.send_node();
     world.forget();
     world.pass(HOUR);
     assert_eq!(world.verbs(), Vec::<&str>::new());
     world.reported = None;
     world.restart();
     world.pass(HOUR);
-    assert_eq!(world.verbs(), Vec::<&str>::new(), "the Node says it already");
+    assert_eq!(world.verbs(), Vec::<&str>::new(), "the Node has it already");
     assert_eq!(world.core.view(world.now())["next_report_in_ms"], json!(null));
 }
 
@@ -62,7 +62,7 @@ fn passes_come_as_often_as_the_kubelets() {
     world.pass(MINUTE);
     world.forget();
     world.always = Some(Fault::Says(ApiErrorKind::Forbidden));
-    world.collected.flow = Err("broken".into());
+    world.collected.pulls_view = Err("broken".into());
     world.pass(5 * MINUTE);
     let pauses = pauses(&world.requests.iter().map(|request| request.at).collect::<Vec<_>>());
     assert!(!pauses.is_empty() && pauses.iter().all(|pause| *pause == 10_200), "{pauses:?}");
@@ -72,7 +72,7 @@ fn passes_come_as_often_as_the_kubelets() {
 fn a_change_is_written_once_and_the_watch_may_lag() {
     let mut world = World::with_node(Role::Node);
     world.restart();
-    world.tell();
+    world.send_node();
     world.pass(MINUTE);
     world.forget();
     world.collected.readings.memory_capacity_bytes = Some(16 << 30);
@@ -90,13 +90,13 @@ fn a_change_is_written_once_and_the_watch_may_lag() {
     world.step(Event::Node(Some(Arc::new(typed(&old)))));
     world.pass(50 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    world.tell();
+    world.send_node();
     world.pass(50 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
 }
 
 #[test]
-fn what_somebody_else_overwrites_is_written_again() {
+fn an_overwritten_status_is_written_again() {
     let mut world = World::with_node(Role::Companion);
     world.pass(6 * MINUTE);
     world.forget();
@@ -108,7 +108,7 @@ fn what_somebody_else_overwrites_is_written_again() {
 }
 
 #[test]
-fn case_30_a_node_that_the_controller_gave_up_is_taken_back_by_the_next_pass() {
+fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(2 * MINUTE);
@@ -133,7 +133,7 @@ fn case_30_a_node_that_the_controller_gave_up_is_taken_back_by_the_next_pass() {
     world.forget();
     world.pass(HOUR);
     let first = world.writes()[0] - at;
-    assert!((139 * SECOND..161 * SECOND).contains(&first), "the delay was drawn anew: {first}");
+    assert!((139 * SECOND..161 * SECOND).contains(&first), "the delay was drawn again: {first}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn case_28_a_step_back_is_answered_with_two_statuses_and_the_plan_stays() {
 }
 
 #[test]
-fn case_29_a_step_forward_and_back_costs_three_statuses_and_no_storm() {
+fn case_29_a_step_forward_and_back_costs_three_statuses() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(6 * MINUTE);
@@ -197,7 +197,7 @@ fn a_slow_clock_and_a_companion_write_nothing_for_a_clock() {
 }
 
 #[test]
-fn a_report_by_hand_leaves_the_plan_alone() {
+fn a_manual_report_does_not_change_the_schedule() {
     let mut world = World::with_node(Role::Companion);
     world.pass(6 * MINUTE);
     world.forget();
@@ -248,7 +248,7 @@ proptest! {
         let mut world = World::with_node(if node { Role::Node } else { Role::Companion });
         world.restart();
         world.pass(20 * SECOND);
-        world.tell();
+        world.send_node();
         world.random = 0.5;
         world.forget();
         for (bytes, pids, pulls, asks) in noise {
@@ -260,11 +260,11 @@ proptest! {
                 fs.inodes_free = 500_000 + pids;
                 fs.capacity_bytes = (100 << 30) + bytes / 4;
             }
-            collected.flow = Ok(FlowView {
+            collected.pulls_view = Ok(PullsView {
                 queued: pulls,
                 running: pulls.min(3),
                 oldest_wait: (pulls > 3).then_some(Duration::from_secs(pids)),
-                since_moved: Some(Duration::from_millis(pulls.into())),
+                since_progress: Some(Duration::from_millis(pulls.into())),
                 durable: asks,
                 ..idle()
             });
@@ -272,14 +272,14 @@ proptest! {
                 world.step(Event::Changed);
             }
             world.pass(10 * SECOND);
-            world.tell();
+            world.send_node();
         }
         prop_assert_eq!(world.verbs(), Vec::<&str>::new());
     }
 }
 
 #[test]
-fn a_restart_after_a_reboot_tells_the_new_boot_and_keeps_no_time_that_ran_backwards() {
+fn a_restart_after_a_reboot_reports_the_new_boot_id_and_no_time_in_reverse() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(MINUTE);
@@ -317,7 +317,7 @@ fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
 }
 
 #[test]
-fn a_record_of_another_node_is_no_reason_to_be_silent() {
+fn a_record_of_another_node_is_ignored() {
     let mut world = World::with_node(Role::Companion);
     world.pass(MINUTE);
     world.forget();
@@ -357,7 +357,7 @@ fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step(
         assert_eq!(writes.len(), expected, "{role:?} {step}: {writes:?}");
         assert_eq!(world.counted.contains(&Counted::ClockStep), step < -2 * SECOND);
         if let [first, second] = writes[..] {
-            assert!(first <= SECOND, "as soon as the runtime has answered: {first}");
+            assert!(first <= SECOND, "once the runtime has answered: {first}");
             assert!((15 * SECOND..=21 * SECOND).contains(&(second - first)), "after a renewal: {second}");
         }
     }

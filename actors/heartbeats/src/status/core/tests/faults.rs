@@ -15,7 +15,7 @@ fn change(world: &mut World) {
 }
 
 #[test]
-fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_the_next_pass() {
+fn a_hanging_server_is_tried_five_times_per_pass_on_new_connections() {
     let mut world = World::settled(Role::Companion);
     let start = world.boot;
     world.always = Some(Fault::Hangs);
@@ -35,7 +35,7 @@ fn a_server_that_hangs_is_tried_five_times_on_new_connections_and_then_left_to_t
 }
 
 #[test]
-fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
+fn a_lost_answer_is_detected_by_the_next_try() {
     let mut world = World::settled(Role::Companion);
     world.faults.push_back(Fault::Swallows);
     change(&mut world);
@@ -45,7 +45,7 @@ fn an_answer_that_was_lost_is_found_out_by_the_next_try() {
 }
 
 #[test]
-fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
+fn retry_after_is_obeyed_for_at_most_a_minute() {
     for (asked, left) in [(25, 25), (3600, 60)] {
         for kind in [
             ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(asked)) },
@@ -69,7 +69,7 @@ fn a_server_that_wants_to_be_left_alone_is_for_a_minute_at_most() {
 }
 
 #[test]
-fn what_another_try_cannot_mend_is_tried_once_a_pass() {
+fn permanent_errors_are_tried_once_per_pass() {
     for kind in [
         ApiErrorKind::Forbidden,
         ApiErrorKind::Unauthorized,
@@ -85,7 +85,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
         let (reason, since) = world.fails();
         assert!(reason.contains(kind.name()) && reason.contains("https://api"), "{reason}");
         assert!(since < world.wall - 40 * SECOND, "since the first");
-        assert_eq!(world.notes.len(), 1, "said once: {:?}", world.notes);
+        assert_eq!(world.notes.len(), 1, "logged once: {:?}", world.notes);
         world.always = None;
         world.pass(11 * SECOND);
         assert_eq!(world.health, JobHealth::Healthy);
@@ -94,7 +94,7 @@ fn what_another_try_cannot_mend_is_tried_once_a_pass() {
 }
 
 #[test]
-fn nothing_to_say_does_not_say_that_the_server_is_well() {
+fn a_pass_without_requests_does_not_make_the_server_healthy() {
     let mut world = World::settled(Role::Companion);
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     change(&mut world);
@@ -102,13 +102,13 @@ fn nothing_to_say_does_not_say_that_the_server_is_well() {
     drop(world.core.clear_condition(CHANGED, world.now()).expect("was there"));
     world.pass(30 * SECOND);
     assert!(matches!(world.health, JobHealth::Failing { .. }));
-    world.tell();
+    world.send_node();
     world.pass(11 * SECOND);
-    assert_eq!(world.health, JobHealth::Healthy, "the watch has heard from it");
+    assert_eq!(world.health, JobHealth::Healthy, "the watch has received it");
 }
 
 #[test]
-fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
+fn runtime_death_and_recovery_are_reported_at_once() {
     let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("unix:///r.sock: connection refused".into());
     world.collected.runtime_down = Some("unix:///r.sock: connection refused".into());
@@ -132,7 +132,7 @@ fn a_runtime_that_dies_is_told_at_once_and_so_is_its_return() {
         "later they are"
     );
     world.forget();
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::Changed);
     assert_eq!((world.verbs(), &world.condition("Ready")["status"]), (vec!["patch"], &json!("True")));
 }
@@ -143,7 +143,7 @@ fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes()
     let start = world.boot;
     for n in 0..600 {
         let down = n % 2 == 0;
-        world.collected = well();
+        world.collected = healthy();
         if down {
             world.collected.runtime = Err("refused".into());
             world.collected.runtime_down = Some("refused".into());
@@ -156,7 +156,7 @@ fn a_runtime_that_comes_and_goes_costs_no_more_requests_than_the_kubelet_makes()
 }
 
 #[test]
-fn a_runtime_that_says_nothing_is_given_thirty_seconds_since_its_last_word() {
+fn a_silent_runtime_is_not_ready_after_thirty_seconds() {
     let mut world = World::settled(Role::Node);
     world.collected.runtime = Err("no answer within 5s".into());
     world.pass(19 * SECOND);
@@ -187,7 +187,7 @@ fn a_runtime_or_network_that_is_not_ready_is_named_with_every_other_reason() {
 }
 
 #[test]
-fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_only() {
+fn pressure_stays_true_for_the_transition_period_across_restarts() {
     let mut world = World::settled(Role::Node);
     let status = |world: &World, kind: &str| world.condition(kind)["status"].clone();
     world.collected.readings.memory_available_bytes = Some(99 << 20);
@@ -195,7 +195,7 @@ fn pressure_stays_true_for_the_transition_period_and_its_words_change_on_flips_o
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
     assert_eq!(world.condition("MemoryPressure")["reason"], "KubeletHasInsufficientMemory");
-    assert_eq!(status(&world, "PIDPressure"), "False", "there is no threshold by default");
+    assert_eq!(status(&world, "PIDPressure"), "False", "no threshold is set by default");
     let flipped = world.condition("MemoryPressure")["lastTransitionTime"].clone();
     world.pass(2 * MINUTE);
     world.collected.readings.memory_available_bytes = Some(6 << 30);
@@ -249,46 +249,46 @@ fn a_node_without_capacity_is_not_ready() {
     assert!(world.notes.iter().any(|note| note.contains("/proc/meminfo: gone")), "{:?}", world.notes);
     let notes = world.notes.len();
     world.pass(MINUTE);
-    assert_eq!(world.notes.len(), notes, "said once");
+    assert_eq!(world.notes.len(), notes, "logged once");
 }
 
 #[test]
 fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     let secs = |secs| Some(Duration::from_secs(secs));
-    for (flow, status, reason) in [
+    for (pulls_view, status, reason) in [
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(900), since_moved: secs(1), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(900), since_progress: secs(1), ..idle() },
             "False",
             "PullsNotStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(10), since_moved: secs(900), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(10), since_progress: secs(900), ..idle() },
             "False",
             "PullsNotStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: secs(120), ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: secs(120), ..idle() },
             "True",
             "PullsStalled",
         ),
         (
-            FlowView { queued: 5, running: 3, oldest_wait: secs(120), since_moved: None, ..idle() },
+            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: None, ..idle() },
             "False",
             "PullsNotStalled",
         ),
-        (FlowView { running: 3, since_moved: secs(900), ..idle() }, "False", "PullsNotStalled"),
-        (FlowView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
-        (FlowView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
+        (PullsView { running: 3, since_progress: secs(900), ..idle() }, "False", "PullsNotStalled"),
+        (PullsView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
+        (PullsView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
     ] {
         let mut world = World::settled(Role::Companion);
-        world.collected.flow = Ok(flow.clone());
+        world.collected.pulls_view = Ok(pulls_view.clone());
         world.pass(45 * SECOND);
         let is = world.condition("ImagePullsStalled");
-        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{flow:?}");
+        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{pulls_view:?}");
     }
     // Nothing has moved since the start, which is long ago by now.
     let mut world = World::settled(Role::Companion);
-    world.collected.flow = Ok(FlowView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
+    world.collected.pulls_view = Ok(PullsView { queued: 1, running: 1, oldest_wait: secs(900), ..idle() });
     world.pass(30 * SECOND);
     assert_eq!(
         world.condition("ImagePullsStalled")["reason"],
@@ -298,9 +298,9 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     world.pass(90 * SECOND);
     assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsStalled");
     let mut world = World::settled(Role::Companion);
-    world.collected.flow = Err("the mailbox of PullCoordinator is full".into());
+    world.collected.pulls_view = Err("the mailbox of PullCoordinator is full".into());
     world.pass(19 * SECOND);
-    assert_eq!(world.verbs(), Vec::<&str>::new(), "a busy moment says nothing");
+    assert_eq!(world.verbs(), Vec::<&str>::new(), "a short busy period is not reported");
     world.pass(22 * SECOND + problem::ONSET);
     assert_eq!(world.condition("ImagePullsStalled")["reason"], "PullsUnknown");
 }
@@ -314,7 +314,7 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
         (text("status"), text("reason"))
     };
     let mut world = World::settled(Role::Companion);
-    assert_eq!(world.condition(KIND), Value::Null, "the chore is off");
+    assert_eq!(world.condition(KIND), Value::Null, "endpoints are disabled");
     let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
     for (view, status, reason) in [
         (EndpointsView::Synced, "False", "EndpointsSynced"),
@@ -366,10 +366,10 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     ];
     for (index, (store, durable, status, reason, message, requests)) in cases.into_iter().enumerate() {
         world.collected.store = store;
-        world.collected.flow = Ok(FlowView { durable, ..idle() });
+        world.collected.pulls_view = Ok(PullsView { durable, ..idle() });
         world.forget();
         world.pass(6 * MINUTE);
-        world.tell();
+        world.send_node();
         let (is_status, is_reason, is_message) = is(&world);
         assert_eq!((&*is_status, &*is_reason), (status, reason), "case {index}");
         assert!(is_message.ends_with(message), "case {index}: {is_message}");
@@ -403,7 +403,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn whatever_the_server_says_requests_are_bounded_and_the_agent_recovers(
+    fn requests_are_bounded_and_the_agent_recovers_for_any_answers(
         node: bool,
         there: bool,
         always: bool,
@@ -421,14 +421,14 @@ proptest! {
             match event {
                 0 => world.step(Event::Changed),
                 1 => world.step(Event::ReportNow),
-                2 => world.tell(),
+                2 => world.send_node(),
                 3 => {
                     deletions += 1;
                     world.delete();
                 }
                 4 if world.node.is_none() => world.make_node(),
                 5 => change(&mut world),
-                6 => world.collected = well(),
+                6 => world.collected = healthy(),
                 7 => {
                     lives += 1;
                     world.restart();
@@ -446,8 +446,8 @@ proptest! {
         if world.node.is_none() {
             world.make_node();
         }
-        world.tell();
-        world.collected = well();
+        world.send_node();
+        world.collected = healthy();
         world.pass(61 * SECOND + 11 * SECOND);
         world.step(Event::ReportNow);
         world.pass(11 * SECOND);

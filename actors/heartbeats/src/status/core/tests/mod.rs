@@ -14,7 +14,9 @@ use std::{collections::VecDeque, sync::Arc};
 use keelson_actor_system::{
     cluster::ApiErrorKind,
     file_system::FileSystem,
-    reports::{NETWORK_READY, RUNTIME_READY, RuntimeCondition, RuntimeFlow, RuntimeImage, StaleCause},
+    reports::{
+        NETWORK_READY, RUNTIME_READY, RuntimeAvailability, RuntimeCondition, RuntimeImage, StaleCause,
+    },
 };
 use keelson_storage::StoreState;
 use serde_json::{Value, json};
@@ -43,8 +45,8 @@ enum Fault {
     Swallows,
 }
 
-fn away() -> RuntimeFlow {
-    RuntimeFlow::Away { away_for: Duration::from_secs(1), reason: "no socket".into() }
+fn away() -> RuntimeAvailability {
+    RuntimeAvailability::Down { down_for: Duration::from_secs(1), reason: "no socket".into() }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +81,7 @@ struct World {
     random: f64,
 }
 
-fn well() -> Collected {
+fn healthy() -> Collected {
     let ok = |kind: &str| RuntimeCondition { kind: kind.into(), ok: true, ..RuntimeCondition::default() };
     let fs = FileSystem {
         capacity_bytes: 100 << 30,
@@ -114,7 +116,7 @@ fn well() -> Collected {
             image_fs: Some("/var/lib/containerd".into()),
         }),
         runtime_down: None,
-        flow: Ok(idle()),
+        pulls_view: Ok(idle()),
         endpoints: EndpointsView::Disabled,
         store: StoreState::Open,
     }
@@ -140,7 +142,7 @@ impl World {
             always: None,
             requests: Vec::new(),
             closed: 0,
-            collected: well(),
+            collected: healthy(),
             reported: None,
             conditions: std::collections::BTreeMap::new(),
             health: JobHealth::Pending,
@@ -164,7 +166,7 @@ impl World {
         let mut world = Self::with_node(role);
         world.restart();
         world.pass(MINUTE);
-        world.tell();
+        world.send_node();
         world.forget();
         world
     }
@@ -202,7 +204,7 @@ impl World {
         let stamp = Stamp::new(&self.collected.facts.boot_id, since_boot, self.now());
         self.step(Event::Started { restored, stamp });
         if self.watches && self.node.is_some() {
-            self.tell();
+            self.send_node();
         }
         if self.policy.role == Role::Node && self.collected.runtime.is_ok() {
             self.step(Event::RuntimeReady);
@@ -347,21 +349,21 @@ impl World {
 
     /// Another process writes.
     fn other(&mut self, patch: &Value) {
-        let mut node = self.node.clone().expect("there is a Node");
+        let mut node = self.node.clone().expect("the Node exists");
         apply(&mut node, patch);
         self.write(Some(node));
-        self.tell();
+        self.send_node();
     }
 
     /// The watch catches up.
-    fn tell(&mut self) {
+    fn send_node(&mut self) {
         let node = self.node.as_ref().map(|node| Arc::new(typed(node)));
         self.step(Event::Node(node));
     }
 
     fn delete(&mut self) {
         self.write(None);
-        self.tell();
+        self.send_node();
     }
 
     fn verbs(&self) -> Vec<&'static str> {

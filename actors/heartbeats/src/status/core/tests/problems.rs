@@ -22,19 +22,19 @@ fn synced() -> World {
     world.collected.endpoints = EndpointsView::Synced;
     world.restart();
     world.pass(10 * MINUTE);
-    world.tell();
+    world.send_node();
     world.forget();
     world
 }
 
 /// Advances time, with `view` as the state of endpoints in each second.
 fn pass_with(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
-    pass_unheard(world, seconds, view);
-    world.tell();
+    pass_without_event(world, seconds, view);
+    world.send_node();
 }
 
 /// As [`pass_with`], without events of the watch of the Node.
-fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
+fn pass_without_event(world: &mut World, seconds: i64, view: impl Fn(i64) -> EndpointsView) {
     for second in 0..seconds {
         world.collected.endpoints = view(second);
         world.pass(SECOND);
@@ -45,18 +45,18 @@ fn pass_unheard(world: &mut World, seconds: i64, view: impl Fn(i64) -> Endpoints
 fn outage(world: &mut World) {
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
     world.watches = false;
-    pass_unheard(world, 180, unavailable);
+    pass_without_event(world, 180, unavailable);
     assert!(matches!(world.health, JobHealth::Failing { .. }));
     assert!(world.verbs().len() <= TRIES as usize, "one pass and no more: {:?}", world.verbs());
     world.always = None;
     world.watches = true;
     world.forget();
-    world.tell();
+    world.send_node();
 }
 
 /// E6: views during ten minutes of a failing API server, and the maximum cost.
 #[test]
-fn e6_ten_minutes_of_api_trouble_cost_at_most_two_patches() {
+fn e6_ten_minutes_of_api_errors_cost_at_most_two_patches() {
     let cases: [(&str, usize, Pattern); 7] = [
         ("down, in ever new words", 2, unavailable),
         ("down for 20 s of each minute", 0, |second| match second % 60 {
@@ -133,27 +133,27 @@ fn e6_a_problem_is_reported_when_it_has_lasted_and_stays_for_the_transition_peri
 fn e6_a_condition_has_one_text_for_each_reason() {
     let mut world = synced();
     pass_with(&mut world, 145, unavailable);
-    let told = world.condition(ENDPOINTS);
-    assert_eq!(told["reason"], "SourceUnavailable");
-    assert!(!told["message"].as_str().expect("a text").contains("no answer within"), "{told}");
+    let condition = world.condition(ENDPOINTS);
+    assert_eq!(condition["reason"], "SourceUnavailable");
+    assert!(!condition["message"].as_str().expect("a text").contains("no answer within"), "{condition}");
     pass_with(&mut world, 290, |_| stale(StaleCause::SourceRefused, "403 Forbidden"));
     assert_eq!(world.condition(ENDPOINTS)["reason"], "SourceUnavailable");
     pass_with(&mut world, 30, |_| stale(StaleCause::SourceRefused, "401 Unauthorized"));
     let refused = world.condition(ENDPOINTS);
     assert_eq!(refused["reason"], "SourceRefused");
-    assert_eq!(refused["lastTransitionTime"], told["lastTransitionTime"], "a reason is no transition");
+    assert_eq!(refused["lastTransitionTime"], condition["lastTransitionTime"], "a reason is no transition");
     assert!(!refused.to_string().contains("401"), "{refused}");
     assert_eq!(world.verbs(), ["get", "patch", "patch"]);
 }
 
 /// E6: a first start is one write, whatever happens in its first seconds.
 #[test]
-fn e6_a_first_start_says_no_problem_before_it_has_lasted() {
+fn e6_a_first_start_reports_no_problem_before_its_onset_time() {
     let start = |view: EndpointsView| {
         let mut world = World::with_node(Role::Companion);
         world.collected.endpoints = view;
         world.restart();
-        world.tell();
+        world.send_node();
         world
     };
     let mut world = start(EndpointsView::Pending);
@@ -197,9 +197,9 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
             world.collected.endpoints = view.clone();
             world.restart();
             world.pass(3 * MINUTE);
-            let told = world.condition(ENDPOINTS);
-            assert_eq!(told["reason"], reason);
-            let message = told["message"].as_str().expect("a text");
+            let condition = world.condition(ENDPOINTS);
+            assert_eq!(condition["reason"], reason);
+            let message = condition["message"].as_str().expect("a text");
             assert!(message.contains(word), "{origin:?}: {message}");
             assert!(origin == EndpointsOrigin::ApiServer || !message.contains("API"), "{message}");
         }
@@ -229,7 +229,7 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
         }
         assert_eq!(world.condition("Foreign")["status"], "True");
         assert_eq!(world.verbs(), ["patch"], "{role:?}: one write for all of it");
-        world.tell();
+        world.send_node();
         world.restart();
         world.pass(MINUTE);
         assert_eq!(world.verbs(), ["patch"], "{role:?}: and none after that");
@@ -238,17 +238,17 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
 
 /// E5: with the gate off, conditions set by others are removed from the Node and the disk.
 #[test]
-fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
+fn e5_external_conditions_are_removed_when_they_are_no_longer_accepted() {
     let mut world = synced();
     world.set(condition("KernelDeadlock", ConditionStatus::True));
     world.pass(11 * SECOND);
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("KernelDeadlock")["status"], "True");
     assert!(world.core.removable_conditions().contains(&"KernelDeadlock".to_owned()));
     world.policy.external_conditions = false;
     world.restart();
     world.pass(11 * SECOND);
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     world.pass(2 * MINUTE);
     assert!(world.conditions.is_empty(), "{:?}", world.conditions);
@@ -256,7 +256,7 @@ fn e5_conditions_of_others_leave_the_node_when_they_are_not_taken_any_more() {
 
 /// E5: `keelson cleanup` finds conditions of others on disk, cleared or not.
 #[test]
-fn e5_conditions_that_others_have_set_are_found_on_disk() {
+fn e5_external_conditions_are_restored_from_disk() {
     use keelson_storage::{MemoryStore, StateStore};
     let mut externals = Externals::default();
     let report = |kind: &str| ExternalCondition { ..condition(kind, ConditionStatus::True) };
@@ -272,14 +272,14 @@ fn e5_conditions_that_others_have_set_are_found_on_disk() {
 
 /// E6, E2: after an outage of the API server the nodes do not all report it.
 #[test]
-fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
+fn e6_an_outage_of_the_api_server_causes_no_write_after_it() {
     for role in [Role::Companion, Role::Node] {
         let mut world = World::with_node(role);
         world.collected.endpoints = EndpointsView::Synced;
         world.policy.report_frequency = Duration::from_secs(900);
         world.restart();
         world.pass(MINUTE);
-        world.tell();
+        world.send_node();
         world.forget();
         outage(&mut world);
         pass_with(&mut world, 22, unavailable);
@@ -294,15 +294,15 @@ fn e6_an_outage_of_the_api_server_is_no_reason_to_write_after_it() {
 /// E6, E2: the same for an outage in which no status was due, whenever it ends; the watches reconnect 42 s after it at
 /// the latest.
 #[test]
-fn e6_an_outage_that_no_report_met_is_no_reason_to_write() {
+fn e6_an_outage_between_reports_causes_no_write() {
     for away in 40..=120 {
         let mut world = synced();
         world.watches = false;
         world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
-        pass_unheard(&mut world, away, unavailable);
+        pass_without_event(&mut world, away, unavailable);
         world.always = None;
         world.forget();
-        pass_unheard(&mut world, 42, unavailable);
+        pass_without_event(&mut world, 42, unavailable);
         world.watches = true;
         pass_with(&mut world, 120, |_| EndpointsView::Synced);
         assert!(matches!(world.verbs()[..], [] | ["get"]), "{away} s: {:?}", world.verbs());

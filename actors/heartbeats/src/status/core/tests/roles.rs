@@ -10,9 +10,9 @@ fn policy(register: Register) -> StatusPolicy {
 }
 
 #[test]
-fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
+fn a_missing_node_is_created_with_its_full_status_as_first_report() {
     let mut world = World::with(policy(Register::Once));
-    assert_eq!(world.verbs(), ["get", "create"], "as soon as the runtime takes pods");
+    assert_eq!(world.verbs(), ["get", "create"], "once the runtime is ready");
     assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(world.counted, [Counted::Registered, Counted::Sent]);
     let body = &world.requests[1].body;
@@ -42,7 +42,7 @@ fn a_missing_node_is_made_with_its_whole_status_and_that_is_its_first_report() {
 }
 
 #[test]
-fn a_fresh_node_waits_for_the_runtimes_first_word_and_not_for_long() {
+fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
     let mut world = World::new(Role::Node);
     world.write(None);
     world.reported = None;
@@ -51,7 +51,7 @@ fn a_fresh_node_waits_for_the_runtimes_first_word_and_not_for_long() {
     world.restart();
     world.pass(2 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new());
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::RuntimeReady);
     assert_eq!(world.condition("Ready")["status"], "True");
     world.write(None);
@@ -60,13 +60,13 @@ fn a_fresh_node_waits_for_the_runtimes_first_word_and_not_for_long() {
     world.restart();
     world.pass(4 * SECOND);
     assert_eq!(world.condition("Ready")["message"], "the container runtime has not answered yet");
-    world.collected = well();
+    world.collected = healthy();
     world.step(Event::RuntimeReady);
     assert_eq!(world.condition("Ready")["status"], "True");
 }
 
 #[test]
-fn a_restart_beside_a_slow_runtime_does_not_take_the_nodes_readiness() {
+fn a_restart_with_a_slow_runtime_keeps_the_node_ready() {
     let mut world = World::with_node(Role::Node);
     world.restart();
     world.pass(MINUTE);
@@ -96,7 +96,7 @@ fn registration_backs_off_from_100_ms_to_7_s_and_starts_over() {
 }
 
 #[test]
-fn a_node_that_is_there_already_gets_labels_and_keeps_the_rest() {
+fn an_existing_node_gets_labels_and_keeps_the_rest() {
     let mut policy = policy(Register::Once);
     policy.labels = Labels::parse_list("pool=a").expect("labels");
     let mut world = World::with(policy);
@@ -120,7 +120,7 @@ fn a_node_that_is_there_already_gets_labels_and_keeps_the_rest() {
     assert_eq!(node["status"]["allocatable"]["example.com/gpu"], "2");
     assert_eq!(world.condition("Foreign"), json!({"type": "Foreign", "status": "True"}));
     // System labels are repaired as long as the agent runs.
-    world.tell();
+    world.send_node();
     world.forget();
     world.other(&json!({"metadata": {"labels": {"kubernetes.io/os": "plan9", "pool": "b"}}}));
     world.pass(11 * SECOND);
@@ -145,7 +145,7 @@ fn a_status_does_not_wait_for_labels_that_are_refused() {
 }
 
 #[test]
-fn a_node_that_somebody_else_makes_at_the_same_time_is_taken() {
+fn a_node_created_concurrently_is_adopted() {
     for kind in [ApiErrorKind::AlreadyExists, ApiErrorKind::Forbidden] {
         let mut world = World::with(policy(Register::Once));
         world.write(None);
@@ -169,7 +169,7 @@ fn a_node_that_somebody_else_makes_at_the_same_time_is_taken() {
 }
 
 #[test]
-fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() {
+fn case_26_a_deleted_node_is_not_recreated_and_the_deletion_time_is_reported() {
     let mut world = World::with(policy(Register::Once));
     world.pass(MINUTE);
     world.forget();
@@ -181,7 +181,7 @@ fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() 
     assert!(reason.contains("Node n1 was deleted") && reason.contains("register_node"), "{reason}");
     assert!((NEW_YEAR + MINUTE..=NEW_YEAR + MINUTE + 11 * SECOND).contains(&since), "{since}");
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("Ready")["status"], "True", "at once");
     assert_eq!(world.health, JobHealth::Healthy);
     // Again, with a restart, which registers as the kubelet's does.
@@ -193,7 +193,7 @@ fn case_26_a_node_that_is_deleted_stays_deleted_and_the_alarm_says_since_when() 
 }
 
 #[test]
-fn case_26_a_deletion_that_no_watch_tells_is_noticed_by_the_next_report() {
+fn case_26_a_deletion_missed_by_the_watch_is_detected_by_the_next_report() {
     let mut world = World::with(policy(Register::Once));
     world.pass(MINUTE);
     world.write(None);
@@ -204,7 +204,7 @@ fn case_26_a_deletion_that_no_watch_tells_is_noticed_by_the_next_report() {
 }
 
 #[test]
-fn case_26_with_always_a_deleted_node_is_made_again_and_with_never_it_is_waited_for() {
+fn case_26_a_deleted_node_is_recreated_with_always_and_awaited_with_never() {
     let mut world = World::with(policy(Register::Always));
     world.pass(MINUTE);
     world.forget();
@@ -216,7 +216,7 @@ fn case_26_with_always_a_deleted_node_is_made_again_and_with_never_it_is_waited_
     world.pass(MINUTE);
     assert!(!world.verbs().contains(&"create") && world.fails().0.contains("never"), "{:?}", world.health);
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.condition("Ready")["status"], "True");
 }
 
@@ -227,7 +227,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
     assert!(world.requests.iter().all(|request| request.verb == "get") && world.requests.len() <= 7);
     assert_eq!(world.fails().0, "Node n1 does not exist; its kubelet must register it");
     world.make_node();
-    world.tell();
+    world.send_node();
     assert_eq!(world.health, JobHealth::Healthy);
     assert_eq!(
         world.requests.last().expect("a patch").body,
@@ -243,10 +243,10 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
 }
 
 #[test]
-fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_nothing() {
+fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     let mut world = World::with_node(Role::Companion);
     world.pass(MINUTE);
-    world.tell();
+    world.send_node();
     world.forget();
     let report = |status| ExternalCondition {
         ttl: Some(Duration::from_secs(60)),
@@ -289,7 +289,7 @@ fn a_condition_of_another_process_goes_with_the_next_status_and_a_repeat_costs_n
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     assert_eq!(world.condition("Foreign")["status"], "True");
     world.pass(2 * MINUTE);
-    world.tell();
+    world.send_node();
     world.pass(MINUTE);
     assert!(world.conditions.is_empty() && world.requests.len() <= 2, "{:?}", world.verbs());
 }
@@ -331,7 +331,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn a_companion_changes_nothing_that_is_not_its_own_even_when_both_write_at_once(
+    fn a_companion_changes_only_its_own_fields_with_concurrent_writers(
         seen in any_conditions(),
         written in any_conditions(),
         cleared: bool,
@@ -344,7 +344,7 @@ proptest! {
         node["status"]["conditions"] = json!(seen);
         node["status"]["capacity"] = json!({"cpu": cpu});
         world.write(Some(node.clone()));
-        world.tell();
+        world.send_node();
         world.set(condition("KernelDeadlock", ConditionStatus::True));
         if cleared {
             let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
@@ -365,14 +365,14 @@ proptest! {
         let own = ["ImagePullsStalled", "ServiceEndpointsStale", "KeelsonStateNotDurable", "KernelDeadlock"];
         prop_assert_eq!(foreign(world.node.as_ref().expect("there"), &own), foreign(&node, &own));
         // Once the watch reports it, the companion's own conditions are right.
-        world.tell();
+        world.send_node();
         world.pass(6 * MINUTE);
         prop_assert_eq!(&world.condition("ImagePullsStalled")["status"], "False");
         prop_assert_eq!(world.condition("KernelDeadlock").is_null(), cleared);
     }
 
     #[test]
-    fn a_patch_of_role_node_makes_the_node_what_was_worked_out(
+    fn a_patch_of_role_node_yields_the_computed_status(
         seen in any_conditions(),
         cpu in proptest::option::of("[1-9][0-9]{0,2}m?"),
         cpus in 1u32..500,

@@ -15,25 +15,25 @@ fn patch(kind: &str, status: &str, n: i64) -> Value {
 }
 
 /// Another process overwrites the condition whenever it finds another version, as this agent would.
-fn fight(world: &mut World, kind: &str, passes: i64) {
+fn alternate_writes(world: &mut World, kind: &str, passes: i64) {
     for n in 0..passes {
         if world.condition(kind)["reason"] != "Theirs" {
             world.other(&patch(kind, "True", world.boot / SECOND + n));
         }
         world.pass(11 * SECOND);
-        world.tell();
+        world.send_node();
     }
 }
 
 #[test]
-fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
+fn e22_two_reporters_of_one_condition_are_reported_and_do_not_alternate() {
     for role in [Role::Companion, Role::Node] {
         let mut world = World::settled(role);
         world.set(condition(KIND, ConditionStatus::False));
         world.step(Event::Changed);
         world.pass(11 * SECOND);
         world.forget();
-        fight(&mut world, KIND, 2);
+        alternate_writes(&mut world, KIND, 2);
         let contested = world.condition(CONTESTED);
         assert_eq!(
             (&contested["status"], &contested["reason"]),
@@ -49,14 +49,14 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
         // For an hour it is written at most once per report period, instead of with every pass.
         world.forget();
         let before = world.boot;
-        fight(&mut world, KIND, HOUR / (11 * SECOND));
+        alternate_writes(&mut world, KIND, HOUR / (11 * SECOND));
         let of_kind = |request: &&Request| request.body.to_string().contains(KIND);
         let writes = world.requests.iter().filter(|request| request.verb == "patch");
         let writes = writes.filter(of_kind).count();
         assert!((10..=13).contains(&writes), "{writes} in {} min, {role:?}", (world.boot - before) / MINUTE);
         // The other process stops: the contest is over after two report periods.
         world.pass(6 * MINUTE);
-        world.tell();
+        world.send_node();
         assert_eq!(world.condition(KIND)["status"], "False");
         world.pass(11 * MINUTE);
         assert_eq!(world.condition(CONTESTED)["status"], "False");
@@ -66,24 +66,24 @@ fn e22_two_reporters_of_one_condition_are_said_and_do_not_take_turns() {
 }
 
 #[test]
-fn e22_one_edit_the_node_lifecycle_controller_and_lost_answers_are_no_second_writer() {
+fn e22_single_edits_the_lifecycle_controller_and_lost_answers_are_no_second_writer() {
     let mut world = World::settled(Role::Node);
     world.other(&patch("ImagePullsStalled", "True", 1));
     world.pass(11 * SECOND);
-    world.tell();
+    world.send_node();
     for n in 0..5 {
         let unknown = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
             "message": format!("{n}"), "lastTransitionTime": "2026-01-01T00:01:00Z"});
         world.other(&json!({"status": {"conditions": [unknown]}}));
         world.pass(11 * SECOND);
-        world.tell();
+        world.send_node();
         assert_eq!(world.condition("Ready")["status"], "True", "written at once");
     }
     for _ in 0..5 {
         world.faults.push_back(Fault::Swallows);
         world.step(Event::ReportNow);
         world.pass(30 * SECOND);
-        world.tell();
+        world.send_node();
     }
     assert_eq!(world.core.contested_conditions(), 0, "{:?}", world.notes);
     assert_eq!(world.condition(CONTESTED), Value::Null, "never contested, never written");
@@ -99,7 +99,7 @@ fn e22_a_condition_that_was_cleared_is_not_fought_over() {
     world.pass(11 * SECOND);
     assert_eq!(world.condition(KIND), Value::Null);
     world.forget();
-    fight(&mut world, KIND, 60);
+    alternate_writes(&mut world, KIND, 60);
     assert!(world.verbs().len() < 8, "{:?}", world.verbs());
 }
 
@@ -112,13 +112,13 @@ fn e22_two_companions_of_one_name_find_each_other_by_what_they_write() {
     one.forget();
     let mut two = World::new(Role::Companion);
     (two.node, two.version) = (one.node.clone(), one.version);
-    two.collected.flow = Ok(FlowView { queued: 1, runtime: away(), ..idle() });
+    two.collected.pulls_view = Ok(PullsView { queued: 1, runtime: away(), ..idle() });
     let mut writes = 0;
     for n in 0..(HOUR / (10 * SECOND)) {
         for turn in 0..2 {
             let (a, b) = if turn == 0 { (&mut one, &mut two) } else { (&mut two, &mut one) };
             (a.node, a.version, a.wall) = (b.node.clone(), b.version, b.wall);
-            a.tell();
+            a.send_node();
             a.pass(5 * SECOND);
             writes += a.requests.drain(..).filter(|request| request.verb == "patch").count();
             (b.node, b.version) = (a.node.clone(), a.version);
@@ -146,7 +146,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     assert_eq!(world.verbs(), ["patch"]);
     let contested = world.condition(CONTESTED);
     assert_eq!((&contested["status"], &contested["reason"]), (&json!("True"), &json!("StandingBack")));
-    assert_eq!(world.condition("Ready")["message"], "kubelet", "left alone");
+    assert_eq!(world.condition("Ready")["message"], "kubelet", "unchanged");
     world.collected.runtime = Err("gone".into());
     world.collected.runtime_down = Some("gone".into());
     world.set(condition(KIND, ConditionStatus::True));
@@ -164,7 +164,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     );
     assert_eq!(world.condition("Ready")["message"], "kubelet");
     // The kubelet stops.
-    world.collected = well();
+    world.collected = healthy();
     world.forget();
     world.step(Event::Contention(Contention::Uncontested));
     world.pass(11 * SECOND);
@@ -174,7 +174,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
 }
 
 #[test]
-fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
+fn e3_role_node_waits_until_a_second_writer_is_excluded() {
     let mut world = World::new(Role::Node);
     world.make_node();
     world.forget();
@@ -186,7 +186,7 @@ fn e3_role_node_reports_nothing_before_it_is_known_whether_another_does() {
     let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
     let stamp = Stamp::new("boot-1", since_boot, world.now());
     world.step(Event::Started { restored: Restored::default(), stamp });
-    world.tell();
+    world.send_node();
     world.step(Event::RuntimeReady);
     world.pass(15 * SECOND);
     assert_eq!((world.verbs(), world.health.clone()), (vec![], JobHealth::Pending));
@@ -210,7 +210,7 @@ fn e3_a_lease_that_another_renews_is_a_condition_of_a_companion_too() {
     world.pass(SECOND);
     world.step(Event::Contention(Contention::Undecided));
     world.pass(11 * SECOND);
-    assert_eq!(world.condition(CONTESTED)["status"], "False", "it is known that nobody does");
+    assert_eq!(world.condition(CONTESTED)["status"], "False", "no second writer was found");
     world.step(Event::Contention(Contention::Contested));
     world.pass(11 * SECOND);
     world.step(Event::Contention(Contention::Uncontested));
