@@ -253,7 +253,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),
-        settings_in_words: in_words(&settings),
+        settings_text: in_words(&settings),
     };
     let ready = || systemd::proxy_ready(&target.to_string());
     run_proxy(driver, options(&settings)?, config, stop, ready).await?;

@@ -248,7 +248,7 @@ async fn metrics() {
 }
 
 #[tokio::test]
-async fn the_page_needs_nothing_from_elsewhere() {
+async fn the_page_loads_no_external_resources() {
     let fake = Fake::new();
     let (status, headers, html) = get(&fake, "/").await;
     assert_eq!(status, StatusCode::OK);

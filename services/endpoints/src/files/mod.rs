@@ -55,7 +55,7 @@ use tracing::{info, warn};
 use self::{
     delivery::Delivery,
     folder::{Folder, Hints, Look},
-    notice::{Noticed, Notices},
+    notice::{Noticed, WatchScope},
 };
 
 pub use self::settle::FilesTiming;
@@ -187,7 +187,7 @@ impl FilesSource {
 struct Watch {
     path: PathBuf,
     wanted: bool,
-    notices: Option<Notices>,
+    notices: Option<WatchScope>,
     /// The failure to watch was logged.
     is_logged: bool,
 }
@@ -201,7 +201,7 @@ impl Watch {
         }
         let following = match self.notices.take() {
             Some(notices) => Ok(notices),
-            None => Notices::new(),
+            None => WatchScope::new(),
         };
         let followed = following.and_then(|mut notices| notices.follow(&self.path).map(|()| notices));
         match followed {

@@ -1,6 +1,6 @@
 //! Notices of changes in the folder.
 //!
-//! Owns: [`Notices`]: an inotify watch that follows the folder when another one replaces it. In: events of the
+//! Owns: [`WatchScope`]: an inotify watch that follows the folder when another one replaces it. In: events of the
 //! kernel. Out: [`Hints`], and whether to scan the folder now. Notices are hints; a scan of the folder decides.
 
 use std::{
@@ -57,12 +57,12 @@ impl Noticed {
     }
 }
 
-pub(super) struct Notices {
+pub(super) struct WatchScope {
     descriptor: AsyncFd<Descriptor>,
     watch: Option<WatchDescriptor>,
 }
 
-impl Notices {
+impl WatchScope {
     /// Fails when the limit of instances is reached (`fs.inotify.max_user_instances`).
     pub(super) fn new() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;

@@ -414,7 +414,7 @@ async fn garbage_in_a_watch_is_a_failure_after_which_everything_is_listed_again(
 }
 
 #[tokio::test]
-async fn a_sink_that_has_forgotten_hears_everything_again() {
+async fn a_sink_that_lost_its_state_gets_everything_again() {
     let mut server = Server::plain().await;
     let feed = begin(&server);
     let mut source = Source::slices(&server);

@@ -17,8 +17,8 @@ fn check(name: &str, port: u16, local: [Option<u32>; 2]) -> ServiceHealthCheck {
     }
 }
 
-fn everywhere() -> ListenOn {
-    ListenOn { v4: Match::AllLocal, v6: Match::AllLocal }
+fn everywhere() -> ListenAddresses {
+    ListenAddresses { v4: Match::AllLocal, v6: Match::AllLocal }
 }
 
 fn at(texts: &[&str]) -> Match {
@@ -181,13 +181,13 @@ fn ports_listen_at_the_addresses_that_match_and_follow_them() {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let web = || vec![check("web", 30_500, [Some(1), Some(1)])];
         let socket = |text: &str| SocketAddr::new(text.parse::<IpAddr>().unwrap(), 30_500);
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.1"]), v6: at(&[]) });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.1"]), v6: at(&[]) });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.1")])])).await;
         assert_eq!(get(socket("192.0.2.1"), "/").await.status, 200);
         assert!(is_closed(socket("192.0.2.2")).await);
         assert!(is_closed(socket("127.0.0.1")).await);
 
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.2"]), v6: Match::AllLocal });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.2"]), v6: Match::AllLocal });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.2"), any_v6(30_500)])])).await;
         closes(socket("192.0.2.1")).await;
         assert_eq!(get(socket("192.0.2.2"), "/").await.status, 200);
@@ -196,14 +196,14 @@ fn ports_listen_at_the_addresses_that_match_and_follow_them() {
         // can be bound.
         checks.apply(web(), everywhere());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500), any_v6(30_500)])])).await;
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.1", "192.0.2.2"]), v6: at(&[]) });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.1", "192.0.2.2"]), v6: at(&[]) });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.1"), socket("192.0.2.2")])]))
             .await;
     });
 }
 
 #[test]
-fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
+fn a_failed_bind_is_reported_and_retried() {
     in_runtime(|| async {
         let other = tokio::net::TcpListener::bind(any_v4(30_500)).await.unwrap();
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
@@ -227,7 +227,7 @@ fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
 }
 
 #[test]
-fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
+fn a_port_passes_to_the_second_service_when_the_first_is_deleted() {
     in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let (a, b) = (check("a", 30_500, [Some(1), None]), check("b", 30_500, [Some(2), None]));

@@ -45,7 +45,7 @@ const CAPPED: u16 = 0x100;
 const ATTRIBUTES_FOLLOW: u16 = 0x200;
 
 /// `NLMSGERR_ATTR_MSG` and `NLMSGERR_ATTR_OFFS`.
-const SAID: u16 = 1;
+const MESSAGE: u16 = 1;
 const OFFSET: u16 = 2;
 
 pub(super) const fn protocol(family: Family) -> NetfilterProtoFamily {
@@ -255,7 +255,7 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
                 Ok((OFFSET, value)) => {
                     offset = value.first_chunk::<4>().map(|value| u32::from_ne_bytes(*value) as usize);
                 }
-                Ok((SAID, value)) => {
+                Ok((MESSAGE, value)) => {
                     said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
                 }
                 // Extended error data is optional: the error is valid without it.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_tells_number_place_and_text() {
+    fn an_error_contains_number_offset_and_text() {
         let repeated = [0; HEADER];
         let text = [8, 0, 1, 0, b'n', b'o', b'!', 0];
         let place = [&[8, 0, 2, 0][..], &40_u32.to_ne_bytes()].concat();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_wrong_is_an_error_and_no_panic() {
+    fn truncated_or_wrong_input_is_an_error() {
         let whole = datagram((SUBSYSTEM << 8) | message::NEW_TABLE, 0, &[2, 0, 0, 0]);
         assert!(matches!(
             one(&whole).unwrap().body,

@@ -8,7 +8,7 @@ fn says(world: &World, target: &str) -> (String, String) {
 }
 
 #[test]
-fn what_an_address_and_port_are() {
+fn addresses_and_ports_are_described() {
     let mut other = web(&["R2"]);
     other.name.service = ServiceName::new("shop", "api");
     (other.cluster_ip, other.node_port) = (ip("10.96.0.11"), 0);
@@ -81,7 +81,7 @@ fn what_an_address_and_port_are() {
 }
 
 #[test]
-fn who_is_asked_about() {
+fn sources_of_a_question() {
     let world = World::new(vec![web(&["R1"])]);
     let labels = |target: &str, from: &str| -> Vec<String> {
         world.explain(target, from).ways.into_iter().map(|way| way.from).collect()
