@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn packets_survive_a_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         for manifest in [Manifest { schema: 2, generation: 1 }, Manifest { schema: 99, generation: u64::MAX }]
         {

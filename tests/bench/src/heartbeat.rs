@@ -129,7 +129,7 @@ impl Stage {
         let registry = Registry::start(&scratch, Access::Anonymous).await?;
         let options = Options { network: true, ..Options::default() };
         let containerd = Containerd::start(&scratch, Kind::V2, &options).await?;
-        containerd.reach(registry.address(), registry.address())?;
+        containerd.configure_registry(registry.address(), registry.address())?;
         let specs: Vec<ImageSpec> =
             (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/team/service-{n}"), 4096)).collect();
         let cri = containerd.cri().await?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 const WHOLE_RUN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() -> Result<()> {
+async fn every_image_is_pulled_despite_a_kill_and_nothing_is_left() -> Result<()> {
     let scratch = Scratch::new()?;
     let run = scratch.path().join("run");
     let log = scratch.path().join("demo.log");

@@ -22,6 +22,7 @@ pub mod daemon;
 pub mod disk;
 pub mod driver;
 pub mod images;
+pub mod leases;
 pub mod load;
 pub mod node;
 pub mod peers;

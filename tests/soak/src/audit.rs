@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories_at_once_are_counted_and_a_death_ends_what_is_older() {
+    fn concurrent_repositories_are_counted_and_a_kill_ends_older_requests() {
         let base = Instant::now();
         let layer = |repo, from, to| get(base, repo, from, to, 1, Outcome::Complete);
         let seen = [layer("a", 0, 10), layer("a", 1, 9), layer("b", 2, 10), layer("c", 5, 8)];
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_may_be_sent_once_and_a_part_again_for_each_interruption() {
+    fn a_layer_is_sent_once_plus_a_part_per_interruption() {
         let base = Instant::now();
         let size = 10 << 20;
         let whole = get(base, "a", 0, 1, size, Outcome::Complete);
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((violations, sent.layers_not_judged), (0, 1), "the disk was full");
     }
     #[test]
-    fn the_end_of_a_pull_just_after_its_layer_was_sent_costs_one_part() {
+    fn a_pull_that_ends_after_its_layer_was_sent_costs_one_part() {
         let base = Instant::now();
         let size = 1 << 20;
         let sent_at = |from, to| get(base, "a", from, to, size, Outcome::Complete);

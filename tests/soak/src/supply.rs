@@ -132,7 +132,7 @@ impl Supply {
                     _ => tokio::time::sleep(Duration::from_millis(500)).await,
                 }
             }
-            source.registry.forget(image)?;
+            source.registry.delete_image(image)?;
         }
         Ok(())
     }

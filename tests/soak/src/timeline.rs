@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_excuses_what_overlaps_it_or_begins_shortly_after() {
+    fn a_window_excuses_failures_that_overlap_or_follow_shortly() {
         let base = Instant::now();
         let at = |seconds| base + Duration::from_secs(seconds);
         let windows = [Window { what: Broken::Runtime, from: at(10), to: Some(at(20)) }];

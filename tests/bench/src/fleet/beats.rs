@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heartbeat_is_on_time_by_the_one_before_it() {
+    fn a_heartbeat_is_on_time_relative_to_the_previous_one() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let beat = |node, ended, well| Beat {

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use keelson_cluster::net::{Asker, Namespace, World, plan};
+use keelson_cluster::net::{Namespace, NetClient, World, plan};
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -46,7 +46,7 @@ enum Protocol {
 struct Route<'a> {
     way: Way,
     world: &'a World,
-    from: Asker,
+    from: NetClient,
     targets: Vec<SocketAddr>,
     _servers: Arc<Vec<Servers>>,
 }
@@ -101,7 +101,7 @@ pub(super) async fn connections(
 const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 
 /// Name, client, destinations.
-type Ask = (&'static str, fn(&World) -> Asker, Vec<SocketAddr>);
+type Ask = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
 
 /// The paths that are measured with the rules of each subject.
 fn ways(stage: &Stage) -> [Ask; 7] {
@@ -148,7 +148,7 @@ impl Route<'_> {
         self.world.node().conntrack(&["-F"])?;
         self.world.node().nft(&[DROP])?;
         let targets = self.targets.clone();
-        let cost = inside(self.from.namespace(), move || send(&targets))
+        let cost = in_namespace(self.from.namespace(), move || send(&targets))
             .and_then(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
         self.world.node().nft(&["delete", "table", "inet", "dropped"])?;
         cost
@@ -163,7 +163,7 @@ impl Route<'_> {
             .map(|number| {
                 let targets: Vec<_> =
                     self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
-                inside(self.from.namespace(), move || client(protocol, &targets, begin))
+                in_namespace(self.from.namespace(), move || client(protocol, &targets, begin))
             })
             .collect();
         let mut all = Done::default();
@@ -197,7 +197,7 @@ fn processor() -> Result<f64> {
     Ok(nanoseconds.parse::<f64>()? / 1e3)
 }
 
-fn inside<T: Send + 'static>(
+fn in_namespace<T: Send + 'static>(
     namespace: &Namespace,
     job: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<JoinHandle<Result<T>>> {

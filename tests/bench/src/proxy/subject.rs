@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::{
-    Asker, Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, Outcome, Transport, World, http_get_from,
+    Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, NetClient, Outcome, Transport, World,
+    http_get_from,
 };
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::process::is_program;
@@ -188,7 +189,7 @@ impl Subject {
     }
 
     /// Clients: a pod, the node, and one outside.
-    pub(super) fn askers(&self) -> Vec<Asker> {
+    pub(super) fn clients(&self) -> Vec<NetClient> {
         vec![self.world.pod(), self.world.host(), self.world.client()]
     }
 

@@ -29,7 +29,7 @@ impl Kind {
     }
 
     /// API path of all objects of this kind, in every namespace.
-    pub fn everywhere(self) -> &'static str {
+    pub fn cluster_path(self) -> &'static str {
         match self {
             Self::Namespace => "/api/v1/namespaces",
             Self::Node => "/api/v1/nodes",

@@ -119,7 +119,7 @@ impl Namespace {
     }
 
     /// The same program, run inside. The pid is still the program's.
-    pub fn inside(&self, program: &Program) -> Result<Program> {
+    pub fn in_namespace(&self, program: &Program) -> Result<Program> {
         let mut inside = program.clone();
         inside.path = peers::system("ip", "iproute2")?;
         inside.args = ["netns", "exec", &self.name].map(str::to_owned).into();
@@ -232,7 +232,7 @@ fn watch_over() -> Result<&'static Mutex<Child>> {
 }
 
 /// Removes a folder of tests when this process has exited, in any way: for values in a static, which are never dropped.
-pub fn remove_at_the_end(folder: &Path) -> Result<()> {
+pub fn remove_at_exit(folder: &Path) -> Result<()> {
     let mut child = watch_over()?.lock().unwrap_or_else(PoisonError::into_inner);
     let stdin = child.stdin.as_mut().context("the watcher has a stdin")?;
     writeln!(stdin, "{}", folder.display()).context("the watcher is gone")

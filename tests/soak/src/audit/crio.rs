@@ -68,7 +68,7 @@ mod tests {
     use crate::timeline::{Unsuccessful, Window};
 
     #[test]
-    fn a_reason_lies_between_the_requests_and_concerns_the_image() {
+    fn a_reason_is_between_the_requests_and_of_the_same_image() {
         let base = Instant::now();
         let at = |seconds| base + Duration::from_secs(seconds);
         let windows = [(Broken::AgentRestarted, 1, 9), (Broken::StateDisk, 1, 9), (Broken::Registry, 4, 5)];

@@ -1,6 +1,8 @@
 //! The commands as users run them, with the manifests that are shipped as samples.
 
-use crate::rig::{LONG, Stage, interrupt, of_namespace, plain, says, soon};
+use crate::rig::{
+    LONG, Stage, ensure_contains, eventually_slow, interrupt, of_namespace, plain, put_samples,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::command::CommandOutput;
 use serde_json::{Value, json};
@@ -17,9 +19,9 @@ kube-system/dns  ClusterIP     10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP
 
 async fn samples() -> Result<Stage> {
     let mut stage = Stage::new()?;
-    stage.manifests.put_samples()?;
+    put_samples(&stage.manifests)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     Ok(stage)
 }
 
@@ -69,7 +71,7 @@ impl Running {
     }
 
     /// Its first line of standard error that contains these parts.
-    pub(crate) async fn complaint(&mut self, parts: &[&str]) -> Result<()> {
+    pub(crate) async fn error_line(&mut self, parts: &[&str]) -> Result<()> {
         let errors = self.child.stderr.as_mut().context("it has one")?;
         let mut text = Vec::new();
         loop {
@@ -101,9 +103,9 @@ impl Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result<()> {
+async fn watch_once_prints_three_formats_and_how_to_resume() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
+    let id = stage.wait_for_rev(1).await?;
     let config = stage.agent.config().display().to_string();
     let target = stage.target();
     for args in [
@@ -142,20 +144,23 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
     ensure!(same == state, "YAML says {same}\nJSON says {state}");
 
     let told = stage.watch(&["--once", "default/shop"]).await?.success()?;
-    says(&told.out, &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"])?;
+    ensure_contains(
+        &told.out,
+        &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"],
+    )?;
     let told = stage.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
     let some: Value = serde_json::from_str(&told.out)?;
     ensure!(some["services"] == json!([gateway]), "{some}");
     let told = stage.watch(&["--once", "default/nobody"]).await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["Service default/nobody does not exist or has no cluster IP"])?;
+    ensure_contains(&told.err, &["Service default/nobody does not exist or has no cluster IP"])?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
+async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
+    let id = stage.wait_for_rev(1).await?;
     let mut watch = Running::watch(&stage, &[])?;
     watch
         .expect(&[
@@ -174,9 +179,9 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
 
     // Both print only the changes since then, in every format, with both APIs.
     stage.manifests.remove("gateway.yaml")?;
-    stage.at_rev(4).await?;
+    stage.wait_for_rev(4).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
-    stage.at_rev(5).await?;
+    stage.wait_for_rev(5).await?;
     let args: Vec<_> =
         told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
     let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
@@ -216,7 +221,7 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     // With --once it waits for the next state.
     let now = ["--once", "--instance-id", &id.to_string(), "--rev", "5"];
     let mut once = Running::watch(&stage, &now)?;
-    stage.waiting(1, 5).await?;
+    stage.wait_for_watchers(1, 5).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
     once.line().await?;
     let ended = tokio::time::timeout(LONG, once.child.wait()).await.context("it does not end")??;
@@ -228,24 +233,24 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
+async fn watch_exits_with_its_reader_and_waits_for_the_agent() -> Result<()> {
     let mut stage = Stage::new()?;
-    stage.manifests.put_samples()?;
+    put_samples(&stage.manifests)?;
     // Before the agent starts: it reports that, and waits.
     let mut watch = Running::watch(&stage, &[])?;
     watch
-        .complaint(&[
+        .error_line(&[
             "cannot connect to unix:///",
             "the socket does not exist; check that the agent is running",
         ])
         .await?;
     let mut once = Running::watch(&stage, &["--once"])?;
-    once.complaint(&["the socket does not exist"]).await?;
+    once.error_line(&["the socket does not exist"]).await?;
     let mut interrupted = Running::watch(&stage, &["--once"])?;
-    interrupted.complaint(&["the socket does not exist"]).await?;
+    interrupted.error_line(&["the socket does not exist"]).await?;
     let told = interrupted.interrupted().await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["interrupted before a state was received"])?;
+    ensure_contains(&told.err, &["interrupted before a state was received"])?;
     stage.agent.start_live().await?;
     for of in [&mut watch, &mut once] {
         of.line().await?;
@@ -262,7 +267,7 @@ async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
+async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
     let stage = samples().await?;
     let nobody = format!("tcp://127.0.0.1:{}", keelson_harness::util::free_port()?);
     let page = stage.agent.url().replace("http", "tcp");
@@ -288,7 +293,7 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
             }
             let first = String::from_utf8_lossy(&first).into_owned();
             eprintln!("{target}: {first}");
-            says(&first, &[said])?;
+            ensure_contains(&first, &[said])?;
             let told = watch.interrupted().await?;
             ensure!(
                 told.code == Some(i32::from(!once.is_empty())) && told.out.is_empty(),
@@ -306,18 +311,18 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
         let all = [&["watch"], args].concat();
         let told = stage.keelson(&all).await?;
         ensure!(told.code == Some(2) && told.out.is_empty(), "{args:?}: {told:?}");
-        says(&told.err, &[said])?;
+        ensure_contains(&told.err, &[said])?;
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
+async fn endpoints_lists_services_and_clients() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
+    let id = stage.wait_for_rev(1).await?;
     let told = stage.endpoints(&[]).await?.success()?;
     ensure!(told.err.is_empty(), "{told:?}");
-    says(
+    ensure_contains(
         &told.out,
         &[
             "State:    synced",
@@ -340,10 +345,10 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     let told = stage.endpoints(&["-n", "edge"]).await?.success()?;
     ensure!(told.out.contains("gateway") && !told.out.contains("shop"), "{told:?}");
     let told = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
-    says(&told.out, &["No Services in namespace nowhere."])?;
+    ensure_contains(&told.out, &["No Services in namespace nowhere."])?;
 
     let told = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
-    says(
+    ensure_contains(
         &told.out,
         &[
             "Affinity:          ClientIP, 600 s",
@@ -357,29 +362,29 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     ensure!(explained["served"] == true && explained["name"] == "shop", "{explained}");
     let told = stage.endpoints(&["explain", "default/nobody"]).await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["default/nobody"])?;
+    ensure_contains(&told.err, &["default/nobody"])?;
     let told = stage.endpoints(&["explain", "a/b/c"]).await?;
     ensure!(told.code == Some(2) && told.out.is_empty(), "{told:?}");
     // A Service without frontends is explained too.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "quiet"},
         "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
     stage.manifests.put("quiet.json", &[of_namespace(service)])?;
-    soon("the headless Service is explained", || async {
+    eventually_slow("the headless Service is explained", || async {
         let told = stage.endpoints(&["explain", "ns/quiet"]).await?.success()?;
-        says(&told.out, &["Served:            NO", "it is headless"])
+        ensure_contains(&told.out, &["Served:            NO", "it is headless"])
     })
     .await?;
 
     let mut watch = Running::watch(&stage, &[])?;
     watch.line().await?;
     let pid = watch.child.id().context("it has ended")?;
-    soon("the one who follows is named", || async {
+    eventually_slow("the one who follows is named", || async {
         let told = stage.endpoints(&["watchers"]).await?.success()?;
-        says(&told.out, &[&format!("pid {pid} (keelson)"), "Watch"])
+        ensure_contains(&told.out, &[&format!("pid {pid} (keelson)"), "Watch"])
     })
     .await?;
     let told = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
     ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
+    ensure_contains(&told.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
     Ok(())
 }

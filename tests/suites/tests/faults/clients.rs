@@ -1,6 +1,6 @@
 //! Clients that violate the protocol, or send nothing, on the socket that others depend on.
 
-use crate::common::{idle, pulling};
+use crate::common::{idle, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -31,13 +31,13 @@ async fn say(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
+async fn noise_http_1_and_broken_frames_disturb_no_caller() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
     let mut agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
-    let held = pulling(&cri, Pull::new(&node.name(&images[0])));
+    let held = start_pull(&cri, Pull::new(&node.name(&images[0])));
     let mut random = Seeded::new()?;
     let soon = Duration::from_millis(50);
     for _ in 0..200 {
@@ -72,14 +72,14 @@ async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_open_calls_hold_nothing() -> Result<()> {
+async fn half_open_calls_hold_no_slot() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let agent = node.agent(&Settings::limit(1).set("pulls.cancel_grace", "0s")).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
     // A client that takes the only slot and disappears without closing, like a killed kubelet.
     let cri = Cri::connect(&agent.socket()).await?;
-    let call = pulling(&cri, Pull::new(&node.name(&images[0])));
+    let call = start_pull(&cri, Pull::new(&node.name(&images[0])));
     until("the slot is taken", || !node.proxy.records().active_repos().is_empty()).await?;
     drop(cri);
     call.abort();
@@ -124,7 +124,7 @@ async fn half_open_calls_hold_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_idle_connections_and_no_descriptor_left_are_survived() -> Result<()> {
+async fn the_agent_survives_thousands_of_idle_connections_and_no_free_descriptors() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let agent = node.agent(&Settings::new()).await?;

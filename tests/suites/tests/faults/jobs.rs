@@ -1,6 +1,6 @@
 //! I9 and I22: jobs beside the CRI fail separately, are reported, and are retried; the CRI path is checked end to end.
 
-use crate::common::pulling;
+use crate::common::start_pull;
 use crate::fake::FakeRuntime;
 use crate::systemd::Manager;
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +20,7 @@ use std::time::Duration;
 const EXAMPLE: &str = "registry.example/good-app:1";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -> Result<()> {
+async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = FakeRuntime::start(&scratch)?;
     let port = free_port()?;
@@ -41,7 +41,7 @@ async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -
             Ok(cri)
         })
         .await?;
-        let pull = pulling(&cri, Pull::new(EXAMPLE));
+        let pull = start_pull(&cri, Pull::new(EXAMPLE));
         until("the pull runs", || runtime.pulls() == 1).await?;
         drop(page);
         Ok::<_, anyhow::Error>((cri, pull))
@@ -78,7 +78,7 @@ async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i22_a_debug_socket_in_use_is_taken_when_it_is_free() -> Result<()> {
+async fn i22_a_used_debug_socket_is_retried_until_it_is_free() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = FakeRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
@@ -195,10 +195,10 @@ async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
     agent.start_live().await?;
     let cri = agent.cri().await?;
-    let slow = pulling(&cri, Pull::new("registry.example/good-slow:1"));
+    let slow = start_pull(&cri, Pull::new("registry.example/good-slow:1"));
     until("a pull runs", || runtime.pulls() == 1).await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "pulls")?;
-    let passed = pulling(&cri, Pull::new(EXAMPLE));
+    let passed = start_pull(&cri, Pull::new(EXAMPLE));
     until("the pull has passed through, beyond the limit", || runtime.pulls() == 2).await?;
     cri.version().await?;
     let metrics = agent.http_get("/metrics").await?.text();

@@ -23,7 +23,7 @@ async fn as_looker(program: &Path, agent: &Agent, command: &[&str]) -> Result<Ou
 
 /// I12: the group of the socket may read; the limit and conditions may be changed by root and `debug.control_users`.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_group_of_the_socket_looks_and_changes_nothing() -> Result<()> {
+async fn the_group_of_the_socket_has_read_access_only() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     std::fs::set_permissions(node.scratch.path(), Permissions::from_mode(0o755))?;
     let agent = node.agent(&Settings::limit(3)).await?;

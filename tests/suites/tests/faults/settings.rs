@@ -2,7 +2,7 @@
 
 use crate::common::pid_behind;
 use anyhow::{Context as _, Result, ensure};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::containerd::Kind;
 use keelson_harness::node::Node;
 use keelson_harness::scratch::Scratch;
@@ -21,12 +21,8 @@ pub(crate) async fn refused(agent: &mut Agent) -> Result<(Option<i32>, String)> 
     Ok((status.code(), said))
 }
 
-fn nowhere(scratch: &Scratch) -> String {
-    format!("unix://{}/nowhere.sock", scratch.path().display())
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
+async fn invalid_settings_exit_with_code_2_and_list_all_errors() -> Result<()> {
     let scratch = Scratch::new()?;
     let wrong = Settings::new()
         .set("pulls.when_full", "maybe")
@@ -76,7 +72,7 @@ async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on() -> Result<()> {
+async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_continues() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 5, 1 << 10).await?;
     let mut first = node.agent(&Settings::new()).await?;
@@ -108,7 +104,7 @@ fn inode(path: &Path) -> Result<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     let scratch = Scratch::new()?;
-    let mut agent = Agent::new(&scratch, &nowhere(&scratch), &Settings::new())?;
+    let mut agent = Agent::new(&scratch, &no_runtime(&scratch), &Settings::new())?;
     agent.start_live().await?;
     agent.kill9()?;
     let stale = (inode(&agent.socket())?, inode(&agent.debug_socket())?);

@@ -1,7 +1,7 @@
 //! I4 and I6: the agent without its state store. With any fault of the disk, calls pass, images are pulled, and the
 //! state is reported as not durable; when the disk works again, the state is durable again.
 
-use crate::common::{idle, metric_is, pulling};
+use crate::common::{idle, metric_is, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -91,7 +91,7 @@ async fn i4_a_read_only_file_system_delays_no_call() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i4_a_lock_held_by_another_process_is_waited_for_in_the_background() -> Result<()> {
+async fn i4_a_lock_of_another_process_is_retried_in_the_background() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let image = node.name(&node.push_many("apps", 1, TINY).await?[0]);
     let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
@@ -114,7 +114,7 @@ async fn i4_a_lock_held_by_another_process_is_waited_for_in_the_background() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
+async fn i4_a_newer_schema_is_moved_aside_unchanged() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let image = node.name(&node.push_many("apps", 1, TINY).await?[0]);
     let mut agent = node.agent(&Settings::new()).await?;
@@ -141,7 +141,7 @@ async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_answers() -> Result<()> {
+async fn i6_a_hanging_disk_stops_nothing_and_the_journal_is_complete_afterwards() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images: Vec<String> =
         node.push_many("apps", 4, TINY).await?.iter().map(|image| node.name(image)).collect();
@@ -181,7 +181,7 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
 /// I6: SIGTERM while the disk hangs. The agent stops within its limits: 2 s for the running pull, 3 s for the store.
 /// Only the thread that waits for the disk stays until that answers. Durable state is there at the next start.
 #[tokio::test(flavor = "multi_thread")]
-async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
+async fn i6_an_agent_stops_in_time_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let rules: Vec<_> =
@@ -193,7 +193,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
     let cri = agent.cri().await?;
     let mut calls = Vec::new();
     for (callers, name) in (1..).zip(&names) {
-        calls.push(pulling(&cri, Pull::new(name)));
+        calls.push(start_pull(&cri, Pull::new(name)));
         callers_are(&agent, callers).await?;
     }
     eventually(PATIENCE, "both are in the journal", || async {

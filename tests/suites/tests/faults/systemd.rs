@@ -2,7 +2,7 @@
 
 use crate::common::{MIB, metric_is};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::Cri;
 use keelson_harness::node::Node;
@@ -57,7 +57,7 @@ impl Manager {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
+async fn it_notifies_systemd_of_ready_watchdog_reload_and_stop() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&node.scratch, &mut agent)?;
@@ -91,10 +91,9 @@ async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_ready_for_systemd_though_the_runtime_is_not_there() -> Result<()> {
+async fn it_notifies_ready_without_a_runtime() -> Result<()> {
     let scratch = Scratch::new()?;
-    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
-    let mut agent = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    let mut agent = Agent::new(&scratch, &no_runtime(&scratch), &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     agent.start_live().await?;
     // Otherwise Before=kubelet.service would wait for a containerd that nothing may wait for.
@@ -341,7 +340,7 @@ fn values<'a>(unit: &'a [(String, String, String)], key: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults() -> Result<()> {
+fn the_unit_of_the_proxy_is_hardened_and_agrees_with_the_defaults() -> Result<()> {
     let defaults =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/keelson.toml"))?;
     let (agent, proxy) = (unit("keelson.service")?, unit("keelson-proxy.service")?);
@@ -384,7 +383,7 @@ fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults()
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_units() -> Result<()> {
+fn systemd_analyze_accepts_the_units() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.dir("units")?;
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");

@@ -2,7 +2,7 @@
 //! API server and the real controllers that approve and sign.
 
 use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
-use crate::rig::{quick, run, soon};
+use crate::rig::{eventually_slow, quick, run};
 use crate::runtime::ReadyRuntime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -75,8 +75,8 @@ impl Stage {
         Ok(self.agent.metric(name).await?.unwrap_or_default())
     }
 
-    async fn says_well(&self) -> Result<()> {
-        soon("the agent is ready", || async {
+    async fn wait_until_healthy(&self) -> Result<()> {
+        eventually_slow("the agent is ready", || async {
             let ready = self.agent.http_get("/readyz?verbose").await?;
             ensure!(ready.status.is_success(), "{}", ready.text());
             Ok(())
@@ -122,7 +122,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         let _signers = stage.signers().await?;
         stage.agent.start_live().await?;
         stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.says_well().await?;
+        stage.wait_until_healthy().await?;
         ensure!(mode(&stage.file())? == 0o600 && mode(&stage.folder)? == 0o700, "others may read it");
         let first = fs::read_to_string(stage.file())?;
         let node = stage.agent.json("/debug/node").await?;
@@ -132,7 +132,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             .await?;
         ensure!(end > 1.7e9, "it ends at {end}");
 
-        soon("the certificate was renewed", || async {
+        eventually_slow("the certificate was renewed", || async {
             ensure!(fs::read_to_string(stage.file())? != first, "it is the first one");
             let renewals =
                 stage.metric("keelson_kube_certificate_renewals_total{result=\"success\"}").await?;
@@ -140,7 +140,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             Ok(())
         })
         .await?;
-        stage.says_well().await?;
+        stage.wait_until_healthy().await?;
         // The first with the bootstrap token, every later one with the previous certificate; nothing was refused.
         let user = format!("system:node:{name}");
         let asked = stage.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
@@ -179,7 +179,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             &by_file,
             &json!({"client-certificate": stage.file(), "client-key": stage.file()}),
         )?;
-        soon("the Node authorizer knows the pod", || async {
+        eventually_slow("the Node authorizer knows the pod", || async {
             is_held_to_its_node_by_the_authorizer(&client(&by_file).await?, name, "other").await
         })
         .await
@@ -188,12 +188,12 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
 
 /// A request that waits for approval is reported and is kept over a restart, and a denied one is replaced.
 #[test]
-fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
+fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
     run(async {
         let name = "patient";
         let mut stage = Stage::new(name).await?;
         stage.agent.start_live().await?;
-        let request = soon("there is one request, and it is said that it waits", || async {
+        let request = eventually_slow("there is one request, and it is said that it waits", || async {
             let requests = stage.requests().await?;
             let [request] = requests.as_slice() else { anyhow::bail!("{} requests", requests.len()) };
             let request = request.metadata.name.clone().context("a name")?;
@@ -206,7 +206,7 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
         .await?;
         stage.agent.kill9()?;
         stage.agent.start_live().await?;
-        soon("the request is asked for again", || async {
+        eventually_slow("the request is asked for again", || async {
             let asked = stage.cluster.api.audit(|event| {
                 event.user == BOOTSTRAP_USER && event.is_for("create", "certificatesigningrequests")
             })?;
@@ -222,7 +222,7 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
         let requests: Api<CertificateSigningRequest> = Api::all(stage.cluster.admin.client());
         let patched = requests.patch_approval(&request, &PatchParams::default(), &Patch::Merge(denied)).await;
         patched.context("cannot deny the request")?;
-        soon("another request is made, and it is said why", || async {
+        eventually_slow("another request is made, and it is said why", || async {
             ensure!(stage.requests().await?.len() == 2, "there is no other");
             let log = stage.agent.log()?;
             ensure!(log.contains("it was denied: NotYet: ask again"), "it is not in the log");
@@ -234,6 +234,6 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
 
         let _signers = stage.signers().await?;
         stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.says_well().await
+        stage.wait_until_healthy().await
     })
 }

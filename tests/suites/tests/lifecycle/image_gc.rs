@@ -75,7 +75,7 @@ impl SmallStage {
     /// Checks that the kubelet has reclaimed nothing, and the running pod is the first one.
     async fn nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
         for reason in ["EvictionThresholdMet", "FreeDiskSpaceFailed"] {
-            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_says());
+            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_log());
         }
         self.keeper_runs(keeper).await
     }
@@ -219,8 +219,8 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     small.stage.kubelet.start_again().await?;
     tokio::time::sleep(TWO_PASSES).await;
     small.nothing_reclaimed(&keeper).await?;
-    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_says());
-    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_says());
+    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_log());
+    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_log());
     let lower = small.settled_at(small.percent(LOW)).await?;
     drop(filler);
 
@@ -234,7 +234,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
         Ok(())
     })
     .await
-    .with_context(|| small.stage.kubelet_says())?;
+    .with_context(|| small.stage.kubelet_log())?;
     small.stage.shared.cluster.admin.await_condition(&small.stage.name, "DiskPressure", "False").await?;
     small.keeper_runs(&keeper).await?;
     let collected = small.settled_at(small.percent(UNDER_PRESSURE) + 2 * SPARE).await?;
@@ -249,7 +249,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
 }
 
 /// I1: content of interrupted pulls is released before the kubelet collects images or evicts a pod because of it.
-async fn retained_content_costs_no_image_and_no_pod(kind: Kind) -> Result<()> {
+async fn retained_content_evicts_no_image_and_no_pod(kind: Kind) -> Result<()> {
     let direct = pulls_break_off(kind, false).await?;
     let agent = pulls_break_off(kind, true).await?;
     compare(kind, &direct, &agent)
@@ -325,6 +325,6 @@ macro_rules! on_both {
 }
 
 on_both!(
-    i1_retained_content_costs_no_image_and_no_pod: retained_content_costs_no_image_and_no_pod,
+    i1_retained_content_costs_no_image_and_no_pod: retained_content_evicts_no_image_and_no_pod,
     i1_an_image_that_does_not_fit_leaves_nothing: an_image_that_does_not_fit_leaves_nothing,
 );

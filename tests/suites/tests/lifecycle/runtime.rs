@@ -1,6 +1,6 @@
 //! A container runtime that dies and comes back, as seen in the node's condition Ready.
 
-use crate::rig::{node_settings, run, shared, well};
+use crate::rig::{node_settings, run, shared, wait_until_healthy};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Agent;
 use keelson_harness::containerd::{Containerd, Kind, Options};
@@ -17,7 +17,7 @@ async fn a_dead_runtime(kind: Kind, name: &str) -> Result<()> {
     let settings = node_settings(name, &identity.kubeconfig(), scratch.path());
     let agent = Agent::start(&scratch, &containerd.endpoint(), &settings).await?;
     let ready = cluster.admin.await_condition(name, "Ready", "True").await?;
-    well(&agent).await?;
+    wait_until_healthy(&agent).await?;
 
     containerd.kill9()?;
     let dead = Instant::now();
@@ -29,7 +29,7 @@ async fn a_dead_runtime(kind: Kind, name: &str) -> Result<()> {
     ensure!(unready.last_transition_time >= ready.last_transition_time, "{ready:?}, then {unready:?}");
     eprintln!("{kind:?}: it says {message:?}");
     // A node with a dead runtime is still alive: its Lease is renewed, and the agent's reports arrive.
-    well(&agent).await?;
+    wait_until_healthy(&agent).await?;
 
     containerd.start_again().await?;
     let back = Instant::now();

@@ -20,7 +20,7 @@ async fn unchanged(case: &Case, there: &Want) -> Result<()> {
 }
 
 #[test]
-fn p4_what_answers_on_a_node_stays_when_its_node_object_goes_or_loses_its_addresses() -> Result<()> {
+fn p4_frontends_stay_when_the_node_object_is_deleted_or_loses_its_addresses() -> Result<()> {
     run(async {
         let case = Case::alone(158, Setup::OwnNode).await?;
         case.make("svc", 1, &json!({"type": "NodePort"})).await?;

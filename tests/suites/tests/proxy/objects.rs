@@ -48,12 +48,12 @@ impl Ep {
         self.conditions(false, false, false)
     }
 
-    pub(crate) fn leaving(self) -> Self {
+    pub(crate) fn terminating(self) -> Self {
         self.conditions(false, true, true)
     }
 
     /// Terminating and not serving.
-    pub(crate) fn gone(self) -> Self {
+    pub(crate) fn not_serving(self) -> Self {
         self.conditions(false, false, true)
     }
 
@@ -76,7 +76,7 @@ impl Ep {
         Self { at, ..self }
     }
 
-    pub(crate) fn nowhere(mut self) -> Self {
+    pub(crate) fn without_node(mut self) -> Self {
         self.node = None;
         self
     }

@@ -381,7 +381,7 @@ mod tests {
             is_seen(node, &wanted, &change, &back, words)?;
         }
         let traffic = Traffic::start(&stage.world, &services[..1])?;
-        traffic.beat().await?;
+        traffic.wait_for_answers().await?;
         node.nft(&[&format!("delete {own}")])?;
         node.nft(&[&format!("add {wrong}")])?;
         ensure!(is(node, Family::V4, &wanted).is_err(), "another endpoint is not seen");

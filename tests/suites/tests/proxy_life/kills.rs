@@ -58,7 +58,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     let mut stage = Stage::started(&staying).await?;
     let world = stage.world.clone();
     let traffic = Traffic::start(&world, &staying)?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     let nothing = (|| Ok(()), usize::MAX);
     let author = Author::start(&stage.manifests, random.rng().random(), RATE, nothing);
 
@@ -78,10 +78,10 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
             ensure!(ended.is_none(), "the agent ended by itself with {ended:?}");
             stage.agent.kill9()?;
         }
-        traffic.well().with_context(|| format!("after kill {kill}; {}", stage.logs()))?;
+        traffic.check_healthy().with_context(|| format!("after kill {kill}; {}", stage.logs()))?;
         if kill % 6 == 5 {
             // Rules without a proxy still serve, and catch up when it is back.
-            traffic.beat().await.with_context(|| stage.logs())?;
+            traffic.wait_for_answers().await.with_context(|| stage.logs())?;
         }
     }
     ensure!(proxies >= 10 && agents >= 5, "{proxies} kills of the proxy, {agents} of the agent");
@@ -95,7 +95,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     let writes = author.writes();
     let mut last = author.stop()?;
     last.extend(staying);
-    stage.has_exactly(&last).await?;
+    stage.wait_for_exact_services(&last).await?;
     traffic.finish().await.with_context(|| stage.logs())?;
     eprintln!(
         "{proxies} kills of the proxy, {agents} of the agent, {writes} changes, {} Services left",

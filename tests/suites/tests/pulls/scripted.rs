@@ -1,6 +1,6 @@
 //! A runtime that answers every pull with one error, for errors that containerd never returns, and under other names.
 
-use crate::rig::{begin, see};
+use crate::rig::{begin, wait_for_pulls};
 use anyhow::{Context as _, Result};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::cri::{Pull, failed};
@@ -94,7 +94,7 @@ fn serve(socket: &Path, scripted: Scripted) -> Result<JoinHandle<Result<(), toni
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<()> {
+async fn case_16_special_errors_keep_text_details_and_metadata() -> Result<()> {
     let cases = [
         (Code::Unknown, "RegistryUnavailable: x"),
         (
@@ -157,7 +157,7 @@ async fn namespaces_share_only_under_a_name_known_to_ignore_them() -> Result<()>
         let going = ["one", "two"].map(|namespace| {
             begin(&cri, Pull::new("registry.example/app:v1").pod_in(namespace, "web", namespace))
         });
-        let seen = see(&agent, "two callers wait", |pulls| pulls.callers == 2).await?;
+        let seen = wait_for_pulls(&agent, "two callers wait", |pulls| pulls.callers == 2).await?;
         assert_eq!(seen.pulls.len(), expected, "{name}, answers first: {answers_first}");
         if server.is_none() {
             server = Some(serve(&socket, scripted)?);

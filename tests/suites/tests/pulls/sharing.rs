@@ -12,9 +12,9 @@ use keelson_harness::registry_proxy::Seen;
 use keelson_harness::util::until;
 use keelson_harness::{on_both_runtimes, on_crio};
 
-on_both_runtimes!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share);
+on_both_runtimes!(case_03_equal_pulls_are_shared, case_04_other_credentials_never_share);
 
-on_crio!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share,);
+on_crio!(case_03_equal_pulls_are_shared, case_04_other_credentials_never_share,);
 
 /// The requests for one image, without what differs between images.
 fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
@@ -22,7 +22,7 @@ fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
     about.map(|seen| format!("{} {:?} by tag: {}", seen.method, seen.kind, seen.digest.is_none())).collect()
 }
 
-async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
+async fn case_03_equal_pulls_are_shared(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let images = rig.node.push_many("twice", 3, TINY).await?;
     let direct = rig.node.runtime.cri().await?;
@@ -33,7 +33,7 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     assert_eq!(rig.asked_of_runtime(&rig.node.name(alone))?, 1);
     let hold = rig.hold(apart);
     let two = [begin(&direct, rig.ask(apart)), begin(&direct, rig.ask(apart))];
-    rig.active(std::slice::from_ref(apart)).await?;
+    rig.wait_for_active(std::slice::from_ref(apart)).await?;
     until("both have asked the runtime", || {
         rig.asked_of_runtime(&rig.node.name(apart)).is_ok_and(|count| count == 2)
     })
@@ -55,7 +55,7 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
         let name = name.clone();
         async move { driver.run(&["pull", "--pod", "default/go/uid-2", &name]).await }
     });
-    let seen = rig.callers(3).await?;
+    let seen = rig.wait_for_callers(3).await?;
     ensure!(seen.pulls.len() == 1 && seen.pulls[0].callers == 3 && seen.running == 1, "{seen:?}");
     rig.node.proxy.remove(hold);
     for going in tonic {
@@ -81,14 +81,14 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
 
     let hold = rig.hold(&image);
     let good = rig.begin_with(rig.ask(&image).user(&ALICE));
-    rig.active(std::slice::from_ref(&image)).await?;
+    rig.wait_for_active(std::slice::from_ref(&image)).await?;
     // While the valid one runs, the invalid ones fail separately.
     for (pull, expected) in [(bad.clone(), &expected), (rig.ask(&image), &nobody)] {
         let status = failed(rig.begin_with(pull.clone()).await?, "its credentials are not good")?;
         assert_eq!((status.code(), status.message()), (expected.code(), expected.message()));
     }
     let other = rig.begin_with(rig.ask(&image).user(&BOB));
-    rig.callers(2).await?;
+    rig.wait_for_callers(2).await?;
     rig.node.proxy.remove(hold);
     assert_eq!(good.await??, rig.node.reference(&image));
     assert_eq!(other.await??, rig.node.reference(&image));

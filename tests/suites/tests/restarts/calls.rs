@@ -54,7 +54,7 @@ fn run_pod(cri: &Cri) -> JoinHandle<Result<String, Status>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_pod_that_starts_slowly_survives_restarts_and_no_call_is_refused() -> Result<()> {
+async fn i8_a_slow_pod_start_survives_restarts_and_no_call_is_refused() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = SlowRuntime::start(&scratch)?;
     let settings = Settings::new().set("agent.handover_timeout", "30s").set("agent.drain_timeout", "5m");
@@ -93,7 +93,7 @@ async fn i8_a_pod_that_starts_slowly_survives_restarts_and_no_call_is_refused() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_stream_of_events_ends_with_the_drain_time_and_holds_the_old_process_no_longer() -> Result<()> {
+async fn i8_an_event_stream_ends_with_the_drain_timeout() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = SlowRuntime::start(&scratch)?;
     let settings = Settings::new().set("agent.handover_timeout", "30s").set("agent.drain_timeout", "3s");

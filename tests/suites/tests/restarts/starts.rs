@@ -44,7 +44,7 @@ async fn take(rig: &Rig) -> Result<UnixStream> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i5_an_agent_started_in_the_instant_of_a_kill_starts() -> Result<()> {
+async fn i5_an_agent_started_during_a_kill_starts() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     for _ in 0..10 {
         // The kernel tears down the old process while the new one starts.
@@ -66,7 +66,7 @@ async fn i5_a_second_agent_is_refused_when_the_first_one_stays() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
+async fn i8_garbage_on_the_handover_socket_is_ignored() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     for garbage in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x02{}", b"GET / HTTP/1.1\r\n\r\n", b""] {
         let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
@@ -94,12 +94,12 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Result<()> {
+async fn i8_a_successor_killed_during_the_hand_over_fails_no_call() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     let images = rig.node.push_many("dies", 3, TINY).await?;
     let holds = rig.hold_each(&images);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
     rig.agent.sigterm()?;
     // Two in a row take over everything and exit before they serve.
     for attempt in 0..2 {
@@ -112,7 +112,7 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
         drop(dies);
     }
     let mut old = rig.agent.start_successor().await?;
-    rig.see("everybody is there", |pulls| pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2)
+    rig.wait_for_pulls("everybody is there", |pulls| pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2)
         .await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
@@ -146,7 +146,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let images = rig.node.push_many("version", 2, TINY).await?;
         let holds = rig.hold_each(&images);
         let mut going = rig.begin_in_order(&images).await?;
-        rig.active(&images[..1]).await?;
+        rig.wait_for_active(&images[..1]).await?;
         rig.agent.sigterm()?;
         let status =
             keelson_harness::util::eventually(keelson_harness::util::PATIENCE, "the agent stops", || async {
@@ -237,7 +237,7 @@ async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Res
     let images = rig.node.push_many("systemd", 1, TINY).await?;
     let hold = rig.hold(&images[0]);
     let going = rig.begin(&images[0]);
-    rig.callers(1).await?;
+    rig.wait_for_callers(1).await?;
     let agent = rig.agent.pid().context("it runs")?.to_string();
 
     ensure!(stand_in != agent);

@@ -171,20 +171,24 @@ impl Truth {
     }
 
     /// Latest health of a kind's watch.
-    pub(crate) fn fares(&self, kind: SourceKind) -> Option<&JobHealth> {
+    pub(crate) fn latest_health(&self, kind: SourceKind) -> Option<&JobHealth> {
         self.health.get(&kind)?.last()
     }
 
     /// Fails unless the watch of each of these kinds is healthy.
-    pub(crate) fn well(&self, kinds: &[SourceKind]) -> Result<()> {
+    pub(crate) fn check_healthy(&self, kinds: &[SourceKind]) -> Result<()> {
         for kind in kinds {
-            ensure!(self.fares(*kind) == Some(&JobHealth::Healthy), "{kind:?}: {:?}", self.fares(*kind));
+            ensure!(
+                self.latest_health(*kind) == Some(&JobHealth::Healthy),
+                "{kind:?}: {:?}",
+                self.latest_health(*kind)
+            );
         }
         Ok(())
     }
 
-    pub(crate) fn fails(&self, kind: SourceKind, with: &str) -> Result<()> {
-        match self.fares(kind) {
+    pub(crate) fn check_failing(&self, kind: SourceKind, with: &str) -> Result<()> {
+        match self.latest_health(kind) {
             Some(JobHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
             other => anyhow::bail!("{kind:?}: {other:?}"),
         }
@@ -247,7 +251,7 @@ impl Collector {
     }
 
     /// Fails if the source violated a guarantee.
-    pub(crate) fn kept(&self) -> Result<()> {
+    pub(crate) fn check_guarantees(&self) -> Result<()> {
         let truth = self.truth();
         ensure!(truth.faults.is_empty(), "{:?}", truth.faults);
         Ok(())
