@@ -335,7 +335,7 @@ impl Agent {
     }
 
     pub fn sigterm(&mut self) -> Result<()> {
-        self.process.as_mut().context("the agent is not running")?.ask_to_end()
+        self.process.as_mut().context("the agent is not running")?.send_sigterm()
     }
 
     pub fn kill9(&mut self) -> Result<()> {

@@ -21,6 +21,7 @@ pub mod crio;
 pub mod daemon;
 pub mod disk;
 pub mod driver;
+pub mod fake_runtime;
 pub mod images;
 pub mod leases;
 pub mod load;

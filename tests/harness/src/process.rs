@@ -122,7 +122,7 @@ impl Process {
         kill(pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
-    pub fn ask_to_end(&mut self) -> Result<()> {
+    pub fn send_sigterm(&mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
         self.asked = true;
         Ok(())
@@ -159,7 +159,7 @@ impl Process {
     }
 
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
-        self.ask_to_end()?;
+        self.send_sigterm()?;
         self.wait(timeout).await
     }
 

@@ -49,7 +49,7 @@ impl View {
     }
 
     /// Calls the sync loop on a blocking thread, because it may be busy with the kernel.
-    async fn ask<T: Send + 'static>(
+    async fn with_sync_loop<T: Send + 'static>(
         &self,
         question: impl FnOnce(&SyncLoop) -> T + Send + 'static,
     ) -> Result<T, ViewError> {
@@ -68,7 +68,7 @@ impl ProxyView for View {
         let clients = tokio::task::spawn_blocking(move || shared.affinity.clients(MAX_AGE)).await;
         let clients = clients.unwrap_or_default();
         let (families, features) = self
-            .ask(move |sync| {
+            .with_sync_loop(move |sync| {
                 let state = |family: Family| {
                     let at = family as usize;
                     family_state(sync, family, synced[at], clients[at].as_ref(), &others)
@@ -80,7 +80,7 @@ impl ProxyView for View {
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
-        let explained = self.ask(move |sync| {
+        let explained = self.with_sync_loop(move |sync| {
             let family = question.target.family();
             let backend = sync.backend();
             if let Some(reason) = backend.disabled_reason(family) {
@@ -99,7 +99,7 @@ impl ProxyView for View {
         if let Some(last) = *last {
             tokio::time::sleep_until(last + PRINT_PAUSE).await;
         }
-        let printer = self.ask(|sync| sync.backend().ruleset()).await?;
+        let printer = self.with_sync_loop(|sync| sync.backend().ruleset()).await?;
         *last = Some(tokio::time::Instant::now());
         drop(last);
         let pieces = tokio::task::spawn_blocking(move || printed(printer)).await;
@@ -114,7 +114,7 @@ impl ProxyView for View {
     async fn livez(&self) -> Vec<Check> {
         // Failures that only a restart can repair: a capability that was taken away, or a stuck thread (then nothing
         // answers).
-        let fatal = self.ask(|sync| {
+        let fatal = self.with_sync_loop(|sync| {
             let failures = Family::ALL.into_iter().filter_map(|family| sync.family(family).failure.as_ref());
             failures.filter(|failure| failure.error.is_fatal).map(|failure| failure.error.to_string()).next()
         });

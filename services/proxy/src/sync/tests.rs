@@ -158,7 +158,7 @@ fn a_failure_delays_its_family_only_and_pauses_grow() {
 }
 
 #[test]
-fn a_disabled_family_is_left_alone() {
+fn a_disabled_family_is_not_programmed() {
     let kernel = FakeKernel::default();
     kernel.change(|kernel| kernel.lacks_v6 = true);
     let mut stage = Stage::with(kernel, options());

@@ -32,7 +32,7 @@ const LONG: Duration = Duration::from_secs(1);
 /// Timeout of a connection or a response.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Interval at which a server checks whether to end.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const DROP: &str =
     "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
@@ -71,7 +71,7 @@ pub(super) async fn connections(
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
     for (name, from, targets) in ways(stage) {
         for (subject, servers) in subjects.iter().zip(&served) {
-            subject.is_whole(stage)?;
+            subject.check_complete(stage)?;
             routes.push(Route {
                 way: way(name, Some(subject.kind)),
                 world: &subject.world,
@@ -101,10 +101,10 @@ pub(super) async fn connections(
 const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 
 /// Name, client, destinations.
-type Ask = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
+type Exchange = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
 
 /// The paths that are measured with the rules of each subject.
-fn ways(stage: &Stage) -> [Ask; 7] {
+fn ways(stage: &Stage) -> [Exchange; 7] {
     [
         ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
         ("from a pod to a cluster IP", World::pod, stage.loaded(Load::Plain)),
@@ -220,7 +220,7 @@ fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<
         }
         let outcome = match protocol {
             Protocol::Tcp => connect(*target),
-            Protocol::Udp => ask(*target),
+            Protocol::Udp => exchange(*target),
         };
         match outcome {
             Ok(took) => done.times.push(took.as_secs_f64() * 1e6),
@@ -263,7 +263,7 @@ fn connect(to: SocketAddr) -> io::Result<Duration> {
 }
 
 /// Sends a request and returns the latency of the response.
-fn ask(to: SocketAddr) -> io::Result<Duration> {
+fn exchange(to: SocketAddr) -> io::Result<Duration> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(ANSWER))?;
     let started = Instant::now();
@@ -288,7 +288,7 @@ impl Servers {
         for socket in [&listener, &socket] {
             socket.set_nonblocking(false)?;
             // Limits accepting too.
-            socket.set_read_timeout(Some(LOOK))?;
+            socket.set_read_timeout(Some(POLL_INTERVAL))?;
         }
         let (tcp_stop, udp_stop) = (stop.clone(), stop.clone());
         let tcp = thread::spawn(move || {

@@ -63,7 +63,7 @@ pub(super) async fn long(
     for moving in &moving {
         others.spawn(moving.clone().keep_moving(stage.writer.clone(), stop.clone()));
     }
-    others.spawn(ask(subject.clients(), moving.clone(), found.clone(), stop.clone()));
+    others.spawn(send_requests(subject.clients(), moving.clone(), found.clone(), stop.clone()));
     let began = Instant::now();
     let killing = kill(subject, options.long);
     let changing = churn::write(stage, options.long);
@@ -78,7 +78,8 @@ pub(super) async fn long(
     for moving in &moving {
         moving.remove(&stage.writer).await?;
     }
-    eventually(subject::PATIENCE, "everything is as before", || async { subject.is_whole(stage) }).await?;
+    eventually(subject::PATIENCE, "everything is as before", || async { subject.check_complete(stage) })
+        .await?;
     let found = std::mem::take(&mut *lock(&found));
     let violations = found.violations(subject.kind);
     for violation in &found.words {
@@ -201,21 +202,21 @@ impl Found {
             Outcome::Answered { by, .. } => moving.staleness(*by, began),
             _ => {
                 self.failed += 1;
-                return self.say(format!("{}: {outcome:?}", moving.name));
+                return self.print(format!("{}: {outcome:?}", moving.name));
             }
         };
         let Some(staleness) = staleness else {
             self.wrong += 1;
-            return self.say(format!("{}: {outcome:?} is none of its endpoints", moving.name));
+            return self.print(format!("{}: {outcome:?} is none of its endpoints", moving.name));
         };
         self.stalest = self.stalest.max(staleness);
         if staleness > STALE {
             self.stale += 1;
-            self.say(format!("{}: {outcome:?} was removed {staleness:?} before", moving.name));
+            self.print(format!("{}: {outcome:?} was removed {staleness:?} before", moving.name));
         }
     }
 
-    fn say(&mut self, violation: String) {
+    fn print(&mut self, violation: String) {
         if self.words.len() < WORDS {
             self.words.push(violation);
         }
@@ -227,7 +228,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Opens connections from all clients, in turn.
-async fn ask(
+async fn send_requests(
     clients: Vec<NetClient>,
     moving: Vec<Arc<Moving>>,
     found: Arc<Mutex<Found>>,

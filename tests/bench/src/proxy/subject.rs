@@ -255,7 +255,7 @@ impl Subject {
     }
 
     /// Fails unless all rules are in the kernel.
-    pub(super) fn is_whole(&self, stage: &Stage) -> Result<()> {
+    pub(super) fn check_complete(&self, stage: &Stage) -> Result<()> {
         match self.missing(stage, &mut Nft::open(self.namespace())?)? {
             Some(missing) => bail!("{}: {missing}", self.kind.name()),
             None => Ok(()),
@@ -269,7 +269,7 @@ impl Subject {
         Ok(matches!(outcome, Outcome::Answered { by, .. } if by.port() == port))
     }
 
-    pub(super) async fn answers_soon(&self, stage: &Stage) -> Result<()> {
+    pub(super) async fn wait_for_answers(&self, stage: &Stage) -> Result<()> {
         let what = format!("a Service answers by the rules of {}", self.kind.name());
         eventually(Duration::from_secs(10), &what, || async {
             ensure!(self.answers(stage).await?, "it does not");

@@ -118,7 +118,7 @@ impl Children {
     }
 
     /// Maximum memory of one of them, in MB, as far as it was seen.
-    pub(super) fn most(&self) -> f64 {
+    pub(super) fn max(&self) -> f64 {
         self.most.load(Ordering::Relaxed) as f64 / 1024.0
     }
 }

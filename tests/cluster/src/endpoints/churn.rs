@@ -144,7 +144,7 @@ impl Author {
             90..97 => (Method::DELETE, Kind::Slice, slice_name, None),
             _ => (Method::PATCH, Kind::Node, self.node.clone(), Some(self.zone())),
         };
-        self.writer.ask(method, kind, &name, body.as_ref()).await.map(drop)
+        self.writer.request(method, kind, &name, body.as_ref()).await.map(drop)
     }
 
     fn service(&mut self, name: &str) -> Value {

@@ -192,7 +192,7 @@ impl Follower {
         let collector = Collector { shared: self.shared.clone(), changes: Vec::new() };
         self.task = Some(tokio::spawn(match self.api {
             Api::Watch => futures_util::future::Either::Left(follow(client, collector)),
-            Api::Next => futures_util::future::Either::Right(ask(client, collector)),
+            Api::Next => futures_util::future::Either::Right(poll(client, collector)),
         }));
         Ok(())
     }
@@ -206,13 +206,13 @@ impl Follower {
         self.connect()
     }
 
-    pub fn look<T>(&self, look: impl FnOnce(&FullState) -> T) -> T {
+    pub fn with_state<T>(&self, look: impl FnOnce(&FullState) -> T) -> T {
         look(&self.shared.lock().whole)
     }
 
     /// Instance and revision of the latest state; zeros if there is none.
     pub fn pair(&self) -> (u64, u64) {
-        self.look(FullState::pair)
+        self.with_state(FullState::pair)
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -229,7 +229,7 @@ impl Follower {
         let waited = tokio::time::timeout(LONG, async {
             loop {
                 count.borrow_and_update();
-                if let Ok(found) = self.look(&mut check) {
+                if let Ok(found) = self.with_state(&mut check) {
                     return Ok(found);
                 }
                 count.changed().await.context("the consumer is gone")?;
@@ -238,7 +238,7 @@ impl Follower {
         match waited.await {
             Ok(found) => found,
             Err(_) => {
-                let found = self.look(&mut check);
+                let found = self.with_state(&mut check);
                 let errors = self.errors();
                 let last = &errors[errors.len().saturating_sub(3)..];
                 found.with_context(|| {
@@ -282,7 +282,7 @@ async fn follow(mut client: Client, mut collector: Collector) {
     client.run(&mut collector).await;
 }
 
-async fn ask(mut client: Client, mut collector: Collector) {
+async fn poll(mut client: Client, mut collector: Collector) {
     let mut store = DiffStore::new(collector.held());
     while let Some(state) = client.next().await {
         if let Err(error) = store.deliver(state, &mut collector).await {

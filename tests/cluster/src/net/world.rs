@@ -118,7 +118,7 @@ impl World {
         }
         let mut servers = vec![
             Servers::endpoints(&other.namespace, &(1..=REMOTES).map(remote).collect::<Vec<_>>(), &SERVED)?,
-            Servers::everywhere(&wire.namespace, &UNTOUCHED)?,
+            Servers::at_all_addresses(&wire.namespace, &UNTOUCHED)?,
             Servers::endpoints(&node.namespace, &[NODE], &SERVED)?,
         ];
         let pod = make_pod(&node.namespace, "pod", POD)?;

@@ -109,7 +109,7 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
         }
         fence(&stage, &followers, "fence").await?;
         stage.settled(&followers).await?;
-        let own: Vec<_> = followers.watch.look(|whole| whole.services.keys().cloned().collect());
+        let own: Vec<_> = followers.watch.with_state(|whole| whole.services.keys().cloned().collect());
         let own: Vec<_> = own.iter().filter(|name| name.starts_with("case-01/")).collect();
         ensure!(own == ["case-01/fence"], "{own:?}");
 
@@ -184,7 +184,7 @@ fn case_03_families_are_separate() -> Result<()> {
             }
         };
         followers.until("there is IPv4 only", has_any((true, false))).await?;
-        let ips = followers.watch.look(|whole| whole.service(&web).and_then(|web| web.i_ps.clone()));
+        let ips = followers.watch.with_state(|whole| whole.service(&web).and_then(|web| web.i_ps.clone()));
         let ips = ips.and_then(|ips| ips.cluster_i_ps).context("it has cluster IPs")?;
         ensure!((ips.v4.len(), ips.v6.len()) == (1, 1), "{ips:?}");
         let six = [endpoint("2001:db8:4::1", "elsewhere", &json!({}))];
@@ -217,7 +217,7 @@ fn case_16_a_slice_before_its_service() -> Result<()> {
         followers.until("slices were seen", |whole| picks(whole, &marker, &["10.200.5.2"])).await?;
         stage.settled(&followers).await?;
         for follower in followers.both() {
-            ensure!(follower.look(|whole| whole.service(&late).is_none()), "there is no Service yet");
+            ensure!(follower.with_state(|whole| whole.service(&late).is_none()), "there is no Service yet");
         }
         stage.writer.create(Kind::Service, &service("late", &ports, &json!({}))).await?;
         followers.until("it is there", |whole| picks(whole, &late, &["10.200.5.1"])).await?;
@@ -253,7 +253,7 @@ fn case_30_a_nodes_zone_changes_the_sets_without_a_service_event() -> Result<()>
         ensure!(stage.metric(events).await? == events_before, "there were events of Services");
         // P4: a deleted Node is reported, and its last known state stays.
         let last = stage.settled(&followers).await?;
-        let known = followers.watch.look(|whole| whole.node.clone()).context("there is a Node")?;
+        let known = followers.watch.with_state(|whole| whole.node.clone()).context("there is a Node")?;
         ensure!(known.exists && known.eligible, "{known:?}");
         stage.cluster.admin.delete_node(&node).await?;
         let absent = |whole: &FullState| {

@@ -35,7 +35,8 @@ async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -
             let object = generation(of, number);
             let name = format!("{of}-a");
             // Until it is known to be written. A request whose response was lost is repeated, which is idempotent.
-            while let Err(error) = writer.ask(http::Method::PUT, Kind::Slice, &name, Some(&object)).await {
+            while let Err(error) = writer.request(http::Method::PUT, Kind::Slice, &name, Some(&object)).await
+            {
                 if let kube::Error::Api(status) = &error
                     && !matches!(status.code, 409 | 429 | 500..)
                 {

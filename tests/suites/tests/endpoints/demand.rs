@@ -10,7 +10,7 @@ use serde_json::json;
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
 
 /// Number of requests of the agent for them so far.
-fn asked(stage: &Stage) -> Result<usize> {
+fn watch_requests(stage: &Stage) -> Result<usize> {
     let is_of_endpoints = |event: &AuditEvent| {
         event.user == stage.identity.user() && RESOURCES.contains(&event.resource.as_str())
     };
@@ -39,19 +39,19 @@ fn watches_start_with_the_first_client() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "on-demand").await?;
         stage.writer.create(Kind::Service, &service("web", &[port("p", 80)], &json!({}))).await?;
-        let before = asked(&stage)?;
+        let before = watch_requests(&stage)?;
         stage.agent.start_live().await?;
         is_reported_unwatched(&stage).await?;
         // The heartbeats have reached the API server by then, which is much later than a list would.
         let node = stage.name.clone();
         stage.cluster.admin.await_condition(&node, "KeelsonStateNotDurable", "False").await?;
-        ensure!(asked(&stage)? == before, "it asked for what nobody follows");
+        ensure!(watch_requests(&stage)? == before, "it asked for what nobody follows");
 
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
         stage.wait_until_current().await?;
         ensure!(stage.metric("keelson_endpoints_watched").await? == 1.0);
-        ensure!(asked(&stage)? > before, "whence does it know?");
+        ensure!(watch_requests(&stage)? > before, "whence does it know?");
         // A client that disconnects ends nothing.
         drop(followers);
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;

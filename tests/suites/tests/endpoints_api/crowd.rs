@@ -104,7 +104,7 @@ async fn one(body: Incoming) -> Result<(NextFilter, Services)> {
 }
 
 /// The revision that is encoded in a state's only endpoint.
-fn told(services: &Services) -> Option<u64> {
+fn revision_in(services: &Services) -> Option<u64> {
     let service = services.get(&("ns".to_owned(), "web".to_owned()))?;
     let ip: std::net::Ipv4Addr = service.endpoints.first()?.i_ps.as_ref()?.v4.first()?.parse().ok()?;
     Some(ip.octets()[3].into())
@@ -128,7 +128,7 @@ impl Places {
 }
 
 fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
-    ensure!(told(services) == Some(rev), "revision {rev} tells of {:?}", told(services));
+    ensure!(revision_in(services) == Some(rev), "revision {rev} tells of {:?}", revision_in(services));
     let before = place.swap(rev, Ordering::Relaxed);
     ensure!(before < rev, "{rev} after {before}");
     Ok(())

@@ -101,7 +101,7 @@ async fn e20_a_missing_folder_makes_the_state_stale_at_the_same_revision() -> Re
         let state = stage.state().await?;
         ensure!(state["instance_id"] == json!(instance_id.to_string()) && state["rev"] == 1, "{state}");
         stage.wait_for_watchers(2, 1).await?;
-        let generated = Generated::make(&stage.scratch).await?;
+        let generated = Generated::generate(&stage.scratch).await?;
         let mut client = generated.client("stale", &stage.target(), &["--count", "1"])?;
         let state = client.state().await?;
         ensure!((state.instance_id, state.rev) == (instance_id, 1), "{state:?}");

@@ -69,7 +69,8 @@ async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
             "{seen:?}"
         );
     }
-    let [watched, asked] = followers.both().map(|follower| follower.look(|whole| whole.services.clone()));
+    let [watched, asked] =
+        followers.both().map(|follower| follower.with_state(|whole| whole.services.clone()));
     ensure!(watched == asked, "the two APIs differ: {watched:?}\n{asked:?}");
     eprintln!(
         "{CHANGES} changes in {took:?}: {} revisions of {} events; Watch saw {}, Next {}",

@@ -81,7 +81,7 @@ async fn all_at(clients: &mut [Python], instance_id: u64, rev: u64) -> Result<Ve
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()> {
     let mut stage = Stage::new()?;
-    let generated = Generated::make(&stage.scratch).await?;
+    let generated = Generated::generate(&stage.scratch).await?;
     stage.manifests.put("gateway.json", &gateway())?;
     stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
     // A client that starts before the agent gets only errors.
@@ -167,7 +167,7 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_at_another_revision_gets_the_latest_state_at_once() -> Result<()> {
     let stage = Stage::started().await?;
-    let generated = Generated::make(&stage.scratch).await?;
+    let generated = Generated::generate(&stage.scratch).await?;
     stage.manifests.put("web.json", &web(&["10.1.1.2"]))?;
     let instance_id = stage.wait_for_rev(2).await?;
     let (own, other) = (instance_id.to_string(), (instance_id ^ 1).to_string());

@@ -21,7 +21,7 @@ const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 const IDLE: usize = 3000;
 
 /// Sends bytes and reads until the other side closes the connection, or `patience` is over.
-async fn say(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>> {
+async fn exchange_bytes(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>> {
     let mut stream = UnixStream::connect(agent.socket()).await?;
     // It may close the connection during the write.
     let _ = stream.write_all(bytes).await;
@@ -51,16 +51,16 @@ async fn noise_http_1_and_broken_frames_disturb_no_caller() -> Result<()> {
             let frame = [0, 0, 8, random.rng().random_range(0..12), 0xff, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8];
             bytes.splice(0..0, [PREFACE, SETTINGS, &frame].concat());
         }
-        say(&agent, &bytes, soon).await?;
+        exchange_bytes(&agent, &bytes, soon).await?;
         ensure!(agent.ended()?.is_none(), "it ended");
     }
-    let answer = say(&agent, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", PATIENCE).await?;
+    let answer = exchange_bytes(&agent, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", PATIENCE).await?;
     ensure!(!answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     // A frame with a length of 16 MiB and no payload; a header block that never ends.
     let huge = [PREFACE, SETTINGS, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
-    say(&agent, &huge, soon).await?;
+    exchange_bytes(&agent, &huge, soon).await?;
     let headers = [PREFACE, SETTINGS, &[0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82]].concat();
-    say(&agent, &headers, soon).await?;
+    exchange_bytes(&agent, &headers, soon).await?;
 
     cri.version().await.context("the connection that was there before")?;
     agent.cri().await?.version().await.context("a new connection")?;

@@ -1,7 +1,7 @@
 //! I9 and I22: jobs beside the CRI fail separately, are reported, and are retried; the CRI path is checked end to end.
 
 use crate::common::start_pull;
-use crate::fake::FakeRuntime;
+use crate::fake::GatedRuntime;
 use crate::systemd::Manager;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
@@ -22,7 +22,7 @@ const EXAMPLE: &str = "registry.example/good-app:1";
 #[tokio::test(flavor = "multi_thread")]
 async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let port = free_port()?;
     let endpoints = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     let settings = Settings::limit(3)
@@ -80,7 +80,7 @@ async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn i22_a_used_debug_socket_is_retried_until_it_is_free() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     let other = std::os::unix::net::UnixListener::bind(agent.debug_socket())?;
     agent.start_live().await?;
@@ -145,7 +145,7 @@ impl Drop for Stopped {
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     agent.start_live().await?;
     let pid = agent.pid().context("it runs")?;
@@ -167,13 +167,13 @@ async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     // Notified every 100 ms.
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "cri")?;
     until("the agent notices", || agent.log().is_ok_and(|log| log.contains("CRI path does not answer")))
         .await?;
@@ -182,7 +182,7 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
     let told = manager.waiting();
     ensure!(told.is_empty(), "fed all the same: {told:?}, before: {before:?}");
     drop(stopped);
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
     agent.cri().await?.version().await?;
     Ok(())
 }
@@ -190,7 +190,7 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let settings = Settings::limit(1).set("cri.decision_timeout", "1s");
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
     agent.start_live().await?;

@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 async fn thirty_images_are_pulled_through_fifty_kills_of_the_agent(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..50 {
-        show.live().await?;
+        show.start_all().await?;
         let since = show.count_hit();
         show.kill_agent().await?;
         show.kills.push((since, Instant::now()));
@@ -57,7 +57,7 @@ async fn thirty_images_are_pulled_through_fifty_kills_of_the_agent(kind: Kind) -
 async fn thirty_images_are_pulled_through_ten_kills_of_the_runtime(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..10 {
-        show.live().await?;
+        show.start_all().await?;
         let since = show.count_hit();
         show.node.runtime.kill9()?;
         show.node.runtime.start_again().await?;
@@ -69,7 +69,7 @@ async fn thirty_images_are_pulled_through_ten_kills_of_the_runtime(kind: Kind) -
 async fn thirty_images_are_pulled_through_twenty_kills_of_either_or_both(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..20 {
-        show.live().await?;
+        show.start_all().await?;
         let (runtime, agent) = *[(true, false), (false, true), (true, true)]
             .get(show.random.rng().random_range(0..3))
             .context("one of three")?;
@@ -169,7 +169,7 @@ impl Show {
 
     /// Lets agent and runtime live until a random moment: one time in five soon after the start of the agent, otherwise
     /// after pulls have begun.
-    async fn live(&mut self) -> Result<()> {
+    async fn start_all(&mut self) -> Result<()> {
         let starts = !self.running;
         self.running = true;
         if starts {
@@ -220,7 +220,7 @@ impl Show {
 
     async fn finish(mut self) -> Result<()> {
         if !self.running {
-            self.live().await?;
+            self.start_all().await?;
         }
         self.agent.ready().await?;
         self.node.proxy.throttle(None);

@@ -44,7 +44,7 @@ impl Busy {
         Ok(Self { node, agent, images, hold, cri, running, queued })
     }
 
-    fn tell(&self, signal: Signal) -> Result<()> {
+    fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.agent.pid().context("it runs")?;
         Ok(kill(Pid::from_raw(pid.try_into()?), signal)?)
     }
@@ -58,7 +58,7 @@ impl Busy {
         Ok(())
     }
 
-    async fn ended_well(&mut self) -> Result<()> {
+    async fn exited_with_success(&mut self) -> Result<()> {
         let status = eventually(PATIENCE, "the agent ends", || {
             let ended = self.agent.ended();
             async move { ended?.context("it still runs") }
@@ -85,7 +85,7 @@ impl Busy {
 #[tokio::test(flavor = "multi_thread")]
 async fn sigterm_drains_running_pulls_and_the_next_start_resumes_the_queue() -> Result<()> {
     let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", "5m")).await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     busy.queue_is_refused().await?;
     let status =
         failed(busy.cri.pull_image(&busy.node.name(&busy.images[1])).await, "the agent is stopping")?;
@@ -97,7 +97,7 @@ async fn sigterm_drains_running_pulls_and_the_next_start_resumes_the_queue() -> 
 
     busy.node.proxy.remove(busy.hold);
     (&mut busy.running).await?.context("the pull that ran")?;
-    busy.ended_well().await?;
+    busy.exited_with_success().await?;
     for image in &busy.images[1..] {
         let there = busy.node.runtime.cri().await?.image_status(&busy.node.name(image)).await?;
         ensure!(there.is_none(), "{} was not to be pulled any more", image.repo);
@@ -115,10 +115,10 @@ async fn sigterm_drains_running_pulls_and_the_next_start_resumes_the_queue() -> 
 async fn after_the_drain_timeout_the_next_start_resumes() -> Result<()> {
     for (signal, drain) in [(Signal::SIGTERM, "1s"), (Signal::SIGINT, "0s")] {
         let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", drain)).await?;
-        busy.tell(signal)?;
+        busy.signal(signal)?;
         busy.queue_is_refused().await?;
         failed((&mut busy.running).await?, "the agent is gone")?;
-        busy.ended_well().await?;
+        busy.exited_with_success().await?;
         busy.node.proxy.remove(busy.hold);
         // The runtime has stopped the pull; from now on only the agent's lease keeps the content.
         until("the runtime has stopped it", || busy.node.proxy.records().active_repos().is_empty()).await?;
@@ -138,11 +138,11 @@ async fn after_the_drain_timeout_the_next_start_resumes() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_sigterm_stops_the_agent_at_once() -> Result<()> {
     let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", "5m")).await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     busy.queue_is_refused().await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     failed((&mut busy.running).await?, "the agent is gone")?;
-    busy.ended_well().await
+    busy.exited_with_success().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

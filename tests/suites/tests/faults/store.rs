@@ -44,7 +44,7 @@ async fn not_durable(agent: &Agent, why: &str) -> Result<()> {
     Ok(())
 }
 
-async fn durable_again(agent: &mut Agent) -> Result<()> {
+async fn is_durable(agent: &mut Agent) -> Result<()> {
     metric_is(agent, "keelson_store_durable", 1.0).await?;
     agent.ready().await
 }
@@ -70,7 +70,7 @@ async fn i4_a_disk_that_is_full_at_the_start_delays_no_call() -> Result<()> {
     serves(&agent, &image).await?;
     not_durable(&agent, "full").await?;
     drop(filler);
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
 }
@@ -85,7 +85,7 @@ async fn i4_a_read_only_file_system_delays_no_call() -> Result<()> {
     serves(&agent, &image).await?;
     not_durable(&agent, "read-only").await?;
     remount(disk.path(), MsFlags::empty())?;
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
 }
@@ -110,7 +110,7 @@ async fn i4_a_lock_of_another_process_is_retried_in_the_background() -> Result<(
     serves(&agent, &image).await?;
     not_durable(&agent, "in use").await?;
     holder.kill().await?;
-    durable_again(&mut agent).await
+    is_durable(&mut agent).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +168,7 @@ async fn i6_a_hanging_disk_stops_nothing_and_the_journal_is_complete_afterwards(
         }
         frozen.await?;
     }
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;

@@ -37,7 +37,7 @@ impl Manager {
     }
 
     /// The fields of the next notification that contains this line.
-    pub(crate) async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
+    pub(crate) async fn wait_for_notification(&self, line: &str) -> Result<BTreeMap<String, String>> {
         let mut seen = Vec::new();
         let wait = async {
             loop {
@@ -63,29 +63,29 @@ async fn it_notifies_systemd_of_ready_watchdog_reload_and_stop() -> Result<()> {
     let manager = Manager::start(&node.scratch, &mut agent)?;
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
-    let ready = manager.told("READY=1").await?;
+    let ready = manager.wait_for_notification("READY=1").await?;
     ensure!(ready.get("STATUS").is_some_and(|status| status.contains("containerd.sock")), "{ready:?}");
     // Ready means that it accepts connections, whatever the state of the runtime.
     agent.cri().await?;
     for _ in 0..3 {
-        manager.told("WATCHDOG=1").await?;
+        manager.wait_for_notification("WATCHDOG=1").await?;
     }
 
     agent.configure(&Settings::limit(2))?;
     agent.sighup()?;
-    let reloading = manager.told("RELOADING=1").await?;
+    let reloading = manager.wait_for_notification("RELOADING=1").await?;
     let since: u64 = reloading.get("MONOTONIC_USEC").context("Type=notify-reload needs the time")?.parse()?;
     ensure!(since > 0);
-    manager.told("READY=1").await?;
+    manager.wait_for_notification("READY=1").await?;
     metric_is(&agent, "keelson_image_pull_limit", 2.0).await?;
     agent.configure(&Settings::new().set("pulls.when_full", "maybe"))?;
     agent.sighup()?;
-    manager.told("RELOADING=1").await?;
-    manager.told("READY=1").await.context("a reload that failed is over too")?;
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("RELOADING=1").await?;
+    manager.wait_for_notification("READY=1").await.context("a reload that failed is over too")?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
 
     let ended = tokio::spawn(async move { agent.terminate().await });
-    manager.told("STOPPING=1").await?;
+    manager.wait_for_notification("STOPPING=1").await?;
     ensure!(ended.await??.success());
     Ok(())
 }
@@ -97,7 +97,7 @@ async fn it_notifies_ready_without_a_runtime() -> Result<()> {
     let manager = Manager::start(&scratch, &mut agent)?;
     agent.start_live().await?;
     // Otherwise Before=kubelet.service would wait for a containerd that nothing may wait for.
-    manager.told("READY=1").await.map(drop)
+    manager.wait_for_notification("READY=1").await.map(drop)
 }
 
 /// Sockets that are made before the agent and outlive it. The shell puts them where systemd would, and executes the

@@ -3,12 +3,13 @@
 
 use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
 use crate::rig::{eventually_slow, quick, run};
-use crate::runtime::ReadyRuntime;
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use keelson_cluster::kube::{ApiOptions, Cluster, ControllerManager, ControllerOptions, client};
 use keelson_cluster::manifests::BOOTSTRAP as MANIFEST;
 use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::fake_runtime::FakeRuntime;
 use keelson_harness::scratch::Scratch;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -30,7 +31,7 @@ struct Stage {
     cluster: Cluster,
     folder: PathBuf,
     scratch: Scratch,
-    _runtime: ReadyRuntime,
+    _runtime: FakeRuntime,
 }
 
 impl Stage {
@@ -49,7 +50,7 @@ impl Stage {
         let bootstrap = scratch.path().join("bootstrap.conf");
         kubeconfig(&cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
         let folder = scratch.path().join("pki-of-the-agent");
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let settings = settings(name, &scratch)
             .set("kube.bootstrap_kubeconfig", bootstrap.display().to_string())
             .set("kube.certificate_dir", folder.display().to_string());

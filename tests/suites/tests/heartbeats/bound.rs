@@ -2,7 +2,7 @@
 //! may do to its own node and to another; docs/heartbeats.md has the same tables.
 
 use crate::rig::{Rig, Role, eventually_slow, manifest_of, quick, run, shared};
-use crate::runtime::ReadyRuntime;
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
@@ -171,14 +171,14 @@ fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
             .await?;
             let to_other = allowed(&tried(&client, b).await?)?;
             ensure!(to_other.is_empty(), "another node: {to_other:?}");
-            says_which_node(&client, a, b).await?;
+            check_token_node(&client, a, b).await?;
         }
-        lease_of_another_cannot_be_made(cluster, &scratch, account, a).await
+        check_foreign_lease_is_refused(cluster, &scratch, account, a).await
     })
 }
 
 /// A refusal names the node that the token is bound to.
-async fn says_which_node(client: &Client, own: &str, other: &str) -> Result<()> {
+async fn check_token_node(client: &Client, own: &str, other: &str) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let status = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
     let refused = nodes.patch_status(other, &PatchParams::default(), &status).await;
@@ -189,7 +189,7 @@ async fn says_which_node(client: &Client, own: &str, other: &str) -> Result<()> 
 }
 
 /// Nor a Lease in any other namespace.
-async fn lease_of_another_cannot_be_made(
+async fn check_foreign_lease_is_refused(
     cluster: &Cluster,
     scratch: &Scratch,
     account: &str,
@@ -262,12 +262,9 @@ fn e4_a_companion_uses_the_kubelets_certificate() -> Result<()> {
             let scratch = Scratch::new()?;
             cluster.admin.create_node(name, &[]).await?;
             let mut identity = cluster.node(&scratch, name).await?;
-            let runtime = ReadyRuntime::start(&scratch)?;
-            let mut agent = Agent::new(
-                &scratch,
-                &runtime.endpoint(),
-                &beside_a_kubelet(cluster, &identity, name, by_file),
-            )?;
+            let runtime = start_ready_runtime(&scratch)?;
+            let mut agent =
+                Agent::new(&scratch, &runtime.endpoint(), &with_kubelet(cluster, &identity, name, by_file))?;
             agent.start_live().await?;
             for status in ["True", "False", "True"] {
                 set_condition(&agent, status).await?;
@@ -291,7 +288,7 @@ fn e4_a_companion_uses_the_kubelets_certificate() -> Result<()> {
     })
 }
 
-fn beside_a_kubelet(cluster: &Cluster, identity: &Identity, name: &str, by_file: bool) -> Settings {
+fn with_kubelet(cluster: &Cluster, identity: &Identity, name: &str, by_file: bool) -> Settings {
     let settings = quick().set("agent.node_name", name).set("endpoints.source", "off");
     if !by_file {
         return settings.set("kube.kubeconfig", identity.kubeconfig().display().to_string());

@@ -91,7 +91,7 @@ async fn steps(name: &str, to: i64) -> Result<()> {
 fn case_28_and_case_29_the_node_stays_ready_through_clock_steps() -> Result<()> {
     run(async {
         let (back, forward, unposted) =
-            tokio::join!(steps("case-28", -HOUR), steps("case-29", HOUR), steps_back_without_a_report());
+            tokio::join!(steps("case-28", -HOUR), steps("case-29", HOUR), clock_step_without_report());
         back.context("case 28, back and set right")?;
         forward.context("case 29, forward and back")?;
         unposted.context("case 28 without the report")
@@ -100,7 +100,7 @@ fn case_28_and_case_29_the_node_stays_ready_through_clock_steps() -> Result<()> 
 
 /// Proves that the report keeps the node ready: without it, the controller marks the node Unknown, because it ignores
 /// renewals before the last one it has seen. The first report that gets through makes the node ready.
-async fn steps_back_without_a_report() -> Result<()> {
+async fn clock_step_without_report() -> Result<()> {
     let shared = controlled().await?;
     let cluster = &shared.cluster;
     let proxy = cluster.proxy().await?;

@@ -49,7 +49,7 @@ async fn contested(cluster: &Cluster, name: &str, status: &str) -> Result<String
     condition.reason.context("no reason")
 }
 
-async fn renew_for_ever(cluster: &Cluster, name: &str) -> Result<()> {
+async fn keep_renewing(cluster: &Cluster, name: &str) -> Result<()> {
     loop {
         let now = jiff::Timestamp::now();
         let spec = json!({"spec": {"renewTime": format!("{now:.6}")}});
@@ -140,7 +140,7 @@ fn e3_of_two_agents_with_one_name_the_first_continues() -> Result<()> {
 }
 
 #[test]
-fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Result<()> {
+fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -226,7 +226,7 @@ fn e3_role_node_continues_if_configured_and_reports_it() -> Result<()> {
             rig.wait_until_healthy().await
         };
         tokio::select! {
-            renewed = renew_for_ever(cluster, name) => renewed,
+            renewed = keep_renewing(cluster, name) => renewed,
             looked = looks => looked,
         }?;
         // The other has ended.

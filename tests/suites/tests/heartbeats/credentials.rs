@@ -15,13 +15,13 @@ fn expiring_credentials_are_reloaded_from_disk_without_a_restart() -> Result<()>
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let (token, certificate) =
-            tokio::join!(token_of_an_account_made_anew(cluster), certificate_that_expires(cluster));
+            tokio::join!(token_of_a_recreated_account(cluster), certificate_that_expires(cluster));
         token.context("token").and(certificate.context("certificate"))
     })
 }
 
 /// The old token is invalid from then on.
-async fn token_of_an_account_made_anew(cluster: &Cluster) -> Result<()> {
+async fn token_of_a_recreated_account(cluster: &Cluster) -> Result<()> {
     let mut rig = Rig::new(cluster, "token", Role::Companion, quick()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;

@@ -104,7 +104,7 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     }
 
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
-    let lost = loses_and_gets_back(cluster, &rig, role, || line.reset()).await?;
+    let lost = lose_and_restore_rights(cluster, &rig, role, || line.reset()).await?;
     ensure!(lost.last_transition_time >= first.last_transition_time, "{first:?}, then {lost:?}");
     let told = condition_history(&versions.changes()?);
     let turns = ["False EndpointsSynced", "True SourceRefused", "False EndpointsSynced"];
@@ -114,7 +114,7 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
 /// One right is removed: endpoints are stale, everything else is healthy. It is restored, and they are current. Returns
 /// the conditions meanwhile.
-async fn loses_and_gets_back(
+async fn lose_and_restore_rights(
     cluster: &Cluster,
     rig: &Rig,
     role: Role,

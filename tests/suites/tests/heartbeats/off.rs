@@ -1,7 +1,7 @@
 //! Heartbeats disabled: everything else runs, and the agent reports why.
 
 use crate::rig::{Rig, Role, quick, run, shared, sleep_seconds};
-use crate::runtime::ReadyRuntime;
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::cri::Pull;
@@ -33,7 +33,7 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
 fn without_a_cluster_heartbeats_are_off_and_pulls_work() -> Result<()> {
     run(async {
         let scratch = Scratch::new()?;
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let mut agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
         is_off(&agent, "no API server is configured").await?;
         let status = agent.terminate().await?;

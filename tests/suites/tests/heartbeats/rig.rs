@@ -3,7 +3,7 @@
 //!
 //! A cluster lives for as long as a test uses it.
 
-use crate::runtime::ReadyRuntime;
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{
     ApiOptions, AuditEvent, Cluster, ControllerManager, ControllerOptions, Identity,
@@ -12,6 +12,7 @@ use keelson_cluster::manifests::COMPANION;
 use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
 pub(crate) use keelson_cluster::manifests::NODE as NODE_MANIFEST;
 use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::fake_runtime::FakeRuntime;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::suite;
 pub(crate) use keelson_harness::suite::run;
@@ -90,7 +91,7 @@ pub(crate) fn quick() -> Settings {
 /// An agent, not started yet, with a separate identity.
 pub(crate) struct Rig {
     pub(crate) agent: Agent,
-    _runtime: ReadyRuntime,
+    _runtime: FakeRuntime,
     pub(crate) name: String,
     pub(crate) identity: Identity,
     role: Role,
@@ -112,7 +113,7 @@ impl Rig {
         manifest: &str,
     ) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let identity = match role {
             Role::Companion => {
                 cluster.admin.create_node(name, &[]).await?;

@@ -116,7 +116,7 @@ fn the_controller_keeps_a_node_by_its_leases_and_marks_it_when_they_end() -> Res
         always_ready(versions.get(seen.0..).unwrap_or_default())?;
         renewed_every_ten_seconds(renewals.get(seen.1.saturating_sub(1)..).unwrap_or_default(), began)?;
         drop((nodes, leases));
-        silent_and_back(cluster, &mut agent).await
+        check_silence_and_return(cluster, &mut agent).await
     })
 }
 
@@ -194,7 +194,7 @@ fn renewed_every_ten_seconds(renewals: &[Change<Lease>], began: Instant) -> Resu
 
 /// A killed agent leaves a node that the controller marks after its grace period; after a restart the agent takes that
 /// back.
-async fn silent_and_back(cluster: &Cluster, agent: &mut Agent) -> Result<()> {
+async fn check_silence_and_return(cluster: &Cluster, agent: &mut Agent) -> Result<()> {
     agent.kill9()?;
     let killed = Instant::now();
     let renewed = cluster.admin.lease(NAME).await?.and_then(|lease| lease.spec?.renew_time);

@@ -66,14 +66,14 @@ fn i2_a_private_image_is_refused_to_pods_of_other_namespaces() -> Result<()> {
         stage.make_pod_in("owner", "first", &image, Some("registry")).await?;
         let active = || stage.node.proxy.records().active_repos();
         until("the owner's pod pulls", || active().contains("private")).await?;
-        refused_elsewhere(&stage, "early", &image).await?;
+        check_refused_in_namespace(&stage, "early", &image).await?;
         let owner = stage.container("owner", "first").await?;
         ensure!(active().contains("private"), "the owner's pull has ended: {owner:?}");
 
         stage.node.proxy.remove(hold);
         pod_runs(&stage, "owner", "first").await?;
         // The image is present.
-        refused_elsewhere(&stage, "late", &image).await?;
+        check_refused_in_namespace(&stage, "late", &image).await?;
         stage.make_pod_in("owner", "second", &image, Some("registry")).await?;
         pod_runs(&stage, "owner", "second").await?;
         for (namespace, name) in [
@@ -90,7 +90,7 @@ fn i2_a_private_image_is_refused_to_pods_of_other_namespaces() -> Result<()> {
     })
 }
 
-async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<()> {
+async fn check_refused_in_namespace(stage: &Stage, name: &str, image: &Image) -> Result<()> {
     for (namespace, secret) in [("bare", None), ("locked", Some("registry"))] {
         stage.make_pod_in(namespace, name, image, secret).await?;
     }

@@ -73,7 +73,7 @@ impl SmallStage {
     }
 
     /// Checks that the kubelet has reclaimed nothing, and the running pod is the first one.
-    async fn nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
+    async fn check_nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
         for reason in ["EvictionThresholdMet", "FreeDiskSpaceFailed"] {
             ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_log());
         }
@@ -218,7 +218,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     small.stage.kubelet.kill9()?;
     small.stage.kubelet.start_again().await?;
     tokio::time::sleep(TWO_PASSES).await;
-    small.nothing_reclaimed(&keeper).await?;
+    small.check_nothing_reclaimed(&keeper).await?;
     ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_log());
     ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_log());
     let lower = small.settled_at(small.percent(LOW)).await?;
@@ -287,10 +287,10 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
     let freed = small.settled_at(before).await?;
     // A node under pressure accepts no pod, and the kubelet checks again in its next pass.
     tokio::time::sleep(TWO_PASSES).await;
-    small.nothing_reclaimed(&keeper).await?;
+    small.check_nothing_reclaimed(&keeper).await?;
     small.stage.run_pod("small", &[4 * MIB]).await?;
     let after = small.settled().await?;
-    small.nothing_reclaimed(&keeper).await?;
+    small.check_nothing_reclaimed(&keeper).await?;
     drop(filler);
     small.stage.delete(&["keeper", "small"]).await?;
     Ok(vec![

@@ -136,7 +136,7 @@ fn begin(cri: &Cri, pull: Pull) -> RunningPull {
 }
 
 #[test]
-fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()> {
+fn case_06_waiting_pulls_fail_when_their_pod_is_deleted() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;

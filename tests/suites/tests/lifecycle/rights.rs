@@ -90,7 +90,7 @@ async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Re
         cluster.admin.apply(&document.to_string().replace(ACCOUNT, &name)).await?;
     }
     let identity = cluster.companion(&scratch, &name, &name).await?;
-    let others = right_that_is_left(&right);
+    let others = remaining_right(&right);
     eventually(PATIENCE, "the API server knows the rights that are left", || others(&identity)).await?;
     cluster.admin.create_node(&name, &[]).await?;
     let settings = quick(settings(&name, &identity.kubeconfig()));
@@ -141,7 +141,7 @@ async fn is_missed(
     .await?;
     eventually(PATIENCE, &format!("the agent says that it lacks {right:?}"), || async {
         match right.is_of_endpoints() {
-            true => says_endpoints_lack(&agent, &right.resource).await,
+            true => wait_for_endpoints_failure(&agent, &right.resource).await,
             false => wait_for_failing_heartbeats(&agent).await,
         }
     })
@@ -164,7 +164,7 @@ async fn wait_for_failing_heartbeats(agent: &Agent) -> Result<()> {
 }
 
 /// Checks that it reports a refusal of this source, and of no other.
-async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
+async fn wait_for_endpoints_failure(agent: &Agent, resource: &str) -> Result<()> {
     let shown = agent.json("/debug/endpoints").await?;
     let sources = shown["sources"].as_array().context("there are sources")?;
     for source in sources {
@@ -199,7 +199,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
 /// A check that a right other than the missing one has reached the authorizer, for each of the two roles.
-fn right_that_is_left<'a>(
+fn remaining_right<'a>(
     right: &Right,
 ) -> impl Fn(&'a Identity) -> futures_util::future::BoxFuture<'a, Result<()>> + use<'a> {
     let (no_leases, no_get) = (right.resource == "leases" && right.verb == "get", right.resource == "nodes");
@@ -254,7 +254,7 @@ async fn current(agent: &mut Agent) -> Result<()> {
 
 /// All requests of an agent to the API server: start, condition, a deleted pod, a deleted Lease, restarts of both
 /// kinds.
-async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
+async fn run_full_lifecycle(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
     agent.start_again().await?;
     wait_until_healthy(agent).await?;
     current(agent).await?;
@@ -285,7 +285,7 @@ async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Ag
 }
 
 /// Checks that no request was refused, and that all requests of a life were made.
-fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
+fn check_no_refusals(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
     let asked = agent_requests(cluster, user)?;
     for event in &asked {
         ensure!(!matches!(event.code, Some(401 | 403)), "refused: {}", describe_event(event));
@@ -316,10 +316,10 @@ fn the_rights_of_a_companion_are_sufficient() -> Result<()> {
         let settings = quick(settings("enough", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
         // Every node's agent uses this account, so the log includes requests of others too.
-        a_whole_life(cluster, "enough", "keelson-enough", &mut agent).await?;
+        run_full_lifecycle(cluster, "enough", "keelson-enough", &mut agent).await?;
         let mut rights = rights(&documents(MANIFEST)?);
         rights.retain(|right| right.resource != "events");
-        never_refused(cluster, identity.user(), &pairs(&rights))
+        check_no_refusals(cluster, identity.user(), &pairs(&rights))
     })
 }
 
@@ -368,14 +368,14 @@ fn an_account_can_be_restricted_to_one_node() -> Result<()> {
         let containerd = Containerd::start(&scratch, Kind::Debian16, &Options::default()).await?;
         let settings = quick(settings("one-of-many", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
-        a_whole_life(cluster, "one-of-many", "keelson-one-of-many", &mut agent).await?;
-        never_refused(cluster, identity.user(), &[("watch", "nodes"), ("patch", "leases")])?;
-        reaches_no_other_node(cluster, &identity, "one-of-many-others").await
+        run_full_lifecycle(cluster, "one-of-many", "keelson-one-of-many", &mut agent).await?;
+        check_no_refusals(cluster, identity.user(), &[("watch", "nodes"), ("patch", "leases")])?;
+        check_no_access_to_other_nodes(cluster, &identity, "one-of-many-others").await
     })
 }
 
 /// Neither status nor Lease of another node may be read or written.
-async fn reaches_no_other_node(cluster: &Cluster, identity: &Identity, other: &str) -> Result<()> {
+async fn check_no_access_to_other_nodes(cluster: &Cluster, identity: &Identity, other: &str) -> Result<()> {
     cluster.admin.create_node(other, &[]).await?;
     let client = identity.client().await?;
     let nodes: Api<Node> = Api::all(client.clone());
@@ -408,7 +408,7 @@ fn role_node_needs_only_rights_for_endpoints_and_reaches_no_other_node() -> Resu
         knows_list(&identity, SLICES).await?;
         let settings = quick(node_settings("itself", &identity.kubeconfig(), scratch.path()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
-        a_whole_life(cluster, "itself", "itself", &mut agent).await?;
+        run_full_lifecycle(cluster, "itself", "itself", &mut agent).await?;
         let mut expected = vec![
             ("create", "nodes"),
             ("patch", "nodes/status"),
@@ -419,7 +419,7 @@ fn role_node_needs_only_rights_for_endpoints_and_reaches_no_other_node() -> Resu
         // Every node may read Services.
         expected.extend([("list", "services"), ("watch", "services")]);
         expected.extend(pairs(&granted));
-        never_refused(cluster, identity.user(), &expected)?;
+        check_no_refusals(cluster, identity.user(), &expected)?;
         let renewals = || {
             agent_requests(cluster, identity.user()).is_ok_and(|all| {
                 all.iter()
@@ -428,7 +428,7 @@ fn role_node_needs_only_rights_for_endpoints_and_reaches_no_other_node() -> Resu
         };
         until("the Lease is renewed", renewals).await?;
 
-        reaches_no_other_node(cluster, &identity, "other").await?;
+        check_no_access_to_other_nodes(cluster, &identity, "other").await?;
         let pods: Api<Pod> = Api::all(identity.client().await?);
         let theirs = ListParams::default().fields("spec.nodeName=other");
         refused(pods.list(&theirs).await, 403)

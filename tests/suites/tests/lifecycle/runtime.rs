@@ -40,7 +40,7 @@ async fn a_dead_runtime(kind: Kind, name: &str) -> Result<()> {
 }
 
 #[test]
-fn a_dead_runtime_makes_the_node_unready_until_it_is_back() -> Result<()> {
+fn a_dead_runtime_makes_the_node_unready_until_it_restarts() -> Result<()> {
     run(async {
         tokio::try_join!(a_dead_runtime(Kind::Debian16, "dead-16"), a_dead_runtime(Kind::V2, "dead-v2"))?;
         Ok(())

@@ -112,10 +112,10 @@ fn every_version(versions: &[Change<Node>]) -> Result<(usize, usize)> {
             of_companion += usize::from(companions);
             for (kind, condition) in &before.1 {
                 let after = now.1.get(kind).with_context(|| format!("the condition {kind} was lost"))?;
-                no_step_back(condition, after)?;
+                check_versions_advance(condition, after)?;
             }
             for (kind, condition) in before.0["conditions"].as_object().into_iter().flatten() {
-                no_step_back(condition, &now.0["conditions"][kind])?;
+                check_versions_advance(condition, &now.0["conditions"][kind])?;
             }
         }
         before = Some(now);
@@ -127,7 +127,7 @@ fn every_version(versions: &[Change<Node>]) -> Result<(usize, usize)> {
 }
 
 /// An old value that comes back has an old time.
-fn no_step_back(before: &Value, after: &Value) -> Result<()> {
+fn check_versions_advance(before: &Value, after: &Value) -> Result<()> {
     for time in ["lastHeartbeatTime", "lastTransitionTime"] {
         let of = |condition: &Value| condition[time].as_str().unwrap_or_default().to_owned();
         ensure!(of(before) <= of(after), "{time} went back: {before}, then {after}");

@@ -9,11 +9,11 @@ use keelson_harness::{agent::Settings, containerd::Kind, node::Node};
 
 use crate::{
     DESK, PHONE,
-    browser::{Browser, Look},
+    browser::{Browser, Viewport},
     count, keep,
 };
 
-async fn opened(node: &Node, look: Look, url: &str) -> Result<Browser> {
+async fn opened(node: &Node, look: Viewport, url: &str) -> Result<Browser> {
     let browser = Browser::start(&node.scratch, look).await?;
     browser.open(url).await?;
     browser.until("document.getElementById('connection').dataset.state === 'live'").await?;

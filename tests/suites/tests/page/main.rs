@@ -6,7 +6,7 @@ mod browser;
 mod endpoints;
 
 use anyhow::{Context as _, Result, ensure};
-use browser::{Browser, Look};
+use browser::{Browser, Viewport};
 use keelson_cluster::kube::Cluster;
 use keelson_harness::{
     agent::Settings,
@@ -17,9 +17,9 @@ use keelson_harness::{
     registry_proxy::{Fault, Match},
 };
 
-const DESK: Look = Look { width: 1280, height: 1000, dark: false };
-const NIGHT: Look = Look { width: 1280, height: 1000, dark: true };
-const PHONE: Look = Look { width: 390, height: 1400, dark: false };
+const DESK: Viewport = Viewport { width: 1280, height: 1000, dark: false };
+const NIGHT: Viewport = Viewport { width: 1280, height: 1000, dark: true };
+const PHONE: Viewport = Viewport { width: 390, height: 1400, dark: false };
 
 /// A JavaScript expression: the number of elements that match a selector.
 fn count(selector: &str) -> String {

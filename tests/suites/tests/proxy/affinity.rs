@@ -37,7 +37,7 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
     case.slices_of("svc", "a", &ports, endpoints).await
 }
 
-async fn who(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
+async fn answering_endpoint(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
     match client.ask(to, Transport::Tcp, ANSWER).await? {
         Outcome::Answered { by, .. } => Ok(by),
         other => bail!("{to}: {other:?}"),
@@ -46,7 +46,7 @@ async fn who(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
 
 /// The endpoint that answers several requests, which must be one.
 async fn the_one(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
-    let first = who(client, to).await?;
+    let first = answering_endpoint(client, to).await?;
     let tally = client.ask_times(to, Transport::Tcp, 8, ANSWER).await?;
     ensure!(tally.by_endpoint().keys().eq([&first]), "{first} at first, and then {tally}");
     Ok(first)
@@ -113,13 +113,13 @@ fn case_47_a_client_idle_for_the_timeout_may_get_another_endpoint() -> Result<()
         // Each connection restarts the timeout: twice the timeout passes, and nothing has changed.
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            let now = who(&client, to).await?;
+            let now = answering_endpoint(&client, to).await?;
             ensure!(now == one, "was with {one}, is with {now}");
         }
         // The same for all of these by chance once in 5^15 runs.
         for _ in 0..15 {
             tokio::time::sleep(Duration::from_millis(2_500)).await;
-            if who(&client, to).await? != one {
+            if answering_endpoint(&client, to).await? != one {
                 return Ok(());
             }
         }

@@ -164,12 +164,12 @@ fn remember(case: &Case, client: &NetClient, port: u16, to: SocketAddr) -> Resul
 
 /// Fails unless the node has an entry of a UDP flow.
 fn remembers(case: &Case, family: Family, flow: &Flow) -> Result<()> {
-    let listed = case.world().node().conntrack(&["-L", "-f", as_conntrack_says(family), "-p", "udp"])?;
+    let listed = case.world().node().conntrack(&["-L", "-f", conntrack_address(family), "-p", "udp"])?;
     ensure!(listed.contains(&format!("sport={} ", flow.port())), "{flow:?} is not among\n{listed}");
     Ok(())
 }
 
-fn as_conntrack_says(family: Family) -> &'static str {
+fn conntrack_address(family: Family) -> &'static str {
     match family {
         Family::V4 => "ipv4",
         Family::V6 => "ipv6",

@@ -218,7 +218,7 @@ fn case_16_a_slice_may_come_before_its_service() -> Result<()> {
 }
 
 /// A proxy starts that cannot list one kind for a while, and must not program the other.
-async fn nothing_without(number: u8, held: &str) -> Result<()> {
+async fn check_nothing_programmed(number: u8, held: &str) -> Result<()> {
     // Its objects exist before the proxy starts.
     let before = Case::new(number, Setup::Plain).await?;
     before.make("svc", 1, &json!({})).await?;
@@ -251,12 +251,12 @@ async fn nothing_without(number: u8, held: &str) -> Result<()> {
 
 #[test]
 fn case_16_services_without_listed_slices_program_nothing() -> Result<()> {
-    run(nothing_without(116, "/endpointslices"))
+    run(check_nothing_programmed(116, "/endpointslices"))
 }
 
 #[test]
 fn case_16_slices_without_listed_services_program_nothing() -> Result<()> {
-    run(nothing_without(117, "/api/v1/services"))
+    run(check_nothing_programmed(117, "/api/v1/services"))
 }
 
 #[test]

@@ -217,7 +217,7 @@ fn case_54_a_node_marked_for_deletion_is_not_eligible() -> Result<()> {
 
         // Now it is deleted, and then created again.
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(null))).await?;
-        case.node_gone().await?;
+        case.wait_until_node_deleted().await?;
         let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == false, "{body}");
         case.make_node().await?;
@@ -225,7 +225,7 @@ fn case_54_a_node_marked_for_deletion_is_not_eligible() -> Result<()> {
 
         // P4: the last state of one that is deleted at once stays.
         case.writer.delete(Kind::Node, case.node()).await?;
-        case.node_gone().await?;
+        case.wait_until_node_deleted().await?;
         let (status, body) = own_health(&case, "/healthz").await?;
         ensure!(status == 200 && body["nodeEligible"] == true, "{status}: {body}");
         case.make_node().await?;

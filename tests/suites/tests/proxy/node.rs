@@ -36,7 +36,7 @@ fn p4_frontends_stay_when_the_node_object_is_deleted_or_loses_its_addresses() ->
         unchanged(&case, &there).await?;
 
         case.writer.delete(Kind::Node, case.node()).await?;
-        case.node_gone().await?;
+        case.wait_until_node_deleted().await?;
         unchanged(&case, &there).await?;
         // A kube-proxy that starts without a Node has no facts to keep.
         if case.subject() == Subject::Keelson {

@@ -238,7 +238,7 @@ impl Case {
     /// Fails unless the API server refuses an object as invalid. For objects that only [`Case::put_unchecked`] can
     /// write.
     pub(crate) async fn refused(&self, kind: Kind, object: &Value) -> Result<()> {
-        let outcome = self.writer.ask(Method::POST, kind, "", Some(object)).await;
+        let outcome = self.writer.request(Method::POST, kind, "", Some(object)).await;
         ensure!(
             matches!(&outcome, Err(kube::Error::Api(status)) if status.code == 422),
             "the API server took {object}: {outcome:?}"

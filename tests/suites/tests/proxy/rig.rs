@@ -201,7 +201,7 @@ impl Case {
 
     /// Waits until the proxy knows that the node was deleted. The Node comes from another watch than a sentinel;
     /// kube-proxy does not show it.
-    pub(crate) async fn node_gone(&self) -> Result<()> {
+    pub(crate) async fn wait_until_node_deleted(&self) -> Result<()> {
         self.eventually("the agent knows that the Node is gone", || async {
             ensure!(self.bench.running.sees_node().await? != Some(true), "it does not");
             Ok(())

@@ -30,7 +30,11 @@ fn services() -> Vec<Service> {
 }
 
 /// Waits until the proxy reports this state, with any exit code.
-async fn told(stage: &Stage, what: &str, check: impl Fn(&Value, Option<i32>) -> Result<()>) -> Result<Value> {
+async fn wait_for_state(
+    stage: &Stage,
+    what: &str,
+    check: impl Fn(&Value, Option<i32>) -> Result<()>,
+) -> Result<Value> {
     eventually_slow(what, || async {
         let told = stage.state_command().await?;
         let state: Value = serde_json::from_str(&told.out).with_context(|| format!("{told:?}"))?;
@@ -63,7 +67,7 @@ async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
     stage.agent.kill9()?;
     let generation = kernel::generation(world.node())?;
     stage.proxy.start_again(world.node()).await?;
-    let state = told(&stage, "it has no agent", without_agent).await?;
+    let state = wait_for_state(&stage, "it has no agent", without_agent).await?;
     for family in Family::ALL {
         let family = family_of(&state, family)?;
         ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
@@ -83,7 +87,7 @@ async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
     services[1].write(&stage.manifests)?;
     stage.agent.start_live().await?;
     stage.wait_for_exact_services(&services).await?;
-    told(&stage, "all is well", check_healthy).await?;
+    wait_for_state(&stage, "all is well", check_healthy).await?;
     traffic.finish().await.map(drop)
 }
 
@@ -95,13 +99,13 @@ async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     let traffic = Traffic::start(&world, &services)?;
     let (generation, first) = (kernel::generation(world.node())?, stage.synced().await?);
     stage.agent.kill9()?;
-    told(&stage, "the agent is gone", without_agent).await?;
+    wait_for_state(&stage, "the agent is gone", without_agent).await?;
     traffic.wait_for_answers().await?;
 
     // It lost its state on disk.
     fs::remove_dir_all(stage.agent.state_dir())?;
     stage.agent.start_live().await?;
-    let state = told(&stage, "it follows another instance", |state, code| {
+    let state = wait_for_state(&stage, "it follows another instance", |state, code| {
         ensure!(state["instance_id"] != first["instance_id"], "it is the same");
         check_healthy(state, code)
     })
@@ -123,7 +127,7 @@ async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     gone.delete(&stage.manifests)?;
     stage.agent.start_live().await?;
     stage.wait_for_exact_services(&services).await?;
-    told(&stage, "all is well", check_healthy).await.map(drop)?;
+    wait_for_state(&stage, "all is well", check_healthy).await.map(drop)?;
     // Clients of the deleted Service get no response.
     drop(traffic);
     Traffic::start(&world, &services)?.finish().await.map(drop)
@@ -137,7 +141,7 @@ async fn a_stale_state_is_reported_and_stays_in_effect() -> Result<()> {
     let generation = kernel::generation(stage.node())?;
     let away = stage.scratch.path().join("away");
     fs::rename(stage.manifests.path(), &away)?;
-    let state = told(&stage, "it is stale", |state, code| {
+    let state = wait_for_state(&stage, "it is stale", |state, code| {
         ensure!(state["stale"] == true && code == Some(1), "exit code {code:?}");
         Ok(())
     })
@@ -148,7 +152,7 @@ async fn a_stale_state_is_reported_and_stays_in_effect() -> Result<()> {
     )?;
     traffic.wait_for_answers().await?;
     fs::rename(&away, stage.manifests.path())?;
-    told(&stage, "it is current", check_healthy).await?;
+    wait_for_state(&stage, "it is current", check_healthy).await?;
     ensure!(kernel::generation(stage.node())? == generation);
     traffic.finish().await.map(drop)
 }
@@ -189,7 +193,7 @@ async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
         fs::remove_file(&socket)?;
         let (server, asked) = nonsense(&socket, text)?;
         until("the proxy has heard it, and comes again", || asked.load(Ordering::Relaxed) >= 2).await?;
-        told(&stage, "it has no agent", without_agent).await?;
+        wait_for_state(&stage, "it has no agent", without_agent).await?;
         traffic.wait_for_answers().await?;
         server.abort();
         // Nothing listens any more when it has ended.
@@ -197,7 +201,7 @@ async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
     }
     ensure!(kernel::generation(world.node())? == generation);
     stage.agent.start_live().await?;
-    told(&stage, "it follows the agent", check_healthy).await?;
+    wait_for_state(&stage, "it follows the agent", check_healthy).await?;
     let log = stage.proxy.log()?;
     ensure!(!log.contains("panic"), "{log}");
     stage.wait_for_exact_services(&services).await?;

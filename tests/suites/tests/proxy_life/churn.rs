@@ -26,11 +26,11 @@ const ASKED_EVERY: usize = 5;
 /// Numbers of Services that change and have no clients.
 const NOISE: std::ops::Range<u16> = 100..140;
 /// Minimum number of syncs, and of versions of Services with clients, even on a busy machine.
-const LEAST: u64 = 20;
+const MIN_SYNCS: u64 = 20;
 /// Maximum number of clients.
-const MOST: usize = 160;
+const MAX_CLIENTS: usize = 160;
 /// Interval between two checks of the versions in the kernel.
-const LOOK: Duration = Duration::from_millis(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(60);
 
 /// A Service without clients, with random fields; nothing serves at its endpoints.
 pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
@@ -191,7 +191,7 @@ fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> 
                     .for_each(|moving| moving.look(&external));
             }
             looks += 1;
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(looks)
     })
@@ -249,7 +249,7 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
     // Connections begin at all times, and stay: if an endpoint is removed, its connections continue.
     for _ in 0..seconds {
         for moving in &moving {
-            if traffic.clients() < MOST {
+            if traffic.clients() < MAX_CLIENTS {
                 traffic.open_flow(world.pod(), moving.service(1).at(), Transport::Tcp, moving.pool.clone());
             }
         }
@@ -274,10 +274,10 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
         eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.as_str());
         // The proxy's own changes are not mistaken for another program's.
         ensure!(after["failures"] == 0 && after["repaired"] == 0, "{after}");
-        ensure!(syncs >= LEAST, "{syncs} syncs of {writes} writes: nothing was tested");
+        ensure!(syncs >= MIN_SYNCS, "{syncs} syncs of {writes} writes: nothing was tested");
     }
     let versions: u16 = moving.iter().map(|moving| moving.written.load(Ordering::SeqCst)).sum();
-    ensure!(u64::from(versions) >= LEAST, "{versions} versions of what is asked");
+    ensure!(u64::from(versions) >= MIN_SYNCS, "{versions} versions of what is asked");
     ensure!(looks >= 10, "{looks} looks at the kernel");
     Ok(())
 }

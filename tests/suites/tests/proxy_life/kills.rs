@@ -33,7 +33,7 @@ fn staying() -> Vec<Service> {
 }
 
 /// Lets one of them run for a moment, perhaps not until it has started.
-async fn live(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
+async fn run_for_a_moment(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
     let life = Duration::from_millis(random.rng().random_range(0..LIFE));
     let until = tokio::time::Instant::now() + life;
     if stage.agent.pid().is_none() && tokio::time::timeout_at(until, stage.agent.start_live()).await.is_err()
@@ -64,7 +64,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
 
     let (mut proxies, mut agents) = (0, 0);
     for kill in 0..KILLS {
-        live(&mut stage, &mut random).await.with_context(|| stage.logs())?;
+        run_for_a_moment(&mut stage, &mut random).await.with_context(|| stage.logs())?;
         let which = random.rng().random_range(0..4);
         if which < 3 {
             proxies += 1;

@@ -133,7 +133,7 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
     // The addresses are in the cluster's ranges, and belong to no Service.
     let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
-    back_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
+    return_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
 }
 
 /// Checks that leftovers are reported in log, state and events.
@@ -154,7 +154,7 @@ async fn reports_leftovers(stage: &Stage) -> Result<()> {
 
 /// Our rules come before kube-proxy's and win while they exist, even if they are old; without them kube-proxy works as
 /// if Keelson had never run.
-async fn back_to_kube_proxy(
+async fn return_to_kube_proxy(
     stage: &mut Stage,
     writer: &Writer,
     kube_proxy: &mut KubeProxy,

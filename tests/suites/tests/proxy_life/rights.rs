@@ -23,7 +23,7 @@ use std::time::Duration;
 
 const UNIT: &str = include_str!("../../../../packaging/keelson-proxy.service");
 /// A uid that no other user has.
-const NOBODY: u32 = 64_123;
+const UNPRIVILEGED_USER: u32 = 64_123;
 /// CAP_NET_ADMIN as a bit. Source: capability.h.
 const NET_ADMIN: u64 = 1 << 12;
 /// What is read-only for a service of the unit as for a container, except conntrack's settings, which are also at `$1`:
@@ -63,7 +63,7 @@ impl Rights {
             value("ProtectKernelTunables")? == "yes"
                 && value("ReadWritePaths")? == "-/proc/sys/net/netfilter"
         );
-        Ok(Self { user: NOBODY, capabilities: bounding, ambient: true, elsewhere: false })
+        Ok(Self { user: UNPRIVILEGED_USER, capabilities: bounding, ambient: true, elsewhere: false })
     }
 
     fn of_manifest() -> Result<Self> {
@@ -352,7 +352,7 @@ async fn everything_works_with_the_rights_of_the_manifest() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_rights_it_reports_an_error_and_changes_nothing() -> Result<()> {
     let services = services();
-    for user in [NOBODY, 0] {
+    for user in [UNPRIVILEGED_USER, 0] {
         let none = Rights::none(user);
         let poor = RestrictedProxy::new(&services, &[], &none).await?;
         let node = poor.stage.node();

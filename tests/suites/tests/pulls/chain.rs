@@ -39,7 +39,7 @@ async fn the_lower_agent_keeps_the_limit_of_the_upper(kind: Kind) -> Result<()> 
     let images = rig.node.push_many("chain", 6, TINY).await?;
     let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
     let cri = upper.cri().await?;
-    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.ask(image))).collect();
+    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.pull_of(image))).collect();
     wait_for_pulls(&upper, "all six are asked for below", |pulls| pulls.callers == 6).await?;
     rig.wait_for_pulls("two run below", |pulls| pulls.running == 2).await?;
     until("two are at the registry", || rig.records().active_repos().len() == 2).await?;
@@ -70,14 +70,14 @@ async fn in_reject_mode_the_error_of_the_lower_agent_is_passed_on() -> Result<()
     let images = rig.node.push_many("refused", 2, TINY).await?;
     let hold = rig.hold(&images[0]);
     let cri = upper.cri().await?;
-    let first = begin(&cri, rig.ask(&images[0]));
+    let first = begin(&cri, rig.pull_of(&images[0]));
     rig.wait_for_active(&images[..1]).await?;
-    let status = failed(cri.pull(&rig.ask(&images[1])).await, "the limit is reached below")?;
+    let status = failed(cri.pull(&rig.pull_of(&images[1])).await, "the limit is reached below")?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
     rig.node.proxy.remove(hold);
     all_succeed([first], &images).await?;
-    all_succeed([begin(&cri, rig.ask(&images[1]))], &images[1..]).await
+    all_succeed([begin(&cri, rig.pull_of(&images[1]))], &images[1..]).await
 }
 
 async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
@@ -117,7 +117,7 @@ async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
     let image = ImageSpec::single("long", LARGE).push(rig.node.registry.address(), None).await?;
     // At least nine seconds.
     rig.node.proxy.throttle(Some(1 << 20));
-    assert_eq!(upper.cri().await?.pull(&rig.ask(&image)).await?, image.config.0);
+    assert_eq!(upper.cri().await?.pull(&rig.pull_of(&image)).await?, image.config.0);
     assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);
     Ok(())
 }

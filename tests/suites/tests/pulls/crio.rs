@@ -26,7 +26,7 @@ on_crio!(
 );
 
 fn of_pod(rig: &Rig, image: &Image, namespace: &str) -> Pull {
-    rig.ask(image).pod_in(namespace, "web", &format!("uid-in-{namespace}"))
+    rig.pull_of(image).pod_in(namespace, "web", &format!("uid-in-{namespace}"))
 }
 
 /// I2: pulls of two namespaces are one on containerd, which ignores the namespace, and two on CRI-O.
@@ -41,7 +41,7 @@ async fn namespaces_share_where_the_runtime_ignores_them(kind: Kind) -> Result<(
     rig.wait_for_active(slice::from_ref(&image)).await?;
     rig.node.proxy.remove(hold);
     all_succeed(going, &[image.clone(), image.clone(), image.clone()]).await?;
-    assert_eq!(rig.asked_of_runtime(&rig.node.name(&image))?, expected);
+    assert_eq!(rig.runtime_calls(&rig.node.name(&image))?, expected);
     rig.idle().await
 }
 
@@ -120,11 +120,11 @@ async fn a_cancelled_call_does_not_end_shared_pulls(kind: Kind) -> Result<()> {
     let [direct, through] = images.as_slice() else { unreachable!("two were pushed") };
 
     let cri = rig.node.runtime.cri().await?;
-    let first = begin(&cri, rig.ask(direct));
+    let first = begin(&cri, rig.pull_of(direct));
     rig.wait_for_active(slice::from_ref(direct)).await?;
-    let second = begin(&cri, rig.ask(direct));
+    let second = begin(&cri, rig.pull_of(direct));
     let name = rig.node.name(direct);
-    until("both have asked", || rig.asked_of_runtime(&name).is_ok_and(|count| count == 2)).await?;
+    until("both have asked", || rig.runtime_calls(&name).is_ok_and(|count| count == 2)).await?;
     first.abort();
     failed(second.await?, "CRI-O has cancelled what it shares")?;
 

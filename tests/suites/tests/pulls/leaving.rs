@@ -64,7 +64,11 @@ async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()>
 }
 
 /// Cancels the pull of a large image when 5 of its 9 MiB were sent, and pulls it again.
-async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Result<(Rig, Image, Vec<Seen>)> {
+async fn cancel_and_pull_again(
+    kind: Kind,
+    settings: &Settings,
+    gone: bool,
+) -> Result<(Rig, Image, Vec<Seen>)> {
     let rig = Rig::start(kind, settings).await?;
     let image = ImageSpec::single("cancelled", LARGE).push(rig.node.registry.address(), None).await?;
     let layer = image.layers[0].clone();
@@ -95,7 +99,7 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
 
 async fn case_08_without_keep_progress_a_cancelled_pull_restarts_from_zero(kind: Kind) -> Result<()> {
     let settings = Settings::new().set("pulls.keep_progress", false).set("pulls.cancel_grace", "0s");
-    let (_rig, image, gets) = cancelled_and_again(kind, &settings, true).await?;
+    let (_rig, image, gets) = cancel_and_pull_again(kind, &settings, true).await?;
     assert_eq!(gets[1].range_start.unwrap_or(0), 0);
     assert_eq!(gets[1].bytes, image.layers[0].size);
     Ok(())
@@ -103,7 +107,7 @@ async fn case_08_without_keep_progress_a_cancelled_pull_restarts_from_zero(kind:
 
 async fn case_09_with_a_lease_a_cancelled_pull_resumes(kind: Kind) -> Result<()> {
     let settings = Settings::new().set("pulls.cancel_grace", "0s");
-    let (rig, image, gets) = cancelled_and_again(kind, &settings, false).await?;
+    let (rig, image, gets) = cancel_and_pull_again(kind, &settings, false).await?;
     let from = gets[1].range_start.context("the second GET has no Range")?;
     ensure!(from >= 4 << 20, "it begins at {from}");
     assert_eq!(gets[1].bytes, image.layers[0].size - from);
@@ -122,7 +126,7 @@ async fn the_last_cancelled_caller_ends_the_pull_unless_one_returns(kind: Kind) 
     let image = ImageSpec::single("left", TINY).push(rig.node.registry.address(), None).await?;
     let name = rig.node.name(&image);
     let hold = rig.hold(&image);
-    let (first, second) = (rig.begin(&image), begin(&rig.agent.cri().await?, rig.ask(&image)));
+    let (first, second) = (rig.begin(&image), begin(&rig.agent.cri().await?, rig.pull_of(&image)));
     rig.wait_for_callers(2).await?;
     rig.wait_for_active(std::slice::from_ref(&image)).await?;
     first.abort();
@@ -142,7 +146,7 @@ async fn the_last_cancelled_caller_ends_the_pull_unless_one_returns(kind: Kind) 
         gets.len() == 1 && gets[0].outcome == Outcome::Complete,
         "it was not one pull all along: {gets:?}"
     );
-    assert_eq!(rig.asked_of_runtime(&name)?, 1);
+    assert_eq!(rig.runtime_calls(&name)?, 1);
     Ok(())
 }
 
@@ -156,7 +160,7 @@ async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     rig.wait_for_active(&images[..1]).await?;
 
     let short = Duration::from_millis(700);
-    let queued = rig.begin_with(rig.ask(&images[1]).timeout(short));
+    let queued = rig.begin_with(rig.pull_of(&images[1]).timeout(short));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let go = driver.run(&["pull", "--timeout", "700ms", &rig.node.name(&images[2])]).await?.failure()?;
     assert_eq!(go.code, "DeadlineExceeded", "{}", go.text);
@@ -171,7 +175,7 @@ async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     assert_eq!(rig.records().order().len(), 1, "a pull came to the registry whose caller had left");
 
     let _hold = rig.hold(&images[3]);
-    let running = rig.begin_with(rig.ask(&images[3]).timeout(short));
+    let running = rig.begin_with(rig.pull_of(&images[3]).timeout(short));
     let status = failed(running.await?, "its deadline has passed")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     rig.idle().await

@@ -27,7 +27,7 @@ async fn a_request_with_the_option_waits_under_the_limit(kind: Kind) -> Result<(
     let first = rig.begin(&images[0]);
     rig.wait_for_active(&images[..1]).await?;
 
-    let one = rig.begin_with(rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
+    let one = rig.begin_with(rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
     let seen = rig.wait_for_callers(2).await?;
     ensure!((seen.running, seen.queued) == (1, 1), "{seen:?}");
     let driver = Driver::new(&rig.agent.endpoint())?;
@@ -60,7 +60,7 @@ async fn a_request_with_the_option_is_rejected_while_the_limit_stays_reached() -
     let hold = rig.hold(&images[0]);
     let first = rig.begin(&images[0]);
     rig.wait_for_active(&images[..1]).await?;
-    let pull = rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1");
+    let pull = rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1");
     let status = failed(rig.begin_with(pull.clone()).await?, "its limit is reached")?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
@@ -73,7 +73,7 @@ async fn a_wrong_option_is_an_invalid_argument() -> Result<()> {
     let rig = Rig::start(Kind::V2, &patient()).await?;
     let image = &rig.node.push_many("wrong", 1, TINY).await?[0];
     for value in ["", "-1", "x", "1.5", "70000", "99999999999999999999"] {
-        let pull = rig.ask(image).annotation(PULL_OPTION_ANNOTATION, value);
+        let pull = rig.pull_of(image).annotation(PULL_OPTION_ANNOTATION, value);
         let status = failed(rig.begin_with(pull.clone()).await?, "the option is no number")?;
         assert_eq!(status.code(), Code::InvalidArgument, "{value:?}: {status}");
         ensure!(status.message().contains(PULL_OPTION_ANNOTATION), "{value:?}: {status}");
@@ -81,7 +81,7 @@ async fn a_wrong_option_is_an_invalid_argument() -> Result<()> {
     rig.idle().await?;
     assert_eq!(rig.records().count(), 0, "a pull was begun");
     // 0 is no limit.
-    let pull = rig.ask(image).annotation(PULL_OPTION_ANNOTATION, "0");
+    let pull = rig.pull_of(image).annotation(PULL_OPTION_ANNOTATION, "0");
     assert_eq!(rig.begin_with(pull.clone()).await??, rig.node.reference(image));
     Ok(())
 }
@@ -93,7 +93,7 @@ async fn without_the_feature_the_option_is_ignored() -> Result<()> {
     let holds = rig.hold_each(&images);
     let first = rig.begin(&images[0]);
     rig.wait_for_active(&images[..1]).await?;
-    let second = rig.begin_with(rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
+    let second = rig.begin_with(rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
     rig.wait_for_active(&images).await?;
     for hold in holds {
         rig.node.proxy.remove(hold);

@@ -32,7 +32,7 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     rig.wait_for_active(&images[1..2]).await?;
 
     // Every slot is held, and two wait: both kinds of client get their response.
-    assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, rig.node.reference(there));
+    assert_eq!(rig.cri.pull(&rig.pull_of(there).pod("web", "uid-1")).await?, rig.node.reference(there));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let answer = driver.run(&["pull", &rig.node.name(there)]).await?.success()?;
     assert_eq!(answer["imageRef"], rig.node.reference(there));

@@ -21,16 +21,17 @@ async fn case_21_the_third_credential_succeeds_while_the_queue_is_busy(kind: Kin
     let [first, tried, others @ ..] = images.as_slice() else { unreachable!("five were pushed") };
     let hold = rig.hold(first);
     let holds = rig.hold_each(others);
-    let of_pod =
-        |image, name: &str, password: &str| rig.ask(image).credentials(name, password).pod("web", "uid-1");
+    let of_pod = |image, name: &str, password: &str| {
+        rig.pull_of(image).credentials(name, password).pod("web", "uid-1")
+    };
 
-    let going_first = rig.begin_with(rig.ask(first).user(&ALICE));
+    let going_first = rig.begin_with(rig.pull_of(first).user(&ALICE));
     rig.wait_for_active(std::slice::from_ref(first)).await?;
     let mut try_one = rig.begin_with(of_pod(tried, ALICE.name, "wrong"));
     rig.wait_for_callers(2).await?;
     let mut going = Vec::new();
     for (n, image) in (3..).zip(others) {
-        going.push(rig.begin_with(rig.ask(image).user(&ALICE).pod("other", &format!("uid-{n}"))));
+        going.push(rig.begin_with(rig.pull_of(image).user(&ALICE).pod("other", &format!("uid-{n}"))));
         rig.wait_for_callers(n).await?;
     }
 

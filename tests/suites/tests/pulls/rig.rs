@@ -53,13 +53,13 @@ impl Rig {
         self.node.proxy.records()
     }
 
-    pub(crate) fn ask(&self, image: &Image) -> Pull {
+    pub(crate) fn pull_of(&self, image: &Image) -> Pull {
         Pull::new(&self.node.name(image))
     }
 
     /// Begins a pull without credentials.
     pub(crate) fn begin(&self, image: &Image) -> RunningPull {
-        self.begin_with(self.ask(image))
+        self.begin_with(self.pull_of(image))
     }
 
     pub(crate) fn begin_with(&self, pull: Pull) -> RunningPull {
@@ -121,7 +121,7 @@ impl Rig {
     }
 
     /// Number of pulls of this name in the runtime's log.
-    pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
+    pub(crate) fn runtime_calls(&self, name: &str) -> Result<usize> {
         let said = match self.node.runtime.kind() {
             Kind::Crio => format!("Pulling image: {name}\""),
             Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),

@@ -180,15 +180,15 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
     let (kinds, mut secrets) = credentials();
     secrets.extend(IN_MANIFESTS);
     for auth in &kinds[1..] {
-        failed(pull(&rig, &rig.ask(&images[0]), auth).await, "its credentials are not good")?;
+        failed(pull(&rig, &rig.pull_of(&images[0]), auth).await, "its credentials are not good")?;
     }
-    pull(&rig, &rig.ask(&images[0]), &kinds[0]).await?;
+    pull(&rig, &rig.pull_of(&images[0]), &kinds[0]).await?;
     // One that runs, one that waits, and one that waits with invalid credentials.
     let _hold = rig.hold(&images[1]);
-    let running = rig.begin_with(rig.ask(&images[1]).user(&ALICE));
+    let running = rig.begin_with(rig.pull_of(&images[1]).user(&ALICE));
     rig.wait_for_active(&images[1..2]).await?;
-    let waiting = rig.begin_with(rig.ask(&images[2]).user(&ALICE).pod("web", "uid-1"));
-    let wrong = rig.begin_with(rig.ask(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
+    let waiting = rig.begin_with(rig.pull_of(&images[2]).user(&ALICE).pod("web", "uid-1"));
+    let wrong = rig.begin_with(rig.pull_of(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
     rig.wait_for_callers(3).await?;
 
     let mut places = written(&rig.agent)?;

@@ -20,7 +20,7 @@ async fn a_pull_by_v1alpha2_counts() -> Result<()> {
     let first = rig.begin(&images[0]);
     rig.wait_for_active(&images[..1]).await?;
     let channel = Endpoint::from_shared(rig.agent.endpoint())?.connect().await?;
-    let request = rig.ask(&images[1]).request();
+    let request = rig.pull_of(&images[1]).request();
     let second = tokio::spawn(async move {
         let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;

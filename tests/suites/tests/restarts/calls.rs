@@ -26,13 +26,13 @@ async fn call(cri: &Cri, path: &'static str) -> Result<Streaming<VersionResponse
 async fn sent<T, F: Future<Output = Result<T, Status>>>(ask: impl Fn() -> F) -> Result<T, Status> {
     loop {
         match ask().await {
-            Err(status) if was_never_sent(&status) => {}
+            Err(status) if check_not_sent(&status) => {}
             ended => return ended,
         }
     }
 }
 
-fn was_never_sent(status: &Status) -> bool {
+fn check_not_sent(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         // h2's error for a request after GOAWAY.

@@ -1,7 +1,7 @@
 //! Restarts while images are pulled.
 
 use crate::{
-    rig::{RunningPull, Rig, all_succeed, begin},
+    rig::{Rig, RunningPull, all_succeed, begin},
     settings,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -19,7 +19,7 @@ on_both_runtimes!(
 );
 
 /// Checks that no layer of these images was sent twice, in whole or in part.
-fn nothing_was_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
+fn check_nothing_sent_twice(rig: &Rig, images: &[Image]) -> Result<()> {
     for image in images {
         let fetches = rig.records().max_fetches(image);
         ensure!(fetches == 1.0, "{} was sent {fetches} times", image.repo);
@@ -46,13 +46,15 @@ async fn i8_queued_running_and_joined_pulls_survive_a_restart(kind: Kind) -> Res
 
     let mut old = rig.agent.replace().await?;
     // The same limit, for both processes together; callers of queued pulls were handed over.
-    rig.wait_for_pulls("the queue is as before", |pulls| pulls.running == 2 && pulls.queued == 4 && pulls.callers == 4)
-        .await?;
+    rig.wait_for_pulls("the queue is as before", |pulls| {
+        pulls.running == 2 && pulls.queued == 4 && pulls.callers == 4
+    })
+    .await?;
     rig.wait_for_active(&images[..2]).await?;
     // A new caller joins a running pull in the old process, and a queued one in the new process.
     let cri = rig.agent.cri().await?;
     let joined: Vec<RunningPull> =
-        [&images[0], &images[5]].into_iter().map(|image| begin(&cri, rig.ask(image))).collect();
+        [&images[0], &images[5]].into_iter().map(|image| begin(&cri, rig.pull_of(image))).collect();
     rig.wait_for_callers(6).await?;
 
     order_is(&rig, &images[2..]).await?;
@@ -62,7 +64,7 @@ async fn i8_queued_running_and_joined_pulls_survive_a_restart(kind: Kind) -> Res
     all_succeed(going, &images).await?;
     all_succeed(joined, &[images[0].clone(), images[5].clone()]).await?;
     ensure!(rig.records().max_concurrent_repos() <= 2, "the limit was exceeded");
-    nothing_was_sent_twice(&rig, &images)?;
+    check_nothing_sent_twice(&rig, &images)?;
     ensure!(old.wait(PATIENCE).await?.success(), "the old process ends when its calls have");
     rig.idle().await
 }
@@ -87,7 +89,7 @@ async fn i8_twenty_restarts_keep_every_place_in_the_queue(kind: Kind) -> Result<
     }
     all_succeed(going, &images).await?;
     ensure!(rig.records().max_concurrent_repos() <= 2, "the limit was exceeded");
-    nothing_was_sent_twice(&rig, &images)?;
+    check_nothing_sent_twice(&rig, &images)?;
     for mut old in old {
         ensure!(old.wait(PATIENCE).await?.success());
     }
@@ -102,7 +104,7 @@ async fn i8_pulls_of_a_killed_predecessor_continue_in_the_new_agent(kind: Kind) 
     rig.wait_for_active(&images[..1]).await?;
     let mut old = rig.agent.replace().await?;
     let cri = rig.agent.cri().await?;
-    let joined = begin(&cri, rig.ask(&images[0]));
+    let joined = begin(&cri, rig.pull_of(&images[0]));
     rig.wait_for_pulls("somebody joined", |pulls| pulls.callers == 2).await?;
 
     old.kill9()?;
@@ -130,10 +132,14 @@ async fn i8_deadline_and_cancel_reach_the_new_agent() -> Result<()> {
     let times_out = rig.begin_with(Pull::new(&rig.node.name(&images[2])).timeout(patience));
     rig.wait_for_callers(3).await?;
     let _old = rig.agent.replace().await?;
-    rig.wait_for_pulls("both wait in the new process", |pulls| pulls.callers == 2 && pulls.queued == 2).await?;
+    rig.wait_for_pulls("both wait in the new process", |pulls| pulls.callers == 2 && pulls.queued == 2)
+        .await?;
 
     cancels.abort();
-    rig.wait_for_pulls("the one that cancelled left the queue", |pulls| pulls.callers == 1 && pulls.queued == 1).await?;
+    rig.wait_for_pulls("the one that cancelled left the queue", |pulls| {
+        pulls.callers == 1 && pulls.queued == 1
+    })
+    .await?;
     let status = failed(times_out.await?, "its deadline passed")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     rig.wait_for_pulls("nobody waits", |pulls| pulls.callers == 0 && pulls.queued == 0).await?;

@@ -18,7 +18,7 @@ use crate::world::{World as _, eventually_in_sink, run};
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
+fn check_events(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
     let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
     let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();
     ensure!(of_services == services && of_slices == slices, "there are {of_services:?} and {of_slices:?}");
@@ -26,11 +26,11 @@ fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> 
 }
 
 /// Requests of a user for a resource.
-fn asked(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
+fn requests_for(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
     world.shared.cluster.api.audit(|event| event.user == user && event.resource == resource)
 }
 
-fn nothing_but<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
+fn check_only<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
     for (name, object) in &known.objects {
         let meta = object.meta();
         let strange = meta.labels.keys().find(|label| !labels.contains(&label.as_str()));
@@ -59,14 +59,16 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
         world.put(&hidden).await?;
         let sink = Arc::new(Collector::default());
         let _source = world.start(&sink);
-        eventually_in_sink(&sink, "what counts is told", |truth| are(truth, &world, &["a"], &["a-1"]))
-            .await?;
+        eventually_in_sink(&sink, "what counts is told", |truth| {
+            check_events(truth, &world, &["a"], &["a-1"])
+        })
+        .await?;
         // With a watch as with the list.
         world.put(&service(&ns, "late", "None")).await?;
         world.put(&service(&ns, "z", &world.ip(3))).await?;
         world.put(&slice(&ns, "z-1", "z", &["10.0.0.3"])).await?;
         eventually_in_sink(&sink, "and what comes later", |truth| {
-            are(truth, &world, &["a", "z"], &["a-1", "z-1"])
+            check_events(truth, &world, &["a", "z"], &["a-1", "z-1"])
         })
         .await?;
         let truth = sink.truth();
@@ -77,9 +79,9 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
             !truth.slices.ever.contains(&format!("{ns}/h-1")),
             "the slice of a headless Service was told"
         );
-        nothing_but(&truth.services, &[])?;
-        nothing_but(&truth.slices, &["kubernetes.io/service-name"])?;
-        nothing_but(&truth.cidrs, &[])?;
+        check_only(&truth.services, &[])?;
+        check_only(&truth.slices, &["kubernetes.io/service-name"])?;
+        check_only(&truth.cidrs, &[])?;
         let slice = &truth.slices.objects[&format!("{ns}/a-1")];
         ensure!(slice.meta().annotations.len() == 1, "when the change was made is lost: {slice:?}");
         Ok(())
@@ -98,13 +100,15 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         let sink = Arc::new(Collector::default());
         let kubeconfig = world.shared.companion.kubeconfig();
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "what there is is told", |truth| are(truth, &world, &["a", "b"], &["b-1"]))
-            .await?;
+        eventually_in_sink(&sink, "what there is is told", |truth| {
+            check_events(truth, &world, &["a", "b"], &["b-1"])
+        })
+        .await?;
 
         world.own()?.cluster.api.kill9()?;
         eventually_in_sink(&sink, "it is said that the server is away", |truth| {
             COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "(Unreachable)"))?;
-            are(truth, &world, &["a", "b"], &["b-1"])
+            check_events(truth, &world, &["a", "b"], &["b-1"])
         })
         .await?;
         world.own()?.cluster.api.start_again().await?;
@@ -113,7 +117,7 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         eventually_in_sink(&sink, "what changed after the kill is told", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["b", "c"], &["b-1"])
+            check_events(truth, &world, &["b", "c"], &["b-1"])
         })
         .await?;
 
@@ -124,7 +128,7 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         eventually_in_sink(&sink, "what changed after the restart is told", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["b", "c"], &["b-2"])
+            check_events(truth, &world, &["b", "c"], &["b-2"])
         })
         .await
     })
@@ -146,7 +150,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         let (api, _source) = world.start_by(&kubeconfig, &sink);
         eventually_in_sink(&sink, "what there is is told", |truth| {
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["a"], &["a-1"])
+            check_events(truth, &world, &["a"], &["a-1"])
         })
         .await?;
 
@@ -164,13 +168,13 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         world.own()?.cluster.api.kill9()?;
         world.shared.cluster.etcd.compact().await?;
         world.own()?.cluster.api.start_again().await?;
-        are(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
+        check_events(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
         proxy.repair();
         proxy.reset();
         eventually_in_sink(&sink, "what is so now is told", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["b"], &["b-1"])?;
+            check_events(truth, &world, &["b"], &["b-1"])?;
             let slices = truth.slices(&ns)?;
             ensure!(slices["b-1"] == "b: 10.0.0.19", "{slices:?}");
             Ok(())
@@ -207,7 +211,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         let (api, _source) = world.start_by(&kubeconfig, &sink);
         eventually_in_sink(&sink, "all is well", |truth| {
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["a"], &[])
+            check_events(truth, &world, &["a"], &[])
         })
         .await?;
 
@@ -225,7 +229,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
             refused
         })
         .await?;
-        are(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
+        check_events(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
         world.put(&service(&ns, "b", &world.ip(2))).await?;
         world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
 
@@ -233,7 +237,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         eventually_in_sink(&sink, "all is well again", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["a", "b"], &["b-1"])
+            check_events(truth, &world, &["a", "b"], &["b-1"])
         })
         .await
     })
@@ -261,11 +265,11 @@ fn role_node_needs_exactly_the_shipped_rights() -> Result<()> {
         eventually_in_sink(&sink, "all is well", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
-            are(truth, &world, &["a"], &["a-1"])
+            check_events(truth, &world, &["a"], &["a-1"])
         })
         .await?;
         for resource in ["services", "endpointslices", "servicecidrs"] {
-            let asked = asked(&world, identity.user(), resource)?;
+            let asked = requests_for(&world, identity.user(), resource)?;
             let strange = asked.iter().find(|event| !["list", "watch"].contains(&event.verb.as_str()));
             ensure!(strange.is_none(), "{strange:?}");
             ensure!(asked.iter().any(|event| event.verb == "watch"), "{resource} was never watched");

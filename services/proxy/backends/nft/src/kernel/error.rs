@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_where_and_why() {
+    fn an_error_names_change_table_and_reason() {
         let error = KernelError::Refused {
             family: Family::V6,
             index: 3,

@@ -166,7 +166,7 @@ impl Netlink {
     /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
     /// meanwhile, of any table. The mark is ignored: it says nothing about the table, and next to a program that
     /// commits all the time every long dump has it. Counts show whether a dump is complete.
-    fn ask(
+    fn request(
         &mut self,
         what: &str,
         family: NetfilterProtoFamily,
@@ -262,7 +262,7 @@ impl Netlink {
         let mut found = Found::default();
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
         let mut table = parse::FoundTable::default();
-        let asked = self.ask(
+        let asked = self.request(
             "the table",
             protocol(family),
             0,
@@ -289,7 +289,7 @@ impl Netlink {
     fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), RequestError> {
         let chains = &mut found.chains;
         let all = ChainMessage { attributes: Vec::new() };
-        self.ask(
+        self.request(
             "chains",
             protocol(family),
             NLM_F_DUMP,
@@ -306,17 +306,23 @@ impl Netlink {
             },
         )?;
         let ours = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
-        self.ask("rules", protocol(family), NLM_F_DUMP, NfTablesMessage::GetRule(ours), |kind, _, message| {
-            if kind == message::NEW_RULE {
-                let (table, chain, rule) = parse::rule(message)?;
-                if table == TABLE
-                    && let Some(chain) = chains.get_mut(&chain)
-                {
-                    chain.rules.push(rule);
+        self.request(
+            "rules",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetRule(ours),
+            |kind, _, message| {
+                if kind == message::NEW_RULE {
+                    let (table, chain, rule) = parse::rule(message)?;
+                    if table == TABLE
+                        && let Some(chain) = chains.get_mut(&chain)
+                    {
+                        chain.rules.push(rule);
+                    }
                 }
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
     }
 
     /// Reads the properties of sets. Returns the numbers of elements that the kernel reports.
@@ -324,16 +330,22 @@ impl Netlink {
         let sets = &mut found.sets;
         let mut counts = HashMap::new();
         let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
-        self.ask("sets", protocol(family), NLM_F_DUMP, NfTablesMessage::GetSet(ours), |kind, _, message| {
-            if kind == message::NEW_SET {
-                let (table, name, set, count) = parse::set(message)?;
-                if table == TABLE {
-                    counts.extend(SetName::parse(&name).zip(count));
-                    sets.insert(name, set);
+        self.request(
+            "sets",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetSet(ours),
+            |kind, _, message| {
+                if kind == message::NEW_SET {
+                    let (table, name, set, count) = parse::set(message)?;
+                    if table == TABLE {
+                        counts.extend(SetName::parse(&name).zip(count));
+                        sets.insert(name, set);
+                    }
                 }
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         Ok(counts)
     }
 
@@ -393,7 +405,7 @@ impl Netlink {
         };
         let what = format!("elements of {set}");
         let message = NfTablesMessage::GetSetElement(list);
-        self.ask(&what, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+        self.request(&what, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
             if kind == message::NEW_SET_ELEMENT && readable {
                 reader.read(set, message)?;
             }
@@ -497,7 +509,7 @@ impl Netlink {
         const WHAT: &str = "the generation of the rules";
         let mut id = 0;
         let message = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
-        self.ask(WHAT, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
+        self.request(WHAT, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
             if kind == message::NEW_GENERATION {
                 id = parse::generation(message)?;
             }
@@ -514,7 +526,7 @@ impl Netlink {
         self.retry(WHAT, |netlink| {
             let mut tables = Vec::new();
             let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
-            netlink.ask(WHAT, unspec, NLM_F_DUMP, all, |kind, number, message| {
+            netlink.request(WHAT, unspec, NLM_F_DUMP, all, |kind, number, message| {
                 let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
                 if let (message::NEW_TABLE, Some(family)) = (kind, family) {
                     tables.push((family, parse::table(message)?.name));
@@ -531,7 +543,7 @@ impl Netlink {
         let attributes =
             vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
         let message = NfTablesMessage::GetChain(ChainMessage { attributes });
-        match self.ask(WHAT, protocol(family), 0, message, |_, _, _| Ok(())) {
+        match self.request(WHAT, protocol(family), 0, message, |_, _, _| Ok(())) {
             Ok(()) => Ok(true),
             Err(RequestError::Rejected(Errno::ENOENT, _)) => Ok(false),
             Err(error) => Err(error.into_error(WHAT)),

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_begin_again_at_the_end() {
+    fn numbers_wrap_around() {
         let none = Existing::default();
         let mut numbers = Numbers::new(&none);
         assert!(numbers.claim(Number(1)));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn says(world: &World, target: &str) -> (String, String) {
+fn describes(world: &World, target: &str) -> (String, String) {
     let explanation = world.explain(target, "pod");
     (explanation.frontend, explanation.service_port)
 }
@@ -73,10 +73,10 @@ fn addresses_and_ports_are_described() {
             "",
         ),
     ] {
-        assert_eq!(says(&world, target), (says_, service_port.to_owned()), "{target}");
+        assert_eq!(describes(&world, target), (says_, service_port.to_owned()), "{target}");
     }
     let refused = World::new(vec![web(&[])]);
-    let (frontend, _) = says(&refused, NP);
+    let (frontend, _) = describes(&refused, NP);
     assert!(frontend.ends_with("default/web:http: no usable endpoint on any node"), "{frontend}");
 }
 

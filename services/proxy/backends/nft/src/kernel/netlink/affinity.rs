@@ -58,7 +58,7 @@ impl Netlink {
         };
         let mut count = 0;
         let message = NfTablesMessage::GetSetElement(list);
-        self.ask(WHAT, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+        self.request(WHAT, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
             if kind == message::NEW_SET_ELEMENT {
                 for attribute in attributes(message) {
                     if let (ELEMENTS, list) = attribute? {

@@ -19,7 +19,7 @@ impl Netlink {
         let mut flowtables = BTreeMap::new();
         // The dump has flowtables of all tables of the family.
         let all = NfTablesMessage::GetFlowTable(Vec::new());
-        self.ask("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
+        self.request("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
             if kind == message::NEW_FLOWTABLE {
                 let (table, name, flowtable) = parse::flowtable(message)?;
                 if table == TABLE {

@@ -235,7 +235,7 @@ fn case_17_undefined_ports_reject_and_unallocated_addresses_drop() {
 }
 
 #[test]
-fn case_17_a_cluster_ip_of_several_ports_goes_with_the_last() {
+fn case_17_a_cluster_ip_is_deleted_with_its_last_port() {
     let mut service = shop(&[(R1, false, true, false)]);
     service.ports.push(mapping("other", localnetv1::Protocol::Tcp, 443, 0, false));
     let mut scene = scene(&[service.clone()]);
