@@ -163,7 +163,7 @@ async fn measure(
     mark(cluster, "marker-after").await?;
     let seen = side.all_saw("marker-after", nodes).await?;
     let back = cluster.api.audit(|event| event.received > killed)?;
-    let first = back.iter().map(|event| event.received).min().context("nobody asked")?;
+    let first = back.iter().map(|event| event.received).min().context("no client has asked")?;
     let minute = first + SignedDuration::from_secs(60);
     let left = minute.duration_since(Timestamp::now());
     tokio::time::sleep(Duration::try_from(left).unwrap_or_default()).await;

@@ -429,7 +429,7 @@ async fn the_api_proxy_applies_its_rules() -> Result<()> {
     // Nothing behind it: the connection is broken.
     let mut cluster = cluster;
     cluster.api.kill9()?;
-    ensure!(nodes.get("node").await.is_err(), "nobody is there to answer");
+    ensure!(nodes.get("node").await.is_err(), "no process answers");
     cluster.api.start_again().await?;
     nodes.get("node").await?;
     Ok(())
@@ -500,10 +500,10 @@ async fn a_fake_clock_changes_while_a_program_runs() -> Result<()> {
         clock.set(step)?;
         let before = jiff::Timestamp::now().as_second() + step;
         questions.write_all(b"now\n").await?;
-        let told: i64 = answers.next_line().await?.context("no answer")?.parse()?;
+        let output: i64 = answers.next_line().await?.context("no answer")?.parse()?;
         // Fractions of a second are truncated when it is read.
         let after = jiff::Timestamp::now().as_second() + step;
-        ensure!((before - 1..=after + 1).contains(&told), "step {step}: {told}, not {before} to {after}");
+        ensure!((before - 1..=after + 1).contains(&output), "step {step}: {output}, not {before} to {after}");
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ async fn every_image_is_pulled_despite_a_kill_and_nothing_is_left() -> Result<()
     };
     let mut demo = demo.start()?;
 
-    until("the demonstration has said how to kill the agent", || printed().contains("kill -9 ")).await?;
+    until("the demo printed how to kill the agent", || printed().contains("kill -9 ")).await?;
     let first = agent_pid(&run)?;
     until("the runtime is downloading", || ingests(&run) > 0).await?;
     kill9(first)?;

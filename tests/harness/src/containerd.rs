@@ -152,7 +152,7 @@ impl Containerd {
         match self.kind {
             Kind::Debian16 | Kind::V2 => write_registry_config(self.folder()?, name, address),
             Kind::Crio if name == address && name.starts_with("127.0.0.1:") => Ok(()),
-            Kind::Crio => bail!("CRI-O is told of {name} at its start only: name it in Options::mirrors"),
+            Kind::Crio => bail!("CRI-O reads {name} only at its start; add it to Options::mirrors"),
         }
     }
 

@@ -48,7 +48,7 @@ async fn pulls_run_in_parallel_and_are_counted(kind: Kind) -> Result<()> {
         Kind::V2 => "v2.4.2",
         Kind::Crio => "1.34.",
     };
-    ensure!(version.starts_with(expected), "the runtime says that it is {version}");
+    ensure!(version.starts_with(expected), "the runtime reports version {version}");
 
     // All three wait for the last, so they overlap in every run.
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(TINY));

@@ -307,7 +307,7 @@ mod tests {
         let half = get(base, "a", 0, 1, size / 2, Outcome::Aborted);
         let rest = get(base, "a", 2, 3, size / 2 + (1 << 20), Outcome::Complete);
         assert_eq!(violations(std::slice::from_ref(&whole), &[], size).0, 0);
-        assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "it went on where it was");
+        assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "the pull resumed");
         assert_eq!(violations(&[half, whole.clone()], &[], size).0, 1, "it began again");
         let refused = Seen { status: Some(401), ..get(base, "a", 0, 1, 159, Outcome::Complete) };
         assert_eq!(violations(&[refused, whole.clone()], &[], size).0, 0);

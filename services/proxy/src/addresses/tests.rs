@@ -87,7 +87,10 @@ fn address_changes_are_followed() {
                     Command::new("ip").args(["address", change, "192.0.2.99/32", "dev", "lo"]).status();
                 assert!(status.unwrap().success());
                 let seen = receiver.wait_for(|addresses| addresses.as_slice().contains(&added) == there);
-                tokio::time::timeout(Duration::from_secs(60), seen).await.expect("it is heard of").unwrap();
+                tokio::time::timeout(Duration::from_secs(60), seen)
+                    .await
+                    .expect("the change is received")
+                    .unwrap();
                 assert_eq!(LocalAddresses::now().unwrap().of(Family::V4).any(|ip| ip == added), there);
             }
         });
@@ -149,7 +152,7 @@ fn interface_changes_are_followed() {
             let mut wait = async |wanted: &dyn Fn(Option<usize>) -> bool| {
                 let seen = receiver.wait_for(|addresses| wanted(index(addresses)));
                 let seen = tokio::time::timeout(Duration::from_secs(60), seen).await;
-                index(&seen.expect("it is heard of").unwrap())
+                index(&seen.expect("the change is received").unwrap())
             };
             let first = wait(&|index| index.is_some()).await;
             ip("link delete veth7");

@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(statuses(&health, clock.at(70)), (503, 503), "exactly twice the period is late");
         health.queued(Family::V4, clock.at(71).instant);
         health.synced(Family::V4, clock.at(72));
-        assert_eq!(statuses(&health, clock.at(73)), (503, 503), "IPv4 says nothing of IPv6");
+        assert_eq!(statuses(&health, clock.at(73)), (503, 503), "IPv4 does not affect IPv6");
         health.synced(Family::V6, clock.at(74));
         assert_eq!(statuses(&health, clock.at(74)), (200, 200));
         assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "nothing waits");

@@ -131,6 +131,6 @@ fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> io::Result<St
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr).lines().collect::<Vec<_>>().join("; ");
-    Err(io::Error::other(format!("{} failed ({}): {said}", program.display(), output.status)))
+    let message = String::from_utf8_lossy(&output.stderr).lines().collect::<Vec<_>>().join("; ");
+    Err(io::Error::other(format!("{} failed ({}): {message}", program.display(), output.status)))
 }

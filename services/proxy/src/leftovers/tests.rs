@@ -111,9 +111,9 @@ fn p20_virtual_servers_belong_to_kube_proxy_only_with_its_interface() {
     let dev = "Inter-|   Receive\n    lo: 0 0\nkube-ipvs0: 0 0 0\n";
     let seen = IpvsState::of(servers, dev);
     assert_eq!(seen, IpvsState { servers: [2, 1], has_interface: true });
-    let said: Vec<(Family, String)> = seen.describe();
-    assert_eq!(said.len(), 3, "{said:?}");
-    assert!(said[2].0 == Family::V6 && said[2].1.starts_with("1 virtual servers"), "{said:?}");
+    let message: Vec<(Family, String)> = seen.describe();
+    assert_eq!(message.len(), 3, "{message:?}");
+    assert!(message[2].0 == Family::V6 && message[2].1.starts_with("1 virtual servers"), "{message:?}");
     assert!(IpvsState::of(servers, "kube-ipvs01: 0\n").describe().is_empty());
 }
 
@@ -214,7 +214,10 @@ fn p20_unlistable_chains_are_reported() {
 fn unlistable(node: Node) {
     assert!(super::unlistable(&node.places()).is_empty());
     node.file("ip_tables_names", "filter\n");
-    assert!(super::unlistable(&node.places()).is_empty(), "a table filter alone is no kube-proxy's");
+    assert!(
+        super::unlistable(&node.places()).is_empty(),
+        "a table filter alone does not belong to kube-proxy"
+    );
     node.file("ip_tables_names", "nat\nfilter\n");
     assert_eq!(super::unlistable(&node.places()), [(Family::V4, "it has a table nat")]);
     assert!(found(&node.places()).is_empty(), "it may be a table of any program");

@@ -207,17 +207,18 @@ fn serve(
     stop: &CancellationToken,
 ) {
     let prints = PrintSlots::default();
-    let told = stop.clone();
+    let output = stop.clone();
     let grpc =
-        inspect::serve_grpc(debug, view.clone(), prints.clone(), async move { told.cancelled().await });
+        inspect::serve_grpc(debug, view.clone(), prints.clone(), async move { output.cancelled().await });
     tokio::spawn(async move {
         if let Err(error) = grpc.await {
             tracing::error!(%error, "debug socket failed");
         }
     });
     if let Some((listener, hosts)) = http {
-        let told = stop.clone();
-        let page = inspect::serve_http(listener, view, prints, hosts, async move { told.cancelled().await });
+        let output = stop.clone();
+        let page =
+            inspect::serve_http(listener, view, prints, hosts, async move { output.cancelled().await });
         tokio::spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "debug page failed");

@@ -53,7 +53,7 @@ async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
     row("`Watch`, from `reset` to `sync`", "", &rounds(agent, ROUNDS, reset).await?);
     let decoded = || async {
         let mut client = Client::new(options(target)?);
-        let received = client.next().await.context("nobody cancels")?;
+        let received = client.next().await.context("no task cancels it")?;
         let mut endpoints = 0;
         for service in received.services() {
             endpoints += service.decode()?.endpoints.len();

@@ -55,7 +55,7 @@ pub(super) async fn revisions(stage: &Stage) -> Result<()> {
     }
     let nothing = vec![(0.0, 0.0); INTERVALS.len()];
     let agents = start(stage, SERVICES).await?;
-    row("an agent starts beside all that", &nothing, &counts(&agents).await?, None);
+    row("an agent starts during the changes", &nothing, &counts(&agents).await?, None);
     for agent in agents {
         stage.end(agent).await?;
     }

@@ -41,7 +41,7 @@ struct StartTimes {
 
 pub(super) fn head() {
     println!(
-        "| start | services | whole state at a waiting caller | current | processor time | of it on disk | API server |"
+        "| start | services | full state at a waiting caller | current | processor time | of it on disk | API server |"
     );
     println!("|---|---|---|---|---|---|---|");
 }
@@ -58,7 +58,7 @@ pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
         stage.end(agent).await?;
     }
     row("cold", services, &cold);
-    row("warm: the state of before is on disk", services, &warm);
+    row("warm: the previous state is on disk", services, &warm);
     for (what, lists) in [("the lists alone, JSON", json), ("the lists alone, protobuf", protobuf)] {
         let bytes = lists.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default();
         let took: Vec<_> = lists.into_iter().map(|(took, _)| took).collect();

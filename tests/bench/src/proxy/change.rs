@@ -121,8 +121,8 @@ async fn one_by_one(
     {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         for one in &written {
-            let told = seen.get(&one.version).context("the plain watch missed a change")?;
-            row.watched.push(after(one.moved, *told));
+            let output = seen.get(&one.version).context("the plain watch missed a change")?;
+            row.watched.push(after(one.moved, *output));
         }
     }
     row.acknowledged.sort_unstable_by(f64::total_cmp);

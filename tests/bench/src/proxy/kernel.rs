@@ -80,7 +80,7 @@ impl Nft {
             });
             Ok(())
         })?;
-        id.with_context(|| format!("the kernel does not tell the generation of its rules: {end:?}"))
+        id.with_context(|| format!("the kernel did not return its generation: {end:?}"))
     }
 
     /// Number of elements of a set; 0 if there is no such set.

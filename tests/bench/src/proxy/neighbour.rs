@@ -122,7 +122,7 @@ async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
     let element = format!("{{ {} . tcp . {} }}", asked.ip(), asked.port());
     subject.namespace().nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", &element])?;
     let begun = Instant::now();
-    let first = commits.first_after(begun).await?.context("nobody puts the element back")?;
+    let first = commits.first_after(begun).await?.context("the element was not restored")?;
     subject.wait_for_answers(stage).await?;
     Ok(Some(first.duration_since(begun)))
 }
@@ -143,8 +143,8 @@ impl Commits {
         let socket = open(subject.namespace())?;
         // kube-proxy commits with `nft`; beside Keelson it is the bench that does.
         let others: &'static [&str] = if subject.kind == Kind::Keelson { &[NAME, "nft"] } else { &[NAME] };
-        socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("no buffer for what the kernel tells")?;
-        socket.add_membership(GROUP).context("the kernel tells of no commits")?;
+        socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("cannot set the receive buffer")?;
+        socket.add_membership(GROUP).context("cannot subscribe to commits")?;
         socket.set_non_blocking(true)?;
         let (received, stop) = (Arc::<Mutex<ReceivedCommits>>::default(), Arc::<AtomicBool>::default());
         let (noted, stopped) = (received.clone(), stop.clone());
@@ -162,7 +162,7 @@ impl Commits {
     fn with_commits<T>(&self, look: impl FnOnce(&[Instant]) -> T) -> Result<T> {
         let received = lock(&self.received);
         match &received.failed {
-            Some(error) => Err(anyhow!("what the kernel tells of commits is lost: {error}")),
+            Some(error) => Err(anyhow!("commit notifications were lost: {error}")),
             None => Ok(look(&received.at)),
         }
     }

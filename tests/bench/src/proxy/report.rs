@@ -242,7 +242,7 @@ impl Report {
             return;
         }
         println!(
-            "\n| beside a program that commits | its commits a second | changes | after the API server's answer, p50 | p99 | restart with a change, median | a removed element is back after | targets |"
+            "\n| with a program that commits | its commits a second | changes | after the API server's answer, p50 | p99 | restart with a change, median | a removed element is back after | targets |"
         );
         println!("|---|---|---|---|---|---|---|---|");
         for row in &self.neighbour {

@@ -73,7 +73,7 @@ impl Shared {
             since: position.stale_since_unix_ms,
         };
         let wrong = match inner.seen.last() {
-            _ if seen.instance_id == 0 || seen.rev == 0 => Some("it says no position".to_owned()),
+            _ if seen.instance_id == 0 || seen.rev == 0 => Some("the position is missing".to_owned()),
             Some(last) if last.instance_id == seen.instance_id && last.rev > seen.rev => {
                 Some("revisions go back".to_owned())
             }
@@ -242,7 +242,7 @@ impl Follower {
                 let errors = self.errors();
                 let last = &errors[errors.len().saturating_sub(3)..];
                 found.with_context(|| {
-                    format!("{:?} waited {LONG:?} in vain: {what}; its last troubles: {last:?}", self.api)
+                    format!("{:?} timed out after {LONG:?}: {what}; last errors: {last:?}", self.api)
                 })
             }
         }

@@ -124,7 +124,7 @@ impl ControllerManager {
         let port = self.port;
         self.daemon
             .start(|| async move {
-                TcpStream::connect(("127.0.0.1", port)).await.map(drop).context("nobody listens")
+                TcpStream::connect(("127.0.0.1", port)).await.map(drop).context("no process listens")
             })
             .await
     }

@@ -43,14 +43,14 @@ impl Namespace {
         ip(&["netns", "add", &name])?;
         let (jobs, queue) = mpsc::channel::<Job>();
         let file = Path::new(FOLDER).join(&name);
-        let (told, entered) = mpsc::channel();
+        let (shown, entered) = mpsc::channel();
         std::thread::spawn(move || {
             let inside = File::open(&file).map_err(anyhow::Error::from).and_then(|file| {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
             });
             let outside = inside.is_err();
             // Nobody receives the result only if the caller has panicked meanwhile.
-            let _ = told.send(inside);
+            let _ = shown.send(inside);
             if outside {
                 return;
             }
@@ -103,8 +103,8 @@ impl Namespace {
         command.args(["netns", "exec", &self.name]).arg(program).args(args).stdin(Stdio::null());
         let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{} {args:?} in {} failed: {said}", program.display(), self.name);
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!("{} {args:?} in {} failed: {message}", program.display(), self.name);
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

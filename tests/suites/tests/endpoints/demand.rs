@@ -19,11 +19,14 @@ fn watch_requests(stage: &Stage) -> Result<usize> {
 
 /// Waits until it reports that nothing is watched, and no error.
 async fn is_reported_unwatched(stage: &Stage) -> Result<()> {
-    eventually_slow("the agent says that nobody follows", || async {
+    eventually_slow("the agent reports no client", || async {
         let state = stage.state().await?;
         ensure!(state["state"] == "not-watched", "{state}");
-        let told = stage.endpoints_output(&[]).await?;
-        ensure!(told.starts_with("PENDING: Services are not watched: no client has connected yet"), "{told}");
+        let output = stage.endpoints_output(&[]).await?;
+        ensure!(
+            output.starts_with("PENDING: Services are not watched: no client has connected yet"),
+            "{output}"
+        );
         for (name, value) in [("keelson_endpoints_watched", 0.0), ("keelson_endpoints_stale", 0.0)] {
             ensure!(stage.metric(name).await? == value, "{name}");
         }
@@ -45,7 +48,7 @@ fn watches_start_with_the_first_client() -> Result<()> {
         // The heartbeats have reached the API server by then, which is much later than a list would.
         let node = stage.name.clone();
         stage.cluster.admin.await_condition(&node, "KeelsonStateNotDurable", "False").await?;
-        ensure!(watch_requests(&stage)? == before, "it asked for what nobody follows");
+        ensure!(watch_requests(&stage)? == before, "it requested objects without a client");
 
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
@@ -55,7 +58,7 @@ fn watches_start_with_the_first_client() -> Result<()> {
         // A client that disconnects ends nothing.
         drop(followers);
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
-        eventually_slow("a change without a follower is heard", || async {
+        eventually_slow("a change without a client is received", || async {
             let state = stage.state().await?;
             ensure!(state["rev"] == pair.1 + 1 && state["state"] == "synced", "{state}");
             Ok(())

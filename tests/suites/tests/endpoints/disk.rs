@@ -103,7 +103,7 @@ fn on_a_full_disk_states_are_served_as_a_new_instance_until_space_is_freed() -> 
         let after = stage.settled(&followers).await?;
         ensure!(
             after.0 == repaired.0 && after.1 > repaired.1,
-            "it goes on from the disk: {repaired:?} {after:?}"
+            "it continues from the disk: {repaired:?} {after:?}"
         );
         ensure!(stage.state().await?["durable"] == true);
         Ok(())

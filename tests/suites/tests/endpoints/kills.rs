@@ -55,7 +55,7 @@ fn consumers_converge_through_fifty_kills() -> Result<()> {
         let log = stage.agent.log()?;
         for word in ["state store damaged", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the agent's log says {line:?}");
+            ensure!(line.is_none(), "the agent's log contains {line:?}");
         }
         Ok(())
     })

@@ -32,12 +32,12 @@ async fn change_some(stage: &Stage, port_number: u16) -> Result<()> {
 
 /// Waits until a consumer of `Watch` is told that the state is stale, or that it is not.
 async fn wait_for_staleness(follower: &Follower, stale: bool) -> Result<()> {
-    let said = |whole: &FullState| {
+    let message = |whole: &FullState| {
         let position = &whole.position;
         ensure!(position.stale == stale && position.stale_reason.is_empty() != stale, "{position:?}");
         Ok(())
     };
-    follower.until(if stale { "it is stale" } else { "it is current" }, said).await
+    follower.until(if stale { "it is stale" } else { "it is current" }, message).await
 }
 
 /// All states after a consumer's first `from` must have the same revision.
@@ -201,7 +201,7 @@ fn nothing_is_served_before_every_kind_was_listed() -> Result<()> {
             stage.settled(&followers).await?;
             let seen = followers.next.seen();
             if seen.len() != 1 || seen[0].rev != 1 {
-                bail!("the first state is whole at once: {seen:?}");
+                bail!("the first state is complete: {seen:?}");
             }
             stage.agent.kill9()?;
             std::fs::remove_dir_all(stage.agent.state_dir())?;

@@ -124,13 +124,13 @@ fn a_lost_store_starts_a_new_instance() -> Result<()> {
             let after = stage.settled(&followers).await?;
             ensure!(after.1 == 1, "a new instance begins with revision 1: {after:?}");
             let resets = stage.metric("keelson_endpoints_resets_total").await?;
-            ensure!(resets >= 1.0, "Watch is told to forget: {resets} resets");
+            ensure!(resets >= 1.0, "Watch was reset {resets} times");
             stage.wait_until_current().await?;
             pair = after;
         }
         ensure!(
             stage.agent.log()?.contains("state store damaged"),
-            "the damage is said:\n{}",
+            "the damage is reported:\n{}",
             stage.agent.log()?
         );
         // The present state survives again.

@@ -81,7 +81,7 @@ async fn restored(name: &str, heartbeats: bool) -> Result<()> {
     let now = stage.cluster.etcd.revision().await?;
     ensure!(now < lost, "the store is at {now} and was at {lost}: that it was behind was not tested");
     let rollbacks = stage.metric("keelson_kube_store_rollbacks_total").await?;
-    ensure!(rollbacks >= 1.0, "nothing was said of it");
+    ensure!(rollbacks >= 1.0, "it was not reported");
     stage.wait_until_current().await
 }
 

@@ -182,10 +182,10 @@ impl Stage {
 
     /// Waits until everything that the agent reports about service endpoints is current.
     pub(crate) async fn wait_until_current(&self) -> Result<()> {
-        eventually_slow("the agent says that endpoints are current", || async {
+        eventually_slow("the agent reports current endpoints", || async {
             let state = self.state().await?;
             ensure!(state["state"] == "synced", "{state}");
-            ensure!(self.metric("keelson_endpoints_stale").await? == 0.0, "the metric says stale");
+            ensure!(self.metric("keelson_endpoints_stale").await? == 0.0, "the metric reports stale");
             let line = self.readyz().await?;
             ensure!(line.starts_with("[+]"), "{line}");
             Ok(())
@@ -195,17 +195,17 @@ impl Stage {
 
     /// Waits until everything that the agent reports about service endpoints is stale, with this reason.
     pub(crate) async fn wait_until_stale(&self, reason: &str) -> Result<()> {
-        eventually_slow(&format!("the agent says that endpoints are stale: {reason}"), || async {
+        eventually_slow(&format!("the agent reports stale endpoints: {reason}"), || async {
             let state = self.state().await?;
-            let said = state["reason"].as_str().unwrap_or_default();
-            ensure!(state["state"] == "stale" && said.contains(reason), "{state}");
+            let message = state["reason"].as_str().unwrap_or_default();
+            ensure!(state["state"] == "stale" && message.contains(reason), "{state}");
             ensure!(state["since_unix_ms"].as_i64().is_some_and(|since| since > 0), "since when? {state}");
             ensure!(
                 self.endpoints_output(&[]).await?.starts_with("STALE"),
                 "{}",
                 self.endpoints_output(&[]).await?
             );
-            ensure!(self.metric("keelson_endpoints_stale").await? == 1.0, "the metric says current");
+            ensure!(self.metric("keelson_endpoints_stale").await? == 1.0, "the metric reports current");
             let line = self.readyz().await?;
             ensure!(line.starts_with("[-]") && line.contains(reason), "{line}");
             Ok(())

@@ -53,10 +53,10 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         };
         followers.watch.until("it is stale for lack of rights", stale).await?;
         stage.wait_until_stale("403").await?;
-        let said = stage.cluster.admin.await_condition(&node, condition, "True").await?;
-        ensure!(said.reason.as_deref() == Some("SourceRefused"), "{said:?}");
+        let reported = stage.cluster.admin.await_condition(&node, condition, "True").await?;
+        ensure!(reported.reason.as_deref() == Some("SourceRefused"), "{reported:?}");
         // E6: the text of an error is not written to the Node.
-        ensure!(said.message.as_deref().is_some_and(|message| !message.contains("403")), "{said:?}");
+        ensure!(reported.message.as_deref().is_some_and(|message| !message.contains("403")), "{reported:?}");
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         // A new client gets the known state, marked as stale.
         let newcomers = stage.followers()?;

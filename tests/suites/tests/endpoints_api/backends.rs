@@ -30,16 +30,19 @@ async fn reported(reporter: &mut Reporter, backend: Backend) -> Result<()> {
 async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
     let stage = Stage::started().await?;
     let instance_id = stage.wait_for_rev(1).await?;
-    ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "nobody has reported");
+    ensure!(
+        stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty),
+        "no backend has reported"
+    );
     let mut reporter = Reporter::new(stage.target().parse()?);
     reported(&mut reporter, synced(instance_id, 1)).await?;
-    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
     let who = format!("nft (pid {}, 9.9.9), synced, revision 1, last sync ", std::process::id());
     ensure_contains(
-        &told.out,
+        &output.out,
         &[&format!("\nBackend:  {who}"), "1 service port; unix:///run/elsewhere/proxy.sock, http://"],
     )?;
-    ensure!(told.out.starts_with("State:    synced\n"), "nothing is wrong: {}", told.out);
+    ensure!(output.out.starts_with("State:    synced\n"), "nothing is wrong: {}", output.out);
 
     // It falls behind, and reports a failure; a second one connects to the other listener.
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
@@ -56,11 +59,11 @@ async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
     ensure!(nft["behind"] == 1 && nft["state"] == "failing" && nft["reason"] == "no such set", "{nft}");
     ensure!(nft["silent"] == false && nft["seen_unix_ms"].as_i64() > Some(1_700_000_000_000), "{nft}");
     ensure!(other["behind"] == 2 && other["rev"] == 7, "revisions of another instance do not count: {other}");
-    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
     let wrong = format!("backend nft (pid {}) is failing: no such set\n\nState: ", std::process::id());
-    ensure!(told.out.starts_with(&wrong), "{}", told.out);
+    ensure!(output.out.starts_with(&wrong), "{}", output.out);
     ensure_contains(
-        &told.out,
+        &output.out,
         &["failing: no such set, revision 1, 1 behind", "revision 7 of another instance"],
     )?;
     let page = stage.agent.json("/debug/endpoints?max=0").await?;
@@ -94,7 +97,7 @@ async fn a_restarted_agent_receives_backend_reports_again() -> Result<()> {
     reported(&mut reporter, synced(instance_id, 1)).await?;
     ensure!(stage.agent.terminate().await?.success());
     let away = reporter.report(synced(instance_id, 1)).await;
-    ensure!(away.is_err(), "nobody is there, and yet: {away:?}");
+    ensure!(away.is_err(), "no backend runs, but: {away:?}");
     // Reports do not need the delta API.
     stage.agent.set("feature_gates.EndpointDeltas", false)?;
     stage.agent.start_live().await?;

@@ -128,7 +128,7 @@ impl Places {
 }
 
 fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
-    ensure!(revision_in(services) == Some(rev), "revision {rev} tells of {:?}", revision_in(services));
+    ensure!(revision_in(services) == Some(rev), "revision {rev} contains {:?}", revision_in(services));
     let before = place.swap(rev, Ordering::Relaxed);
     ensure!(before < rev, "{rev} after {before}");
     Ok(())
@@ -223,13 +223,13 @@ async fn five_hundred_watchers_get_the_latest_state() -> Result<()> {
     let began = Instant::now();
     ensure!(stage.agent.terminate().await?.success(), "the agent ended badly");
     eprintln!("with {} watchers the agent ended after {:?}", 2 * EACH, began.elapsed());
-    let mut told = 0;
+    let mut output = 0;
     while let Some(ended) = calls.join_next().await {
-        let error = ended?.err().context("a call ended well")?.to_string();
-        told += usize::from(error.contains("the agent is stopping"));
+        let error = ended?.err().context("a call succeeded")?.to_string();
+        output += usize::from(error.contains("the agent is stopping"));
     }
-    eprintln!("{told} of {} were told that it stops", 2 * EACH);
-    ensure!(told > 0, "nobody was told that the agent stops");
+    eprintln!("{output} of {} got the status that it stops", 2 * EACH);
+    ensure!(output > 0, "no client got the status that the agent stops");
     Ok(())
 }
 

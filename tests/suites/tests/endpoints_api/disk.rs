@@ -44,6 +44,6 @@ async fn p6_services_change_while_the_state_disk_hangs_and_are_durable_when_it_a
     followers.check_invariants()?;
     stage.agent.kill9()?;
     stage.agent.start_live().await?;
-    ensure!(stage.wait_for_rev(rev).await? == instance, "a restart goes on from what was seen");
+    ensure!(stage.wait_for_rev(rev).await? == instance, "a restart continues at the last revision");
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::fs;
 
 /// Waits until the agent reports a stale state with a reason that contains these words.
 async fn stale(stage: &Stage, words: &[&str]) -> Result<()> {
-    eventually_slow("the agent says that endpoints are stale", || async {
+    eventually_slow("the agent reports stale endpoints", || async {
         let state = stage.state().await?;
         ensure!(state["state"] == "stale", "{state}");
         ensure_contains(state["reason"].as_str().unwrap_or_default(), words)?;
@@ -29,7 +29,7 @@ async fn a_broken_manifest_is_reported_and_its_last_valid_version_stays() -> Res
         .manifests
         .write("web.json", "{\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"metadata\": oops}")?;
     stage.manifests.write("new.yaml", "apiVersion: v1\nkind: Service\nmetadata:\n  name: [\n")?;
-    eventually_slow("both faults are told", || async {
+    eventually_slow("both faults are reported", || async {
         let state = stage.state().await?;
         let faults = state["faults"].as_array().context("no faults")?;
         ensure!(faults.len() == 2 && state["rev"] == 1, "{state}");
@@ -42,9 +42,9 @@ async fn a_broken_manifest_is_reported_and_its_last_valid_version_stays() -> Res
         Ok(())
     })
     .await?;
-    let told = stage.endpoints(&[]).await?.success()?.out;
+    let output = stage.endpoints(&[]).await?.success()?.out;
     ensure_contains(
-        &told,
+        &output,
         &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"],
     )?;
     let log = stage.agent.log()?;
@@ -86,9 +86,9 @@ async fn e20_a_missing_folder_makes_the_state_stale_at_the_same_revision() -> Re
         })
         .await?;
     followers.check_invariants()?;
-    let told = stage.watch(&["--once"]).await?.success()?;
-    ensure_contains(&told.out, &["ns/web"])?;
-    ensure_contains(&told.err, &["this state is stale since ", &place])?;
+    let output = stage.watch(&["--once"]).await?.success()?;
+    ensure_contains(&output.out, &["ns/web"])?;
+    ensure_contains(&output.err, &["this state is stale since ", &place])?;
 
     // A restart and a kill change nothing: the state on disk is served, and is stale.
     for kill in [false, true] {

@@ -39,8 +39,8 @@ async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_use_next() -
     let state = stage.state().await?;
     let watchers = state["watchers"].as_array().context("no watchers")?;
     ensure!(watchers.iter().all(|watcher| watcher["api"] == "Next"), "{watchers:?}");
-    let told = stage.watch(&["--once"]).await?.success()?;
-    ensure_contains(&told.out, &["ns/web"])?;
+    let output = stage.watch(&["--once"]).await?.success()?;
+    ensure_contains(&output.out, &["ns/web"])?;
     Ok(())
 }
 
@@ -50,16 +50,16 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
     ensure!(!stage.socket().exists(), "there is a socket");
     ensure!(
         keelson_harness::util::http_get(&stage.tcp.replace("tcp", "http")).await.is_err(),
-        "somebody listens"
+        "a process listens"
     );
-    let told = stage.endpoints(&[]).await?;
-    ensure_contains(&told.out, &["Service endpoints are disabled", reason])?;
-    ensure!(told.code == Some(0), "{told:?}");
+    let output = stage.endpoints(&[]).await?;
+    ensure_contains(&output.out, &["Service endpoints are disabled", reason])?;
+    ensure!(output.code == Some(0), "{output:?}");
     ensure!(stage.state().await?["state"] == "disabled" && stage.state().await?["reason"] == reason);
     for args in [&["explain", "ns/web"][..], &["watchers"]] {
-        let told = stage.endpoints(args).await?;
-        eprintln!("{args:?}: {told:?}");
-        ensure_contains(&format!("{}{}", told.out, told.err), &[reason])?;
+        let output = stage.endpoints(args).await?;
+        eprintln!("{args:?}: {output:?}");
+        ensure_contains(&format!("{}{}", output.out, output.err), &[reason])?;
     }
     // A client is told that there is no such API, and keeps retrying.
     let mut child = Command::new(stage.agent.program())
@@ -70,7 +70,7 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
         .kill_on_drop(true)
         .spawn()?;
     let mut lines = BufReader::new(child.stderr.take().context("it has one")?).lines();
-    let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it says nothing")?;
+    let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it prints nothing")?;
     ensure_contains(&line, &["the socket does not exist", "endpoints.listen"])?;
     ensure!(interrupt(child).await? == Some(1));
     Ok(())
@@ -110,9 +110,9 @@ async fn the_command_line_sets_several_listen_addresses() -> Result<()> {
     ensure!(listen[2].starts_with("tcp://127.0.0.1:") && !listen[2].ends_with(":0"), "{listen:?}");
     ensure!(!stage.socket().exists(), "the socket of the settings file is served too");
     for target in listen {
-        let told = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
-        ensure_contains(&told.out, &["ns/web"])?;
-        ensure_contains(&told.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
+        let output = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
+        ensure_contains(&output.out, &["ns/web"])?;
+        ensure_contains(&output.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
     }
     ensure!(stage.agent.terminate().await?.success());
     for socket in &sockets {

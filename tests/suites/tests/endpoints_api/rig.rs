@@ -109,8 +109,8 @@ impl Stage {
 
     /// State of service endpoints, in JSON.
     pub(crate) async fn state(&self) -> Result<Value> {
-        let told = self.endpoints(&["-o", "json"]).await?.success()?;
-        serde_json::from_str(&told.out).with_context(|| format!("no JSON: {}", told.out))
+        let output = self.endpoints(&["-o", "json"]).await?.success()?;
+        serde_json::from_str(&output.out).with_context(|| format!("no JSON: {}", output.out))
     }
 
     /// Waits until the agent is healthy and at this revision, and returns its instance.

@@ -136,13 +136,13 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
     let third = all_at(&mut clients, instance_id, 3).await?;
     ensure!(third[0].services == vec![gateway_as_seen()], "{:#?}", third[0]);
     // An agent that stops tells the clients it can reach within its time limit.
-    let mut told = 0;
+    let mut output = 0;
     for client in &mut clients {
         let errors = client.errors();
         ensure!(errors.iter().all(|(code, _)| code == "UNAVAILABLE"), "{}: {errors:?}", client.name);
-        told += usize::from(errors.first().is_some_and(|(_, details)| details == "the agent is stopping"));
+        output += usize::from(errors.first().is_some_and(|(_, details)| details == "the agent is stopping"));
     }
-    ensure!(told > 0, "nobody was told that the agent stops");
+    ensure!(output > 0, "no client got the status that the agent stops");
 
     // All changes while the agent is dead are one state after its start.
     stage.agent.kill9()?;

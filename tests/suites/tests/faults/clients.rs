@@ -83,7 +83,7 @@ async fn half_open_calls_hold_no_slot() -> Result<()> {
     until("the slot is taken", || !node.proxy.records().active_repos().is_empty()).await?;
     drop(cri);
     call.abort();
-    until("the pull of nobody is stopped", || node.proxy.records().active_repos().is_empty()).await?;
+    until("the pull without callers is stopped", || node.proxy.records().active_repos().is_empty()).await?;
     idle(&agent).await?;
     node.proxy.remove(hold);
 

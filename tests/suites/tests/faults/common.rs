@@ -66,7 +66,7 @@ pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
 
 pub(crate) async fn pid_behind(socket: &Path) -> Result<i32> {
     let stream = tokio::net::UnixStream::connect(socket).await?;
-    stream.peer_cred()?.pid().context("the kernel tells no pid of the peer")
+    stream.peer_cred()?.pid().context("the kernel returns no pid of the peer")
 }
 
 /// A value of `/metrics`; `name` includes all labels.
@@ -95,9 +95,9 @@ pub(crate) async fn idle(agent: &Agent) -> Result<()> {
 
 /// Waits until the log contains this text after the first `from` bytes.
 pub(crate) async fn logged(agent: &Agent, from: usize, text: &str) -> Result<()> {
-    eventually(PATIENCE, &format!("the log says {text:?}"), || async {
+    eventually(PATIENCE, &format!("the log contains {text:?}"), || async {
         let log = agent.log()?;
-        ensure!(log.get(from..).unwrap_or_default().contains(text), "it says:\n{log}");
+        ensure!(log.get(from..).unwrap_or_default().contains(text), "the log is:\n{log}");
         Ok(())
     })
     .await

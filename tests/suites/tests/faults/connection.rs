@@ -31,7 +31,7 @@ async fn silent(kind: Kind) -> Result<()> {
     until("the layer is asked for", || !node.proxy.records().active_repos().is_empty()).await?;
     tokio::time::sleep(SILENCE).await;
 
-    ensure!(!call.is_finished(), "the pull goes on");
+    ensure!(!call.is_finished(), "the pull continues");
     ensure!(node.proxy.records().active_repos().len() == 1, "the runtime still waits for the layer");
     ensure!(cri.image_status(&name).await?.is_none(), "the same connection still serves");
     node.proxy.remove(hold);

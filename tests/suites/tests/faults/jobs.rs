@@ -179,8 +179,8 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
         .await?;
     let before = manager.waiting();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let told = manager.waiting();
-    ensure!(told.is_empty(), "fed all the same: {told:?}, before: {before:?}");
+    let output = manager.waiting();
+    ensure!(output.is_empty(), "fed anyway: {output:?}, before: {before:?}");
     drop(stopped);
     manager.wait_for_notification("WATCHDOG=1").await?;
     agent.cri().await?.version().await?;

@@ -204,7 +204,7 @@ impl Show {
         ensure!(ended.is_none(), "the agent ended by itself with {ended:?}");
         self.agent.kill9()?;
         self.running = false;
-        until("the runtime has stopped what nobody waits for", || self.no_requests_in_flight()).await?;
+        until("the runtime has stopped pulls without callers", || self.no_requests_in_flight()).await?;
         self.end_of_life()
     }
 
@@ -296,7 +296,7 @@ impl Show {
                     let ((_, end), (from, _)) = (span(&pair[0]), span(&pair[1]));
                     ensure!(
                         from + LOST >= end,
-                        "{} was at {end} and went on at {from}: {gets:#?}",
+                        "{} was at {end} and resumed at {from}: {gets:#?}",
                         image.repo
                     );
                 }
@@ -338,7 +338,7 @@ impl Show {
         ensure!(early > 0 && early == all, "a state with pulls was lost: {log}");
         for word in ["damage", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the agent's log says {line:?}");
+            ensure!(line.is_none(), "the agent's log contains {line:?}");
         }
         Ok(())
     }

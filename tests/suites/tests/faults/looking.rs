@@ -30,21 +30,29 @@ async fn the_group_of_the_socket_has_read_access_only() -> Result<()> {
     // The folder of the build may be closed to other users.
     let program = node.scratch.path().join("keelson");
     std::fs::copy(agent.program(), &program)?;
-    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     for look in [&["pulls"][..], &["actors"], &["limit"], &["state"]] {
         let output = as_looker(&program, &agent, look).await?;
-        ensure!(output.status.success(), "keelson {look:?}: {}", said(&output));
+        ensure!(output.status.success(), "keelson {look:?}: {}", message(&output));
     }
     let change = ["limit", "7"];
     let refused = as_looker(&program, &agent, &change).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
+    ensure!(
+        !refused.status.success() && message(&refused).contains("read access only"),
+        "{}",
+        message(&refused)
+    );
     let condition = ["node", "set-condition", "X", "True", "--reason", "R"];
     let refused = as_looker(&program, &agent, &condition).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
+    ensure!(
+        !refused.status.success() && message(&refused).contains("read access only"),
+        "{}",
+        message(&refused)
+    );
     drop(agent);
 
     let agent = node.agent(&Settings::limit(3).set("debug.control_users", LOOKER)).await?;
     let output = as_looker(&program, &agent, &change).await?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", message(&output));
     Ok(())
 }

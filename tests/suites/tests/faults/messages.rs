@@ -54,7 +54,7 @@ async fn call(socket: &Path, path: &'static str) -> Result<Status> {
     let codec = tonic_codec();
     let path = PathAndQuery::from_static(path);
     let answer = grpc.unary(Request::new(ListImagesRequest::default()), path, codec).await;
-    failed(answer.map(tonic::Response::into_inner), "nobody has this method")
+    failed(answer.map(tonic::Response::into_inner), "no server has this method")
 }
 
 fn tonic_codec() -> tonic_prost::ProstCodec<ListImagesRequest, ListImagesResponse> {

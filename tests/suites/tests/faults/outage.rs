@@ -128,7 +128,7 @@ async fn a_hanging_runtime_is_detected_and_the_agent_continues() -> Result<()> {
     request.set_timeout(Duration::from_secs(1));
     let status = failed(cri.images().image_status(request).await, "the runtime hangs")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
-    eventually(PATIENCE, "/readyz says so", || async {
+    eventually(PATIENCE, "/readyz reports it", || async {
         let ready = agent.http_get("/readyz").await?;
         ensure!(!ready.status.is_success() && ready.text().contains("containerd.sock"), "{}", ready.text());
         Ok(())

@@ -119,7 +119,7 @@ async fn a_hanging_registry_holds_a_slot_only_until_the_stall_timeout(kind: Kind
     cri.pull_image(&names[1]).await?;
     let gets = node.proxy.records().gets(&images[1].layers[0].digest);
     let from = gets.last().and_then(|get| get.range_start).context("the last GET has no Range")?;
-    ensure!(from >= 2 * MIB, "it went on at {from}: {gets:?}");
+    ensure!(from >= 2 * MIB, "it resumed at {from}: {gets:?}");
     cri.pull_image(&names[0]).await?;
     idle(&agent).await
 }

@@ -72,8 +72,8 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     let second = node.proxy.rule_times(Match::layers(), Fault::Hang, 1);
     node.proxy.remove(hold);
     agent.start_again().await?;
-    until("the agent goes on by itself", || !node.proxy.records().active_repos().is_empty()).await?;
-    ensure!(agent_leases(&node.runtime).await? == before, "it goes on in the lease of before");
+    until("the agent continues by itself", || !node.proxy.records().active_repos().is_empty()).await?;
+    ensure!(agent_leases(&node.runtime).await? == before, "it continues with the same lease");
     let again = start_pull(&agent.cri().await?, Pull::new(&name));
     crate::common::metric_is(&agent, "keelson_image_pull_callers", 1.0).await?;
     node.proxy.remove(second);

@@ -138,7 +138,7 @@ async fn on_a_full_disk_pulls_continue_and_it_is_reported_until_space_is_freed()
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     agent.cri().await?.pull_image(&node.name(&images[1])).await?;
     agent.kill9()
 }

@@ -135,7 +135,7 @@ async fn i4_a_newer_schema_is_moved_aside_unchanged() -> Result<()> {
         digests.into_iter().map(of).collect::<Vec<_>>()
     };
     let after = names(crate::state::digests(&aside)?, &aside);
-    ensure!(after == names(before, &state.join("state")), "every file is as it was");
+    ensure!(after == names(before, &state.join("state")), "every file is unchanged");
     ensure!(agent.log()?.contains("moved aside"), "{}", agent.log()?);
     agent.kill9()
 }
@@ -172,7 +172,7 @@ async fn i6_a_hanging_disk_stops_nothing_and_the_journal_is_complete_afterwards(
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     serves(&agent, &images[3]).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
@@ -210,7 +210,7 @@ async fn i6_an_agent_stops_in_time_while_its_disk_hangs_and_loses_nothing() -> R
             tokio::time::sleep(Duration::from_secs(1)).await;
             agent.sigterm()?;
             for call in calls {
-                ensure!(call.await?.is_err(), "its caller is told to come again");
+                ensure!(call.await?.is_err(), "its caller is told to retry");
             }
             eventually(PATIENCE, "the agent has ended what it can", || async {
                 let log = agent.log()?;
@@ -230,7 +230,7 @@ async fn i6_an_agent_stops_in_time_while_its_disk_hangs_and_loses_nothing() -> R
     }
     ensure!(agent.end().await?.success());
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     eventually(PATIENCE, "both go on without a caller", || async {
         let pulls = agent.pulls_json().await?;
         ensure!(pulls["running"] == 1 && pulls["queued"] == 1 && pulls["callers"] == 0, "{pulls}");

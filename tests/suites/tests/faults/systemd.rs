@@ -51,8 +51,8 @@ impl Manager {
                 seen.push(text);
             }
         };
-        let told = tokio::time::timeout(PATIENCE, wait).await;
-        told.unwrap_or_else(|_| Err(anyhow!("waited {PATIENCE:?} for {line}; these came: {seen:?}")))
+        let shown = tokio::time::timeout(PATIENCE, wait).await;
+        shown.unwrap_or_else(|_| Err(anyhow!("waited {PATIENCE:?} for {line}; these came: {seen:?}")))
     }
 }
 
@@ -178,7 +178,7 @@ async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<(
             calls.push(tokio::spawn(async move { cri.version().await }));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        ensure!(calls.iter().all(|call| !call.is_finished()), "nobody is there to answer");
+        ensure!(calls.iter().all(|call| !call.is_finished()), "no process answers");
         running = sockets.start(&agent, "cri:debug", &log)?;
         for call in calls {
             call.await?.with_context(|| format!("a call from before start {round}"))?;
@@ -313,8 +313,8 @@ async fn the_installed_settings_limit_pulls() -> Result<()> {
         ensure!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
         Ok(String::from_utf8(run.stdout)?)
     };
-    let said = check(&installed)?;
-    ensure!(!said.contains("warning"), "{said}");
+    let message = check(&installed)?;
+    ensure!(!message.contains("warning"), "{message}");
     let defaults = check(&packaging.join("../config/keelson.toml"))?;
     ensure!(defaults.contains("warning: pulls.max_parallel_image_pulls: no limit"), "{defaults}");
     Ok(())
@@ -350,7 +350,7 @@ fn the_unit_of_the_proxy_is_hardened_and_agrees_with_the_defaults() -> Result<()
     for key in ["Requires", "BindsTo", "Requisite", "ExecStopPost", "ExecStop"] {
         ensure!(
             values(&proxy, key).is_empty(),
-            "it goes on without the agent, and its rules without it: {key}"
+            "it continues without the agent, and its rules without it: {key}"
         );
     }
     // A separate user with one capability, and with access to what it needs.
@@ -410,8 +410,8 @@ fn systemd_analyze_accepts_the_units() -> Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success() && !said.contains("keelson"), "{name}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success() && !message.contains("keelson"), "{name}: {message}");
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     sleep_seconds(4).await;
     let text = rig.readyz().await?.text();
     for part in ["lease", "node-status", "node-watch", "pod-watch"] {
-        ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is said to be well:\n{text}");
+        ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is reported as healthy:\n{text}");
     }
     let took = started.elapsed().as_secs_f64();
     let asked = (proxy.seen(|_| true).len() - before) as f64;
@@ -133,6 +133,6 @@ fn a_slow_server_gets_one_renewal_at_a_time() -> Result<()> {
             ensure!(pair[1].started >= ended, "two renewals under way at once: {pair:#?}");
         }
         proxy.clear_rules();
-        eventually_slow("all is well", || rig.wait_until_healthy()).await
+        eventually_slow("everything is healthy", || rig.wait_until_healthy()).await
     })
 }

@@ -162,13 +162,13 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         let key = fs::read_to_string(stage.file())?;
         let key: Vec<_> =
             key.split("PRIVATE KEY-----").nth(1).context("a key")?.lines().map(str::to_owned).collect();
-        let said = [
+        let message = [
             stage.agent.log()?,
             stage.agent.http_get("/metrics").await?.text(),
             stage.agent.http_get("/debug/node").await?.text(),
         ];
         for line in key.iter().filter(|line| line.len() > 40) {
-            ensure!(!said.iter().any(|text| text.contains(line.as_str())), "a key was told");
+            ensure!(!message.iter().any(|text| text.contains(line.as_str())), "a key was shown");
         }
 
         // Credentials of this kind reach no other node either.
@@ -194,13 +194,15 @@ fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
         let name = "patient";
         let mut stage = Stage::new(name).await?;
         stage.agent.start_live().await?;
-        let request = eventually_slow("there is one request, and it is said that it waits", || async {
+        let request = eventually_slow("there is one request, reported as pending", || async {
             let requests = stage.requests().await?;
             let [request] = requests.as_slice() else { anyhow::bail!("{} requests", requests.len()) };
             let request = request.metadata.name.clone().context("a name")?;
             let ready = stage.agent.http_get("/readyz?verbose").await?.text();
-            let line =
-                ready.lines().find(|line| line.starts_with("[-]credentials failed")).context("not said")?;
+            let line = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials failed"))
+                .context("not reported")?;
             ensure!(line.contains(&request) && line.contains("kubectl certificate approve"), "{line}");
             Ok(request)
         })
@@ -223,7 +225,7 @@ fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
         let requests: Api<CertificateSigningRequest> = Api::all(stage.cluster.admin.client());
         let patched = requests.patch_approval(&request, &PatchParams::default(), &Patch::Merge(denied)).await;
         patched.context("cannot deny the request")?;
-        eventually_slow("another request is made, and it is said why", || async {
+        eventually_slow("another request is made, with its reason", || async {
             ensure!(stage.requests().await?.len() == 2, "there is no other");
             let log = stage.agent.log()?;
             ensure!(log.contains("it was denied: NotYet: ask again"), "it is not in the log");

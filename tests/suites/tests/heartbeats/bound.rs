@@ -321,12 +321,12 @@ fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
         set_mode(&file, 0o644)?;
         rig.agent.start_again().await?;
         let advice = format!("run: chmod 600 {}", file.display());
-        eventually_slow("the mode is said", || async {
+        eventually_slow("the file mode is reported", || async {
             let ready = rig.readyz().await?;
             ensure!(ready.status.is_success(), "not ready: {}", ready.text());
             let ready = ready.text();
             let line =
-                ready.lines().find(|line| line.starts_with("[+]credentials ok: ")).context("not said")?;
+                ready.lines().find(|line| line.starts_with("[+]credentials ok: ")).context("not reported")?;
             ensure!(line.contains("(mode 0644)") && line.contains(&advice), "{line}");
             let node = rig.agent.output(&["node"]).await?;
             ensure!(node.contains("warning: the token file") && node.contains(&advice), "{node}");
@@ -335,7 +335,7 @@ fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
         })
         .await?;
         set_mode(&file, 0o600)?;
-        eventually_slow("nothing is said any more", || async {
+        eventually_slow("nothing is reported any more", || async {
             let ready = rig.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
@@ -344,8 +344,10 @@ fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
         set_mode(&file, 0o666)?;
         eventually_slow("the file is refused", || async {
             let ready = rig.readyz().await?.text();
-            let line =
-                ready.lines().find(|line| line.starts_with("[-]credentials failed")).context("not said")?;
+            let line = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials failed"))
+                .context("not reported")?;
             ensure!(line.contains("writable by every user (mode 0666)"), "{line}");
             Ok(())
         })
@@ -382,14 +384,14 @@ fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
         })
         .await?;
         let token = fs::read_to_string(rig.identity.credential_file())?;
-        let said = [
+        let reported = [
             rig.agent.log()?,
             rig.readyz().await?.text(),
             rig.agent.output(&["node", "-o", "json"]).await?,
             rig.agent.http_get("/metrics").await?.text(),
         ];
         for part in token.trim().split('.') {
-            ensure!(!said.iter().any(|text| text.contains(part)), "a part of the token was told");
+            ensure!(!reported.iter().any(|text| text.contains(part)), "a part of the token was shown");
         }
 
         let mut rig = Rig::new(cluster, "certificate-end", Role::Node, quick()).await?;

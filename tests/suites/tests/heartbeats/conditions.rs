@@ -27,8 +27,8 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let before = rig.status_writes(cluster)?.len();
 
     let set = ["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--message", "all well"];
-    let told = rig.agent.output(&set).await?;
-    ensure!(told.contains("is set to False"), "{told}");
+    let shown = rig.agent.output(&set).await?;
+    ensure!(shown.contains("is set to False"), "{shown}");
     let found = cluster.admin.await_condition(name, KIND, "False").await?;
     assert_eq!(found.reason.as_deref(), Some("NoDeadlock"));
     assert_eq!(found.message.as_deref(), Some("all well"));
@@ -36,8 +36,8 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
     // A repeat changes nothing.
     for _ in 0..3 {
-        let told = rig.agent.output(&set).await?;
-        ensure!(told.contains("is unchanged: it is False"), "{told}");
+        let shown = rig.agent.output(&set).await?;
+        ensure!(shown.contains("is unchanged: it is False"), "{shown}");
     }
     sleep_seconds(3).await;
     assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
@@ -48,12 +48,12 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     rig.agent.start_again().await?;
     let flipped = cluster.admin.await_condition(name, KIND, "True").await?;
     ensure!(flipped.last_transition_time >= found.last_transition_time, "{flipped:?}");
-    let told = rig.agent.output(&["node"]).await?;
-    let line = told.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
-    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{told}");
+    let shown = rig.agent.output(&["node"]).await?;
+    let line = shown.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
+    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{shown}");
 
-    let told = rig.agent.output(&["node", "clear-condition", KIND]).await?;
-    ensure!(told.contains("is cleared"), "{told}");
+    let shown = rig.agent.output(&["node", "clear-condition", KIND]).await?;
+    ensure!(shown.contains("is cleared"), "{shown}");
     eventually_slow("the condition is gone", || async {
         ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
         Ok(())

@@ -218,7 +218,7 @@ fn e3_role_node_continues_if_configured_and_reports_it() -> Result<()> {
                 "not shown"
             );
             let before = rig.renewals(cluster)?;
-            eventually_slow("it goes on", || async {
+            eventually_slow("it continues", || async {
                 ensure!(rig.renewals(cluster)? >= before + 2, "it does not renew");
                 Ok(())
             })
@@ -249,9 +249,9 @@ fn e22_two_reporters_of_one_condition_do_not_alternate() -> Result<()> {
         cluster.admin.await_condition(name, kind, "False").await?;
         let looks = async {
             assert_eq!(contested(cluster, name, "True").await?, "ConditionsWrittenByAnother");
-            let told = rig.agent.output(&["node"]).await?;
-            let line = told.lines().find(|line| line.starts_with(kind)).context("not shown")?;
-            ensure!(line.contains("reporter, CONTESTED"), "{told}");
+            let shown = rig.agent.output(&["node"]).await?;
+            let line = shown.lines().find(|line| line.starts_with(kind)).context("not shown")?;
+            ensure!(line.contains("reporter, CONTESTED"), "{shown}");
             assert_eq!(rig.metric("keelson_node_conditions_contested").await?, 1.0);
             // With a write in every pass it would be 20 more.
             let before = rig.status_writes(cluster)?.len();

@@ -58,8 +58,10 @@ fn an_invalid_token_file_leaves_the_last_valid_token_in_use() -> Result<()> {
         let named = file.display().to_string();
         eventually_slow("the file is named", || async {
             let ready = rig.readyz().await?.text();
-            let wrong =
-                ready.lines().find(|line| line.starts_with("[-]credentials")).context("all is well")?;
+            let wrong = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials"))
+                .context("everything is healthy")?;
             ensure!(wrong.contains(&named), "{ready}");
             let node = rig.agent.output(&["node"]).await?;
             ensure!(node.contains(&named), "{node}");
@@ -70,13 +72,13 @@ fn an_invalid_token_file_leaves_the_last_valid_token_in_use() -> Result<()> {
         rig.wait_for_renewals(cluster, 3).await?;
         ensure!(rig.renewals(cluster)? >= renewals + 3, "renewals have ended");
         // No part of it is in any output.
-        let said = format!(
+        let message = format!(
             "{}{}{}",
             rig.agent.log()?,
             rig.readyz().await?.text(),
             rig.agent.output(&["node"]).await?
         );
-        ensure!(!said.contains(token.trim()), "the token was told");
+        ensure!(!message.contains(token.trim()), "the token was shown");
         fs::write(&file, &token)?;
         rig.wait_until_healthy().await
     })

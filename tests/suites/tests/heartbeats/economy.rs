@@ -111,9 +111,9 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
 
         let ready = rig.readyz().await?.success()?.text();
         ensure!(!ready.contains("lease"), "{ready}");
-        let told = rig.agent.output(&["node", "--check"]).await?;
-        ensure!(told.contains("Lease:    disabled: node.companion_lease is false"), "{told}");
-        ensure!(told.contains("next report on a change"), "{told}");
+        let shown = rig.agent.output(&["node", "--check"]).await?;
+        ensure!(shown.contains("Lease:    disabled: node.companion_lease is false"), "{shown}");
+        ensure!(shown.contains("next report on a change"), "{shown}");
         let metrics = rig.agent.http_get("/metrics").await?.success()?.text();
         ensure!(!metrics.contains("keelson_lease_"), "{metrics}");
         ensure!(!metrics.contains("status_last_report_age"), "{metrics}");
@@ -150,8 +150,9 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     rig.settled(cluster).await?;
     // A fresh node has sent its changes in its first seconds.
     sleep_seconds(2).await;
-    let told = rig.agent.output(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
-    ensure!(told.contains("is set to"), "{told}");
+    let shown =
+        rig.agent.output(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
+    ensure!(shown.contains("is set to"), "{shown}");
     eventually_slow("the condition is reported", || async {
         cluster.admin.condition(&rig.name, "Survives").await?.map(drop).context("not there")
     })
@@ -184,7 +185,10 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let writes = rig.status_writes(cluster)?;
     assert_eq!(writes.len(), reports, "{:#?}", &writes[reports..]);
     let after = cluster.admin.node(&rig.name).await?.context("no Node")?;
-    assert_eq!(node.metadata.resource_version, after.metadata.resource_version, "somebody wrote the Node");
+    assert_eq!(
+        node.metadata.resource_version, after.metadata.resource_version,
+        "another client wrote the Node"
+    );
 
     let all = rig.lease_requests(cluster)?;
     let written: Vec<_> = all.iter().filter(|event| event.is_write()).cloned().collect();
@@ -202,8 +206,8 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         usize::from(role == Role::Node),
         "a Node is registered once, and nothing else written"
     );
-    let told = rig.node_json().await?;
-    ensure!(told.to_string().contains("Survives"), "{told}");
+    let shown = rig.node_json().await?;
+    ensure!(shown.to_string().contains("Survives"), "{shown}");
     Ok(())
 }
 
@@ -236,8 +240,8 @@ fn a_companion_does_not_write_a_node_of_a_kubelet() -> Result<()> {
         let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
         assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
-        let told = rig.node_json().await?;
-        assert_eq!((&told["state"], &told["role"]), (&json!("healthy"), &json!("companion")), "{told}");
+        let shown = rig.node_json().await?;
+        assert_eq!((&shown["state"], &shown["role"]), (&json!("healthy"), &json!("companion")), "{shown}");
         Ok(())
     })
 }

@@ -81,8 +81,8 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let first = cluster.admin.await_condition(name, KIND, "False").await?;
     ensure!(first.reason.as_deref() == Some("EndpointsSynced"), "{first:?}");
     reported(cluster, &rig, "First").await?;
-    let told = condition_history(&versions.changes()?);
-    ensure!(statuses(&told) == ["False EndpointsSynced"], "a first start said {told:#?}");
+    let answer = condition_history(&versions.changes()?);
+    ensure!(statuses(&answer) == ["False EndpointsSynced"], "the first start reported {answer:#?}");
     drop(versions);
 
     for way in ["Killed", "Terminated"] {
@@ -94,21 +94,21 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         let started = Instant::now();
         rig.agent.start_again().await?;
         reported(cluster, &rig, way).await?;
-        for (at, said) in condition_history(&versions.changes()?) {
+        for (at, printed) in condition_history(&versions.changes()?) {
             // A machine so slow that the grace period expired gets the condition.
-            let late = said.status == "True" && at.duration_since(started) >= ONSET;
-            ensure!(late || said.status == "False", "{way} and started again, it said {said:?}");
-            let same = said.last_transition_time == first.last_transition_time;
-            ensure!(late || same, "a transition without one, {way}: {said:?} after {first:?}");
+            let late = printed.status == "True" && at.duration_since(started) >= ONSET;
+            ensure!(late || printed.status == "False", "{way} and started again, it reported {printed:?}");
+            let same = printed.last_transition_time == first.last_transition_time;
+            ensure!(late || same, "a transition without one, {way}: {printed:?} after {first:?}");
         }
     }
 
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
     let lost = lose_and_restore_rights(cluster, &rig, role, || line.reset()).await?;
     ensure!(lost.last_transition_time >= first.last_transition_time, "{first:?}, then {lost:?}");
-    let told = condition_history(&versions.changes()?);
+    let answer = condition_history(&versions.changes()?);
     let turns = ["False EndpointsSynced", "True SourceRefused", "False EndpointsSynced"];
-    ensure!(statuses(&told) == turns, "a right that was lost for a while: {told:#?}");
+    ensure!(statuses(&answer) == turns, "a right that was lost for a while: {answer:#?}");
     Ok(())
 }
 
@@ -128,7 +128,7 @@ async fn lose_and_restore_rights(
     .await?;
     // A running watch is not authorized again; the next one is.
     reset();
-    let lost = eventually_slow("the condition says what is wrong", || async {
+    let lost = eventually_slow("the condition has the reason", || async {
         let found = cluster.admin.condition(&rig.name, KIND).await?.context("it is gone")?;
         let message = found.message.clone().unwrap_or_default();
         ensure!(found.status == "True" && found.reason.as_deref() == Some("SourceRefused"), "{found:?}");
@@ -137,7 +137,7 @@ async fn lose_and_restore_rights(
         Ok(found)
     })
     .await?;
-    let shown = eventually_slow("what is still allowed is well", || async {
+    let shown = eventually_slow("allowed resources are healthy", || async {
         let shown = rig.agent.json("/debug/endpoints").await?;
         let sources = shown["sources"].as_array().context("no sources")?;
         for source in sources {
@@ -153,8 +153,8 @@ async fn lose_and_restore_rights(
     ensure!(wrong.len() == 1 && wrong[0].starts_with("[-]endpoints") && wrong[0].contains("403"), "{ready}");
     // Heartbeats are not affected.
     rig.wait_for_renewals(cluster, 2).await?;
-    let told = rig.agent.output(&["node", "--check"]).await?;
-    ensure!(told.starts_with("State:    healthy\n"), "{told}");
+    let answer = rig.agent.output(&["node", "--check"]).await?;
+    ensure!(answer.starts_with("State:    healthy\n"), "{answer}");
 
     cluster.admin.apply(&manifest).await?;
     let back = cluster.admin.await_condition(&rig.name, KIND, "False").await?;
@@ -188,10 +188,11 @@ fn condition_history(versions: &[Change<Node>]) -> Vec<(Instant, NodeCondition)>
 }
 
 /// Status and reason in order, without repeats.
-fn statuses(said: &[(Instant, NodeCondition)]) -> Vec<String> {
-    let word =
-        |said: &NodeCondition| format!("{} {}", said.status, said.reason.as_deref().unwrap_or_default());
-    let mut words: Vec<_> = said.iter().map(|(_, said)| word(said)).collect();
+fn statuses(printed: &[(Instant, NodeCondition)]) -> Vec<String> {
+    let word = |printed: &NodeCondition| {
+        format!("{} {}", printed.status, printed.reason.as_deref().unwrap_or_default())
+    };
+    let mut words: Vec<_> = printed.iter().map(|(_, printed)| word(printed)).collect();
     words.dedup();
     words
 }
@@ -250,7 +251,7 @@ async fn check_disabled(cluster: &Cluster, name: &str, role: Role) -> Result<()>
         let of_endpoints = ["services", "endpointslices", "servicecidrs"];
         let wrong: Vec<_> =
             asked[begun..].iter().filter(|event| of_endpoints.contains(&event.resource.as_str())).collect();
-        ensure!(wrong.is_empty(), "it asked for what nobody wants: {wrong:#?}");
+        ensure!(wrong.is_empty(), "it requested unused objects: {wrong:#?}");
     }
     Ok(())
 }

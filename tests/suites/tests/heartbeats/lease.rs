@@ -51,8 +51,8 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         assert_eq!(spec.holder_identity.as_deref(), Some("case-22"));
         assert_eq!(spec.lease_duration_seconds, Some(40));
         assert_eq!(spec.lease_transitions.unwrap_or(0), 0);
-        let told = rig.agent.output(&["node"]).await?;
-        ensure!(told.contains("keelson-case-22, renewed "), "{told}");
+        let shown = rig.agent.output(&["node"]).await?;
+        ensure!(shown.contains("keelson-case-22, renewed "), "{shown}");
         Ok(())
     })
 }

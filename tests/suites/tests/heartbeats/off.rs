@@ -19,8 +19,8 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
         assert_eq!(actor["status"], "disabled", "{actor}");
         ensure!(actor["summary"].as_str().is_some_and(|text| text.contains(reason)), "{actor}");
     }
-    let told = agent.keelson(&["node", "--check"]).await?.success()?.out;
-    ensure!(told.starts_with("State:    disabled") && told.contains(reason), "{told}");
+    let shown = agent.keelson(&["node", "--check"]).await?.success()?.out;
+    ensure!(shown.starts_with("State:    disabled") && shown.contains(reason), "{shown}");
     let output = agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
     ensure!(!output.is_success() && output.err.contains(reason), "{output:?}");
     let metrics = agent.http_get("/metrics").await?.success()?.text();

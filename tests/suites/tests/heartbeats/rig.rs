@@ -228,9 +228,9 @@ impl Rig {
     /// Waits until `/readyz`, `keelson node` and `keelson actors` all report that heartbeats fail, each with `reason`
     /// and since when, and no other check fails.
     pub(crate) async fn wait_until_failing(&self, reason: &str) -> Result<()> {
-        eventually_slow(&format!("the agent says {reason:?}"), || async {
+        eventually_slow(&format!("the agent reports {reason:?}"), || async {
             let ready = self.readyz().await?;
-            ensure!(!ready.status.is_success(), "it says that it is ready");
+            ensure!(!ready.status.is_success(), "it reports ready");
             let text = ready.text();
             let wrong: Vec<_> = text.lines().filter(|line| line.starts_with("[-]")).collect();
             ensure!(wrong.iter().any(|line| line.contains(reason) && line.contains("(for ")), "{text}");
@@ -240,7 +240,7 @@ impl Rig {
             let node = self.agent.output(&["node"]).await?;
             let state = node.lines().next().unwrap_or_default();
             ensure!(state.starts_with("State:    failing for ") && node.contains(reason), "{node}");
-            ensure!(!self.agent.keelson(&["node", "--check"]).await?.is_success(), "--check finds it well");
+            ensure!(!self.agent.keelson(&["node", "--check"]).await?.is_success(), "--check reports healthy");
             let actors = self.agent.output(&["actors"]).await?;
             ensure!(actors.contains(reason), "{actors}");
             Ok(())
@@ -250,7 +250,7 @@ impl Rig {
 
     /// Waits until no error is reported any more.
     pub(crate) async fn wait_until_healthy(&self) -> Result<()> {
-        eventually_slow("the agent says that all is well", || async {
+        eventually_slow("the agent is healthy", || async {
             let ready = self.readyz().await?;
             ensure!(ready.status.is_success(), "{}", ready.text());
             let node = self.agent.output(&["node", "--check"]).await?;

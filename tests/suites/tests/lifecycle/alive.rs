@@ -163,7 +163,7 @@ fn always_ready(versions: &[Change<Node>]) -> Result<()> {
     for version in versions {
         let node = version.object.as_ref().context("the Node was deleted")?;
         let ready = condition(node, "Ready").context("the Node has no condition Ready")?;
-        ensure!(ready.status == "True", "the controller or the agent said {ready:?}");
+        ensure!(ready.status == "True", "the controller or the agent reported {ready:?}");
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
         ensure!(taints.is_none_or(Vec::is_empty), "the controller tainted the node: {taints:?}");
     }

@@ -94,14 +94,14 @@ async fn check_refused_in_namespace(stage: &Stage, name: &str, image: &Image) ->
     for (namespace, secret) in [("bare", None), ("locked", Some("registry"))] {
         stage.make_pod_in(namespace, name, image, secret).await?;
     }
-    let said = stage.pull_failed("bare", name).await?;
-    ensure!(said.contains("authentication required") || said.contains("unauthorized"), "{said}");
+    let message = stage.pull_failed("bare", name).await?;
+    ensure!(message.contains("authentication required") || message.contains("unauthorized"), "{message}");
     // A kubelet that may not read the Secret yet, because the API server has not noticed the pod, pulls without it
     // first.
     eventually(2 * PATIENCE, "the policy of the namespace is applied", || async {
-        let said = stage.pull_failed("locked", name).await?;
+        let message = stage.pull_failed("locked", name).await?;
         // The kubelet recognizes CRI-O's error by its first word.
-        ensure!(said.contains("SignatureValidationFailed"), "{said}");
+        ensure!(message.contains("SignatureValidationFailed"), "{message}");
         Ok(())
     })
     .await
@@ -115,8 +115,8 @@ fn case_16_an_unreachable_registry_is_the_reason_of_its_pod() -> Result<()> {
         let image = format!("127.0.0.1:{}/none:v1", free_port()?);
         let made = pod(&stage.pod("away"), &stage.name, &image);
         stage.shared.cluster.admin.apply(&made.to_string()).await?;
-        let said = stage.pull_failed("default", "away").await?;
-        ensure!(said.contains("RegistryUnavailable"), "the kubelet says {said}");
+        let message = stage.pull_failed("default", "away").await?;
+        ensure!(message.contains("RegistryUnavailable"), "the kubelet reports {message}");
         stage.delete(&["away"]).await
     })
 }

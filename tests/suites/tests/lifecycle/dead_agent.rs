@@ -47,8 +47,8 @@ fn a_node_whose_agent_proxies_only_images_stays_ready_without_it() -> Result<()>
         }
         let image = images.push(&crate::stage::program("during", &[])?).await?;
         images.make_pod("during", &image).await?;
-        let said = images.pull_failed("default", "during").await?;
-        eprintln!("without its agent, the kubelet says {said}");
+        let message = images.pull_failed("default", "during").await?;
+        eprintln!("without its agent, the kubelet reports {message}");
         let after = images.container("default", "before").await?;
         ensure!(
             after.container_id == before.container_id,

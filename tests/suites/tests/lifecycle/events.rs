@@ -101,7 +101,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
                 let message = event.message.as_deref().unwrap_or_default();
                 let expected =
                     format!("waiting for an image pull slot: 1 of 1 in use, 0 ahead (image {image})");
-                ensure!(message == expected, "it says {message}");
+                ensure!(message == expected, "its message is {message}");
                 let object = &event.involved_object;
                 ensure!(object.kind.as_deref() == Some("Pod") && object.name.as_deref() == Some("web"));
                 ensure!(event.source.as_ref().and_then(|by| by.host.as_deref()) == Some("events"));

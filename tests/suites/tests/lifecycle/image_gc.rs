@@ -125,7 +125,7 @@ impl SmallStage {
     /// Waits until about as many bytes are free as `expected`. Garbage collections of containerd may be a minute apart:
     /// it spends a fiftieth of its time on them, and one on a slow disk takes long.
     async fn settled_at(&self, expected: u64) -> Result<u64> {
-        eventually(3 * PATIENCE, "what nobody holds is free", || async {
+        eventually(3 * PATIENCE, "unreferenced content is freed", || async {
             let free = self.settled().await?;
             ensure!(free.abs_diff(expected) <= SLACK, "{free} bytes are free, not about {expected}");
             Ok(free)
@@ -226,7 +226,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
 
     // The thresholds apply: below them the kubelet removes the image, and that is enough.
     let filler = small.fill(free, UNDER_PRESSURE)?;
-    eventually(2 * PATIENCE, "the kubelet removes what nobody uses", || async {
+    eventually(2 * PATIENCE, "the kubelet removes unused images", || async {
         ensure!(!small.has(&spare).await?, "it is there");
         for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
             ensure!(small.events(reason).await? > 0, "the kubelet does not say {reason}");
@@ -271,8 +271,8 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
 
     let large = small.stage.push(&program("large", &[48 * MIB, 96 * MIB])?).await?;
     small.stage.make_pod("large", &large).await?;
-    let said = small.stage.pull_failed("default", "large").await?;
-    ensure!(said.contains("no space left on device"), "the kubelet says {said}");
+    let message = small.stage.pull_failed("default", "large").await?;
+    ensure!(message.contains("no space left on device"), "the kubelet reports {message}");
     eventually(PATIENCE, "its bytes are free again", || async {
         let now = small.disk.available()?;
         ensure!(now + SLACK >= before, "{now} bytes are free, {before} were before");

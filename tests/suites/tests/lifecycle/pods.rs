@@ -103,13 +103,13 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
             }
         })
         .await
-        .with_context(|| format!("the kubelet says {}", kubelet.log().unwrap_or_default()))?;
+        .with_context(|| format!("the kubelet reports {}", kubelet.log().unwrap_or_default()))?;
         eprintln!("its pod was gone after {:.1} s", deleted.elapsed().as_secs_f64());
-        ensure!(counts(&agent).await? == (1, 0), "the first pull has not gone on");
-        let said = agent.log()?;
+        ensure!(counts(&agent).await? == (1, 0), "the first pull has not continued");
+        let reported = agent.log()?;
         ensure!(
             node.proxy.records().active_repos().contains("one"),
-            "the first pull has not gone on: {said}"
+            "the first pull has not continued: {reported}"
         );
         ensure!(!node.proxy.records().order().iter().any(|repo| repo == "two"), "the second one was begun");
 

@@ -125,9 +125,9 @@ impl Site {
             })
             .map(|event| format!("{:?}: {:?}", event.involved_object.name, event.message));
         let log = self.kubelet.log()?;
-        let said =
+        let reported =
             log.lines().filter(|line| line.contains("ErrImagePull") || line.contains("ImagePullBackOff"));
-        Ok(failed.chain(said.map(str::to_owned)).collect())
+        Ok(failed.chain(reported.map(str::to_owned)).collect())
     }
 }
 

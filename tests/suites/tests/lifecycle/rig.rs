@@ -118,7 +118,7 @@ pub(crate) async fn heartbeats(agent: &Agent) -> Result<Value> {
 }
 
 pub(crate) async fn wait_until_healthy(agent: &Agent) -> Result<()> {
-    eventually(PATIENCE, "the heartbeats are well", || async {
+    eventually(PATIENCE, "the heartbeats are healthy", || async {
         let shown = heartbeats(agent).await?;
         ensure!(shown["state"] == "healthy", "they are {shown}");
         Ok(())

@@ -139,7 +139,7 @@ async fn is_missed(
         Ok(())
     })
     .await?;
-    eventually(PATIENCE, &format!("the agent says that it lacks {right:?}"), || async {
+    eventually(PATIENCE, &format!("the agent reports that it lacks {right:?}"), || async {
         match right.is_of_endpoints() {
             true => wait_for_endpoints_failure(&agent, &right.resource).await,
             false => wait_for_failing_heartbeats(&agent).await,
@@ -157,9 +157,9 @@ async fn is_missed(
 async fn wait_for_failing_heartbeats(agent: &Agent) -> Result<()> {
     let shown = heartbeats(agent).await?;
     let reason = shown["reason"].as_str().unwrap_or_default();
-    ensure!(shown["state"] == "failing" && reason.contains("403"), "it says {shown}");
+    ensure!(shown["state"] == "failing" && reason.contains("403"), "it reports {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
-    ensure!(ready.text().contains("403"), "/readyz says {}", ready.text());
+    ensure!(ready.text().contains("403"), "/readyz returns {}", ready.text());
     Ok(())
 }
 
@@ -170,19 +170,22 @@ async fn wait_for_endpoints_failure(agent: &Agent, resource: &str) -> Result<()>
     for source in sources {
         let reason = source["reason"].as_str().unwrap_or_default();
         let (refused, is_it) = (reason.contains("403"), source["resource"] == resource);
-        ensure!(refused == is_it && (source["health"] == "failing") == is_it, "{resource}: it says {shown}");
+        ensure!(
+            refused == is_it && (source["health"] == "failing") == is_it,
+            "{resource}: it reports {shown}"
+        );
     }
     // P19: no endpoint depends on them.
     if resource == "servicecidrs" {
-        ensure!(shown["state"] == "synced", "it says {shown}");
+        ensure!(shown["state"] == "synced", "it reports {shown}");
         return Ok(());
     }
     // No list was complete yet, so there is nothing to serve.
-    ensure!(shown["state"] == "pending", "it says {shown}");
+    ensure!(shown["state"] == "pending", "it reports {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
     let text = ready.text();
     let line = text.lines().find(|line| line.starts_with("[-]endpoints")).unwrap_or_default();
-    ensure!(line.contains(resource) && line.contains("403"), "/readyz says {text}");
+    ensure!(line.contains(resource) && line.contains("403"), "/readyz returns {text}");
     Ok(())
 }
 

@@ -24,10 +24,10 @@ async fn a_dead_runtime(kind: Kind, name: &str) -> Result<()> {
     let unready = cluster.admin.await_condition(name, "Ready", "False").await?;
     eprintln!("{kind:?}: not ready {:.2} s after the death of the runtime", dead.elapsed().as_secs_f64());
     ensure!(unready.reason.as_deref() == Some("KubeletNotReady"), "{unready:?}");
-    let message = unready.message.clone().context("a condition says why")?;
+    let message = unready.message.clone().context("a condition has the reason")?;
     ensure!(message.contains("container runtime"), "{message}");
     ensure!(unready.last_transition_time >= ready.last_transition_time, "{ready:?}, then {unready:?}");
-    eprintln!("{kind:?}: it says {message:?}");
+    eprintln!("{kind:?}: its message is {message:?}");
     // A node with a dead runtime is still alive: its Lease is renewed, and the agent's reports arrive.
     wait_until_healthy(&agent).await?;
 

@@ -152,7 +152,7 @@ impl Stage {
         let log = self.kubelet.log().unwrap_or_default();
         let words = ["evict", "image", "Image", "sandbox"];
         let lines: Vec<_> = log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect();
-        format!("the kubelet says {}", lines[lines.len().saturating_sub(30)..].join("\n"))
+        format!("the kubelet reports {}", lines[lines.len().saturating_sub(30)..].join("\n"))
     }
 
     async fn status(&self, namespace: &str, name: &str) -> Result<PodStatus> {

@@ -196,7 +196,7 @@ async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
         format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
     };
     ensure!(desk.eval(&red("ill")).await? == true, "the one that fails is not red");
-    ensure!(desk.eval(&red("nft")).await? == false, "the one that is well is red");
+    ensure!(desk.eval(&red("nft")).await? == false, "the healthy one is red");
     let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
     ensure!(desk.eval(no_link).await? == true, "there is a link to nowhere");
     ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");

@@ -149,7 +149,7 @@ impl Want {
         if let Self::Answers { by, .. } = self {
             ensure!(
                 tally.by_endpoint().len() == by.len(),
-                "not everybody answered: {tally}; wanted was {self:?}"
+                "not every endpoint answered: {tally}; wanted was {self:?}"
             );
         }
         Ok(())

@@ -57,7 +57,7 @@ fn check_answer(
 
 /// Waits until both families answer with these values.
 async fn eventually_is(case: &Case, port: u16, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
-    let what = format!("port {port} says {endpoints} endpoints, healthy {healthy}");
+    let what = format!("port {port} reports {endpoints} endpoints, healthy {healthy}");
     case.eventually(&what, || async {
         for family in Family::ALL {
             let answer = ask(case, family, port, "/").await?;
@@ -136,7 +136,7 @@ async fn own_health(case: &Case, path: &str) -> Result<(u16, Value)> {
 
 async fn eventually_own(case: &Case, path: &str, status: u16) -> Result<Value> {
     let json = tokio::sync::Mutex::new(Value::Null);
-    let what = format!("{path} says {status}");
+    let what = format!("{path} returns {status}");
     let asked = case.eventually(&what, || async {
         let (got, body) = own_health(case, path).await?;
         ensure!(got == status, "{got}: {body}");

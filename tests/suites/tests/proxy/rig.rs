@@ -223,7 +223,7 @@ impl Case {
         let (prefix, version, name) = match kind {
             Kind::Service => ("services/specs", "v1", "Service"),
             Kind::Slice => ("endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
-            other => anyhow::bail!("nobody puts a {other:?} past the API server"),
+            other => anyhow::bail!("a {other:?} is never written past the API server"),
         };
         let mut object = object.clone();
         object["apiVersion"] = json!(version);

@@ -36,9 +36,9 @@ async fn wait_for_state(
     check: impl Fn(&Value, Option<i32>) -> Result<()>,
 ) -> Result<Value> {
     eventually_slow(what, || async {
-        let told = stage.state_command().await?;
-        let state: Value = serde_json::from_str(&told.out).with_context(|| format!("{told:?}"))?;
-        check(&state, told.code).with_context(|| told.out)?;
+        let output = stage.state_command().await?;
+        let state: Value = serde_json::from_str(&output.out).with_context(|| format!("{output:?}"))?;
+        check(&state, output.code).with_context(|| output.out)?;
         Ok(state)
     })
     .await
@@ -87,7 +87,7 @@ async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
     services[1].write(&stage.manifests)?;
     stage.agent.start_live().await?;
     stage.wait_for_exact_services(&services).await?;
-    wait_for_state(&stage, "all is well", check_healthy).await?;
+    wait_for_state(&stage, "everything is healthy", check_healthy).await?;
     traffic.finish().await.map(drop)
 }
 
@@ -127,7 +127,7 @@ async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     gone.delete(&stage.manifests)?;
     stage.agent.start_live().await?;
     stage.wait_for_exact_services(&services).await?;
-    wait_for_state(&stage, "all is well", check_healthy).await.map(drop)?;
+    wait_for_state(&stage, "everything is healthy", check_healthy).await.map(drop)?;
     // Clients of the deleted Service get no response.
     drop(traffic);
     Traffic::start(&world, &services)?.finish().await.map(drop)
@@ -192,7 +192,7 @@ async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
     ] {
         fs::remove_file(&socket)?;
         let (server, asked) = nonsense(&socket, text)?;
-        until("the proxy has heard it, and comes again", || asked.load(Ordering::Relaxed) >= 2).await?;
+        until("the proxy got the answer and retries", || asked.load(Ordering::Relaxed) >= 2).await?;
         wait_for_state(&stage, "it has no agent", without_agent).await?;
         traffic.wait_for_answers().await?;
         server.abort();
@@ -241,9 +241,9 @@ async fn an_unusable_debug_socket_is_reported_before_any_change() -> Result<()> 
     stage
         .proxy
         .configure(&stage.options.clone().set("proxy.listen", format!("unix://{}", in_a_file.display())))?;
-    let told = stage.proxy_command(&["--backend", "nft"]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
-    ensure_contains(&told.err, &[&in_a_file.display().to_string()])?;
+    let output = stage.proxy_command(&["--backend", "nft"]).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure_contains(&output.err, &[&in_a_file.display().to_string()])?;
     ensure!(kernel::generation(world.node())? == generation, "nothing is done");
     let answered = world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");

@@ -203,7 +203,7 @@ async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) 
     while !stop.load(Ordering::Relaxed) {
         // The moment between the end of the old flow and the first packet of the new one loses a response.
         if let Outcome::Answered { by, .. } = flow.ask(Duration::from_secs(2)).await? {
-            ensure!(moving.pool.contains(&by), "{by} answers, which is somebody else's");
+            ensure!(moving.pool.contains(&by), "{by} answers, which belongs to another Service");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -299,7 +299,7 @@ async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
         counter(&stage, "operations").await? > 10 * of_v4,
         "the first sync made chains, sets and elements"
     );
-    ensure!(counter(&stage, "repaired").await? == 0, "nobody has changed anything");
+    ensure!(counter(&stage, "repaired").await? == 0, "no program has changed anything");
     for (command, expected) in [
         (&["flush", "map", "ip", "keelson", "cluster-ip-ports"][..], of_v4),
         (&["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"], 1),

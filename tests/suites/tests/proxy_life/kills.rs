@@ -104,7 +104,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     for (log, who) in [(stage.proxy.log()?, "proxy"), (stage.agent.log()?, "agent")] {
         for word in ["panic", "damaged"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the {who}'s log says {line:?}");
+            ensure!(line.is_none(), "the {who}'s log contains {line:?}");
         }
     }
     Ok(())

@@ -102,9 +102,9 @@ async fn the_printed_ruleset_equals_the_kernels() -> Result<()> {
     let fresh = Namespace::new("fresh")?;
     let config = stage.proxy.config().display().to_string();
     let args = ["proxy", "--config", &config, "--print"];
-    let told = run_inside(&fresh, &keelson, &args).await?.success()?;
+    let output = run_inside(&fresh, &keelson, &args).await?.success()?;
     let file = stage.scratch.path().join("fresh.nft");
-    fs::write(&file, &told.out)?;
+    fs::write(&file, &output.out)?;
     fresh.nft(&["-f", &file.display().to_string()])?;
     for family in Family::ALL {
         kernel::is(&fresh, family, &meaning(&services, family))?;

@@ -69,10 +69,10 @@ async fn case_57_restarts_change_nothing_and_break_no_connection() -> Result<()>
     let generation = kernel::generation(world.node())?;
     for round in 0..6 {
         match round % 2 {
-            0 => ensure!(stage.proxy.terminate().await?.success(), "SIGTERM ends it well"),
+            0 => ensure!(stage.proxy.terminate().await?.success(), "it exits with success after SIGTERM"),
             _ => stage.proxy.kill9()?,
         }
-        traffic.wait_for_answers().await.with_context(|| format!("while nobody programs, round {round}"))?;
+        traffic.wait_for_answers().await.with_context(|| format!("without a proxy, round {round}"))?;
         stage.proxy.start_again(world.node()).await?;
         let state = stage.synced().await?;
         for family in Family::ALL {
@@ -227,7 +227,7 @@ async fn rules_of_another_version_are_replaced_without_breaking_connections() ->
     let older = [
         ("a rule more in a counted chain", "insert rule ip keelson lb-5 counter".to_owned()),
         ("chains without a protocol", without(&own, &[], &["meta l4proto sctp"])),
-        ("chains and sets that nobody knows", {
+        ("unknown chains and sets", {
             "add chain ip keelson service-1\nadd rule ip keelson service-1 drop\nadd set ip keelson old-ips { type ipv4_addr; }\n\
              add element ip keelson old-ips { 10.96.0.1 }\n"
                 .to_owned()

@@ -91,8 +91,8 @@ impl Stage {
     pub(crate) async fn wait_for_exact_services(&self, services: &[Service]) -> Result<()> {
         self.wait_for_services(services).await?;
         eventually_slow("no changes", || async {
-            let told = self.dry_run().await?;
-            ensure!(told == ["no changes"], "{told:?}");
+            let output = self.dry_run().await?;
+            ensure!(output == ["no changes"], "{output:?}");
             Ok(())
         })
         .await
@@ -110,8 +110,8 @@ impl Stage {
 
     /// Every line of `keelson proxy --dry-run` with the proxy's settings.
     pub(crate) async fn dry_run(&self) -> Result<Vec<String>> {
-        let told = self.proxy_command(&["--dry-run"]).await?.success()?;
-        Ok(told.out.lines().map(str::to_owned).collect())
+        let output = self.proxy_command(&["--dry-run"]).await?.success()?;
+        Ok(output.out.lines().map(str::to_owned).collect())
     }
 
     pub(crate) async fn print(&self) -> Result<String> {
@@ -129,8 +129,8 @@ impl Stage {
     pub(crate) async fn cleanup(&self, args: &[&str]) -> Result<Vec<String>> {
         let mut all = vec!["proxy", "cleanup"];
         all.extend(args);
-        let told = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
-        Ok(told.out.lines().map(str::to_owned).collect())
+        let output = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
+        Ok(output.out.lines().map(str::to_owned).collect())
     }
 
     /// `keelson proxy state`, in JSON.
@@ -142,8 +142,8 @@ impl Stage {
 
     /// The reported state, with any exit code.
     pub(crate) async fn state(&self) -> Result<Value> {
-        let told = self.state_command().await?;
-        serde_json::from_str(&told.out).with_context(|| format!("no state: {told:?}"))
+        let output = self.state_command().await?;
+        serde_json::from_str(&output.out).with_context(|| format!("no state: {output:?}"))
     }
 
     pub(crate) async fn family(&self, family: Family) -> Result<Value> {

@@ -232,9 +232,9 @@ fn checked() -> [Value; 2] {
 async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     let value = async |name: &str| {
         let file = format!("/proc/sys/net/netfilter/{name}");
-        let told =
+        let output =
             run_inside(stage.node(), &peers::system("cat", "coreutils")?, &[&file]).await?.success()?;
-        Ok::<u64, anyhow::Error>(told.out.trim().parse()?)
+        Ok::<u64, anyhow::Error>(output.out.trim().parse()?)
     };
     eventually_slow("conntrack's times are kube-proxy's", || async {
         for (name, seconds) in
@@ -247,7 +247,7 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     })
     .await?;
     let limit = value("nf_conntrack_max").await?;
-    let told = eventually_slow("the state has all of them", || async {
+    let output = eventually_slow("the state has all of them", || async {
         let state = stage.state().await?;
         let lines: Vec<String> = serde_json::from_value(state["settings"].clone())?;
         let lines: Vec<String> = lines.into_iter().filter(|line| line.starts_with("nf_conntrack_")).collect();
@@ -256,9 +256,9 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     })
     .await?;
     for line in ["nf_conntrack_tcp_timeout_established: 86400", "nf_conntrack_tcp_timeout_close_wait: 3600"] {
-        ensure!(told.iter().any(|told| told == line), "{told:?}");
+        ensure!(output.iter().any(|output| output == line), "{output:?}");
     }
-    let of_limit = told.iter().find(|line| line.starts_with("nf_conntrack_max: ")).context("no limit")?;
+    let of_limit = output.iter().find(|line| line.starts_with("nf_conntrack_max: ")).context("no limit")?;
     let as_wanted = *of_limit == format!("nf_conntrack_max: {limit}");
     let refused = of_limit.starts_with(&format!("nf_conntrack_max: {limit} instead of "))
         && of_limit.contains("ermission denied");
@@ -303,7 +303,9 @@ async fn check_everything_works(rights: &Rights) -> Result<()> {
     // Conntrack: a UDP flow whose endpoint is removed is moved.
     for service in services.iter_mut().filter(|service| service.transports.contains(&Transport::Udp)) {
         let mut flow = world.pod().open(service.at(), Transport::Udp)?;
-        let Outcome::Answered { by: first, .. } = flow.ask(PATIENCE).await? else { bail!("nobody answers") };
+        let Outcome::Answered { by: first, .. } = flow.ask(PATIENCE).await? else {
+            bail!("no endpoint answers")
+        };
         service.endpoints.retain(|endpoint| *endpoint != first);
         service.write(&stage.manifests)?;
         eventually_slow("the flow is with another endpoint", || async {
@@ -328,8 +330,8 @@ async fn check_everything_works(rights: &Rights) -> Result<()> {
         Ok(())
     })
     .await?;
-    let told = poor.command(rights, &["--dry-run"]).await?.success()?;
-    ensure!(told.out.trim() == "no changes", "{told:?}");
+    let output = poor.command(rights, &["--dry-run"]).await?.success()?;
+    ensure!(output.out.trim() == "no changes", "{output:?}");
     drop(process);
     let (path, mut args) = rights.prefix()?;
     args.extend([poor.program.display().to_string(), "proxy".to_owned(), "cleanup".to_owned()]);
@@ -364,14 +366,14 @@ async fn without_rights_it_reports_an_error_and_changes_nothing() -> Result<()> 
         ensure!(!process.log_tail().contains("panic"), "{}", process.log_tail());
 
         // Commands without changes need no rights, except those that must read.
-        let told = poor.command(&none, &["--print"]).await?.success()?;
+        let output = poor.command(&none, &["--print"]).await?.success()?;
         ensure_contains(
-            &told.out,
+            &output.out,
             &["table ip keelson", "table ip6 keelson", &format!("{} . tcp . {PORT}", services[0].ip())],
         )?;
-        let told = poor.command(&none, &["--dry-run"]).await?;
-        ensure!(told.code == Some(1), "{told:?}");
-        ensure_contains(&told.err, &["CAP_NET_ADMIN"])?;
+        let output = poor.command(&none, &["--dry-run"]).await?;
+        ensure!(output.code == Some(1), "{output:?}");
+        ensure_contains(&output.err, &["CAP_NET_ADMIN"])?;
         ensure!(node.nft(&["list", "tables"])?.is_empty() && kernel::generation(node)? == generation);
     }
     Ok(())

@@ -29,13 +29,13 @@ async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()
     })
     .await
     .with_context(|| stage.logs())?;
-    let told = eventually_slow("the proxy is well", || async {
-        let told = stage.state_command().await?;
-        ensure!(told.code == Some(0), "{told:?}");
-        Ok(told)
+    let output = eventually_slow("the proxy is healthy", || async {
+        let output = stage.state_command().await?;
+        ensure!(output.code == Some(0), "{output:?}");
+        Ok(output)
     })
     .await?;
-    let state: Value = serde_json::from_str(&told.out)?;
+    let state: Value = serde_json::from_str(&output.out)?;
     ensure!(family_of(&state, Family::V4)?["state"] == "synced", "{state}");
     let v6 = family_of(&state, Family::V6)?;
     ensure!(v6["state"] == "disabled" && v6["failures"] == 0, "{v6}");

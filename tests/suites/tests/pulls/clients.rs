@@ -106,7 +106,7 @@ async fn tonic_gets_the_same_answers_as_directly(kind: Kind) -> Result<()> {
         usages.for_each(|usage| usage.timestamp = 0);
     }
     assert_eq!(through, straight);
-    ensure!(!through.image_filesystems.is_empty(), "the runtime says nothing of its file systems");
+    ensure!(!through.image_filesystems.is_empty(), "the runtime does not report its file systems");
     rig.cri.remove(&id).await?;
     ensure!(direct.image_status(&name).await?.is_none(), "it was not removed");
     let missing = rig.node.name(&images[1]).replace("tonic", "missing");

@@ -60,9 +60,9 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
     let hold = rig.hold(&image);
     let open = rig.begin_with(of_pod(&rig, &image, "open"));
     rig.wait_for_active(slice::from_ref(&image)).await?;
-    let said = |status: &Status| (status.code(), status.message().to_owned());
+    let reported = |status: &Status| (status.code(), status.message().to_owned());
     let status = failed(rig.begin_with(locked.clone()).await?, "the policy rejects it")?;
-    assert_eq!(said(&status), said(&expected));
+    assert_eq!(reported(&status), reported(&expected));
     ensure!(!open.is_finished(), "the pull of the other namespace ended");
     rig.node.proxy.remove(hold);
     all_succeed([open], slice::from_ref(&image)).await?;
@@ -70,7 +70,7 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
     // The image is present now, and the policy still applies.
     let expected = failed(direct.pull(&locked).await, "the policy rejects it")?;
     let status = failed(rig.begin_with(locked).await?, "the policy rejects it")?;
-    assert_eq!(said(&status), said(&expected));
+    assert_eq!(reported(&status), reported(&expected));
     rig.idle().await
 }
 

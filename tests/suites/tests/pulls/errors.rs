@@ -39,7 +39,7 @@ async fn case_16_errors_of_the_runtime_are_passed_on(kind: Kind) -> Result<()> {
         ("no such digest", format!("{at}/{}@sha256:{}", broken.repo, "0".repeat(64))),
         ("the registry answers 500", rig.node.name(refused)),
         ("a layer that is not what its digest says", rig.node.name(broken)),
-        ("nobody listens", format!("{nobody}/app:v1")),
+        ("no process listens", format!("{nobody}/app:v1")),
     ];
     let direct = rig.node.runtime.cri().await?;
     let driver = Driver::new(&rig.node.runtime.endpoint())?;
@@ -49,8 +49,8 @@ async fn case_16_errors_of_the_runtime_are_passed_on(kind: Kind) -> Result<()> {
         let expected = failed(direct.pull_image(name).await, why)?;
         let got = failed(rig.cri.pull_image(name).await, why)?;
         assert_eq!(seen(&got), seen(&expected), "{why}");
-        ensure!(!expected.message().is_empty(), "{why}: the runtime says nothing");
-        if kind == Kind::Crio && *why == "nobody listens" {
+        ensure!(!expected.message().is_empty(), "{why}: the runtime returns no message");
+        if kind == Kind::Crio && *why == "no process listens" {
             // The kubelet takes the reason of the pod's waiting container from this prefix.
             ensure!(expected.message().starts_with("RegistryUnavailable"), "{expected}");
         }

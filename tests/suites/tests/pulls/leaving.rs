@@ -133,7 +133,7 @@ async fn the_last_cancelled_caller_ends_the_pull_unless_one_returns(kind: Kind) 
     let seen = rig.wait_for_callers(1).await?;
     ensure!(seen.state(&name) == Some("running"), "{seen:?}");
     second.abort();
-    rig.wait_for_pulls("nobody wants it", |pulls| pulls.state(&name) == Some("abandoned")).await?;
+    rig.wait_for_pulls("no caller waits for it", |pulls| pulls.state(&name) == Some("abandoned")).await?;
     let third = rig.begin(&image);
     rig.wait_for_pulls("it is wanted again", |pulls| {
         pulls.state(&name) == Some("running") && pulls.callers == 1

@@ -56,16 +56,16 @@ async fn keelson_limit_sets_and_resets_the_limit() -> Result<()> {
     let mut going = rig.begin_in_order(&images).await?.into_iter();
     rig.wait_for_active(&images[..1]).await?;
 
-    let said = limit(&rig, &["2"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 2 && said["overridden"] == true, "{said}");
+    let message = limit(&rig, &["2"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 2 && message["overridden"] == true, "{message}");
     rig.wait_for_active(&images[..2]).await?;
-    let said = limit(&rig, &["--reset"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 1 && said["overridden"] == false, "{said}");
+    let message = limit(&rig, &["--reset"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 1 && message["overridden"] == false, "{message}");
     rig.node.proxy.remove(holds[0]);
     all_succeed(going.next(), &images).await?;
     assert_eq!(rig.records().order().len(), 2, "a third was begun over the limit of 1");
-    let said = limit(&rig, &["0"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 0 && said["configured"] == 1, "{said}");
+    let message = limit(&rig, &["0"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 0 && message["configured"] == 1, "{message}");
     rig.wait_for_active(&images[1..]).await?;
     rig.node.proxy.clear_rules();
     all_succeed(going, &images[1..]).await

@@ -90,7 +90,7 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
     let name = rig.node.name(there);
     let going = rig.begin(there);
     let seen = rig
-        .wait_for_pulls("it runs beside the limit", |pulls| pulls.state(&name) == Some("running_present"))
+        .wait_for_pulls("it runs outside the limit", |pulls| pulls.state(&name) == Some("running_present"))
         .await?;
     ensure!((seen.running, seen.queued) == (0, 0), "{seen:?}");
     assert_eq!(rig.begin(other).await??, rig.node.reference(other));

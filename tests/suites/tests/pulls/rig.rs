@@ -122,12 +122,12 @@ impl Rig {
 
     /// Number of pulls of this name in the runtime's log.
     pub(crate) fn runtime_calls(&self, name: &str) -> Result<usize> {
-        let said = match self.node.runtime.kind() {
+        let message = match self.node.runtime.kind() {
             Kind::Crio => format!("Pulling image: {name}\""),
             Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),
         };
         let log = self.node.runtime.log()?;
-        Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
+        Ok(log.lines().filter(|line| line.contains(&message) && is_question(line)).count())
     }
 }
 

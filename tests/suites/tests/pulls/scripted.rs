@@ -69,7 +69,7 @@ async fn case_16_special_errors_keep_text_details_and_metadata() -> Result<()> {
         let agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
 
         let got =
-            failed(agent.cri().await?.pull_image("registry.example/app:v1").await, "the runtime says so")?;
+            failed(agent.cri().await?.pull_image("registry.example/app:v1").await, "the runtime returns it")?;
         assert_eq!((got.code(), got.message(), got.details()), (code, message, status.details()));
         for name in ["x-runtime-hint", "x-runtime-bin"] {
             let of = |status: &Status| status.metadata().clone().into_headers().get(name).cloned();
@@ -117,7 +117,7 @@ async fn namespaces_share_only_under_a_name_known_to_ignore_them() -> Result<()>
         until("the runtime is asked", || asked.load(Ordering::SeqCst) == expected).await?;
         open.send_replace(true);
         for pull in going {
-            assert_eq!(failed(pull.await?, "the runtime says so")?.message(), "no");
+            assert_eq!(failed(pull.await?, "the runtime returns it")?.message(), "no");
         }
         assert_eq!(asked.load(Ordering::SeqCst), expected);
     }

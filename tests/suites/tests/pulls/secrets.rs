@@ -204,7 +204,7 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
         ("keelson watch --once -o json", "10.0.0.80"),
     ] {
         let content = places.get(place).with_context(|| format!("{place} was not searched"))?;
-        ensure!(contains(content, part.as_bytes()), "{place} does not tell of {part}");
+        ensure!(contains(content, part.as_bytes()), "{place} does not contain {part}");
     }
     for going in [running, waiting, wrong] {
         going.abort();
@@ -219,18 +219,18 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
         let all = places.iter().filter(|(_, content)| contains(content, part.as_bytes()));
         all.map(|(place, _)| place.clone()).collect()
     };
-    let told = holding("secret-held");
+    let answer = holding("secret-held");
     ensure!(
-        told.iter().any(|place| place.contains("state/")),
-        "the state does not tell of pulls, only {told:?}"
+        answer.iter().any(|place| place.contains("state/")),
+        "the state does not contain pulls, only {answer:?}"
     );
     ensure!(
         holding("TRACE").iter().any(|place| place.contains("keelson.log")),
         "the log is not at level trace"
     );
     ensure!(
-        told.iter().any(|place| place.contains("keelson.log")),
-        "the log does not tell of pulls, only {told:?}"
+        answer.iter().any(|place| place.contains("keelson.log")),
+        "the log does not contain pulls, only {answer:?}"
     );
     let found = leaks(&places, &secrets);
     ensure!(found.is_empty(), "found:\n{}", found.join("\n"));

@@ -54,7 +54,7 @@ async fn a_stall_before_the_manifest_is_ended() -> Result<()> {
     let images = rig.node.push_many("silent", 2, TINY).await?;
     let _hold = rig.node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let mut going = rig.begin_in_order(&images).await?;
-    let status = failed(going.remove(0).await?, "the registry says nothing")?;
+    let status = failed(going.remove(0).await?, "the registry sends nothing")?;
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     all_succeed(going, &images[1..]).await
 }

@@ -54,7 +54,7 @@ async fn a_stalled_pull_among_many_is_detected(kind: Kind) -> Result<()> {
     rig.node.proxy.throttle(None);
     assert_eq!(rig.begin(&images[0]).await??, images[0].config.0);
     let from = rig.records().gets(&layer.digest).last().and_then(|get| get.range_start);
-    ensure!(from.is_some_and(|from| from >= MIB), "it went on at {from:?}");
+    ensure!(from.is_some_and(|from| from >= MIB), "it resumed at {from:?}");
     Ok(())
 }
 

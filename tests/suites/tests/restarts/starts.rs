@@ -112,7 +112,7 @@ async fn i8_a_successor_killed_during_the_hand_over_fails_no_call() -> Result<()
         drop(dies);
     }
     let mut old = rig.agent.start_successor().await?;
-    rig.wait_for_pulls("everybody is there", |pulls| {
+    rig.wait_for_pulls("all callers wait", |pulls| {
         pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2
     })
     .await?;
@@ -217,7 +217,7 @@ async fn notifications(manager: &tokio::net::UnixDatagram, key: &str) -> Result<
         }
     })
     .await
-    .with_context(|| format!("the manager was not told {key}"))?
+    .with_context(|| format!("the manager did not receive {key}"))?
 }
 
 fn runs(pid: &str) -> bool {

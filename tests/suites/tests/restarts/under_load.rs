@@ -78,7 +78,7 @@ async fn i8_twenty_restarts_keep_every_place_in_the_queue(kind: Kind) -> Result<
     let mut old = Vec::new();
     for restart in 0..20 {
         old.push(rig.agent.replace().await?);
-        rig.wait_for_pulls(&format!("everybody is there after restart {restart}"), |pulls| {
+        rig.wait_for_pulls(&format!("all callers wait after restart {restart}"), |pulls| {
             pulls.running == 2 && pulls.queued == 10 && pulls.callers == 10
         })
         .await?;
@@ -105,7 +105,7 @@ async fn i8_pulls_of_a_killed_predecessor_continue_in_the_new_agent(kind: Kind) 
     let mut old = rig.agent.replace().await?;
     let cri = rig.agent.cri().await?;
     let joined = begin(&cri, rig.pull_of(&images[0]));
-    rig.wait_for_pulls("somebody joined", |pulls| pulls.callers == 2).await?;
+    rig.wait_for_pulls("a caller joined", |pulls| pulls.callers == 2).await?;
 
     old.kill9()?;
     for call in going.drain(..) {
@@ -142,7 +142,7 @@ async fn i8_deadline_and_cancel_reach_the_new_agent() -> Result<()> {
     .await?;
     let status = failed(times_out.await?, "its deadline passed")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
-    rig.wait_for_pulls("nobody waits", |pulls| pulls.callers == 0 && pulls.queued == 0).await?;
+    rig.wait_for_pulls("no caller waits", |pulls| pulls.callers == 0 && pulls.queued == 0).await?;
     running.abort();
     Ok(())
 }

@@ -42,7 +42,7 @@ pub(crate) async fn existing_objects_arrive_as_one_listing_per_kind(world: &impl
     world.put(&node(&world.node(), "zone-a", None)).await?;
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "everything is told", |truth| {
+    eventually_in_sink(&sink, "everything is received", |truth| {
         let ip = |n| format!("{} 80", world.ip(n));
         services(truth, world, &[("a", ip(1)), ("b", ip(2))])?;
         slices(truth, world, &[("a-1", "a: 10.0.0.1,10.0.0.2".into()), ("a-2", "a: 10.0.0.3".into())])?;
@@ -193,7 +193,7 @@ pub(crate) async fn a_sink_that_lost_its_state_gets_everything_again(world: &imp
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     let of_service = [("a", format!("{} 80", world.ip(1)))];
-    eventually_in_sink(&sink, "both are told", |truth| {
+    eventually_in_sink(&sink, "both are received", |truth| {
         services(truth, world, &of_service)?;
         slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
     })
@@ -203,7 +203,7 @@ pub(crate) async fn a_sink_that_lost_its_state_gets_everything_again(world: &imp
         // It gets a change, and reports that it knows nothing.
         world.put(&slice(&ns, "a-1", "a", &[&format!("10.0.0.{n}")])).await?;
         world.put(&service(&ns, "b", &world.ip(n))).await?;
-        eventually_in_sink(&sink, "all is told again", |truth| {
+        eventually_in_sink(&sink, "everything is received again", |truth| {
             let [a] = of_service.clone();
             services(truth, world, &[a, ("b", format!("{} 80", world.ip(n)))])?;
             slices(truth, world, &[("a-1", format!("a: 10.0.0.{n}"))])
@@ -224,7 +224,7 @@ pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(wor
     world.put_all(&all).await?;
     let sink = Arc::new(Collector::slow(Duration::from_millis(50)));
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "all slices are told", |truth| {
+    eventually_in_sink(&sink, "all slices are received", |truth| {
         let count = truth.slices(&ns)?.len();
         ensure!(count == COUNT, "{count} of {COUNT}");
         Ok(())

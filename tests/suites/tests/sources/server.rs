@@ -59,7 +59,7 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
         world.put(&hidden).await?;
         let sink = Arc::new(Collector::default());
         let _source = world.start(&sink);
-        eventually_in_sink(&sink, "what counts is told", |truth| {
+        eventually_in_sink(&sink, "relevant objects are received", |truth| {
             check_events(truth, &world, &["a"], &["a-1"])
         })
         .await?;
@@ -73,11 +73,11 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
         .await?;
         let truth = sink.truth();
         for never in ["headless", "foreign", "late"] {
-            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was told");
+            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was received");
         }
         ensure!(
             !truth.slices.ever.contains(&format!("{ns}/h-1")),
-            "the slice of a headless Service was told"
+            "the slice of a headless Service was received"
         );
         check_only(&truth.services, &[])?;
         check_only(&truth.slices, &["kubernetes.io/service-name"])?;
@@ -100,13 +100,13 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         let sink = Arc::new(Collector::default());
         let kubeconfig = world.shared.companion.kubeconfig();
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "what there is is told", |truth| {
+        eventually_in_sink(&sink, "existing objects are received", |truth| {
             check_events(truth, &world, &["a", "b"], &["b-1"])
         })
         .await?;
 
         world.own()?.cluster.api.kill9()?;
-        eventually_in_sink(&sink, "it is said that the server is away", |truth| {
+        eventually_in_sink(&sink, "the outage of the server is reported", |truth| {
             COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "(Unreachable)"))?;
             check_events(truth, &world, &["a", "b"], &["b-1"])
         })
@@ -114,7 +114,7 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         world.own()?.cluster.api.start_again().await?;
         world.delete(&a).await?;
         world.put(&service(&ns, "c", &world.ip(3))).await?;
-        eventually_in_sink(&sink, "what changed after the kill is told", |truth| {
+        eventually_in_sink(&sink, "changes after the kill are received", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["b", "c"], &["b-1"])
@@ -125,7 +125,7 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         world.own()?.cluster.api.start_again().await?;
         world.delete(&slice(&ns, "b-1", "b", &[])).await?;
         world.put(&slice(&ns, "b-2", "b", &["10.0.0.2"])).await?;
-        eventually_in_sink(&sink, "what changed after the restart is told", |truth| {
+        eventually_in_sink(&sink, "changes after the restart are received", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["b", "c"], &["b-2"])
@@ -148,7 +148,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         let kubeconfig = world.own()?.companion.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "what there is is told", |truth| {
+        eventually_in_sink(&sink, "existing objects are received", |truth| {
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["a"], &["a-1"])
         })
@@ -171,7 +171,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         check_events(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
         proxy.repair();
         proxy.reset();
-        eventually_in_sink(&sink, "what is so now is told", |truth| {
+        eventually_in_sink(&sink, "the current objects are received", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["b"], &["b-1"])?;
@@ -209,7 +209,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         let kubeconfig = identity.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "all is well", |truth| {
+        eventually_in_sink(&sink, "everything is healthy", |truth| {
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["a"], &[])
         })
@@ -219,7 +219,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         bindings.delete(&account, &DeleteParams::default()).await?;
         // An open watch continues; a new one is refused, once the authorizer has the change.
         let broken = std::cell::Cell::new(0);
-        eventually_in_sink(&sink, "the lost rights are said", |truth| {
+        eventually_in_sink(&sink, "the lost rights are reported", |truth| {
             let refused = COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "403"));
             broken.set(broken.get() + 1);
             if refused.is_err() && broken.get() % 50 == 1 {
@@ -234,7 +234,7 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
 
         world.admin().apply(&binding.to_string()).await?;
-        eventually_in_sink(&sink, "all is well again", |truth| {
+        eventually_in_sink(&sink, "everything is healthy again", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["a", "b"], &["b-1"])
@@ -254,7 +254,7 @@ fn role_node_needs_exactly_the_shipped_rights() -> Result<()> {
         let identity = world.shared.cluster.node(&world.shared.scratch, &world.node()).await?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&identity.kubeconfig(), &sink);
-        eventually_in_sink(&sink, "Services alone are well", |truth| {
+        eventually_in_sink(&sink, "only Services are healthy", |truth| {
             truth.check_healthy(&[SourceKind::Services])?;
             ensure!(truth.services(&ns)?.len() == 1, "{:?}", truth.services(&ns)?);
             truth.check_failing(SourceKind::EndpointSlices, "403")?;
@@ -262,7 +262,7 @@ fn role_node_needs_exactly_the_shipped_rights() -> Result<()> {
         })
         .await?;
         world.admin().apply(NODE).await?;
-        eventually_in_sink(&sink, "all is well", |truth| {
+        eventually_in_sink(&sink, "everything is healthy", |truth| {
             api.wake_watches();
             truth.check_healthy(&COLLECTED)?;
             check_events(truth, &world, &["a"], &["a-1"])

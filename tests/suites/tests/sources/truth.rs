@@ -83,7 +83,7 @@ impl<T: Named> Known<T> {
             }
             if self.unknown {
                 if !self.forgotten {
-                    faults.push("something was told before a listing had begun".to_owned());
+                    faults.push("something was received before a listing had begun".to_owned());
                 }
                 return Answer::ListAgain;
             }
@@ -124,7 +124,7 @@ impl<T: Named> Known<T> {
 
     /// The relevant objects of a namespace, abbreviated; fails during a listing.
     fn short(&self, of: &str, text: impl Fn(&T) -> Option<String>) -> Result<Short> {
-        ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "nothing whole is known");
+        ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "no complete listing is known");
         let those = self.objects.iter().filter(|(name, _)| name.starts_with(of));
         Ok(those.filter_map(|(name, object)| Some((name[of.len()..].to_owned(), text(object)?))).collect())
     }

@@ -332,8 +332,8 @@ fn a_refused_change_is_named_and_rolled_back() {
             (Change::Element(Op::Add(overlap)), Errno::EEXIST),
         ] {
             let error = netlink.commit(family, std::slice::from_ref(&change)).expect_err("refused");
-            let KernelError::Refused { errno: said, .. } = error else { panic!("{change:?}: {error:?}") };
-            assert_eq!((said, error.kind()), (errno, ErrorKind::Resync), "{change:?}: {error}");
+            let KernelError::Refused { errno: message, .. } = error else { panic!("{change:?}: {error:?}") };
+            assert_eq!((message, error.kind()), (errno, ErrorKind::Resync), "{change:?}: {error}");
         }
     });
 }
@@ -502,7 +502,7 @@ fn two_writers_detect_each_other() {
         let before = one.generation().expect("a generation").id;
         let mine = slot(family, 11, 0, 1);
         other.commit(family, &[Change::Element(Op::Add(mine))]).expect("added");
-        assert_eq!(one.generation().expect("a generation").id, before + 1, "somebody has committed");
+        assert_eq!(one.generation().expect("a generation").id, before + 1, "another program has committed");
         let error = one.commit(family, &[Change::Element(Op::Add(mine))]).expect_err("it is there");
         assert_eq!(error.kind(), ErrorKind::Resync, "{error}");
         elements.push(mine);
@@ -567,10 +567,10 @@ fn without_cap_net_admin_the_error_names_the_capability() {
         .args(["--ignored", "--exact", "child_without_cap_net_admin", "--nocapture"])
         .output()
         .expect("setpriv (util-linux) is installed");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let message = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}{}",
+        output.status.success() && message.contains("1 passed"),
+        "{message}{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }

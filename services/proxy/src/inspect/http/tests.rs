@@ -99,7 +99,10 @@ async fn the_ruleset_as_text() {
     assert_eq!(headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
     fake.script().text = Ok(vec![Ok("table".into()), Err(ViewError::Unavailable("gone".into()))]);
     let response = send(&fake, request(Method::GET, "/debug/print", "localhost")).await;
-    assert!(response.into_body().collect().await.is_err(), "half a ruleset does not end as a whole one");
+    assert!(
+        response.into_body().collect().await.is_err(),
+        "a truncated ruleset does not end like a complete one"
+    );
     fake.script().text = Err(ViewError::Busy("later".into()));
     assert_eq!(get(&fake, "/debug/print").await.0, StatusCode::SERVICE_UNAVAILABLE);
 }

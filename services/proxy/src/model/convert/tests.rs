@@ -102,8 +102,8 @@ fn cases_10_and_44_invalid_ports_are_skipped() {
     let out_of_place = [(6, 1, true, false), (7, 1, true, false), (u32::MAX, 1, true, false)];
     let endpoints = vec![endpoint("10.244.0.1", false, &served), endpoint("10.244.0.2", true, &out_of_place)];
     let ports = service_ports(&service(ports, endpoints), Family::V4);
-    let told: Vec<_> = ports.iter().map(|port| (port.port, port.node_port, port.cluster.len())).collect();
-    assert_eq!(told, [(80, 0, 0), (81, 0, 0), (82, 30_082, 1)]);
+    let output: Vec<_> = ports.iter().map(|port| (port.port, port.node_port, port.cluster.len())).collect();
+    assert_eq!(output, [(80, 0, 0), (81, 0, 0), (82, 30_082, 1)]);
     assert_eq!(ports[2].name.protocol, Protocol::Sctp);
 }
 
@@ -193,11 +193,11 @@ fn cases_40_and_41_source_ranges_are_disjoint_and_a_range_of_everything_is_none(
     let mut filtered = service(tcp(&[(80, 0)]), vec![]);
     let mut ranges = |v4: &[&str]| {
         filtered.source_ranges = set(v4, &["fd00::/16"]);
-        let told = |family| -> Vec<String> {
+        let output = |family| -> Vec<String> {
             service_ports(&filtered, family)[0].source_ranges.iter().map(ToString::to_string).collect()
         };
-        assert_eq!(told(Family::V6), ["fd00::/16"]);
-        told(Family::V4)
+        assert_eq!(output(Family::V6), ["fd00::/16"]);
+        output(Family::V4)
     };
     let cut = ["203.0.113.0/24", "192.0.2.0/24", "192.0.2.128/25", "what", "fd00::/8", "203.0.112.0/24"];
     assert_eq!(ranges(&cut), ["192.0.2.0/24", "203.0.112.0/23"]);

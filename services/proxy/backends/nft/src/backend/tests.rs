@@ -368,7 +368,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
         drop(stage);
 
         let mut again = Stage::open();
-        assert_eq!(again.script.commits(), 0, "nothing is rehearsed beside rules that are in use");
+        assert_eq!(again.script.commits(), 0, "no probe runs while rules are in use");
         (0..50).filter(|number| ![3, 14].contains(number)).for_each(|number| again.set(number, 0, 4));
         again.set(3, 1, 3);
         again.set(14, 2, 2);

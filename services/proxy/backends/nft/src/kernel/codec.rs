@@ -189,12 +189,12 @@ pub(super) enum Body<'a> {
     /// End of a dump; an error if it could not be finished.
     Done(Option<Errno>),
     Acknowledged,
-    /// `offset`: position of the fault in the rejected message; `said`: extended error text. Both only if the kernel
+    /// `offset`: position of the fault in the rejected message; `reported`: extended error text. Both only if the kernel
     /// reports them.
     Failed {
         errno: Errno,
         offset: Option<usize>,
-        said: Option<&'a str>,
+        reported: Option<&'a str>,
     },
     Other,
 }
@@ -246,7 +246,7 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
     let Some(errno) = first_errno(payload) else {
         return Ok(Body::Acknowledged);
     };
-    let (mut offset, mut said) = (None, None);
+    let (mut offset, mut reported) = (None, None);
     let len = about.first_chunk::<4>().map_or(0, |len| u32::from_ne_bytes(*len) as usize);
     let skipped = if flags & CAPPED != 0 { HEADER } else { len.next_multiple_of(4) };
     if flags & ATTRIBUTES_FOLLOW != 0 {
@@ -256,14 +256,14 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
                     offset = value.first_chunk::<4>().map(|value| u32::from_ne_bytes(*value) as usize);
                 }
                 Ok((MESSAGE, value)) => {
-                    said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
+                    reported = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
                 }
                 // Extended error data is optional: the error is valid without it.
                 Ok(_) | Err(_) => {}
             }
         }
     }
-    Ok(Body::Failed { errno, offset, said })
+    Ok(Body::Failed { errno, offset, reported })
 }
 
 /// Splits bytes into kinds and values. Errors say what is malformed.
@@ -322,11 +322,14 @@ mod tests {
             one(&bytes).unwrap(),
             Incoming {
                 sequence: 7,
-                body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), said: Some("no!") }
+                body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), reported: Some("no!") }
             }
         );
         let plain = datagram(ERROR, 0, &[&(-1_i32).to_ne_bytes()[..], &repeated].concat());
-        assert_eq!(one(&plain).unwrap().body, Body::Failed { errno: Errno::EPERM, offset: None, said: None });
+        assert_eq!(
+            one(&plain).unwrap().body,
+            Body::Failed { errno: Errno::EPERM, offset: None, reported: None }
+        );
         let taken = datagram(ERROR, CAPPED, &[&[0; 4][..], &repeated].concat());
         assert_eq!(one(&taken).unwrap().body, Body::Acknowledged);
     }

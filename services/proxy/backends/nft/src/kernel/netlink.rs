@@ -594,8 +594,8 @@ impl Netlink {
                 let Some(place) = batch.place(part.sequence) else { continue };
                 match part.body {
                     // The first failure is the cause; others may follow from it.
-                    Body::Failed { errno, offset, said } if failed.is_none() => {
-                        failed = Some(batch.error(changes, place, errno, offset, said));
+                    Body::Failed { errno, offset, reported } if failed.is_none() => {
+                        failed = Some(batch.error(changes, place, errno, offset, reported));
                     }
                     Body::Acknowledged => answered |= batch.is_answered(place),
                     _ => {}

@@ -526,7 +526,7 @@ fn the_flowtable_follows_interfaces_is_repaired_and_removed_when_disabled() {
         assert_eq!(net.flowtables(), "");
         assert_eq!(node.offload(), None);
         assert!(!net.within("node", || run("nft", "list ruleset")).contains("offload"));
-        assert_eq!(ask_tcp(&mut stream), 2, "the connection goes on without the flowtable");
+        assert_eq!(ask_tcp(&mut stream), 2, "the connection continues without the flowtable");
         stop.store(true, Ordering::Relaxed);
     }
 }

@@ -48,7 +48,7 @@ fn case_59_a_failure_is_retried_as_a_full_sync() {
         stage.set(1, 100, 5);
         let failed = stage.sync_loop.sync(stage.now);
         assert!(failed[0].result.is_err() && failed[0].family == Family::V4, "{failed:?}");
-        assert!(failed[1].result.is_ok(), "the other family goes on: {failed:?}");
+        assert!(failed[1].result.is_ok(), "the other family continues: {failed:?}");
         let status = stage.sync_loop.family(Family::V4);
         assert_eq!(status.failure.as_ref().unwrap().times, 1);
         assert!(status.pending.is_some());

@@ -258,7 +258,7 @@ fn a_removed_interface_delays_no_other_interface_or_service() {
         assert_eq!(
             stage.offload(Family::V4).as_deref(),
             Some("enabled (interfaces: 3)"),
-            "it is gone, which the next notice says"
+            "the interface was removed; a notification follows"
         );
     });
 }

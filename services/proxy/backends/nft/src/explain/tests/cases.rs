@@ -327,7 +327,7 @@ fn ipv6() {
 
 #[test]
 fn offload_is_explained_for_forwarded_packets() {
-    let told = |offload: Option<Chain>, service: &ServicePort, target: &str, from: &str| {
+    let output = |offload: Option<Chain>, service: &ServicePort, target: &str, from: &str| {
         let world = World { offload, ..World::new(vec![service.clone()]) };
         let way = world.explain(target, from).ways.remove(0);
         way.steps.iter().filter(|step| step.contains("filter-forward-offload")).count()
@@ -352,6 +352,6 @@ fn offload_is_explained_for_forwarded_packets() {
         (tcp, &udp, to_udp, "pod", 0),
         (None, &remote, V, "pod", 0),
     ] {
-        assert_eq!(told(offload, service, target, from), expected, "{from} -> {target}");
+        assert_eq!(output(offload, service, target, from), expected, "{from} -> {target}");
     }
 }

@@ -193,12 +193,12 @@ proptest! {
         for target in targets() {
             for from in PODS.iter().chain(&OUTSIDE).chain(&[N]).map(|from| ip(from)) {
                 let question = Question::new(target, Source::Address(from)).unwrap();
-                let told = explain(&world.context(), &question);
-                prop_assert_eq!(told.ways.len(), 1);
+                let output = explain(&world.context(), &question);
+                prop_assert_eq!(output.ways.len(), 1);
                 prop_assert_eq!(
-                    short(&told.ways[0]), setup.expected(&world, target, from), "{} -> {}: {:#?}", from, target, told
+                    short(&output.ways[0]), setup.expected(&world, target, from), "{} -> {}: {:#?}", from, target, output
                 );
-                prop_assert_eq!(&told, &explain_with(&world.context(), &whole, &question), "not all elements were looked at");
+                prop_assert_eq!(&output, &explain_with(&world.context(), &whole, &question), "not all elements were looked at");
             }
         }
     }
@@ -210,8 +210,8 @@ proptest! {
         for target in targets() {
             for (kind, members) in [(Source::Pod, &PODS[..]), (Source::Outside, &OUTSIDE[..2]), (Source::Node, &[N][..])] {
                 let ways = |from| -> BTreeSet<String> {
-                    let told = explain(&world.context(), &Question::new(target, from).unwrap());
-                    told.ways.iter().map(short).collect()
+                    let output = explain(&world.context(), &Question::new(target, from).unwrap());
+                    output.ways.iter().map(short).collect()
                 };
                 let of_kind = ways(kind);
                 for member in members {

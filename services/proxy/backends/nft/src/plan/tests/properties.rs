@@ -393,7 +393,7 @@ fn traffic_is_served_while_an_external_address_becomes_internal() {
     let external = port("10.96.0.0", &["10.96.0.2"], 6, &[3]);
     let internal = port("10.96.0.2", &[], 5, &[]);
     serve_between(&[vec![Event::Set(2, vec![external])], vec![Event::Set(2, vec![internal])]])
-        .expect("served by the endpoints of before or of now");
+        .expect("served by the old or the new endpoints");
 }
 
 /// Applies every state element by element, and checks each packet after each element.

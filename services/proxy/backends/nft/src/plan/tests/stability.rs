@@ -30,7 +30,7 @@ fn number_of(plan: &Plan, service: &str) -> Option<u32> {
 }
 
 fn apply(ops: &[Op]) -> Vec<String> {
-    let mut told: Vec<String> = ops
+    let mut output: Vec<String> = ops
         .iter()
         .map(|op| match op {
             Op::Add(element) => format!("add {}", element.set),
@@ -38,8 +38,8 @@ fn apply(ops: &[Op]) -> Vec<String> {
             Op::Replace(element, _) => format!("replace {}", element.set),
         })
         .collect();
-    told.sort();
-    told
+    output.sort();
+    output
 }
 
 #[test]
@@ -258,9 +258,9 @@ fn a_frontend_that_moves_within_a_state_is_replaced() {
     other.name.service = name("other");
     plan.set(&name("other"), vec![other]);
     let ops = plan.take_ops();
-    let told = apply(&ops);
-    assert!(told.contains(&"replace cluster-ip-ports".to_owned()), "{told:?}");
-    assert!(!told.iter().any(|op| op.ends_with("cluster-ips")), "{told:?}");
+    let output = apply(&ops);
+    assert!(output.contains(&"replace cluster-ip-ports".to_owned()), "{output:?}");
+    assert!(!output.iter().any(|op| op.ends_with("cluster-ips")), "{output:?}");
     table.apply_all(ops);
     assert_eq!(table, Table::of(plan.elements()));
 }
