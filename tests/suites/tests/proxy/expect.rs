@@ -229,7 +229,7 @@ impl Case {
     }
 
     /// Pod, host and C, each with the same expectation.
-    pub(crate) fn from_all_clients(&self, target: Target, want: &Want) -> Vec<(NetClient, Target, Want)> {
+    pub(crate) fn all_clients(&self, target: Target, want: &Want) -> Vec<(NetClient, Target, Want)> {
         let world = self.world();
         [world.pod(), world.host(), world.client()].map(|client| (client, target, want.clone())).into()
     }

@@ -45,13 +45,13 @@ fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_r
         case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
         case.slices("svc", &r1).await?;
         case.synced().await?;
-        let mut table = case.from_all_clients(case.v(1), &Want::Drop);
-        table.extend(case.from_all_clients(case.w(1), &masked(&r1)));
+        let mut table = case.all_clients(case.v(1), &Want::Drop);
+        table.extend(case.all_clients(case.w(1), &masked(&r1)));
         case.all(table).await?;
         case.slices("svc", &[]).await?;
         case.synced().await?;
-        let mut table = case.from_all_clients(case.v(1), &Want::Reject);
-        table.extend(case.from_all_clients(case.w(1), &Want::Reject));
+        let mut table = case.all_clients(case.v(1), &Want::Reject);
+        table.extend(case.all_clients(case.w(1), &Want::Reject));
         case.all(table).await
     })
 }
@@ -195,7 +195,7 @@ fn case_37_external_policy_cluster_is_masqueraded_for_all() -> Result<()> {
         case.slices("svc", &both).await?;
         case.synced().await?;
         let targets = [case.w(1), case.np(1), case.x(1)];
-        case.all(targets.into_iter().flat_map(|target| case.from_all_clients(target, &masked(&both)))).await
+        case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &masked(&both)))).await
     })
 }
 
@@ -237,7 +237,7 @@ fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
         let mut table = Vec::new();
         for frontend in [case.v(1), case.w(1), case.x(1), case.np(1)] {
             for transport in Transport::ALL {
-                table.extend(case.from_all_clients(frontend.over(transport), &Want::Reject));
+                table.extend(case.all_clients(frontend.over(transport), &Want::Reject));
             }
         }
         case.all(table).await

@@ -69,7 +69,7 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
         node.nft(&[WATCH])?;
         let targets = (1..=3).flat_map(|n| [case.v(n), case.w(n), case.np(n)]);
         for target in targets {
-            for (client, target, _) in case.from_all_clients(target, &Want::Drop) {
+            for (client, target, _) in case.all_clients(target, &Want::Drop) {
                 for family in Family::ALL {
                     let tally = client.ask_times(target.at(family), Transport::Tcp, 10, ANSWER).await?;
                     let answered: usize = tally.by_endpoint().values().sum();

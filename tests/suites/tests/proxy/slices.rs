@@ -116,7 +116,7 @@ fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
         let udp = [port("http", 8080, Transport::Udp)];
         case.slices_of("svc", "a", &udp, &[elsewhere(1)]).await?;
         case.synced().await?;
-        case.all(case.from_all_clients(case.v(1), &Want::Reject)).await
+        case.all(case.all_clients(case.v(1), &Want::Reject)).await
     })
 }
 
@@ -228,6 +228,6 @@ fn case_22_without_serving_endpoints_everything_is_rejected() -> Result<()> {
         case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).not_serving()]).await?;
         case.synced().await?;
         let targets = [case.v(1), case.w(1), case.np(1)];
-        case.all(targets.into_iter().flat_map(|target| case.from_all_clients(target, &Want::Reject))).await
+        case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &Want::Reject))).await
     })
 }
