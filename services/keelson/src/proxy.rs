@@ -255,7 +255,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),
-        settings_in_words: settings_summary(&settings),
+        settings_text: settings_summary(&settings),
     };
     let ready = || systemd::proxy_ready(&target.to_string());
     run_proxy(driver, options(&settings)?, config, stop, ready).await?;

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_as_people_write_them() {
+    fn targets_are_parsed() {
         for (text, read) in [
             ("10.96.0.10:80", "10.96.0.10:80/TCP"),
             ("10.96.0.10:53/udp", "10.96.0.10:53/UDP"),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_what_is_wrong_with_them() {
+    fn invalid_requests_are_explained() {
         let request = |address: &str, port, protocol: &str, from: &str| pb::ExplainRequest {
             address: address.into(),
             port,

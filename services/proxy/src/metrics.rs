@@ -185,7 +185,7 @@ impl ProxyMetrics {
     }
 
     /// Received changes of Services and of endpoints. They are pending until [`Self::nothing_pending`].
-    pub(crate) fn changes_heard(&self, services: u64, endpoints: u64) {
+    pub(crate) fn changes_received(&self, services: u64, endpoints: u64) {
         for (number, total, pending) in [
             (services, &self.service_changes, &self.service_changes_pending),
             (endpoints, &self.endpoint_changes, &self.endpoint_changes_pending),
@@ -288,7 +288,7 @@ mod tests {
         metrics.sync_failed(Family::V6, SyncKind::Full, took);
         metrics.queued(Family::V4);
         metrics.programmed(Family::V4, Duration::from_millis(300));
-        metrics.changes_heard(3, 5);
+        metrics.changes_received(3, 5);
         metrics.conntrack_cleaned(Family::V4, took, 7);
         metrics.healthz(503);
         metrics.livez(200);

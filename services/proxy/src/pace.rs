@@ -16,10 +16,10 @@ const BURST: u32 = 10;
 const READ_PER_ELEMENT: Duration = Duration::from_micros(20);
 
 /// Maximum pause for readers.
-const READ_MOST: Duration = Duration::from_secs(5);
+const MAX_READ_PAUSE: Duration = Duration::from_secs(5);
 
 /// Maximum duration of a burst without a pause for readers.
-const BUSY_MOST: Duration = Duration::from_secs(60);
+const MAX_BUSY: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(crate) struct Pace {
@@ -55,12 +55,12 @@ impl Pace {
             _ => now,
         };
         self.last = Some((now, busy_since));
-        if now.saturating_duration_since(busy_since) < BUSY_MOST { Duration::ZERO } else { needed }
+        if now.saturating_duration_since(busy_since) < MAX_BUSY { Duration::ZERO } else { needed }
     }
 }
 
 fn read_time(elements: usize) -> Duration {
-    READ_PER_ELEMENT.saturating_mul(u32::try_from(elements).unwrap_or(u32::MAX)).min(READ_MOST)
+    READ_PER_ELEMENT.saturating_mul(u32::try_from(elements).unwrap_or(u32::MAX)).min(MAX_READ_PAUSE)
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_a_change_that_comes_alone_never_waits() {
+    fn p14_a_single_change_never_waits() {
         let begun = Instant::now();
         for every in [PERIOD, PERIOD * 2, Duration::from_secs(1), Duration::from_secs(60)] {
             let mut pace = Pace::new(PERIOD);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_the_first_changes_of_a_burst_are_made_at_once_and_the_others_at_the_set_rate() {
+    fn p14_a_burst_commits_at_once_and_then_at_the_configured_rate() {
         let begun = Instant::now();
         let ms = Duration::from_millis;
         for (period, in_first_second, in_ten_seconds) in [
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn p14_a_burst_without_end_leaves_readers_the_time_to_read_everything() {
+    fn p14_an_endless_burst_pauses_for_readers() {
         let begun = Instant::now();
         let longest = |every: Duration, elements: usize| {
             let all = commits(&mut Pace::new(PERIOD), begun, every, Duration::from_secs(200), elements);
@@ -131,7 +131,7 @@ mod tests {
         let ms = Duration::from_millis;
         // 10,000 Services of 10 endpoints.
         assert_eq!(longest(ms(10), 110_000), (ms(2_200), 3));
-        assert_eq!(longest(ms(10), 10_000_000).0, READ_MOST);
+        assert_eq!(longest(ms(10), 10_000_000).0, MAX_READ_PAUSE);
         // For a small table, the usual pauses are long enough; so are those between rare changes.
         assert_eq!(longest(ms(10), 5_000).0, PERIOD);
         assert_eq!(longest(ms(3_000), 110_000).0, ms(3_000));

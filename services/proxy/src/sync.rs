@@ -37,7 +37,7 @@ pub struct Failure {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Tally {
+pub struct SyncTotals {
     /// Successful syncs.
     pub syncs: u64,
     /// Successful full syncs.
@@ -56,7 +56,7 @@ pub struct FamilySync {
     /// Since when a change waits for a sync.
     pub pending: Option<Instant>,
     pub failure: Option<Failure>,
-    pub tally: Tally,
+    pub totals: SyncTotals,
     last_read: Option<Instant>,
 }
 
@@ -241,7 +241,7 @@ impl SyncLoop {
             if !waits && (sync.pending.is_some() || !is_synced) {
                 let begun = Instant::now();
                 let result = self.backend.sync(family, now);
-                all.push(self.note(family, result, begun.elapsed(), now));
+                all.push(self.record(family, result, begun.elapsed(), now));
             }
         }
         let is_commit =
@@ -273,7 +273,7 @@ impl SyncLoop {
             let begun = Instant::now();
             let result = self.backend.maintain(family, now);
             if !result.as_ref().is_ok_and(Outcome::is_nothing) {
-                all.push(self.note(family, result, begun.elapsed(), now));
+                all.push(self.record(family, result, begun.elapsed(), now));
             }
         }
         all
@@ -319,7 +319,7 @@ impl SyncLoop {
                 if result.is_ok() {
                     tracing::warn!(%family, "table modified by another program; repaired");
                 }
-                Checked::Repaired(self.note(family, result, begun.elapsed(), now))
+                Checked::Repaired(self.record(family, result, begun.elapsed(), now))
             }
         }
     }
@@ -337,7 +337,7 @@ impl SyncLoop {
         self.backend.changes()
     }
 
-    fn note(
+    fn record(
         &mut self,
         family: Family,
         result: Result<Outcome, BackendError>,
@@ -353,15 +353,15 @@ impl SyncLoop {
                 }
                 if outcome.full {
                     sync.last_read = Some(now);
-                    sync.tally.full += 1;
+                    sync.totals.full += 1;
                 }
-                sync.tally.syncs += 1;
-                sync.tally.repaired += u64::from(outcome.repaired);
-                sync.tally.last = *outcome;
-                sync.tally.took = took;
+                sync.totals.syncs += 1;
+                sync.totals.repaired += u64::from(outcome.repaired);
+                sync.totals.last = *outcome;
+                sync.totals.took = took;
             }
             Err(error) => {
-                sync.tally.failures += 1;
+                sync.totals.failures += 1;
                 let times = sync.failure.as_ref().map_or(0, |failure| failure.times) + 1;
                 let pause = retry_pause(times, self.options.sync_period);
                 tracing::error!(%family, %error, times, retry_in = ?pause, "cannot sync the table");

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_those_after_a_name_of_any_kind() {
+    fn ticks_are_parsed_after_any_process_name() {
         let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 210 0 0 0 12 30 0 0 20 0 1 0 5 0 0";
         assert_eq!(ticks(stat).unwrap(), 42);
         assert!(ticks("7 (cut off").is_err());

@@ -46,7 +46,7 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
         println!();
         start::head();
         if services > FEW {
-            made(&stage, FEW).await?;
+            create_services(&stage, FEW).await?;
             start::start(&stage, FEW).await?;
             bulk::remove(&stage.cluster, FEW).await?;
         }
@@ -54,7 +54,7 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
     if !PARTS.into_iter().any(|part| part != "revisions" && run(part)) {
         return Ok(());
     }
-    made(&stage, services).await?;
+    create_services(&stage, services).await?;
     if run("start") {
         start::start(&stage, services).await?;
     }
@@ -73,7 +73,7 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
     Ok(())
 }
 
-async fn made(stage: &Stage, services: usize) -> Result<()> {
+async fn create_services(stage: &Stage, services: usize) -> Result<()> {
     let made = bulk::make(&stage.cluster, services, EACH).await?;
     eprintln!(
         "{services} Services with {EACH} endpoints each were created in {:.0} s",

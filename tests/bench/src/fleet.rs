@@ -142,7 +142,7 @@ async fn run(
     // machine cannot do even that in time, its result is the figure.
     let patience = Instant::now() + SPREAD + 3 * INTERVAL;
     tokio::time::sleep(SPREAD + 2 * INTERVAL).await;
-    while beats.fewest() < 2 && Instant::now() < patience {
+    while beats.min_count() < 2 && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let before = Meter::read(cluster).await?;
@@ -266,9 +266,9 @@ async fn report(api: ApiServer, node: usize, beats: Arc<Beats>) {
     loop {
         for _ in 0..STATUS_TRIES {
             let asked = Instant::now();
-            let well = api.patch_status(&name, objects::heartbeat()).await.is_ok();
-            beats.note(node, asked, well);
-            if well {
+            let succeeded = api.patch_status(&name, objects::heartbeat()).await.is_ok();
+            beats.note(node, asked, succeeded);
+            if succeeded {
                 break;
             }
         }

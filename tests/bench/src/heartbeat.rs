@@ -51,7 +51,7 @@ struct Side {
     renewal: Cost,
     report: Cost,
     /// A status report of another client, received by the watch of the Node.
-    heard: Cost,
+    got: Cost,
     /// All other bytes on its connections: bookmarks of watches, PINGs.
     other: f64,
     /// Bytes of key and value in etcd, of one write.
@@ -129,7 +129,7 @@ impl Stage {
         let registry = Registry::start(&scratch, Access::Anonymous).await?;
         let options = Options { network: true, ..Options::default() };
         let containerd = Containerd::start(&scratch, Kind::V2, &options).await?;
-        containerd.reach(registry.address(), registry.address())?;
+        containerd.configure_registry(registry.address(), registry.address())?;
         let specs: Vec<ImageSpec> =
             (0..IMAGES).map(|n| ImageSpec::single(&format!("bench/team/service-{n}"), 4096)).collect();
         let cri = containerd.cri().await?;
@@ -183,9 +183,9 @@ impl Stage {
         clients.iter().for_each(|client| client.proxy.record());
         tokio::time::sleep(window).await;
         let (puts, now) = (journal.puts()?, self.cluster.etcd.writes().await?);
-        let told: usize = puts.iter().map(|put| put.bytes).sum();
+        let output: usize = puts.iter().map(|put| put.bytes).sum();
         eprintln!(
-            "etcd: {} bytes in {} puts by its own count, {told} in {} by what it told of each",
+            "etcd: {} bytes in {} puts by its own count, {output} in {} by its watch events",
             now.put_bytes - counted.put_bytes,
             now.puts - counted.puts,
             puts.len()
@@ -226,8 +226,8 @@ fn is_report(event: &AuditEvent) -> bool {
 impl Client<'_> {
     /// Its requests, and those of others that its watch of the Node receives.
     fn concerned(&self, audit: &[AuditEvent]) -> Vec<AuditEvent> {
-        let heard = |event: &AuditEvent| is_report(event) && event.name == self.node;
-        audit.iter().filter(|event| event.user == self.user || heard(event)).cloned().collect()
+        let got = |event: &AuditEvent| is_report(event) && event.name == self.node;
+        audit.iter().filter(|event| event.user == self.user || got(event)).cloned().collect()
     }
 
     fn side(
@@ -240,7 +240,7 @@ impl Client<'_> {
         let own = |event: &AuditEvent| event.user == self.user;
         let renewal = bursts::cost(&chunks, events, |event| own(event) && is_renewal(event));
         let report = bursts::cost(&chunks, events, |event| own(event) && is_report(event));
-        let heard = bursts::cost(&chunks, events, |event| !own(event));
+        let got = bursts::cost(&chunks, events, |event| !own(event));
         let times: Vec<_> =
             events.iter().filter(|event| is_renewal(event)).map(|event| event.received).collect();
         let reports = events.iter().filter(|event| own(event) && is_report(event)).count();
@@ -255,9 +255,9 @@ impl Client<'_> {
         let total: usize = chunks.iter().map(|chunk| chunk.bytes).sum();
         let others = events.iter().filter(|event| !own(event)).count();
         let of_all = |count: usize, cost: Cost| count * (cost.request + cost.response);
-        let heartbeats = of_all(times.len(), renewal) + of_all(reports, report) + of_all(others, heard);
+        let heartbeats = of_all(times.len(), renewal) + of_all(reports, report) + of_all(others, got);
         eprintln!(
-            "{}: {} renewals {renewal:?}, {reports} reports {report:?}, {others} of others {heard:?}",
+            "{}: {} renewals {renewal:?}, {reports} reports {report:?}, {others} of others {got:?}",
             self.user,
             times.len()
         );
@@ -266,7 +266,7 @@ impl Client<'_> {
             reports: self.reports,
             renewal,
             report,
-            heard,
+            got,
             other: total.saturating_sub(heartbeats) as f64 * 3600.0 / window.as_secs_f64(),
             stored_lease,
             stored_node,
@@ -305,7 +305,7 @@ fn print(kubelet: &Side, node: &Side, companion: &Side) {
     });
     println!(
         "| the kubelet's status report, as a companion's watch brings it | | | | {} B | |",
-        companion.heard.request + companion.heard.response
+        companion.got.request + companion.got.response
     );
     row("a renewal in etcd", " B", 0, "", &|side| side.stored_lease);
     row("a status report in etcd", " B", 0, "", &|side| side.stored_node);

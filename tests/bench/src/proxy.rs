@@ -99,12 +99,12 @@ async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &m
         churn::churn(stage, subject, options, report).await?;
     }
     if options.is_main(stage.size) && options.has(Part::Neighbour) {
-        neighbour::beside(stage, subject, options, report).await?;
+        neighbour::neighbour(stage, subject, options, report).await?;
     }
     if options.is_main(stage.size) && options.has(Part::Long) {
         long::long(stage, subject, options, report).await?;
     }
     subject.stop(true).await?;
-    subject.is_whole(stage).context("rules went when it ended")?;
+    subject.check_complete(stage).context("rules went when it ended")?;
     Ok(true)
 }

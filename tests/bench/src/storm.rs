@@ -118,7 +118,7 @@ impl Side {
     }
 
     /// Whether a request was made by this side.
-    fn made(&self, event: &AuditEvent) -> bool {
+    fn is_of_agents(&self, event: &AuditEvent) -> bool {
         let agent = match self {
             Self::Agents(_) => "keelson",
             Self::ClientGo(_) => "reflectors",
@@ -163,14 +163,14 @@ async fn measure(
     mark(cluster, "marker-after").await?;
     let seen = side.all_saw("marker-after", nodes).await?;
     let back = cluster.api.audit(|event| event.received > killed)?;
-    let first = back.iter().map(|event| event.received).min().context("nobody asked")?;
+    let first = back.iter().map(|event| event.received).min().context("no client has asked")?;
     let minute = first + SignedDuration::from_secs(60);
     let left = minute.duration_since(Timestamp::now());
     tokio::time::sleep(Duration::try_from(left).unwrap_or_default()).await;
     // Of the whole process, whose start is the same for both sides.
     let api_cpu = Cpu::of(pid)?.since(Cpu::default()).as_secs_f64();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let events = cluster.api.audit(|event| event.received >= first && side.made(event))?;
+    let events = cluster.api.audit(|event| event.received >= first && side.is_of_agents(event))?;
     let within = |seconds: i64, only: &dyn Fn(&AuditEvent) -> bool| {
         let until = first + SignedDuration::from_secs(seconds);
         events.iter().filter(|event| event.received < until && only(event)).count()

@@ -1,4 +1,9 @@
-//! The shipped manifests: tests use them unchanged.
+//! Owns: the shipped manifests, which tests use unchanged, and folders of manifests. In: objects. Out: files.
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// Rights of companions, for the account `keelson-agent` of `kube-system`.
 pub const COMPANION: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
@@ -17,3 +22,33 @@ pub const BOOTSTRAP: &str = include_str!("../../../packaging/kubernetes/bootstra
 pub const DAEMON_SET: &str = include_str!("../../../packaging/kubernetes/daemonset.yaml");
 
 pub const PROXY: &str = include_str!("../../../packaging/kubernetes/proxy.yaml");
+
+/// A folder for `endpoints.manifests`. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ManifestFolder(PathBuf);
+
+impl ManifestFolder {
+    pub fn new(folder: PathBuf) -> Self {
+        Self(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file with these objects.
+    pub fn put(&self, file: &str, objects: &[Value]) -> Result<()> {
+        self.write(file, &json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())
+    }
+
+    /// Replaces a file atomically, by renaming.
+    pub fn write(&self, file: &str, text: &str) -> Result<()> {
+        let (draft, path) = (self.0.join(format!(".{file}")), self.0.join(file));
+        fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
+        fs::rename(&draft, &path).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    pub fn remove(&self, file: &str) -> Result<()> {
+        fs::remove_file(self.0.join(file)).with_context(|| format!("cannot remove {file}"))
+    }
+}

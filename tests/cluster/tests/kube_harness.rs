@@ -87,7 +87,7 @@ impl OneConnection {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_may_write_its_own_node_and_lease_only() -> Result<()> {
+async fn a_node_writes_only_its_own_node_and_lease() -> Result<()> {
     let scratch = Scratch::new()?;
     let started = Instant::now();
     let cluster = Cluster::start(&scratch).await?;
@@ -128,7 +128,7 @@ async fn a_node_may_write_its_own_node_and_lease_only() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_account_asks_by_a_token_that_rotates() -> Result<()> {
+async fn a_service_account_uses_a_rotating_token() -> Result<()> {
     let scratch = Scratch::new()?;
     let cluster = Cluster::start(&scratch).await?;
     let mut account = cluster.service_account(&scratch, "agents", "keelson").await?;
@@ -166,7 +166,7 @@ async fn a_service_account_asks_by_a_token_that_rotates() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_survives_the_death_of_its_parts() -> Result<()> {
+async fn a_cluster_survives_kills_of_its_parts() -> Result<()> {
     let scratch = Scratch::new()?;
     let options = ApiOptions { audit_bodies: true, ..ApiOptions::default() };
     let mut cluster = Cluster::start_with(&scratch, &options).await?;
@@ -247,8 +247,10 @@ async fn the_controllers_mark_a_silent_node() -> Result<()> {
     let cluster = Cluster::start(&scratch).await?;
     let started = Instant::now();
     let grace = Duration::from_secs(3);
-    let options =
-        ControllerOptions { node_startup_grace_period: PATIENCE, ..ControllerOptions::impatient(grace) };
+    let options = ControllerOptions {
+        node_startup_grace_period: PATIENCE,
+        ..ControllerOptions::with_grace_period(grace)
+    };
     let mut controllers = cluster.controllers(&scratch, &options).await?;
     took("the controller manager", started);
     let identity = cluster.node(&scratch, "silent").await?;
@@ -283,7 +285,7 @@ async fn a_kubelet_registers_and_its_node_gets_ready() -> Result<()> {
         let image = image.at(registry.address());
         let options = Options { network: true, sandbox_image: Some(image.clone()), ..Options::default() };
         let containerd = Containerd::start(&scratch, kind, &options).await?;
-        containerd.reach(registry.address(), registry.address())?;
+        containerd.configure_registry(registry.address(), registry.address())?;
         let started = Instant::now();
         let options = KubeletOptions::default().set("nodeStatusUpdateFrequency", "1s");
         let mut kubelet = cluster.kubelet(&scratch, "worker", &containerd, &options).await?;
@@ -333,7 +335,7 @@ async fn a_kubelet_registers_and_its_node_gets_ready() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
+async fn the_api_proxy_applies_its_rules() -> Result<()> {
     let scratch = Scratch::new()?;
     let cluster = Cluster::start(&scratch).await?;
     let proxy = cluster.proxy().await?;
@@ -427,14 +429,14 @@ async fn the_proxy_that_knows_requests_does_what_its_rules_say() -> Result<()> {
     // Nothing behind it: the connection is broken.
     let mut cluster = cluster;
     cluster.api.kill9()?;
-    ensure!(nodes.get("node").await.is_err(), "nobody is there to answer");
+    ensure!(nodes.get("node").await.is_err(), "no process answers");
     cluster.api.start_again().await?;
     nodes.get("node").await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proxy_that_knows_bytes_cuts_and_mends() -> Result<()> {
+async fn the_tcp_proxy_cuts_and_repairs_connections() -> Result<()> {
     let scratch = Scratch::new()?;
     let cluster = Cluster::start(&scratch).await?;
     let proxy = cluster.tcp_proxy().await?;
@@ -482,7 +484,7 @@ async fn the_proxy_that_knows_bytes_cuts_and_mends() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_clock_is_set_while_a_program_runs() -> Result<()> {
+async fn a_fake_clock_changes_while_a_program_runs() -> Result<()> {
     let scratch = Scratch::new()?;
     let clock = FakeClock::new(scratch.path())?;
     let mut program = tokio::process::Command::new(peers::system("perl", "perl-base")?)
@@ -498,10 +500,10 @@ async fn a_clock_is_set_while_a_program_runs() -> Result<()> {
         clock.set(step)?;
         let before = jiff::Timestamp::now().as_second() + step;
         questions.write_all(b"now\n").await?;
-        let told: i64 = answers.next_line().await?.context("no answer")?.parse()?;
+        let output: i64 = answers.next_line().await?.context("no answer")?.parse()?;
         // Fractions of a second are truncated when it is read.
         let after = jiff::Timestamp::now().as_second() + step;
-        ensure!((before - 1..=after + 1).contains(&told), "step {step}: {told}, not {before} to {after}");
+        ensure!((before - 1..=after + 1).contains(&output), "step {step}: {output}, not {before} to {after}");
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ impl Drop for Folder {
 /// Clears everything in a folder but `keep`. The folder itself stays: it holds the lock.
 fn clear_within(folder: &Path, keep: &[&str]) {
     // First for the whole folder: a process may hold any part of it.
-    keelson_harness::process::end_all_of(folder);
+    keelson_harness::process::kill_processes_below(folder);
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|name| keep.contains(&name)) {
             continue;

@@ -39,7 +39,7 @@ async fn demo() -> Result<()> {
     println!("starting a registry and a containerd in {} ...", folder.shown());
     let stage = tokio::select! {
         stage = Stage::set(&folder) => stage,
-        () = stop.asked() => return Ok(()),
+        () = stop.requested() => return Ok(()),
     };
     let mut stage = match stage {
         Ok(stage) => stage,
@@ -52,13 +52,13 @@ async fn demo() -> Result<()> {
     let pulls = Pulls::start(&stage, &folder)?;
     let shown = tokio::select! {
         shown = show::until_stopped(&mut stage, &pulls, &folder, once) => shown,
-        () = stop.asked() => Ok(()),
+        () = stop.requested() => Ok(()),
     };
     drop(pulls);
     println!("\nstopping all processes (Ctrl-C again: immediately) ...");
     tokio::select! {
         () = stage.end() => {}
-        () = stop.asked() => stage.kill(),
+        () = stop.requested() => stage.kill(),
     }
     folder.keep_logs();
     drop(stage);

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum number of starts of a progress display that fails.
 const TRIES: u32 = 5;
@@ -41,7 +41,7 @@ pub(crate) async fn until_stopped(
             () = lost(stage, &mut progress, there) => {
                 progress.stop().await;
                 println!("\nThe agent exited. Start it again with\n\n    {}\n", command(stage));
-                back(stage).await;
+                until_back(stage).await;
                 let pid = stage.agent_pid().map_or("unknown".to_owned(), |pid| pid.to_string());
                 println!("The agent is running again, pid {pid}.\n");
             }
@@ -112,18 +112,18 @@ async fn lost(stage: &mut Stage, progress: &mut Progress, there: bool) {
         if !there {
             progress.keep();
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn back(stage: &mut Stage) {
+async fn until_back(stage: &mut Stage) {
     let url = format!("{}/readyz", stage.agent.url());
     loop {
         let ready = http_get(&url).await.is_ok_and(|answer| answer.status.is_success());
         if ready && stage.agent_pid().is_some() {
             return;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

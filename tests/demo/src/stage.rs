@@ -46,7 +46,7 @@ impl Stage {
         let containerd =
             Containerd::start_in(&folder.path().join("containerd"), Kind::Debian16, &Options::default())
                 .await?;
-        containerd.reach(proxy.address(), proxy.address())?;
+        containerd.configure_registry(proxy.address(), proxy.address())?;
 
         println!("filling the registry with {IMAGES} images ...");
         let specs: Vec<_> = (1..=IMAGES).map(|n| ImageSpec::new(&format!("demo/app-{n}"), &LAYERS)).collect();

@@ -20,7 +20,7 @@ impl Stop {
         })
     }
 
-    pub(crate) async fn asked(&mut self) {
+    pub(crate) async fn requested(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Nine images at eight seconds each, three at a time, on a machine that may be busy.
-const WHOLE_RUN: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() -> Result<()> {
+async fn every_image_is_pulled_despite_a_kill_and_nothing_is_left() -> Result<()> {
     let scratch = Scratch::new()?;
     let run = scratch.path().join("run");
     let log = scratch.path().join("demo.log");
@@ -31,7 +31,7 @@ async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() ->
     };
     let mut demo = demo.start()?;
 
-    until("the demonstration has said how to kill the agent", || printed().contains("kill -9 ")).await?;
+    until("the demo printed how to kill the agent", || printed().contains("kill -9 ")).await?;
     let first = agent_pid(&run)?;
     until("the runtime is downloading", || ingests(&run) > 0).await?;
     kill9(first)?;
@@ -52,10 +52,10 @@ async fn every_image_arrives_though_the_agent_is_killed_and_nothing_is_left() ->
     let second = agent_pid(&run)?;
     ensure!(second == again.pid(), "the pid file names {second}, the agent is {}", again.pid());
 
-    let status = demo.wait(WHOLE_RUN).await?;
+    let status = demo.wait(RUN_TIMEOUT).await?;
     ensure!(status.success(), "{status}:\n{}", printed());
     ensure!(printed().contains("All 9 images are pulled"), "{}", printed());
-    let status = again.wait(WHOLE_RUN).await?;
+    let status = again.wait(RUN_TIMEOUT).await?;
     ensure!(status.success(), "the agent that the reader started ended with {status}");
 
     ensure!(!runs(first), "the first agent runs again");

@@ -34,7 +34,7 @@ impl Settings {
     }
 
     /// Merges both; values of `over` win.
-    pub fn under(self, over: &Self) -> Self {
+    pub fn with_overrides(self, over: &Self) -> Self {
         Self(merge(self.0, over.0.clone()))
     }
 
@@ -60,12 +60,18 @@ fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
     }
 }
 
+/// Endpoint of a runtime that does not exist: an agent with it is live, but not ready.
+pub fn no_runtime(scratch: &Scratch) -> String {
+    format!("unix://{}/nowhere.sock", scratch.path().display())
+}
+
 /// Killed on drop.
 #[derive(Debug)]
 pub struct Agent {
     folder: PathBuf,
     port: u16,
     runtime_endpoint: String,
+    settings: Settings,
     program: Program,
     process: Option<Process>,
     predecessors: Vec<Process>,
@@ -98,10 +104,11 @@ impl Agent {
             env: Vec::new(),
             log: folder.join("keelson.log"),
         };
-        let agent = Self {
+        let mut agent = Self {
             folder: folder.to_owned(),
             port,
             runtime_endpoint: runtime_endpoint.to_owned(),
+            settings: Settings::new(),
             program,
             process: None,
             predecessors: Vec::new(),
@@ -110,8 +117,14 @@ impl Agent {
         Ok(agent)
     }
 
+    /// Changes one setting as [`Agent::configure`] does.
+    pub fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
+        self.configure(&self.settings.clone().set(name, value))
+    }
+
     /// Writes a new configuration file; a running agent reads it on [`Agent::sighup`].
-    pub fn configure(&self, settings: &Settings) -> Result<()> {
+    pub fn configure(&mut self, settings: &Settings) -> Result<()> {
+        self.settings = settings.clone();
         let at = self.folder.display();
         let own = Settings::new()
             .set("agent.node_name", "node")
@@ -187,6 +200,11 @@ impl Agent {
         command::run(command).await
     }
 
+    /// Output of a subcommand that must succeed, with its debug socket.
+    pub async fn output(&self, args: &[&str]) -> Result<String> {
+        Ok(self.keelson(args).await?.success()?.out)
+    }
+
     pub async fn keelson_by_config(&self, args: &[&str]) -> Result<CommandOutput> {
         let mut command = Command::new(self.program());
         command.args(args).arg("--config").arg(self.config());
@@ -204,7 +222,7 @@ impl Agent {
             bail!("the agent is running already");
         }
         self.process = Some(self.program.start()?);
-        self.answers("/livez").await
+        self.wait_until_answers("/livez").await
     }
 
     pub async fn start_again(&mut self) -> Result<()> {
@@ -219,10 +237,10 @@ impl Agent {
     }
 
     pub async fn ready(&mut self) -> Result<()> {
-        self.answers("/readyz").await
+        self.wait_until_answers("/readyz").await
     }
 
-    async fn answers(&mut self, path: &str) -> Result<()> {
+    async fn wait_until_answers(&mut self, path: &str) -> Result<()> {
         let url = format!("{}{path}", self.url());
         let process = self.process.as_mut().context("the agent is not running")?;
         let mut ended = None;
@@ -317,7 +335,7 @@ impl Agent {
     }
 
     pub fn sigterm(&mut self) -> Result<()> {
-        self.process.as_mut().context("the agent is not running")?.ask_to_end()
+        self.process.as_mut().context("the agent is not running")?.send_sigterm()
     }
 
     pub fn kill9(&mut self) -> Result<()> {
@@ -391,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_of_the_test_go_over_those_of_the_harness() {
+    fn settings_of_the_test_override_those_of_the_harness() {
         let own = Settings::new().set("debug.http", "one").set("debug.listen", "two");
         let test = Settings::limit(3).set("debug.http", "three");
         let text = toml::to_string(&merge(own.0, test.0)).unwrap();

@@ -115,7 +115,7 @@ impl Containerd {
         fs::write(&config, settings(folder, kind, options)?)
             .with_context(|| format!("cannot write {}", config.display()))?;
         for (name, address) in &options.mirrors {
-            reach(folder, name, address)?;
+            write_registry_config(folder, name, address)?;
         }
         // The shim is looked up in PATH, and must be of the same version.
         let beside = path.parent().map(Path::to_owned).unwrap_or_default();
@@ -148,11 +148,11 @@ impl Containerd {
     /// Makes the registry `name` reached at `address` over plain HTTP, from the next pull on. For a registry on
     /// loopback the two are the same: by default, containerd 2 tries TLS there first. CRI-O reads these only at start,
     /// and others only from [`Options::mirrors`].
-    pub fn reach(&self, name: &str, address: &str) -> Result<()> {
+    pub fn configure_registry(&self, name: &str, address: &str) -> Result<()> {
         match self.kind {
-            Kind::Debian16 | Kind::V2 => reach(self.folder()?, name, address),
+            Kind::Debian16 | Kind::V2 => write_registry_config(self.folder()?, name, address),
             Kind::Crio if name == address && name.starts_with("127.0.0.1:") => Ok(()),
-            Kind::Crio => bail!("CRI-O is told of {name} at its start only: name it in Options::mirrors"),
+            Kind::Crio => bail!("CRI-O reads {name} only at its start; add it to Options::mirrors"),
         }
     }
 
@@ -170,6 +170,14 @@ impl Containerd {
 
     pub fn log(&self) -> Result<String> {
         self.daemon.log()
+    }
+
+    /// The largest number of bytes that containerd has written of one unfinished blob.
+    pub fn ingested(&self) -> u64 {
+        let root = self.socket().with_file_name("root/io.containerd.content.v1.content/ingest");
+        let entries = fs::read_dir(root).into_iter().flatten().flatten();
+        let size = |entry: fs::DirEntry| Some(fs::metadata(entry.path().join("data")).ok()?.len());
+        entries.filter_map(size).max().unwrap_or(0)
     }
 
     /// Blocks unpacking of layers. Needs [`Options::unpack_gate`].
@@ -320,7 +328,7 @@ fn write_network(folder: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", plugin.display()))
 }
 
-fn reach(folder: &Path, name: &str, address: &str) -> Result<()> {
+fn write_registry_config(folder: &Path, name: &str, address: &str) -> Result<()> {
     let place = folder.join("certs.d").join(name);
     fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
     let hosts = format!(

@@ -236,7 +236,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     #[tokio::test]
-    async fn the_token_of_one_call_is_cancelled_when_its_connection_is_closed() -> Result<()> {
+    async fn the_token_of_a_call_is_cancelled_when_its_connection_closes() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let socket = folder.path().join("cri.sock");
         let listener = UnixListener::bind(&socket)?;

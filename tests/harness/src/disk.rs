@@ -1,8 +1,9 @@
 //! Owns: a small file system of the test, on a loop device. In: its size and mount point.
 //! Out: a full disk and a disk that does not answer; both are always undone.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::fcntl::posix_fallocate;
+use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::statvfs;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read as _};
@@ -123,6 +124,22 @@ impl Drop for Filler {
         {
             eprintln!("cannot remove {}: {error}", self.path.display());
         }
+    }
+}
+
+/// Mounts a tmpfs of `size` bytes (such as `32m`) on a folder, which is created; [`crate::scratch::Scratch`] unmounts it.
+pub fn mount_tmpfs(at: &Path, size: &str) -> Result<()> {
+    fs::create_dir_all(at)?;
+    let options = format!("size={size}");
+    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).context("cannot mount")
+}
+
+/// Writes a file until the disk is full, and returns the file.
+pub fn fill_up(disk: &Path) -> Result<PathBuf> {
+    let ballast = disk.join("ballast");
+    match fs::write(&ballast, vec![1; 128 << 20]) {
+        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(ballast),
+        other => bail!("the disk is not full: {other:?}"),
     }
 }
 

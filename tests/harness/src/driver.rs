@@ -60,7 +60,7 @@ impl Driver {
         let errors = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(0 | 1) => serde_json::from_slice(&output.stdout)
-                .with_context(|| format!("cri-driver {args:?} printed no answer; it said: {errors}")),
+                .with_context(|| format!("cri-driver {args:?} printed no answer, but: {errors}")),
             _ => bail!("cri-driver {args:?} ended with {}: {errors}", output.status),
         }
     }

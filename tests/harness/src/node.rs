@@ -30,8 +30,8 @@ impl Node {
         let registry = Registry::start(&scratch, access).await?;
         let proxy = RegistryProxy::start(registry.address()).await?;
         let runtime = Containerd::start(&scratch, kind, options).await?;
-        runtime.reach(proxy.address(), proxy.address())?;
-        runtime.reach(registry.address(), registry.address())?;
+        runtime.configure_registry(proxy.address(), proxy.address())?;
+        runtime.configure_registry(registry.address(), registry.address())?;
         Ok(Self { runtime, proxy, registry, scratch })
     }
 

@@ -122,7 +122,7 @@ impl Process {
         kill(pid, signal).with_context(|| format!("cannot send {signal} to {}", self.name))
     }
 
-    pub fn ask_to_end(&mut self) -> Result<()> {
+    pub fn send_sigterm(&mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
         self.asked = true;
         Ok(())
@@ -159,7 +159,7 @@ impl Process {
     }
 
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
-        self.ask_to_end()?;
+        self.send_sigterm()?;
         self.wait(timeout).await
     }
 
@@ -190,7 +190,7 @@ impl Drop for Process {
 }
 
 /// Programs that may keep running after the process that started them has exited.
-const STRAYS: [&str; 16] = [
+const DETACHED_PROGRAMS: [&str; 16] = [
     "containerd-shim-runc-v2",
     "containerd-shim",
     "runc",
@@ -211,11 +211,11 @@ const STRAYS: [&str; 16] = [
 
 /// Kills processes that outlive their parent and name something below `folder` in their command line, and their
 /// children: shims that a runtime leaves behind, the containers under them, and browsers whose driver was killed.
-pub fn end_all_of(folder: &Path) {
+pub fn kill_processes_below(folder: &Path) {
     let own = std::process::id();
     let needle = folder.as_os_str().as_encoded_bytes();
     let all = all_processes();
-    let mut doomed: HashSet<u32> = all
+    let mut to_kill: HashSet<u32> = all
         .iter()
         .filter(|(pid, _)| *pid != own)
         .filter(|(pid, _)| {
@@ -223,7 +223,8 @@ pub fn end_all_of(folder: &Path) {
             let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
             let program =
                 String::from_utf8_lossy(program.rsplit(|byte| *byte == b'/').next().unwrap_or_default());
-            STRAYS.contains(&&*program) && line.split(|byte| *byte == 0).any(|arg| names(arg, needle))
+            DETACHED_PROGRAMS.contains(&&*program)
+                && line.split(|byte| *byte == 0).any(|arg| names(arg, needle))
         })
         .map(|(pid, _)| *pid)
         .collect();
@@ -231,20 +232,20 @@ pub fn end_all_of(folder: &Path) {
     // nothing is added.
     loop {
         let children: Vec<_> =
-            all.iter().filter(|(pid, parent)| doomed.contains(parent) && !doomed.contains(pid)).collect();
+            all.iter().filter(|(pid, parent)| to_kill.contains(parent) && !to_kill.contains(pid)).collect();
         if children.is_empty() {
             break;
         }
-        doomed.extend(children.iter().map(|(pid, _)| *pid));
+        to_kill.extend(children.iter().map(|(pid, _)| *pid));
     }
-    for pid in &doomed {
+    for pid in &to_kill {
         if let Ok(pid) = i32::try_from(*pid) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
     // They are not our children: wait until their entries are gone or zombies, so that mounts are free.
     let until = Instant::now() + Duration::from_secs(5);
-    while doomed.iter().any(|pid| runs(*pid)) && Instant::now() < until {
+    while to_kill.iter().any(|pid| runs(*pid)) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
 }

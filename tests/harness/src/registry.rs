@@ -97,7 +97,7 @@ impl Registry {
     }
 
     /// Deletes an image and its layers from the disk. Nothing may need its layers any more.
-    pub fn forget(&self, image: &Image) -> Result<()> {
+    pub fn delete_image(&self, image: &Image) -> Result<()> {
         let data = self.folder.join("data/docker/registry/v2");
         let blobs = image.layers.iter().map(|layer| &layer.digest).chain([&image.config, &image.manifest]);
         let blobs = blobs.filter_map(|digest| digest.0.strip_prefix("sha256:"));

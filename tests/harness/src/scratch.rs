@@ -51,7 +51,7 @@ impl Drop for Scratch {
 
 /// Ends processes that run from a folder, unmounts what is mounted below it, and removes it.
 pub fn clear(path: &Path) {
-    process::end_all_of(path);
+    process::kill_processes_below(path);
     for mount in mounts_below(path) {
         if let Err(e) = umount2(&mount, MntFlags::MNT_DETACH) {
             eprintln!("cannot unmount {}: {e}", mount.display());

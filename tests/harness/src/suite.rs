@@ -13,16 +13,16 @@ use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
 /// Timeout of a test; far above what one takes on a busy machine.
-const LIMIT: Duration = Duration::from_secs(400);
+const TEST_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// Runs a test on the one runtime of the process: clients belong to the runtime that they were created on.
 pub fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
     static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(Runtime::new);
     let runtime = RUNTIME.as_ref().map_err(|error| anyhow!("there is no runtime: {error}"))?;
     let started = Instant::now();
-    let outcome = runtime.block_on(async { tokio::time::timeout(LIMIT, test).await });
+    let outcome = runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, test).await });
     eprintln!("took {:.1} s", started.elapsed().as_secs_f64());
-    outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {LIMIT:?}")))
+    outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {TEST_TIMEOUT:?}")))
 }
 
 /// A peer that tests of one process share. The first test that asks starts it; it ends with the last one that uses it.
@@ -78,11 +78,11 @@ impl Suite {
                 }
             }
         }
-        self.follow(command, failures)
+        self.forward_output(command, failures)
     }
 
     /// Passes the output of the tests through, and records which of them failed.
-    fn follow(self, mut command: Command, failures: PathBuf) -> Result<()> {
+    fn forward_output(self, mut command: Command, failures: PathBuf) -> Result<()> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the suite")?;
         let mut failed = String::new();
         for line in BufReader::new(child.stdout.take().context("a piped stdout")?).lines() {

@@ -1,6 +1,6 @@
 //! Owns: helpers for every suite: waiting, ports, seeds, single HTTP requests.
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -26,6 +26,14 @@ where
     eventually_every(Duration::from_millis(20), timeout, what, check).await
 }
 
+/// Like [`eventually`], for a check that runs processes or reads a large log.
+pub async fn eventually_slow<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    eventually_every(Duration::from_millis(100), 2 * PATIENCE, what, check).await
+}
+
 /// Like [`eventually`] with another interval, for a check that is expensive.
 pub async fn eventually_every<T, F>(
     pause: Duration,
@@ -37,16 +45,18 @@ where
     F: Future<Output = Result<T>>,
 {
     let started = Instant::now();
+    let mut last = None;
     loop {
         // A check that hangs must not hang the test.
         let left = timeout.saturating_sub(started.elapsed()).max(Duration::from_millis(100));
-        let error = match tokio::time::timeout(left, check()).await {
+        match tokio::time::timeout(left, check()).await {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => error,
-            Err(_) => anyhow!("the check itself did not come to an end"),
-        };
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => {}
+        }
         if started.elapsed() >= timeout {
-            return Err(error.context(format!("waited {timeout:?} in vain: {what}")));
+            let error = last.unwrap_or_else(|| anyhow!("the check did not finish"));
+            return Err(error.context(format!("timed out after {timeout:?}: {what}")));
         }
         tokio::time::sleep(pause).await;
     }
@@ -58,6 +68,14 @@ pub async fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<()
         async move { if holds { Ok(()) } else { Err(anyhow!("the condition does not hold")) } }
     })
     .await
+}
+
+/// Fails unless the text contains every part.
+pub fn ensure_contains(text: &str, parts: &[&str]) -> Result<()> {
+    for part in parts {
+        ensure!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    Ok(())
 }
 
 /// Below the range of Linux for outgoing connections (32768 and up) and of API servers for Services (30000 and up), so

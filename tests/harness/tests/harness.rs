@@ -19,25 +19,25 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 on_both_runtimes!(
-    pulls_run_together_and_are_counted,
-    the_runtime_is_not_the_limiter,
+    pulls_run_in_parallel_and_are_counted,
+    the_runtime_does_not_limit_pulls,
     a_killed_runtime_resumes_with_a_range,
     faults_reach_the_runtime,
-    a_registry_with_users_tells_them_apart,
-    a_mirror_stands_in_for_a_registry,
+    a_registry_distinguishes_its_users,
+    a_mirror_replaces_a_registry,
     pods_run_and_leave_nothing,
 );
 
 on_crio!(
-    pulls_run_together_and_are_counted,
-    the_runtime_is_not_the_limiter,
+    pulls_run_in_parallel_and_are_counted,
+    the_runtime_does_not_limit_pulls,
     faults_reach_the_runtime,
-    a_registry_with_users_tells_them_apart,
-    a_mirror_stands_in_for_a_registry,
+    a_registry_distinguishes_its_users,
+    a_mirror_replaces_a_registry,
     pods_run_and_leave_nothing,
 );
 
-async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
+async fn pulls_run_in_parallel_and_are_counted(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 3, LARGE / 3).await?;
     node.proxy.throttle(Some(LARGE));
@@ -48,7 +48,7 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
         Kind::V2 => "v2.4.2",
         Kind::Crio => "1.34.",
     };
-    ensure!(version.starts_with(expected), "the runtime says that it is {version}");
+    ensure!(version.starts_with(expected), "the runtime reports version {version}");
 
     // All three wait for the last, so they overlap in every run.
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(TINY));
@@ -83,7 +83,7 @@ async fn pulls_run_together_and_are_counted(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-async fn the_runtime_is_not_the_limiter(kind: Kind) -> Result<()> {
+async fn the_runtime_does_not_limit_pulls(kind: Kind) -> Result<()> {
     // Its default of three downloads at a time is for the whole daemon in containerd 2.
     let options = Options { max_concurrent_downloads: 50, ..Options::default() };
     let node = Node::start_with(kind, Access::Anonymous, &options).await?;
@@ -122,7 +122,7 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     });
     until("5 MiB are sent", || node.proxy.records().bytes_sent(&layer.digest) == 5 << 20).await?;
     // The proxy has sent it; give the runtime time to write it.
-    until("the runtime has written 4 MiB", || ingested(&node).is_some_and(|bytes| bytes >= 4 << 20)).await?;
+    until("the runtime has written 4 MiB", || node.runtime.ingested() >= 4 << 20).await?;
     node.runtime.kill9()?;
     failed(pull.await?, "the runtime is dead")?;
     until("the proxy has seen the runtime go", || node.proxy.records().active_repos().is_empty()).await?;
@@ -141,13 +141,6 @@ async fn a_killed_runtime_resumes_with_a_range(kind: Kind) -> Result<()> {
     ensure!(node.proxy.records().fetches(layer) < 1.2);
     assert_eq!(node.proxy.records().full_fetches(layer), 0);
     Ok(())
-}
-
-/// Size of the only layer that the runtime is writing.
-fn ingested(node: &Node) -> Option<u64> {
-    let root = node.runtime.socket().parent()?.join("root/io.containerd.content.v1.content/ingest");
-    let sizes = std::fs::read_dir(root).ok()?.flatten();
-    sizes.filter_map(|entry| Some(std::fs::metadata(entry.path().join("data")).ok()?.len())).max()
 }
 
 async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
@@ -173,7 +166,7 @@ async fn faults_reach_the_runtime(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-async fn a_registry_with_users_tells_them_apart(kind: Kind) -> Result<()> {
+async fn a_registry_distinguishes_its_users(kind: Kind) -> Result<()> {
     let node = Node::start_with(kind, Access::Users, &Options::default()).await?;
     let image = ImageSpec::single("secret", TINY).push(node.registry.address(), Some(&ALICE)).await?;
     let name = node.name(&image);
@@ -188,7 +181,7 @@ async fn a_registry_with_users_tells_them_apart(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-async fn a_mirror_stands_in_for_a_registry(kind: Kind) -> Result<()> {
+async fn a_mirror_replaces_a_registry(kind: Kind) -> Result<()> {
     let scratch = Scratch::new()?;
     let registry = Registry::start(&scratch, Access::Anonymous).await?;
     let mirrors = BTreeMap::from([("registry.example".to_owned(), registry.address().to_owned())]);
@@ -254,7 +247,7 @@ fn shims_of(folder: &std::path::Path) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proxy_does_what_its_rules_say() -> Result<()> {
+async fn the_registry_proxy_applies_its_rules() -> Result<()> {
     let scratch = Scratch::new()?;
     let registry = Registry::start(&scratch, Access::Anonymous).await?;
     let proxy = RegistryProxy::start(registry.address()).await?;

@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 const PART: u64 = 2 << 20;
 
 /// Longer than any runtime takes to end a cancelled pull on a busy machine.
-const BRIEF: Duration = Duration::from_secs(3);
+const MAX_OVERLAP: Duration = Duration::from_secs(3);
 
 /// A pull that outlives the death of its agent or runtime by more than this is not counted against the limit by anyone.
-const DEATH: Duration = Duration::from_secs(10);
+const MAX_PULL_AFTER_KILL: Duration = Duration::from_secs(10);
 
 /// Longer than a runtime takes to store the end of a layer on a busy machine.
 const STORING: Duration = Duration::from_secs(2);
@@ -53,31 +53,31 @@ pub(crate) struct Sent {
     pub(crate) longest_overlap_seconds: f64,
 }
 
-pub(crate) fn judge(stage: &Stage, timeline: &Timeline, supply: &Supply, limit: usize) -> Sent {
+pub(crate) fn check(stage: &Stage, timeline: &Timeline, supply: &Supply, limit: usize) -> Sent {
     let seen: Vec<Seen> = stage.sources.iter().flat_map(|source| source.proxy.records().all()).collect();
     let windows = timeline.windows();
     let mut sent = Sent { requests: seen.len(), ..Sent::default() };
-    judge_limit(&seen, &windows, timeline, limit, &mut sent);
+    check_limit(&seen, &windows, timeline, limit, &mut sent);
     let broken = Ends { windows: &windows, unsuccessful: &timeline.all_unsuccessful() };
     match stage.kind {
-        Runtime::Debian16 | Runtime::V2 => judge_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent),
-        Runtime::Crio => crio::judge_requests(&seen, &broken, timeline, &supply.layers(), &mut sent),
+        Runtime::Debian16 | Runtime::V2 => check_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent),
+        Runtime::Crio => crio::check_requests(&seen, &broken, timeline, &supply.layers(), &mut sent),
     }
     sent
 }
 
-fn judge_limit(seen: &[Seen], windows: &[Window], timeline: &Timeline, limit: usize, sent: &mut Sent) {
-    let deaths: Vec<_> = windows
+fn check_limit(seen: &[Seen], windows: &[Window], timeline: &Timeline, limit: usize, sent: &mut Sent) {
+    let kills: Vec<_> = windows
         .iter()
         .filter(|window| matches!(window.what, Broken::AgentKilled | Broken::Runtime))
         .map(|window| window.from)
         .collect();
-    let (most, overlaps) = over_limit(seen, &deaths, limit, Instant::now());
+    let (most, overlaps) = over_limit(seen, &kills, limit, Instant::now());
     sent.most_pulls_at_once = most;
     for overlap in overlaps {
         let time = overlap.to.saturating_duration_since(overlap.from);
         sent.longest_overlap_seconds = sent.longest_overlap_seconds.max(time.as_secs_f64());
-        if time <= BRIEF {
+        if time <= MAX_OVERLAP {
             sent.brief_overlaps += 1;
             continue;
         }
@@ -99,15 +99,16 @@ fn is_layer(seen: &&Seen) -> bool {
 }
 
 /// The maximum number of concurrent pulls, and the times with more than `limit`.
-fn over_limit(seen: &[Seen], deaths: &[Instant], limit: usize, now: Instant) -> (usize, Vec<Overlap>) {
+fn over_limit(seen: &[Seen], kills: &[Instant], limit: usize, now: Instant) -> (usize, Vec<Overlap>) {
     let mut moments: Vec<(Instant, bool, &str)> = Vec::new();
     for get in seen.iter().filter(is_layer) {
         let Some(repo) = get.repo.as_deref() else { continue };
         let end = get.finished.unwrap_or(now);
-        let death =
-            deaths.iter().find(|death| get.started < **death && **death < end && end <= **death + DEATH);
+        let kill = kills
+            .iter()
+            .find(|kill| get.started < **kill && **kill < end && end <= **kill + MAX_PULL_AFTER_KILL);
         moments.push((get.started, true, repo));
-        moments.push((death.copied().unwrap_or(end), false, repo));
+        moments.push((kill.copied().unwrap_or(end), false, repo));
     }
     // An end sorts before a beginning at the same moment.
     moments.sort();
@@ -140,7 +141,7 @@ struct Ends<'a> {
     unsuccessful: &'a [Unsuccessful],
 }
 
-fn judge_bytes(
+fn check_bytes(
     seen: &[Seen],
     ends: &Ends<'_>,
     timeline: &Timeline,
@@ -168,7 +169,7 @@ fn judge_bytes(
         }
         sent.repeated_bytes += bytes.saturating_sub(layer.size);
         if bytes > layer.size + interrupted * PART {
-            let requests: Vec<_> = gets.iter().map(|get| line(get, timeline)).collect();
+            let requests: Vec<_> = gets.iter().map(|get| describe_request(get, timeline)).collect();
             let what = format!(
                 "{digest} of {} ({} bytes) was sent {:.2} times: {}",
                 layer.repo,
@@ -228,7 +229,7 @@ impl Ends<'_> {
     }
 }
 
-fn line(get: &Seen, timeline: &Timeline) -> String {
+fn describe_request(get: &Seen, timeline: &Timeline) -> String {
     let seconds = |at| timeline.seconds(at);
     let until = get.finished.map(|at| format!("{:.2}", seconds(at))).unwrap_or_default();
     let from = get.range_start.unwrap_or(0);
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn repositories_at_once_are_counted_and_a_death_ends_what_is_older() {
+    fn concurrent_repositories_are_counted_and_a_kill_ends_older_requests() {
         let base = Instant::now();
         let layer = |repo, from, to| get(base, repo, from, to, 1, Outcome::Complete);
         let seen = [layer("a", 0, 10), layer("a", 1, 9), layer("b", 2, 10), layer("c", 5, 8)];
@@ -294,19 +295,19 @@ mod tests {
         let layer = Layer { repo: "a".to_owned(), size };
         let layers = HashMap::from([(BlobDigest("sha256:one".to_owned()), layer)]);
         let mut sent = Sent::default();
-        judge_bytes(seen, ends, &timeline, &layers, &mut sent);
+        check_bytes(seen, ends, &timeline, &layers, &mut sent);
         (timeline.violations(), sent)
     }
 
     #[test]
-    fn a_layer_may_be_sent_once_and_a_part_again_for_each_interruption() {
+    fn a_layer_is_sent_once_plus_a_part_per_interruption() {
         let base = Instant::now();
         let size = 10 << 20;
         let whole = get(base, "a", 0, 1, size, Outcome::Complete);
         let half = get(base, "a", 0, 1, size / 2, Outcome::Aborted);
         let rest = get(base, "a", 2, 3, size / 2 + (1 << 20), Outcome::Complete);
         assert_eq!(violations(std::slice::from_ref(&whole), &[], size).0, 0);
-        assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "it went on where it was");
+        assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "the pull resumed");
         assert_eq!(violations(&[half, whole.clone()], &[], size).0, 1, "it began again");
         let refused = Seen { status: Some(401), ..get(base, "a", 0, 1, 159, Outcome::Complete) };
         assert_eq!(violations(&[refused, whole.clone()], &[], size).0, 0);
@@ -317,7 +318,7 @@ mod tests {
         assert_eq!((violations, sent.layers_not_judged), (0, 1), "the disk was full");
     }
     #[test]
-    fn the_end_of_a_pull_just_after_its_layer_was_sent_costs_one_part() {
+    fn a_pull_that_ends_after_its_layer_was_sent_costs_one_part() {
         let base = Instant::now();
         let size = 1 << 20;
         let sent_at = |from, to| get(base, "a", from, to, size, Outcome::Complete);

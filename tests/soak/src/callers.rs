@@ -31,7 +31,7 @@ const AFTERMATH: Duration = Duration::from_secs(30);
 const LOST: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Manner {
+enum CallKind {
     /// Waits for as long as it takes, as a kubelet does.
     Plain,
     Deadline(Duration),
@@ -40,7 +40,7 @@ enum Manner {
     WrongPassword,
 }
 
-impl Manner {
+impl CallKind {
     fn draw(rng: &mut SmallRng, private: bool) -> Self {
         match rng.random_range(0..10) {
             0 | 1 => Self::Deadline(seconds(rng, 0.2, 10.0)),
@@ -98,21 +98,21 @@ impl Caller {
     async fn serve(&mut self, want: &Want) -> Result<()> {
         while self.phase() != Phase::Done {
             let calls = if self.rng.random_bool(0.15) { self.rng.random_range(2..=3) } else { 1 };
-            let manners: Vec<_> = (0..calls).map(|_| self.manner(want)).collect();
+            let manners: Vec<_> = (0..calls).map(|_| self.kind(want)).collect();
             let always = self.rng.random_bool(0.5);
             let user = if self.rng.random_bool(0.5) { &ALICE } else { &BOB };
             let this = &*self;
-            let calls = manners.iter().map(|manner| {
+            let calls = manners.iter().map(|kind| {
                 let pull = Pull::new(&want.name);
-                let pull = match (want.private, manner) {
+                let pull = match (want.private, kind) {
                     (false, _) => pull,
-                    (true, Manner::WrongPassword) => pull.credentials(user.name, "wrong"),
+                    (true, CallKind::WrongPassword) => pull.credentials(user.name, "wrong"),
                     (true, _) => pull.user(user),
                 };
-                this.call(want, *manner, pull, always)
+                this.call(want, *kind, pull, always)
             });
             let mut over = self.phases.clone();
-            let arrived = async { join_all(calls).await.contains(&true) && this.is_there(want).await };
+            let arrived = async { join_all(calls).await.contains(&true) && this.is_present(want).await };
             let arrived = tokio::select! {
                 arrived = arrived => arrived,
                 // A call may hang forever; then its image is missing, which is a separate violation.
@@ -126,41 +126,44 @@ impl Caller {
         Ok(())
     }
 
-    fn manner(&mut self, want: &Want) -> Manner {
+    fn kind(&mut self, want: &Want) -> CallKind {
         match self.phase() {
-            Phase::Faults => Manner::draw(&mut self.rng, want.private),
-            Phase::Settle | Phase::Done => Manner::Plain,
+            Phase::Faults => CallKind::draw(&mut self.rng, want.private),
+            Phase::Settle | Phase::Done => CallKind::Plain,
         }
     }
 
     /// Makes one call, and returns whether the image should be there now.
-    async fn call(&self, want: &Want, manner: Manner, pull: Pull, always: bool) -> bool {
+    async fn call(&self, want: &Want, kind: CallKind, pull: Pull, always: bool) -> bool {
         if !always && matches!(self.image_status(want).await, Some(Ok(true))) {
             self.timeline.count("pull: not needed");
             return true;
         }
         let began = Instant::now();
-        let outcome = match manner {
-            Manner::Plain | Manner::WrongPassword => self.pull(pull).await,
-            Manner::Deadline(time) => self.pull(pull.timeout(time)).await,
-            Manner::Cancel(time) => tokio::time::timeout(time, self.pull(pull)).await.unwrap_or_default(),
+        let outcome = match kind {
+            CallKind::Plain | CallKind::WrongPassword => self.pull(pull).await,
+            CallKind::Deadline(time) => self.pull(pull.timeout(time)).await,
+            CallKind::Cancel(time) => tokio::time::timeout(time, self.pull(pull)).await.unwrap_or_default(),
         };
         if !matches!(outcome, Some(Ok(_))) {
             self.timeline.unsuccessful(&want.name);
         }
-        self.judge(want, manner, began, outcome)
+        self.check_outcome(want, kind, began, outcome)
     }
 
     async fn pull(&self, pull: Pull) -> Option<Result<String, Status>> {
-        self.ask(async move |cri: Cri| cri.pull(&pull).await).await
+        self.with_connection(async move |cri: Cri| cri.pull(&pull).await).await
     }
 
     async fn image_status(&self, want: &Want) -> Option<Result<bool, Status>> {
-        self.ask(async |cri: Cri| Ok(cri.image_status(&want.name).await?.is_some())).await
+        self.with_connection(async |cri: Cri| Ok(cri.image_status(&want.name).await?.is_some())).await
     }
 
     /// Makes one call. None if the client lost it, with its connection.
-    async fn ask<T>(&self, call: impl AsyncFnOnce(Cri) -> Result<T, Status>) -> Option<Result<T, Status>> {
+    async fn with_connection<T>(
+        &self,
+        call: impl AsyncFnOnce(Cri) -> Result<T, Status>,
+    ) -> Option<Result<T, Status>> {
         let (cri, closed) = match Cri::for_one_call(&self.stage.socket) {
             Ok(made) => made,
             Err(error) => return Some(Err(Status::internal(format!("{error:#}")))),
@@ -178,10 +181,10 @@ impl Caller {
         }
     }
 
-    fn judge(
+    fn check_outcome(
         &self,
         want: &Want,
-        manner: Manner,
+        kind: CallKind,
         began: Instant,
         outcome: Option<Result<String, Status>>,
     ) -> bool {
@@ -189,8 +192,8 @@ impl Caller {
             self.timeline.count("pull: caller left");
             return false;
         };
-        match (outcome, manner) {
-            (Ok(_), Manner::WrongPassword) => {
+        match (outcome, kind) {
+            (Ok(_), CallKind::WrongPassword) => {
                 self.timeline.violation("a wrong password pulls nothing", &want.name);
                 false
             }
@@ -198,13 +201,13 @@ impl Caller {
                 self.timeline.count("pull: succeeded");
                 true
             }
-            (Err(status), manner) => {
+            (Err(status), kind) => {
                 let code = format!("{:?}", status.code());
-                self.timeline.count(&format!("pull: failed, {manner}, {code}", manner = manner.name()));
-                let what = format!("{} ({}): {code}: {}", want.name, manner.name(), status.message());
-                self.timeline.note("pull failed", &what);
+                self.timeline.count(&format!("pull: failed, {kind}, {code}", kind = kind.name()));
+                let what = format!("{} ({}): {code}: {}", want.name, kind.name(), status.message());
+                self.timeline.record("pull failed", &what);
                 let excused = self.timeline.excused(&EXCUSES, began, Instant::now(), AFTERMATH);
-                if manner == Manner::Plain && !excused {
+                if kind == CallKind::Plain && !excused {
                     self.timeline.violation("a pull fails only while something is broken", &what);
                 }
                 false
@@ -213,7 +216,7 @@ impl Caller {
     }
 
     /// Whether the runtime has the image that a pull brought.
-    async fn is_there(&self, want: &Want) -> bool {
+    async fn is_present(&self, want: &Want) -> bool {
         let began = Instant::now();
         loop {
             let found = self.image_status(want).await;
@@ -235,7 +238,7 @@ impl Caller {
     }
 }
 
-impl Manner {
+impl CallKind {
     fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_card_is_drawn_before_one_is_drawn_again() {
+    fn every_card_is_drawn_before_any_repeats() {
         let (mut deck, mut rng) = (Deck::new(vec![1, 2, 3, 4]), chooser(7, "test"));
         for _ in 0..5 {
             let mut round: Vec<_> = (0..4).filter_map(|_| deck.draw(&mut rng)).collect();

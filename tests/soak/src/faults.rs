@@ -96,10 +96,10 @@ impl Lane {
                 break;
             }
             let what = name(fault);
-            self.timeline.note("fault", &what);
+            self.timeline.record("fault", &what);
             self.timeline.count(&format!("fault: {what}"));
             self.inject(fault).await.with_context(|| format!("the fault {what}"))?;
-            self.timeline.note("fault", &format!("{what} is undone"));
+            self.timeline.record("fault", &format!("{what} is undone"));
         }
         Ok(())
     }

@@ -125,7 +125,7 @@ async fn run(args: &Args, seed: u64, stage: &Arc<Stage>, timeline: &Timeline) ->
     for lane in lanes {
         lane.await.context("a lane of faults panicked")??;
     }
-    timeline.note("phase", "all faults are undone");
+    timeline.record("phase", "all faults are undone");
     println!("no more faults; waiting for {} wanted images", supply.missing().len());
     producer.await.context("the supply panicked")??;
     settle(&supply, timeline).await;
@@ -134,7 +134,7 @@ async fn run(args: &Args, seed: u64, stage: &Arc<Stage>, timeline: &Timeline) ->
         worker.await.context("a caller panicked")??;
     }
     let seen = monitor.stop().await?;
-    let sent = audit::judge(stage, timeline, &supply, args.limit);
+    let sent = audit::check(stage, timeline, &supply, args.limit);
     Ok(report::Report::new(args, seed, timeline, &supply, seen, sent))
 }
 
@@ -153,5 +153,5 @@ async fn settle(supply: &supply::Supply, timeline: &Timeline) {
         }
         missing = now;
     }
-    timeline.note("phase", "every wanted image has arrived");
+    timeline.record("phase", "every wanted image has arrived");
 }

@@ -82,7 +82,7 @@ impl User {
             let runs = self.runs(&pod, &want.name, always, patience).await;
             let deleted = self.stage.cluster.admin.delete_pod("default", &pod).await;
             if let Err(error) = deleted {
-                self.timeline.note("pod", &format!("cannot delete {pod}: {error:#}"));
+                self.timeline.record("pod", &format!("cannot delete {pod}: {error:#}"));
             }
             match runs {
                 Ok(true) => {
@@ -90,7 +90,7 @@ impl User {
                     return self.supply.arrived(want).await;
                 }
                 Ok(false) => self.timeline.count("pod: deleted before it ran"),
-                Err(error) => self.timeline.note("pod", &format!("{pod}: {error:#}")),
+                Err(error) => self.timeline.record("pod", &format!("{pod}: {error:#}")),
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl User {
             }
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
-        self.timeline.note("pod", &format!("{name} ({image}) does not run after {patience:?}: {last}"));
+        self.timeline.record("pod", &format!("{name} ({image}) does not run after {patience:?}: {last}"));
         Ok(false)
     }
 }

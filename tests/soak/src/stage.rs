@@ -94,7 +94,7 @@ impl Stage {
         let kubelet = cluster.kubelet(&scratch, NODE, &runtime, &options).await?;
         cluster.admin.await_condition(NODE, "Ready", "True").await?;
         agent.ready().await?;
-        timeline.note("stage", "started");
+        timeline.record("stage", "started");
         Ok(Self {
             kubelet,
             agent: Mutex::new(agent),

@@ -105,7 +105,7 @@ impl Supply {
 
     /// Records the arrival of an image. The last one of a group removes the group.
     pub(crate) async fn arrived(&self, want: &Want) -> Result<()> {
-        self.timeline.note("arrived", &want.name);
+        self.timeline.record("arrived", &want.name);
         let complete = {
             let mut inner = self.lock();
             inner.missing.remove(&want.name);
@@ -132,7 +132,7 @@ impl Supply {
                     _ => tokio::time::sleep(Duration::from_millis(500)).await,
                 }
             }
-            source.registry.forget(image)?;
+            source.registry.delete_image(image)?;
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Supply {
         loop {
             left -= 1;
             match self.stage.push(private, spec).await {
-                Err(error) if left > 0 => self.timeline.note("pushed again", &format!("{error:#}")),
+                Err(error) if left > 0 => self.timeline.record("pushed again", &format!("{error:#}")),
                 pushed => return pushed,
             }
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -82,7 +82,7 @@ impl Timeline {
         let began_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let shared = Shared { began: Instant::now(), began_unix, inner: Mutex::new(inner) };
         let timeline = Self(Arc::new(shared));
-        timeline.note("seed", &seed.to_string());
+        timeline.record("seed", &seed.to_string());
         Ok(timeline)
     }
 
@@ -98,7 +98,7 @@ impl Timeline {
         self.0.began + Duration::from_millis(unix_millis).saturating_sub(self.0.began_unix)
     }
 
-    pub(crate) fn note(&self, kind: &str, what: &str) {
+    pub(crate) fn record(&self, kind: &str, what: &str) {
         self.write(&mut self.lock(), kind, what);
     }
 
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_excuses_what_overlaps_it_or_begins_shortly_after() {
+    fn a_window_excuses_failures_that_overlap_or_follow_shortly() {
         let base = Instant::now();
         let at = |seconds| base + Duration::from_secs(seconds);
         let windows = [Window { what: Broken::Runtime, from: at(10), to: Some(at(20)) }];

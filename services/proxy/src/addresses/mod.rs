@@ -17,7 +17,7 @@ use std::{io, net::IpAddr};
 
 pub use interfaces::{Interface, InterfacePattern, matching};
 pub use setting::{Match, NodePortAddresses, SettingError, node_port_addresses};
-pub use watch::{AddressWatch, Notices, watch};
+pub use watch::{AddressWatch, WatchScope, watch};
 
 use crate::model::Family;
 

@@ -55,7 +55,7 @@ fn case_46_loopback_addresses_never_answer() {
 }
 
 #[test]
-fn the_setting_says_what_is_wrong_with_it() {
+fn invalid_settings_are_explained() {
     let parse = |values: &[&str]| NodePortAddresses::parse(values, NodePortAddresses::Primary);
     assert_eq!(
         NodePortAddresses::parse::<&str>(&[], NodePortAddresses::Cidrs(Vec::new())),
@@ -74,11 +74,11 @@ fn the_setting_says_what_is_wrong_with_it() {
 }
 
 #[test]
-fn addresses_are_followed_as_they_come_and_go() {
+fn address_changes_are_followed() {
     crate::testing::in_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let watch = watch(Notices::Addresses).await.unwrap();
+            let watch = watch(WatchScope::Addresses).await.unwrap();
             let mut receiver = watch.receiver();
             let added: IpAddr = "192.0.2.99".parse().unwrap();
             assert!(!receiver.borrow_and_update().as_slice().contains(&added));
@@ -87,7 +87,10 @@ fn addresses_are_followed_as_they_come_and_go() {
                     Command::new("ip").args(["address", change, "192.0.2.99/32", "dev", "lo"]).status();
                 assert!(status.unwrap().success());
                 let seen = receiver.wait_for(|addresses| addresses.as_slice().contains(&added) == there);
-                tokio::time::timeout(Duration::from_secs(60), seen).await.expect("it is heard of").unwrap();
+                tokio::time::timeout(Duration::from_secs(60), seen)
+                    .await
+                    .expect("the change is received")
+                    .unwrap();
                 assert_eq!(LocalAddresses::now().unwrap().of(Family::V4).any(|ip| ip == added), there);
             }
         });
@@ -130,14 +133,14 @@ fn interfaces_without_a_link_layer_address_are_listed() {
 
 /// Covers an interface without addresses, and one that is created again under the same name.
 #[test]
-fn interfaces_are_followed_as_they_come_and_go() {
+fn interface_changes_are_followed() {
     crate::testing::in_namespace(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let ip = |arguments: &str| {
                 assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success());
             };
-            let watch = watch(Notices::AddressesAndInterfaces).await.unwrap();
+            let watch = watch(WatchScope::AddressesAndInterfaces).await.unwrap();
             let mut receiver = watch.receiver();
             let index = |addresses: &LocalAddresses| {
                 let found = addresses.interfaces().iter().find(|interface| interface.name == "veth7");
@@ -149,7 +152,7 @@ fn interfaces_are_followed_as_they_come_and_go() {
             let mut wait = async |wanted: &dyn Fn(Option<usize>) -> bool| {
                 let seen = receiver.wait_for(|addresses| wanted(index(addresses)));
                 let seen = tokio::time::timeout(Duration::from_secs(60), seen).await;
-                index(&seen.expect("it is heard of").unwrap())
+                index(&seen.expect("the change is received").unwrap())
             };
             let first = wait(&|index| index.is_some()).await;
             ip("link delete veth7");

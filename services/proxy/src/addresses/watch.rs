@@ -23,16 +23,16 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// Delay after a failed listing or a failed socket.
 const RETRY: Duration = Duration::from_secs(5);
 /// Longer notifications are truncated, because their content is not read.
-const NOTICE_BYTES: usize = 4096;
+const NOTIFICATION_BYTES: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notices {
+pub enum WatchScope {
     Addresses,
     /// Changes of addresses, and interfaces that are added or removed.
     AddressesAndInterfaces,
 }
 
-impl Notices {
+impl WatchScope {
     const fn groups(self) -> u32 {
         match self {
             Self::Addresses => ADDRESS_GROUPS,
@@ -66,17 +66,17 @@ impl Drop for AddressWatch {
 ///
 /// # Errors
 /// The addresses cannot be listed, or the socket cannot be opened.
-pub async fn watch(notices: Notices) -> Result<AddressWatch, AddressError> {
+pub async fn watch(scope: WatchScope) -> Result<AddressWatch, AddressError> {
     // The socket is opened first, so that no change after the listing is missed.
-    let socket = open(notices).map_err(AddressError::Socket)?;
+    let socket = open(scope).map_err(AddressError::Socket)?;
     let (sender, receiver) = watch::channel(Arc::new(list().await?));
-    let task = tokio::spawn(follow(notices, socket, sender));
+    let task = tokio::spawn(follow(scope, socket, sender));
     Ok(AddressWatch { receiver, task })
 }
 
-fn open(notices: Notices) -> io::Result<TokioSocket> {
+fn open(scope: WatchScope) -> io::Result<TokioSocket> {
     let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-    socket.socket_mut().bind(&SocketAddr::new(0, notices.groups()))?;
+    socket.socket_mut().bind(&SocketAddr::new(0, scope.groups()))?;
     Ok(socket)
 }
 
@@ -85,16 +85,16 @@ async fn list() -> Result<LocalAddresses, AddressError> {
     spawn_blocking(LocalAddresses::now).await.unwrap_or(Err(AddressError::Stopping))
 }
 
-async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender<Arc<LocalAddresses>>) {
+async fn follow(scope: WatchScope, mut socket: TokioSocket, sender: watch::Sender<Arc<LocalAddresses>>) {
     loop {
-        if let Err(error) = hear(&socket).await {
+        if let Err(error) = receive_notification(&socket).await {
             tracing::warn!(%error, retry_in = ?RETRY, "cannot read address changes of this node; reopening \
                                                        the socket");
             sleep(RETRY).await;
-            socket = reopen(notices).await;
+            socket = reopen(scope).await;
         }
         sleep(SETTLE).await;
-        let addresses = ask().await;
+        let addresses = list_until_success().await;
         sender.send_if_modified(|known| {
             let changed = **known != addresses;
             if changed {
@@ -109,7 +109,7 @@ async fn follow(notices: Notices, mut socket: TokioSocket, sender: watch::Sender
 }
 
 /// Lists the addresses, and retries until that succeeds; the last known addresses stay in use until then.
-async fn ask() -> LocalAddresses {
+async fn list_until_success() -> LocalAddresses {
     loop {
         match list().await {
             Ok(addresses) => return addresses,
@@ -122,17 +122,17 @@ async fn ask() -> LocalAddresses {
 }
 
 /// Waits for a notification, or for the error that some were lost.
-async fn hear(socket: &TokioSocket) -> io::Result<()> {
-    let mut notice = Vec::with_capacity(NOTICE_BYTES);
-    match socket.recv(&mut notice).await {
+async fn receive_notification(socket: &TokioSocket) -> io::Result<()> {
+    let mut notification = Vec::with_capacity(NOTIFICATION_BYTES);
+    match socket.recv(&mut notification).await {
         Err(error) if error.raw_os_error() == Some(nix::errno::Errno::ENOBUFS as i32) => Ok(()),
-        heard => heard.map(drop),
+        received => received.map(drop),
     }
 }
 
-async fn reopen(notices: Notices) -> TokioSocket {
+async fn reopen(scope: WatchScope) -> TokioSocket {
     loop {
-        match open(notices) {
+        match open(scope) {
             Ok(socket) => return socket,
             Err(error) => {
                 tracing::warn!(%error, retry_in = ?RETRY, "cannot watch the addresses of this node");

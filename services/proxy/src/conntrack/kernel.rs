@@ -25,11 +25,11 @@ use super::{ConntrackError, Flow, wire};
 use crate::model::{Family, Protocol};
 
 /// Attempts to list flows while the listing is interrupted. Source: kube-proxy.
-const DUMP_TRIES: usize = 5;
+const DUMP_ATTEMPTS: usize = 5;
 /// More than the kernel puts into one message of a dump.
 const RECEIVE_BYTES: usize = 128 * 1024;
 /// The kernel answers at once; the timeout only keeps a thread from blocking forever if it does not.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Alignment of attributes in a netlink message, in bytes.
 const ALIGN: usize = 4;
 
@@ -57,8 +57,8 @@ impl Conntrack {
             socket.connect(&SocketAddr::new(0, 0))?;
             // Errors need not repeat the request.
             socket.set_cap_ack(true)?;
-            let patience = TimeVal::new(i64::try_from(PATIENCE.as_secs()).unwrap_or(i64::MAX), 0);
-            setsockopt(&socket, ReceiveTimeout, &patience)?;
+            let timeout = TimeVal::new(i64::try_from(ANSWER_TIMEOUT.as_secs()).unwrap_or(i64::MAX), 0);
+            setsockopt(&socket, ReceiveTimeout, &timeout)?;
             Ok(socket)
         };
         let socket = open().map_err(|error| ConntrackError::new("open a netlink socket", error))?;
@@ -79,7 +79,7 @@ impl Conntrack {
         let mut wanted = |flow: &Flow| flow.protocol == Protocol::Udp.number() && wanted(flow);
         let mut filtered = true;
         let mut flows = HashSet::new();
-        let interrupted = tries(|| {
+        let interrupted = repeat_dump(|| {
             let request = if filtered { wire::dump_udp() } else { wire::dump_all() };
             match self.dump_once(family, request, &mut wanted, &mut flows) {
                 // A kernel that knows filters, but not this one.
@@ -225,8 +225,8 @@ impl Conntrack {
 }
 
 /// Returns whether every attempt was interrupted.
-fn tries(mut once: impl FnMut() -> Result<bool, ConntrackError>) -> Result<bool, ConntrackError> {
-    for _ in 0..DUMP_TRIES {
+fn repeat_dump(mut once: impl FnMut() -> Result<bool, ConntrackError>) -> Result<bool, ConntrackError> {
+    for _ in 0..DUMP_ATTEMPTS {
         if !once()? {
             return Ok(false);
         }
@@ -247,7 +247,7 @@ mod tests {
     use super::{super::tests::Node, *};
 
     #[test]
-    fn the_kernel_lists_udp_alone() {
+    fn the_kernel_lists_udp_only() {
         for family in Family::ALL {
             Node::run(family, |node| {
                 node.nat();
@@ -268,19 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_list_is_asked_for_five_times_and_used_all_the_same() {
+    fn an_interrupted_dump_is_repeated_five_times_and_used() {
         for (answers, asked, interrupted) in
             [(vec![false], 1, false), (vec![true, true, false], 3, false), (vec![true; 9], 5, true)]
         {
             let mut calls = 0;
-            let result = tries(|| {
+            let result = repeat_dump(|| {
                 calls += 1;
                 Ok(answers[calls - 1])
             });
             assert_eq!((calls, result.unwrap()), (asked, interrupted), "{answers:?}");
         }
-        let refused =
-            tries(|| Err(ConntrackError::new("list", io::Error::from_raw_os_error(Errno::EPERM as i32))));
+        let refused = repeat_dump(|| {
+            Err(ConntrackError::new("list", io::Error::from_raw_os_error(Errno::EPERM as i32)))
+        });
         assert!(matches!(refused, Err(ConntrackError::NotPermitted { what: "list" })), "{refused:?}");
     }
 }

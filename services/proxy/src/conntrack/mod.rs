@@ -21,7 +21,7 @@ use std::net::IpAddr;
 pub use error::ConntrackError;
 pub use frontends::{UdpFrontend, UdpFrontends};
 pub use kernel::{Conntrack, Dump};
-pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, Wanted, apply};
+pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, WantedSysctl, apply};
 
 use crate::model::Family;
 

@@ -44,7 +44,7 @@ pub struct ConntrackOptions {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedSysctl {
     /// Name of the sysctl below `net.netfilter`.
     pub name: &'static str,
     /// Entries, buckets, seconds, or 1 for true.
@@ -53,7 +53,7 @@ pub struct Wanted {
     pub at_least: bool,
 }
 
-impl Wanted {
+impl WantedSysctl {
     fn is_met_by(&self, now: u64) -> bool {
         now == self.value || self.at_least && now > self.value
     }
@@ -62,7 +62,7 @@ impl Wanted {
 impl ConntrackOptions {
     /// Values for a machine with this number of CPUs, in write order: the hash table grows before the limit.
     #[must_use]
-    pub fn wanted(&self, cpus: usize) -> Vec<Wanted> {
+    pub fn wanted(&self, cpus: usize) -> Vec<WantedSysctl> {
         let seconds = |time: Duration| Some(time.as_secs()).filter(|seconds| *seconds > 0);
         let max = self.max(u64::try_from(cpus).unwrap_or(u64::MAX));
         let exactly = [
@@ -74,10 +74,10 @@ impl ConntrackOptions {
             (UDP_STREAM, seconds(self.udp_stream_timeout)),
         ];
         let buckets =
-            max.map(|max| Wanted { name: BUCKETS, value: max / ENTRIES_PER_BUCKET, at_least: true });
+            max.map(|max| WantedSysctl { name: BUCKETS, value: max / ENTRIES_PER_BUCKET, at_least: true });
         let exactly = exactly
             .into_iter()
-            .filter_map(|(name, value)| Some(Wanted { name, value: value?, at_least: false }));
+            .filter_map(|(name, value)| Some(WantedSysctl { name, value: value?, at_least: false }));
         buckets.into_iter().chain(exactly).collect()
     }
 
@@ -142,12 +142,12 @@ impl fmt::Display for Setting {
 }
 
 /// Writes every value that differs. A value that cannot be read is written, too.
-pub fn apply(wanted: &[Wanted], sysctls: &dyn Sysctls) -> Vec<Setting> {
+pub fn apply(wanted: &[WantedSysctl], sysctls: &dyn Sysctls) -> Vec<Setting> {
     wanted.iter().map(|wanted| set(wanted, sysctls)).collect()
 }
 
-fn set(wanted: &Wanted, sysctls: &dyn Sysctls) -> Setting {
-    let Wanted { name, value, .. } = *wanted;
+fn set(wanted: &WantedSysctl, sysctls: &dyn Sysctls) -> Setting {
+    let WantedSysctl { name, value, .. } = *wanted;
     let before = sysctls.read(name).ok();
     let setting = |now, refused| Setting { name, wanted: value, now, refused };
     if before.is_some_and(|now| wanted.is_met_by(now)) {

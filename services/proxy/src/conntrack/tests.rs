@@ -174,7 +174,7 @@ fn tcp(to: IpAddr, port: u16) -> (String, u16, IpAddr, u16) {
 }
 
 #[test]
-fn case_48_flows_to_an_endpoint_that_is_gone_are_deleted_whichever_way_they_came() {
+fn case_48_flows_to_a_removed_endpoint_are_deleted_for_every_frontend() {
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
@@ -206,7 +206,7 @@ fn case_48_flows_to_an_endpoint_that_is_gone_are_deleted_whichever_way_they_came
 }
 
 #[test]
-fn case_49_flows_without_translation_go_with_the_first_endpoint_and_none_go_with_the_last() {
+fn case_49_untranslated_flows_are_deleted_with_the_first_endpoint_and_kept_with_the_last() {
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
@@ -228,7 +228,7 @@ fn case_49_flows_without_translation_go_with_the_first_endpoint_and_none_go_with
 }
 
 #[test]
-fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_another() {
+fn case_50_flows_to_serving_endpoints_are_kept_unless_the_port_changed() {
     for family in Family::ALL {
         Node::run(family, |node| {
             node.nat();
@@ -244,7 +244,7 @@ fn case_50_flows_to_any_serving_endpoint_are_kept_and_a_port_that_changed_is_ano
 }
 
 #[test]
-fn a_flow_that_is_gone_by_itself_is_no_error() {
+fn an_expired_flow_is_no_error() {
     Node::run(Family::V4, |node| {
         node.nat();
         node.send(4001, node.v, 53);
@@ -320,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn many_flows_and_services_are_judged_one_by_one() {
+fn many_flows_are_matched_to_many_services() {
     let service = |n: u32| IpAddr::from((0x0a60_0000 + n).to_be_bytes());
     let pod = |n: u32| Endpoint { ip: IpAddr::from((0x0af4_0000 + n).to_be_bytes()), port: 5353 };
     let frontends: UdpFrontends = (0..1_000)
@@ -377,7 +377,7 @@ fn two_services_of_one_frontend_keep_the_flows_of_both() {
 }
 
 #[test]
-fn an_offloaded_flow_is_told_from_other_failures() {
+fn offloaded_flows_are_distinguished_from_other_failures() {
     use nix::errno::Errno;
     let error =
         |errno: Errno| ConntrackError::new("delete a flow", std::io::Error::from_raw_os_error(errno as i32));

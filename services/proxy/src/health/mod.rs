@@ -23,7 +23,7 @@ mod tests;
 mod zpages;
 
 pub(crate) use checks::{
-    DEFAULT_RETRY, HealthCheckState, HealthChecks, ListenOn, ServiceHealthCheck, SocketState,
+    DEFAULT_RETRY, HealthCheckState, HealthChecks, ListenAddresses, ServiceHealthCheck, SocketState,
 };
 pub(crate) use server::{BoundServer, MetricsPages};
 pub(crate) use status::Health;

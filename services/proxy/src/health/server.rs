@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    status::{Health, Moment, Report},
+    status::{Health, HealthResponse, Moment},
     zpages::Zpages,
 };
 use crate::metrics::ProxyMetrics;
@@ -150,7 +150,7 @@ impl Pages for HealthPages {
     }
 }
 
-fn document(report: Report) -> Answer {
+fn document(report: HealthResponse) -> Answer {
     let status = StatusCode::from_u16(report.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     answer(status, JSON, report.body)
 }
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn p20_whether_an_address_can_be_listened_on_is_known_at_once() {
+    async fn p20_bind_failures_are_known_at_once() {
         let other = std::net::TcpListener::bind(any_port()).unwrap();
         let health = Health::new(Duration::from_secs(30), None);
         let taken = other.local_addr().unwrap();
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_taken_is_tried_until_it_is_free() {
+    async fn a_used_address_is_retried_until_it_is_free() {
         let other = std::net::TcpListener::bind(any_port()).unwrap();
         let taken = other.local_addr().unwrap();
         let pages = Arc::new(HealthPages {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_address_is_one_of_both_families() {
+    async fn the_unspecified_address_listens_on_both_families() {
         let health = Health::new(Duration::from_secs(30), None);
         let server = BoundServer::health("0.0.0.0:0".parse().unwrap(), health, ProxyMetrics::default());
         let port = address(&server).await.port();

@@ -62,7 +62,7 @@ pub(crate) struct ProxyHealth {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Report {
+pub(crate) struct HealthResponse {
     /// 200 or 503.
     pub(crate) status: u16,
     pub(crate) body: String,
@@ -157,16 +157,16 @@ impl ProxyHealth {
         self.node_eligible
     }
 
-    pub(crate) fn livez(&self, now: Moment) -> Report {
+    pub(crate) fn livez(&self, now: Moment) -> HealthResponse {
         self.report(None, now)
     }
 
     /// 200 also needs an eligible node.
-    pub(crate) fn healthz(&self, now: Moment) -> Report {
+    pub(crate) fn healthz(&self, now: Moment) -> HealthResponse {
         self.report(Some(self.node_eligible), now)
     }
 
-    fn report(&self, node_eligible: Option<bool>, now: Moment) -> Report {
+    fn report(&self, node_eligible: Option<bool>, now: Moment) -> HealthResponse {
         let healthy = self.is_healthy(now.instant);
         let endpoints_too_stale = node_eligible.is_some() && self.is_too_stale(now);
         let passed = healthy && node_eligible.unwrap_or(true) && !endpoints_too_stale;
@@ -191,7 +191,7 @@ impl ProxyHealth {
             endpoints_too_stale,
             status: status.collect(),
         };
-        Report {
+        HealthResponse {
             status: if passed { 200 } else { 503 },
             // The document has string keys, strings and booleans only: serializing cannot fail.
             body: serde_json::to_string(&document).unwrap_or_default(),
@@ -246,11 +246,11 @@ impl Health {
         self.lock().is_node_eligible()
     }
 
-    pub(crate) fn livez(&self) -> Report {
+    pub(crate) fn livez(&self) -> HealthResponse {
         self.lock().livez(Moment::now())
     }
 
-    pub(crate) fn healthz(&self) -> Report {
+    pub(crate) fn healthz(&self) -> HealthResponse {
         self.lock().healthz(Moment::now())
     }
 }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn case_54_a_node_that_is_going_or_unknown_gets_no_traffic_and_the_proxy_lives() {
+    fn case_54_a_deleted_or_unknown_node_is_ineligible_and_the_proxy_stays_live() {
         let clock = Clock::new();
         let mut health = ProxyHealth::new(PERIOD, None);
         health.synced(Family::V4, clock.at(1));
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(statuses(&health, clock.at(70)), (503, 503), "exactly twice the period is late");
         health.queued(Family::V4, clock.at(71).instant);
         health.synced(Family::V4, clock.at(72));
-        assert_eq!(statuses(&health, clock.at(73)), (503, 503), "IPv4 says nothing of IPv6");
+        assert_eq!(statuses(&health, clock.at(73)), (503, 503), "IPv4 does not affect IPv6");
         health.synced(Family::V6, clock.at(74));
         assert_eq!(statuses(&health, clock.at(74)), (200, 200));
         assert_eq!(statuses(&health, clock.at(9_999)), (200, 200), "nothing waits");
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn p7_endpoints_that_nobody_confirms_for_too_long_take_no_traffic_and_the_proxy_lives() {
+    fn p7_endpoints_stale_for_too_long_get_no_traffic_and_the_proxy_stays_live() {
         type Act = fn(&mut ProxyHealth, &Clock);
         let unix_ms = |clock: &Clock, seconds| clock.at(seconds).wall.as_millisecond();
         let stale: Act = |health, clock| health.stale_since(Some(clock.at(10).wall.as_millisecond()));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_large_ruleset_comes_whole_and_in_messages_that_every_client_takes() {
+    async fn a_large_ruleset_is_sent_in_messages_below_the_default_limit() {
         let fake = Fake::new();
         let large = "element\n".repeat(1 << 20);
         fake.script().text =
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_ruleset_that_is_cut_off_is_an_error() {
+    async fn a_truncated_ruleset_is_an_error() {
         let fake = Fake::new();
         fake.script().endless = true;
         let served = Served::start(&fake);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_of_the_ruleset_are_bounded() {
+    async fn concurrent_prints_are_bounded() {
         let fake = Fake::new();
         fake.script().endless = true;
         let served = Served::start(&fake);

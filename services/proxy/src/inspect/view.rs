@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_cut_between_characters_and_nothing_is_lost() {
+    fn text_is_split_between_characters_without_loss() {
         for text in [
             String::new(),
             "a".into(),

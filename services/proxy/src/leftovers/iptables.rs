@@ -1,6 +1,6 @@
 //! Chains of kube-proxy in iptables.
 //!
-//! Owns: which chains are kube-proxy's, and [`Plan`], which removes them. In: output of `iptables-save`. Out: input of
+//! Owns: which chains are kube-proxy's, and [`IptablesRemoval`], which removes them. In: output of `iptables-save`. Out: input of
 //! `iptables-restore --noflush`.
 
 use std::{
@@ -77,7 +77,7 @@ fn is_legacy(save: &Path) -> bool {
 
 /// Why chains of kube-proxy may be in tables of iptables-legacy, which only its programs can list. `names`: the file
 /// with the names of the tables; only root may read it, and it exists once the module is loaded.
-pub(super) fn unseen(names: &io::Result<String>) -> Option<&'static str> {
+pub(super) fn unlistable(names: &io::Result<String>) -> Option<&'static str> {
     match names {
         Ok(names) if names.lines().any(|name| name == "nat") => Some("it has a table nat"),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -88,7 +88,7 @@ pub(super) fn unseen(names: &io::Result<String>) -> Option<&'static str> {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct IptablesRemoval {
     /// For `iptables-restore --noflush`; empty: there is nothing to remove.
     pub input: String,
     pub chains: usize,
@@ -96,7 +96,7 @@ pub struct Plan {
     pub kept: BTreeMap<String, String>,
 }
 
-impl Plan {
+impl IptablesRemoval {
     /// `saved`: output of `iptables-save`.
     #[must_use]
     pub fn of(saved: &str) -> Self {

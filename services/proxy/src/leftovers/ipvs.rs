@@ -31,13 +31,13 @@ const SET_NAME_MAX: usize = 31;
 
 /// Virtual servers, and the interface that identifies them as kube-proxy's.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct IpvsState {
     /// By family.
     pub(super) servers: [usize; 2],
     pub(super) has_interface: bool,
 }
 
-impl Seen {
+impl IpvsState {
     pub(super) fn now(places: &Places) -> Self {
         let read = |file: &str| fs::read_to_string(places.proc_net.join(file)).unwrap_or_default();
         Self::of(&read("ip_vs"), &read("dev"))
@@ -76,7 +76,7 @@ impl Seen {
 
 /// As in kube-proxy: removes all virtual servers, of any program, but only if its interface exists.
 pub(super) fn remove(places: &Places, removal: &mut Removal) {
-    let seen = Seen::now(places);
+    let seen = IpvsState::now(places);
     let servers: usize = seen.servers.iter().sum();
     if seen.has_interface {
         if servers > 0 {

@@ -20,7 +20,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-pub use iptables::Plan;
+pub use iptables::IptablesRemoval;
 
 use crate::model::Family;
 
@@ -50,14 +50,14 @@ impl Default for Places {
 /// Leftovers of the mode ipvs, by family. nft tables and chains are not checked here.
 #[must_use]
 pub fn found(places: &Places) -> Vec<(Family, String)> {
-    ipvs::Seen::now(places).describe()
+    ipvs::IpvsState::now(places).describe()
 }
 
 /// The families in which iptables-legacy may have chains of kube-proxy that cannot be listed, and why.
 #[must_use]
-pub fn unseen(places: &Places) -> Vec<(Family, &'static str)> {
+pub fn unlistable(places: &Places) -> Vec<(Family, &'static str)> {
     let files = [(Family::V4, "ip_tables_names"), (Family::V6, "ip6_tables_names")];
-    let reason = |file| iptables::unseen(&fs::read_to_string(places.proc_net.join(file)));
+    let reason = |file| iptables::unlistable(&fs::read_to_string(places.proc_net.join(file)));
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
@@ -82,7 +82,7 @@ pub fn remove(places: &Places) -> Removal {
         }
         remove_chains(&tool, &mut removal);
     }
-    for (family, reason) in unseen(places) {
+    for (family, reason) in unlistable(places) {
         if !seen_legacy[family as usize] {
             removal.notes.push(format!(
                 "{family}: cannot check whether iptables-legacy has chains of kube-proxy ({reason}); install \
@@ -96,7 +96,7 @@ pub fn remove(places: &Places) -> Removal {
 
 fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
     let plan = match run(&tool.save, &[], None) {
-        Ok(saved) => Plan::of(&saved),
+        Ok(saved) => IptablesRemoval::of(&saved),
         Err(error) => {
             return removal.notes.push(format!("cannot list the chains of {}: {error}", tool.name));
         }
@@ -131,6 +131,6 @@ fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> io::Result<St
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr).lines().collect::<Vec<_>>().join("; ");
-    Err(io::Error::other(format!("{} failed ({}): {said}", program.display(), output.status)))
+    let message = String::from_utf8_lossy(&output.stderr).lines().collect::<Vec<_>>().join("; ");
+    Err(io::Error::other(format!("{} failed ({}): {message}", program.display(), output.status)))
 }

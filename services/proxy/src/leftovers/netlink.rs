@@ -29,11 +29,11 @@ pub(super) fn flush_ipvs() -> io::Result<()> {
     let generic = |command: u8| vec![command, 1, 0, 0];
     let mut question = generic(GET_FAMILY);
     question.extend(attribute(FAMILY_NAME, b"IPVS\0"));
-    let answer = ask(NETLINK_GENERIC, CONTROL, 0, &question)?;
+    let answer = request(NETLINK_GENERIC, CONTROL, 0, &question)?;
     let id = find(answer.get(4..).unwrap_or_default(), FAMILY_ID)
         .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
         .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
-    ask(NETLINK_GENERIC, id, 0, &generic(FLUSH)).map(drop)
+    request(NETLINK_GENERIC, id, 0, &generic(FLUSH)).map(drop)
 }
 
 /// Deletes an interface of the network namespace.
@@ -44,7 +44,7 @@ pub(super) fn delete_interface(name: &str) -> io::Result<()> {
     // ifinfomsg: by name, not by index.
     let mut message = vec![0; 16];
     message.extend(attribute(NAME, &terminated(name)));
-    ask(NETLINK_ROUTE, DELETE_LINK, 0, &message).map(drop)
+    request(NETLINK_ROUTE, DELETE_LINK, 0, &message).map(drop)
 }
 
 /// Deletes an ipset set. Returns `false` if there is none of the name.
@@ -59,7 +59,7 @@ pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
     // Without a name the kernel would destroy every set.
     message.extend(attribute(NAME, &terminated(name)));
     // Without the flag, the kernel reports success for a set that does not exist.
-    match ask(NETLINK_NETFILTER, DESTROY, NLM_F_EXCL, &message) {
+    match request(NETLINK_NETFILTER, DESTROY, NLM_F_EXCL, &message) {
         Ok(_) => Ok(true),
         Err(error) => match error.raw_os_error().map(nix::errno::Errno::from_raw) {
             // nfnetlink answers EINVAL if the kernel has no ipset.
@@ -97,7 +97,7 @@ fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 /// Sends a request that is acknowledged, and returns the payload of what came before the acknowledgement.
-fn ask(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
+fn request(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;

@@ -1,4 +1,4 @@
-use super::{ipvs::Seen, *};
+use super::{ipvs::IpvsState, *};
 use crate::testing::in_namespace;
 
 /// Output of `iptables-save` (1.8.9) on a node with a kube-proxy, a kubelet, a portmap plugin and a firewall.
@@ -40,8 +40,8 @@ COMMIT
 "#;
 
 #[test]
-fn p20_kube_proxys_chains_go_and_all_others_stay() {
-    let plan = Plan::of(SAVED);
+fn p20_chains_of_kube_proxy_are_removed_and_others_kept() {
+    let plan = IptablesRemoval::of(SAVED);
     let expected = r#"*mangle
 :KUBE-PROXY-CANARY - [0:0]
 -X KUBE-PROXY-CANARY
@@ -75,7 +75,7 @@ COMMIT
 #[test]
 fn p20_a_chain_that_another_program_uses_stays() {
     let saved = SAVED.replace("-A MINE -j RETURN", "-A MINE -s 10.244.0.0/16 -j KUBE-MARK-MASQ");
-    let plan = Plan::of(&saved);
+    let plan = IptablesRemoval::of(&saved);
     let kept: Vec<(&str, &str)> = plan.kept.iter().map(|(chain, by)| (chain.as_str(), by.as_str())).collect();
     assert_eq!(kept, [("KUBE-MARK-MASQ", "MINE"), ("KUBE-POSTROUTING", "MINE")]);
     for chain in ["KUBE-MARK-MASQ", "KUBE-POSTROUTING"] {
@@ -93,28 +93,28 @@ fn p20_a_chain_that_another_program_uses_stays() {
 }
 
 #[test]
-fn p20_a_node_without_a_kube_proxy_is_left_alone() {
+fn p20_a_node_without_kube_proxy_is_not_changed() {
     for saved in [
         "",
         "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\n-A PREROUTING -j KUBE-FIREWALL\nCOMMIT\n",
     ] {
-        let plan = Plan::of(saved);
+        let plan = IptablesRemoval::of(saved);
         assert!(plan.is_empty() && plan.input.is_empty(), "{plan:?}");
     }
 }
 
 #[test]
-fn p20_virtual_servers_are_kube_proxys_beside_its_interface_only() {
+fn p20_virtual_servers_belong_to_kube_proxy_only_with_its_interface() {
     let servers = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> \
                    RemoteAddress:Port Forward Weight ActiveConn InActConn\nTCP  0A600001:01BB rr \n  -> 0A000001:192B Masq \
                    1 0 0\nUDP  0A60000A:0035 rr \nTCP  [fd00:0010:0096:0000:0000:0000:0000:0001]:01BB rr \nFWM  00000001 rr\n";
     let dev = "Inter-|   Receive\n    lo: 0 0\nkube-ipvs0: 0 0 0\n";
-    let seen = Seen::of(servers, dev);
-    assert_eq!(seen, Seen { servers: [2, 1], has_interface: true });
-    let said: Vec<(Family, String)> = seen.describe();
-    assert_eq!(said.len(), 3, "{said:?}");
-    assert!(said[2].0 == Family::V6 && said[2].1.starts_with("1 virtual servers"), "{said:?}");
-    assert!(Seen::of(servers, "kube-ipvs01: 0\n").describe().is_empty());
+    let seen = IpvsState::of(servers, dev);
+    assert_eq!(seen, IpvsState { servers: [2, 1], has_interface: true });
+    let message: Vec<(Family, String)> = seen.describe();
+    assert_eq!(message.len(), 3, "{message:?}");
+    assert!(message[2].0 == Family::V6 && message[2].1.starts_with("1 virtual servers"), "{message:?}");
+    assert!(IpvsState::of(servers, "kube-ipvs01: 0\n").describe().is_empty());
 }
 
 struct Node(tempfile::TempDir);
@@ -179,7 +179,7 @@ fn both_kinds(node: Node) {
         "{removal:?}"
     );
     for file in ["nft", "legacy"] {
-        assert_eq!(fs::read_to_string(node.0.path().join(file)).unwrap(), Plan::of(SAVED).input);
+        assert_eq!(fs::read_to_string(node.0.path().join(file)).unwrap(), IptablesRemoval::of(SAVED).input);
     }
 }
 
@@ -207,16 +207,19 @@ fn p20_plain_iptables_of_either_kind_is_cleaned() {
 }
 
 #[test]
-fn p20_what_cannot_be_seen_is_said() {
-    on_node(unseen);
+fn p20_unlistable_chains_are_reported() {
+    on_node(unlistable);
 }
 
-fn unseen(node: Node) {
-    assert!(super::unseen(&node.places()).is_empty());
+fn unlistable(node: Node) {
+    assert!(super::unlistable(&node.places()).is_empty());
     node.file("ip_tables_names", "filter\n");
-    assert!(super::unseen(&node.places()).is_empty(), "a table filter alone is no kube-proxy's");
+    assert!(
+        super::unlistable(&node.places()).is_empty(),
+        "a table filter alone does not belong to kube-proxy"
+    );
     node.file("ip_tables_names", "nat\nfilter\n");
-    assert_eq!(super::unseen(&node.places()), [(Family::V4, "it has a table nat")]);
+    assert_eq!(super::unlistable(&node.places()), [(Family::V4, "it has a table nat")]);
     assert!(found(&node.places()).is_empty(), "it may be a table of any program");
     let removal = remove(&node.places());
     assert_eq!(removal.notes.len(), 1, "{removal:?}");

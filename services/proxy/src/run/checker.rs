@@ -26,12 +26,12 @@ use crate::{
 
 const OTHER_PROXIES_INTERVAL: Duration = Duration::from_secs(60);
 
-const COUNT_AFFINITY: Duration = Duration::from_secs(30);
+const AFFINITY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Pause between two attempts to check while changes wait for a sync, and the number of attempts before the table is
 /// read again.
-const POSTPONED: Duration = Duration::from_millis(5);
-const ATTEMPTS: u32 = 400;
+const POSTPONED_RETRY: Duration = Duration::from_millis(5);
+const POSTPONED_ATTEMPTS: u32 = 400;
 
 /// Starts the thread, in the network namespace of the caller. It ends when `stop` is cancelled.
 pub(super) fn start(
@@ -55,7 +55,7 @@ pub(super) fn start(
                 looked = Instant::now();
                 checker.shared.look_for_other_proxies(checker.observer.as_mut());
             }
-            if counted.is_none_or(|counted: Instant| counted.elapsed() >= COUNT_AFFINITY) {
+            if counted.is_none_or(|counted: Instant| counted.elapsed() >= AFFINITY_INTERVAL) {
                 counted = Some(Instant::now());
                 checker.shared.measure_affinity();
             }
@@ -84,10 +84,10 @@ impl Checker {
             tracing::warn!(%family, %error, "cannot read the table to check it");
             return;
         }
-        for _ in 0..ATTEMPTS {
+        for _ in 0..POSTPONED_ATTEMPTS {
             let checked = self.shared.sync().check(family, Instant::now());
             match checked {
-                Checked::Postponed => thread::sleep(POSTPONED),
+                Checked::Postponed => thread::sleep(POSTPONED_RETRY),
                 Checked::Clean => return,
                 Checked::Repaired(synced) => return finish(&self.shared, &self.cleaner, &[synced], None),
             }

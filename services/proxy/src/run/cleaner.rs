@@ -26,30 +26,30 @@ use crate::{
 };
 
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct CleanPace {
     /// Delay from the first change to the listing: a change of both families is one job.
-    gather: Duration,
+    delay: Duration,
     /// Minimum and maximum pause after a job.
-    least: Duration,
-    most: Duration,
+    min_pause: Duration,
+    max_pause: Duration,
     /// Delay after a job that failed or was incomplete.
     retry: Duration,
 }
 
-const PACE: Pace = Pace {
-    gather: Duration::from_millis(100),
-    least: Duration::from_secs(1),
-    most: Duration::from_secs(10),
+const PACE: CleanPace = CleanPace {
+    delay: Duration::from_millis(100),
+    min_pause: Duration::from_secs(1),
+    max_pause: Duration::from_secs(10),
     retry: Duration::from_secs(30),
 };
 
-/// The pause after a job is this many times its duration, within [`Pace::least`] and [`Pace::most`]: listing takes at
+/// The pause after a job is this many times its duration, within [`CleanPace::min_pause`] and [`CleanPace::max_pause`]: listing takes at
 /// most a tenth of the time if a job takes no longer than 1.1 s.
 const PAUSE_FACTOR: u32 = 9;
 
-impl Pace {
+impl CleanPace {
     fn pause(&self, took: Duration) -> Duration {
-        took.saturating_mul(PAUSE_FACTOR).clamp(self.least, self.most)
+        took.saturating_mul(PAUSE_FACTOR).clamp(self.min_pause, self.max_pause)
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) fn start(shared: Arc<Shared>) -> io::Result<Cleaner> {
 }
 
 /// Cleans the families that are due. `clean` returns `false` if it has to be retried.
-fn work(woken: &Receiver<()>, due: &Due, pace: Pace, mut clean: impl FnMut(Family) -> bool) {
+fn work(woken: &Receiver<()>, due: &Due, pace: CleanPace, mut clean: impl FnMut(Family) -> bool) {
     let mut retry: Option<Instant> = None;
     loop {
         let wait = retry.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
@@ -104,7 +104,7 @@ fn work(woken: &Receiver<()>, due: &Due, pace: Pace, mut clean: impl FnMut(Famil
             Err(RecvTimeoutError::Disconnected) => return,
             Ok(()) | Err(RecvTimeoutError::Timeout) => {}
         }
-        thread::sleep(pace.gather);
+        thread::sleep(pace.delay);
         let begun = Instant::now();
         retry = None;
         for family in Family::ALL {
@@ -202,10 +202,10 @@ mod tests {
 
     type Begun = Arc<Mutex<Vec<(Family, Instant)>>>;
 
-    const QUICK: Pace = Pace {
-        gather: Duration::from_millis(1),
-        least: Duration::from_millis(50),
-        most: Duration::from_millis(60),
+    const QUICK: CleanPace = CleanPace {
+        delay: Duration::from_millis(1),
+        min_pause: Duration::from_millis(50),
+        max_pause: Duration::from_millis(60),
         retry: Duration::from_millis(80),
     };
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn p15_a_burst_is_a_few_listings_and_the_last_one_begins_after_the_last_change() {
+    fn p15_a_burst_causes_few_listings_and_the_last_one_follows_the_last_change() {
         let mut last = Instant::now();
         let begun = with_worker(
             |_| true,
@@ -250,13 +250,13 @@ mod tests {
         let of = |family| begun.iter().filter(|(of, _)| *of == family).map(|(_, at)| *at).collect::<Vec<_>>();
         let v4 = of(Family::V4);
         assert!(v4.len() <= 8, "{} listings", v4.len());
-        assert!(v4.windows(2).all(|pair| pair[1] - pair[0] >= QUICK.least), "{v4:?}");
+        assert!(v4.windows(2).all(|pair| pair[1] - pair[0] >= QUICK.min_pause), "{v4:?}");
         assert!(v4.last().is_some_and(|at| *at >= last), "the last change was not cleaned");
         assert_eq!(of(Family::V6).len(), 1);
     }
 
     #[test]
-    fn p15_a_listing_that_failed_is_retried_and_one_that_did_not_is_not() {
+    fn p15_only_failed_listings_are_retried() {
         let begun = with_worker(
             |number| number > 1,
             |cleaner| {

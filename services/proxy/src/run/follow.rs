@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     addresses::{LocalAddresses, Match, node_port_addresses},
-    health::{ListenOn, ServiceHealthCheck},
+    health::{ListenAddresses, ServiceHealthCheck},
     metrics::{NoLocalEndpoints, SyncKind},
     model::{Family, service_ports},
     sync::Synced,
@@ -72,8 +72,8 @@ async fn work(
 ) -> Option<RunError> {
     let mut client = Client::new(Options { target, ..Options::default() });
     client.cancel_with(stop);
-    let troubled = shared.clone();
-    client.on_error(move |trouble| troubled.link(Link::Failing(trouble.error.to_string())));
+    let failing = shared.clone();
+    client.on_error(move |report| failing.link(Link::Failing(report.error.to_string())));
     // After a reconnect without a new state, the consumer is not called.
     let recovered = shared.clone();
     client.on_recovery(move || recovered.link(Link::Following));
@@ -202,7 +202,7 @@ impl Handlers for Consumer {
         self.shared.health.stale_since(position.stale_since_unix_ms);
         // The agent does not send whether the Service or a slice of it changed: a change counts as both.
         let changes = std::mem::take(&mut self.services);
-        self.shared.metrics.changes_heard(changes, changes);
+        self.shared.metrics.changes_received(changes, changes);
         let synced = self.program();
         self.queued = false;
         finish(&self.shared, &self.cleaner, &synced, Some(position));
@@ -225,7 +225,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                 if outcome.repaired {
                     shared.metrics.repaired(*family, outcome.operations());
                 }
-                if shared.is_settled(*family) {
+                if shared.is_synced(*family) {
                     shared.health.synced(*family);
                 }
                 for triggered in &triggered {
@@ -238,7 +238,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                         scope(*family), outcome.added, outcome.deleted, outcome.structure
                     ));
                 }
-                if shared.take_udp(*family) {
+                if shared.take_udp_changed(*family) {
                     cleaner.clean(*family);
                 }
             }
@@ -249,7 +249,7 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
             }
         }
     }
-    shared.note(synced, position);
+    shared.record_syncs(synced, position);
 }
 
 /// The health check node port of a Service, if it has one. The agent sends it only if it has an effect.
@@ -281,8 +281,8 @@ impl Shared {
             let ips = options.node_ips(sync.node(), family);
             node_port_addresses(&options.node_port_addresses, &ips, sync.local_addresses(), family)
         };
-        let listen_on = ListenOn { v4: on(Family::V4), v6: on(Family::V6) };
+        let listen = ListenAddresses { v4: on(Family::V4), v6: on(Family::V6) };
         drop(sync);
-        self.apply_wanted(listen_on);
+        self.apply_wanted(listen);
     }
 }

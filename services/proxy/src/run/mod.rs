@@ -29,7 +29,7 @@ use shared::Shared;
 use view::View;
 
 use crate::{
-    addresses::{self, AddressError, Notices},
+    addresses::{self, AddressError, WatchScope},
     backend::{Access, BackendError, Driver},
     health::{BoundServer, DEFAULT_RETRY, Health, HealthChecks, MetricsPages},
     inspect::{self, PrintSlots},
@@ -58,7 +58,7 @@ pub struct RunConfig {
     /// The settings in force, for `/configz`.
     pub settings: serde_json::Value,
     /// The same as text, for the state.
-    pub settings_in_words: Vec<String>,
+    pub settings_text: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -108,11 +108,11 @@ pub async fn run(
     stop: CancellationToken,
     ready: impl FnOnce(),
 ) -> Result<(), RunError> {
-    let notices = match options.flowtable_interfaces.is_empty() {
-        true => Notices::Addresses,
-        false => Notices::AddressesAndInterfaces,
+    let scope = match options.flowtable_interfaces.is_empty() {
+        true => WatchScope::Addresses,
+        false => WatchScope::AddressesAndInterfaces,
     };
-    let watch = addresses::watch(notices).await.map_err(RunError::Addresses)?;
+    let watch = addresses::watch(scope).await.map_err(RunError::Addresses)?;
     let backend = driver.open(&options, Access::Program).map_err(RunError::Backend)?;
     // Checks and counts read the kernel without the lock of the sync loop. A full sync reads it under that lock.
     let mut checking = backend.observer().map_err(RunError::Backend)?;
@@ -141,7 +141,7 @@ pub async fn run(
     let checks = HealthChecks::start(health.clone(), DEFAULT_RETRY);
     let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &config));
     shared.look_for_other_proxies(checking.as_mut());
-    for (family, reason) in leftovers::unseen(&Places::default()) {
+    for (family, reason) in leftovers::unlistable(&Places::default()) {
         tracing::info!(
             %family, reason,
             "cannot check whether iptables-legacy has chains of kube-proxy; to remove them, run `keelson \
@@ -156,8 +156,11 @@ pub async fn run(
     serve(config.debug, config.http.map(|listener| (listener, config.http_hosts)), view, &stop);
     let reporter =
         tokio::spawn(report::report(shared.clone(), config.target.clone(), config.debug_name, http));
-    let settings =
-        tokio::spawn(settings::make(shared.clone(), options.conntrack.clone(), options.sync_period));
+    let settings = tokio::spawn(settings::apply_settings(
+        shared.clone(),
+        options.conntrack.clone(),
+        options.sync_period,
+    ));
     let cleaner = cleaner::start(shared.clone()).map_err(RunError::Thread)?;
     checker::start(shared.clone(), checking, cleaner.clone(), options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
@@ -204,17 +207,18 @@ fn serve(
     stop: &CancellationToken,
 ) {
     let prints = PrintSlots::default();
-    let told = stop.clone();
+    let output = stop.clone();
     let grpc =
-        inspect::serve_grpc(debug, view.clone(), prints.clone(), async move { told.cancelled().await });
+        inspect::serve_grpc(debug, view.clone(), prints.clone(), async move { output.cancelled().await });
     tokio::spawn(async move {
         if let Err(error) = grpc.await {
             tracing::error!(%error, "debug socket failed");
         }
     });
     if let Some((listener, hosts)) = http {
-        let told = stop.clone();
-        let page = inspect::serve_http(listener, view, prints, hosts, async move { told.cancelled().await });
+        let output = stop.clone();
+        let page =
+            inspect::serve_http(listener, view, prints, hosts, async move { output.cancelled().await });
         tokio::spawn(async move {
             if let Err(error) = page.await {
                 tracing::error!(%error, "debug page failed");

@@ -12,9 +12,9 @@ use super::shared::Shared;
 use crate::model::Family;
 
 /// Minimum time between reports.
-const LEAST: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time between reports. Source: endpoints.proto.
-const MOST: Duration = Duration::from_secs(10);
+const MAX_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reports until it is dropped.
 pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, http: Option<SocketAddr>) {
@@ -26,25 +26,25 @@ pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, h
         if let Err(error) = reporter.report(backend).await {
             tracing::debug!(%error, "cannot report the proxy status to the agent");
         }
-        tokio::time::sleep(LEAST).await;
+        tokio::time::sleep(MIN_INTERVAL).await;
         // The sender lives as long as this task. After a timeout the report is repeated.
-        drop(tokio::time::timeout(MOST - LEAST, changes.changed()).await);
+        drop(tokio::time::timeout(MAX_INTERVAL - MIN_INTERVAL, changes.changed()).await);
     }
 }
 
 /// "pending", "synced" or "failing", with the reason.
-pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) {
-    let look = shared.clone();
+pub(super) async fn sync_status(shared: &Arc<Shared>) -> (&'static str, String) {
+    let shared_for_thread = shared.clone();
     // The lock may be held for a second while a large cluster is loaded.
-    let asked = tokio::task::spawn_blocking(move || {
-        let sync = look.sync();
+    let found = tokio::task::spawn_blocking(move || {
+        let sync = shared_for_thread.sync();
         let failure = Family::ALL.into_iter().find_map(|family| {
             let failure = sync.family(family).failure.as_ref()?;
             Some(format!("{family}: {}", failure.error))
         });
         (failure, sync.has_synced())
     });
-    match asked.await.unwrap_or_default() {
+    match found.await.unwrap_or_default() {
         (Some(reason), _) => ("failing", reason),
         (None, true) => ("synced", String::new()),
         (None, false) => ("pending", String::new()),
@@ -52,24 +52,24 @@ pub(super) async fn standing_of(shared: &Arc<Shared>) -> (&'static str, String) 
 }
 
 async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) -> Backend {
-    let (state, reason) = standing_of(shared).await;
-    let standing = shared.standing().clone();
+    let (state, reason) = sync_status(shared).await;
+    let status = shared.status().clone();
     Backend {
         name: shared.backend.name.to_owned(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         debug: debug.to_owned(),
         http: http.map(|address| format!("http://{address}/")).unwrap_or_default(),
-        instance_id: standing.position.instance_id,
-        rev: standing.position.rev,
+        instance_id: status.applied.instance_id,
+        rev: status.applied.rev,
         state: state.to_owned(),
         reason,
         last_sync_unix_ms: Family::ALL
-            .map(|family| standing.synced_unix_ms[family as usize])
+            .map(|family| status.synced_unix_ms[family as usize])
             .into_iter()
             .max()
             .unwrap_or(0),
-        service_ports: standing.service_ports,
+        service_ports: status.service_ports,
         ..Backend::default()
     }
 }

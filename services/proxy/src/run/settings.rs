@@ -10,10 +10,10 @@ use std::{sync::Arc, time::Duration};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::Shared;
-use crate::conntrack::{ConntrackOptions, ProcSys, Setting, Wanted, apply};
+use crate::conntrack::{ConntrackOptions, ProcSys, Setting, WantedSysctl, apply};
 
 /// Retries until every setting has its value.
-pub(super) async fn make(shared: Arc<Shared>, options: ConntrackOptions, again: Duration) {
+pub(super) async fn apply_settings(shared: Arc<Shared>, options: ConntrackOptions, retry: Duration) {
     let mut pending = options.wanted(cpus());
     let sysctls = ProcSys(options.sysctl_dir);
     while !pending.is_empty() {
@@ -22,11 +22,11 @@ pub(super) async fn make(shared: Arc<Shared>, options: ConntrackOptions, again: 
         let Ok(settings) = tokio::task::spawn_blocking(move || apply(&wanted, &kernel)).await else { return };
         pending.retain(|wanted| is_refused(wanted, &settings));
         record(&shared, settings);
-        tokio::time::sleep(again).await;
+        tokio::time::sleep(retry).await;
     }
 }
 
-fn is_refused(wanted: &Wanted, settings: &[Setting]) -> bool {
+fn is_refused(wanted: &WantedSysctl, settings: &[Setting]) -> bool {
     settings.iter().any(|setting| setting.name == wanted.name && setting.refused.is_some())
 }
 
@@ -34,15 +34,15 @@ fn is_refused(wanted: &Wanted, settings: &[Setting]) -> bool {
 fn record(shared: &Shared, settings: Vec<Setting>) {
     let mut refusals = Vec::new();
     {
-        let mut standing = shared.standing();
+        let mut status = shared.status();
         for setting in settings {
-            let known = standing.conntrack.iter_mut().find(|known| known.name == setting.name);
+            let known = status.conntrack.iter_mut().find(|known| known.name == setting.name);
             if setting.refused.is_some() && known.as_ref().is_none_or(|known| **known != setting) {
                 refusals.push(setting.to_string());
             }
             match known {
                 Some(known) => *known = setting,
-                None => standing.conntrack.push(setting),
+                None => status.conntrack.push(setting),
             }
         }
     }

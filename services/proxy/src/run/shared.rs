@@ -22,7 +22,7 @@ use super::{
 use crate::{
     backend::{BackendInfo, Observer},
     conntrack::Setting,
-    health::{Health, HealthChecks, ListenOn, ServiceHealthCheck},
+    health::{Health, HealthChecks, ListenAddresses, ServiceHealthCheck},
     leftovers::{self, Places},
     metrics::ProxyMetrics,
     model::Family,
@@ -38,7 +38,7 @@ pub(super) type Checks = BTreeMap<ServiceName, ServiceHealthCheck>;
 const EVENTS: usize = 50;
 
 /// Maximum number of pending changes whose latency is measured.
-const TRIGGERED_MOST: usize = 1_000;
+const MAX_TRIGGERED: usize = 1_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Link {
@@ -48,11 +48,11 @@ pub(super) enum Link {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Standing {
+pub(super) struct ProxyStatus {
     pub(super) link: Link,
     /// The last full state that was received, and the last that is in effect.
-    heard: Position,
-    pub(super) position: Position,
+    received: Position,
+    pub(super) applied: Position,
     /// When each family's rules were last synced, in Unix milliseconds.
     pub(super) synced_unix_ms: [i64; 2],
     /// Of both families.
@@ -64,14 +64,14 @@ pub(super) struct Standing {
     udp: [bool; 2],
     /// Times of the changes in the API that wait for a sync, in Unix milliseconds.
     triggered: Vec<i64>,
-    wanted: Wanted,
+    wanted: WantedChecks,
 }
 
 /// The wanted health check node ports and their listen addresses; whether these have changed.
 #[derive(Debug, Clone, Default)]
-struct Wanted {
+struct WantedChecks {
     checks: Checks,
-    listen_on: Option<ListenOn>,
+    listen: Option<ListenAddresses>,
     changed: bool,
 }
 
@@ -79,7 +79,7 @@ struct Wanted {
 pub(super) struct Shared {
     sync: Mutex<SyncLoop>,
     pub(super) backend: BackendInfo,
-    standing: Mutex<Standing>,
+    status: Mutex<ProxyStatus>,
     changes: watch::Sender<u64>,
     /// Notified when a sync has to wait for the pace.
     pub(super) deferred: Notify,
@@ -108,10 +108,10 @@ impl Shared {
             families,
             backend: sync.backend().info(),
             sync: Mutex::new(sync),
-            standing: Mutex::new(Standing {
+            status: Mutex::new(ProxyStatus {
                 link: Link::Connecting,
-                heard: Position::default(),
-                position: Position::default(),
+                received: Position::default(),
+                applied: Position::default(),
                 synced_unix_ms: [0; 2],
                 service_ports: 0,
                 other_proxies: Vec::new(),
@@ -119,7 +119,7 @@ impl Shared {
                 events: VecDeque::new(),
                 udp: [false; 2],
                 triggered: Vec::new(),
-                wanted: Wanted::default(),
+                wanted: WantedChecks::default(),
             }),
             changes: watch::Sender::new(0),
             deferred: Notify::new(),
@@ -127,7 +127,7 @@ impl Shared {
             metrics,
             checks,
             target: config.target.to_string(),
-            settings: config.settings_in_words.clone(),
+            settings: config.settings_text.clone(),
             started_unix_ms: unix_ms(),
         }
     }
@@ -137,8 +137,8 @@ impl Shared {
         self.sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn status(&self) -> MutexGuard<'_, ProxyStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -150,17 +150,17 @@ impl Shared {
     }
 
     pub(super) fn record_event(&self, text: String) {
-        let mut standing = self.standing();
-        standing.events.push_front(pb::Event { at_unix_ms: unix_ms(), text });
-        standing.events.truncate(EVENTS);
-        drop(standing);
+        let mut status = self.status();
+        status.events.push_front(pb::Event { at_unix_ms: unix_ms(), text });
+        status.events.truncate(EVENTS);
+        drop(status);
         self.changed();
     }
 
     /// Sets how the agent is reached, and records an event when that changes.
     pub(super) fn link(&self, link: Link) {
-        let mut standing = self.standing();
-        if standing.link == link {
+        let mut status = self.status();
+        if status.link == link {
             return;
         }
         let text = match &link {
@@ -169,17 +169,17 @@ impl Shared {
             Link::Failing(reason) => format!("disconnected from the agent; rules stay unchanged: {reason}"),
         };
         // The text of the reason may vary between attempts.
-        let same = matches!((&standing.link, &link), (Link::Failing(_), Link::Failing(_)));
+        let same = matches!((&status.link, &link), (Link::Failing(_), Link::Failing(_)));
         self.metrics.connected(link == Link::Following);
         self.health.agent(link == Link::Following);
-        standing.link = link;
-        drop(standing);
+        status.link = link;
+        drop(status);
         if same { self.changed() } else { self.record_event(text) }
     }
 
     /// Sets the health check node port of a Service; `None`: it has none.
     pub(super) fn check(&self, name: &ServiceName, check: Option<ServiceHealthCheck>) {
-        let wanted = &mut self.standing().wanted;
+        let wanted = &mut self.status().wanted;
         wanted.changed |= match check {
             Some(check) if wanted.checks.get(name) == Some(&check) => false,
             Some(check) => {
@@ -191,74 +191,74 @@ impl Shared {
     }
 
     /// Opens and closes health check node ports, if one or the listen addresses have changed.
-    pub(super) fn apply_wanted(&self, listen_on: ListenOn) {
-        let mut standing = self.standing();
-        let wanted = &mut standing.wanted;
-        if wanted.changed || wanted.listen_on.as_ref() != Some(&listen_on) {
+    pub(super) fn apply_wanted(&self, listen: ListenAddresses) {
+        let mut status = self.status();
+        let wanted = &mut status.wanted;
+        if wanted.changed || wanted.listen.as_ref() != Some(&listen) {
             wanted.changed = false;
-            wanted.listen_on = Some(listen_on.clone());
+            wanted.listen = Some(listen.clone());
             let checks = wanted.checks.values().cloned().collect();
-            drop(standing);
-            self.checks.apply(checks, listen_on);
+            drop(status);
+            self.checks.apply(checks, listen);
         }
     }
 
     pub(super) fn udp_changed(&self) {
-        self.standing().udp = [true; 2];
+        self.status().udp = [true; 2];
     }
 
     /// Whether no change of a family waits for a sync.
-    pub(super) fn is_settled(&self, family: Family) -> bool {
+    pub(super) fn is_synced(&self, family: Family) -> bool {
         self.sync().family(family).pending.is_none()
     }
 
     /// Whether UDP endpoints have changed since the last call. False while changes of the family wait for a sync.
-    pub(super) fn take_udp(&self, family: Family) -> bool {
+    pub(super) fn take_udp_changed(&self, family: Family) -> bool {
         let sync = self.sync();
-        sync.family(family).pending.is_none() && std::mem::take(&mut self.standing().udp[family as usize])
+        sync.family(family).pending.is_none() && std::mem::take(&mut self.status().udp[family as usize])
     }
 
     /// Times in the API of the changes that a sync programs: those of the received state, and those that have waited.
     /// Without a sync they stay pending; the oldest are kept.
     pub(super) fn triggered(&self, position: Option<&Position>, is_synced: bool) -> Vec<i64> {
-        let mut standing = self.standing();
-        let heard = position.and_then(|position| position.triggered_unix_ms);
-        let room = TRIGGERED_MOST.saturating_sub(standing.triggered.len());
-        let counts = heard.filter(|triggered| *triggered >= self.started_unix_ms);
-        standing.triggered.extend(counts.into_iter().take(room));
-        if is_synced { std::mem::take(&mut standing.triggered) } else { Vec::new() }
+        let mut status = self.status();
+        let received = position.and_then(|position| position.triggered_unix_ms);
+        let room = MAX_TRIGGERED.saturating_sub(status.triggered.len());
+        let counts = received.filter(|triggered| *triggered >= self.started_unix_ms);
+        status.triggered.extend(counts.into_iter().take(room));
+        if is_synced { std::mem::take(&mut status.triggered) } else { Vec::new() }
     }
 
     /// Records the results of syncs, and the state that they programmed.
-    pub(super) fn note(&self, synced: &[Synced], position: Option<&Position>) {
+    pub(super) fn record_syncs(&self, synced: &[Synced], position: Option<&Position>) {
         let sync = self.sync();
         let counts = Family::ALL.map(|family| sync.backend().counts(family));
         let is_current = sync.is_current();
         // Taken before the sync loop is released, so that no later state counts as in effect.
-        let mut standing = self.standing();
+        let mut status = self.status();
         drop(sync);
         for (family, counts) in Family::ALL.into_iter().zip(&counts) {
             self.metrics.elements(family, counts.elements);
         }
         for done in synced.iter().filter(|done| done.result.is_ok()) {
-            standing.synced_unix_ms[done.family as usize] = unix_ms();
+            status.synced_unix_ms[done.family as usize] = unix_ms();
         }
         if let Some(position) = position {
-            standing.heard = position.clone();
+            status.received = position.clone();
         }
         let news = !synced.is_empty() || position.is_some();
         // A family that failed, or waits for the pace, catches up later: the state is in effect when both have it.
         if is_current {
             self.metrics.nothing_pending();
         }
-        if is_current && standing.heard != standing.position {
-            standing.position = standing.heard.clone();
-            standing.service_ports = counts.iter().map(|counts| counts.service_ports as u64).sum();
+        if is_current && status.received != status.applied {
+            status.applied = status.received.clone();
+            status.service_ports = counts.iter().map(|counts| counts.service_ports as u64).sum();
             // A Service of both families counts once.
             let services = counts.iter().map(|counts| counts.services).max().unwrap_or(0);
-            self.metrics.applied(standing.position.rev, services);
+            self.metrics.applied(status.applied.rev, services);
         }
-        drop(standing);
+        drop(status);
         if news {
             self.changed();
         }
@@ -281,7 +281,7 @@ impl Shared {
                 return;
             }
         };
-        let before = std::mem::replace(&mut self.standing().other_proxies, found.clone());
+        let before = std::mem::replace(&mut self.status().other_proxies, found.clone());
         for (family, what) in &found {
             if !before.contains(&(*family, what.clone())) {
                 tracing::warn!(

@@ -17,8 +17,8 @@ use tokio::sync::watch;
 
 use super::{
     affinity::MAX_AGE,
-    report::standing_of,
-    shared::{Link, Shared, Standing},
+    report::sync_status,
+    shared::{Link, ProxyStatus, Shared},
     unix_ms,
 };
 use crate::{
@@ -49,7 +49,7 @@ impl View {
     }
 
     /// Calls the sync loop on a blocking thread, because it may be busy with the kernel.
-    async fn ask<T: Send + 'static>(
+    async fn with_sync_loop<T: Send + 'static>(
         &self,
         question: impl FnOnce(&SyncLoop) -> T + Send + 'static,
     ) -> Result<T, ViewError> {
@@ -61,14 +61,14 @@ impl View {
 
 impl ProxyView for View {
     async fn state(&self) -> Result<pb::State, ViewError> {
-        let standing = self.shared.standing().clone();
-        let others = standing.other_proxies.clone();
-        let synced = standing.synced_unix_ms;
+        let status = self.shared.status().clone();
+        let others = status.other_proxies.clone();
+        let synced = status.synced_unix_ms;
         let shared = self.shared.clone();
         let clients = tokio::task::spawn_blocking(move || shared.affinity.clients(MAX_AGE)).await;
         let clients = clients.unwrap_or_default();
         let (families, features) = self
-            .ask(move |sync| {
+            .with_sync_loop(move |sync| {
                 let state = |family: Family| {
                     let at = family as usize;
                     family_state(sync, family, synced[at], clients[at].as_ref(), &others)
@@ -76,11 +76,11 @@ impl ProxyView for View {
                 (Family::ALL.map(state).to_vec(), sync.backend().features())
             })
             .await?;
-        Ok(state(&self.shared, &standing, families, features))
+        Ok(state(&self.shared, &status, families, features))
     }
 
     async fn explain(&self, question: Question) -> Result<pb::Explanation, ViewError> {
-        let explained = self.ask(move |sync| {
+        let explained = self.with_sync_loop(move |sync| {
             let family = question.target.family();
             let backend = sync.backend();
             if let Some(reason) = backend.disabled_reason(family) {
@@ -99,7 +99,7 @@ impl ProxyView for View {
         if let Some(last) = *last {
             tokio::time::sleep_until(last + PRINT_PAUSE).await;
         }
-        let printer = self.ask(|sync| sync.backend().ruleset()).await?;
+        let printer = self.with_sync_loop(|sync| sync.backend().ruleset()).await?;
         *last = Some(tokio::time::Instant::now());
         drop(last);
         let pieces = tokio::task::spawn_blocking(move || printed(printer)).await;
@@ -114,7 +114,7 @@ impl ProxyView for View {
     async fn livez(&self) -> Vec<Check> {
         // Failures that only a restart can repair: a capability that was taken away, or a stuck thread (then nothing
         // answers).
-        let fatal = self.ask(|sync| {
+        let fatal = self.with_sync_loop(|sync| {
             let failures = Family::ALL.into_iter().filter_map(|family| sync.family(family).failure.as_ref());
             failures.filter(|failure| failure.error.is_fatal).map(|failure| failure.error.to_string()).next()
         });
@@ -123,12 +123,12 @@ impl ProxyView for View {
     }
 
     async fn readyz(&self) -> Vec<Check> {
-        let (state, reason) = standing_of(&self.shared).await;
+        let (state, reason) = sync_status(&self.shared).await;
         let rules = (state != "synced").then(|| {
             if reason.is_empty() { "no state of the agent is in effect yet".to_owned() } else { reason }
         });
-        let standing = self.shared.standing().clone();
-        let link = match standing.link {
+        let status = self.shared.status().clone();
+        let link = match status.link {
             Link::Following => None,
             Link::Connecting => Some("connecting to the agent".to_owned()),
             Link::Failing(reason) => Some(reason),
@@ -156,16 +156,16 @@ fn check(name: &str, reason: Option<String>) -> Check {
 
 fn state(
     shared: &Shared,
-    standing: &Standing,
+    status: &ProxyStatus,
     families: Vec<pb::FamilyState>,
     features: Vec<String>,
 ) -> pb::State {
-    let (link, link_reason) = match &standing.link {
+    let (link, link_reason) = match &status.link {
         Link::Connecting => ("connecting", String::new()),
         Link::Following => ("following", String::new()),
         Link::Failing(reason) => ("failing", reason.clone()),
     };
-    let position = &standing.position;
+    let position = &status.applied;
     let healthz = shared.health.is_node_eligible();
     pb::State {
         backend: shared.backend.name.to_owned(),
@@ -185,10 +185,10 @@ fn state(
             .iter()
             .cloned()
             .chain(features)
-            .chain(standing.conntrack.iter().map(ToString::to_string))
+            .chain(status.conntrack.iter().map(ToString::to_string))
             .collect(),
         health_checks: health_checks(shared),
-        events: standing.events.iter().cloned().collect(),
+        events: status.events.iter().cloned().collect(),
         node_eligible: healthz,
         healthy: shared.health.is_healthy(),
         endpoints_too_stale: shared.health.is_too_stale(),
@@ -251,14 +251,14 @@ fn family_state(
         endpoints: counts.endpoints as u64,
         chains: details.chains as u64,
         elements: details.elements,
-        syncs: status.tally.syncs,
-        full_syncs: status.tally.full,
-        failures: status.tally.failures,
-        repaired: status.tally.repaired,
+        syncs: status.totals.syncs,
+        full_syncs: status.totals.full,
+        failures: status.totals.failures,
+        repaired: status.totals.repaired,
         last_sync_unix_ms: synced_unix_ms,
-        last_sync_us: u64::try_from(status.tally.took.as_micros()).unwrap_or(u64::MAX),
-        last_added: status.tally.last.added as u64,
-        last_deleted: status.tally.last.deleted as u64,
+        last_sync_us: u64::try_from(status.totals.took.as_micros()).unwrap_or(u64::MAX),
+        last_added: status.totals.last.added as u64,
+        last_deleted: status.totals.last.deleted as u64,
         pending_since_unix_ms: status
             .pending
             .filter(|_| has_synced || status.failure.is_some())

@@ -145,7 +145,7 @@ fn a_failure_delays_its_family_only_and_pauses_grow() {
     stage.now += FIRST_PAUSE;
     assert!(stage.sync.tick(stage.now).iter().any(|synced| synced.result.is_err()));
     let status = stage.sync.family(Family::V4);
-    assert_eq!((status.failure.as_ref().unwrap().times, status.tally.failures), (2, 2));
+    assert_eq!((status.failure.as_ref().unwrap().times, status.totals.failures), (2, 2));
     stage.now += FIRST_PAUSE;
     assert!(stage.sync.tick(stage.now).is_empty(), "the second pause is longer");
     stage.now += FIRST_PAUSE;
@@ -158,7 +158,7 @@ fn a_failure_delays_its_family_only_and_pauses_grow() {
 }
 
 #[test]
-fn a_disabled_family_is_left_alone() {
+fn a_disabled_family_is_not_programmed() {
     let kernel = FakeKernel::default();
     kernel.change(|kernel| kernel.lacks_v6 = true);
     let mut stage = Stage::with(kernel, options());
@@ -179,7 +179,7 @@ fn drift_is_repaired_and_rules_are_not_read_too_often() {
     let checked = stage.check();
     let [Checked::Repaired(v4), Checked::Clean] = checked.as_slice() else { panic!("{checked:?}") };
     assert!(v4.result.as_ref().is_ok_and(|outcome| outcome.repaired && outcome.added == 3));
-    assert_eq!(stage.sync.family(Family::V4).tally.repaired, 1);
+    assert_eq!(stage.sync.family(Family::V4).totals.repaired, 1);
     stage.kernel.change(|kernel| kernel.rules[0].clear());
     assert!(stage.check().is_empty(), "they have just been read");
     stage.now += READ_INTERVAL;
@@ -189,7 +189,7 @@ fn drift_is_repaired_and_rules_are_not_read_too_often() {
 }
 
 #[test]
-fn a_check_waits_for_changes_and_may_fail_without_harm() {
+fn a_check_waits_for_changes_and_may_fail() {
     let mut stage = Stage::synced(options());
     stage.now += READ_INTERVAL;
     stage.kernel.change(|kernel| kernel.rules[1].clear());
@@ -199,7 +199,7 @@ fn a_check_waits_for_changes_and_may_fail_without_harm() {
     stage.kernel.change(|kernel| kernel.rules[1].clear());
     stage.fail(2);
     assert!(stage.check().iter().all(|checked| matches!(checked, Checked::Clean)), "could not read");
-    assert!(stage.sync.is_current() && stage.sync.family(Family::V6).tally.failures == 0);
+    assert!(stage.sync.is_current() && stage.sync.family(Family::V6).totals.failures == 0);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn changes_of_a_burst_wait_for_the_pace() {
 }
 
 #[test]
-fn options_change_what_is_wanted() {
+fn options_change_the_rules() {
     let mut stage = Stage::synced(Options { allow_external_ips: false, ..options() });
     stage.kernel.change(|kernel| {
         assert!(kernel.rules[0].values().flatten().all(|port| port.external_ips.is_empty()));

@@ -42,18 +42,18 @@ pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
 /// One caller, repeatedly.
 async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
     let caller = Caller::connect(target).await?;
-    let next = || async { whole(&caller.next(0, 0).await?.1, state) };
+    let next = || async { check_same_state(&caller.next(0, 0).await?.1, state) };
     row("`Next`, one caller", "20 ms", &rounds(agent, ROUNDS, next).await?);
-    let connect = || async { whole(&Caller::connect(target).await?.next(0, 0).await?.1, state) };
+    let connect = || async { check_same_state(&Caller::connect(target).await?.next(0, 0).await?.1, state) };
     row("the same on a new connection each", "", &rounds(agent, ROUNDS, connect).await?);
     let small = Caller::with_small_windows(target).await?;
-    let next = || async { whole(&small.next(0, 0).await?.1, state) };
+    let next = || async { check_same_state(&small.next(0, 0).await?.1, state) };
     row("the same with HTTP/2's own windows of 64 KiB", "", &rounds(agent, ROUNDS, next).await?);
-    let reset = || async { whole(&caller.reset().await?, state) };
+    let reset = || async { check_same_state(&caller.reset().await?, state) };
     row("`Watch`, from `reset` to `sync`", "", &rounds(agent, ROUNDS, reset).await?);
     let decoded = || async {
         let mut client = Client::new(options(target)?);
-        let received = client.next().await.context("nobody cancels")?;
+        let received = client.next().await.context("no task cancels it")?;
         let mut endpoints = 0;
         for service in received.services() {
             endpoints += service.decode()?.endpoints.len();
@@ -86,7 +86,7 @@ async fn many(agent: &Agent, target: &str, state: &Received) -> Result<()> {
                 let state = *state;
                 calls.spawn(async move {
                     let received = if watch { caller.reset().await? } else { caller.next(0, 0).await?.1 };
-                    whole(&received, &state)
+                    check_same_state(&received, &state)
                 });
             }
             while let Some(called) = calls.join_next().await {
@@ -105,7 +105,7 @@ fn options(target: &str) -> Result<Options> {
     Ok(Options { target: target.parse().context("no target")?, ..Options::default() })
 }
 
-fn whole(received: &Received, state: &Received) -> Result<()> {
+fn check_same_state(received: &Received, state: &Received) -> Result<()> {
     ensure!(received.services == state.services && !received.stale, "{received:?} is not {state:?}");
     Ok(())
 }

@@ -97,8 +97,9 @@ impl Run<'_> {
         .await?;
         let writer = Writer::new(&self.stage.cluster.admin, bulk::NAMESPACE).await?;
         let stop = Arc::new(Notify::new());
-        let others =
-            self.background.then(|| tokio::spawn(others(writer.clone(), self.services, stop.clone())));
+        let others = self
+            .background
+            .then(|| tokio::spawn(write_background(writer.clone(), self.services, stop.clone())));
         let before = self.written().await?;
         let mut random = SmallRng::seed_from_u64(2);
         for number in self.first..self.first + SAMPLES {
@@ -141,7 +142,7 @@ async fn change(writer: &Writer, service: usize, number: u16) -> Result<()> {
     writer.patch(Kind::Slice, &name, &json!({"ports": [port("http", number)]})).await.map(drop)
 }
 
-async fn others(writer: Writer, services: usize, stop: Arc<Notify>) -> Result<()> {
+async fn write_background(writer: Writer, services: usize, stop: Arc<Notify>) -> Result<()> {
     let mut random = SmallRng::seed_from_u64(3);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / BACKGROUND);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -26,7 +26,7 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// The default window of HTTP/2.
 const LIBRARY_WINDOW: u32 = (1 << 16) - 1;
 /// Interval between attempts to connect.
-const TRY_AGAIN: Duration = Duration::from_millis(2);
+const RETRY: Duration = Duration::from_millis(2);
 /// The keys of `WatchItem.set` and `WatchItem.sync`.
 const SET: u8 = 2 << 3 | 2;
 const SYNC: u8 = 4 << 3 | 2;
@@ -101,7 +101,7 @@ impl Caller {
             match Self::connect(target).await {
                 Ok(caller) => return Ok(caller),
                 Err(error) if Instant::now() > until => return Err(error),
-                Err(_) => tokio::time::sleep(TRY_AGAIN).await,
+                Err(_) => tokio::time::sleep(RETRY).await,
             }
         }
     }

@@ -55,7 +55,7 @@ pub(super) async fn revisions(stage: &Stage) -> Result<()> {
     }
     let nothing = vec![(0.0, 0.0); INTERVALS.len()];
     let agents = start(stage, SERVICES).await?;
-    row("an agent starts beside all that", &nothing, &counts(&agents).await?, None);
+    row("an agent starts during the changes", &nothing, &counts(&agents).await?, None);
     for agent in agents {
         stage.end(agent).await?;
     }
@@ -120,7 +120,7 @@ enum Way {
 async fn write(writer: &Writer, way: Way) -> Result<()> {
     let of = writer.clone();
     match way {
-        Way::Make => at_once(SERVICES, move |number| made(of.clone(), number)).await,
+        Way::Make => at_once(SERVICES, move |number| create_service(of.clone(), number)).await,
         Way::ReplaceAll => at_once(SERVICES, move |number| replaced(of.clone(), number, 1, None)).await,
         Way::Replace => {
             let mut random = SmallRng::seed_from_u64(4);
@@ -161,7 +161,7 @@ fn pod(service: usize, pod: usize, age: usize) -> Pod {
     }
 }
 
-fn the_slice(number: usize, pods: &[Pod]) -> Value {
+fn slice_of(number: usize, pods: &[Pod]) -> Value {
     let endpoints: Vec<_> = pods
         .iter()
         .map(|pod| {
@@ -174,15 +174,15 @@ fn the_slice(number: usize, pods: &[Pod]) -> Value {
 }
 
 /// Creates a Service, then its empty slice; its pods get addresses one after the other, and become ready.
-async fn made(writer: Writer, number: usize) -> Result<()> {
+async fn create_service(writer: Writer, number: usize) -> Result<()> {
     writer.create(Kind::Service, &service(&name(number), &[port("http", 80)], &json!({}))).await?;
     let mut all = Vec::new();
-    writer.create(Kind::Slice, &the_slice(number, &all)).await?;
+    writer.create(Kind::Slice, &slice_of(number, &all)).await?;
     for at in 0..pods(number) {
         all.push(pod(number, at, 0));
-        writer.replace(Kind::Slice, &the_slice(number, &all)).await?;
+        writer.replace(Kind::Slice, &slice_of(number, &all)).await?;
         all[at].ready = true;
-        writer.replace(Kind::Slice, &the_slice(number, &all)).await?;
+        writer.replace(Kind::Slice, &slice_of(number, &all)).await?;
     }
     Ok(())
 }
@@ -199,13 +199,13 @@ async fn replaced(writer: Writer, number: usize, age: usize, a_second: Option<u3
             |all| drop(all.remove(0)),
         ];
         all.push(pod(number, at, age));
-        writer.replace(Kind::Slice, &the_slice(number, &all)).await?;
+        writer.replace(Kind::Slice, &slice_of(number, &all)).await?;
         for step in steps {
             if let Some(a_second) = a_second {
                 tokio::time::sleep(Duration::from_secs(1) / a_second).await;
             }
             step(&mut all);
-            writer.replace(Kind::Slice, &the_slice(number, &all)).await?;
+            writer.replace(Kind::Slice, &slice_of(number, &all)).await?;
         }
         if let Some(a_second) = a_second {
             tokio::time::sleep(Duration::from_secs(1) / a_second).await;

@@ -13,8 +13,6 @@ use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::{Containerd, Kind, Options};
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::eventually;
-use kube::api::PostParams;
-use serde_json::json;
 
 /// The nodes: some of those that the endpoints are spread over.
 pub(super) const NODES: [&str; 3] = ["bulk-node-007", "bulk-node-008", "bulk-node-009"];
@@ -55,11 +53,7 @@ impl Stage {
         cluster.admin.apply(COMPANION_RIGHTS).await?;
         cluster.admin.apply(NODE_RIGHTS).await?;
         for node in NODES {
-            let node =
-                json!({"metadata": {"name": node, "labels": {"topology.kubernetes.io/zone": "zone-a"}}});
-            let node = serde_json::from_value(node)?;
-            let made = cluster.admin.nodes().create(&PostParams::default(), &node).await;
-            made.context("cannot make a Node")?;
+            cluster.admin.create_node(node, &[("topology.kubernetes.io/zone", "zone-a")]).await?;
         }
         let mut companions = Vec::new();
         for node in NODES {

@@ -26,7 +26,7 @@ const LISTS: [&str; 2] = [
 ];
 
 #[derive(Clone, Copy, Default)]
-struct Took {
+struct StartTimes {
     /// Time until a waiting caller has a complete state.
     whole: Duration,
     /// Time until the state is reported as current.
@@ -41,7 +41,7 @@ struct Took {
 
 pub(super) fn head() {
     println!(
-        "| start | services | whole state at a waiting caller | current | processor time | of it on disk | API server |"
+        "| start | services | full state at a waiting caller | current | processor time | of it on disk | API server |"
     );
     println!("|---|---|---|---|---|---|---|");
 }
@@ -58,7 +58,7 @@ pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
         stage.end(agent).await?;
     }
     row("cold", services, &cold);
-    row("warm: the state of before is on disk", services, &warm);
+    row("warm: the previous state is on disk", services, &warm);
     for (what, lists) in [("the lists alone, JSON", json), ("the lists alone, protobuf", protobuf)] {
         let bytes = lists.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default();
         let took: Vec<_> = lists.into_iter().map(|(took, _)| took).collect();
@@ -68,12 +68,12 @@ pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
 }
 
 /// One start of an agent, with a caller that waits for it.
-async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> Result<Took> {
+async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> Result<StartTimes> {
     let api = stage.cluster.api.pid().context("the API server runs")?;
     let (target, before, begun) = (agent.endpoints_target(), Cpu::of(api)?, Instant::now());
     let caller = tokio::spawn(async move {
         let caller = Caller::wait_for(&target).await?;
-        let first = whole(&caller, services, begun).await?;
+        let first = read_full_state(&caller, services, begun).await?;
         // Only Watch reports that a state from disk is current: for Next that is no change.
         if first.0.stale {
             caller.current().await?;
@@ -86,17 +86,17 @@ async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> R
     let cpu = Cpu::of(agent.pid().context("it runs")?)?.since(Cpu::default());
     let disk =
         Duration::from_secs_f64(metric(agent, "keelson_endpoints_persist_duration_seconds_sum").await?);
-    Ok(Took { whole, current, cpu, disk, api: Cpu::of(api)?.since(before) })
+    Ok(StartTimes { whole, current, cpu, disk, api: Cpu::of(api)?.since(before) })
 }
 
-async fn whole(caller: &Caller, services: usize, begun: Instant) -> Result<(Received, Duration)> {
+async fn read_full_state(caller: &Caller, services: usize, begun: Instant) -> Result<(Received, Duration)> {
     let (_, received) = caller.next(0, 0).await?;
     ensure!(received.services >= services, "{received:?} is not of {services} Services");
     Ok((received, begun.elapsed()))
 }
 
 /// Requests both lists at once, over a new client, and counts bytes.
-async fn list(stage: &Stage, accept: &'static str) -> Result<(Took, usize)> {
+async fn list(stage: &Stage, accept: &'static str) -> Result<(StartTimes, usize)> {
     let api = stage.cluster.api.pid().context("the API server runs")?;
     let client = stage.cluster.admin.client();
     let (before, own, begun) = (Cpu::of(api)?, Cpu::own()?, Instant::now());
@@ -114,13 +114,17 @@ async fn list(stage: &Stage, accept: &'static str) -> Result<(Took, usize)> {
     });
     let bytes: usize = futures_util::future::try_join_all(lists).await?.into_iter().sum();
     let whole = begun.elapsed();
-    let took =
-        Took { whole, cpu: Cpu::own()?.since(own), api: Cpu::of(api)?.since(before), ..Took::default() };
+    let took = StartTimes {
+        whole,
+        cpu: Cpu::own()?.since(own),
+        api: Cpu::of(api)?.since(before),
+        ..StartTimes::default()
+    };
     Ok((took, bytes))
 }
 
-fn row(what: &str, services: usize, took: &[Took]) {
-    let median = |of: fn(&Took) -> Duration| {
+fn row(what: &str, services: usize, took: &[StartTimes]) {
+    let median = |of: fn(&StartTimes) -> Duration| {
         let mut all: Vec<_> = took.iter().map(of).collect();
         all.sort_unstable();
         match quantile(&all, 0.5).unwrap_or_default() {

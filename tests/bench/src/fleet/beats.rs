@@ -15,7 +15,7 @@ struct Beat {
     node: usize,
     asked: Instant,
     ended: Instant,
-    well: bool,
+    succeeded: bool,
 }
 
 #[derive(Debug)]
@@ -46,14 +46,14 @@ impl Beats {
     }
 
     /// Records a request of `node` that has just ended.
-    pub(super) fn note(&self, node: usize, asked: Instant, well: bool) {
-        self.all().push(Beat { node, asked, ended: Instant::now(), well });
+    pub(super) fn note(&self, node: usize, asked: Instant, succeeded: bool) {
+        self.all().push(Beat { node, asked, ended: Instant::now(), succeeded });
     }
 
     /// Number of confirmed heartbeats of the node with the fewest.
-    pub(super) fn fewest(&self) -> usize {
+    pub(super) fn min_count(&self) -> usize {
         let mut counts = vec![0; self.nodes];
-        self.all().iter().filter(|beat| beat.well).for_each(|beat| counts[beat.node] += 1);
+        self.all().iter().filter(|beat| beat.succeeded).for_each(|beat| counts[beat.node] += 1);
         counts.into_iter().min().unwrap_or(0)
     }
 
@@ -61,7 +61,7 @@ impl Beats {
         let all = self.all();
         let ended: Vec<&Beat> = all.iter().filter(|beat| from < beat.ended && beat.ended <= to).collect();
         let mut latencies: Vec<Duration> =
-            ended.iter().filter(|beat| beat.well).map(|beat| beat.ended - beat.asked).collect();
+            ended.iter().filter(|beat| beat.succeeded).map(|beat| beat.ended - beat.asked).collect();
         latencies.sort_unstable();
         let (gaps, lost) = gaps(&all, self.nodes, from, to);
         let on_time = gaps.iter().filter(|gap| **gap <= LIMIT).count();
@@ -81,7 +81,7 @@ impl Beats {
 fn gaps(all: &[Beat], nodes: usize, from: Instant, to: Instant) -> (Vec<Duration>, usize) {
     let mut last: Vec<Option<Instant>> = vec![None; nodes];
     let mut gaps = Vec::new();
-    for beat in all.iter().filter(|beat| beat.well && beat.ended <= to) {
+    for beat in all.iter().filter(|beat| beat.succeeded && beat.ended <= to) {
         let before = last[beat.node].replace(beat.ended);
         if let Some(before) = before
             && from < beat.ended
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heartbeat_is_on_time_by_the_one_before_it() {
+    fn a_heartbeat_is_on_time_relative_to_the_previous_one() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let beat = |node, ended, well| Beat {
+        let beat = |node, ended, succeeded| Beat {
             node,
             asked: at(ended) - Duration::from_millis(5),
             ended: at(ended),
-            well,
+            succeeded,
         };
         let beats = Beats::new(3);
         // The third node stops, and failed requests are no heartbeats.
@@ -119,7 +119,7 @@ mod tests {
             beat(2, 27, false),
             beat(0, 26, true),
         ]);
-        assert_eq!(beats.fewest(), 1);
+        assert_eq!(beats.min_count(), 1);
         let figures = beats.between(at(10), at(30));
         assert_eq!((figures.confirmed, figures.failed), (3, 1));
         // 10 s and 11 s are on time; 20 s and the silent node are not.

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_bursts_with_one_request_count_and_the_median_leaves_out_what_fell_in() {
+    fn only_bursts_with_one_request_count_and_the_median_ignores_outliers() {
         let burst = |ms, up, down| {
             [
                 Chunk { at: at(ms), to_server: true, bytes: up },

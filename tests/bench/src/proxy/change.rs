@@ -25,7 +25,7 @@ use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
 /// Minimum number of changes, however long they take.
-const AT_LEAST: usize = 3;
+const MIN_CHANGES: usize = 3;
 /// Maximum jitter added to the required pause, in milliseconds: prevents resonance with timers of the subject.
 const JITTER: u64 = 80;
 
@@ -83,7 +83,8 @@ async fn one_by_one(
     // The Service that has one endpoint more than the others.
     let mut scaled = None;
     while scaled.is_some()
-        || written.len() < options.changes && (written.len() < AT_LEAST || begun.elapsed() < options.changing)
+        || written.len() < options.changes
+            && (written.len() < MIN_CHANGES || begun.elapsed() < options.changing)
     {
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
@@ -120,8 +121,8 @@ async fn one_by_one(
     {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         for one in &written {
-            let told = seen.get(&one.version).context("the plain watch missed a change")?;
-            row.watched.push(after(one.moved, *told));
+            let output = seen.get(&one.version).context("the plain watch missed a change")?;
+            row.watched.push(after(one.moved, *output));
         }
     }
     row.acknowledged.sort_unstable_by(f64::total_cmp);
@@ -135,10 +136,10 @@ async fn one_by_one(
             Changed::Count => "after scaling one by one",
         },
         memory: subject.memory()?,
-        children: programs.most(),
+        children: programs.max(),
     });
-    subject.is_whole(stage)?;
-    subject.answers_soon(stage).await
+    subject.check_complete(stage)?;
+    subject.wait_for_answers(stage).await
 }
 
 /// Milliseconds; negative if `later` was earlier.

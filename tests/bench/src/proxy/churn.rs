@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Churn, Report, Resident};
-use super::stage::{SOON, Stage, touch};
+use super::stage::{POLL_INTERVAL, Stage, touch};
 use super::subject::{PATIENCE, PROGRAM, Subject};
 use super::usage::Children;
 
@@ -52,11 +52,11 @@ pub(super) async fn churn(
         kind: subject.kind,
         when: "after very many changes",
         memory: after.clone(),
-        children: programs.most(),
+        children: programs.max(),
     });
     let (size, kind) = (stage.size, subject.kind);
     report.churn.push(Churn { size, kind, written, lasted, transactions, lag, usage, before, after });
-    subject.is_whole(stage)
+    subject.check_complete(stage)
 }
 
 /// Changes slices at random; returns the number of changes.
@@ -94,7 +94,7 @@ async fn in_effect(stage: &Stage, subject: &Subject, acknowledged: Instant) -> R
             // The request followed the change; the response took longer.
             return Ok(Some(asked.saturating_duration_since(acknowledged)));
         }
-        tokio::time::sleep(SOON).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(None)
 }

@@ -79,14 +79,14 @@ async fn one(
     row.processor.push(total(&subject.usage()?) - before);
     row.transactions.push(generations.after(begun)?.iter().filter(|at| **at <= last).count());
     row.own = subject.own_figure().await?;
-    subject.answers_soon(stage).await?;
+    subject.wait_for_answers(stage).await?;
     if row.took.len() == 1 && (subject.kind == Kind::KubeProxy || !row.both) {
         report.memory.push(Resident {
             size: stage.size,
             kind: subject.kind,
             when: "all is in the kernel",
             memory: subject.memory()?,
-            children: programs.most(),
+            children: programs.max(),
         });
     }
     Ok(true)

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use keelson_cluster::net::{Asker, Namespace, World, plan};
+use keelson_cluster::net::{Namespace, NetClient, World, plan};
 use nix::sched::{CloneFlags, setns};
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -32,7 +32,7 @@ const LONG: Duration = Duration::from_secs(1);
 /// Timeout of a connection or a response.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Interval at which a server checks whether to end.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const DROP: &str =
     "table inet dropped { chain postrouting { type filter hook postrouting priority 300; drop; }; }";
@@ -46,7 +46,7 @@ enum Protocol {
 struct Route<'a> {
     way: Way,
     world: &'a World,
-    from: Asker,
+    from: NetClient,
     targets: Vec<SocketAddr>,
     _servers: Arc<Vec<Servers>>,
 }
@@ -71,7 +71,7 @@ pub(super) async fn connections(
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
     for (name, from, targets) in ways(stage) {
         for (subject, servers) in subjects.iter().zip(&served) {
-            subject.is_whole(stage)?;
+            subject.check_complete(stage)?;
             routes.push(Route {
                 way: way(name, Some(subject.kind)),
                 world: &subject.world,
@@ -101,10 +101,10 @@ pub(super) async fn connections(
 const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 
 /// Name, client, destinations.
-type Ask = (&'static str, fn(&World) -> Asker, Vec<SocketAddr>);
+type Exchange = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
 
 /// The paths that are measured with the rules of each subject.
-fn ways(stage: &Stage) -> [Ask; 7] {
+fn ways(stage: &Stage) -> [Exchange; 7] {
     [
         ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
         ("from a pod to a cluster IP", World::pod, stage.loaded(Load::Plain)),
@@ -148,7 +148,7 @@ impl Route<'_> {
         self.world.node().conntrack(&["-F"])?;
         self.world.node().nft(&[DROP])?;
         let targets = self.targets.clone();
-        let cost = inside(self.from.namespace(), move || send(&targets))
+        let cost = in_namespace(self.from.namespace(), move || send(&targets))
             .and_then(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
         self.world.node().nft(&["delete", "table", "inet", "dropped"])?;
         cost
@@ -163,7 +163,7 @@ impl Route<'_> {
             .map(|number| {
                 let targets: Vec<_> =
                     self.targets.iter().copied().cycle().skip(number).take(self.targets.len()).collect();
-                inside(self.from.namespace(), move || client(protocol, &targets, begin))
+                in_namespace(self.from.namespace(), move || client(protocol, &targets, begin))
             })
             .collect();
         let mut all = Done::default();
@@ -197,7 +197,7 @@ fn processor() -> Result<f64> {
     Ok(nanoseconds.parse::<f64>()? / 1e3)
 }
 
-fn inside<T: Send + 'static>(
+fn in_namespace<T: Send + 'static>(
     namespace: &Namespace,
     job: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<JoinHandle<Result<T>>> {
@@ -220,7 +220,7 @@ fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<
         }
         let outcome = match protocol {
             Protocol::Tcp => connect(*target),
-            Protocol::Udp => ask(*target),
+            Protocol::Udp => exchange(*target),
         };
         match outcome {
             Ok(took) => done.times.push(took.as_secs_f64() * 1e6),
@@ -263,7 +263,7 @@ fn connect(to: SocketAddr) -> io::Result<Duration> {
 }
 
 /// Sends a request and returns the latency of the response.
-fn ask(to: SocketAddr) -> io::Result<Duration> {
+fn exchange(to: SocketAddr) -> io::Result<Duration> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(ANSWER))?;
     let started = Instant::now();
@@ -288,7 +288,7 @@ impl Servers {
         for socket in [&listener, &socket] {
             socket.set_nonblocking(false)?;
             // Limits accepting too.
-            socket.set_read_timeout(Some(LOOK))?;
+            socket.set_read_timeout(Some(POLL_INTERVAL))?;
         }
         let (tcp_stop, udp_stop) = (stop.clone(), stop.clone());
         let tcp = thread::spawn(move || {

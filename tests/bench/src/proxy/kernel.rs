@@ -51,7 +51,7 @@ pub(super) struct Nft {
 
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    Whole,
+    FullState,
     /// The objects changed during the dump.
     Disturbed,
     Failed(Errno),
@@ -80,7 +80,7 @@ impl Nft {
             });
             Ok(())
         })?;
-        id.with_context(|| format!("the kernel does not tell the generation of its rules: {end:?}"))
+        id.with_context(|| format!("the kernel did not return its generation: {end:?}"))
     }
 
     /// Number of elements of a set; 0 if there is no such set.
@@ -101,7 +101,7 @@ impl Nft {
                 Ok(())
             })?;
             match end {
-                End::Whole => return Ok(count),
+                End::FullState => return Ok(count),
                 End::Failed(Errno::ENOENT) => return Ok(0),
                 End::Disturbed | End::Failed(Errno::EINTR) => {}
                 End::Failed(errno) => bail!("cannot count the elements of {}: {errno}", set.name),
@@ -126,7 +126,7 @@ impl Nft {
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
         self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).context("cannot ask nf_tables")?;
-        let mut end = End::Whole;
+        let mut end = End::FullState;
         loop {
             self.received.clear();
             self.socket.recv(&mut self.received, 0).context("nf_tables does not answer")?;

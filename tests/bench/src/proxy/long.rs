@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::{Kind as Object, Writer, endpoint, port, service, slice};
 use keelson_cluster::net::plan::{self, SERVED};
-use keelson_cluster::net::{Asker, Outcome, Transport};
+use keelson_cluster::net::{NetClient, Outcome, Transport};
 use keelson_harness::util::eventually;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -63,7 +63,7 @@ pub(super) async fn long(
     for moving in &moving {
         others.spawn(moving.clone().keep_moving(stage.writer.clone(), stop.clone()));
     }
-    others.spawn(ask(subject.askers(), moving.clone(), found.clone(), stop.clone()));
+    others.spawn(send_requests(subject.clients(), moving.clone(), found.clone(), stop.clone()));
     let began = Instant::now();
     let killing = kill(subject, options.long);
     let changing = churn::write(stage, options.long);
@@ -78,7 +78,8 @@ pub(super) async fn long(
     for moving in &moving {
         moving.remove(&stage.writer).await?;
     }
-    eventually(subject::PATIENCE, "everything is as before", || async { subject.is_whole(stage) }).await?;
+    eventually(subject::PATIENCE, "everything is as before", || async { subject.check_complete(stage) })
+        .await?;
     let found = std::mem::take(&mut *lock(&found));
     let violations = found.violations(subject.kind);
     for violation in &found.words {
@@ -201,21 +202,21 @@ impl Found {
             Outcome::Answered { by, .. } => moving.staleness(*by, began),
             _ => {
                 self.failed += 1;
-                return self.say(format!("{}: {outcome:?}", moving.name));
+                return self.print(format!("{}: {outcome:?}", moving.name));
             }
         };
         let Some(staleness) = staleness else {
             self.wrong += 1;
-            return self.say(format!("{}: {outcome:?} is none of its endpoints", moving.name));
+            return self.print(format!("{}: {outcome:?} is none of its endpoints", moving.name));
         };
         self.stalest = self.stalest.max(staleness);
         if staleness > STALE {
             self.stale += 1;
-            self.say(format!("{}: {outcome:?} was removed {staleness:?} before", moving.name));
+            self.print(format!("{}: {outcome:?} was removed {staleness:?} before", moving.name));
         }
     }
 
-    fn say(&mut self, violation: String) {
+    fn print(&mut self, violation: String) {
         if self.words.len() < WORDS {
             self.words.push(violation);
         }
@@ -227,8 +228,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Opens connections from all clients, in turn.
-async fn ask(
-    askers: Vec<Asker>,
+async fn send_requests(
+    clients: Vec<NetClient>,
     moving: Vec<Arc<Moving>>,
     found: Arc<Mutex<Found>>,
     stop: CancellationToken,
@@ -236,11 +237,11 @@ async fn ask(
     let mut turn = interval(Duration::from_secs(1) / CONNECTIONS);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut going = JoinSet::new();
-    let ways: Vec<(Asker, Arc<Moving>)> = askers
+    let ways: Vec<(NetClient, Arc<Moving>)> = clients
         .iter()
-        .flat_map(|asker| moving.iter().map(move |moving| (asker.clone(), moving.clone())))
+        .flat_map(|client| moving.iter().map(move |moving| (client.clone(), moving.clone())))
         .collect();
-    for (asker, moving) in ways.into_iter().cycle() {
+    for (client, moving) in ways.into_iter().cycle() {
         if stop.run_until_cancelled(turn.tick()).await.is_none() {
             break;
         }
@@ -248,7 +249,7 @@ async fn ask(
         going.spawn(async move {
             let began = Instant::now();
             let to = SocketAddr::new(moving.ip, 80);
-            let outcome = asker.ask(to, Transport::Tcp, PATIENCE).await?;
+            let outcome = client.ask(to, Transport::Tcp, PATIENCE).await?;
             lock(&found).note(&moving, &outcome, began);
             anyhow::Ok(())
         });

@@ -17,7 +17,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 
 use super::options::Options;
-use super::report::{Beside, Report};
+use super::report::{NeighbourResult, Report};
 use super::stage::Stage;
 use super::subject::{Kind, PATIENCE, Subject};
 
@@ -31,7 +31,7 @@ const GROUP: u32 = 7;
 /// Size in bytes of the receive buffer: a full sync of kube-proxy is one commit.
 const BUFFER: usize = 256 << 20;
 /// Interval at which a thread checks whether to end.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 const NFTABLES: u16 = 10;
 const NEWTABLE: u16 = NFTABLES << 8;
@@ -47,7 +47,7 @@ const TABLE_NAME: u16 = 1;
 /// `NFTA_GEN_PROC_NAME`.
 const PROC_NAME: u16 = 3;
 
-pub(super) async fn beside(
+pub(super) async fn neighbour(
     stage: &Stage,
     subject: &mut Subject,
     options: &Options,
@@ -67,17 +67,24 @@ pub(super) async fn beside(
             None => 0.0,
         };
         drop(neighbour);
-        report.beside.push(Beside { size: stage.size, kind: subject.kind, rate, changes, restarts, repair });
+        report.neighbour.push(NeighbourResult {
+            size: stage.size,
+            kind: subject.kind,
+            rate,
+            changes,
+            restarts,
+            repair,
+        });
     }
     Ok(())
 }
 
 /// Milliseconds from the API server's response to a change until its commit, sorted.
 async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<Vec<f64>> {
-    let commits = Commits::hear(subject)?;
+    let commits = Commits::watch(subject)?;
     let (mut took, begun) = (Vec::new(), Instant::now());
     while took.len() < options.changes && (took.len() < 3 || begun.elapsed() < options.changing) {
-        commits.rest(subject.kind.pause()).await?;
+        commits.wait_for_quiet(subject.kind.pause()).await?;
         let sent = Instant::now();
         stage.touch(took.len() % stage.size.services, stage.new_port()?).await?;
         let acknowledged = Instant::now();
@@ -97,11 +104,11 @@ async fn restart(stage: &Stage, subject: &mut Subject) -> Result<Option<Duration
         // The agent runs, and has the change before the proxy starts.
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    let commits = Commits::hear(subject)?;
+    let commits = Commits::watch(subject)?;
     let begun = Instant::now();
     subject.start().await?;
     let Some(first) = commits.first_after(begun).await? else { return Ok(None) };
-    commits.rest(2 * subject.kind.pause()).await?;
+    commits.wait_for_quiet(2 * subject.kind.pause()).await?;
     Ok(Some(first.duration_since(begun)))
 }
 
@@ -110,37 +117,37 @@ async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
     if subject.kind != Kind::Keelson {
         return Ok(None);
     }
-    let commits = Commits::hear(subject)?;
+    let commits = Commits::watch(subject)?;
     let (asked, _) = stage.asked()?;
     let element = format!("{{ {} . tcp . {} }}", asked.ip(), asked.port());
     subject.namespace().nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", &element])?;
     let begun = Instant::now();
-    let first = commits.first_after(begun).await?.context("nobody puts the element back")?;
-    subject.answers_soon(stage).await?;
+    let first = commits.first_after(begun).await?.context("the element was not restored")?;
+    subject.wait_for_answers(stage).await?;
     Ok(Some(first.duration_since(begun)))
 }
 
 struct Commits {
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<ReceivedCommits>>,
     stop: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct Heard {
+struct ReceivedCommits {
     at: Vec<Instant>,
     failed: Option<String>,
 }
 
 impl Commits {
-    fn hear(subject: &Subject) -> Result<Self> {
+    fn watch(subject: &Subject) -> Result<Self> {
         let socket = open(subject.namespace())?;
         // kube-proxy commits with `nft`; beside Keelson it is the bench that does.
         let others: &'static [&str] = if subject.kind == Kind::Keelson { &[NAME, "nft"] } else { &[NAME] };
-        socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("no buffer for what the kernel tells")?;
-        socket.add_membership(GROUP).context("the kernel tells of no commits")?;
+        socket.set_rx_buf_sz(i32::try_from(BUFFER)?).context("cannot set the receive buffer")?;
+        socket.add_membership(GROUP).context("cannot subscribe to commits")?;
         socket.set_non_blocking(true)?;
-        let (heard, stop) = (Arc::<Mutex<Heard>>::default(), Arc::<AtomicBool>::default());
-        let (noted, stopped) = (heard.clone(), stop.clone());
+        let (received, stop) = (Arc::<Mutex<ReceivedCommits>>::default(), Arc::<AtomicBool>::default());
+        let (noted, stopped) = (received.clone(), stop.clone());
         thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 if let Err(error) = receive(&socket, others, &noted) {
@@ -149,14 +156,14 @@ impl Commits {
                 }
             }
         });
-        Ok(Self { heard, stop })
+        Ok(Self { received, stop })
     }
 
-    fn look<T>(&self, look: impl FnOnce(&[Instant]) -> T) -> Result<T> {
-        let heard = lock(&self.heard);
-        match &heard.failed {
-            Some(error) => Err(anyhow!("what the kernel tells of commits is lost: {error}")),
-            None => Ok(look(&heard.at)),
+    fn with_commits<T>(&self, look: impl FnOnce(&[Instant]) -> T) -> Result<T> {
+        let received = lock(&self.received);
+        match &received.failed {
+            Some(error) => Err(anyhow!("commit notifications were lost: {error}")),
+            None => Ok(look(&received.at)),
         }
     }
 
@@ -164,7 +171,7 @@ impl Commits {
     async fn first_after(&self, time: Instant) -> Result<Option<Instant>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            if let Some(first) = self.look(|at| at.iter().find(|at| **at > time).copied())? {
+            if let Some(first) = self.with_commits(|at| at.iter().find(|at| **at > time).copied())? {
                 return Ok(Some(first));
             }
             if Instant::now() > until {
@@ -175,10 +182,10 @@ impl Commits {
     }
 
     /// Waits until no commit has come for `long`.
-    async fn rest(&self, long: Duration) -> Result<()> {
+    async fn wait_for_quiet(&self, long: Duration) -> Result<()> {
         let started = Instant::now();
         loop {
-            let last = self.look(|at| at.last().copied())?.unwrap_or(started).max(started);
+            let last = self.with_commits(|at| at.last().copied())?.unwrap_or(started).max(started);
             if last.elapsed() >= long {
                 return Ok(());
             }
@@ -194,12 +201,12 @@ impl Drop for Commits {
     }
 }
 
-fn lock(heard: &Mutex<Heard>) -> std::sync::MutexGuard<'_, Heard> {
-    heard.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(received: &Mutex<ReceivedCommits>) -> std::sync::MutexGuard<'_, ReceivedCommits> {
+    received.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records the next commits, if any come soon.
-fn receive(socket: &Socket, others: &[&str], heard: &Mutex<Heard>) -> Result<()> {
+fn receive(socket: &Socket, others: &[&str], received: &Mutex<ReceivedCommits>) -> Result<()> {
     let mut bytes = Vec::with_capacity(1 << 20);
     match socket.recv(&mut bytes, 0) {
         Ok(_) => {}
@@ -216,7 +223,7 @@ fn receive(socket: &Socket, others: &[&str], heard: &Mutex<Heard>) -> Result<()>
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
         let is_new = message.message_type() == NEWGEN;
         if is_new && !others.contains(&&*made_by(message.payload().get(4..).unwrap_or_default())?) {
-            lock(heard).at.push(at);
+            lock(received).at.push(at);
         }
     }
     Ok(())
@@ -266,7 +273,7 @@ impl Neighbour {
                 }
                 drop(count);
                 due += EVERY;
-                thread::sleep(due.saturating_duration_since(Instant::now()).min(LOOK));
+                thread::sleep(due.saturating_duration_since(Instant::now()).min(POLL_INTERVAL));
             }
         };
         let thread = thread::Builder::new().name(NAME.to_owned()).spawn(body).context("no thread")?;

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_say_what_is_measured() {
+    fn flags_select_what_is_measured() {
         assert_eq!(of("").unwrap(), Some(Options::default()));
         assert_eq!(of("calls pulls").unwrap(), None);
         let options =

@@ -65,7 +65,7 @@ pub(super) struct Resident {
 }
 
 /// Beside another program that commits.
-pub(super) struct Beside {
+pub(super) struct NeighbourResult {
     pub(super) size: Size,
     pub(super) kind: Kind,
     /// Commits of the other program per second.
@@ -124,7 +124,7 @@ pub(super) struct Report {
     pub(super) cold: Vec<Cold>,
     pub(super) change: Vec<Change>,
     pub(super) churn: Vec<Churn>,
-    pub(super) beside: Vec<Beside>,
+    pub(super) neighbour: Vec<NeighbourResult>,
     pub(super) long: Vec<Long>,
     pub(super) memory: Vec<Resident>,
     pub(super) ways: Vec<Way>,
@@ -135,7 +135,7 @@ impl Report {
         self.print_cold();
         self.print_change();
         self.print_churn();
-        self.print_beside();
+        self.print_neighbour();
         self.print_long();
         self.print_memory();
         self.print_ways();
@@ -237,15 +237,15 @@ impl Report {
         }
     }
 
-    fn print_beside(&self) {
-        if self.beside.is_empty() {
+    fn print_neighbour(&self) {
+        if self.neighbour.is_empty() {
             return;
         }
         println!(
-            "\n| beside a program that commits | its commits a second | changes | after the API server's answer, p50 | p99 | restart with a change, median | a removed element is back after | targets |"
+            "\n| with a program that commits | its commits a second | changes | after the API server's answer, p50 | p99 | restart with a change, median | a removed element is back after | targets |"
         );
         println!("|---|---|---|---|---|---|---|---|");
-        for row in &self.beside {
+        for row in &self.neighbour {
             let at = |q| quantile(&row.changes, q).map_or_else(String::new, milliseconds);
             let mut restarts: Vec<_> =
                 row.restarts.iter().map(|took| took.unwrap_or(Duration::MAX)).collect();

@@ -39,7 +39,7 @@ const FIRST: u16 = 20_000;
 /// Source ranges of each Service without connections.
 const RANGES_EACH: usize = 100;
 /// Maximum number of such Services: each has a separate address in 172.31.0.0/16.
-const RANGED_MOST: usize = 1 << 16;
+const MAX_RANGED: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
@@ -170,7 +170,7 @@ impl Stage {
     /// Creates Services with this number of source ranges in total.
     async fn make_ranged(&mut self, ranges: usize) -> Result<()> {
         let services = ranges.div_ceil(RANGES_EACH);
-        ensure!(services <= RANGED_MOST, "{ranges} source ranges are too many");
+        ensure!(services <= MAX_RANGED, "{ranges} source ranges are too many");
         for number in 0..services {
             let first = number * RANGES_EACH;
             let networks: Vec<_> = (first..ranges.min(first + RANGES_EACH)).map(network).collect();
@@ -315,4 +315,4 @@ fn udp(name: &str, number: u16) -> Value {
     json!({"name": name, "protocol": "UDP", "port": number})
 }
 
-pub(super) const SOON: Duration = Duration::from_millis(5);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::{
-    Asker, Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, Outcome, Transport, World, http_get_from,
+    Forward, KeelsonProxy, KeelsonProxyOptions, Namespace, NetClient, Outcome, Transport, World,
+    http_get_from,
 };
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::process::is_program;
@@ -188,7 +189,7 @@ impl Subject {
     }
 
     /// Clients: a pod, the node, and one outside.
-    pub(super) fn askers(&self) -> Vec<Asker> {
+    pub(super) fn clients(&self) -> Vec<NetClient> {
         vec![self.world.pod(), self.world.host(), self.world.client()]
     }
 
@@ -254,7 +255,7 @@ impl Subject {
     }
 
     /// Fails unless all rules are in the kernel.
-    pub(super) fn is_whole(&self, stage: &Stage) -> Result<()> {
+    pub(super) fn check_complete(&self, stage: &Stage) -> Result<()> {
         match self.missing(stage, &mut Nft::open(self.namespace())?)? {
             Some(missing) => bail!("{}: {missing}", self.kind.name()),
             None => Ok(()),
@@ -268,7 +269,7 @@ impl Subject {
         Ok(matches!(outcome, Outcome::Answered { by, .. } if by.port() == port))
     }
 
-    pub(super) async fn answers_soon(&self, stage: &Stage) -> Result<()> {
+    pub(super) async fn wait_for_answers(&self, stage: &Stage) -> Result<()> {
         let what = format!("a Service answers by the rules of {}", self.kind.name());
         eventually(Duration::from_secs(10), &what, || async {
             ensure!(self.answers(stage).await?, "it does not");

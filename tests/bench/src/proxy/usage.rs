@@ -118,7 +118,7 @@ impl Children {
     }
 
     /// Maximum memory of one of them, in MB, as far as it was seen.
-    pub(super) fn most(&self) -> f64 {
+    pub(super) fn max(&self) -> f64 {
         self.most.load(Ordering::Relaxed) as f64 / 1024.0
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_after_a_name_of_any_kind() {
+    fn times_are_parsed_after_any_process_name() {
         let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 210 0 0 0 12 30 5 6 20 0 1 0 5 0 0";
         assert_eq!(times(stat).unwrap(), [12, 30, 5, 6]);
         assert!(times("7 (cut off) S 1").is_err());

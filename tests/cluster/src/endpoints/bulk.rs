@@ -14,12 +14,12 @@
 
 use super::objects::{Kind, Writer, endpoint, enveloped, port, service, slice, wrapped};
 use crate::kube::Cluster;
+use crate::manifests::ManifestFolder;
 use anyhow::{Context as _, Result, ensure};
 use keelson_proto::kubernetes::{EndpointSlice, Service};
 use prost::Message as _;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ struct Parent {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Made {
+pub struct BulkObjects {
     pub services: usize,
     pub endpoints: usize,
     pub took: Duration,
@@ -114,12 +114,12 @@ fn ports(number: usize) -> Vec<Value> {
     ports
 }
 
-fn the_service(number: usize) -> Value {
+fn service_object(number: usize) -> Value {
     service(&name(number), &ports(number), &json!({}))
 }
 
 /// The slice of a Service; `http` is the number of its port `http`.
-fn the_slice(number: usize, each: usize, http: u16) -> Value {
+fn slice_object(number: usize, each: usize, http: u16) -> Value {
     let mut ports = vec![port("http", http)];
     if number.is_multiple_of(4) {
         ports.push(port("https", 8443));
@@ -145,20 +145,20 @@ pub fn endpoints(number: usize, each: usize, more: usize) -> Vec<Value> {
 
 /// Makes Services with their slices, written to etcd as an API server stores them: creating each through the API server
 /// takes minutes.
-pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<Made> {
+pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> Result<BulkObjects> {
     let started = Instant::now();
     ensure!(services <= 1 << 16, "{services} Services have no addresses here");
     Writer::new(&cluster.admin, NAMESPACE).await?;
     // Everything is made before anything is written, so that an error leaves nothing behind.
     let keys: Vec<_> = (0..services).map(|number| stored(number, endpoints_each)).collect::<Result<_>>()?;
     cluster.etcd.put_all(keys.into_iter().flatten()).await?;
-    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
+    Ok(BulkObjects { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
 /// Key and value, as an API server stores them, of a Service, its slice and the IPAddress that allocates its address.
 fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
     let (name, ip) = (name(number), cluster_ip(number));
-    let [service, slice] = whole(number, each);
+    let [service, slice] = complete_objects(number, each);
     let service: Service = serde_json::from_value(service)?;
     let slice: EndpointSlice = serde_json::from_value(slice)?;
     let address = IpAddress {
@@ -198,9 +198,9 @@ fn cluster_ip(number: usize) -> String {
 }
 
 /// A Service and its slice with the fields that an API server would add.
-fn whole(number: usize, each: usize) -> [Value; 2] {
+fn complete_objects(number: usize, each: usize) -> [Value; 2] {
     let (mut service, mut slice, ip) =
-        (the_service(number), the_slice(number, each, 8080), cluster_ip(number));
+        (service_object(number), slice_object(number, each, 8080), cluster_ip(number));
     service["spec"]["clusterIP"] = json!(ip);
     service["spec"]["clusterIPs"] = json!([ip]);
     service["spec"]["ipFamilies"] = json!(["IPv4"]);
@@ -220,20 +220,24 @@ fn identity(number: usize, kind: usize) -> Vec<u8> {
     Stored { metadata: Some(StoredMeta { uid, generation: 1, made: Some(made) }) }.encode_to_vec()
 }
 
-pub async fn make_more(cluster: &Cluster, numbers: Range<usize>, endpoints_each: usize) -> Result<Made> {
+pub async fn make_more(
+    cluster: &Cluster,
+    numbers: Range<usize>,
+    endpoints_each: usize,
+) -> Result<BulkObjects> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
     let (services, first, started) = (numbers.len(), numbers.start, Instant::now());
-    at_once(services, move |number| {
+    for_all(services, move |number| {
         let (writer, number) = (writer.clone(), first + number);
         async move {
-            let service: Service = serde_json::from_value(the_service(number))?;
+            let service: Service = serde_json::from_value(service_object(number))?;
             writer.create_encoded(Kind::Service, service.encode_to_vec()).await?;
-            let slice: EndpointSlice = serde_json::from_value(the_slice(number, endpoints_each, 8080))?;
+            let slice: EndpointSlice = serde_json::from_value(slice_object(number, endpoints_each, 8080))?;
             writer.create_encoded(Kind::Slice, slice.encode_to_vec()).await
         }
     })
     .await?;
-    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
+    Ok(BulkObjects { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
 /// Changes the port number of the endpoints of one Service.
@@ -248,7 +252,7 @@ pub async fn touch(cluster: &Cluster, number: usize, http: u16) -> Result<()> {
 
 pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
     let writer = Writer::new(&cluster.admin, NAMESPACE).await?;
-    at_once(services, move |number| {
+    for_all(services, move |number| {
         let writer = writer.clone();
         async move {
             writer.delete(Kind::Slice, &format!("{}-a", name(number))).await?;
@@ -259,7 +263,7 @@ pub async fn remove(cluster: &Cluster, services: usize) -> Result<()> {
 }
 
 /// Runs `each` for every number, [`WORKERS`] at the same time.
-async fn at_once<F>(count: usize, each: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<()>
+async fn for_all<F>(count: usize, each: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<()>
 where
     F: Future<Output = Result<()>> + Send,
 {
@@ -284,29 +288,21 @@ where
 }
 
 /// Writes the same objects as manifests, and a Node `node` in zone `zone-a`. The folder must exist.
-pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usize) -> Result<Made> {
+pub fn manifests(folder: &Path, node: &str, services: usize, endpoints_each: usize) -> Result<BulkObjects> {
     let started = Instant::now();
     ensure!(services <= 1 << 16, "{services} Services have no addresses here");
     let of_node = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": node, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
     });
-    write(folder, "node.json", &of_node)?;
+    let folder = ManifestFolder::new(folder.to_owned());
+    folder.put("node.json", &[of_node])?;
     for first in (0..services).step_by(IN_A_FILE) {
         let mut items = Vec::new();
         for number in first..services.min(first + IN_A_FILE) {
-            items.extend(whole(number, endpoints_each));
+            items.extend(complete_objects(number, endpoints_each));
         }
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-        write(folder, &format!("bulk-{first:05}.json"), &list)?;
+        folder.put(&format!("bulk-{first:05}.json"), &items)?;
     }
-    Ok(Made { services, endpoints: services * endpoints_each, took: started.elapsed() })
-}
-
-/// Written to a temporary file and renamed, as folders of manifests require.
-fn write(folder: &Path, name: &str, object: &Value) -> Result<()> {
-    let (hidden, file) = (folder.join(format!(".{name}")), folder.join(name));
-    fs::write(&hidden, object.to_string())
-        .and_then(|()| fs::rename(&hidden, &file))
-        .with_context(|| format!("cannot write {}", file.display()))
+    Ok(BulkObjects { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }

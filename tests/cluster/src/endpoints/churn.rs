@@ -56,7 +56,7 @@ impl Churn {
         Self { turn, stop, writes, task, refused }
     }
 
-    fn well(&self) -> Result<()> {
+    fn check_healthy(&self) -> Result<()> {
         match &*self.refused.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => bail!("the random writer ended: {error}"),
             None => Ok(()),
@@ -66,7 +66,7 @@ impl Churn {
     /// Waits for the current write, and blocks further ones until the guard is dropped.
     pub async fn pause(&self) -> Result<Paused> {
         let paused = Paused(self.turn.clone().lock_owned().await);
-        self.well()?;
+        self.check_healthy()?;
         Ok(paused)
     }
 
@@ -78,7 +78,7 @@ impl Churn {
     pub async fn stop(mut self) -> Result<usize> {
         self.stop.send_replace(true);
         (&mut self.task).await.context("the writer panicked")?;
-        self.well()?;
+        self.check_healthy()?;
         Ok(self.writes())
     }
 }
@@ -144,7 +144,7 @@ impl Author {
             90..97 => (Method::DELETE, Kind::Slice, slice_name, None),
             _ => (Method::PATCH, Kind::Node, self.node.clone(), Some(self.zone())),
         };
-        self.writer.ask(method, kind, &name, body.as_ref()).await.map(drop)
+        self.writer.request(method, kind, &name, body.as_ref()).await.map(drop)
     }
 
     fn service(&mut self, name: &str) -> Value {
@@ -212,7 +212,7 @@ impl Author {
     fn slice(&mut self, name: &str, suffix: &str) -> Value {
         let v6 = suffix == "six";
         let endpoints: Vec<Value> =
-            (0..self.random.random_range(1..7)).map(|_| self.an_endpoint(v6)).collect();
+            (0..self.random.random_range(1..7)).map(|_| self.random_endpoint(v6)).collect();
         let mut ports = vec![json!({"name": "p", "port": self.random.random_range(8080..8083)})];
         if self.chance(60) {
             ports.push(json!({"name": "q", "port": 53, "protocol": "UDP"}));
@@ -220,7 +220,7 @@ impl Author {
         slice(name, suffix, &ports, &endpoints)
     }
 
-    fn an_endpoint(&mut self, v6: bool) -> Value {
+    fn random_endpoint(&mut self, v6: bool) -> Value {
         let number = self.random.random_range(1..40);
         let address = if v6 { format!("2001:db8:3::{number:x}") } else { format!("10.200.0.{number}") };
         let own = self.node.clone();

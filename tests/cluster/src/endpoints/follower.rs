@@ -5,7 +5,7 @@
 //! all consumers, and the test's invariant. A consumer continues over restarts of the agent.
 
 use super::truth::Truth;
-use super::whole::{Invariant, Pairs, Whole};
+use super::whole::{FullState, Invariant, Pairs};
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_client::{
     Api, BoxError, CancellationToken, Client, DiffStore, Error, Handlers, Options, Position, ServiceName,
@@ -34,12 +34,12 @@ pub struct Seen {
 
 #[derive(Default)]
 struct Inner {
-    whole: Whole,
+    whole: FullState,
     seen: Vec<Seen>,
     faults: Vec<String>,
-    troubles: Vec<String>,
+    errors: Vec<String>,
     /// The client is new: it may receive its current position again.
-    anew: bool,
+    is_new_client: bool,
 }
 
 struct Shared {
@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// A state is complete.
-    fn whole(&self, changes: Vec<Change>, position: &Position) {
+    fn complete(&self, changes: Vec<Change>, position: &Position) {
         let mut inner = self.lock();
         for change in changes {
             match change {
@@ -73,21 +73,21 @@ impl Shared {
             since: position.stale_since_unix_ms,
         };
         let wrong = match inner.seen.last() {
-            _ if seen.instance_id == 0 || seen.rev == 0 => Some("it says no position".to_owned()),
+            _ if seen.instance_id == 0 || seen.rev == 0 => Some("the position is missing".to_owned()),
             Some(last) if last.instance_id == seen.instance_id && last.rev > seen.rev => {
                 Some("revisions go back".to_owned())
             }
-            Some(last) if *last == seen && !inner.anew => Some("it came twice".to_owned()),
+            Some(last) if *last == seen && !inner.is_new_client => Some("it came twice".to_owned()),
             _ => None,
         };
         let wrong = wrong.map(|wrong| anyhow!("{wrong}"));
-        let checks = [wrong, self.pairs.note(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
+        let checks = [wrong, self.pairs.record(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
         for error in checks.into_iter().flatten() {
             let text = format!("{seen:?} after {:?}: {error:#}", inner.seen.last());
             inner.faults.push(text);
         }
         inner.seen.push(seen);
-        inner.anew = false;
+        inner.is_new_client = false;
         let count = inner.seen.len();
         drop(inner);
         self.count.send_replace(count);
@@ -125,7 +125,7 @@ impl Handlers for Collector {
     }
 
     async fn sync(&mut self, position: &Position) -> Result<(), BoxError> {
-        self.shared.whole(std::mem::take(&mut self.changes), position);
+        self.shared.complete(std::mem::take(&mut self.changes), position);
         Ok(())
     }
 }
@@ -164,13 +164,13 @@ impl Follower {
             cancel: CancellationToken::new(),
             task: None,
         };
-        follower.go()?;
+        follower.connect()?;
         Ok(follower)
     }
 
-    fn go(&mut self) -> Result<()> {
+    fn connect(&mut self) -> Result<()> {
         let (instance_id, rev) = self.pair();
-        self.shared.lock().anew = true;
+        self.shared.lock().is_new_client = true;
         let options = Options {
             target: self.target.parse().with_context(|| format!("no target: {}", self.target))?,
             api: self.api,
@@ -184,7 +184,7 @@ impl Follower {
         let noted = self.shared.clone();
         client.on_error(move |trouble| {
             let mut inner = noted.lock();
-            inner.troubles.push(trouble.error.to_string());
+            inner.errors.push(trouble.error.to_string());
             if matches!(trouble.error, Error::Malformed(_) | Error::Undecodable { .. } | Error::Handler(_)) {
                 inner.faults.push(trouble.error.to_string());
             }
@@ -192,7 +192,7 @@ impl Follower {
         let collector = Collector { shared: self.shared.clone(), changes: Vec::new() };
         self.task = Some(tokio::spawn(match self.api {
             Api::Watch => futures_util::future::Either::Left(follow(client, collector)),
-            Api::Next => futures_util::future::Either::Right(ask(client, collector)),
+            Api::Next => futures_util::future::Either::Right(poll(client, collector)),
         }));
         Ok(())
     }
@@ -203,16 +203,16 @@ impl Follower {
         if let Some(task) = self.task.take() {
             task.await.context("the consumer panicked")?;
         }
-        self.go()
+        self.connect()
     }
 
-    pub fn look<T>(&self, look: impl FnOnce(&Whole) -> T) -> T {
+    pub fn with_state<T>(&self, look: impl FnOnce(&FullState) -> T) -> T {
         look(&self.shared.lock().whole)
     }
 
     /// Instance and revision of the latest state; zeros if there is none.
     pub fn pair(&self) -> (u64, u64) {
-        self.look(Whole::pair)
+        self.with_state(FullState::pair)
     }
 
     pub fn seen(&self) -> Vec<Seen> {
@@ -220,16 +220,16 @@ impl Follower {
     }
 
     /// Errors that the client reported.
-    pub fn troubles(&self) -> Vec<String> {
-        self.shared.lock().troubles.clone()
+    pub fn errors(&self) -> Vec<String> {
+        self.shared.lock().errors.clone()
     }
 
-    pub async fn until<T>(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<T>) -> Result<T> {
+    pub async fn until<T>(&self, what: &str, mut check: impl FnMut(&FullState) -> Result<T>) -> Result<T> {
         let mut count = self.shared.count.subscribe();
         let waited = tokio::time::timeout(LONG, async {
             loop {
                 count.borrow_and_update();
-                if let Ok(found) = self.look(&mut check) {
+                if let Ok(found) = self.with_state(&mut check) {
                     return Ok(found);
                 }
                 count.changed().await.context("the consumer is gone")?;
@@ -238,11 +238,11 @@ impl Follower {
         match waited.await {
             Ok(found) => found,
             Err(_) => {
-                let found = self.look(&mut check);
-                let troubles = self.troubles();
-                let last = &troubles[troubles.len().saturating_sub(3)..];
+                let found = self.with_state(&mut check);
+                let errors = self.errors();
+                let last = &errors[errors.len().saturating_sub(3)..];
                 found.with_context(|| {
-                    format!("{:?} waited {LONG:?} in vain: {what}; its last troubles: {last:?}", self.api)
+                    format!("{:?} timed out after {LONG:?}: {what}; last errors: {last:?}", self.api)
                 })
             }
         }
@@ -253,7 +253,7 @@ impl Follower {
     pub async fn settled(&self, truth: &Truth) -> Result<()> {
         let says_when_current = self.api == Api::Watch;
         self.until("the state is the truth", |whole| {
-            whole.is(truth)?;
+            whole.ensure_equals(truth)?;
             if whole.position.stale && says_when_current {
                 bail!("{:?} is stale", whole.position);
             }
@@ -263,7 +263,7 @@ impl Follower {
     }
 
     /// Fails if any received state violated an invariant.
-    pub fn sound(&self) -> Result<()> {
+    pub fn check_invariants(&self) -> Result<()> {
         let inner = self.shared.lock();
         if let Some(first) = inner.faults.first() {
             bail!("{:?}: {} faults; the first: {first}", self.api, inner.faults.len());
@@ -282,7 +282,7 @@ async fn follow(mut client: Client, mut collector: Collector) {
     client.run(&mut collector).await;
 }
 
-async fn ask(mut client: Client, mut collector: Collector) {
+async fn poll(mut client: Client, mut collector: Collector) {
     let mut store = DiffStore::new(collector.held());
     while let Some(state) = client.next().await {
         if let Err(error) = store.deliver(state, &mut collector).await {
@@ -304,7 +304,7 @@ impl Followers {
     /// Starts both on one target, with an invariant of every complete state.
     pub fn start(
         target: &str,
-        invariant: impl Fn(&Whole) -> Result<()> + Send + Sync + 'static,
+        invariant: impl Fn(&FullState) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
         Self::sharing(target, &Pairs::default(), Arc::new(invariant))
     }
@@ -328,7 +328,7 @@ impl Followers {
         Ok(())
     }
 
-    pub async fn until(&self, what: &str, mut check: impl FnMut(&Whole) -> Result<()>) -> Result<()> {
+    pub async fn until(&self, what: &str, mut check: impl FnMut(&FullState) -> Result<()>) -> Result<()> {
         for follower in self.both() {
             follower.until(what, &mut check).await?;
         }
@@ -350,8 +350,8 @@ impl Followers {
     }
 
     /// Fails if any state that either received violated an invariant.
-    pub fn sound(&self) -> Result<()> {
-        self.watch.sound()?;
-        self.next.sound()
+    pub fn check_invariants(&self) -> Result<()> {
+        self.watch.check_invariants()?;
+        self.next.check_invariants()
     }
 }

@@ -23,4 +23,4 @@ pub use churn::{Churn, Paused};
 pub use follower::{Follower, Followers, Seen};
 pub use objects::{Kind, Writer, endpoint, port, service, slice};
 pub use truth::Truth;
-pub use whole::{Invariant, Pairs, Whole};
+pub use whole::{FullState, Invariant, Pairs};

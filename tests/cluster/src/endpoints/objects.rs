@@ -29,7 +29,7 @@ impl Kind {
     }
 
     /// API path of all objects of this kind, in every namespace.
-    pub fn everywhere(self) -> &'static str {
+    pub fn cluster_path(self) -> &'static str {
         match self {
             Self::Namespace => "/api/v1/namespaces",
             Self::Node => "/api/v1/nodes",
@@ -72,7 +72,7 @@ impl Writer {
     }
 
     /// One request for an object, or for the collection if the name is empty. Returns the response of the API server.
-    pub async fn ask(
+    pub async fn request(
         &self,
         method: Method,
         kind: Kind,
@@ -92,7 +92,7 @@ impl Writer {
     }
 
     pub async fn try_create(&self, kind: Kind, object: &Value) -> kube::Result<Value> {
-        self.ask(Method::POST, kind, "", Some(object)).await
+        self.request(Method::POST, kind, "", Some(object)).await
     }
 
     /// Creates an object from its protobuf encoding, which costs an API server less than JSON. The created object is
@@ -119,19 +119,19 @@ impl Writer {
     /// Replaces an object, which must exist, in any version.
     pub async fn replace(&self, kind: Kind, object: &Value) -> Result<Value> {
         let name = object["metadata"]["name"].as_str().context("an object has a name")?;
-        let done = self.ask(Method::PUT, kind, name, Some(object)).await;
+        let done = self.request(Method::PUT, kind, name, Some(object)).await;
         done.with_context(|| format!("cannot replace {object}"))
     }
 
     /// Changes parts of an object (JSON merge patch). `name` may end in `/status`.
     pub async fn patch(&self, kind: Kind, name: &str, patch: &Value) -> Result<Value> {
-        let done = self.ask(Method::PATCH, kind, name, Some(patch)).await;
+        let done = self.request(Method::PATCH, kind, name, Some(patch)).await;
         done.with_context(|| format!("cannot patch {kind:?} {name} with {patch}"))
     }
 
     /// Deletes an object, which must exist.
     pub async fn delete(&self, kind: Kind, name: &str) -> Result<()> {
-        let done = self.ask(Method::DELETE, kind, name, None).await;
+        let done = self.request(Method::DELETE, kind, name, None).await;
         done.map(drop).with_context(|| format!("cannot delete {kind:?} {name}"))
     }
 }

@@ -95,7 +95,7 @@ async fn list<T: DeserializeOwned>(client: &kube::Client, kind: Kind) -> Result<
     let mut all = Vec::new();
     let mut following = String::new();
     loop {
-        let path = format!("{}?limit={PAGE}&continue={following}", kind.everywhere());
+        let path = format!("{}?limit={PAGE}&continue={following}", kind.cluster_path());
         let request = Request::get(&path).body(Vec::new()).context("not a path")?;
         let page: Value = match client.request(request).await {
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Vec::new()),

@@ -10,13 +10,13 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub type Invariant = Arc<dyn Fn(&Whole) -> Result<()> + Send + Sync>;
+pub type Invariant = Arc<dyn Fn(&FullState) -> Result<()> + Send + Sync>;
 
 /// Maximum number of differences that are printed.
 const SHOWN: usize = 5;
 
 #[derive(Clone, Debug, Default)]
-pub struct Whole {
+pub struct FullState {
     pub position: Position,
     pub node: Option<NodeInfo>,
     /// By `namespace/name`.
@@ -31,7 +31,7 @@ fn hash(name: &str, bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-impl Whole {
+impl FullState {
     /// `name` is `namespace/name`.
     pub fn service(&self, name: &str) -> Option<&ServiceEndpoints> {
         self.services.get(name)
@@ -62,7 +62,7 @@ impl Whole {
     }
 
     /// Fails unless this equals the expected state.
-    pub fn is(&self, truth: &Truth) -> Result<()> {
+    pub fn ensure_equals(&self, truth: &Truth) -> Result<()> {
         let mut differences = String::new();
         if self.node.as_ref() != Some(&truth.node) {
             let _ = writeln!(differences, "the node is {:?}, not {:?}", self.node, truth.node);
@@ -92,7 +92,7 @@ pub struct Pairs(Arc<Mutex<HashMap<(u64, u64), u64>>>);
 
 impl Pairs {
     /// Fails if this pair was seen with other contents.
-    pub(super) fn note(&self, whole: &Whole) -> Result<()> {
+    pub(super) fn record(&self, whole: &FullState) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let former = *all.entry(whole.pair()).or_insert(whole.digest);
         if former != whole.digest {
@@ -115,14 +115,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_contents_have_equal_digests_however_they_came_about() {
+    fn equal_contents_have_equal_digests() {
         let name = |name: &str| ServiceName::new("ns", name);
         let service = |n| ServiceEndpoints { health_check_node_port: n, ..ServiceEndpoints::default() };
-        let mut one = Whole::default();
+        let mut one = FullState::default();
         one.set(&name("a"), service(1));
         one.set(&name("b"), service(2));
         one.set_node(NodeInfo { zone: "z".to_owned(), ..NodeInfo::default() });
-        let mut other = Whole::default();
+        let mut other = FullState::default();
         other.set_node(NodeInfo::default());
         other.set_node(NodeInfo { zone: "z".to_owned(), ..NodeInfo::default() });
         for (name_of, number) in [("c", 3), ("b", 7), ("b", 2), ("a", 1)] {
@@ -134,12 +134,12 @@ mod tests {
         assert_eq!((one.digest, &one.services), (other.digest, &other.services));
 
         let pairs = Pairs::default();
-        pairs.note(&one).unwrap();
-        pairs.note(&other).unwrap();
+        pairs.record(&one).unwrap();
+        pairs.record(&other).unwrap();
         other.set(&name("a"), service(9));
-        assert!(pairs.note(&other).is_err());
+        assert!(pairs.record(&other).is_err());
         other.position.rev = 1;
-        pairs.note(&other).unwrap();
+        pairs.record(&other).unwrap();
         assert_eq!(pairs.len(), 2);
     }
 }

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_counts_once_with_its_newest_stage() {
+    fn a_request_counts_once_with_its_last_stage() {
         let log = [
             line("1", "ResponseStarted", "watch", 200),
             line("2", "ResponseComplete", "patch", 403),

@@ -17,6 +17,7 @@ use kube::core::discovery::Scope;
 use kube::{Client, ResourceExt as _, discovery};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -95,6 +96,13 @@ impl Admin {
         .await
     }
 
+    /// Creates a Node without a kubelet.
+    pub async fn create_node(&self, name: &str, labels: &[(&str, &str)]) -> Result<Node> {
+        let labels: BTreeMap<_, _> = labels.iter().copied().collect();
+        let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
+        self.nodes().create(&PostParams::default(), &node).await.context("cannot create the Node")
+    }
+
     /// Fails if the node does not exist.
     pub async fn delete_node(&self, name: &str) -> Result<()> {
         self.nodes().delete(name, &DeleteParams::default()).await.map(drop).context("cannot delete the node")
@@ -115,10 +123,10 @@ impl Admin {
     pub async fn ensure_service_account(&self, namespace: &str, name: &str) -> Result<()> {
         let make = PostParams::default();
         let space: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
-        unless_there(Api::all(self.client()).create(&make, &space).await)
+        unless_exists(Api::all(self.client()).create(&make, &space).await)
             .with_context(|| format!("cannot make the namespace {namespace}"))?;
         let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-        unless_there(Api::namespaced(self.client(), namespace).create(&make, &account).await)
+        unless_exists(Api::namespaced(self.client(), namespace).create(&make, &account).await)
             .with_context(|| format!("cannot make the service account {namespace}/{name}"))
     }
 
@@ -175,7 +183,7 @@ impl Admin {
                 "containers": [{"name": "agent", "image": "registry.example/keelson"}],
             },
         }))?;
-        unless_there(self.pods(namespace).create(&PostParams::default(), &pod).await)
+        unless_exists(self.pods(namespace).create(&PostParams::default(), &pod).await)
             .with_context(|| format!("cannot make the pod {namespace}/{name}"))?;
         let ended = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
         let patched = self.pods(namespace).patch_status(&name, &PatchParams::default(), &ended).await;
@@ -228,7 +236,7 @@ pub fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
 }
 
-fn unless_there<T>(created: kube::Result<T>) -> kube::Result<()> {
+fn unless_exists<T>(created: kube::Result<T>) -> kube::Result<()> {
     match created {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         other => other.map(drop),

@@ -66,7 +66,7 @@ impl ControllerOptions {
     }
 
     /// Checks nodes every half second, and marks them after `grace` without a heartbeat.
-    pub fn impatient(grace: Duration) -> Self {
+    pub fn with_grace_period(grace: Duration) -> Self {
         Self {
             node_monitor_period: Duration::from_millis(500),
             node_monitor_grace_period: grace,
@@ -124,7 +124,7 @@ impl ControllerManager {
         let port = self.port;
         self.daemon
             .start(|| async move {
-                TcpStream::connect(("127.0.0.1", port)).await.map(drop).context("nobody listens")
+                TcpStream::connect(("127.0.0.1", port)).await.map(drop).context("no process listens")
             })
             .await
     }

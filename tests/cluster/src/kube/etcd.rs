@@ -203,7 +203,7 @@ async fn healthy(url: &str) -> Result<()> {
     let answer = http_get(url).await?.success()?;
     let health: Value = serde_json::from_slice(&answer.body).context("/health is no JSON")?;
     if health["health"] != "true" {
-        bail!("etcd says {}", answer.text());
+        bail!("etcd reports {}", answer.text());
     }
     Ok(())
 }

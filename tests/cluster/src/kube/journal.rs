@@ -79,7 +79,8 @@ fn parse(log: &str) -> Result<Vec<Put>> {
     let mut puts = Vec::new();
     // The text after the last line break is still being written.
     for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-        let line: Line = serde_json::from_str(line).with_context(|| format!("etcdctl says {line}"))?;
+        let line: Line =
+            serde_json::from_str(line).with_context(|| format!("unexpected output of etcdctl: {line}"))?;
         for Event { kind, kv } in line.events.unwrap_or_default() {
             if kind == 0 {
                 let bytes = kv.key.0.len() + kv.value.map_or(0, |value| value.0.len());

@@ -90,7 +90,7 @@ impl KubeProxy {
             env: Vec::new(),
             log: folder.join("kube-proxy.log"),
         };
-        let mut proxy = Self { daemon: Daemon::new(namespace.inside(&program)?) };
+        let mut proxy = Self { daemon: Daemon::new(namespace.in_namespace(&program)?) };
         proxy.start_again(namespace).await?;
         Ok(proxy)
     }

@@ -66,8 +66,8 @@ impl Kubelet {
         fs::write(&config, Value::Object(settings).to_string())
             .with_context(|| format!("cannot write {}", config.display()))?;
         let root = folder.join("root");
-        share(&root)?;
-        let mut args = apart(&peers::kubernetes("kubelet")?, &folder)?;
+        make_shared(&root)?;
+        let mut args = private_mounts(&peers::kubernetes("kubelet")?, &folder)?;
         args.extend([
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", kubeconfig.display()),
@@ -116,10 +116,10 @@ daemon_life!(Kubelet);
 
 /// Folders in which a kubelet always has sockets and links, with any setting: `/var/lib/kubelet/device-plugins`, which
 /// it empties, and `/var/log/containers`.
-const FIXED: [&str; 2] = ["/var/lib", "/var/log"];
+const HARD_CODED_FOLDERS: [&str; 2] = ["/var/lib", "/var/log"];
 
 /// Makes a folder a shared mount: what is mounted below it is seen in every mount namespace that has the folder.
-fn share(folder: &Path) -> Result<()> {
+fn make_shared(folder: &Path) -> Result<()> {
     let made = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
         mount(Some(folder), folder, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
@@ -129,19 +129,20 @@ fn share(folder: &Path) -> Result<()> {
     made().with_context(|| format!("cannot make a shared mount of {}", folder.display()))
 }
 
-/// The arguments of `unshare` for a kubelet that sees empty folders at [`FIXED`] in its own mount namespace. The
+/// The arguments of `unshare` for a kubelet that sees empty folders at [`HARD_CODED_FOLDERS`] in its own mount namespace. The
 /// containerd still sees what it mounts below its shared root.
-fn apart(kubelet: &Path, folder: &Path) -> Result<Vec<String>> {
+fn private_mounts(kubelet: &Path, folder: &Path) -> Result<Vec<String>> {
     ensure!(
-        !FIXED.iter().any(|fixed| folder.starts_with(fixed)),
-        "a test's folder may not be below {FIXED:?}, which a kubelet of the tests sees empty: set TMPDIR"
+        !HARD_CODED_FOLDERS.iter().any(|fixed| folder.starts_with(fixed)),
+        "a test's folder may not be below {HARD_CODED_FOLDERS:?}, which a kubelet of the tests sees empty: set TMPDIR"
     );
     // The mounts that hold these folders must not propagate what is mounted over them.
     let script = "for place in $0; do\n\
                   mount --make-private \"$(findmnt --noheadings --output TARGET --target \"$place\" | tail -n 1)\"\n\
                   mount -t tmpfs -o mode=755 none \"$place\"\n\
                   done\nexec \"$@\"";
-    let args = ["--mount", "--propagation", "unchanged", "--", "sh", "-euc", script, &FIXED.join(" ")];
+    let args =
+        ["--mount", "--propagation", "unchanged", "--", "sh", "-euc", script, &HARD_CODED_FOLDERS.join(" ")];
     Ok(args.map(str::to_owned).into_iter().chain([kubelet.display().to_string()]).collect())
 }
 

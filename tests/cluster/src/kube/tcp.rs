@@ -151,7 +151,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 let line = shared.line.subscribe();
                 let shared = shared.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = carry(client, &shared, line).await {
+                    if let Err(error) = forward_connection(client, &shared, line).await {
                         eprintln!("a connection through the proxy broke: {error}");
                     }
                     shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -166,7 +166,11 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// Carries one connection until both sides have ended it, one has broken it, or it is reset.
-async fn carry(mut client: TcpStream, shared: &Shared, line: watch::Receiver<Line>) -> io::Result<()> {
+async fn forward_connection(
+    mut client: TcpStream,
+    shared: &Shared,
+    line: watch::Receiver<Line>,
+) -> io::Result<()> {
     let resets = line.borrow().resets;
     let (mut until_reset, mut at_start) = (line.clone(), line.clone());
     // An error of the watch means that the proxy is gone, which is a reset as well.

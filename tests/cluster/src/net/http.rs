@@ -10,13 +10,13 @@ use keelson_harness::util::Answer;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gets a path over a new HTTP/1.1 connection. An error if nothing listens.
 pub async fn http_get_from(namespace: &Namespace, at: SocketAddr, path: &str) -> Result<Answer> {
     let from = if at.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = namespace.tcp_client(from)?;
-    let got = tokio::time::timeout(PATIENCE, async {
+    let got = tokio::time::timeout(TIMEOUT, async {
         let stream = socket.connect(at).await?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let request = Request::get(path).header("host", at.to_string()).body(Empty::<Bytes>::new())?;

@@ -49,7 +49,7 @@ impl Rejections {
         Ok(Self { seen, tasks })
     }
 
-    pub(super) fn has(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
+    pub(super) fn is_rejected(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).contains(&(protocol, port, to))
     }
 
@@ -58,15 +58,15 @@ impl Rejections {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(&(protocol, port, to));
     }
 
-    pub(super) async fn has_in_the_end(&self, protocol: u8, port: u16, to: SocketAddr) {
-        while !self.has(protocol, port, to) {
+    pub(super) async fn wait_until_rejected(&self, protocol: u8, port: u16, to: SocketAddr) {
+        while !self.is_rejected(protocol, port, to) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
     /// Whether a flow was rejected whose socket has just reported an error.
-    pub(super) async fn has_soon(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
-        tokio::time::timeout(LATE, self.has_in_the_end(protocol, port, to)).await.is_ok()
+    pub(super) async fn is_rejected_soon(&self, protocol: u8, port: u16, to: SocketAddr) -> bool {
+        tokio::time::timeout(LATE, self.wait_until_rejected(protocol, port, to)).await.is_ok()
     }
 }
 

@@ -70,7 +70,7 @@ impl KeelsonProxy {
             env: Vec::new(),
             log: folder.join("proxy.log"),
         };
-        let mut program = namespace.inside(&program)?;
+        let mut program = namespace.in_namespace(&program)?;
         program.args.push(config.display().to_string());
         let proxy = Self { folder, daemon: Daemon::new(program) };
         proxy.configure(options)?;
@@ -83,7 +83,7 @@ impl KeelsonProxy {
             .set("proxy.listen", format!("unix://{}", self.socket().display()))
             .set("proxy.http", "");
         let file = self.config();
-        let text = own.under(&options.settings).to_toml()?;
+        let text = own.with_overrides(&options.settings).to_toml()?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 

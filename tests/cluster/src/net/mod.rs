@@ -1,7 +1,7 @@
 //! The network of a node, in network namespaces of the test, with its clients and servers.
 //!
 //! Owns: [`World`], the namespaces with pods, another node, clients and a gateway; [`Namespace`], one of them;
-//! [`Asker`], [`Flow`], the clients; [`Forward`], a forwarded address; [`KeelsonProxy`], the proxy under test;
+//! [`NetClient`], [`Flow`], the clients; [`Forward`], a forwarded address; [`KeelsonProxy`], the proxy under test;
 //! [`http_get_from`]. Needs root. Out: who answered a request and which source it saw, or how the request was refused.
 //! Addresses are in [`plan`].
 //!
@@ -20,6 +20,7 @@ mod http;
 mod icmp;
 mod keelson;
 mod namespace;
+mod node;
 pub mod plan;
 mod probe;
 mod sctp;
@@ -28,7 +29,8 @@ mod world;
 
 pub use http::http_get_from;
 pub use keelson::{KeelsonProxy, KeelsonProxyOptions};
-pub use namespace::{Forward, Namespace, remove_at_the_end};
+pub use namespace::{Forward, Namespace, remove_at_exit};
+pub use node::{create_node, node_object};
 pub use plan::{Dual, Family};
 pub use probe::{Flow, Outcome, Tally, Transport};
-pub use world::{Asker, World};
+pub use world::{NetClient, World};

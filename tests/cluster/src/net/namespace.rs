@@ -43,14 +43,14 @@ impl Namespace {
         ip(&["netns", "add", &name])?;
         let (jobs, queue) = mpsc::channel::<Job>();
         let file = Path::new(FOLDER).join(&name);
-        let (told, entered) = mpsc::channel();
+        let (shown, entered) = mpsc::channel();
         std::thread::spawn(move || {
             let inside = File::open(&file).map_err(anyhow::Error::from).and_then(|file| {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
             });
             let outside = inside.is_err();
             // Nobody receives the result only if the caller has panicked meanwhile.
-            let _ = told.send(inside);
+            let _ = shown.send(inside);
             if outside {
                 return;
             }
@@ -103,8 +103,8 @@ impl Namespace {
         command.args(["netns", "exec", &self.name]).arg(program).args(args).stdin(Stdio::null());
         let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{} {args:?} in {} failed: {said}", program.display(), self.name);
+            let message = String::from_utf8_lossy(&output.stderr);
+            bail!("{} {args:?} in {} failed: {message}", program.display(), self.name);
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -119,7 +119,7 @@ impl Namespace {
     }
 
     /// The same program, run inside. The pid is still the program's.
-    pub fn inside(&self, program: &Program) -> Result<Program> {
+    pub fn in_namespace(&self, program: &Program) -> Result<Program> {
         let mut inside = program.clone();
         inside.path = peers::system("ip", "iproute2")?;
         inside.args = ["netns", "exec", &self.name].map(str::to_owned).into();
@@ -232,7 +232,7 @@ fn watch_over() -> Result<&'static Mutex<Child>> {
 }
 
 /// Removes a folder of tests when this process has exited, in any way: for values in a static, which are never dropped.
-pub fn remove_at_the_end(folder: &Path) -> Result<()> {
+pub fn remove_at_exit(folder: &Path) -> Result<()> {
     let mut child = watch_over()?.lock().unwrap_or_else(PoisonError::into_inner);
     let stdin = child.stdin.as_mut().context("the watcher has a stdin")?;
     writeln!(stdin, "{}", folder.display()).context("the watcher is gone")

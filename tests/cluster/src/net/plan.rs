@@ -43,7 +43,7 @@ pub const POD: Dual = Dual::new([10, 244, 1, 20], [0xfd00, 0x10, 0x244, 1, 0, 0,
 /// C: a client outside of the cluster, in 203.0.113.0/25 and fd00:cc::/64.
 pub const CLIENT: Dual = Dual::new([203, 0, 113, 10], [0xfd00, 0xcc, 0, 0, 0, 0, 0, 0x10]);
 /// B: a client outside of the cluster and of C's networks, in 198.51.100.0/24 and fd00:bb::/64.
-pub const STRANGER: Dual = Dual::new([198, 51, 100, 10], [0xfd00, 0xbb, 0, 0, 0, 0, 0, 0x10]);
+pub const OUTSIDE_CLIENT: Dual = Dual::new([198, 51, 100, 10], [0xfd00, 0xbb, 0, 0, 0, 0, 0, 0x10]);
 
 /// The addresses of all pods, of every node.
 pub const CLUSTER_CIDRS: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];

@@ -1,10 +1,10 @@
-//! Owns: requests and their outcomes. In: an [`Asker`], an address, a protocol. Out: who answered and which source it
+//! Owns: requests and their outcomes. In: an [`NetClient`], an address, a protocol. Out: who answered and which source it
 //! saw, or how the request was refused.
 
 use super::plan::Family;
 use super::sctp::{Chunk, Packet};
 use super::servers::{SctpSocket, raw_sctp};
-use super::world::Asker;
+use super::world::NetClient;
 use anyhow::{Context as _, Result, bail};
 use futures_util::StreamExt as _;
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl fmt::Display for Tally {
     }
 }
 
-impl Asker {
+impl NetClient {
     /// Sends `times` requests over separate connections, each with a timeout of `patience`.
     pub async fn ask_times(
         &self,
@@ -128,7 +128,7 @@ impl Asker {
             FlowSocket::Sctp(_) => next_port(),
         };
         self.place.rejections.forget(transport.number(), port, to);
-        Ok(Flow { asker: self.clone(), to, transport, port, socket })
+        Ok(Flow { client: self.clone(), to, transport, port, socket })
     }
 }
 
@@ -141,7 +141,7 @@ fn next_port() -> u16 {
 /// One connection, or datagrams between the same two ports.
 #[derive(Debug)]
 pub struct Flow {
-    asker: Asker,
+    client: NetClient,
     to: SocketAddr,
     transport: Transport,
     port: u16,
@@ -162,23 +162,23 @@ impl Flow {
     pub async fn ask(&mut self, patience: Duration) -> Result<Outcome> {
         let (transport, port, to) = (self.transport.number(), self.port, self.to);
         let answer = tokio::time::timeout(patience, self.exchange()).await;
-        let rejections = &self.asker.place.rejections;
+        let rejections = &self.client.place.rejections;
         match answer {
             Ok(Ok(text)) => parse(&text),
             // Refused: a rejection and a reset look the same to a socket.
             Ok(Err(error)) if refused(&error) => {
-                let rejected = rejections.has_soon(transport, port, to).await;
+                let rejected = rejections.is_rejected_soon(transport, port, to).await;
                 Ok(if rejected { Outcome::Rejected } else { Outcome::Reset })
             }
             // The node's own rules drop or reject the outgoing packet.
             Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let rejected = rejections.has_soon(transport, port, to).await;
+                let rejected = rejections.is_rejected_soon(transport, port, to).await;
                 Ok(if rejected { Outcome::Rejected } else { Outcome::Dropped })
             }
             Ok(Err(error)) => {
                 Err(error).with_context(|| format!("asking {to} over {}", self.transport.name()))
             }
-            Err(_) if rejections.has(transport, port, to) => Ok(Outcome::Rejected),
+            Err(_) if rejections.is_rejected(transport, port, to) => Ok(Outcome::Rejected),
             Err(_) => Ok(Outcome::Dropped),
         }
     }
@@ -212,7 +212,7 @@ impl Flow {
                 Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
             }
             FlowSocket::Sctp(socket) => {
-                let rejected = self.asker.place.rejections.has_in_the_end(132, self.port, self.to);
+                let rejected = self.client.place.rejections.wait_until_rejected(132, self.port, self.to);
                 tokio::select! {
                     text = sctp_exchange(socket, self.port, self.to) => text,
                     () = rejected => Err(io::ErrorKind::ConnectionRefused.into()),

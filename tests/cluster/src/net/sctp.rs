@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn packets_survive_a_round_trip() {
         let text = "10.244.1.11:8080 203.0.113.10".to_owned();
         for chunk in [Chunk::Init { tag: 7 }, Chunk::InitAck { tag: 9, text }] {
             let packet = Packet { source: 1, destination: 2, verification_tag: 3, chunk };

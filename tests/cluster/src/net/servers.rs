@@ -35,7 +35,7 @@ impl Servers {
     }
 
     /// TCP on these ports of every address of the namespace; UDP to them is received and not answered.
-    pub(super) fn everywhere(namespace: &Namespace, ports: &[u16]) -> Result<Self> {
+    pub(super) fn at_all_addresses(namespace: &Namespace, ports: &[u16]) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for ip in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
             for port in ports {

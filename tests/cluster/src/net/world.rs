@@ -15,7 +15,7 @@ use super::icmp::Rejections;
 use super::namespace::Namespace;
 use super::plan::{
     BRIDGE, CLIENT, CLIENT_NETWORKS, Dual, EXTERNAL_CIDRS, Family, GATEWAY, LOCALS, NODE, NODE_2, NODE_CIDRS,
-    NODE_NETWORKS, NODE_OTHER, POD, REMOTES, SERVED, SERVICE_CIDRS, STRANGER, UNTOUCHED, local, remote,
+    NODE_NETWORKS, NODE_OTHER, OUTSIDE_CLIENT, POD, REMOTES, SERVED, SERVICE_CIDRS, UNTOUCHED, local, remote,
 };
 use super::servers::Servers;
 use anyhow::{Result, bail};
@@ -24,7 +24,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 /// B's networks.
-const STRANGER_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
+const OUTSIDE_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
 const OTHER_PODS: [&str; 2] = ["10.244.2.0/24", "fd00:10:244:2::/64"];
 
 #[derive(Debug)]
@@ -58,19 +58,19 @@ pub struct World {
     pod: Arc<Place>,
     locals: Vec<Arc<Place>>,
     client: Arc<Place>,
-    stranger: Arc<Place>,
+    outside_client: Arc<Place>,
     _servers: Vec<Servers>,
     _others: [Arc<Place>; 2],
 }
 
 /// A client: a namespace and the source address of its requests.
 #[derive(Clone, Debug)]
-pub struct Asker {
+pub struct NetClient {
     pub(super) place: Arc<Place>,
     pub(super) address: Dual,
 }
 
-impl Asker {
+impl NetClient {
     /// The same client with another address of its namespace.
     pub fn from(&self, address: Dual) -> Self {
         Self { place: self.place.clone(), address }
@@ -89,10 +89,10 @@ impl World {
     /// Creates it, and starts all servers. Must be called on a runtime, which runs them.
     pub fn new() -> Result<Self> {
         let (node, wire, other) = (Place::new("node")?, Place::new("wire")?, Place::new("other")?);
-        let (client, stranger) = (Place::new("c")?, Place::new("b")?);
+        let (client, outside_client) = (Place::new("c")?, Place::new("b")?);
         set_up_node(&node.namespace)?;
         wire.namespace.ip("link add br0 type bridge\nlink set br0 up")?;
-        for place in [&node, &other, &client, &stranger] {
+        for place in [&node, &other, &client, &outside_client] {
             let port = place.namespace.name().rsplit('-').next().unwrap_or_default().to_owned();
             let (name, wire) = (place.namespace.name(), &wire.namespace);
             wire.ip(&format!(
@@ -109,7 +109,7 @@ impl World {
             at_other += &addresses(remote(number), ["32", "128"], "lo");
         }
         other.namespace.ip(&(at_other + &default_by_node()))?;
-        for (place, address) in [(&client, CLIENT), (&stranger, STRANGER)] {
+        for (place, address) in [(&client, CLIENT), (&outside_client, OUTSIDE_CLIENT)] {
             let mut lines = addresses(address, ["32", "128"], "eth0");
             for network in NODE_NETWORKS {
                 writeln!(lines, "route add {network} dev eth0")?;
@@ -118,7 +118,7 @@ impl World {
         }
         let mut servers = vec![
             Servers::endpoints(&other.namespace, &(1..=REMOTES).map(remote).collect::<Vec<_>>(), &SERVED)?,
-            Servers::everywhere(&wire.namespace, &UNTOUCHED)?,
+            Servers::at_all_addresses(&wire.namespace, &UNTOUCHED)?,
             Servers::endpoints(&node.namespace, &[NODE], &SERVED)?,
         ];
         let pod = make_pod(&node.namespace, "pod", POD)?;
@@ -128,7 +128,7 @@ impl World {
             servers.push(Servers::endpoints(&place.namespace, &[local(number)], &SERVED)?);
             locals.push(place);
         }
-        Ok(Self { node, pod, locals, client, stranger, _servers: servers, _others: [wire, other] })
+        Ok(Self { node, pod, locals, client, outside_client, _servers: servers, _others: [wire, other] })
     }
 
     pub fn node(&self) -> &Namespace {
@@ -136,32 +136,32 @@ impl World {
     }
 
     /// A pod of the node that is no endpoint.
-    pub fn pod(&self) -> Asker {
-        Asker { place: self.pod.clone(), address: POD }
+    pub fn pod(&self) -> NetClient {
+        NetClient { place: self.pod.clone(), address: POD }
     }
 
     /// A pod of the node that is an endpoint: `local(number)`, counted from 1.
-    pub fn local(&self, number: u8) -> Result<Asker> {
+    pub fn local(&self, number: u8) -> Result<NetClient> {
         let Some(place) = self.locals.get(usize::from(number).wrapping_sub(1)) else {
             bail!("the pods of the node are 1 to {LOCALS}, not {number}");
         };
-        Ok(Asker { place: place.clone(), address: local(number) })
+        Ok(NetClient { place: place.clone(), address: local(number) })
     }
 
     /// The node itself. Its source is N2, so that the server can tell whether the connection was masqueraded: then the
     /// source is N, or the bridge.
-    pub fn host(&self) -> Asker {
-        Asker { place: self.node.clone(), address: NODE_2 }
+    pub fn host(&self) -> NetClient {
+        NetClient { place: self.node.clone(), address: NODE_2 }
     }
 
     /// C.
-    pub fn client(&self) -> Asker {
-        Asker { place: self.client.clone(), address: CLIENT }
+    pub fn client(&self) -> NetClient {
+        NetClient { place: self.client.clone(), address: CLIENT }
     }
 
     /// B.
-    pub fn stranger(&self) -> Asker {
-        Asker { place: self.stranger.clone(), address: STRANGER }
+    pub fn outside_client(&self) -> NetClient {
+        NetClient { place: self.outside_client.clone(), address: OUTSIDE_CLIENT }
     }
 
     /// Adds an address to the node, like one of a load balancer that is bound to it.
@@ -197,7 +197,7 @@ fn set_up_wire(wire: &Namespace) -> Result<()> {
     for network in SERVICE_CIDRS.iter().chain(&EXTERNAL_CIDRS) {
         writeln!(lines, "route add local {network} dev lo")?;
     }
-    let networks = [CLIENT_NETWORKS, STRANGER_NETWORKS, OTHER_PODS, NODE_CIDRS];
+    let networks = [CLIENT_NETWORKS, OUTSIDE_NETWORKS, OTHER_PODS, NODE_CIDRS];
     for (network, via) in networks.iter().flat_map(|two| two.iter().zip([NODE.v4.into(), NODE.v6.into()])) {
         let via: IpAddr = via;
         writeln!(lines, "route add {network} via {via}")?;
@@ -210,7 +210,7 @@ fn node_routes() -> Result<String> {
     // Outgoing connections start from N: IPv4 prefers the first address, IPv6 the one that is not deprecated.
     writeln!(lines, "addr add {}/24 dev eth0", NODE_2.v4)?;
     writeln!(lines, "addr add {}/64 dev eth0 nodad preferred_lft 0", NODE_2.v6)?;
-    for network in CLIENT_NETWORKS.iter().chain(&STRANGER_NETWORKS) {
+    for network in CLIENT_NETWORKS.iter().chain(&OUTSIDE_NETWORKS) {
         writeln!(lines, "route add {network} dev eth0")?;
     }
     for (network, via) in OTHER_PODS.iter().zip([IpAddr::from(NODE_OTHER.v4), NODE_OTHER.v6.into()]) {

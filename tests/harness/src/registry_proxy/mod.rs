@@ -22,7 +22,7 @@ use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use record::Ticket;
-use rules::{Rules, Ruling, Target};
+use rules::{AppliedFault, Rules, Target};
 use socket2::SockRef;
 use std::collections::VecDeque;
 use std::io;
@@ -124,18 +124,18 @@ impl Drop for RegistryProxy {
 async fn serve(State(shared): State<Shared>, request: Request<Body>) -> Response {
     let (target, seen) = describe(&shared.records, &request);
     let ticket = shared.records.open(seen);
-    let mut ruling = shared.rules.judge(&target);
-    match ruling.as_mut().map(|ruling| ruling.fault) {
+    let mut applied = shared.rules.matching_rule(&target);
+    match applied.as_mut().map(|applied| applied.fault) {
         Some(Fault::Hang) => {
-            if let Some(mut ruling) = ruling.take() {
-                ruling.removed().await;
+            if let Some(mut applied) = applied.take() {
+                applied.removed().await;
             }
         }
         Some(Fault::Status { code, retry_after }) => return refuse(ticket, code, retry_after),
         Some(Fault::SignedRedirect) => return redirect(ticket),
         _ => {}
     }
-    match forward(&shared, target, request, ruling, ticket).await {
+    match forward(&shared, target, request, applied, ticket).await {
         Ok(response) => response,
         Err(error) => {
             let mut response = Response::new(Body::from(format!("{error:#}")));
@@ -219,7 +219,7 @@ async fn forward(
     shared: &Shared,
     target: Target,
     request: Request<Body>,
-    ruling: Option<Ruling>,
+    applied: Option<AppliedFault>,
     ticket: Ticket,
 ) -> Result<Response> {
     let (head, body) = request.into_parts();
@@ -227,7 +227,7 @@ async fn forward(
     let mut onward = Request::builder().method(head.method).uri(format!("http://{}{query}", shared.upstream));
     if let Some(headers) = onward.headers_mut() {
         pass_headers(&head.headers, headers);
-        if ruling.as_ref().is_some_and(|ruling| ruling.fault == Fault::IgnoreRange) {
+        if applied.as_ref().is_some_and(|applied| applied.fault == Fault::IgnoreRange) {
             headers.remove(header::RANGE);
         }
     }
@@ -259,7 +259,7 @@ async fn forward(
     };
     let mut sending = Sending {
         source,
-        ruling,
+        applied,
         rate: throttled.then(|| shared.rate.clone()),
         sent: 0,
         expected,
@@ -301,7 +301,7 @@ struct Source {
 
 struct Sending {
     source: Source,
-    ruling: Option<Ruling>,
+    applied: Option<AppliedFault>,
     rate: Option<Arc<AtomicU64>>,
     sent: u64,
     /// Length of the whole response in bytes, if known.
@@ -320,13 +320,13 @@ impl Sending {
 
     /// Applies the rule at this offset, and returns how many bytes may be sent before it is asked again.
     async fn obey_rule(&mut self) -> io::Result<Option<u64>> {
-        let Some(ruling) = &mut self.ruling else { return Ok(None) };
-        match ruling.fault {
+        let Some(applied) = &mut self.applied else { return Ok(None) };
+        match applied.fault {
             Fault::StallAfter(limit) if self.sent < limit => Ok(Some(limit - self.sent)),
             Fault::ResetAfter(limit) if self.sent < limit => Ok(Some(limit - self.sent)),
             Fault::StallAfter(_) => {
-                ruling.removed().await;
-                self.ruling = None;
+                applied.removed().await;
+                self.applied = None;
                 Ok(None)
             }
             Fault::ResetAfter(_) => {

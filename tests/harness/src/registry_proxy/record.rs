@@ -116,7 +116,7 @@ impl Records {
     }
 
     /// Maximum of [`Records::fetches`] over the layers of an image.
-    pub fn most_fetches(&self, image: &Image) -> f64 {
+    pub fn max_fetches(&self, image: &Image) -> f64 {
         image.layers.iter().map(|layer| self.fetches(layer)).fold(0.0, f64::max)
     }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_count_what_overlaps() {
+    fn peaks_count_overlapping_requests() {
         let base = Instant::now();
         let records = Records::default();
         records.lock().seen = vec![

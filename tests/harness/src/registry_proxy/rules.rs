@@ -106,12 +106,12 @@ struct Rule {
 
 /// A fault, and a receiver that tells when its rule was removed.
 #[derive(Clone, Debug)]
-pub(super) struct Ruling {
+pub(super) struct AppliedFault {
     pub(super) fault: Fault,
     removed: watch::Receiver<()>,
 }
 
-impl Ruling {
+impl AppliedFault {
     pub(super) async fn removed(&mut self) {
         // Nothing is ever sent: an error means that the sender, and so the rule, is gone.
         while self.removed.changed().await.is_ok() {}
@@ -155,11 +155,11 @@ impl Rules {
     }
 
     /// The first rule that applies.
-    pub(super) fn judge(&self, request: &Target) -> Option<Ruling> {
+    pub(super) fn matching_rule(&self, request: &Target) -> Option<AppliedFault> {
         let mut inner = self.lock();
         let at = inner.rules.iter().position(|rule| rule.matches.applies(request))?;
         let rule = &mut inner.rules[at];
-        let ruling = Ruling { fault: rule.fault, removed: rule.removed.subscribe() };
+        let applied = AppliedFault { fault: rule.fault, removed: rule.removed.subscribe() };
         if let Some(left) = &mut rule.left {
             *left -= 1;
             if *left == 0 {
@@ -167,6 +167,6 @@ impl Rules {
                 inner.spent.push(spent);
             }
         }
-        Some(ruling)
+        Some(applied)
     }
 }

@@ -6,7 +6,7 @@
 //! one image for one layer, one of its callers saw a pull fail or left, the agent was killed, or runtime, registry or
 //! image disk was broken. A planned restart of the agent and a broken state disk are no reason.
 
-use super::{Ends, Layer, Sent, is_layer, line};
+use super::{Ends, Layer, Sent, describe_request, is_layer};
 use crate::timeline::{Broken, Timeline};
 use keelson_harness::images::BlobDigest;
 use keelson_harness::registry_proxy::Seen;
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(4);
 /// What ends all pulls.
 const REASONS: [Broken; 4] = [Broken::AgentKilled, Broken::Runtime, Broken::Registry, Broken::ImageDisk];
 
-pub(super) fn judge_requests(
+pub(super) fn check_requests(
     seen: &[Seen],
     ends: &Ends<'_>,
     timeline: &Timeline,
@@ -43,8 +43,8 @@ pub(super) fn judge_requests(
         sent.repeated_bytes += bytes.saturating_sub(layers.get(digest).map_or(0, |layer| layer.size));
         for pair in gets.windows(2) {
             sent.interruptions += 1;
-            if !ends.had_a_reason(repo, pair[0].started, pair[1].started) {
-                let requests: Vec<_> = gets.iter().map(|get| line(get, timeline)).collect();
+            if !ends.has_reason(repo, pair[0].started, pair[1].started) {
+                let requests: Vec<_> = gets.iter().map(|get| describe_request(get, timeline)).collect();
                 let what = format!("{digest} was asked for again: {}", requests.join("; "));
                 timeline.violation("nothing is fetched again without a reason", &what);
             }
@@ -53,7 +53,7 @@ pub(super) fn judge_requests(
 }
 
 impl Ends<'_> {
-    fn had_a_reason(&self, repo: &str, from: Instant, to: Instant) -> bool {
+    fn has_reason(&self, repo: &str, from: Instant, to: Instant) -> bool {
         let tag = format!("/{repo}:");
         let ended = |end: &crate::timeline::Unsuccessful| {
             from <= end.at + GRACE && end.at <= to && end.image.contains(&tag)
@@ -68,21 +68,21 @@ mod tests {
     use crate::timeline::{Unsuccessful, Window};
 
     #[test]
-    fn a_reason_lies_between_the_requests_and_concerns_the_image() {
+    fn a_reason_is_between_the_requests_and_of_the_same_image() {
         let base = Instant::now();
         let at = |seconds| base + Duration::from_secs(seconds);
         let windows = [(Broken::AgentRestarted, 1, 9), (Broken::StateDisk, 1, 9), (Broken::Registry, 4, 5)];
         let windows = windows.map(|(what, from, to)| Window { what, from: at(from), to: Some(at(to)) });
         let unsuccessful = [Unsuccessful { image: "registry:5000/apps/one:v1".to_owned(), at: at(20) }];
         let ends = Ends { windows: &windows, unsuccessful: &unsuccessful };
-        assert!(ends.had_a_reason("apps/two", at(3), at(6)), "the registry was broken");
-        assert!(!ends.had_a_reason("apps/two", at(6), at(9)), "a restart is no reason");
-        assert!(ends.had_a_reason("apps/one", at(18), at(22)), "a pull of the image failed");
-        assert!(!ends.had_a_reason("apps/two", at(18), at(22)), "a pull of another image failed");
+        assert!(ends.has_reason("apps/two", at(3), at(6)), "the registry was broken");
+        assert!(!ends.has_reason("apps/two", at(6), at(9)), "a restart is no reason");
+        assert!(ends.has_reason("apps/one", at(18), at(22)), "a pull of the image failed");
+        assert!(!ends.has_reason("apps/two", at(18), at(22)), "a pull of another image failed");
         assert!(
-            ends.had_a_reason("apps/one", at(23), at(30)),
+            ends.has_reason("apps/one", at(23), at(30)),
             "the caller may have left before the first request"
         );
-        assert!(!ends.had_a_reason("apps/one", at(25), at(30)), "the pull of that caller had ended");
+        assert!(!ends.has_reason("apps/one", at(25), at(30)), "the pull of that caller had ended");
     }
 }

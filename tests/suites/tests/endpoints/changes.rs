@@ -2,28 +2,28 @@
 
 use crate::rig::{Lane, Stage, chosen, run};
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Kind, Whole, endpoint, port, service, slice};
+use keelson_cluster::endpoints::{FullState, Kind, endpoint, port, service, slice};
 use keelson_proto::localnetv1::NodeInfo;
 use serde_json::json;
 
 /// A Service that is written last: once it is seen, everything written before it has been seen too.
 async fn fence(stage: &Stage, followers: &keelson_cluster::endpoints::Followers, name: &str) -> Result<()> {
     stage.writer.create(Kind::Service, &service(name, &[port("p", 1)], &json!({}))).await?;
-    let full = stage.full(name);
+    let full = stage.qualified_name(name);
     followers
         .until(&format!("{full} is seen"), |whole| whole.service(&full).map(drop).context("it is not there"))
         .await
 }
 
 #[test]
-fn services_come_change_and_go_on_both_apis() -> Result<()> {
+fn services_are_created_changed_and_deleted_on_both_apis() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "changes").await?;
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
         let first = stage.settled(&followers).await?;
 
-        let (web, node) = (stage.full("web"), stage.name.clone());
+        let (web, node) = (stage.qualified_name("web"), stage.name.clone());
         let spec =
             json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "externalIPs": ["203.0.113.9"]});
         stage.writer.create(Kind::Service, &service("web", &[port("http", 80)], &spec)).await?;
@@ -50,7 +50,7 @@ fn services_come_change_and_go_on_both_apis() -> Result<()> {
         stage.writer.delete(Kind::Slice, "web-a").await?;
         followers.until("no endpoint is left", |whole| picks(whole, &web, &[])).await?;
         stage.writer.delete(Kind::Service, "web").await?;
-        let gone = |whole: &Whole| {
+        let gone = |whole: &FullState| {
             ensure!(whole.service(&web).is_none(), "web is there");
             Ok(())
         };
@@ -83,7 +83,7 @@ fn service_with_noise(name: &str) -> serde_json::Value {
 }
 
 /// Fails unless exactly these addresses are chosen for the first port.
-fn picks(whole: &Whole, service: &str, addresses: &[&str]) -> Result<()> {
+fn picks(whole: &FullState, service: &str, addresses: &[&str]) -> Result<()> {
     let chosen = chosen(whole, service, 0).with_context(|| format!("{service} is not there"))?;
     ensure!(chosen == addresses, "{chosen:?} are chosen, not {addresses:?}");
     Ok(())
@@ -96,7 +96,7 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
         let ports = [port("p", 80)];
-        let none = stage.full("none");
+        let none = stage.qualified_name("none");
         stage
             .writer
             .create(Kind::Service, &service("headless", &ports, &json!({"clusterIP": "None"})))
@@ -109,7 +109,7 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
         }
         fence(&stage, &followers, "fence").await?;
         stage.settled(&followers).await?;
-        let own: Vec<_> = followers.watch.look(|whole| whole.services.keys().cloned().collect());
+        let own: Vec<_> = followers.watch.with_state(|whole| whole.services.keys().cloned().collect());
         let own: Vec<_> = own.iter().filter(|name| name.starts_with("case-01/")).collect();
         ensure!(own == ["case-01/fence"], "{own:?}");
 
@@ -120,7 +120,7 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
             "clusterIP": null, "clusterIPs": null, "ipFamilies": null, "ipFamilyPolicy": null,
             "internalTrafficPolicy": null}});
         stage.writer.patch(Kind::Service, "none", &away).await?;
-        let gone = |whole: &Whole| {
+        let gone = |whole: &FullState| {
             ensure!(whole.service(&none).is_none(), "it is there");
             Ok(())
         };
@@ -135,22 +135,22 @@ fn case_01_headless_and_external_name_have_no_frontend() -> Result<()> {
 }
 
 #[test]
-fn case_02_a_service_of_another_proxy_vanishes_and_returns() -> Result<()> {
+fn case_02_a_service_of_another_proxy_is_removed_and_restored() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "case-02").await?;
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
-        let (ports, web) = ([port("p", 80)], stage.full("web"));
+        let (ports, web) = ([port("p", 80)], stage.qualified_name("web"));
         stage.writer.create(Kind::Service, &service("web", &ports, &json!({}))).await?;
         let ready = [endpoint("10.200.3.1", "elsewhere", &json!({}))];
         stage.writer.create(Kind::Slice, &slice("web", "a", &ports, &ready)).await?;
-        let there = |whole: &Whole| picks(whole, &web, &["10.200.3.1"]);
+        let there = |whole: &FullState| picks(whole, &web, &["10.200.3.1"]);
         followers.until("it is there", there).await?;
         for label in ["", "another"] {
             let labelled =
                 json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": label}}});
             stage.writer.patch(Kind::Service, "web", &labelled).await?;
-            let gone = |whole: &Whole| {
+            let gone = |whole: &FullState| {
                 ensure!(whole.service(&web).is_none(), "it is there");
                 Ok(())
             };
@@ -170,21 +170,21 @@ fn case_03_families_are_separate() -> Result<()> {
         let mut stage = Stage::new(Lane::Calm, "case-03").await?;
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
-        let (ports, web) = ([port("p", 80)], stage.full("web"));
+        let (ports, web) = ([port("p", 80)], stage.qualified_name("web"));
         let both = json!({"ipFamilyPolicy": "RequireDualStack"});
         stage.writer.create(Kind::Service, &service("web", &ports, &both)).await?;
         let four = [endpoint("10.200.4.1", "elsewhere", &json!({}))];
         stage.writer.create(Kind::Slice, &slice("web", "four", &ports, &four)).await?;
         let has_any = |wanted: (bool, bool)| {
             let web = web.clone();
-            move |whole: &Whole| {
+            move |whole: &FullState| {
                 let port = &whole.service(&web).context("no web")?.ports[0];
                 ensure!((port.has_any_v4, port.has_any_v6) == wanted, "{port:?}");
                 Ok(())
             }
         };
         followers.until("there is IPv4 only", has_any((true, false))).await?;
-        let ips = followers.watch.look(|whole| whole.service(&web).and_then(|web| web.i_ps.clone()));
+        let ips = followers.watch.with_state(|whole| whole.service(&web).and_then(|web| web.i_ps.clone()));
         let ips = ips.and_then(|ips| ips.cluster_i_ps).context("it has cluster IPs")?;
         ensure!((ips.v4.len(), ips.v6.len()) == (1, 1), "{ips:?}");
         let six = [endpoint("2001:db8:4::1", "elsewhere", &json!({}))];
@@ -202,7 +202,7 @@ fn case_16_a_slice_before_its_service() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "case-16").await?;
         stage.agent.start_live().await?;
-        let (late, marker) = (stage.full("late"), stage.full("marker"));
+        let (late, marker) = (stage.qualified_name("late"), stage.qualified_name("marker"));
         let ports = [port("p", 80)];
         let of_late = late.clone();
         // The slice existed before the Service: no state has one without the other.
@@ -217,7 +217,7 @@ fn case_16_a_slice_before_its_service() -> Result<()> {
         followers.until("slices were seen", |whole| picks(whole, &marker, &["10.200.5.2"])).await?;
         stage.settled(&followers).await?;
         for follower in followers.both() {
-            ensure!(follower.look(|whole| whole.service(&late).is_none()), "there is no Service yet");
+            ensure!(follower.with_state(|whole| whole.service(&late).is_none()), "there is no Service yet");
         }
         stage.writer.create(Kind::Service, &service("late", &ports, &json!({}))).await?;
         followers.until("it is there", |whole| picks(whole, &late, &["10.200.5.1"])).await?;
@@ -231,7 +231,7 @@ fn case_30_a_nodes_zone_changes_the_sets_without_a_service_event() -> Result<()>
         let mut stage = Stage::new(Lane::Calm, "case-30").await?;
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
-        let (ports, web) = ([port("p", 80)], stage.full("web"));
+        let (ports, web) = ([port("p", 80)], stage.qualified_name("web"));
         let in_zone = |address: &str, zone: &str| {
             let more = json!({"zone": zone, "hints": {"forZones": [{"name": zone}]}});
             endpoint(address, "elsewhere", &more)
@@ -253,10 +253,10 @@ fn case_30_a_nodes_zone_changes_the_sets_without_a_service_event() -> Result<()>
         ensure!(stage.metric(events).await? == events_before, "there were events of Services");
         // P4: a deleted Node is reported, and its last known state stays.
         let last = stage.settled(&followers).await?;
-        let known = followers.watch.look(|whole| whole.node.clone()).context("there is a Node")?;
+        let known = followers.watch.with_state(|whole| whole.node.clone()).context("there is a Node")?;
         ensure!(known.exists && known.eligible, "{known:?}");
         stage.cluster.admin.delete_node(&node).await?;
-        let absent = |whole: &Whole| {
+        let absent = |whole: &FullState| {
             let node = whole.node.as_ref().context("there is a Node")?;
             ensure!(*node == NodeInfo { exists: false, ..known.clone() }, "{node:?} after {known:?}");
             picks(whole, &web, &["10.200.6.1", "10.200.6.2"])

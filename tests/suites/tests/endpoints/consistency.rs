@@ -3,7 +3,7 @@
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Kind, Whole, Writer, endpoint, port, service, slice};
+use keelson_cluster::endpoints::{FullState, Kind, Writer, endpoint, port, service, slice};
 use keelson_harness::util::Seeded;
 use rand::RngExt as _;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn generation(of: &str, number: u32) -> Value {
     slice(of, "a", &[port("p", 80)], &[endpoint(&format!("10.{b}.{c}.{d}"), "elsewhere", &json!({}))])
 }
 
-fn shown(whole: &Whole, service: &str) -> Result<u32> {
+fn shown(whole: &FullState, service: &str) -> Result<u32> {
     let service = whole.service(service).with_context(|| format!("{service} is missing"))?;
     ensure!(service.endpoints.len() == 1, "there is one endpoint at any time: {service:?}");
     let ips = service.endpoints[0].i_ps.as_ref().context("it has an address")?;
@@ -35,7 +35,8 @@ async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -
             let object = generation(of, number);
             let name = format!("{of}-a");
             // Until it is known to be written. A request whose response was lost is repeated, which is idempotent.
-            while let Err(error) = writer.ask(http::Method::PUT, Kind::Slice, &name, Some(&object)).await {
+            while let Err(error) = writer.request(http::Method::PUT, Kind::Slice, &name, Some(&object)).await
+            {
                 if let kube::Error::Api(status) = &error
                     && !matches!(status.code, 409 | 429 | 500..)
                 {
@@ -51,7 +52,7 @@ async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -
 }
 
 #[test]
-fn no_state_ever_shows_what_never_was() -> Result<()> {
+fn no_state_is_inconsistent() -> Result<()> {
     run(async {
         let mut random = Seeded::new()?;
         let mut stage = Stage::new(Lane::Rough, "consistency").await?;
@@ -62,7 +63,7 @@ fn no_state_ever_shows_what_never_was() -> Result<()> {
         let proxy = stage.cluster.proxy().await?;
         stage.via(&proxy.endpoint())?;
         stage.agent.start_live().await?;
-        let (first, second) = (stage.full("first"), stage.full("second"));
+        let (first, second) = (stage.qualified_name("first"), stage.qualified_name("second"));
         let mut followers = stage.followers_with(move |whole| {
             let (first, second) = (shown(whole, &first)?, shown(whole, &second)?);
             ensure!(first == second || first == second + 1, "{first} and {second} were never at one time");
@@ -90,14 +91,14 @@ fn no_state_ever_shows_what_never_was() -> Result<()> {
                     stage.cluster.api.start_again().await?;
                 }
             }
-            let service = stage.full("second");
-            let on = |whole: &Whole| {
+            let service = stage.qualified_name("second");
+            let on = |whole: &FullState| {
                 let number = shown(whole, &service)?;
                 ensure!(number > from, "it shows {number}, and {from} was written");
                 Ok(())
             };
             followers.until("the states go on", on).await?;
-            followers.sound()?;
+            followers.check_invariants()?;
         }
         stop.store(true, Ordering::Relaxed);
         writer.await??;

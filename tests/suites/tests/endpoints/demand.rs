@@ -1,6 +1,6 @@
 //! Services are watched once a client follows them.
 
-use crate::rig::{Lane, Stage, run, soon};
+use crate::rig::{Lane, Stage, eventually_slow, run};
 use anyhow::{Result, ensure};
 use keelson_cluster::endpoints::{Kind, port, service};
 use keelson_cluster::kube::AuditEvent;
@@ -10,7 +10,7 @@ use serde_json::json;
 const RESOURCES: [&str; 3] = ["services", "endpointslices", "servicecidrs"];
 
 /// Number of requests of the agent for them so far.
-fn asked(stage: &Stage) -> Result<usize> {
+fn watch_requests(stage: &Stage) -> Result<usize> {
     let is_of_endpoints = |event: &AuditEvent| {
         event.user == stage.identity.user() && RESOURCES.contains(&event.resource.as_str())
     };
@@ -18,12 +18,15 @@ fn asked(stage: &Stage) -> Result<usize> {
 }
 
 /// Waits until it reports that nothing is watched, and no error.
-async fn says_not_watched(stage: &Stage) -> Result<()> {
-    soon("the agent says that nobody follows", || async {
+async fn is_reported_unwatched(stage: &Stage) -> Result<()> {
+    eventually_slow("the agent reports no client", || async {
         let state = stage.state().await?;
         ensure!(state["state"] == "not-watched", "{state}");
-        let told = stage.told(&[]).await?;
-        ensure!(told.starts_with("PENDING: Services are not watched: no client has connected yet"), "{told}");
+        let output = stage.endpoints_output(&[]).await?;
+        ensure!(
+            output.starts_with("PENDING: Services are not watched: no client has connected yet"),
+            "{output}"
+        );
         for (name, value) in [("keelson_endpoints_watched", 0.0), ("keelson_endpoints_stale", 0.0)] {
             ensure!(stage.metric(name).await? == value, "{name}");
         }
@@ -35,27 +38,27 @@ async fn says_not_watched(stage: &Stage) -> Result<()> {
 }
 
 #[test]
-fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<()> {
+fn watches_start_with_the_first_client() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "on-demand").await?;
         stage.writer.create(Kind::Service, &service("web", &[port("p", 80)], &json!({}))).await?;
-        let before = asked(&stage)?;
+        let before = watch_requests(&stage)?;
         stage.agent.start_live().await?;
-        says_not_watched(&stage).await?;
+        is_reported_unwatched(&stage).await?;
         // The heartbeats have reached the API server by then, which is much later than a list would.
         let node = stage.name.clone();
         stage.cluster.admin.await_condition(&node, "KeelsonStateNotDurable", "False").await?;
-        ensure!(asked(&stage)? == before, "it asked for what nobody follows");
+        ensure!(watch_requests(&stage)? == before, "it requested objects without a client");
 
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         ensure!(stage.metric("keelson_endpoints_watched").await? == 1.0);
-        ensure!(asked(&stage)? > before, "whence does it know?");
+        ensure!(watch_requests(&stage)? > before, "whence does it know?");
         // A client that disconnects ends nothing.
         drop(followers);
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
-        soon("a change without a follower is heard", || async {
+        eventually_slow("a change without a client is received", || async {
             let state = stage.state().await?;
             ensure!(state["rev"] == pair.1 + 1 && state["state"] == "synced", "{state}");
             Ok(())
@@ -64,16 +67,16 @@ fn nothing_is_watched_before_somebody_follows_and_then_all_of_it_is() -> Result<
 
         // After a restart it waits for a client again, and serves the state on disk to it.
         stage.kill_and_start().await?;
-        says_not_watched(&stage).await?;
+        is_reported_unwatched(&stage).await?;
         let followers = stage.followers()?;
         ensure!(stage.settled(&followers).await? == (pair.0, pair.1 + 1));
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
 
         // With the setting `always` it waits for no client.
         drop(followers);
         stage.terminate().await?;
-        stage.set("endpoints.watch", "always")?;
+        stage.agent.set("endpoints.watch", "always")?;
         stage.agent.start_live().await?;
-        stage.says_current().await
+        stage.wait_until_current().await
     })
 }

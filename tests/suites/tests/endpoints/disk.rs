@@ -1,33 +1,17 @@
 //! A full disk.
 
 use crate::rig::{Lane, Stage, run};
-use anyhow::{Context as _, Result, bail, ensure};
-use keelson_cluster::endpoints::{Kind, Whole, endpoint, port, service, slice};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::endpoints::{FullState, Kind, endpoint, port, service, slice};
+use keelson_harness::disk::{fill_up, mount_tmpfs};
 use keelson_harness::util::eventually;
-use nix::mount::{MsFlags, mount};
 use serde_json::json;
 use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// After a full disk the store's database may hang when it is closed, written and opened: each has a timeout, at most a
 /// minute, and then the store continues with a copy.
 const REPAIR_LIMIT: Duration = Duration::from_secs(300);
-
-/// Mounts a small disk on a folder; it is removed with the test's folder.
-fn small_disk(at: &Path) -> Result<()> {
-    fs::create_dir_all(at)?;
-    mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), Some("size=32m")).context("cannot mount")
-}
-
-fn fill_up(disk: &Path) -> Result<PathBuf> {
-    let ballast = disk.join("ballast");
-    match fs::write(&ballast, vec![1; 128 << 20]) {
-        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(ballast),
-        other => bail!("the disk is not full: {other:?}"),
-    }
-}
 
 /// Writes a Service with a large slice.
 async fn write_one(stage: &Stage, number: usize) -> Result<()> {
@@ -43,11 +27,11 @@ async fn write_one(stage: &Stage, number: usize) -> Result<()> {
 }
 
 #[test]
-fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() -> Result<()> {
+fn on_a_full_disk_states_are_served_as_a_new_instance_until_space_is_freed() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "full-disk").await?;
         let disk = stage.agent.state_dir();
-        small_disk(&disk)?;
+        mount_tmpfs(&disk, "32m")?;
         write_one(&stage, 0).await?;
         stage.agent.start_live().await?;
         let mut followers = stage.followers()?;
@@ -61,7 +45,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
             written += 1;
             ensure!(written < 400, "the store is never full");
             write_one(&stage, written).await?;
-            let name = stage.full(&format!("svc-{written:03}"));
+            let name = stage.qualified_name(&format!("svc-{written:03}"));
             followers.until("it is seen", |whole| whole.service(&name).map(drop).context("no")).await?;
         }
         eprintln!("the disk took {written} Services more");
@@ -69,11 +53,15 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         ensure!(memory.0 != durable.0, "what is not on disk is of another instance: {durable:?} {memory:?}");
         ensure!(stage.metric("keelson_endpoints_durable").await? == 0.0);
         ensure!(stage.metric("keelson_endpoints_persist_failures_total").await? >= 1.0);
-        ensure!(stage.told(&["--max", "0"]).await?.contains("not on disk"), "{}", stage.told(&[]).await?);
+        ensure!(
+            stage.endpoints_output(&["--max", "0"]).await?.contains("not on disk"),
+            "{}",
+            stage.endpoints_output(&[]).await?
+        );
         // Changes continue, within that instance.
         stage.writer.delete(Kind::Service, "svc-000").await?;
-        let name = stage.full("svc-000");
-        let gone = |whole: &Whole| {
+        let name = stage.qualified_name("svc-000");
+        let gone = |whole: &FullState| {
             ensure!(whole.service(&name).is_none(), "it is there");
             Ok(())
         };
@@ -93,7 +81,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         let repaired = stage.settled(&followers).await?;
         ensure!(repaired == later, "to write it down is no news: {later:?} {repaired:?}");
         stage.kill_and_start().await?;
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         ensure!(stage.settled(&followers).await? == repaired, "what is on disk survives");
 
         // Killed while its state is not on disk, the agent continues with the state on disk. No pair of instance and
@@ -115,7 +103,7 @@ fn on_a_full_disk_states_are_served_as_another_instance_until_there_is_room() ->
         let after = stage.settled(&followers).await?;
         ensure!(
             after.0 == repaired.0 && after.1 > repaired.1,
-            "it goes on from the disk: {repaired:?} {after:?}"
+            "it continues from the disk: {repaired:?} {after:?}"
         );
         ensure!(stage.state().await?["durable"] == true);
         Ok(())

@@ -13,7 +13,7 @@ const KILLS: usize = 50;
 const ROUND: usize = 5;
 
 #[test]
-fn consumers_come_to_the_truth_through_fifty_kills() -> Result<()> {
+fn consumers_converge_through_fifty_kills() -> Result<()> {
     run(async {
         let mut random = Seeded::new()?;
         let mut stage = Stage::new(Lane::Calm, "kills").await?;
@@ -55,7 +55,7 @@ fn consumers_come_to_the_truth_through_fifty_kills() -> Result<()> {
         let log = stage.agent.log()?;
         for word in ["state store damaged", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the agent's log says {line:?}");
+            ensure!(line.is_none(), "the agent's log contains {line:?}");
         }
         Ok(())
     })

@@ -3,7 +3,7 @@
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
 use keelson_client::Api;
-use keelson_cluster::endpoints::{Follower, Kind, Whole, bulk};
+use keelson_cluster::endpoints::{Follower, FullState, Kind, bulk};
 use serde_json::json;
 use std::fs;
 use std::time::Instant;
@@ -44,7 +44,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         ensure!(truth.services.len() >= SERVICES && truth.endpoints() >= SERVICES * EACH);
         let written = Instant::now();
         early.settled(&truth).await?;
-        early.sound()?;
+        early.check_invariants()?;
         eprintln!("its consumer had the truth {:.1} s after the last write", written.elapsed().as_secs_f64());
         let pid = stage.agent.pid().context("it runs")?;
         let pair = early.pair();
@@ -68,7 +68,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
             let started = Instant::now();
             stage.agent.start_live().await?;
             let live = started.elapsed();
-            stage.says_current().await?;
+            stage.wait_until_current().await?;
             let pid = stage.agent.pid().context("it runs")?;
             eprintln!(
                 "started again: live after {:.2} s, current after {:.1} s, {:?} MiB",
@@ -86,7 +86,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         // One change of one Service is one revision, and reaches all clients.
         bulk::touch(&stage.cluster, 4711, 9999).await?;
         let name = format!("{}/{}", bulk::NAMESPACE, bulk::name(4711));
-        let changed = |whole: &Whole| {
+        let changed = |whole: &FullState| {
             let service = whole.service(&name).context("it is there")?;
             ensure!(service.endpoints.iter().all(|endpoint| endpoint.ports[0].port == 9999), "{service:?}");
             Ok(())
@@ -102,7 +102,7 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         let truth = stage.truth().await?;
         for follower in [&early, &late.watch, &late.next] {
             follower.settled(&truth).await?;
-            follower.sound()?;
+            follower.check_invariants()?;
             ensure!(follower.pair() == (pair.0, pair.1 + 2));
         }
         eprintln!("another zone took {:.1} s at most", moved.elapsed().as_secs_f64());

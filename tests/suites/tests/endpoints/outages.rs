@@ -1,8 +1,8 @@
 //! The API server stopped, restarted, or without the version at which a watch was.
 
-use crate::rig::{Lane, Stage, run, soon};
+use crate::rig::{Lane, Stage, eventually_slow, run};
 use anyhow::{Result, bail, ensure};
-use keelson_cluster::endpoints::{Follower, Followers, Kind, Whole, endpoint, port, service, slice};
+use keelson_cluster::endpoints::{Follower, Followers, FullState, Kind, endpoint, port, service, slice};
 use keelson_cluster::kube::{ApiFault, ApiMatch};
 use serde_json::json;
 
@@ -31,17 +31,17 @@ async fn change_some(stage: &Stage, port_number: u16) -> Result<()> {
 }
 
 /// Waits until a consumer of `Watch` is told that the state is stale, or that it is not.
-async fn told(follower: &Follower, stale: bool) -> Result<()> {
-    let said = |whole: &Whole| {
+async fn wait_for_staleness(follower: &Follower, stale: bool) -> Result<()> {
+    let message = |whole: &FullState| {
         let position = &whole.position;
         ensure!(position.stale == stale && position.stale_reason.is_empty() != stale, "{position:?}");
         Ok(())
     };
-    follower.until(if stale { "it is stale" } else { "it is current" }, said).await
+    follower.until(if stale { "it is stale" } else { "it is current" }, message).await
 }
 
 /// All states after a consumer's first `from` must have the same revision.
-fn no_news(followers: &Followers, from: usize, next_from: usize, pair: (u64, u64)) -> Result<()> {
+fn check_same_revision(followers: &Followers, from: usize, next_from: usize, pair: (u64, u64)) -> Result<()> {
     for (follower, from) in [(&followers.watch, from), (&followers.next, next_from)] {
         let seen = follower.seen();
         let news: Vec<_> = seen[from..].iter().filter(|seen| (seen.instance_id, seen.rev) != pair).collect();
@@ -51,24 +51,24 @@ fn no_news(followers: &Followers, from: usize, next_from: usize, pair: (u64, u64
 }
 
 #[test]
-fn an_api_server_that_starts_again_is_no_news() -> Result<()> {
+fn a_restarted_api_server_keeps_the_revision() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Rough, "api-restart").await?;
         write_some(&stage).await?;
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         let (watch, next) = (followers.watch.seen().len(), followers.next.seen().len());
 
         stage.cluster.api.terminate().await?;
-        told(&followers.watch, true).await?;
-        stage.says_stale("").await?;
+        wait_for_staleness(&followers.watch, true).await?;
+        stage.wait_until_stale("").await?;
         stage.cluster.api.start_again().await?;
-        told(&followers.watch, false).await?;
-        stage.says_current().await?;
+        wait_for_staleness(&followers.watch, false).await?;
+        stage.wait_until_current().await?;
         ensure!(stage.settled(&followers).await? == pair);
-        no_news(&followers, watch, next, pair)?;
+        check_same_revision(&followers, watch, next, pair)?;
 
         // Killed, and back at once: whether anything notices is random.
         stage.cluster.api.kill9()?;
@@ -81,7 +81,7 @@ fn an_api_server_that_starts_again_is_no_news() -> Result<()> {
 }
 
 #[test]
-fn what_changed_while_a_watch_expired_is_seen_when_it_is_back() -> Result<()> {
+fn changes_during_an_expired_watch_are_sent_afterwards() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Rough, "expired").await?;
         write_some(&stage).await?;
@@ -101,7 +101,7 @@ fn what_changed_while_a_watch_expired_is_seen_when_it_is_back() -> Result<()> {
 
         proxy.rule(ApiMatch::any(), ApiFault::Close);
         proxy.close_all();
-        told(&followers.watch, true).await?;
+        wait_for_staleness(&followers.watch, true).await?;
         change_some(&stage, 8001).await?;
         let cluster = &mut *stage.cluster;
         cluster.api.terminate().await?;
@@ -121,12 +121,12 @@ fn what_changed_while_a_watch_expired_is_seen_when_it_is_back() -> Result<()> {
         );
         let resets = stage.metric("keelson_endpoints_resets_total").await?;
         ensure!(resets == 0.0, "consumers get what changed, not everything: {resets} resets");
-        stage.says_current().await
+        stage.wait_until_current().await
     })
 }
 
 #[test]
-fn a_state_of_before_is_served_while_the_api_server_cannot_be_reached_at_the_start() -> Result<()> {
+fn the_stored_state_is_served_while_the_api_server_is_unreachable_at_the_start() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Rough, "unreachable").await?;
         write_some(&stage).await?;
@@ -141,28 +141,28 @@ fn a_state_of_before_is_served_while_the_api_server_cannot_be_reached_at_the_sta
         stage.agent.start_live().await?;
         let newcomers = stage.followers()?;
         for follower in newcomers.both() {
-            let whole_and_stale = |whole: &Whole| {
-                whole.is(&truth)?;
+            let whole_and_stale = |whole: &FullState| {
+                whole.ensure_equals(&truth)?;
                 ensure!(whole.pair() == pair && whole.position.stale, "{:?}", whole.position);
                 Ok(())
             };
             follower.until("what was there before is served", whole_and_stale).await?;
         }
-        stage.says_stale("").await?;
+        stage.wait_until_stale("").await?;
         stage.cluster.api.start_again().await?;
-        told(&newcomers.watch, false).await?;
-        told(&followers.watch, false).await?;
-        stage.says_current().await?;
+        wait_for_staleness(&newcomers.watch, false).await?;
+        wait_for_staleness(&followers.watch, false).await?;
+        stage.wait_until_current().await?;
         ensure!(stage.settled(&newcomers).await? == pair && stage.settled(&followers).await? == pair);
-        no_news(&followers, watch, next, pair)?;
-        no_news(&newcomers, 0, 1, pair)?;
+        check_same_revision(&followers, watch, next, pair)?;
+        check_same_revision(&newcomers, 0, 1, pair)?;
 
         // The same with changes meanwhile: no consumer sees them before all objects are known, and then all at once.
         stage.terminate().await?;
         change_some(&stage, 8001).await?;
         stage.cluster.api.terminate().await?;
         stage.agent.start_live().await?;
-        told(&followers.watch, true).await?;
+        wait_for_staleness(&followers.watch, true).await?;
         for follower in [&newcomers.watch, &newcomers.next, &followers.watch, &followers.next] {
             ensure!(follower.pair() == pair, "{:?}", follower.pair());
         }
@@ -174,7 +174,7 @@ fn a_state_of_before_is_served_while_the_api_server_cannot_be_reached_at_the_sta
 }
 
 #[test]
-fn nothing_is_served_before_the_first_of_everything_was_listed() -> Result<()> {
+fn nothing_is_served_before_every_kind_was_listed() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Rough, "unlisted").await?;
         write_some(&stage).await?;
@@ -184,7 +184,7 @@ fn nothing_is_served_before_the_first_of_everything_was_listed() -> Result<()> {
             let held = proxy.rule(ApiMatch::path_if(move |path| is_of(path, missing)), ApiFault::Hold);
             stage.agent.start_live().await?;
             let followers = stage.followers()?;
-            soon("everything else was listed", || async {
+            eventually_slow("everything else was listed", || async {
                 let state = stage.state().await?;
                 let synced = |synced: bool| {
                     let sources = state["sources"].as_array().into_iter().flatten();
@@ -201,7 +201,7 @@ fn nothing_is_served_before_the_first_of_everything_was_listed() -> Result<()> {
             stage.settled(&followers).await?;
             let seen = followers.next.seen();
             if seen.len() != 1 || seen[0].rev != 1 {
-                bail!("the first state is whole at once: {seen:?}");
+                bail!("the first state is complete: {seen:?}");
             }
             stage.agent.kill9()?;
             std::fs::remove_dir_all(stage.agent.state_dir())?;

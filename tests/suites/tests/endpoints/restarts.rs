@@ -2,7 +2,7 @@
 
 use crate::rig::{Lane, Stage, run};
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Kind, Whole, endpoint, port, service, slice};
+use keelson_cluster::endpoints::{FullState, Kind, endpoint, port, service, slice};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ async fn write_some(stage: &Stage) -> Result<()> {
 }
 
 #[test]
-fn restarts_with_nothing_new_are_no_news() -> Result<()> {
+fn restarts_without_changes_keep_the_revision() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "no-news").await?;
         write_some(&stage).await?;
@@ -36,13 +36,13 @@ fn restarts_with_nothing_new_are_no_news() -> Result<()> {
                 stage.agent.kill9()?;
             }
             stage.agent.start_live().await?;
-            stage.says_current().await?;
+            stage.wait_until_current().await?;
             let connected = || async {
                 let watchers = stage.state().await?["watchers"].as_array().map_or(0, Vec::len);
                 ensure!(watchers == 2, "{watchers} consumers are connected");
                 Ok(())
             };
-            crate::rig::soon("both consumers are back", connected).await?;
+            crate::rig::eventually_slow("both consumers are back", connected).await?;
             ensure!(stage.settled(&followers).await? == pair);
             let state = stage.state().await?;
             ensure!(
@@ -62,7 +62,7 @@ fn restarts_with_nothing_new_are_no_news() -> Result<()> {
 }
 
 #[test]
-fn what_changed_while_the_agent_was_away_comes_as_changes() -> Result<()> {
+fn changes_during_a_restart_arrive_as_deltas() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "away").await?;
         write_some(&stage).await?;
@@ -98,7 +98,7 @@ fn what_changed_while_the_agent_was_away_comes_as_changes() -> Result<()> {
 }
 
 #[test]
-fn a_lost_store_means_another_instance() -> Result<()> {
+fn a_lost_store_starts_a_new_instance() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Calm, "lost").await?;
         write_some(&stage).await?;
@@ -116,7 +116,7 @@ fn a_lost_store_means_another_instance() -> Result<()> {
             // object.
             stage.writer.delete(Kind::Service, &format!("svc-{}", round + 1)).await?;
             stage.agent.start_live().await?;
-            let other = |whole: &Whole| {
+            let other = |whole: &FullState| {
                 ensure!(whole.position.instance_id != pair.0, "{:?}", whole.position);
                 Ok(())
             };
@@ -124,18 +124,18 @@ fn a_lost_store_means_another_instance() -> Result<()> {
             let after = stage.settled(&followers).await?;
             ensure!(after.1 == 1, "a new instance begins with revision 1: {after:?}");
             let resets = stage.metric("keelson_endpoints_resets_total").await?;
-            ensure!(resets >= 1.0, "Watch is told to forget: {resets} resets");
-            stage.says_current().await?;
+            ensure!(resets >= 1.0, "Watch was reset {resets} times");
+            stage.wait_until_current().await?;
             pair = after;
         }
         ensure!(
             stage.agent.log()?.contains("state store damaged"),
-            "the damage is said:\n{}",
+            "the damage is reported:\n{}",
             stage.agent.log()?
         );
         // The present state survives again.
         stage.kill_and_start().await?;
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         ensure!(stage.settled(&followers).await? == pair);
         Ok(())
     })
@@ -173,9 +173,9 @@ fn the_state_of_another_node_is_not_used() -> Result<()> {
         let pair = stage.settled(&followers).await?;
         stage.terminate().await?;
         "renamed-2".clone_into(&mut stage.name);
-        stage.set("agent.node_name", "renamed-2")?;
+        stage.agent.set("agent.node_name", "renamed-2")?;
         stage.agent.start_live().await?;
-        let other = |whole: &Whole| {
+        let other = |whole: &FullState| {
             let node = whole.node.as_ref().context("a node")?;
             ensure!(
                 whole.position.instance_id != pair.0 && node.name == "renamed-2" && !node.exists,

@@ -3,7 +3,7 @@
 //! Watches then start at a version that the store reaches only later. The API server treats that as a watch without
 //! events.
 
-use crate::rig::{Lane, Stage, run, soon};
+use crate::rig::{Lane, Stage, eventually_slow, run};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, endpoint, port, service, slice};
 use keelson_harness::scratch::Scratch;
@@ -33,7 +33,7 @@ async fn list_not_older(stage: &Stage, version: i64) -> Result<kube::Error> {
 async fn restored(name: &str, heartbeats: bool) -> Result<()> {
     let mut stage = Stage::new(Lane::Rough, name).await?;
     if !heartbeats {
-        stage.set("feature_gates.NodeHeartbeats", false)?;
+        stage.agent.set("feature_gates.NodeHeartbeats", false)?;
     }
     for name in ["stays", "deleted", "changed"] {
         write(&stage, name).await?;
@@ -71,19 +71,22 @@ async fn restored(name: &str, heartbeats: bool) -> Result<()> {
 
     // No ghost, and no change is missed.
     let truth = stage.truth().await?;
-    soon("the agent has what the restored store has", || async { followers.settled(&truth).await }).await?;
-    followers.sound()?;
+    eventually_slow("the agent has what the restored store has", || async {
+        followers.settled(&truth).await
+    })
+    .await?;
+    followers.check_invariants()?;
     let after = followers.pair().await?;
     ensure!(after.0 == before.0 && after.1 > before.1, "{before:?} {after:?}");
     let now = stage.cluster.etcd.revision().await?;
     ensure!(now < lost, "the store is at {now} and was at {lost}: that it was behind was not tested");
     let rollbacks = stage.metric("keelson_kube_store_rollbacks_total").await?;
-    ensure!(rollbacks >= 1.0, "nothing was said of it");
-    stage.says_current().await
+    ensure!(rollbacks >= 1.0, "it was not reported");
+    stage.wait_until_current().await
 }
 
 #[test]
-fn e11_a_restored_etcd_leaves_no_ghost_and_no_change_is_missed() -> Result<()> {
+fn e11_a_restored_etcd_leaves_no_deleted_service_and_no_change_is_missed() -> Result<()> {
     run(restored("restored", true))
 }
 

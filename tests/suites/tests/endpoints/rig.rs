@@ -6,19 +6,18 @@
 //! it.
 
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Followers, Truth, Whole, Writer};
+use keelson_cluster::endpoints::{Followers, FullState, Truth, Writer};
 use keelson_cluster::kube::{ApiOptions, Cluster, Identity};
 pub(crate) use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::scratch::Scratch;
 use keelson_harness::suite;
 pub(crate) use keelson_harness::suite::run;
-use keelson_harness::util::{PATIENCE, eventually_every};
-use kube::api::PostParams;
-use serde_json::{Value, json};
+pub(crate) use keelson_harness::util::eventually_slow;
+use serde_json::Value;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 const ACCOUNT: &str = "keelson-agent";
@@ -42,7 +41,7 @@ impl Shared {
         cluster.admin.apply(MANIFEST).await?;
         // The API server creates a Service by itself, some time after it is ready, which must not disturb a test.
         let client = cluster.admin.client();
-        soon("the API server has made its own Service", || async {
+        eventually_slow("the API server has made its own Service", || async {
             let request =
                 http::Request::get("/api/v1/namespaces/default/services/kubernetes").body(Vec::new())?;
             client.request::<Value>(request).await.map(drop).context("it has not")
@@ -73,17 +72,16 @@ pub(crate) struct Stage {
     pub(crate) name: String,
     pub(crate) writer: Writer,
     pub(crate) identity: Identity,
-    pub(crate) cluster: Held,
-    settings: Settings,
+    pub(crate) cluster: LockedCluster,
     _scratch: Scratch,
     started: Instant,
     _shared: Arc<Shared>,
 }
 
 /// A cluster that no other test uses meanwhile.
-pub(crate) struct Held(OwnedMutexGuard<Cluster>);
+pub(crate) struct LockedCluster(OwnedMutexGuard<Cluster>);
 
-impl Deref for Held {
+impl Deref for LockedCluster {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
@@ -91,7 +89,7 @@ impl Deref for Held {
     }
 }
 
-impl DerefMut for Held {
+impl DerefMut for LockedCluster {
     fn deref_mut(&mut self) -> &mut Cluster {
         &mut self.0
     }
@@ -101,16 +99,14 @@ impl Stage {
     /// Waits until the cluster is free.
     pub(crate) async fn new(lane: Lane, name: &str) -> Result<Self> {
         let shared = shared(lane).await?;
-        let mut cluster = Held(shared.cluster.clone().lock_owned().await);
+        let mut cluster = LockedCluster(shared.cluster.clone().lock_owned().await);
         let started = Instant::now();
         // A failed test may have left it stopped.
         if cluster.api.pid().is_none() {
             cluster.api.start_again().await?;
         }
         let writer = Writer::new(&cluster.admin, name).await?;
-        let node = json!({"metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "zone-a"}}});
-        let node = serde_json::from_value(node)?;
-        cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")?;
+        cluster.admin.create_node(name, &[("topology.kubernetes.io/zone", "zone-a")]).await?;
         let scratch = Scratch::new()?;
         let identity = cluster.companion(&scratch, ACCOUNT, name).await?;
         let settings = Settings::new()
@@ -122,33 +118,15 @@ impl Stage {
             // Conditions change back soon after a problem.
             .set("node.eviction_pressure_transition_period", "2s")
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string());
-        // No runtime is needed; the agent is live, but not ready for that reason.
-        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
-        let agent = Agent::new(&scratch, &runtime, &settings)?;
+        let agent = Agent::new(&scratch, &no_runtime(&scratch), &settings)?;
         let name = name.to_owned();
-        Ok(Self {
-            agent,
-            name,
-            writer,
-            identity,
-            cluster,
-            settings,
-            _scratch: scratch,
-            started,
-            _shared: shared,
-        })
-    }
-
-    /// Changes a setting, effective at the next start.
-    pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
-        self.settings = self.settings.clone().set(name, value);
-        self.agent.configure(&self.settings)
+        Ok(Self { agent, name, writer, identity, cluster, _scratch: scratch, started, _shared: shared })
     }
 
     /// Changes the address of the API server, effective at the next start.
     pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
         let kubeconfig = self.identity.kubeconfig_via(endpoint)?;
-        self.set("kube.kubeconfig", kubeconfig.display().to_string())
+        self.agent.set("kube.kubeconfig", kubeconfig.display().to_string())
     }
 
     /// Consumers of both APIs; the agent need not run yet.
@@ -159,7 +137,7 @@ impl Stage {
     /// The same, with an invariant.
     pub(crate) fn followers_with(
         &self,
-        invariant: impl Fn(&Whole) -> Result<()> + Send + Sync + 'static,
+        invariant: impl Fn(&FullState) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Followers> {
         Followers::start(&self.agent.endpoints_target(), invariant)
     }
@@ -170,24 +148,24 @@ impl Stage {
     }
 
     /// `namespace/name` of a Service of the test.
-    pub(crate) fn full(&self, service: &str) -> String {
+    pub(crate) fn qualified_name(&self, service: &str) -> String {
         format!("{}/{service}", self.name)
     }
 
     /// Waits until both consumers have the expected state and no invariant was violated; returns instance and revision.
     pub(crate) async fn settled(&self, followers: &Followers) -> Result<(u64, u64)> {
         followers.settled(&self.truth().await?).await?;
-        followers.sound()?;
+        followers.check_invariants()?;
         followers.pair().await
     }
 
-    pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
-        Ok(self.agent.keelson(&[&["endpoints"], args].concat()).await?.success()?.out)
+    pub(crate) async fn endpoints_output(&self, args: &[&str]) -> Result<String> {
+        self.agent.output(&[&["endpoints"], args].concat()).await
     }
 
     /// State of service endpoints, in JSON.
     pub(crate) async fn state(&self) -> Result<Value> {
-        serde_json::from_str(&self.told(&["--max", "0", "-o", "json"]).await?).context("no JSON")
+        serde_json::from_str(&self.endpoints_output(&["--max", "0", "-o", "json"]).await?).context("no JSON")
     }
 
     /// A value of `/metrics`; `name` includes all labels.
@@ -203,11 +181,11 @@ impl Stage {
     }
 
     /// Waits until everything that the agent reports about service endpoints is current.
-    pub(crate) async fn says_current(&self) -> Result<()> {
-        soon("the agent says that endpoints are current", || async {
+    pub(crate) async fn wait_until_current(&self) -> Result<()> {
+        eventually_slow("the agent reports current endpoints", || async {
             let state = self.state().await?;
             ensure!(state["state"] == "synced", "{state}");
-            ensure!(self.metric("keelson_endpoints_stale").await? == 0.0, "the metric says stale");
+            ensure!(self.metric("keelson_endpoints_stale").await? == 0.0, "the metric reports stale");
             let line = self.readyz().await?;
             ensure!(line.starts_with("[+]"), "{line}");
             Ok(())
@@ -216,14 +194,18 @@ impl Stage {
     }
 
     /// Waits until everything that the agent reports about service endpoints is stale, with this reason.
-    pub(crate) async fn says_stale(&self, reason: &str) -> Result<()> {
-        soon(&format!("the agent says that endpoints are stale: {reason}"), || async {
+    pub(crate) async fn wait_until_stale(&self, reason: &str) -> Result<()> {
+        eventually_slow(&format!("the agent reports stale endpoints: {reason}"), || async {
             let state = self.state().await?;
-            let said = state["reason"].as_str().unwrap_or_default();
-            ensure!(state["state"] == "stale" && said.contains(reason), "{state}");
+            let message = state["reason"].as_str().unwrap_or_default();
+            ensure!(state["state"] == "stale" && message.contains(reason), "{state}");
             ensure!(state["since_unix_ms"].as_i64().is_some_and(|since| since > 0), "since when? {state}");
-            ensure!(self.told(&[]).await?.starts_with("STALE"), "{}", self.told(&[]).await?);
-            ensure!(self.metric("keelson_endpoints_stale").await? == 1.0, "the metric says current");
+            ensure!(
+                self.endpoints_output(&[]).await?.starts_with("STALE"),
+                "{}",
+                self.endpoints_output(&[]).await?
+            );
+            ensure!(self.metric("keelson_endpoints_stale").await? == 1.0, "the metric reports current");
             let line = self.readyz().await?;
             ensure!(line.starts_with("[-]") && line.contains(reason), "{line}");
             Ok(())
@@ -250,17 +232,8 @@ impl Drop for Stage {
     }
 }
 
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: each check runs several processes and
-/// requests.
-pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Result<T>>,
-{
-    eventually_every(Duration::from_millis(100), 2 * PATIENCE, what, check).await
-}
-
 /// The sorted addresses of a Service's endpoints that one of its ports, by index, sends to from anywhere.
-pub(crate) fn chosen(whole: &Whole, service: &str, index: u32) -> Option<Vec<String>> {
+pub(crate) fn chosen(whole: &FullState, service: &str, index: u32) -> Option<Vec<String>> {
     let service = whole.service(service)?;
     let chosen = service
         .endpoints

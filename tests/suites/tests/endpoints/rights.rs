@@ -2,7 +2,7 @@
 
 use crate::rig::{Lane, MANIFEST, Stage, run};
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Kind, Whole, port, service};
+use keelson_cluster::endpoints::{FullState, Kind, port, service};
 use serde_json::{Value, json};
 
 /// The resources that endpoints are made of, except the Node.
@@ -23,7 +23,7 @@ fn without_endpoints() -> Result<String> {
 }
 
 #[test]
-fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()> {
+fn lost_rights_are_reported_and_recovered() -> Result<()> {
     run(async {
         let mut stage = Stage::new(Lane::Rough, "rights").await?;
         stage.writer.create(Kind::Service, &service("web", &[port("p", 80)], &json!({}))).await?;
@@ -32,31 +32,31 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         stage.agent.start_live().await?;
         let followers = stage.followers()?;
         let pair = stage.settled(&followers).await?;
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         let (node, condition) = (stage.name.clone(), "ServiceEndpointsStale");
         stage.cluster.admin.await_condition(&node, condition, "False").await?;
 
         // A running watch is not authorized again; the next one is.
         stage.cluster.admin.apply(&without_endpoints()?).await?;
-        let gone = crate::rig::soon("the API server knows that the rights are gone", || async {
+        let gone = crate::rig::eventually_slow("the API server knows that the rights are gone", || async {
             let client = stage.identity.client().await?;
             let request = http::Request::get("/api/v1/services?limit=1").body(Vec::new())?;
             keelson_cluster::kube::refused(client.request::<Value>(request).await, 403)
         });
         gone.await?;
         proxy.close_all();
-        let stale = |whole: &Whole| {
+        let stale = |whole: &FullState| {
             let position = &whole.position;
             ensure!(position.stale && position.stale_reason.contains("403"), "{position:?}");
             ensure!(whole.pair() == pair, "{position:?}");
             Ok(())
         };
         followers.watch.until("it is stale for lack of rights", stale).await?;
-        stage.says_stale("403").await?;
-        let said = stage.cluster.admin.await_condition(&node, condition, "True").await?;
-        ensure!(said.reason.as_deref() == Some("SourceRefused"), "{said:?}");
+        stage.wait_until_stale("403").await?;
+        let reported = stage.cluster.admin.await_condition(&node, condition, "True").await?;
+        ensure!(reported.reason.as_deref() == Some("SourceRefused"), "{reported:?}");
         // E6: the text of an error is not written to the Node.
-        ensure!(said.message.as_deref().is_some_and(|message| !message.contains("403")), "{said:?}");
+        ensure!(reported.message.as_deref().is_some_and(|message| !message.contains("403")), "{reported:?}");
         stage.writer.create(Kind::Service, &service("more", &[port("p", 80)], &json!({}))).await?;
         // A new client gets the known state, marked as stale.
         let newcomers = stage.followers()?;
@@ -66,7 +66,7 @@ fn lost_rights_are_said_everywhere_and_mended_when_they_are_back() -> Result<()>
         stage.cluster.admin.apply(MANIFEST).await?;
         let after = stage.settled(&followers).await?;
         ensure!(after == (pair.0, pair.1 + 1), "{pair:?} {after:?}");
-        stage.says_current().await?;
+        stage.wait_until_current().await?;
         stage.cluster.admin.await_condition(&node, condition, "False").await.map(drop)
     })
 }

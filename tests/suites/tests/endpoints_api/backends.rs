@@ -1,6 +1,6 @@
 //! Status reports of backends, and where they are shown.
 
-use crate::rig::{Stage, plain, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, plain};
 use anyhow::{Result, ensure};
 use keelson_client::{Backend, Reported, Reporter};
 
@@ -27,23 +27,26 @@ async fn reported(reporter: &mut Reporter, backend: Backend) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<()> {
+async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
     let stage = Stage::started().await?;
-    let instance_id = stage.at_rev(1).await?;
-    ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "nobody has reported");
+    let instance_id = stage.wait_for_rev(1).await?;
+    ensure!(
+        stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty),
+        "no backend has reported"
+    );
     let mut reporter = Reporter::new(stage.target().parse()?);
     reported(&mut reporter, synced(instance_id, 1)).await?;
-    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
     let who = format!("nft (pid {}, 9.9.9), synced, revision 1, last sync ", std::process::id());
-    says(
-        &told.out,
+    ensure_contains(
+        &output.out,
         &[&format!("\nBackend:  {who}"), "1 service port; unix:///run/elsewhere/proxy.sock, http://"],
     )?;
-    ensure!(told.out.starts_with("State:    synced\n"), "nothing is wrong: {}", told.out);
+    ensure!(output.out.starts_with("State:    synced\n"), "nothing is wrong: {}", output.out);
 
     // It falls behind, and reports a failure; a second one connects to the other listener.
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
-    stage.at_rev(2).await?;
+    stage.wait_for_rev(2).await?;
     let failing =
         Backend { state: "failing".into(), reason: "no such\nset".into(), ..synced(instance_id, 1) };
     reported(&mut reporter, failing).await?;
@@ -56,14 +59,17 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
     ensure!(nft["behind"] == 1 && nft["state"] == "failing" && nft["reason"] == "no such set", "{nft}");
     ensure!(nft["silent"] == false && nft["seen_unix_ms"].as_i64() > Some(1_700_000_000_000), "{nft}");
     ensure!(other["behind"] == 2 && other["rev"] == 7, "revisions of another instance do not count: {other}");
-    let told = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
     let wrong = format!("backend nft (pid {}) is failing: no such set\n\nState: ", std::process::id());
-    ensure!(told.out.starts_with(&wrong), "{}", told.out);
-    says(&told.out, &["failing: no such set, revision 1, 1 behind", "revision 7 of another instance"])?;
+    ensure!(output.out.starts_with(&wrong), "{}", output.out);
+    ensure_contains(
+        &output.out,
+        &["failing: no such set, revision 1, 1 behind", "revision 7 of another instance"],
+    )?;
     let page = stage.agent.json("/debug/endpoints?max=0").await?;
     ensure!(page["backends"][0]["reason"] == "no such set", "{page}");
     let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
-    says(
+    ensure_contains(
         &metrics,
         &[
             "keelson_endpoints_backends{name=\"nft\",state=\"failing\"} 1\n",
@@ -78,26 +84,26 @@ async fn what_backends_report_is_shown_by_command_json_and_metrics() -> Result<(
     let odd = Backend { state: "splendid".into(), ..synced(instance_id, 2) };
     let refused =
         reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
-    says(&refused, &["\"splendid\" is not a state; use one of pending, synced, failing"])?;
+    ensure_contains(&refused, &["\"splendid\" is not a state; use one of pending, synced, failing"])?;
     ensure!(stage.state().await?["backends"][0]["state"] == "failing");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_agent_hears_of_its_backends_again() -> Result<()> {
+async fn a_restarted_agent_receives_backend_reports_again() -> Result<()> {
     let mut stage = Stage::started().await?;
-    let instance_id = stage.at_rev(1).await?;
+    let instance_id = stage.wait_for_rev(1).await?;
     let mut reporter = Reporter::new(stage.target().parse()?);
     reported(&mut reporter, synced(instance_id, 1)).await?;
     ensure!(stage.agent.terminate().await?.success());
     let away = reporter.report(synced(instance_id, 1)).await;
-    ensure!(away.is_err(), "nobody is there, and yet: {away:?}");
+    ensure!(away.is_err(), "no backend runs, but: {away:?}");
     // Reports do not need the delta API.
-    stage.set("feature_gates.EndpointDeltas", false)?;
+    stage.agent.set("feature_gates.EndpointDeltas", false)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "it remembers none");
-    soon("the backend reports again", || async {
+    eventually_slow("the backend reports again", || async {
         // A new one each time, like one that is dropped during a call.
         let mut reporter = Reporter::new(stage.target().parse()?);
         reported(&mut reporter, synced(instance_id, 1)).await

@@ -1,13 +1,13 @@
 //! Input that no valid client sends. Its sender gets an error or is disconnected, others are served meanwhile, and the
 //! log stays short.
 
-use crate::rig::{LONG, Stage, plain, says};
+use crate::rig::{LONG, Stage, ensure_contains, plain};
 use crate::wire::{self, Connection, NEXT, WATCH, framed, prefixed};
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::Full;
-use keelson_cluster::endpoints::{Followers, Whole};
+use keelson_cluster::endpoints::{Followers, FullState};
 use keelson_harness::util::Seeded;
 use keelson_proto::localnetv1::{EndpointConditions, NextFilter, NextItem};
 use prost::Message as _;
@@ -36,16 +36,15 @@ impl Victim {
 
     async fn of(stage: Stage) -> Result<Self> {
         let followers = Followers::start(&stage.target(), |_| Ok(()))?;
-        followers.until("the first state", |whole: &Whole| at(whole, 1)).await?;
+        followers.until("the first state", |whole: &FullState| at(whole, 1)).await?;
         let lines = stage.log_lines()?;
         Ok(Self { stage, followers, lines, rev: 1 })
     }
 
     /// Consumers get the next change and were not disturbed, and the log is short.
-    async fn unharmed(&mut self) -> Result<()> {
+    async fn check_undisturbed(&mut self) -> Result<()> {
         self.changes().await?;
-        let all: Vec<_> =
-            self.followers.both().into_iter().flat_map(|follower| follower.troubles()).collect();
+        let all: Vec<_> = self.followers.both().into_iter().flat_map(|follower| follower.errors()).collect();
         ensure!(all.is_empty(), "consumers were disturbed: {all:?}");
         let more = self.stage.log_lines()? - self.lines;
         ensure!(more <= LINES, "the log has {more} lines more:\n{}", self.stage.agent.log()?);
@@ -58,11 +57,11 @@ impl Victim {
         self.stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&address]))?;
         let rev = self.rev;
         self.followers.until("the next state", |whole| at(whole, rev)).await?;
-        self.followers.sound()
+        self.followers.check_invariants()
     }
 }
 
-fn at(whole: &Whole, rev: u64) -> Result<()> {
+fn at(whole: &FullState, rev: u64) -> Result<()> {
     ensure!(whole.position.rev == rev, "{:?}", whole.position);
     Ok(())
 }
@@ -83,7 +82,7 @@ fn state(body: &Bytes) -> Result<(NextFilter, usize, usize)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Result<()> {
+async fn invalid_requests_are_refused_with_a_reason() -> Result<()> {
     let mut victim = Victim::new().await?;
     let mut connection = Connection::open(&victim.stage.socket()).await?;
     let megabyte = vec![0; 1 << 20];
@@ -109,7 +108,7 @@ async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Resul
             let status = answer.status.as_ref().with_context(|| format!("{what}: {answer:?}"))?;
             ensure!(status.code() == code && answer.body.is_empty(), "{what}: {answer:?}");
             ensure!(!status.message().is_empty(), "{what}: {answer:?}");
-            says(status.message(), parts).with_context(|| what.to_owned())?;
+            ensure_contains(status.message(), parts).with_context(|| what.to_owned())?;
         }
     }
     for path in
@@ -125,14 +124,14 @@ async fn requests_that_are_none_are_refused_by_a_status_that_says_why() -> Resul
         eprintln!("{method}: {answer:?}");
         ensure!(answer.body.is_empty() && answer.code() != Some(Code::Ok), "{method}: {answer:?}");
     }
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
+async fn invalid_filters_return_the_latest_state() -> Result<()> {
     let mut victim = Victim::new().await?;
     let mut connection = Connection::open(&victim.stage.socket()).await?;
-    let instance_id = victim.stage.at_rev(1).await?;
+    let instance_id = victim.stage.wait_for_rev(1).await?;
     let filter = |instance_id, rev, required: Option<EndpointConditions>| NextFilter {
         instance_id,
         rev,
@@ -174,7 +173,7 @@ async fn filters_that_make_no_sense_give_the_newest_state() -> Result<()> {
         ensure!(next.rev == 1 && (may_be_renamed || next.instance_id == instance_id), "{what}: {next:?}");
         ensure!((services, found) == (1, endpoints), "{what}: {services} Services, {found} endpoints");
     }
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }
 
 /// Sends bytes, and returns what it receives until the agent closes the connection.
@@ -191,7 +190,7 @@ async fn until_closed(socket: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_protocols_are_told_or_cut_off() -> Result<()> {
+async fn other_protocols_are_refused_or_disconnected() -> Result<()> {
     let mut victim = Victim::new().await?;
     let socket = victim.stage.socket();
     let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
@@ -207,7 +206,7 @@ async fn other_protocols_are_told_or_cut_off() -> Result<()> {
         let answer = until_closed(&socket, request.as_bytes()).await?;
         let answer = String::from_utf8(answer).context("no text")?;
         ensure!(answer.starts_with("HTTP/1.1 400 "), "{request:?}: {answer:?}");
-        says(&answer, &["gRPC over HTTP/2", "localnetv1", "Connection: close"])?;
+        ensure_contains(&answer, &["gRPC over HTTP/2", "localnetv1", "Connection: close"])?;
     }
     // The same over TCP, with an HTTP/1 client.
     let answer = keelson_harness::util::http_get(&format!("http://{host}/metrics")).await?;
@@ -237,11 +236,11 @@ async fn other_protocols_are_told_or_cut_off() -> Result<()> {
             until_closed(&socket, &bytes).await?;
         }
     }
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_stop_half_way_hold_up_nobody() -> Result<()> {
+async fn half_open_connections_delay_no_client() -> Result<()> {
     let mut victim = Victim::new().await?;
     let socket = victim.stage.socket();
     let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
@@ -284,9 +283,9 @@ async fn connections_that_stop_half_way_hold_up_nobody() -> Result<()> {
         closed.with_context(|| format!("connection {at} stays open"))??;
     }
     // Calls whose request never completes are not kept among watchers forever.
-    victim.stage.waiting(2, victim.rev).await?;
+    victim.stage.wait_for_watchers(2, victim.rev).await?;
     drop((unix, tcp));
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }
 
 /// A connection, kept, that looks like a client that has no request yet. The kernel queues or refuses one that is not
@@ -311,12 +310,12 @@ async fn newcomer(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn very_many_connections_hold_up_those_that_come_after_them_only_while_they_are_there() -> Result<()> {
+async fn excess_connections_delay_new_ones_only_while_they_are_open() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-    stage.set("endpoints.max_watchers", 16)?;
+    stage.agent.set("endpoints.max_watchers", 16)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     let mut victim = Victim::of(stage).await?;
     let socket = victim.stage.socket();
     let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
@@ -335,11 +334,11 @@ async fn very_many_connections_hold_up_those_that_come_after_them_only_while_the
     let mut connection = Connection::open(&socket).await?;
     let answer = connection.call(NEXT, framed(&[])).await?;
     ensure!(answer.code() == Some(Code::Ok) && state(&answer.body)?.0.rev == victim.rev, "{answer:?}");
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_that_are_reset_at_once_are_no_burden() -> Result<()> {
+async fn calls_that_are_reset_at_once_cost_no_memory() -> Result<()> {
     let mut victim = Victim::new().await?;
     for path in [NEXT, WATCH] {
         let mut stream = UnixStream::connect(victim.stage.socket()).await.context("cannot connect")?;
@@ -356,7 +355,7 @@ async fn calls_that_are_reset_at_once_are_no_burden() -> Result<()> {
         }
         victim.changes().await?;
     }
-    victim.stage.waiting(2, victim.rev).await?;
+    victim.stage.wait_for_watchers(2, victim.rev).await?;
     eprintln!("the agent has {} MB in use", victim.stage.memory()? >> 20);
-    victim.unharmed().await
+    victim.check_undisturbed().await
 }

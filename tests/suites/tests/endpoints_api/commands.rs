@@ -1,6 +1,8 @@
 //! The commands as users run them, with the manifests that are shipped as samples.
 
-use crate::rig::{LONG, Stage, interrupt, of_namespace, plain, says, soon};
+use crate::rig::{
+    LONG, Stage, ensure_contains, eventually_slow, interrupt, of_namespace, plain, put_samples,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::command::CommandOutput;
 use serde_json::{Value, json};
@@ -17,9 +19,9 @@ kube-system/dns  ClusterIP     10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP
 
 async fn samples() -> Result<Stage> {
     let mut stage = Stage::new()?;
-    stage.manifests.put_samples()?;
+    put_samples(&stage.manifests)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     Ok(stage)
 }
 
@@ -69,7 +71,7 @@ impl Running {
     }
 
     /// Its first line of standard error that contains these parts.
-    pub(crate) async fn complaint(&mut self, parts: &[&str]) -> Result<()> {
+    pub(crate) async fn error_line(&mut self, parts: &[&str]) -> Result<()> {
         let errors = self.child.stderr.as_mut().context("it has one")?;
         let mut text = Vec::new();
         loop {
@@ -78,8 +80,8 @@ impl Running {
                 Ok(byte) => text.push(byte),
                 Err(error) => bail!("{error}: {}", String::from_utf8_lossy(&text)),
             }
-            let said = String::from_utf8_lossy(&text);
-            if said.ends_with('\n') && parts.iter().all(|part| said.contains(part)) {
+            let message = String::from_utf8_lossy(&text);
+            if message.ends_with('\n') && parts.iter().all(|part| message.contains(part)) {
                 return Ok(());
             }
         }
@@ -101,9 +103,9 @@ impl Running {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result<()> {
+async fn watch_once_prints_three_formats_and_how_to_resume() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
+    let id = stage.wait_for_rev(1).await?;
     let config = stage.agent.config().display().to_string();
     let target = stage.target();
     for args in [
@@ -113,14 +115,14 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
         &["--config", &config],
     ] {
         let all = [&["watch", "--once"], args].concat();
-        let told = stage.keelson(&all).await?.success()?;
-        ensure!(told.out == TABLE && told.err == resume(id, 1), "{args:?}: {told:?}");
+        let output = stage.keelson(&all).await?.success()?;
+        ensure!(output.out == TABLE && output.err == resume(id, 1), "{args:?}: {output:?}");
     }
 
-    let told = stage.watch(&["--once", "-o", "json"]).await?.success()?;
-    let state: Value = serde_json::from_str(&told.out)?;
+    let output = stage.watch(&["--once", "-o", "json"]).await?.success()?;
+    let state: Value = serde_json::from_str(&output.out)?;
     // What follows on standard error begins on a new line.
-    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
+    ensure!(output.out.ends_with('\n') && output.err == resume(id, 1), "{output:?}");
     ensure!(
         state["instanceID"] == json!(id.to_string()) && state["rev"] == 1 && state["stale"] == false,
         "{state}"
@@ -136,26 +138,29 @@ async fn watch_once_shows_the_state_in_three_forms_and_how_to_resume() -> Result
     );
     ensure!(gateway["sourceRanges"] == json!(["198.51.100.0/24", "203.0.113.0/24"]), "{gateway}");
     ensure!(gateway["ports"][0]["targetPort"] == 8443, "{gateway}");
-    let told = stage.watch(&["--once", "-o", "yaml"]).await?.success()?;
-    let same: Value = serde_saphyr::from_str(&told.out)?;
-    ensure!(told.out.ends_with('\n') && told.err == resume(id, 1), "{told:?}");
-    ensure!(same == state, "YAML says {same}\nJSON says {state}");
+    let output = stage.watch(&["--once", "-o", "yaml"]).await?.success()?;
+    let same: Value = serde_saphyr::from_str(&output.out)?;
+    ensure!(output.out.ends_with('\n') && output.err == resume(id, 1), "{output:?}");
+    ensure!(same == state, "YAML: {same}\nJSON: {state}");
 
-    let told = stage.watch(&["--once", "default/shop"]).await?.success()?;
-    says(&told.out, &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"])?;
-    let told = stage.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
-    let some: Value = serde_json::from_str(&told.out)?;
+    let output = stage.watch(&["--once", "default/shop"]).await?.success()?;
+    ensure_contains(
+        &output.out,
+        &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"],
+    )?;
+    let output = stage.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
+    let some: Value = serde_json::from_str(&output.out)?;
     ensure!(some["services"] == json!([gateway]), "{some}");
-    let told = stage.watch(&["--once", "default/nobody"]).await?;
-    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["Service default/nobody does not exist or has no cluster IP"])?;
+    let output = stage.watch(&["--once", "default/nobody"]).await?;
+    ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
+    ensure_contains(&output.err, &["Service default/nobody does not exist or has no cluster IP"])?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
+async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
+    let id = stage.wait_for_rev(1).await?;
     let mut watch = Running::watch(&stage, &[])?;
     watch
         .expect(&[
@@ -169,23 +174,23 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     watch.expect(&["+ ns/web  ClusterIP  10.96.0.1  http 80/TCP  1 ready, 1 selected"]).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
     watch.expect(&["~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  0 ready, 0 selected"]).await?;
-    let told = watch.interrupted().await?;
-    ensure!(told.code == Some(0) && told.err == resume(id, 3), "{told:?}");
+    let output = watch.interrupted().await?;
+    ensure!(output.code == Some(0) && output.err == resume(id, 3), "{output:?}");
 
     // Both print only the changes since then, in every format, with both APIs.
     stage.manifests.remove("gateway.yaml")?;
-    stage.at_rev(4).await?;
+    stage.wait_for_rev(4).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
-    stage.at_rev(5).await?;
+    stage.wait_for_rev(5).await?;
     let args: Vec<_> =
-        told.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
+        output.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
     let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
     let mut watch = Running::watch(&stage, &args)?;
     let mut lines = [watch.line().await?, watch.line().await?];
     lines.sort();
     ensure!(lines == ["- edge/gateway", changed], "{lines:?}");
-    let told = watch.interrupted().await?;
-    ensure!(told.code == Some(0) && told.err == resume(id, 5) && told.out.is_empty(), "{told:?}");
+    let output = watch.interrupted().await?;
+    ensure!(output.code == Some(0) && output.err == resume(id, 5) && output.out.is_empty(), "{output:?}");
 
     let mut watch = Running::watch(&stage, &[&args[..], &["-o", "json"]].concat())?;
     let mut changes = Vec::new();
@@ -210,13 +215,13 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
     let documents: Vec<_> = text.split("---\n").filter(|part| !part.is_empty()).collect();
     let documents: Vec<Value> =
         documents.into_iter().map(serde_saphyr::from_str).collect::<Result<_, _>>()?;
-    ensure!(documents == changes, "YAML says {documents:?}\nJSON says {changes:?}");
+    ensure!(documents == changes, "YAML: {documents:?}\nJSON: {changes:?}");
     drop(watch);
 
     // With --once it waits for the next state.
     let now = ["--once", "--instance-id", &id.to_string(), "--rev", "5"];
     let mut once = Running::watch(&stage, &now)?;
-    stage.waiting(1, 5).await?;
+    stage.wait_for_watchers(1, 5).await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
     once.line().await?;
     let ended = tokio::time::timeout(LONG, once.child.wait()).await.context("it does not end")??;
@@ -228,24 +233,24 @@ async fn watch_shows_changes_and_goes_on_where_it_says() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
+async fn watch_exits_with_its_reader_and_waits_for_the_agent() -> Result<()> {
     let mut stage = Stage::new()?;
-    stage.manifests.put_samples()?;
+    put_samples(&stage.manifests)?;
     // Before the agent starts: it reports that, and waits.
     let mut watch = Running::watch(&stage, &[])?;
     watch
-        .complaint(&[
+        .error_line(&[
             "cannot connect to unix:///",
             "the socket does not exist; check that the agent is running",
         ])
         .await?;
     let mut once = Running::watch(&stage, &["--once"])?;
-    once.complaint(&["the socket does not exist"]).await?;
+    once.error_line(&["the socket does not exist"]).await?;
     let mut interrupted = Running::watch(&stage, &["--once"])?;
-    interrupted.complaint(&["the socket does not exist"]).await?;
-    let told = interrupted.interrupted().await?;
-    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["interrupted before a state was received"])?;
+    interrupted.error_line(&["the socket does not exist"]).await?;
+    let output = interrupted.interrupted().await?;
+    ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
+    ensure_contains(&output.err, &["interrupted before a state was received"])?;
     stage.agent.start_live().await?;
     for of in [&mut watch, &mut once] {
         of.line().await?;
@@ -256,18 +261,18 @@ async fn watch_ends_with_its_reader_and_waits_for_its_agent() -> Result<()> {
     let Running { mut child, lines } = watch;
     drop(lines);
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
-    let ended = tokio::time::timeout(LONG, child.wait()).await.context("it goes on without a reader")??;
+    let ended = tokio::time::timeout(LONG, child.wait()).await.context("it continues without a reader")??;
     ensure!(ended.success(), "{ended}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
+async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
     let stage = samples().await?;
     let nobody = format!("tcp://127.0.0.1:{}", keelson_harness::util::free_port()?);
     let page = stage.agent.url().replace("http", "tcp");
     let debug = format!("unix://{}", stage.agent.debug_socket().display());
-    for (target, said) in [
+    for (target, message) in [
         ("unix:///nowhere/at.sock", "the socket does not exist"),
         (&nobody, "no process is listening"),
         (&debug, "check the target"),
@@ -280,7 +285,7 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
             let errors = watch.child.stderr.as_mut().context("it has one")?;
             loop {
                 let byte =
-                    tokio::time::timeout(LONG, errors.read_u8()).await.context("it says nothing")??;
+                    tokio::time::timeout(LONG, errors.read_u8()).await.context("it prints nothing")??;
                 first.push(byte);
                 if byte == b'\n' {
                     break;
@@ -288,15 +293,15 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
             }
             let first = String::from_utf8_lossy(&first).into_owned();
             eprintln!("{target}: {first}");
-            says(&first, &[said])?;
-            let told = watch.interrupted().await?;
+            ensure_contains(&first, &[message])?;
+            let output = watch.interrupted().await?;
             ensure!(
-                told.code == Some(i32::from(!once.is_empty())) && told.out.is_empty(),
-                "{all:?}: {told:?}"
+                output.code == Some(i32::from(!once.is_empty())) && output.out.is_empty(),
+                "{all:?}: {output:?}"
             );
         }
     }
-    for (args, said) in [
+    for (args, message) in [
         (&["--target", "localhost:80"][..], "write unix:///PATH or tcp://HOST:PORT"),
         (&["--rev", "5"], "--instance-id"),
         (&["--instance-id=-1", "--rev", "5"], "--instance-id"),
@@ -304,21 +309,21 @@ async fn a_wrong_target_is_told_from_an_absent_one() -> Result<()> {
         (&["default/shop", "-n", "default"], "cannot be used with"),
     ] {
         let all = [&["watch"], args].concat();
-        let told = stage.keelson(&all).await?;
-        ensure!(told.code == Some(2) && told.out.is_empty(), "{args:?}: {told:?}");
-        says(&told.err, &[said])?;
+        let output = stage.keelson(&all).await?;
+        ensure!(output.code == Some(2) && output.out.is_empty(), "{args:?}: {output:?}");
+        ensure_contains(&output.err, &[message])?;
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
+async fn endpoints_lists_services_and_clients() -> Result<()> {
     let stage = samples().await?;
-    let id = stage.at_rev(1).await?;
-    let told = stage.endpoints(&[]).await?.success()?;
-    ensure!(told.err.is_empty(), "{told:?}");
-    says(
-        &told.out,
+    let id = stage.wait_for_rev(1).await?;
+    let output = stage.endpoints(&[]).await?.success()?;
+    ensure!(output.err.is_empty(), "{output:?}");
+    ensure_contains(
+        &output.out,
         &[
             "State:    synced",
             &format!("Source:   files, {}", stage.manifests.path().display()),
@@ -337,14 +342,14 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
     )?;
     let state = stage.state().await?;
     ensure!(state["list"].as_array().map(Vec::len) == Some(3) && state["durable"] == true, "{state}");
-    let told = stage.endpoints(&["-n", "edge"]).await?.success()?;
-    ensure!(told.out.contains("gateway") && !told.out.contains("shop"), "{told:?}");
-    let told = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
-    says(&told.out, &["No Services in namespace nowhere."])?;
+    let output = stage.endpoints(&["-n", "edge"]).await?.success()?;
+    ensure!(output.out.contains("gateway") && !output.out.contains("shop"), "{output:?}");
+    let output = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
+    ensure_contains(&output.out, &["No Services in namespace nowhere."])?;
 
-    let told = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
-    says(
-        &told.out,
+    let output = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
+    ensure_contains(
+        &output.out,
         &[
             "Affinity:          ClientIP, 600 s",
             "anyone  10.96.10.1:80  forwarded  10.244.1.11:8080",
@@ -352,34 +357,34 @@ async fn endpoints_lists_explains_and_names_those_who_follow() -> Result<()> {
             "its hints are [zone-b], not zone zone-a of this node",
         ],
     )?;
-    let told = stage.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;
-    let explained: Value = serde_json::from_str(&told.out)?;
+    let output = stage.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;
+    let explained: Value = serde_json::from_str(&output.out)?;
     ensure!(explained["served"] == true && explained["name"] == "shop", "{explained}");
-    let told = stage.endpoints(&["explain", "default/nobody"]).await?;
-    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["default/nobody"])?;
-    let told = stage.endpoints(&["explain", "a/b/c"]).await?;
-    ensure!(told.code == Some(2) && told.out.is_empty(), "{told:?}");
+    let output = stage.endpoints(&["explain", "default/nobody"]).await?;
+    ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
+    ensure_contains(&output.err, &["default/nobody"])?;
+    let output = stage.endpoints(&["explain", "a/b/c"]).await?;
+    ensure!(output.code == Some(2) && output.out.is_empty(), "{output:?}");
     // A Service without frontends is explained too.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "quiet"},
         "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
     stage.manifests.put("quiet.json", &[of_namespace(service)])?;
-    soon("the headless Service is explained", || async {
-        let told = stage.endpoints(&["explain", "ns/quiet"]).await?.success()?;
-        says(&told.out, &["Served:            NO", "it is headless"])
+    eventually_slow("the headless Service is explained", || async {
+        let output = stage.endpoints(&["explain", "ns/quiet"]).await?.success()?;
+        ensure_contains(&output.out, &["Served:            NO", "it is headless"])
     })
     .await?;
 
     let mut watch = Running::watch(&stage, &[])?;
     watch.line().await?;
     let pid = watch.child.id().context("it has ended")?;
-    soon("the one who follows is named", || async {
-        let told = stage.endpoints(&["watchers"]).await?.success()?;
-        says(&told.out, &[&format!("pid {pid} (keelson)"), "Watch"])
+    eventually_slow("the one who follows is named", || async {
+        let output = stage.endpoints(&["watchers"]).await?.success()?;
+        ensure_contains(&output.out, &[&format!("pid {pid} (keelson)"), "Watch"])
     })
     .await?;
-    let told = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
-    ensure!(told.code == Some(1) && told.out.is_empty(), "{told:?}");
-    says(&told.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
+    let output = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
+    ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
+    ensure_contains(&output.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! time.
 
 use crate::commands::Running;
-use crate::rig::{LONG, Stage, plain, says};
+use crate::rig::{LONG, Stage, ensure_contains, plain};
 use crate::wire::{Connection, NEXT, WATCH, ask, framed};
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -104,7 +104,7 @@ async fn one(body: Incoming) -> Result<(NextFilter, Services)> {
 }
 
 /// The revision that is encoded in a state's only endpoint.
-fn told(services: &Services) -> Option<u64> {
+fn revision_in(services: &Services) -> Option<u64> {
     let service = services.get(&("ns".to_owned(), "web".to_owned()))?;
     let ip: std::net::Ipv4Addr = service.endpoints.first()?.i_ps.as_ref()?.v4.first()?.parse().ok()?;
     Some(ip.octets()[3].into())
@@ -128,7 +128,7 @@ impl Places {
 }
 
 fn check(place: &AtomicU64, rev: u64, services: &Services) -> Result<()> {
-    ensure!(told(services) == Some(rev), "revision {rev} tells of {:?}", told(services));
+    ensure!(revision_in(services) == Some(rev), "revision {rev} contains {:?}", revision_in(services));
     let before = place.swap(rev, Ordering::Relaxed);
     ensure!(before < rev, "{rev} after {before}");
     Ok(())
@@ -148,7 +148,7 @@ async fn watcher(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()
     wrong.map_or(ended, Err)
 }
 
-async fn asker(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()> {
+async fn client(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()> {
     let mut known = NextFilter::default();
     loop {
         let (head, _) = ask(NEXT)?.into_parts();
@@ -162,12 +162,12 @@ async fn asker(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
+async fn five_hundred_watchers_get_the_latest_state() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-    stage.set("endpoints.max_watchers", i64::try_from(2 * EACH)?)?;
+    stage.agent.set("endpoints.max_watchers", i64::try_from(2 * EACH)?)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     let before = stage.memory()?;
 
     let (places, mut calls) = (Places::default(), JoinSet::new());
@@ -176,10 +176,10 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
         let connection = Connection::open(&stage.socket()).await?;
         for _ in 0..streams {
             calls.spawn(watcher(connection.clone(), places.add()));
-            calls.spawn(asker(connection.clone(), places.add()));
+            calls.spawn(client(connection.clone(), places.add()));
         }
     }
-    stage.waiting(2 * EACH, 1).await?;
+    stage.wait_for_watchers(2 * EACH, 1).await?;
     ensure!(places.at(1) == 2 * EACH, "{} have the first state", places.at(1));
     eprintln!(
         "memory of the agent: {} MB, {} MB with {} watchers",
@@ -198,7 +198,7 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
         ensure!(places.at(rev) == 2 * EACH, "{} are at revision {rev}", places.at(rev));
         eprintln!("revision {rev} reached all after {:?}", began.elapsed());
     }
-    stage.waiting(2 * EACH, 6).await?;
+    stage.wait_for_watchers(2 * EACH, 6).await?;
     let list = stage.endpoints(&["watchers"]).await?.success()?;
     ensure!(list.out.lines().count() > 2 * EACH, "{}", list.out);
 
@@ -208,25 +208,28 @@ async fn five_hundred_watchers_all_see_the_newest_state() -> Result<()> {
         let answer = connection.call(path, framed(&[])).await?;
         let status = answer.status.context("no status")?;
         ensure!(status.code() == Code::ResourceExhausted, "{status}");
-        says(status.message(), &["500 clients are already connected", "endpoints.max_watchers"])?;
+        ensure_contains(status.message(), &["500 clients are already connected", "endpoints.max_watchers"])?;
     }
     let mut late = Running::watch(&stage, &[])?;
-    late.complaint(&["500 clients are already connected", "endpoints.max_watchers"]).await?;
+    late.error_line(&["500 clients are already connected", "endpoints.max_watchers"]).await?;
     drop(late);
     let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
-    says(&metrics, &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"])?;
+    ensure_contains(
+        &metrics,
+        &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"],
+    )?;
 
     // It stops while all are connected, and each gets the reason.
     let began = Instant::now();
     ensure!(stage.agent.terminate().await?.success(), "the agent ended badly");
     eprintln!("with {} watchers the agent ended after {:?}", 2 * EACH, began.elapsed());
-    let mut told = 0;
+    let mut output = 0;
     while let Some(ended) = calls.join_next().await {
-        let error = ended?.err().context("a call ended well")?.to_string();
-        told += usize::from(error.contains("the agent is stopping"));
+        let error = ended?.err().context("a call succeeded")?.to_string();
+        output += usize::from(error.contains("the agent is stopping"));
     }
-    eprintln!("{told} of {} were told that it stops", 2 * EACH);
-    ensure!(told > 0, "nobody was told that the agent stops");
+    eprintln!("{output} of {} got the status that it stops", 2 * EACH);
+    ensure!(output > 0, "no client got the status that the agent stops");
     Ok(())
 }
 

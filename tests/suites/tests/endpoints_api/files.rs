@@ -1,7 +1,7 @@
 //! Broken manifests, and a missing folder: valid objects stay in use, and the state is reported as stale.
 
 use crate::python::Generated;
-use crate::rig::{Stage, plain, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, plain};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::Followers;
 use serde_json::json;
@@ -9,27 +9,27 @@ use std::fs;
 
 /// Waits until the agent reports a stale state with a reason that contains these words.
 async fn stale(stage: &Stage, words: &[&str]) -> Result<()> {
-    soon("the agent says that endpoints are stale", || async {
+    eventually_slow("the agent reports stale endpoints", || async {
         let state = stage.state().await?;
         ensure!(state["state"] == "stale", "{state}");
-        says(state["reason"].as_str().unwrap_or_default(), words)?;
-        says(&stage.endpoints(&[]).await?.success()?.out, &["STALE"])?;
+        ensure_contains(state["reason"].as_str().unwrap_or_default(), words)?;
+        ensure_contains(&stage.endpoints(&[]).await?.success()?.out, &["STALE"])?;
         let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
-        says(&metrics, &["keelson_endpoints_stale 1"])
+        ensure_contains(&metrics, &["keelson_endpoints_stale 1"])
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<()> {
+async fn a_broken_manifest_is_reported_and_its_last_valid_version_stays() -> Result<()> {
     let stage = Stage::started().await?;
-    let instance_id = stage.at_rev(1).await?;
+    let instance_id = stage.wait_for_rev(1).await?;
     // The file itself becomes invalid, and another one appears that never was valid.
     stage
         .manifests
         .write("web.json", "{\"apiVersion\": \"v1\",\n\"kind\": \"Service\",\n\"metadata\": oops}")?;
     stage.manifests.write("new.yaml", "apiVersion: v1\nkind: Service\nmetadata:\n  name: [\n")?;
-    soon("both faults are told", || async {
+    eventually_slow("both faults are reported", || async {
         let state = stage.state().await?;
         let faults = state["faults"].as_array().context("no faults")?;
         ensure!(faults.len() == 2 && state["rev"] == 1, "{state}");
@@ -42,17 +42,20 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
         Ok(())
     })
     .await?;
-    let told = stage.endpoints(&[]).await?.success()?.out;
-    says(&told, &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"])?;
+    let output = stage.endpoints(&[]).await?.success()?.out;
+    ensure_contains(
+        &output,
+        &["web.json:3: ", "(the last valid version stays in use)", "new.yaml:", "ns         web"],
+    )?;
     let log = stage.agent.log()?;
-    says(&log, &["web.json", "new.yaml"])?;
+    ensure_contains(&log, &["web.json", "new.yaml"])?;
     // Other files still apply, and so does this one once it is valid again.
     stage.manifests.put("other.json", &plain("other", "10.96.0.2", &[]))?;
-    ensure!(stage.at_rev(2).await? == instance_id);
+    ensure!(stage.wait_for_rev(2).await? == instance_id);
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
     stage.manifests.remove("new.yaml")?;
-    ensure!(stage.at_rev(3).await? == instance_id);
-    soon("no fault is left", || async {
+    ensure!(stage.wait_for_rev(3).await? == instance_id);
+    eventually_slow("no fault is left", || async {
         let state = stage.state().await?;
         ensure!(state["faults"] == json!([]), "{state}");
         Ok(())
@@ -62,11 +65,11 @@ async fn a_broken_manifest_is_named_and_its_last_good_version_stays() -> Result<
 
 /// E20: with either API of a client.
 #[tokio::test(flavor = "multi_thread")]
-async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Result<()> {
+async fn e20_a_missing_folder_makes_the_state_stale_at_the_same_revision() -> Result<()> {
     let mut stage = Stage::started().await?;
-    let instance_id = stage.at_rev(1).await?;
+    let instance_id = stage.wait_for_rev(1).await?;
     let followers = Followers::start(&stage.target(), |_| Ok(()))?;
-    stage.waiting(2, 1).await?;
+    stage.wait_for_watchers(2, 1).await?;
     let (folder, away) = (stage.manifests.path().to_owned(), stage.scratch.path().join("away"));
     fs::rename(&folder, &away).context("cannot rename the folder")?;
     let place = folder.display().to_string();
@@ -82,10 +85,10 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
             Ok(())
         })
         .await?;
-    followers.sound()?;
-    let told = stage.watch(&["--once"]).await?.success()?;
-    says(&told.out, &["ns/web"])?;
-    says(&told.err, &["this state is stale since ", &place])?;
+    followers.check_invariants()?;
+    let output = stage.watch(&["--once"]).await?.success()?;
+    ensure_contains(&output.out, &["ns/web"])?;
+    ensure_contains(&output.err, &["this state is stale since ", &place])?;
 
     // A restart and a kill change nothing: the state on disk is served, and is stale.
     for kill in [false, true] {
@@ -97,8 +100,8 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
         stale(&stage, &[&place]).await?;
         let state = stage.state().await?;
         ensure!(state["instance_id"] == json!(instance_id.to_string()) && state["rev"] == 1, "{state}");
-        stage.waiting(2, 1).await?;
-        let generated = Generated::make(&stage.scratch).await?;
+        stage.wait_for_watchers(2, 1).await?;
+        let generated = Generated::generate(&stage.scratch).await?;
         let mut client = generated.client("stale", &stage.target(), &["--count", "1"])?;
         let state = client.state().await?;
         ensure!((state.instance_id, state.rev) == (instance_id, 1), "{state:?}");
@@ -107,7 +110,7 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
 
     // The folder is back: unchanged, and then with a new object.
     fs::rename(&away, &folder).context("cannot rename the folder back")?;
-    ensure!(stage.at_rev(1).await? == instance_id);
+    ensure!(stage.wait_for_rev(1).await? == instance_id);
     followers
         .until("the state is current", |whole| {
             ensure!(!whole.position.stale && whole.position.rev == 1, "{:?}", whole.position);
@@ -115,32 +118,32 @@ async fn e20_a_folder_that_is_gone_makes_the_state_stale_and_no_revision() -> Re
         })
         .await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
-    ensure!(stage.at_rev(2).await? == instance_id);
+    ensure!(stage.wait_for_rev(2).await? == instance_id);
     followers
         .until("the next state", |whole| {
             ensure!(!whole.position.stale && whole.position.rev == 2, "{:?}", whole.position);
             Ok(())
         })
         .await?;
-    followers.sound()?;
+    followers.check_invariants()?;
     // Current, stale, current again, and the new state: the restarts in between sent nothing.
     ensure!(followers.next.seen().len() == 4, "{:?}", followers.next.seen());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn before_the_folder_was_ever_read_nothing_is_served() -> Result<()> {
+async fn nothing_is_served_before_the_folder_was_read() -> Result<()> {
     let mut stage = Stage::new()?;
     fs::remove_dir(stage.manifests.path())?;
     stage.agent.start_live().await?;
     let followers = Followers::start(&stage.target(), |_| Ok(()))?;
     let place = stage.manifests.path().display().to_string();
-    soon("callers wait for the first state", || async {
+    eventually_slow("callers wait for the first state", || async {
         let state = stage.state().await?;
         ensure!(state["state"] == "pending" && state["rev"] == 0, "{state}");
         ensure!(state["watchers"].as_array().is_some_and(|all| all.len() == 2), "{state}");
-        says(&state.to_string(), &[&place])?;
-        says(&stage.endpoints(&[]).await?.success()?.out, &["PENDING", &place])
+        ensure_contains(&state.to_string(), &[&place])?;
+        ensure_contains(&stage.endpoints(&[]).await?.success()?.out, &["PENDING", &place])
     })
     .await?;
     ensure!(followers.watch.seen().is_empty() && followers.next.seen().is_empty());
@@ -156,5 +159,5 @@ async fn before_the_folder_was_ever_read_nothing_is_served() -> Result<()> {
             Ok(())
         })
         .await?;
-    followers.sound()
+    followers.check_invariants()
 }

@@ -1,6 +1,6 @@
 //! Disabled features are off, and are reported as off; command line flags select the listeners.
 
-use crate::rig::{LONG, Stage, interrupt, plain, says};
+use crate::rig::{LONG, Stage, ensure_contains, interrupt, plain};
 use crate::wire::{Connection, NEXT, WATCH, framed};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::Followers;
@@ -10,12 +10,12 @@ use tokio::process::Command;
 use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_do_without() -> Result<()> {
+async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_use_next() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-    stage.set("feature_gates.EndpointDeltas", false)?;
+    stage.agent.set("feature_gates.EndpointDeltas", false)?;
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
 
     let mut connection = Connection::open(&stage.socket()).await?;
     let answer = connection.call(WATCH, framed(&[])).await?;
@@ -34,13 +34,13 @@ async fn without_endpoint_deltas_watch_is_unimplemented_and_clients_do_without()
             })
             .await?;
     }
-    followers.sound()?;
-    stage.waiting(2, 3).await?;
+    followers.check_invariants()?;
+    stage.wait_for_watchers(2, 3).await?;
     let state = stage.state().await?;
     let watchers = state["watchers"].as_array().context("no watchers")?;
     ensure!(watchers.iter().all(|watcher| watcher["api"] == "Next"), "{watchers:?}");
-    let told = stage.watch(&["--once"]).await?.success()?;
-    says(&told.out, &["ns/web"])?;
+    let output = stage.watch(&["--once"]).await?.success()?;
+    ensure_contains(&output.out, &["ns/web"])?;
     Ok(())
 }
 
@@ -50,16 +50,16 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
     ensure!(!stage.socket().exists(), "there is a socket");
     ensure!(
         keelson_harness::util::http_get(&stage.tcp.replace("tcp", "http")).await.is_err(),
-        "somebody listens"
+        "a process listens"
     );
-    let told = stage.endpoints(&[]).await?;
-    says(&told.out, &["Service endpoints are disabled", reason])?;
-    ensure!(told.code == Some(0), "{told:?}");
+    let output = stage.endpoints(&[]).await?;
+    ensure_contains(&output.out, &["Service endpoints are disabled", reason])?;
+    ensure!(output.code == Some(0), "{output:?}");
     ensure!(stage.state().await?["state"] == "disabled" && stage.state().await?["reason"] == reason);
     for args in [&["explain", "ns/web"][..], &["watchers"]] {
-        let told = stage.endpoints(args).await?;
-        eprintln!("{args:?}: {told:?}");
-        says(&format!("{}{}", told.out, told.err), &[reason])?;
+        let output = stage.endpoints(args).await?;
+        eprintln!("{args:?}: {output:?}");
+        ensure_contains(&format!("{}{}", output.out, output.err), &[reason])?;
     }
     // A client is told that there is no such API, and keeps retrying.
     let mut child = Command::new(stage.agent.program())
@@ -70,28 +70,28 @@ async fn off(mut stage: Stage, reason: &str) -> Result<()> {
         .kill_on_drop(true)
         .spawn()?;
     let mut lines = BufReader::new(child.stderr.take().context("it has one")?).lines();
-    let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it says nothing")?;
-    says(&line, &["the socket does not exist", "endpoints.listen"])?;
+    let line = tokio::time::timeout(LONG, lines.next_line()).await??.context("it prints nothing")?;
+    ensure_contains(&line, &["the socket does not exist", "endpoints.listen"])?;
     ensure!(interrupt(child).await? == Some(1));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_gate_there_is_no_socket_and_commands_say_why() -> Result<()> {
+async fn without_the_gate_there_is_no_socket_and_commands_explain_it() -> Result<()> {
     let mut stage = Stage::new()?;
-    stage.set("feature_gates.ServiceEndpoints", false)?;
+    stage.agent.set("feature_gates.ServiceEndpoints", false)?;
     off(stage, "feature gate ServiceEndpoints is disabled").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_source_off_there_is_no_socket_and_commands_say_why() -> Result<()> {
+async fn with_the_source_off_there_is_no_socket_and_commands_explain_it() -> Result<()> {
     let mut stage = Stage::new()?;
-    stage.set("endpoints.source", "off")?;
+    stage.agent.set("endpoints.source", "off")?;
     off(stage, "endpoints.source is off").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() -> Result<()> {
+async fn the_command_line_sets_several_listen_addresses() -> Result<()> {
     let mut stage = Stage::new()?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
     let sockets =
@@ -101,7 +101,7 @@ async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() 
         stage.agent.arg(address);
     }
     stage.agent.start_live().await?;
-    let instance_id = stage.at_rev(1).await?;
+    let instance_id = stage.wait_for_rev(1).await?;
     let state = stage.state().await?;
     let listen: Vec<_> =
         state["listen"].as_array().context("no list")?.iter().filter_map(|one| one.as_str()).collect();
@@ -110,9 +110,9 @@ async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() 
     ensure!(listen[2].starts_with("tcp://127.0.0.1:") && !listen[2].ends_with(":0"), "{listen:?}");
     ensure!(!stage.socket().exists(), "the socket of the settings file is served too");
     for target in listen {
-        let told = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
-        says(&told.out, &["ns/web"])?;
-        says(&told.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
+        let output = stage.keelson(&["watch", "--once", "--target", target]).await?.success()?;
+        ensure_contains(&output.out, &["ns/web"])?;
+        ensure_contains(&output.err, &[&format!("--instance-id {instance_id} --rev 1")])?;
     }
     ensure!(stage.agent.terminate().await?.success());
     for socket in &sockets {
@@ -123,10 +123,10 @@ async fn the_command_line_says_where_to_listen_and_several_are_served_at_once() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_other_machines_reach_is_refused_unless_it_is_allowed() -> Result<()> {
+async fn a_reachable_address_is_refused_unless_it_is_allowed() -> Result<()> {
     let mut stage = Stage::new()?;
-    stage.set("endpoints.listen", vec!["tcp://0.0.0.0:1".to_owned()])?;
+    stage.agent.set("endpoints.listen", vec!["tcp://0.0.0.0:1".to_owned()])?;
     let status = stage.agent.start_refused().await?;
     ensure!(!status.success(), "it runs");
-    says(&stage.agent.log()?, &["endpoints.allow_remote"])
+    ensure_contains(&stage.agent.log()?, &["endpoints.allow_remote"])
 }

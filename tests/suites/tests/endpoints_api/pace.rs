@@ -13,7 +13,7 @@ const CHANGES: u64 = 333;
 const EVERY: Duration = Duration::from_millis(60);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()> {
+async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
     let mut stage = Stage::new()?;
     let put = |stage: &Stage, change: u64| {
         let (name, address) =
@@ -25,7 +25,7 @@ async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()
         put(&stage, change)?;
     }
     stage.agent.start_live().await?;
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     let followers = Followers::start(&stage.target(), |whole| {
         ensure!(whole.services.len() as u64 == FILES, "{} Services", whole.services.len());
         Ok(())
@@ -58,7 +58,7 @@ async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()
         })
         .await?;
     let (_, rev) = followers.pair().await?;
-    followers.sound()?;
+    followers.check_invariants()?;
     let state = stage.state().await?;
     ensure!(state["rev"] == rev, "{state}");
     let (watch, next) = (followers.watch.seen(), followers.next.seen());
@@ -69,7 +69,8 @@ async fn a_thousand_revisions_a_minute_come_to_all_in_their_order() -> Result<()
             "{seen:?}"
         );
     }
-    let [watched, asked] = followers.both().map(|follower| follower.look(|whole| whole.services.clone()));
+    let [watched, asked] =
+        followers.both().map(|follower| follower.with_state(|whole| whole.services.clone()));
     ensure!(watched == asked, "the two APIs differ: {watched:?}\n{asked:?}");
     eprintln!(
         "{CHANGES} changes in {took:?}: {} revisions of {} events; Watch saw {}, Next {}",

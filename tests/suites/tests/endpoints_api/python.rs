@@ -18,7 +18,7 @@ const PYTHON: &str = "/usr/bin/python3";
 pub(crate) struct Generated(PathBuf);
 
 impl Generated {
-    pub(crate) async fn make(scratch: &Scratch) -> Result<Self> {
+    pub(crate) async fn generate(scratch: &Scratch) -> Result<Self> {
         let folder = scratch.dir("generated")?;
         let plugin = peers::system("grpc_python_plugin", "protobuf-compiler-grpc")?;
         let output = Command::new(peers::system("protoc", "protobuf-compiler")?)

@@ -1,6 +1,6 @@
 //! E12: a state folder that is restored from a backup.
 
-use crate::rig::{Stage, plain, says};
+use crate::rig::{Stage, ensure_contains, plain};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::Followers;
 use std::fs;
@@ -21,11 +21,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
+async fn e12_a_restored_state_folder_reuses_no_revision() -> Result<()> {
     let mut stage = Stage::started().await?;
     let followers = Followers::start(&stage.target(), |_| Ok(()))?;
     let arrives = async |address: &str| {
-        let check = |whole: &keelson_cluster::endpoints::Whole| {
+        let check = |whole: &keelson_cluster::endpoints::FullState| {
             let service = whole.service("ns/web").context("no Service")?;
             let ips = service.endpoints[0].i_ps.as_ref().context("no address")?;
             ensure!(ips.v4 == [address], "{service:?}");
@@ -40,11 +40,11 @@ async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
 
     // A restart makes no revision; then there are revisions that the backup does not have.
     stage.agent.start_live().await?;
-    let instance = stage.at_rev(1).await?;
+    let instance = stage.wait_for_rev(1).await?;
     for (rev, address) in [(2, "10.1.0.2"), (3, "10.1.0.3")] {
         stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[address]))?;
         arrives(address).await?;
-        ensure!(stage.at_rev(rev).await? == instance);
+        ensure!(stage.wait_for_rev(rev).await? == instance);
     }
     stage.agent.kill9()?;
     fs::remove_dir_all(&state).context("cannot remove the state folder")?;
@@ -56,15 +56,15 @@ async fn e12_a_restored_state_folder_uses_no_revision_again() -> Result<()> {
     arrives("10.1.0.8").await?;
     stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
     arrives("10.1.0.9").await?;
-    let anew = stage.at_rev(3).await?;
+    let anew = stage.wait_for_rev(3).await?;
     ensure!(anew != instance, "the numbers are used again");
     // The followers check that the contents of a pair never change.
-    followers.sound()?;
-    says(&stage.agent.log()?, &["it was restored from a backup"])?;
+    followers.check_invariants()?;
+    ensure_contains(&stage.agent.log()?, &["it was restored from a backup"])?;
 
     // It continues from there.
     stage.agent.kill9()?;
     stage.agent.start_live().await?;
-    ensure!(stage.at_rev(3).await? == anew);
-    followers.sound()
+    ensure!(stage.wait_for_rev(3).await? == anew);
+    followers.check_invariants()
 }

@@ -1,58 +1,35 @@
 //! Owns: what the tests share. In: settings. Out: an agent with a folder of manifests, the folder, and the output of
 //! the agent and its commands.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{endpoint, port, service, slice};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_cluster::manifests::ManifestFolder;
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::command::{self, CommandOutput};
 use keelson_harness::process::resident_kib;
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{eventually_every, free_port};
+use keelson_harness::util::free_port;
+pub(crate) use keelson_harness::util::{ensure_contains, eventually_slow};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-
 use std::time::Duration;
 use tokio::process::{Child, Command};
 
 /// Timeout of steps that take long only on a very busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-pub(crate) struct Manifests(PathBuf);
-
-impl Manifests {
-    /// Replaces a file atomically, by renaming.
-    pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
-        self.write(name, &json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string())
+/// Writes all manifests that are shipped as samples.
+pub(crate) fn put_samples(manifests: &ManifestFolder) -> Result<()> {
+    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/manifests");
+    for entry in fs::read_dir(&samples).with_context(|| format!("no {}", samples.display()))? {
+        let file = entry?.path();
+        let name = file.file_name().and_then(|name| name.to_str()).context("a sample has a name")?;
+        manifests.write(name, &fs::read_to_string(&file)?)?;
     }
-
-    /// The same with any text.
-    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let (draft, file) = (self.0.join(".draft"), self.0.join(name));
-        fs::write(&draft, text).with_context(|| format!("cannot write {}", draft.display()))?;
-        fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
-    }
-
-    pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        fs::remove_file(self.0.join(name)).with_context(|| format!("cannot remove {name}"))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Writes all manifests that are shipped as samples.
-    pub(crate) fn put_samples(&self) -> Result<()> {
-        let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/manifests");
-        for entry in fs::read_dir(&samples).with_context(|| format!("no {}", samples.display()))? {
-            let file = entry?.path();
-            let name = file.file_name().and_then(|name| name.to_str()).context("a sample has a name")?;
-            self.write(name, &fs::read_to_string(&file)?)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// A Service of namespace `ns` with a port `http` and these ready endpoints on other nodes, and its slice.
@@ -73,9 +50,8 @@ pub(crate) fn of_namespace(mut object: Value) -> Value {
 /// An agent, not started yet, and its folder of manifests.
 pub(crate) struct Stage {
     pub(crate) agent: Agent,
-    pub(crate) manifests: Manifests,
+    pub(crate) manifests: ManifestFolder,
     pub(crate) tcp: String,
-    settings: Settings,
     pub(crate) scratch: Scratch,
 }
 
@@ -83,7 +59,7 @@ impl Stage {
     /// Listens on a unix socket and on a port of loopback.
     pub(crate) fn new() -> Result<Self> {
         let scratch = Scratch::new()?;
-        let manifests = Manifests(scratch.dir("manifests")?);
+        let manifests = ManifestFolder::new(scratch.dir("manifests")?);
         let folder = scratch.dir("agent")?;
         let tcp = format!("tcp://127.0.0.1:{}", free_port()?);
         let listen = vec![format!("unix://{}/endpoints.sock", folder.display()), tcp.clone()];
@@ -91,10 +67,8 @@ impl Stage {
             .set("endpoints.source", "files")
             .set("endpoints.manifests", manifests.path().display().to_string())
             .set("endpoints.listen", listen);
-        // No runtime is needed; the agent is live, but not ready for that reason.
-        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
-        let agent = Agent::new_in(&folder, free_port()?, &runtime, &settings)?;
-        Ok(Self { agent, manifests, tcp, settings, scratch })
+        let agent = Agent::new_in(&folder, free_port()?, &no_runtime(&scratch), &settings)?;
+        Ok(Self { agent, manifests, tcp, scratch })
     }
 
     /// The same, with the agent started and a Service of [`plain`] named `web`.
@@ -102,14 +76,8 @@ impl Stage {
         let mut stage = Self::new()?;
         stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
         stage.agent.start_live().await?;
-        stage.at_rev(1).await?;
+        stage.wait_for_rev(1).await?;
         Ok(stage)
-    }
-
-    /// Changes a setting, effective at the next start.
-    pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
-        self.settings = self.settings.clone().set(name, value);
-        self.agent.configure(&self.settings)
     }
 
     /// The URL of its socket.
@@ -141,13 +109,13 @@ impl Stage {
 
     /// State of service endpoints, in JSON.
     pub(crate) async fn state(&self) -> Result<Value> {
-        let told = self.endpoints(&["-o", "json"]).await?.success()?;
-        serde_json::from_str(&told.out).with_context(|| format!("no JSON: {}", told.out))
+        let output = self.endpoints(&["-o", "json"]).await?.success()?;
+        serde_json::from_str(&output.out).with_context(|| format!("no JSON: {}", output.out))
     }
 
     /// Waits until the agent is healthy and at this revision, and returns its instance.
-    pub(crate) async fn at_rev(&self, rev: u64) -> Result<u64> {
-        soon(&format!("the agent is at revision {rev}"), || async {
+    pub(crate) async fn wait_for_rev(&self, rev: u64) -> Result<u64> {
+        eventually_slow(&format!("the agent is at revision {rev}"), || async {
             let state = self.state().await?;
             ensure!(state["state"] == "synced" && state["rev"] == rev, "{state}");
             state["instance_id"].as_str().context("no instance")?.parse().context("no number")
@@ -156,8 +124,8 @@ impl Stage {
     }
 
     /// Waits until this number of callers wait for the state after this revision.
-    pub(crate) async fn waiting(&self, count: usize, rev: u64) -> Result<()> {
-        soon(&format!("{count} callers wait at revision {rev}"), || async {
+    pub(crate) async fn wait_for_watchers(&self, count: usize, rev: u64) -> Result<()> {
+        eventually_slow(&format!("{count} callers wait at revision {rev}"), || async {
             let state = self.state().await?;
             let watchers = state["watchers"].as_array().context("no watchers")?;
             let there = watchers.iter().filter(|watcher| watcher["rev"] == rev).count();
@@ -184,22 +152,4 @@ pub(crate) async fn interrupt(mut child: Child) -> Result<Option<i32>> {
     kill(Pid::from_raw(pid.try_into()?), Signal::SIGINT).context("cannot interrupt it")?;
     let ended = tokio::time::timeout(LONG, child.wait()).await.context("Ctrl-C does not end it")?;
     Ok(ended?.code())
-}
-
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: a check runs a process.
-pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Result<T>>,
-{
-    eventually_every(Duration::from_millis(50), LONG, what, check).await
-}
-
-/// Fails unless the text contains every part.
-pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
-    for part in parts {
-        if !text.contains(part) {
-            bail!("{part:?} is not in:\n{text}");
-        }
-    }
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! A client that only knows the protocol, through a whole session.
 
 use crate::python::{Generated, Python, State};
-use crate::rig::{Stage, of_namespace, plain, soon};
+use crate::rig::{Stage, eventually_slow, of_namespace, plain};
 use anyhow::{Result, ensure};
 use keelson_cluster::endpoints::{endpoint, port, service, slice};
 use serde_json::{Value, json};
@@ -79,9 +79,9 @@ async fn all_at(clients: &mut [Python], instance_id: u64, rev: u64) -> Result<Ve
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() -> Result<()> {
+async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()> {
     let mut stage = Stage::new()?;
-    let generated = Generated::make(&stage.scratch).await?;
+    let generated = Generated::generate(&stage.scratch).await?;
     stage.manifests.put("gateway.json", &gateway())?;
     stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
     // A client that starts before the agent gets only errors.
@@ -98,7 +98,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     stage.agent.start_live().await?;
 
     // The first state is complete.
-    let instance_id = stage.at_rev(1).await?;
+    let instance_id = stage.wait_for_rev(1).await?;
     let first = all_at(&mut clients, instance_id, 1).await?;
     ensure!(first[0].services.len() == 2 && first[0].services[0] == gateway_as_seen(), "{:#?}", first[0]);
     ensure!(first[0].required == Value::Null, "{:?}", first[0]);
@@ -115,7 +115,7 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     ensure!(first[3].addresses("web") == Some(Vec::new()), "{:#?}", first[3]);
 
     // They wait while nothing changes, also if a file is replaced by an equal one.
-    stage.waiting(4, 1).await?;
+    stage.wait_for_watchers(4, 1).await?;
     stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
     stage.manifests.put("web.json", &web(&["10.1.1.1", "10.1.1.2"]))?;
     let second = all_at(&mut clients, instance_id, 2).await?;
@@ -125,24 +125,24 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     ensure!(second[3].services == first[3].services, "{:#?}", second[3]);
 
     // A restart makes no revision.
-    stage.waiting(4, 2).await?;
+    stage.wait_for_watchers(4, 2).await?;
     for client in &mut clients {
         client.errors();
     }
     ensure!(stage.agent.terminate().await?.success());
     stage.agent.start_live().await?;
-    stage.waiting(4, 2).await?;
+    stage.wait_for_watchers(4, 2).await?;
     stage.manifests.remove("web.json")?;
     let third = all_at(&mut clients, instance_id, 3).await?;
     ensure!(third[0].services == vec![gateway_as_seen()], "{:#?}", third[0]);
     // An agent that stops tells the clients it can reach within its time limit.
-    let mut told = 0;
+    let mut output = 0;
     for client in &mut clients {
         let errors = client.errors();
         ensure!(errors.iter().all(|(code, _)| code == "UNAVAILABLE"), "{}: {errors:?}", client.name);
-        told += usize::from(errors.first().is_some_and(|(_, details)| details == "the agent is stopping"));
+        output += usize::from(errors.first().is_some_and(|(_, details)| details == "the agent is stopping"));
     }
-    ensure!(told > 0, "nobody was told that the agent stops");
+    ensure!(output > 0, "no client got the status that the agent stops");
 
     // All changes while the agent is dead are one state after its start.
     stage.agent.kill9()?;
@@ -156,20 +156,20 @@ async fn a_client_made_from_the_protocols_text_passes_through_a_whole_session() 
     stage.agent.kill9()?;
     fs::remove_dir_all(stage.agent.state_dir())?;
     stage.agent.start_live().await?;
-    let lost = stage.at_rev(1).await?;
+    let lost = stage.wait_for_rev(1).await?;
     ensure!(lost != instance_id && lost != 0, "{lost} after {instance_id}");
     let fifth = all_at(&mut clients, lost, 1).await?;
     ensure!(fifth[0].services == fourth[0].services, "{:#?}", fifth[0]);
-    stage.waiting(4, 1).await?;
+    stage.wait_for_watchers(4, 1).await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_not_at_the_newest_state_gets_it_at_once() -> Result<()> {
+async fn a_client_at_another_revision_gets_the_latest_state_at_once() -> Result<()> {
     let stage = Stage::started().await?;
-    let generated = Generated::make(&stage.scratch).await?;
+    let generated = Generated::generate(&stage.scratch).await?;
     stage.manifests.put("web.json", &web(&["10.1.1.2"]))?;
-    let instance_id = stage.at_rev(2).await?;
+    let instance_id = stage.wait_for_rev(2).await?;
     let (own, other) = (instance_id.to_string(), (instance_id ^ 1).to_string());
     let most = u64::MAX.to_string();
     let mut may_be_renamed = false;
@@ -189,8 +189,8 @@ async fn whoever_is_not_at_the_newest_state_gets_it_at_once() -> Result<()> {
         client.ended().await?;
     }
     // E12: a future revision shows that the state folder was restored, and all get a new instance ID.
-    soon("there is a new instance ID", || async {
-        ensure!(stage.at_rev(2).await? != instance_id);
+    eventually_slow("there is a new instance ID", || async {
+        ensure!(stage.wait_for_rev(2).await? != instance_id);
         Ok(())
     })
     .await

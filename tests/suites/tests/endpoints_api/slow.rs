@@ -14,7 +14,7 @@ const ENDPOINTS: usize = 20;
 const CHANGES: u64 = 30;
 /// Maximum growth of the agent's memory, in bytes: very generous, but less than a copy of the state for each stuck
 /// reader and change.
-const MOST: u64 = 200 << 20;
+const MAX_GROWTH: u64 = 200 << 20;
 
 /// Services that never change: much more than the buffers of a connection hold.
 fn many() -> Vec<Value> {
@@ -28,7 +28,7 @@ fn many() -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
+async fn slow_and_stuck_readers_do_not_delay_others() -> Result<()> {
     let stage = {
         let mut stage = Stage::new()?;
         stage.manifests.put("bulk.json", &many())?;
@@ -36,7 +36,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
         stage.agent.start_live().await?;
         stage
     };
-    stage.at_rev(1).await?;
+    stage.wait_for_rev(1).await?;
     let followers = Followers::start(&stage.target(), |_| Ok(()))?;
     followers
         .until("the first state", |whole| {
@@ -50,7 +50,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
     let mut stuck = Vec::new();
     for number in 0..10 {
         let mut stream = UnixStream::connect(stage.socket()).await.context("cannot connect")?;
-        stream.write_all(&wire::whole_call(if number % 2 == 0 { NEXT } else { WATCH })).await?;
+        stream.write_all(&wire::unary_call(if number % 2 == 0 { NEXT } else { WATCH })).await?;
         stuck.push(stream);
     }
     // As many whose library answers pings, but whose program does not read the stream.
@@ -62,7 +62,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
     }
     // One that reads one byte per second.
     let mut stream = UnixStream::connect(stage.socket()).await.context("cannot connect")?;
-    stream.write_all(&wire::whole_call(WATCH)).await?;
+    stream.write_all(&wire::unary_call(WATCH)).await?;
     let slow = tokio::spawn(async move {
         let mut bytes = 0;
         while stream.read_u8().await.is_ok() {
@@ -85,11 +85,11 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
             })
             .await?;
     }
-    followers.sound()?;
+    followers.check_invariants()?;
     for follower in followers.both() {
         let revs: Vec<_> = follower.seen().iter().map(|seen| seen.rev).collect();
         ensure!(revs == (1..2 + CHANGES).collect::<Vec<_>>(), "{revs:?}");
-        ensure!(follower.troubles().is_empty(), "{:?}", follower.troubles());
+        ensure!(follower.errors().is_empty(), "{:?}", follower.errors());
     }
 
     // They are still connected and behind, and are shown as such.
@@ -100,7 +100,7 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
     ensure!(behind >= 20, "{watchers:?}");
     let after = stage.memory()?;
     eprintln!("memory of the agent: {} MB, {} MB after {CHANGES} changes", before >> 20, after >> 20);
-    ensure!(after < before + MOST, "the agent has grown from {before} to {after} bytes");
+    ensure!(after < before + MAX_GROWTH, "the agent has grown from {before} to {after} bytes");
 
     // One that reads again gets the latest state.
     let (_connection, response) = forgotten.pop().context("there are ten")?;
@@ -108,5 +108,5 @@ async fn slow_and_stuck_readers_cost_nobody_else_a_revision() -> Result<()> {
     ensure!(newest == (1 + CHANGES, SERVICES + 1), "{newest:?}");
     slow.abort();
     drop((stuck, forgotten));
-    stage.waiting(2, 1 + CHANGES).await
+    stage.wait_for_watchers(2, 1 + CHANGES).await
 }

@@ -153,6 +153,6 @@ pub(crate) fn body(stream: u32, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// All bytes of a client that requests the complete state once.
-pub(crate) fn whole_call(path: &str) -> Vec<u8> {
+pub(crate) fn unary_call(path: &str) -> Vec<u8> {
     [opening(), head(1, path), body(1, &framed(&[]))].concat()
 }

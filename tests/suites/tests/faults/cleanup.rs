@@ -1,6 +1,6 @@
 //! `keelson cleanup` with a real containerd and a real API server (I1).
 
-use crate::common::{MIB, agent_leases, leases, make_lease, metric_is, pulling};
+use crate::common::{MIB, agent_leases, create_agent_lease, metric_is, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::Cluster;
 use keelson_harness::agent::{Agent, Settings};
@@ -8,11 +8,12 @@ use keelson_harness::command::CommandOutput;
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::Pull;
 use keelson_harness::images::LARGE;
+use keelson_harness::leases::{create_lease, leases};
 use keelson_harness::node::Node;
 use keelson_harness::on_both_runtimes;
 use keelson_harness::registry_proxy::{Fault, Match};
 use keelson_harness::util::{PATIENCE, eventually, until};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 on_both_runtimes!(i1_cleanup_removes_what_the_agent_left);
@@ -38,8 +39,7 @@ async fn conditions(cluster: &Cluster) -> Result<Vec<String>> {
 async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let cluster = Cluster::start(&node.scratch).await?;
-    let made = serde_json::from_value(json!({"metadata": {"name": NAME}}))?;
-    cluster.admin.nodes().create(&PostParams::default(), &made).await?;
+    cluster.admin.create_node(NAME, &[]).await?;
     let settings = Settings::new()
         .set("agent.node_name", NAME)
         .set("node.companion_lease", true)
@@ -50,12 +50,12 @@ async fn i1_cleanup_removes_what_the_agent_left(kind: Kind) -> Result<()> {
     let image = node.push_many("left", 1, LARGE).await?.remove(0);
     let layer = &image.layers[0].digest;
     node.proxy.rule(Match::digest(layer), Fault::StallAfter(5 * MIB));
-    let caller = pulling(&agent.cri().await?, Pull::new(&node.name(&image)));
+    let caller = start_pull(&agent.cri().await?, Pull::new(&node.name(&image)));
     until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == 5 * MIB).await?;
     caller.abort();
     metric_is(&agent, "keelson_image_pull_retained", 1.0).await?;
-    make_lease(&node.runtime, "of-a-former-agent", Some("0123456789abcdef")).await?;
-    make_lease(&node.runtime, "of-somebody-else", None).await?;
+    create_agent_lease(&node.runtime, "of-a-former-agent", "0123456789abcdef").await?;
+    create_lease(&node.runtime, "of-somebody-else", None).await?;
     let lease = format!("keelson-{NAME}");
     // E5: conditions of the agent, and those that others set through it.
     set_condition(&agent, "KernelDeadlock").await?;

@@ -1,6 +1,6 @@
 //! Clients that violate the protocol, or send nothing, on the socket that others depend on.
 
-use crate::common::{idle, pulling};
+use crate::common::{idle, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -21,7 +21,7 @@ const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 const IDLE: usize = 3000;
 
 /// Sends bytes and reads until the other side closes the connection, or `patience` is over.
-async fn say(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>> {
+async fn exchange_bytes(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>> {
     let mut stream = UnixStream::connect(agent.socket()).await?;
     // It may close the connection during the write.
     let _ = stream.write_all(bytes).await;
@@ -31,13 +31,13 @@ async fn say(agent: &Agent, bytes: &[u8], patience: Duration) -> Result<Vec<u8>>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
+async fn noise_http_1_and_broken_frames_disturb_no_caller() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
     let mut agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
-    let held = pulling(&cri, Pull::new(&node.name(&images[0])));
+    let held = start_pull(&cri, Pull::new(&node.name(&images[0])));
     let mut random = Seeded::new()?;
     let soon = Duration::from_millis(50);
     for _ in 0..200 {
@@ -51,16 +51,16 @@ async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
             let frame = [0, 0, 8, random.rng().random_range(0..12), 0xff, 0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8];
             bytes.splice(0..0, [PREFACE, SETTINGS, &frame].concat());
         }
-        say(&agent, &bytes, soon).await?;
+        exchange_bytes(&agent, &bytes, soon).await?;
         ensure!(agent.ended()?.is_none(), "it ended");
     }
-    let answer = say(&agent, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", PATIENCE).await?;
+    let answer = exchange_bytes(&agent, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", PATIENCE).await?;
     ensure!(!answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     // A frame with a length of 16 MiB and no payload; a header block that never ends.
     let huge = [PREFACE, SETTINGS, &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
-    say(&agent, &huge, soon).await?;
+    exchange_bytes(&agent, &huge, soon).await?;
     let headers = [PREFACE, SETTINGS, &[0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82]].concat();
-    say(&agent, &headers, soon).await?;
+    exchange_bytes(&agent, &headers, soon).await?;
 
     cri.version().await.context("the connection that was there before")?;
     agent.cri().await?.version().await.context("a new connection")?;
@@ -72,18 +72,18 @@ async fn noise_http_1_and_broken_frames_disturb_nobody() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_open_calls_hold_nothing() -> Result<()> {
+async fn half_open_calls_hold_no_slot() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let agent = node.agent(&Settings::limit(1).set("pulls.cancel_grace", "0s")).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::Hang);
     // A client that takes the only slot and disappears without closing, like a killed kubelet.
     let cri = Cri::connect(&agent.socket()).await?;
-    let call = pulling(&cri, Pull::new(&node.name(&images[0])));
+    let call = start_pull(&cri, Pull::new(&node.name(&images[0])));
     until("the slot is taken", || !node.proxy.records().active_repos().is_empty()).await?;
     drop(cri);
     call.abort();
-    until("the pull of nobody is stopped", || node.proxy.records().active_repos().is_empty()).await?;
+    until("the pull without callers is stopped", || node.proxy.records().active_repos().is_empty()).await?;
     idle(&agent).await?;
     node.proxy.remove(hold);
 
@@ -124,7 +124,7 @@ async fn half_open_calls_hold_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_idle_connections_and_no_descriptor_left_are_survived() -> Result<()> {
+async fn the_agent_survives_thousands_of_idle_connections_and_no_free_descriptors() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let agent = node.agent(&Settings::new()).await?;

@@ -5,17 +5,12 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Agent;
 use keelson_harness::containerd::Containerd;
 use keelson_harness::cri::{Cri, Pull};
+use keelson_harness::leases::{create_lease, leases};
 use keelson_harness::util::{PATIENCE, eventually};
-use keelson_proto::containerd::leases::leases_client::LeasesClient;
-use keelson_proto::containerd::leases::{CreateRequest, DeleteRequest, Lease, ListRequest};
-use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
-use tonic::metadata::MetadataValue;
-use tonic::transport::Endpoint;
-use tonic::{Request, Status};
+use tonic::Status;
 
 /// The step in which containerd writes fetched bytes.
 pub(crate) const MIB: u64 = 1 << 20;
@@ -25,14 +20,14 @@ const OWNER_LABEL: &str = "keelson.dev/owner";
 
 pub(crate) type Call<T> = JoinHandle<Result<T, Status>>;
 
-pub(crate) fn pulling(cri: &Cri, pull: Pull) -> Call<String> {
+pub(crate) fn start_pull(cri: &Cri, pull: Pull) -> Call<String> {
     let cri = cri.clone();
     tokio::spawn(async move { cri.pull(&pull).await })
 }
 
 /// Pulls an image like a kubelet whose agent restarts: retries after every failure, until the image is there. Returns
 /// the number of failures.
-pub(crate) async fn kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Result<usize> {
+pub(crate) async fn pull_like_kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Result<usize> {
     let started = Instant::now();
     let mut failures = 0;
     loop {
@@ -50,40 +45,14 @@ pub(crate) async fn kubelet(cri: &Cri, pull: &Pull, patience: Duration) -> Resul
     }
 }
 
-async fn lease_client(containerd: &Containerd) -> Result<LeasesClient<tonic::transport::Channel>> {
-    Ok(LeasesClient::new(Endpoint::from_shared(containerd.endpoint())?.connect().await?))
-}
-
-fn in_cri_namespace<T>(message: T) -> Request<T> {
-    let mut request = Request::new(message);
-    request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static("k8s.io"));
-    request
-}
-
-pub(crate) async fn leases(containerd: &Containerd) -> Result<Vec<Lease>> {
-    let all = lease_client(containerd).await?.list(in_cri_namespace(ListRequest::default())).await?;
-    Ok(all.into_inner().leases)
-}
-
 pub(crate) async fn agent_leases(containerd: &Containerd) -> Result<Vec<String>> {
     let all = leases(containerd).await?;
     Ok(all.into_iter().filter(|lease| lease.labels.contains_key(OWNER_LABEL)).map(|lease| lease.id).collect())
 }
 
-/// Makes a lease; with an owner it looks like one of that agent's.
-pub(crate) async fn make_lease(containerd: &Containerd, id: &str, owner: Option<&str>) -> Result<()> {
-    let labels = owner.map(|owner| (OWNER_LABEL.to_owned(), owner.to_owned()));
-    let request = CreateRequest { id: id.to_owned(), labels: labels.into_iter().collect::<HashMap<_, _>>() };
-    lease_client(containerd).await?.create(in_cri_namespace(request)).await?;
-    Ok(())
-}
-
-/// Makes containerd collect garbage, and waits for that.
-pub(crate) async fn collect_garbage(containerd: &Containerd) -> Result<()> {
-    make_lease(containerd, "of-the-test", None).await?;
-    let request = DeleteRequest { id: "of-the-test".to_owned(), sync: true };
-    lease_client(containerd).await?.delete(in_cri_namespace(request)).await?;
-    Ok(())
+/// Creates a lease like one of the agent with this ID.
+pub(crate) async fn create_agent_lease(containerd: &Containerd, id: &str, owner: &str) -> Result<()> {
+    create_lease(containerd, id, Some((OWNER_LABEL, owner))).await
 }
 
 pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
@@ -95,20 +64,9 @@ pub(crate) async fn no_lease_left(containerd: &Containerd) -> Result<()> {
     .await
 }
 
-/// The most bytes that containerd has written of one unfinished blob.
-pub(crate) fn ingested(containerd: &Containerd) -> u64 {
-    let root = containerd
-        .socket()
-        .parent()
-        .map(|folder| folder.join("root/io.containerd.content.v1.content/ingest"));
-    let entries = root.and_then(|root| fs::read_dir(root).ok()).into_iter().flatten().flatten();
-    let size = |entry: fs::DirEntry| Some(fs::metadata(entry.path().join("data")).ok()?.len());
-    entries.filter_map(size).max().unwrap_or(0)
-}
-
 pub(crate) async fn pid_behind(socket: &Path) -> Result<i32> {
     let stream = tokio::net::UnixStream::connect(socket).await?;
-    stream.peer_cred()?.pid().context("the kernel tells no pid of the peer")
+    stream.peer_cred()?.pid().context("the kernel returns no pid of the peer")
 }
 
 /// A value of `/metrics`; `name` includes all labels.
@@ -137,9 +95,9 @@ pub(crate) async fn idle(agent: &Agent) -> Result<()> {
 
 /// Waits until the log contains this text after the first `from` bytes.
 pub(crate) async fn logged(agent: &Agent, from: usize, text: &str) -> Result<()> {
-    eventually(PATIENCE, &format!("the log says {text:?}"), || async {
+    eventually(PATIENCE, &format!("the log contains {text:?}"), || async {
         let log = agent.log()?;
-        ensure!(log.get(from..).unwrap_or_default().contains(text), "it says:\n{log}");
+        ensure!(log.get(from..).unwrap_or_default().contains(text), "the log is:\n{log}");
         Ok(())
     })
     .await

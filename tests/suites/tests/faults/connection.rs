@@ -1,6 +1,6 @@
 //! Case 20: a pull without a single byte for a long time.
 
-use crate::common::{idle, pulling};
+use crate::common::{idle, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -16,7 +16,7 @@ const SILENCE: Duration = Duration::from_secs(65);
 
 /// Both runtimes in one test, because it only waits.
 #[tokio::test(flavor = "multi_thread")]
-async fn case_20_a_silent_pull_costs_no_connection() -> Result<()> {
+async fn case_20_a_silent_pull_keeps_its_connection() -> Result<()> {
     tokio::try_join!(silent(Kind::Debian16), silent(Kind::V2)).map(drop)
 }
 
@@ -27,11 +27,11 @@ async fn silent(kind: Kind) -> Result<()> {
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(0));
     let agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
-    let call = pulling(&cri, Pull::new(&name));
+    let call = start_pull(&cri, Pull::new(&name));
     until("the layer is asked for", || !node.proxy.records().active_repos().is_empty()).await?;
     tokio::time::sleep(SILENCE).await;
 
-    ensure!(!call.is_finished(), "the pull goes on");
+    ensure!(!call.is_finished(), "the pull continues");
     ensure!(node.proxy.records().active_repos().len() == 1, "the runtime still waits for the layer");
     ensure!(cri.image_status(&name).await?.is_none(), "the same connection still serves");
     node.proxy.remove(hold);

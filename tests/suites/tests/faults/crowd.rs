@@ -1,7 +1,7 @@
 //! Ten thousand callers.
 
-use crate::common::{Call, idle, metric_is, pulling};
-use crate::fake::{FakeRuntime, REFUSAL};
+use crate::common::{Call, idle, metric_is, start_pull};
+use crate::fake::{GatedRuntime, REFUSAL};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -21,7 +21,7 @@ async fn crowd(agent: &Agent, name: impl Fn(usize) -> String) -> Result<Vec<Call
     for _ in 0..CONNECTIONS {
         connections.push(agent.cri().await?);
     }
-    Ok((0..CALLERS).map(|n| pulling(&connections[n % CONNECTIONS], Pull::new(&name(n)))).collect())
+    Ok((0..CALLERS).map(|n| start_pull(&connections[n % CONNECTIONS], Pull::new(&name(n)))).collect())
 }
 
 /// Calls that are not pulls, on an existing connection and on a new one.
@@ -34,9 +34,9 @@ async fn is_responsive(agent: &Agent, cri: &Cri) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_callers_behind_a_stalled_slot_are_all_answered() -> Result<()> {
+async fn ten_thousand_callers_behind_a_stalled_slot_are_answered() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::limit(1)).await?;
     let pid = agent.pid().context("it runs")?;
     let before = resident_kib(pid)?;
@@ -75,7 +75,7 @@ async fn ten_thousand_callers_behind_a_stalled_slot_are_all_answered() -> Result
         }
     }
     ensure!(runtime.pulls() == CALLERS, "each image was asked for once: {}", runtime.pulls());
-    let most = runtime.most_running();
+    let most = runtime.max_running();
     ensure!((2..=40).contains(&most), "{most} ran at once, the limit was raised from 1 to 40");
     is_responsive(&agent, &cri).await?;
     idle(&agent).await?;

@@ -1,7 +1,7 @@
 //! A small image file system (I1): content that agents retain of unfinished pulls never fills it, and never stays on a
 //! full one. Free space is measured from outside, with statvfs.
 
-use crate::common::{MIB, agent_leases, metric, metric_is, pulling};
+use crate::common::{MIB, agent_leases, metric, metric_is, start_pull};
 use anyhow::{Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::{Containerd, Kind, Options};
@@ -16,7 +16,7 @@ use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually, until};
 
 on_both_runtimes!(
-    i1_a_full_disk_is_as_empty_as_without_the_agent,
+    i1_a_full_disk_holds_no_more_than_without_the_agent,
     i1_retained_content_stays_within_its_budget,
     i1_low_space_releases_what_is_retained,
 );
@@ -40,7 +40,7 @@ impl SmallNode {
         let registry = Registry::start(&scratch, Access::Anonymous).await?;
         let proxy = RegistryProxy::start(registry.address()).await?;
         let runtime = Containerd::start_in(&folder, kind, &Options::default()).await?;
-        runtime.reach(proxy.address(), proxy.address())?;
+        runtime.configure_registry(proxy.address(), proxy.address())?;
         Ok(Self { node: Node { runtime, proxy, registry, scratch }, disk })
     }
 
@@ -58,7 +58,7 @@ impl SmallNode {
     async fn cancel(&self, agent: &Agent, image: &Image) -> Result<()> {
         let digest = &image.layers[0].digest;
         let _hold = self.node.proxy.rule(Match::digest(digest), Fault::StallAfter(5 * MIB));
-        let caller = pulling(&agent.cri().await?, Pull::new(&self.node.name(image)));
+        let caller = start_pull(&agent.cri().await?, Pull::new(&self.node.name(image)));
         until("5 MiB are sent", || self.node.proxy.records().bytes_sent(digest) == 5 * MIB).await?;
         // Not by free space: the runtime may still be freeing what was released before.
         eventually(PATIENCE, "4 MiB are written", || async {
@@ -85,7 +85,7 @@ async fn released(agent: &Agent, reason: &str) -> f64 {
     metric(agent, &name).await.unwrap_or(0.0)
 }
 
-async fn i1_a_full_disk_is_as_empty_as_without_the_agent(kind: Kind) -> Result<()> {
+async fn i1_a_full_disk_holds_no_more_than_without_the_agent(kind: Kind) -> Result<()> {
     let small = SmallNode::start(kind, 64 * MIB).await?;
     let node = &small.node;
     // The second layer of the first does not fit, nor does the extracted layer of the other.

@@ -1,7 +1,7 @@
 //! I9 and I22: jobs beside the CRI fail separately, are reported, and are retried; the CRI path is checked end to end.
 
-use crate::common::pulling;
-use crate::fake::FakeRuntime;
+use crate::common::start_pull;
+use crate::fake::GatedRuntime;
 use crate::systemd::Manager;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
@@ -20,9 +20,9 @@ use std::time::Duration;
 const EXAMPLE: &str = "registry.example/good-app:1";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -> Result<()> {
+async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let port = free_port()?;
     let endpoints = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     let settings = Settings::limit(3)
@@ -41,7 +41,7 @@ async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -
             Ok(cri)
         })
         .await?;
-        let pull = pulling(&cri, Pull::new(EXAMPLE));
+        let pull = start_pull(&cri, Pull::new(EXAMPLE));
         until("the pull runs", || runtime.pulls() == 1).await?;
         drop(page);
         Ok::<_, anyhow::Error>((cri, pull))
@@ -78,9 +78,9 @@ async fn i22_taken_ports_disable_their_jobs_and_are_taken_when_they_are_free() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i22_a_debug_socket_in_use_is_taken_when_it_is_free() -> Result<()> {
+async fn i22_a_used_debug_socket_is_retried_until_it_is_free() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     let other = std::os::unix::net::UnixListener::bind(agent.debug_socket())?;
     agent.start_live().await?;
@@ -145,7 +145,7 @@ impl Drop for Stopped {
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     agent.start_live().await?;
     let pid = agent.pid().context("it runs")?;
@@ -167,22 +167,22 @@ async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     // Notified every 100 ms.
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "cri")?;
     until("the agent notices", || agent.log().is_ok_and(|log| log.contains("CRI path does not answer")))
         .await?;
     let before = manager.waiting();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let told = manager.waiting();
-    ensure!(told.is_empty(), "fed all the same: {told:?}, before: {before:?}");
+    let output = manager.waiting();
+    ensure!(output.is_empty(), "fed anyway: {output:?}, before: {before:?}");
     drop(stopped);
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
     agent.cri().await?.version().await?;
     Ok(())
 }
@@ -190,15 +190,15 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let settings = Settings::limit(1).set("cri.decision_timeout", "1s");
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
     agent.start_live().await?;
     let cri = agent.cri().await?;
-    let slow = pulling(&cri, Pull::new("registry.example/good-slow:1"));
+    let slow = start_pull(&cri, Pull::new("registry.example/good-slow:1"));
     until("a pull runs", || runtime.pulls() == 1).await?;
     let stopped = Stopped::thread(agent.pid().context("it runs")?, "pulls")?;
-    let passed = pulling(&cri, Pull::new(EXAMPLE));
+    let passed = start_pull(&cri, Pull::new(EXAMPLE));
     until("the pull has passed through, beyond the limit", || runtime.pulls() == 2).await?;
     cri.version().await?;
     let metrics = agent.http_get("/metrics").await?.text();

@@ -4,7 +4,7 @@
 //! On containerd nothing is fetched twice: leases keep what has arrived. CRI-O has none, and a pull that dies with the
 //! agent or with CRI-O itself begins again; there a layer is requested again only after a kill.
 
-use crate::common::{MIB, idle, kubelet, no_lease_left, pulling};
+use crate::common::{MIB, idle, no_lease_left, pull_like_kubelet, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -23,15 +23,15 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 on_both_runtimes!(
-    thirty_images_arrive_though_the_agent_is_killed_fifty_times,
-    thirty_images_arrive_though_the_runtime_is_killed_ten_times,
-    thirty_images_arrive_though_either_or_both_are_killed_twenty_times,
+    thirty_images_are_pulled_through_fifty_kills_of_the_agent,
+    thirty_images_are_pulled_through_ten_kills_of_the_runtime,
+    thirty_images_are_pulled_through_twenty_kills_of_either_or_both,
 );
 
 on_crio!(
-    thirty_images_arrive_though_the_agent_is_killed_fifty_times,
-    thirty_images_arrive_though_the_runtime_is_killed_ten_times,
-    thirty_images_arrive_though_either_or_both_are_killed_twenty_times,
+    thirty_images_are_pulled_through_fifty_kills_of_the_agent,
+    thirty_images_are_pulled_through_ten_kills_of_the_runtime,
+    thirty_images_are_pulled_through_twenty_kills_of_either_or_both,
 );
 
 const LIMIT: usize = 3;
@@ -43,10 +43,10 @@ const LOST: u64 = 2 * MIB;
 /// Timeout of all callers together.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-async fn thirty_images_arrive_though_the_agent_is_killed_fifty_times(kind: Kind) -> Result<()> {
+async fn thirty_images_are_pulled_through_fifty_kills_of_the_agent(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..50 {
-        show.live().await?;
+        show.start_all().await?;
         let since = show.count_hit();
         show.kill_agent().await?;
         show.kills.push((since, Instant::now()));
@@ -54,10 +54,10 @@ async fn thirty_images_arrive_though_the_agent_is_killed_fifty_times(kind: Kind)
     show.finish().await
 }
 
-async fn thirty_images_arrive_though_the_runtime_is_killed_ten_times(kind: Kind) -> Result<()> {
+async fn thirty_images_are_pulled_through_ten_kills_of_the_runtime(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..10 {
-        show.live().await?;
+        show.start_all().await?;
         let since = show.count_hit();
         show.node.runtime.kill9()?;
         show.node.runtime.start_again().await?;
@@ -66,10 +66,10 @@ async fn thirty_images_arrive_though_the_runtime_is_killed_ten_times(kind: Kind)
     show.finish().await
 }
 
-async fn thirty_images_arrive_though_either_or_both_are_killed_twenty_times(kind: Kind) -> Result<()> {
+async fn thirty_images_are_pulled_through_twenty_kills_of_either_or_both(kind: Kind) -> Result<()> {
     let mut show = Show::start(kind).await?;
     for _ in 0..20 {
-        show.live().await?;
+        show.start_all().await?;
         let (runtime, agent) = *[(true, false), (false, true), (true, true)]
             .get(show.random.rng().random_range(0..3))
             .context("one of three")?;
@@ -115,7 +115,7 @@ impl Show {
         let node = Node::start(kind).await?;
         let private = Registry::start(&node.scratch, Access::Users).await?;
         let private_proxy = RegistryProxy::start(private.address()).await?;
-        node.runtime.reach(private_proxy.address(), private_proxy.address())?;
+        node.runtime.configure_registry(private_proxy.address(), private_proxy.address())?;
         // One layer or two, from 3 to 11 MiB.
         let spec = |repo: &str, n: u64| match n % 3 {
             0 => ImageSpec::new(&format!("{repo}/{n}"), &[(3 + n % 5) * MIB, (4 + n % 3) * MIB]),
@@ -139,7 +139,7 @@ impl Show {
             let cri = Cri::lazy(&agent.socket())?;
             let arrived = arrived.clone();
             callers.spawn(async move {
-                let failures = kubelet(&cri, &pull, PATIENCE).await;
+                let failures = pull_like_kubelet(&cri, &pull, PATIENCE).await;
                 arrived.fetch_add(1, Ordering::Relaxed);
                 failures
             });
@@ -169,7 +169,7 @@ impl Show {
 
     /// Lets agent and runtime live until a random moment: one time in five soon after the start of the agent, otherwise
     /// after pulls have begun.
-    async fn live(&mut self) -> Result<()> {
+    async fn start_all(&mut self) -> Result<()> {
         let starts = !self.running;
         self.running = true;
         if starts {
@@ -185,17 +185,17 @@ impl Show {
             self.agent.start_live().await?;
         }
         let done = || self.arrived.load(Ordering::Relaxed) == IMAGES;
-        until("pulls are under way", || done() || !self.nothing_on_its_way()).await?;
+        until("pulls are under way", || done() || !self.no_requests_in_flight()).await?;
         self.pause(600).await;
         Ok(())
     }
 
-    fn nothing_on_its_way(&self) -> bool {
+    fn no_requests_in_flight(&self) -> bool {
         [&self.node.proxy, &self.private_proxy].iter().all(|proxy| proxy.records().active_repos().is_empty())
     }
 
     fn count_hit(&mut self) -> Instant {
-        self.hits += usize::from(!self.nothing_on_its_way());
+        self.hits += usize::from(!self.no_requests_in_flight());
         Instant::now()
     }
 
@@ -204,7 +204,7 @@ impl Show {
         ensure!(ended.is_none(), "the agent ended by itself with {ended:?}");
         self.agent.kill9()?;
         self.running = false;
-        until("the runtime has stopped what nobody waits for", || self.nothing_on_its_way()).await?;
+        until("the runtime has stopped pulls without callers", || self.no_requests_in_flight()).await?;
         self.end_of_life()
     }
 
@@ -220,7 +220,7 @@ impl Show {
 
     async fn finish(mut self) -> Result<()> {
         if !self.running {
-            self.live().await?;
+            self.start_all().await?;
         }
         self.agent.ready().await?;
         self.node.proxy.throttle(None);
@@ -296,7 +296,7 @@ impl Show {
                     let ((_, end), (from, _)) = (span(&pair[0]), span(&pair[1]));
                     ensure!(
                         from + LOST >= end,
-                        "{} was at {end} and went on at {from}: {gets:#?}",
+                        "{} was at {end} and resumed at {from}: {gets:#?}",
                         image.repo
                     );
                 }
@@ -322,7 +322,7 @@ impl Show {
         let hold = self.node.proxy.rule(Match::layers(), Fault::StallAfter(MIB));
         let cri = self.agent.cri().await?;
         let calls: Vec<_> =
-            more.iter().map(|image| pulling(&cri, Pull::new(&self.node.name(image)))).collect();
+            more.iter().map(|image| start_pull(&cri, Pull::new(&self.node.name(image)))).collect();
         let active = || self.node.proxy.records().active_repos();
         until("every slot is free", || active().len() == LIMIT).await?;
         crate::common::metric_is(&self.agent, "keelson_image_pull_queue_depth", 1.0).await?;
@@ -338,7 +338,7 @@ impl Show {
         ensure!(early > 0 && early == all, "a state with pulls was lost: {log}");
         for word in ["damage", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the agent's log says {line:?}");
+            ensure!(line.is_none(), "the agent's log contains {line:?}");
         }
         Ok(())
     }

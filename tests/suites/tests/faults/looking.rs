@@ -23,28 +23,36 @@ async fn as_looker(program: &Path, agent: &Agent, command: &[&str]) -> Result<Ou
 
 /// I12: the group of the socket may read; the limit and conditions may be changed by root and `debug.control_users`.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_group_of_the_socket_looks_and_changes_nothing() -> Result<()> {
+async fn the_group_of_the_socket_has_read_access_only() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     std::fs::set_permissions(node.scratch.path(), Permissions::from_mode(0o755))?;
     let agent = node.agent(&Settings::limit(3)).await?;
     // The folder of the build may be closed to other users.
     let program = node.scratch.path().join("keelson");
     std::fs::copy(agent.program(), &program)?;
-    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
     for look in [&["pulls"][..], &["actors"], &["limit"], &["state"]] {
         let output = as_looker(&program, &agent, look).await?;
-        ensure!(output.status.success(), "keelson {look:?}: {}", said(&output));
+        ensure!(output.status.success(), "keelson {look:?}: {}", message(&output));
     }
     let change = ["limit", "7"];
     let refused = as_looker(&program, &agent, &change).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
+    ensure!(
+        !refused.status.success() && message(&refused).contains("read access only"),
+        "{}",
+        message(&refused)
+    );
     let condition = ["node", "set-condition", "X", "True", "--reason", "R"];
     let refused = as_looker(&program, &agent, &condition).await?;
-    ensure!(!refused.status.success() && said(&refused).contains("read access only"), "{}", said(&refused));
+    ensure!(
+        !refused.status.success() && message(&refused).contains("read access only"),
+        "{}",
+        message(&refused)
+    );
     drop(agent);
 
     let agent = node.agent(&Settings::limit(3).set("debug.control_users", LOOKER)).await?;
     let output = as_looker(&program, &agent, &change).await?;
-    ensure!(output.status.success(), "{}", said(&output));
+    ensure!(output.status.success(), "{}", message(&output));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Cases 18 and 19: messages at and beyond the size limit, and calls that a runtime does not have.
 
-use crate::fake::FakeRuntime;
+use crate::fake::GatedRuntime;
 use anyhow::{Context as _, Result, ensure};
 use http::uri::PathAndQuery;
 use keelson_harness::agent::{Agent, Settings};
@@ -20,7 +20,7 @@ on_both_runtimes!(case_19_a_call_that_the_runtime_lacks_is_unimplemented);
 #[tokio::test(flavor = "multi_thread")]
 async fn case_18_nine_mebibytes_pass_and_seventeen_are_refused_by_the_client_only() -> Result<()> {
     let scratch = Scratch::new()?;
-    let runtime = FakeRuntime::start(&scratch)?;
+    let runtime = GatedRuntime::start(&scratch)?;
     let agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
     let cri = agent.cri().await?;
     let driver = Driver::new(&agent.endpoint())?;
@@ -54,7 +54,7 @@ async fn call(socket: &Path, path: &'static str) -> Result<Status> {
     let codec = tonic_codec();
     let path = PathAndQuery::from_static(path);
     let answer = grpc.unary(Request::new(ListImagesRequest::default()), path, codec).await;
-    failed(answer.map(tonic::Response::into_inner), "nobody has this method")
+    failed(answer.map(tonic::Response::into_inner), "no server has this method")
 }
 
 fn tonic_codec() -> tonic_prost::ProstCodec<ListImagesRequest, ListImagesResponse> {

@@ -1,7 +1,7 @@
 //! Cases 14 and 15, and a runtime that hangs: calls are held for a fixed time, then fail with a message, and the agent
 //! keeps running.
 
-use crate::common::{idle, metric_is, pid_behind, pulling};
+use crate::common::{idle, metric_is, pid_behind, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::{Containerd, Kind, Options};
@@ -21,7 +21,7 @@ use tonic::Code;
 
 on_both_runtimes!(
     case_14_a_runtime_that_is_missing_at_start_is_waited_for,
-    case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept,
+    case_15_a_lasting_runtime_outage_is_reported_and_the_queue_kept,
 );
 
 async fn case_14_a_runtime_that_is_missing_at_start_is_waited_for(kind: Kind) -> Result<()> {
@@ -59,7 +59,7 @@ async fn case_14_a_runtime_that_is_missing_at_start_is_waited_for(kind: Kind) ->
     agent.ready().await
 }
 
-async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: Kind) -> Result<()> {
+async fn case_15_a_lasting_runtime_outage_is_reported_and_the_queue_kept(kind: Kind) -> Result<()> {
     let mut node = Node::start(kind).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let large = node.push_many("large", 1, LARGE).await?;
@@ -67,9 +67,9 @@ async fn case_15_a_runtime_that_stays_away_is_named_and_the_queue_is_kept(kind: 
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(TINY));
     let agent = node.agent(&Settings::limit(1).set("cri.hold_timeout", "2s")).await?;
     let cri = agent.cri().await?;
-    let running = pulling(&cri, Pull::new(&node.name(&large[0])));
+    let running = start_pull(&cri, Pull::new(&node.name(&large[0])));
     until("a pull runs", || !node.proxy.records().active_repos().is_empty()).await?;
-    let queued = pulling(&cri, Pull::new(&names[0]));
+    let queued = start_pull(&cri, Pull::new(&names[0]));
     metric_is(&agent, "keelson_image_pull_queue_depth", 1.0).await?;
 
     let socket = node.runtime.socket().display().to_string();
@@ -114,7 +114,7 @@ impl Drop for Stopped {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> Result<()> {
+async fn a_hanging_runtime_is_detected_and_the_agent_continues() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
@@ -123,12 +123,12 @@ async fn a_runtime_that_hangs_is_noticed_and_does_not_take_the_agent_along() -> 
 
     let stopped = Stopped::stop(pid_behind(node.runtime.socket()).await?).await?;
     // Its socket still accepts connections: only a missing response shows it.
-    let call = pulling(&cri, Pull::new(&node.name(&images[1])));
+    let call = start_pull(&cri, Pull::new(&node.name(&images[1])));
     let mut request = tonic::Request::new(keelson_proto::cri::ImageStatusRequest::default());
     request.set_timeout(Duration::from_secs(1));
     let status = failed(cri.images().image_status(request).await, "the runtime hangs")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
-    eventually(PATIENCE, "/readyz says so", || async {
+    eventually(PATIENCE, "/readyz reports it", || async {
         let ready = agent.http_get("/readyz").await?;
         ensure!(!ready.status.is_success() && ready.text().contains("containerd.sock"), "{}", ready.text());
         Ok(())

@@ -1,7 +1,7 @@
 //! A registry that hangs, disconnects, or returns errors: callers get the runtime's error, slots are freed, and the
 //! next pull works.
 
-use crate::common::{MIB, idle, metric_is, pulling};
+use crate::common::{MIB, idle, metric_is, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -14,10 +14,10 @@ use keelson_harness::util::until;
 use tonic::{Code, Status};
 
 on_both_runtimes!(
-    a_registry_that_answers_with_errors_costs_no_slot,
-    a_registry_that_breaks_off_costs_no_slot,
-    a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout,
-    a_caller_with_a_deadline_is_not_held_by_a_registry_that_hangs,
+    a_registry_with_errors_holds_no_slot,
+    a_registry_that_aborts_holds_no_slot,
+    a_hanging_registry_holds_a_slot_only_until_the_stall_timeout,
+    a_hanging_registry_does_not_delay_a_callers_deadline,
 );
 
 /// Code and message from the runtime directly, and through the agent. Ids that a runtime generates differ.
@@ -28,7 +28,7 @@ async fn both_fail(direct: &Cri, agent: &Cri, name: &str, why: &str) -> Result<(
     Ok((status, expected))
 }
 
-async fn a_registry_that_answers_with_errors_costs_no_slot(kind: Kind) -> Result<()> {
+async fn a_registry_with_errors_holds_no_slot(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 6, TINY).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
@@ -54,7 +54,7 @@ async fn a_registry_that_answers_with_errors_costs_no_slot(kind: Kind) -> Result
     // Four at once for one slot: the three that fail free it for the last.
     let bad = node.proxy.rule(Match::manifests().repo("none"), Fault::status(500));
     let names = ["none:a", "none:b", "none:c"].map(|name| format!("{}/{name}", node.proxy.address()));
-    let calls: Vec<_> = names.iter().map(|name| pulling(&cri, Pull::new(name))).collect();
+    let calls: Vec<_> = names.iter().map(|name| start_pull(&cri, Pull::new(name))).collect();
     cri.pull_image(&node.name(&images[5])).await?;
     for call in calls {
         failed(call.await?, "the registry answers 500")?;
@@ -63,7 +63,7 @@ async fn a_registry_that_answers_with_errors_costs_no_slot(kind: Kind) -> Result
     idle(&agent).await
 }
 
-async fn a_registry_that_breaks_off_costs_no_slot(kind: Kind) -> Result<()> {
+async fn a_registry_that_aborts_holds_no_slot(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 2, 3 * MIB).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
@@ -87,7 +87,7 @@ async fn a_registry_that_breaks_off_costs_no_slot(kind: Kind) -> Result<()> {
     idle(&agent).await
 }
 
-async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: Kind) -> Result<()> {
+async fn a_hanging_registry_holds_a_slot_only_until_the_stall_timeout(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 3, 6 * MIB).await?;
     let names: Vec<_> = images.iter().map(|image| node.name(image)).collect();
@@ -98,12 +98,12 @@ async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: K
     // One before its manifest, one within its layer; both before the third.
     let mute = node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let stalled = node.proxy.rule(Match::layers().repo(&images[1].repo), Fault::StallAfter(3 * MIB));
-    let first = pulling(&cri, Pull::new(&names[0]));
+    let first = start_pull(&cri, Pull::new(&names[0]));
     until("the first asks for its manifest", || node.proxy.records().order() == [images[0].repo.clone()])
         .await?;
-    let second = pulling(&cri, Pull::new(&names[1]));
+    let second = start_pull(&cri, Pull::new(&names[1]));
     metric_is(&agent, "keelson_image_pull_queue_depth", 1.0).await?;
-    let third = pulling(&cri, Pull::new(&names[2]));
+    let third = start_pull(&cri, Pull::new(&names[2]));
     for call in [first, second] {
         let status = failed(call.await?, "the registry hangs")?;
         ensure!(status.code() == Code::DeadlineExceeded, "{status}");
@@ -119,12 +119,12 @@ async fn a_registry_that_hangs_costs_a_slot_only_until_the_stall_timeout(kind: K
     cri.pull_image(&names[1]).await?;
     let gets = node.proxy.records().gets(&images[1].layers[0].digest);
     let from = gets.last().and_then(|get| get.range_start).context("the last GET has no Range")?;
-    ensure!(from >= 2 * MIB, "it went on at {from}: {gets:?}");
+    ensure!(from >= 2 * MIB, "it resumed at {from}: {gets:?}");
     cri.pull_image(&names[0]).await?;
     idle(&agent).await
 }
 
-async fn a_caller_with_a_deadline_is_not_held_by_a_registry_that_hangs(kind: Kind) -> Result<()> {
+async fn a_hanging_registry_does_not_delay_a_callers_deadline(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let agent = node.agent(&Settings::limit(1).set("pulls.cancel_grace", "0s")).await?;

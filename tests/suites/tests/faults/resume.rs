@@ -1,14 +1,14 @@
 //! Cases 10 to 13: the agent or the runtime dies during a pull, and nothing is fetched twice.
 
 use crate::common::{
-    MIB, agent_leases, collect_garbage, idle, ingested, kubelet, leases, logged, make_lease, no_lease_left,
-    pulling,
+    MIB, agent_leases, create_agent_lease, idle, logged, no_lease_left, pull_like_kubelet, start_pull,
 };
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::{Cri, Pull, failed};
 use keelson_harness::images::{Image, ImageSpec, LARGE};
+use keelson_harness::leases::{collect_garbage, create_lease, leases};
 use keelson_harness::node::Node;
 use keelson_harness::on_both_runtimes;
 use keelson_harness::registry_proxy::{Fault, Match, RuleId};
@@ -19,8 +19,8 @@ on_both_runtimes!(
     case_10_an_agent_killed_in_mid_pull_resumes,
     case_11_an_orphan_lease_is_reaped_at_start,
     case_12_a_runtime_killed_in_mid_pull_is_waited_for,
-    case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for,
-    i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte,
+    case_13_a_runtime_terminated_in_mid_pull_is_waited_for,
+    i1_a_failed_snapshot_retains_no_content,
 );
 
 /// Bytes of the layer that are sent before the fault.
@@ -30,7 +30,7 @@ const SENT: u64 = 5 * MIB;
 async fn halfway(node: &Node, image: &Image) -> Result<()> {
     let layer = &image.layers[0].digest;
     until("5 MiB are sent", || node.proxy.records().bytes_sent(layer) == SENT).await?;
-    until("the runtime has written 4 MiB", || ingested(&node.runtime) >= SENT - MIB).await
+    until("the runtime has written 4 MiB", || node.runtime.ingested() >= SENT - MIB).await
 }
 
 async fn one_large(node: &Node) -> Result<(Image, String, RuleId)> {
@@ -56,7 +56,7 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     let node = Node::start(kind).await?;
     let (image, name, hold) = one_large(&node).await?;
     let mut agent = node.agent(&Settings::limit(3)).await?;
-    let call = pulling(&agent.cri().await?, Pull::new(&name));
+    let call = start_pull(&agent.cri().await?, Pull::new(&name));
     halfway(&node, &image).await?;
     let before = agent_leases(&node.runtime).await?;
     ensure!(before.len() == 1, "one pull has one lease, not {before:?}");
@@ -72,9 +72,9 @@ async fn case_10_an_agent_killed_in_mid_pull_resumes(kind: Kind) -> Result<()> {
     let second = node.proxy.rule_times(Match::layers(), Fault::Hang, 1);
     node.proxy.remove(hold);
     agent.start_again().await?;
-    until("the agent goes on by itself", || !node.proxy.records().active_repos().is_empty()).await?;
-    ensure!(agent_leases(&node.runtime).await? == before, "it goes on in the lease of before");
-    let again = pulling(&agent.cri().await?, Pull::new(&name));
+    until("the agent continues by itself", || !node.proxy.records().active_repos().is_empty()).await?;
+    ensure!(agent_leases(&node.runtime).await? == before, "it continues with the same lease");
+    let again = start_pull(&agent.cri().await?, Pull::new(&name));
     crate::common::metric_is(&agent, "keelson_image_pull_callers", 1.0).await?;
     node.proxy.remove(second);
     again.await?.context("the caller that asked again")?;
@@ -94,10 +94,10 @@ async fn case_11_an_orphan_lease_is_reaped_at_start(kind: Kind) -> Result<()> {
     ensure!(agent.terminate().await?.success());
     // As if it had been killed between making a lease and the end of its pull, with an empty journal.
     let own = keelson_storage::folder_id(&agent.state_dir());
-    make_lease(&node.runtime, "orphan-1", Some(&own)).await?;
-    make_lease(&node.runtime, "orphan-2", Some(&own)).await?;
-    make_lease(&node.runtime, "of-another-agent", Some("0123456789abcdef")).await?;
-    make_lease(&node.runtime, "of-nobody", None).await?;
+    create_agent_lease(&node.runtime, "orphan-1", &own).await?;
+    create_agent_lease(&node.runtime, "orphan-2", &own).await?;
+    create_agent_lease(&node.runtime, "of-another-agent", "0123456789abcdef").await?;
+    create_lease(&node.runtime, "of-nobody", None).await?;
 
     agent.start_again().await?;
     eventually(PATIENCE, "only foreign leases are left", || async {
@@ -125,7 +125,7 @@ async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Resul
     let (image, name, hold) = one_large(&node).await?;
     let agent = node.agent(&Settings::limit(3)).await?;
     let cri = agent.cri().await?;
-    let call = pulling(&cri, Pull::new(&name));
+    let call = start_pull(&cri, Pull::new(&name));
     halfway(&node, &image).await?;
 
     node.runtime.kill9()?;
@@ -143,11 +143,11 @@ async fn case_12_a_runtime_killed_in_mid_pull_is_waited_for(kind: Kind) -> Resul
     idle(&agent).await
 }
 
-async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> Result<()> {
+async fn case_13_a_runtime_terminated_in_mid_pull_is_waited_for(kind: Kind) -> Result<()> {
     let mut node = Node::start(kind).await?;
     let (image, name, hold) = one_large(&node).await?;
     let agent = node.agent(&Settings::limit(3)).await?;
-    let call = pulling(&Cri::lazy(&agent.socket())?, Pull::new(&name));
+    let call = start_pull(&Cri::lazy(&agent.socket())?, Pull::new(&name));
     halfway(&node, &image).await?;
 
     node.runtime.terminate().await?;
@@ -165,12 +165,12 @@ async fn case_13_a_runtime_told_to_end_in_mid_pull_is_waited_for(kind: Kind) -> 
 
 /// A containerd that is killed between the rename of a snapshot's folder and its database record cannot begin the next
 /// snapshot before a garbage collection has removed that folder.
-async fn i1_a_snapshot_that_the_runtime_cannot_begin_costs_no_byte(kind: Kind) -> Result<()> {
+async fn i1_a_failed_snapshot_retains_no_content(kind: Kind) -> Result<()> {
     let mut node = Node::start(kind).await?;
     let (image, name, hold) = one_large(&node).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
-    let caller = tokio::spawn(async move { kubelet(&cri, &Pull::new(&name), PATIENCE).await });
+    let caller = tokio::spawn(async move { pull_like_kubelet(&cri, &Pull::new(&name), PATIENCE).await });
     halfway(&node, &image).await?;
     node.runtime.kill9()?;
     let root = node.runtime.folder()?.join("root");

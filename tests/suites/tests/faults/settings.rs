@@ -2,7 +2,7 @@
 
 use crate::common::pid_behind;
 use anyhow::{Context as _, Result, ensure};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::containerd::Kind;
 use keelson_harness::node::Node;
 use keelson_harness::scratch::Scratch;
@@ -15,18 +15,14 @@ use std::path::Path;
 pub(crate) async fn refused(agent: &mut Agent) -> Result<(Option<i32>, String)> {
     let from = agent.log().map_or(0, |log| log.len());
     let status = agent.start_refused().await?;
-    let said = agent.log()?.split_off(from);
-    ensure!(!status.success(), "it ended with success and said:\n{said}");
-    ensure!(!said.contains("panic"), "{said}");
-    Ok((status.code(), said))
-}
-
-fn nowhere(scratch: &Scratch) -> String {
-    format!("unix://{}/nowhere.sock", scratch.path().display())
+    let message = agent.log()?.split_off(from);
+    ensure!(!status.success(), "it exited with success and printed:\n{message}");
+    ensure!(!message.contains("panic"), "{message}");
+    Ok((status.code(), message))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
+async fn invalid_settings_exit_with_code_2_and_list_all_errors() -> Result<()> {
     let scratch = Scratch::new()?;
     let wrong = Settings::new()
         .set("pulls.when_full", "maybe")
@@ -40,8 +36,8 @@ async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
     agent.env("KEELSON_PULLS__STALL_TIMEOUT", "never");
     agent.arg("--set");
     agent.arg("debug.http=everywhere");
-    let (code, said) = refused(&mut agent).await?;
-    ensure!(code == Some(2), "exit code {code:?}: {said}");
+    let (code, message) = refused(&mut agent).await?;
+    ensure!(code == Some(2), "exit code {code:?}: {message}");
     for mistake in [
         "when_full",
         "maybe",
@@ -61,22 +57,22 @@ async fn wrong_settings_end_it_with_code_2_and_all_mistakes() -> Result<()> {
         "everywhere",
         "keelson.toml",
     ] {
-        ensure!(said.contains(mistake), "{mistake:?} is not in:\n{said}");
+        ensure!(message.contains(mistake), "{mistake:?} is not in:\n{message}");
     }
-    ensure!(!said.contains("KELSON_IGNORED"), "{said}");
+    ensure!(!message.contains("KELSON_IGNORED"), "{message}");
     ensure!(!agent.state_dir().exists() && !agent.socket().exists(), "nothing was touched");
 
     fs::write(agent.config(), "[pulls\nwhen_full = ")?;
-    let (code, said) = refused(&mut agent).await?;
-    ensure!(code == Some(2) && said.contains("keelson.toml"), "exit code {code:?}: {said}");
+    let (code, message) = refused(&mut agent).await?;
+    ensure!(code == Some(2) && message.contains("keelson.toml"), "exit code {code:?}: {message}");
     fs::remove_file(agent.config())?;
-    let (code, said) = refused(&mut agent).await?;
-    ensure!(code == Some(2) && said.contains("keelson.toml"), "exit code {code:?}: {said}");
+    let (code, message) = refused(&mut agent).await?;
+    ensure!(code == Some(2) && message.contains("keelson.toml"), "exit code {code:?}: {message}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on() -> Result<()> {
+async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_continues() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 5, 1 << 10).await?;
     let mut first = node.agent(&Settings::new()).await?;
@@ -86,9 +82,9 @@ async fn a_second_agent_with_the_same_sockets_is_refused_and_the_first_goes_on()
     for ((key, value, words), image) in cases.into_iter().zip(&images) {
         let settings = Settings::new().set(key, value.as_str());
         let mut second = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
-        let (_, said) = refused(&mut second).await?;
+        let (_, message) = refused(&mut second).await?;
         for word in words {
-            ensure!(said.contains(word), "{key}: {word:?} is not in:\n{said}");
+            ensure!(message.contains(word), "{key}: {word:?} is not in:\n{message}");
         }
         // The running agent lost neither its sockets nor its state.
         cri.pull_image(&node.name(image)).await?;
@@ -108,7 +104,7 @@ fn inode(path: &Path) -> Result<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     let scratch = Scratch::new()?;
-    let mut agent = Agent::new(&scratch, &nowhere(&scratch), &Settings::new())?;
+    let mut agent = Agent::new(&scratch, &no_runtime(&scratch), &Settings::new())?;
     agent.start_live().await?;
     agent.kill9()?;
     let stale = (inode(&agent.socket())?, inode(&agent.debug_socket())?);
@@ -120,9 +116,9 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
 
     let path = agent.socket();
     fs::write(&path, "precious")?;
-    let (_, said) = refused(&mut agent).await?;
-    ensure!(said.contains(&path.display().to_string()) && said.contains("not a socket"), "{said}");
-    ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
+    let (_, message) = refused(&mut agent).await?;
+    ensure!(message.contains(&path.display().to_string()) && message.contains("not a socket"), "{message}");
+    ensure!(fs::read(&path)? == b"precious", "the existing file is unchanged");
     fs::remove_file(&path)?;
     fs::create_dir(&path)?;
     refused(&mut agent).await?;
@@ -135,7 +131,7 @@ async fn a_stale_socket_is_replaced_and_a_foreign_file_is_not() -> Result<()> {
     agent.start_live().await?;
     let ready = agent.http_get("/readyz").await?.text();
     ensure!(ready.contains("DebugSocket") && ready.contains("not a socket"), "{ready}");
-    ensure!(fs::read(&path)? == b"precious", "what was there is as it was");
+    ensure!(fs::read(&path)? == b"precious", "the existing file is unchanged");
     fs::remove_file(&path)?;
     eventually(PATIENCE, "the debug socket is made", || async {
         Ok(tokio::net::UnixStream::connect(&path).await.map(drop)?)

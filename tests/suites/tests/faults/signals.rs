@@ -1,11 +1,12 @@
 //! SIGTERM, SIGINT and SIGHUP.
 
-use crate::common::{Call, collect_garbage, idle, ingested, logged, metric_is, pulling};
+use crate::common::{Call, idle, logged, metric_is, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::{Cri, Pull, failed};
 use keelson_harness::images::{Image, LARGE, TINY};
+use keelson_harness::leases::collect_garbage;
 use keelson_harness::node::Node;
 use keelson_harness::registry_proxy::{Fault, Match, RuleId};
 use keelson_harness::util::{PATIENCE, eventually, until};
@@ -35,15 +36,15 @@ impl Busy {
         let hold = node.proxy.rule(Match::layers().repo("large/0"), Fault::StallAfter(5 * MIB));
         let agent = node.agent(&settings.set("pulls.max_parallel_image_pulls", 1)).await?;
         let cri = agent.cri().await?;
-        let running = pulling(&cri, Pull::new(&node.name(&images[0])));
-        until("a pull stands still", || ingested(&node.runtime) >= 4 * MIB).await?;
+        let running = start_pull(&cri, Pull::new(&node.name(&images[0])));
+        until("a pull stands still", || node.runtime.ingested() >= 4 * MIB).await?;
         let queued: Vec<_> =
-            images[1..].iter().map(|image| pulling(&cri, Pull::new(&node.name(image)))).collect();
+            images[1..].iter().map(|image| start_pull(&cri, Pull::new(&node.name(image)))).collect();
         metric_is(&agent, "keelson_image_pull_queue_depth", 2.0).await?;
         Ok(Self { node, agent, images, hold, cri, running, queued })
     }
 
-    fn tell(&self, signal: Signal) -> Result<()> {
+    fn signal(&self, signal: Signal) -> Result<()> {
         let pid = self.agent.pid().context("it runs")?;
         Ok(kill(Pid::from_raw(pid.try_into()?), signal)?)
     }
@@ -57,7 +58,7 @@ impl Busy {
         Ok(())
     }
 
-    async fn ended_well(&mut self) -> Result<()> {
+    async fn exited_with_success(&mut self) -> Result<()> {
         let status = eventually(PATIENCE, "the agent ends", || {
             let ended = self.agent.ended();
             async move { ended?.context("it still runs") }
@@ -82,9 +83,9 @@ impl Busy {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigterm_lets_running_pulls_end_and_the_next_start_does_the_rest() -> Result<()> {
+async fn sigterm_drains_running_pulls_and_the_next_start_resumes_the_queue() -> Result<()> {
     let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", "5m")).await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     busy.queue_is_refused().await?;
     let status =
         failed(busy.cri.pull_image(&busy.node.name(&busy.images[1])).await, "the agent is stopping")?;
@@ -96,7 +97,7 @@ async fn sigterm_lets_running_pulls_end_and_the_next_start_does_the_rest() -> Re
 
     busy.node.proxy.remove(busy.hold);
     (&mut busy.running).await?.context("the pull that ran")?;
-    busy.ended_well().await?;
+    busy.exited_with_success().await?;
     for image in &busy.images[1..] {
         let there = busy.node.runtime.cri().await?.image_status(&busy.node.name(image)).await?;
         ensure!(there.is_none(), "{} was not to be pulled any more", image.repo);
@@ -111,13 +112,13 @@ async fn sigterm_lets_running_pulls_end_and_the_next_start_does_the_rest() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_drain_time_is_over_the_next_start_goes_on_where_it_was() -> Result<()> {
+async fn after_the_drain_timeout_the_next_start_resumes() -> Result<()> {
     for (signal, drain) in [(Signal::SIGTERM, "1s"), (Signal::SIGINT, "0s")] {
         let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", drain)).await?;
-        busy.tell(signal)?;
+        busy.signal(signal)?;
         busy.queue_is_refused().await?;
         failed((&mut busy.running).await?, "the agent is gone")?;
-        busy.ended_well().await?;
+        busy.exited_with_success().await?;
         busy.node.proxy.remove(busy.hold);
         // The runtime has stopped the pull; from now on only the agent's lease keeps the content.
         until("the runtime has stopped it", || busy.node.proxy.records().active_repos().is_empty()).await?;
@@ -135,23 +136,23 @@ async fn when_the_drain_time_is_over_the_next_start_goes_on_where_it_was() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_sigterm_ends_it_at_once() -> Result<()> {
+async fn a_second_sigterm_stops_the_agent_at_once() -> Result<()> {
     let mut busy = Busy::start(Settings::new().set("agent.drain_timeout", "5m")).await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     busy.queue_is_refused().await?;
-    busy.tell(Signal::SIGTERM)?;
+    busy.signal(Signal::SIGTERM)?;
     failed((&mut busy.running).await?, "the agent is gone")?;
-    busy.ended_well().await
+    busy.exited_with_success().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sighup_takes_over_what_it_can_and_says_what_it_cannot() -> Result<()> {
+async fn sighup_applies_live_settings_and_reports_the_others() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 5, 2 * MIB).await?;
     let hold = node.proxy.rule(Match::layers(), Fault::StallAfter(MIB));
     let mut agent = node.agent(&Settings::limit(1)).await?;
     let cri = agent.cri().await?;
-    let calls: Vec<_> = images.iter().map(|image| pulling(&cri, Pull::new(&node.name(image)))).collect();
+    let calls: Vec<_> = images.iter().map(|image| start_pull(&cri, Pull::new(&node.name(image)))).collect();
     metric_is(&agent, "keelson_image_pull_queue_depth", 4.0).await?;
 
     // Invalid settings change nothing, though one of them would be valid.

@@ -1,17 +1,16 @@
 //! The durable state: damaged, and on a disk that becomes full.
 
-use crate::common::{idle, logged, metric, metric_is, pulling};
-use anyhow::{Context as _, Result, bail, ensure};
+use crate::common::{idle, logged, metric, metric_is, start_pull};
+use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::Pull;
+use keelson_harness::disk::{fill_up, mount_tmpfs};
 use keelson_harness::images::{BlobDigest, TINY};
 use keelson_harness::node::Node;
 use keelson_harness::registry_proxy::{Fault, Match};
-use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
@@ -28,7 +27,7 @@ pub(crate) fn digests(folder: &Path) -> Result<BTreeMap<PathBuf, BlobDigest>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_store_is_moved_aside_loudly_and_the_agent_starts() -> Result<()> {
+async fn a_damaged_store_is_moved_aside_and_reported() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 4, TINY).await?;
     let mut agent = node.agent(&Settings::new()).await?;
@@ -98,30 +97,13 @@ fn lose_the_manifest(store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mounts a small disk on the agent's state folder; it is removed with the test's folder.
-fn small_disk(agent: &Agent, size: &str) -> Result<PathBuf> {
-    let at = agent.state_dir();
-    fs::create_dir_all(&at)?;
-    let options = format!("size={size}");
-    mount(Some("tmpfs"), &at, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
-        .context("cannot mount")?;
-    Ok(at)
-}
-
-fn fill_up(disk: &Path) -> Result<PathBuf> {
-    let ballast = disk.join("ballast");
-    match fs::write(&ballast, vec![1; 64 << 20]) {
-        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(ballast),
-        other => bail!("the disk is not full: {other:?}"),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Result<()> {
+async fn on_a_full_disk_pulls_continue_and_it_is_reported_until_space_is_freed() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 3, TINY).await?;
     let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::limit(1))?;
-    let disk = small_disk(&agent, "8m")?;
+    let disk = agent.state_dir();
+    mount_tmpfs(&disk, "8m")?;
     agent.start_again().await?;
     let cri = agent.cri().await?;
     cri.pull_image(&node.name(&images[0])).await?;
@@ -133,7 +115,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     let long = |n: usize| format!("{}/{}{n}:v1", node.proxy.address(), "long/".repeat(40));
     let pod = "p".repeat(250);
     let crowd: Vec<_> =
-        (0..4000).map(|n| pulling(&cri, Pull::new(&long(n)).pod(&pod, &format!("uid-{n}")))).collect();
+        (0..4000).map(|n| start_pull(&cri, Pull::new(&long(n)).pod(&pod, &format!("uid-{n}")))).collect();
     metric_is(&agent, "keelson_store_durable", 0.0).await?;
     metric_is(&agent, "keelson_image_pull_callers", 4000.0).await?;
     ensure!(metric(&agent, "keelson_store_write_errors_total").await? >= 1.0);
@@ -156,7 +138,7 @@ async fn on_a_full_disk_pulls_go_on_and_it_says_so_until_there_is_room() -> Resu
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     agent.cri().await?.pull_image(&node.name(&images[1])).await?;
     agent.kill9()
 }

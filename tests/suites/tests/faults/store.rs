@@ -1,7 +1,7 @@
 //! I4 and I6: the agent without its state store. With any fault of the disk, calls pass, images are pulled, and the
 //! state is reported as not durable; when the disk works again, the state is durable again.
 
-use crate::common::{idle, metric_is, pulling};
+use crate::common::{idle, metric_is, start_pull};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -44,7 +44,7 @@ async fn not_durable(agent: &Agent, why: &str) -> Result<()> {
     Ok(())
 }
 
-async fn durable_again(agent: &mut Agent) -> Result<()> {
+async fn is_durable(agent: &mut Agent) -> Result<()> {
     metric_is(agent, "keelson_store_durable", 1.0).await?;
     agent.ready().await
 }
@@ -70,7 +70,7 @@ async fn i4_a_disk_that_is_full_at_the_start_delays_no_call() -> Result<()> {
     serves(&agent, &image).await?;
     not_durable(&agent, "full").await?;
     drop(filler);
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
 }
@@ -85,13 +85,13 @@ async fn i4_a_read_only_file_system_delays_no_call() -> Result<()> {
     serves(&agent, &image).await?;
     not_durable(&agent, "read-only").await?;
     remount(disk.path(), MsFlags::empty())?;
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i4_a_lock_held_by_another_process_is_waited_for_in_the_background() -> Result<()> {
+async fn i4_a_lock_of_another_process_is_retried_in_the_background() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let image = node.name(&node.push_many("apps", 1, TINY).await?[0]);
     let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
@@ -110,11 +110,11 @@ async fn i4_a_lock_held_by_another_process_is_waited_for_in_the_background() -> 
     serves(&agent, &image).await?;
     not_durable(&agent, "in use").await?;
     holder.kill().await?;
-    durable_again(&mut agent).await
+    is_durable(&mut agent).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
+async fn i4_a_newer_schema_is_moved_aside_unchanged() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let image = node.name(&node.push_many("apps", 1, TINY).await?[0]);
     let mut agent = node.agent(&Settings::new()).await?;
@@ -135,13 +135,13 @@ async fn i4_a_newer_schema_is_set_aside_untouched() -> Result<()> {
         digests.into_iter().map(of).collect::<Vec<_>>()
     };
     let after = names(crate::state::digests(&aside)?, &aside);
-    ensure!(after == names(before, &state.join("state")), "every file is as it was");
+    ensure!(after == names(before, &state.join("state")), "every file is unchanged");
     ensure!(agent.log()?.contains("moved aside"), "{}", agent.log()?);
     agent.kill9()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_answers() -> Result<()> {
+async fn i6_a_hanging_disk_stops_nothing_and_the_journal_is_complete_afterwards() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images: Vec<String> =
         node.push_many("apps", 4, TINY).await?.iter().map(|image| node.name(image)).collect();
@@ -168,11 +168,11 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
         }
         frozen.await?;
     }
-    durable_again(&mut agent).await?;
+    is_durable(&mut agent).await?;
     idle(&agent).await?;
     agent.kill9()?;
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     serves(&agent, &images[3]).await?;
     ensure!(agent.terminate().await?.success());
     Ok(())
@@ -181,7 +181,7 @@ async fn i6_a_disk_that_hangs_stops_nothing_and_the_journal_is_whole_when_it_ans
 /// I6: SIGTERM while the disk hangs. The agent stops within its limits: 2 s for the running pull, 3 s for the store.
 /// Only the thread that waits for the disk stays until that answers. Durable state is there at the next start.
 #[tokio::test(flavor = "multi_thread")]
-async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
+async fn i6_an_agent_stops_in_time_while_its_disk_hangs_and_loses_nothing() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let images = node.push_many("apps", 2, TINY).await?;
     let rules: Vec<_> =
@@ -193,7 +193,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
     let cri = agent.cri().await?;
     let mut calls = Vec::new();
     for (callers, name) in (1..).zip(&names) {
-        calls.push(pulling(&cri, Pull::new(name)));
+        calls.push(start_pull(&cri, Pull::new(name)));
         callers_are(&agent, callers).await?;
     }
     eventually(PATIENCE, "both are in the journal", || async {
@@ -210,7 +210,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
             tokio::time::sleep(Duration::from_secs(1)).await;
             agent.sigterm()?;
             for call in calls {
-                ensure!(call.await?.is_err(), "its caller is told to come again");
+                ensure!(call.await?.is_err(), "its caller is told to retry");
             }
             eventually(PATIENCE, "the agent has ended what it can", || async {
                 let log = agent.log()?;
@@ -230,7 +230,7 @@ async fn i6_an_agent_ends_within_its_limits_while_its_disk_hangs_and_loses_nothi
     }
     ensure!(agent.end().await?.success());
     agent.start_again().await?;
-    ensure!(!agent.log()?.contains("state store damaged"), "the store is whole: {}", agent.log()?);
+    ensure!(!agent.log()?.contains("state store damaged"), "the store is complete: {}", agent.log()?);
     eventually(PATIENCE, "both go on without a caller", || async {
         let pulls = agent.pulls_json().await?;
         ensure!(pulls["running"] == 1 && pulls["queued"] == 1 && pulls["callers"] == 0, "{pulls}");

@@ -2,7 +2,7 @@
 
 use crate::common::{MIB, metric_is};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::containerd::Kind;
 use keelson_harness::cri::Cri;
 use keelson_harness::node::Node;
@@ -37,7 +37,7 @@ impl Manager {
     }
 
     /// The fields of the next notification that contains this line.
-    pub(crate) async fn told(&self, line: &str) -> Result<BTreeMap<String, String>> {
+    pub(crate) async fn wait_for_notification(&self, line: &str) -> Result<BTreeMap<String, String>> {
         let mut seen = Vec::new();
         let wait = async {
             loop {
@@ -51,54 +51,53 @@ impl Manager {
                 seen.push(text);
             }
         };
-        let told = tokio::time::timeout(PATIENCE, wait).await;
-        told.unwrap_or_else(|_| Err(anyhow!("waited {PATIENCE:?} for {line}; these came: {seen:?}")))
+        let shown = tokio::time::timeout(PATIENCE, wait).await;
+        shown.unwrap_or_else(|_| Err(anyhow!("waited {PATIENCE:?} for {line}; these came: {seen:?}")))
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_tells_that_it_is_ready_lives_reloads_and_stops() -> Result<()> {
+async fn it_notifies_systemd_of_ready_watchdog_reload_and_stop() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let mut agent = Agent::new(&node.scratch, &node.runtime.endpoint(), &Settings::new())?;
     let manager = Manager::start(&node.scratch, &mut agent)?;
     agent.env("WATCHDOG_USEC", "300000");
     agent.start_live().await?;
-    let ready = manager.told("READY=1").await?;
+    let ready = manager.wait_for_notification("READY=1").await?;
     ensure!(ready.get("STATUS").is_some_and(|status| status.contains("containerd.sock")), "{ready:?}");
     // Ready means that it accepts connections, whatever the state of the runtime.
     agent.cri().await?;
     for _ in 0..3 {
-        manager.told("WATCHDOG=1").await?;
+        manager.wait_for_notification("WATCHDOG=1").await?;
     }
 
     agent.configure(&Settings::limit(2))?;
     agent.sighup()?;
-    let reloading = manager.told("RELOADING=1").await?;
+    let reloading = manager.wait_for_notification("RELOADING=1").await?;
     let since: u64 = reloading.get("MONOTONIC_USEC").context("Type=notify-reload needs the time")?.parse()?;
     ensure!(since > 0);
-    manager.told("READY=1").await?;
+    manager.wait_for_notification("READY=1").await?;
     metric_is(&agent, "keelson_image_pull_limit", 2.0).await?;
     agent.configure(&Settings::new().set("pulls.when_full", "maybe"))?;
     agent.sighup()?;
-    manager.told("RELOADING=1").await?;
-    manager.told("READY=1").await.context("a reload that failed is over too")?;
-    manager.told("WATCHDOG=1").await?;
+    manager.wait_for_notification("RELOADING=1").await?;
+    manager.wait_for_notification("READY=1").await.context("a reload that failed is over too")?;
+    manager.wait_for_notification("WATCHDOG=1").await?;
 
     let ended = tokio::spawn(async move { agent.terminate().await });
-    manager.told("STOPPING=1").await?;
+    manager.wait_for_notification("STOPPING=1").await?;
     ensure!(ended.await??.success());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_ready_for_systemd_though_the_runtime_is_not_there() -> Result<()> {
+async fn it_notifies_ready_without_a_runtime() -> Result<()> {
     let scratch = Scratch::new()?;
-    let nowhere = format!("unix://{}/nowhere.sock", scratch.path().display());
-    let mut agent = Agent::new(&scratch, &nowhere, &Settings::new())?;
+    let mut agent = Agent::new(&scratch, &no_runtime(&scratch), &Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     agent.start_live().await?;
     // Otherwise Before=kubelet.service would wait for a containerd that nothing may wait for.
-    manager.told("READY=1").await.map(drop)
+    manager.wait_for_notification("READY=1").await.map(drop)
 }
 
 /// Sockets that are made before the agent and outlive it. The shell puts them where systemd would, and executes the
@@ -179,7 +178,7 @@ async fn with_sockets_from_systemd_a_restart_refuses_no_connection() -> Result<(
             calls.push(tokio::spawn(async move { cri.version().await }));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        ensure!(calls.iter().all(|call| !call.is_finished()), "nobody is there to answer");
+        ensure!(calls.iter().all(|call| !call.is_finished()), "no process answers");
         running = sockets.start(&agent, "cri:debug", &log)?;
         for call in calls {
             call.await?.with_context(|| format!("a call from before start {round}"))?;
@@ -314,8 +313,8 @@ async fn the_installed_settings_limit_pulls() -> Result<()> {
         ensure!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
         Ok(String::from_utf8(run.stdout)?)
     };
-    let said = check(&installed)?;
-    ensure!(!said.contains("warning"), "{said}");
+    let message = check(&installed)?;
+    ensure!(!message.contains("warning"), "{message}");
     let defaults = check(&packaging.join("../config/keelson.toml"))?;
     ensure!(defaults.contains("warning: pulls.max_parallel_image_pulls: no limit"), "{defaults}");
     Ok(())
@@ -341,7 +340,7 @@ fn values<'a>(unit: &'a [(String, String, String)], key: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults() -> Result<()> {
+fn the_unit_of_the_proxy_is_hardened_and_agrees_with_the_defaults() -> Result<()> {
     let defaults =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/keelson.toml"))?;
     let (agent, proxy) = (unit("keelson.service")?, unit("keelson-proxy.service")?);
@@ -351,7 +350,7 @@ fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults()
     for key in ["Requires", "BindsTo", "Requisite", "ExecStopPost", "ExecStop"] {
         ensure!(
             values(&proxy, key).is_empty(),
-            "it goes on without the agent, and its rules without it: {key}"
+            "it continues without the agent, and its rules without it: {key}"
         );
     }
     // A separate user with one capability, and with access to what it needs.
@@ -384,7 +383,7 @@ fn the_unit_of_the_proxy_is_as_hard_as_the_agents_and_agrees_with_the_defaults()
 }
 
 #[test]
-fn systemd_finds_nothing_wrong_with_the_units() -> Result<()> {
+fn systemd_analyze_accepts_the_units() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.dir("units")?;
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
@@ -411,8 +410,8 @@ fn systemd_finds_nothing_wrong_with_the_units() -> Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success() && !said.contains("keelson"), "{name}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success() && !message.contains("keelson"), "{name}: {message}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! An API server that is down, and a network that drops everything.
 
-use crate::rig::{Rig, Role, cluster, pass, quick, run, shared, within};
+use crate::rig::{Rig, Role, cluster, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{ApiSeen, Cluster};
 use keelson_harness::cri::Pull;
@@ -20,7 +20,7 @@ fn as_a_kubelet(seen: &[ApiSeen], outage: f64) -> Result<()> {
 }
 
 #[test]
-fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again() -> Result<()> {
+fn case_24_a_stopped_server_is_retried_at_the_kubelets_rate() -> Result<()> {
     run(async {
         let scratch = Scratch::new()?;
         let mut cluster = cluster(&scratch).await?;
@@ -41,15 +41,15 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
         let down = Instant::now();
         cluster.api.kill9()?;
         late.agent.start_live().await?;
-        refused.says_failing("Connection refused").await?;
-        recorded.says_failing("cannot ").await?;
-        late.says_failing("Connection refused").await?;
+        refused.wait_until_failing("Connection refused").await?;
+        recorded.wait_until_failing("cannot ").await?;
+        late.wait_until_failing("Connection refused").await?;
         for rig in [&recorded, &refused, &late] {
             let image = rig.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;
             image.with_context(|| format!("no pull before {}", rig.name))?;
         }
         // The actor's tests cover 3 min on paused time.
-        pass(25_u64.saturating_sub(down.elapsed().as_secs())).await;
+        sleep_seconds(25_u64.saturating_sub(down.elapsed().as_secs())).await;
         let outage = down.elapsed().as_secs_f64();
         let asked = proxy.seen(lease);
         eprintln!("{} requests for the Lease in {outage:.1} s", asked.len() - leases);
@@ -61,7 +61,7 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
         cluster.api.start_again().await?;
         let up = Instant::now();
         for rig in [&recorded, &refused, &late] {
-            rig.renewed(&cluster, 1).await.with_context(|| rig.name.clone())?;
+            rig.wait_for_renewals(&cluster, 1).await.with_context(|| rig.name.clone())?;
         }
         eprintln!("renewed {:.1} s after the server was back", up.elapsed().as_secs_f64());
         for rig in [&recorded, &refused, &late] {
@@ -76,7 +76,7 @@ fn case_24_a_server_that_is_down_is_asked_at_the_kubelets_rate_and_found_again()
 }
 
 #[test]
-fn case_25_a_black_hole_ends_each_request_and_holds_up_no_pull() -> Result<()> {
+fn case_25_requests_to_a_black_hole_time_out_and_delay_no_pull() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let (node, companion) = tokio::join!(
@@ -100,8 +100,8 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
     let started = Instant::now();
     proxy.cut();
-    rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-    rig.says_failing("no answer").await?;
+    rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    rig.wait_until_failing("no answer").await?;
     let cri = rig.agent.cri().await?;
     let mut pulls = 0;
     while started.elapsed() < CUT {
@@ -120,7 +120,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     within("new connections", fresh as f64, 2.0, 4.0 * (cut / 2.0 + 2.0))?;
 
     proxy.repair();
-    rig.renewed(cluster, 2).await?;
+    rig.wait_for_renewals(cluster, 2).await?;
     cluster.admin.await_condition(name, "Late", "True").await?;
-    rig.says_well().await
+    rig.wait_until_healthy().await
 }

@@ -1,7 +1,7 @@
 //! An API server with wrong responses: every agent recovers by itself once they end, sends no more requests than a
 //! kubelet meanwhile, and reports what is wrong and since when.
 
-use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
+use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster};
 use std::time::{Duration, Instant};
@@ -26,18 +26,18 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     rig.via(&proxy.endpoint())?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    rig.says_well().await?;
+    rig.wait_until_healthy().await?;
 
     let (before, started) = (proxy.seen(|_| true).len(), Instant::now());
     proxy.rule(ApiMatch::any(), case.fault);
     // The watches restart, and get the same.
     proxy.close_all();
-    rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-    rig.says_failing(case.says).await?;
-    pass(4).await;
+    rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    rig.wait_until_failing(case.says).await?;
+    sleep_seconds(4).await;
     let text = rig.readyz().await?.text();
     for part in ["lease", "node-status", "node-watch", "pod-watch"] {
-        ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is said to be well:\n{text}");
+        ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is reported as healthy:\n{text}");
     }
     let took = started.elapsed().as_secs_f64();
     let asked = (proxy.seen(|_| true).len() - before) as f64;
@@ -47,12 +47,12 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     ensure!(rig.metric("keelson_lease_consecutive_failures").await? > 0.0, "no failure is counted");
 
     proxy.clear_rules();
-    rig.renewed(cluster, 2).await?;
+    rig.wait_for_renewals(cluster, 2).await?;
     cluster.admin.await_condition(case.name, "Late", "True").await?;
-    rig.says_well().await
+    rig.wait_until_healthy().await
 }
 
-async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
+async fn run_cases(cases: Vec<(Case, Role)>) -> Result<()> {
     let shared = shared().await?;
     let each = cases.into_iter().map(|(case, role)| {
         let cluster = &shared.cluster;
@@ -72,7 +72,7 @@ async fn all(cases: Vec<(Case, Role)>) -> Result<()> {
 }
 
 #[test]
-fn refusals_are_tried_once_an_interval_and_a_server_that_wants_to_be_left_alone_is() -> Result<()> {
+fn refusals_are_retried_once_per_interval_and_retry_after_is_obeyed() -> Result<()> {
     let refused = |name, code, says| Case { name, fault: ApiFault::status(code), says, per_second: ONCE };
     // One request of each of the four parts, every three seconds.
     let later = |name, code, says| Case {
@@ -81,7 +81,7 @@ fn refusals_are_tried_once_an_interval_and_a_server_that_wants_to_be_left_alone_
         says,
         per_second: 4.0 / 3.0 + 0.2,
     };
-    run(all(vec![
+    run(run_cases(vec![
         (refused("unauthorized", 401, "credentials are rejected"), Role::Companion),
         (refused("forbidden", 403, "do not allow it"), Role::Companion),
         (refused("faulty-node", 403, "do not allow it"), Role::Node),
@@ -91,9 +91,9 @@ fn refusals_are_tried_once_an_interval_and_a_server_that_wants_to_be_left_alone_
 }
 
 #[test]
-fn a_server_that_fails_in_any_way_is_survived() -> Result<()> {
+fn the_agent_survives_every_failure_of_the_server() -> Result<()> {
     let case = |name, fault, says| Case { name, fault, says, per_second: KUBELET };
-    run(all(vec![
+    run(run_cases(vec![
         (case("broken", ApiFault::status(500), "HTTP 500"), Role::Companion),
         (case("gone", ApiFault::status(410), "HTTP 410"), Role::Companion),
         (case("closing", ApiFault::Close, "cannot "), Role::Companion),
@@ -107,7 +107,7 @@ fn a_server_that_fails_in_any_way_is_survived() -> Result<()> {
 }
 
 #[test]
-fn a_slow_server_is_waited_for_with_one_renewal_under_way() -> Result<()> {
+fn a_slow_server_gets_one_renewal_at_a_time() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -118,9 +118,9 @@ fn a_slow_server_is_waited_for_with_one_renewal_under_way() -> Result<()> {
         rig.settled(cluster).await?;
         proxy.rule(ApiMatch::any(), ApiFault::Delay(Duration::from_secs(2)));
         proxy.close_all();
-        rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
         let from = proxy.seen(|_| true).len();
-        rig.renewed(cluster, 3).await?;
+        rig.wait_for_renewals(cluster, 3).await?;
         cluster.admin.await_condition("slow", "Late", "True").await?;
         let seen = proxy.seen(|_| true);
         let renewals: Vec<_> = seen[from..]
@@ -133,6 +133,6 @@ fn a_slow_server_is_waited_for_with_one_renewal_under_way() -> Result<()> {
             ensure!(pair[1].started >= ended, "two renewals under way at once: {pair:#?}");
         }
         proxy.clear_rules();
-        soon("all is well", || rig.says_well()).await
+        eventually_slow("everything is healthy", || rig.wait_until_healthy()).await
     })
 }

@@ -2,13 +2,14 @@
 //! API server and the real controllers that approve and sign.
 
 use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
-use crate::rig::{quick, run, soon};
-use crate::runtime::ReadyRuntime;
+use crate::rig::{eventually_slow, quick, run};
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use keelson_cluster::kube::{ApiOptions, Cluster, ControllerManager, ControllerOptions, client};
 use keelson_cluster::manifests::BOOTSTRAP as MANIFEST;
 use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::fake_runtime::FakeRuntime;
 use keelson_harness::scratch::Scratch;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -30,7 +31,7 @@ struct Stage {
     cluster: Cluster,
     folder: PathBuf,
     scratch: Scratch,
-    _runtime: ReadyRuntime,
+    _runtime: FakeRuntime,
 }
 
 impl Stage {
@@ -49,7 +50,7 @@ impl Stage {
         let bootstrap = scratch.path().join("bootstrap.conf");
         kubeconfig(&cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
         let folder = scratch.path().join("pki-of-the-agent");
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let settings = settings(name, &scratch)
             .set("kube.bootstrap_kubeconfig", bootstrap.display().to_string())
             .set("kube.certificate_dir", folder.display().to_string());
@@ -75,8 +76,8 @@ impl Stage {
         Ok(self.agent.metric(name).await?.unwrap_or_default())
     }
 
-    async fn says_well(&self) -> Result<()> {
-        soon("the agent is ready", || async {
+    async fn wait_until_healthy(&self) -> Result<()> {
+        eventually_slow("the agent is ready", || async {
             let ready = self.agent.http_get("/readyz?verbose").await?;
             ensure!(ready.status.is_success(), "{}", ready.text());
             Ok(())
@@ -122,7 +123,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         let _signers = stage.signers().await?;
         stage.agent.start_live().await?;
         stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.says_well().await?;
+        stage.wait_until_healthy().await?;
         ensure!(mode(&stage.file())? == 0o600 && mode(&stage.folder)? == 0o700, "others may read it");
         let first = fs::read_to_string(stage.file())?;
         let node = stage.agent.json("/debug/node").await?;
@@ -132,7 +133,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             .await?;
         ensure!(end > 1.7e9, "it ends at {end}");
 
-        soon("the certificate was renewed", || async {
+        eventually_slow("the certificate was renewed", || async {
             ensure!(fs::read_to_string(stage.file())? != first, "it is the first one");
             let renewals =
                 stage.metric("keelson_kube_certificate_renewals_total{result=\"success\"}").await?;
@@ -140,7 +141,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             Ok(())
         })
         .await?;
-        stage.says_well().await?;
+        stage.wait_until_healthy().await?;
         // The first with the bootstrap token, every later one with the previous certificate; nothing was refused.
         let user = format!("system:node:{name}");
         let asked = stage.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
@@ -161,13 +162,13 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         let key = fs::read_to_string(stage.file())?;
         let key: Vec<_> =
             key.split("PRIVATE KEY-----").nth(1).context("a key")?.lines().map(str::to_owned).collect();
-        let said = [
+        let message = [
             stage.agent.log()?,
             stage.agent.http_get("/metrics").await?.text(),
             stage.agent.http_get("/debug/node").await?.text(),
         ];
         for line in key.iter().filter(|line| line.len() > 40) {
-            ensure!(!said.iter().any(|text| text.contains(line.as_str())), "a key was told");
+            ensure!(!message.iter().any(|text| text.contains(line.as_str())), "a key was shown");
         }
 
         // Credentials of this kind reach no other node either.
@@ -179,7 +180,7 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
             &by_file,
             &json!({"client-certificate": stage.file(), "client-key": stage.file()}),
         )?;
-        soon("the Node authorizer knows the pod", || async {
+        eventually_slow("the Node authorizer knows the pod", || async {
             is_held_to_its_node_by_the_authorizer(&client(&by_file).await?, name, "other").await
         })
         .await
@@ -188,25 +189,27 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
 
 /// A request that waits for approval is reported and is kept over a restart, and a denied one is replaced.
 #[test]
-fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
+fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
     run(async {
         let name = "patient";
         let mut stage = Stage::new(name).await?;
         stage.agent.start_live().await?;
-        let request = soon("there is one request, and it is said that it waits", || async {
+        let request = eventually_slow("there is one request, reported as pending", || async {
             let requests = stage.requests().await?;
             let [request] = requests.as_slice() else { anyhow::bail!("{} requests", requests.len()) };
             let request = request.metadata.name.clone().context("a name")?;
             let ready = stage.agent.http_get("/readyz?verbose").await?.text();
-            let line =
-                ready.lines().find(|line| line.starts_with("[-]credentials failed")).context("not said")?;
+            let line = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials failed"))
+                .context("not reported")?;
             ensure!(line.contains(&request) && line.contains("kubectl certificate approve"), "{line}");
             Ok(request)
         })
         .await?;
         stage.agent.kill9()?;
         stage.agent.start_live().await?;
-        soon("the request is asked for again", || async {
+        eventually_slow("the request is asked for again", || async {
             let asked = stage.cluster.api.audit(|event| {
                 event.user == BOOTSTRAP_USER && event.is_for("create", "certificatesigningrequests")
             })?;
@@ -222,7 +225,7 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
         let requests: Api<CertificateSigningRequest> = Api::all(stage.cluster.admin.client());
         let patched = requests.patch_approval(&request, &PatchParams::default(), &Patch::Merge(denied)).await;
         patched.context("cannot deny the request")?;
-        soon("another request is made, and it is said why", || async {
+        eventually_slow("another request is made, with its reason", || async {
             ensure!(stage.requests().await?.len() == 2, "there is no other");
             let log = stage.agent.log()?;
             ensure!(log.contains("it was denied: NotYet: ask again"), "it is not in the log");
@@ -234,7 +237,7 @@ fn e4_a_request_that_waits_is_said_and_survives_a_restart() -> Result<()> {
 
         let _signers = stage.signers().await?;
         stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.says_well().await
+        stage.wait_until_healthy().await
     })
 }
 
@@ -246,7 +249,7 @@ fn e4_a_refused_bootstrap_token_is_reported_once() -> Result<()> {
         let bootstrap = stage.scratch.path().join("bootstrap.conf");
         kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.ffffffffffffffff"}))?;
         stage.agent.start_live().await?;
-        soon("the token is reported", || async {
+        eventually_slow("the token is reported", || async {
             let node = stage.agent.json("/debug/node").await?;
             let reason = node["reason"].as_str().context("a reason")?;
             let cause = format!("does not accept the credentials of {}", bootstrap.display());
@@ -255,7 +258,7 @@ fn e4_a_refused_bootstrap_token_is_reported_once() -> Result<()> {
         })
         .await?;
         kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
-        soon("the new token is used", || async {
+        eventually_slow("the new token is used", || async {
             ensure!(stage.requests().await?.len() == 1, "no request");
             Ok(())
         })

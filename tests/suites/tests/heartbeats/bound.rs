@@ -1,8 +1,8 @@
 //! E4: credentials that belong to one node. A real API server with exactly the shipped manifests tells what each kind
 //! may do to its own node and to another; docs/heartbeats.md has the same tables.
 
-use crate::rig::{Rig, Role, make_node, manifest_of, quick, run, shared, soon};
-use crate::runtime::ReadyRuntime;
+use crate::rig::{Rig, Role, eventually_slow, manifest_of, quick, run, shared};
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Node, Pod, Service};
@@ -36,7 +36,7 @@ fn code<T>(outcome: kube::Result<T>) -> Result<u16> {
 /// A node with everything that a client could try to write: both Leases, a pod, and an Event of its agent.
 pub(crate) async fn furnished(cluster: &Cluster, node: &str) -> Result<()> {
     if cluster.admin.node(node).await?.is_none() {
-        make_node(cluster, node).await?;
+        cluster.admin.create_node(node, &[]).await?;
     }
     let leases = [node.to_owned(), format!("keelson-{node}")].map(|name| {
         json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -139,20 +139,23 @@ fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
         cluster.admin.apply(&manifest_of(account)).await?;
 
         let kubelet = cluster.node(&scratch, a).await?;
-        soon("the Node authorizer knows the pod", || async {
+        eventually_slow("the Node authorizer knows the pod", || async {
             is_held_to_its_node_by_the_authorizer(&kubelet.client().await?, a, b).await
         })
         .await?;
 
         let unbound = cluster.service_account(&scratch, "kube-system", account).await?;
         // Without the policy it would be allowed.
-        soon("the policy is in force: a token that is bound to no node writes nothing", || async {
-            for node in [a, b] {
-                let allowed = allowed(&tried(&unbound.client().await?, node).await?)?;
-                ensure!(allowed.is_empty(), "{allowed:?}");
-            }
-            Ok(())
-        })
+        eventually_slow(
+            "the policy is in force: a token that is bound to no node writes nothing",
+            || async {
+                for node in [a, b] {
+                    let allowed = allowed(&tried(&unbound.client().await?, node).await?)?;
+                    ensure!(allowed.is_empty(), "{allowed:?}");
+                }
+                Ok(())
+            },
+        )
         .await?;
         for identity in [
             cluster.companion(&scratch, account, a).await?,
@@ -160,7 +163,7 @@ fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
         ] {
             let client = identity.client().await?;
             let expected = ["status of the Node", "Lease keelson-NODE", "create an Event", "patch an Event"];
-            soon("the account has its rights", || async {
+            eventually_slow("the account has its rights", || async {
                 let to_own = allowed(&tried(&client, a).await?)?;
                 ensure!(to_own == expected, "its own node: {to_own:?}");
                 Ok(())
@@ -168,14 +171,14 @@ fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
             .await?;
             let to_other = allowed(&tried(&client, b).await?)?;
             ensure!(to_other.is_empty(), "another node: {to_other:?}");
-            says_which_node(&client, a, b).await?;
+            check_token_node(&client, a, b).await?;
         }
-        lease_of_another_cannot_be_made(cluster, &scratch, account, a).await
+        check_foreign_lease_is_refused(cluster, &scratch, account, a).await
     })
 }
 
 /// A refusal names the node that the token is bound to.
-async fn says_which_node(client: &Client, own: &str, other: &str) -> Result<()> {
+async fn check_token_node(client: &Client, own: &str, other: &str) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let status = Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
     let refused = nodes.patch_status(other, &PatchParams::default(), &status).await;
@@ -186,7 +189,7 @@ async fn says_which_node(client: &Client, own: &str, other: &str) -> Result<()> 
 }
 
 /// Nor a Lease in any other namespace.
-async fn lease_of_another_cannot_be_made(
+async fn check_foreign_lease_is_refused(
     cluster: &Cluster,
     scratch: &Scratch,
     account: &str,
@@ -221,7 +224,7 @@ fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
         let cluster = &shared.cluster;
         let scratch = Scratch::new()?;
         let name = "reader";
-        make_node(cluster, name).await?;
+        cluster.admin.create_node(name, &[]).await?;
         let client = cluster.node(&scratch, name).await?.client().await?;
         let own = ListParams::default().fields(&format!("metadata.name={name}"));
         let of_node = ListParams::default().fields(&format!("spec.nodeName={name}"));
@@ -251,20 +254,17 @@ fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
 
 /// A companion with the kubelet's certificate, by files and by a kubeconfig, while the kubelet rotates it.
 #[test]
-fn e4_a_companion_lives_by_the_kubelets_certificate() -> Result<()> {
+fn e4_a_companion_uses_the_kubelets_certificate() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         for (name, by_file) in [("kubelets-file", true), ("kubelets-conf", false)] {
             let scratch = Scratch::new()?;
-            make_node(cluster, name).await?;
+            cluster.admin.create_node(name, &[]).await?;
             let mut identity = cluster.node(&scratch, name).await?;
-            let runtime = ReadyRuntime::start(&scratch)?;
-            let mut agent = Agent::new(
-                &scratch,
-                &runtime.endpoint(),
-                &beside_a_kubelet(cluster, &identity, name, by_file),
-            )?;
+            let runtime = start_ready_runtime(&scratch)?;
+            let mut agent =
+                Agent::new(&scratch, &runtime.endpoint(), &with_kubelet(cluster, &identity, name, by_file))?;
             agent.start_live().await?;
             for status in ["True", "False", "True"] {
                 set_condition(&agent, status).await?;
@@ -288,7 +288,7 @@ fn e4_a_companion_lives_by_the_kubelets_certificate() -> Result<()> {
     })
 }
 
-fn beside_a_kubelet(cluster: &Cluster, identity: &Identity, name: &str, by_file: bool) -> Settings {
+fn with_kubelet(cluster: &Cluster, identity: &Identity, name: &str, by_file: bool) -> Settings {
     let settings = quick().set("agent.node_name", name).set("endpoints.source", "off");
     if !by_file {
         return settings.set("kube.kubeconfig", identity.kubeconfig().display().to_string());
@@ -312,7 +312,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
 
 /// A token that others can read is reported with the remedy; one that everybody can write is no longer used.
 #[test]
-fn e4_modes_of_secrets_are_said() -> Result<()> {
+fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -321,37 +321,39 @@ fn e4_modes_of_secrets_are_said() -> Result<()> {
         set_mode(&file, 0o644)?;
         rig.agent.start_again().await?;
         let advice = format!("run: chmod 600 {}", file.display());
-        soon("the mode is said", || async {
+        eventually_slow("the file mode is reported", || async {
             let ready = rig.readyz().await?;
             ensure!(ready.status.is_success(), "not ready: {}", ready.text());
             let ready = ready.text();
             let line =
-                ready.lines().find(|line| line.starts_with("[+]credentials ok: ")).context("not said")?;
+                ready.lines().find(|line| line.starts_with("[+]credentials ok: ")).context("not reported")?;
             ensure!(line.contains("(mode 0644)") && line.contains(&advice), "{line}");
-            let node = rig.told(&["node"]).await?;
+            let node = rig.agent.output(&["node"]).await?;
             ensure!(node.contains("warning: the token file") && node.contains(&advice), "{node}");
             ensure!(rig.agent.log()?.contains(&advice), "it is not in the log");
             Ok(())
         })
         .await?;
         set_mode(&file, 0o600)?;
-        soon("nothing is said any more", || async {
+        eventually_slow("nothing is reported any more", || async {
             let ready = rig.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
         })
         .await?;
         set_mode(&file, 0o666)?;
-        soon("the file is refused", || async {
+        eventually_slow("the file is refused", || async {
             let ready = rig.readyz().await?.text();
-            let line =
-                ready.lines().find(|line| line.starts_with("[-]credentials failed")).context("not said")?;
+            let line = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials failed"))
+                .context("not reported")?;
             ensure!(line.contains("writable by every user (mode 0666)"), "{line}");
             Ok(())
         })
         .await?;
         set_mode(&file, 0o600)?;
-        soon("it is used again", || async {
+        eventually_slow("it is used again", || async {
             let ready = rig.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
@@ -371,7 +373,7 @@ fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
         let mut rig = Rig::new(cluster, "token-end", Role::Companion, quick()).await?;
         rig.agent.start_again().await?;
         let now = unix_now();
-        soon("the token is shown", || async {
+        eventually_slow("the token is shown", || async {
             let node = rig.node_json().await?;
             let shown = &node["credentials"][0];
             ensure!(shown["kind"] == "token" && shown["state"] == "healthy", "{node}");
@@ -382,21 +384,21 @@ fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
         })
         .await?;
         let token = fs::read_to_string(rig.identity.credential_file())?;
-        let said = [
+        let reported = [
             rig.agent.log()?,
             rig.readyz().await?.text(),
-            rig.told(&["node", "-o", "json"]).await?,
+            rig.agent.output(&["node", "-o", "json"]).await?,
             rig.agent.http_get("/metrics").await?.text(),
         ];
         for part in token.trim().split('.') {
-            ensure!(!said.iter().any(|text| text.contains(part)), "a part of the token was told");
+            ensure!(!reported.iter().any(|text| text.contains(part)), "a part of the token was shown");
         }
 
         let mut rig = Rig::new(cluster, "certificate-end", Role::Node, quick()).await?;
         rig.identity.rotate_for(Duration::from_secs(3_600))?;
         rig.agent.start_again().await?;
-        soon("the certificate is warned of", || async {
-            let node = rig.told(&["node"]).await?;
+        eventually_slow("the certificate is warned of", || async {
+            let node = rig.agent.output(&["node"]).await?;
             ensure!(node.contains("Identity: system:node:certificate-end, client certificate "), "{node}");
             ensure!(node.contains("EXPIRES in "), "{node}");
             let ready = rig.readyz().await?;
@@ -409,7 +411,7 @@ fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
         })
         .await?;
         rig.identity.rotate().await?;
-        soon("the renewed one is healthy", || async {
+        eventually_slow("the renewed one is healthy", || async {
             let node = rig.node_json().await?;
             ensure!(node["credentials"][0]["state"] == "healthy", "{node}");
             let ready = rig.readyz().await?.text();
@@ -426,7 +428,7 @@ fn unix_now() -> f64 {
 
 /// Every field of the DaemonSet is known, its settings are valid, and it needs few rights.
 #[test]
-fn e4_the_manifest_of_the_agent_is_taken_whole_and_its_token_is_short() -> Result<()> {
+fn e4_the_agent_manifest_is_valid_and_its_token_is_short_lived() -> Result<()> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(DAEMON_SET).context("no YAML")?;
     let find =
         |kind: &str| documents.iter().find(|document| document["kind"] == kind).context(kind.to_owned());
@@ -472,7 +474,7 @@ fn e4_a_token_of_a_node_ends_with_the_node() -> Result<()> {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let (name, namespace) = ("ends", "kube-system");
-        make_node(cluster, name).await?;
+        cluster.admin.create_node(name, &[]).await?;
         cluster.admin.ensure_service_account(namespace, name).await?;
         let bound = Bound::Node(name.to_owned());
         let token = cluster.admin.token(namespace, name, Some(&bound)).await?;
@@ -485,14 +487,14 @@ fn e4_a_token_of_a_node_ends_with_the_node() -> Result<()> {
         config.default_retry = false;
         let nodes: Api<Node> = Api::all(Client::try_from(config)?);
         // Authenticated, and without rights.
-        soon("the token is known", || async {
+        eventually_slow("the token is known", || async {
             let code = code(nodes.get(name).await)?;
             ensure!(code == 403, "{code}");
             Ok(())
         })
         .await?;
         cluster.admin.delete_node(name).await?;
-        soon("the token is worth nothing", || async {
+        eventually_slow("the token is worth nothing", || async {
             let code = code(nodes.get(name).await)?;
             ensure!(code == 401, "{code}");
             Ok(())

@@ -1,6 +1,6 @@
 //! The node's wall clock steps while the agent runs, and the controller's does not.
 
-use crate::rig::{GRACE, Rig, Role, controlled, pass, pauses, quick, run, soon, within};
+use crate::rig::{GRACE, Rig, Role, controlled, eventually_slow, pauses, quick, run, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
 use k8s_openapi::api::core::v1::Node;
@@ -24,11 +24,14 @@ async fn start(cluster: &Cluster, name: &str, via: Option<&str>) -> Result<(Rig,
     }
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    rig.says_well().await?;
+    rig.wait_until_healthy().await?;
     // A fresh node has sent its changes after the first report.
-    pass(2).await;
+    sleep_seconds(2).await;
     let watch = cluster.admin.watch(cluster.admin.nodes(), name).await?;
-    soon("the watch has begun", || async { watch.changes()?.first().map(drop).context("not yet") }).await?;
+    eventually_slow("the watch has begun", || async {
+        watch.changes()?.first().map(drop).context("not yet")
+    })
+    .await?;
     Ok((rig, clock, watch))
 }
 
@@ -37,12 +40,12 @@ async fn start(cluster: &Cluster, name: &str, via: Option<&str>) -> Result<(Rig,
 async fn step(cluster: &Cluster, rig: &Rig, clock: &FakeClock, seconds: i64, back: bool) -> Result<()> {
     let (reports, renewals) = (rig.status_writes(cluster)?.len(), rig.lease_requests(cluster)?.len());
     clock.set(seconds)?;
-    soon("a report after the step", || async {
+    eventually_slow("a report after the step", || async {
         ensure!(rig.status_writes(cluster)?.len() > reports, "none");
         Ok(())
     })
     .await?;
-    pass(AFTER).await;
+    sleep_seconds(AFTER).await;
     let writes = rig.status_writes(cluster)?;
     assert_eq!(writes.len(), reports + 1 + usize::from(back), "{:#?}", &writes[reports..]);
     let asked = rig.lease_requests(cluster)?;
@@ -80,16 +83,15 @@ async fn steps(name: &str, to: i64) -> Result<()> {
     assert_eq!(rig.metric("keelson_node_clock_steps_total").await?, 2.0);
     assert_eq!(rig.metric("keelson_lease_clock_steps_total{direction=\"back\"}").await?, 1.0);
     assert_eq!(rig.metric("keelson_lease_clock_steps_total{direction=\"forward\"}").await?, 1.0);
-    rig.says_well().await
+    rig.wait_until_healthy().await
 }
 
 /// All at the same time, because waiting for the controller's grace period takes long.
 #[test]
-fn case_28_and_case_29_a_clock_that_steps_leaves_the_node_ready_and_without_the_report_it_would_not()
--> Result<()> {
+fn case_28_and_case_29_the_node_stays_ready_through_clock_steps() -> Result<()> {
     run(async {
         let (back, forward, unposted) =
-            tokio::join!(steps("case-28", -HOUR), steps("case-29", HOUR), steps_back_without_a_report());
+            tokio::join!(steps("case-28", -HOUR), steps("case-29", HOUR), clock_step_without_report());
         back.context("case 28, back and set right")?;
         forward.context("case 29, forward and back")?;
         unposted.context("case 28 without the report")
@@ -98,7 +100,7 @@ fn case_28_and_case_29_a_clock_that_steps_leaves_the_node_ready_and_without_the_
 
 /// Proves that the report keeps the node ready: without it, the controller marks the node Unknown, because it ignores
 /// renewals before the last one it has seen. The first report that gets through makes the node ready.
-async fn steps_back_without_a_report() -> Result<()> {
+async fn clock_step_without_report() -> Result<()> {
     let shared = controlled().await?;
     let cluster = &shared.cluster;
     let proxy = cluster.proxy().await?;
@@ -108,10 +110,10 @@ async fn steps_back_without_a_report() -> Result<()> {
     let ready = cluster.admin.await_condition("case-28-unposted", "Ready", "Unknown").await?;
     assert_eq!(ready.reason.as_deref(), Some("NodeStatusUnknown"));
     // The Lease was renewed all the time.
-    rig.renewed(cluster, 2).await?;
+    rig.wait_for_renewals(cluster, 2).await?;
     proxy.remove(rule);
     cluster.admin.await_condition("case-28-unposted", "Ready", "True").await?;
-    pass(AFTER).await;
+    sleep_seconds(AFTER).await;
     let mut seen: Vec<String> = Vec::new();
     for change in watch.changes()? {
         let node = change.object.context("the Node was deleted")?;
@@ -119,5 +121,5 @@ async fn steps_back_without_a_report() -> Result<()> {
     }
     seen.dedup();
     assert_eq!(seen, ["True", "Unknown", "True"]);
-    rig.says_well().await
+    rig.wait_until_healthy().await
 }

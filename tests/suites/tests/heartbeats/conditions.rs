@@ -1,13 +1,13 @@
 //! Conditions that others report through the agent.
 
-use crate::rig::{Rig, Role, pass, quick, run, shared, soon};
+use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::Cluster;
 
 const KIND: &str = "KernelDeadlock";
 
 #[test]
-fn a_condition_goes_out_once_survives_kills_and_leaves_when_it_is_cleared() -> Result<()> {
+fn a_condition_is_written_once_survives_kills_and_can_be_cleared() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -23,12 +23,12 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    pass(2).await;
+    sleep_seconds(2).await;
     let before = rig.status_writes(cluster)?.len();
 
     let set = ["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--message", "all well"];
-    let told = rig.told(&set).await?;
-    ensure!(told.contains("is set to False"), "{told}");
+    let shown = rig.agent.output(&set).await?;
+    ensure!(shown.contains("is set to False"), "{shown}");
     let found = cluster.admin.await_condition(name, KIND, "False").await?;
     assert_eq!(found.reason.as_deref(), Some("NoDeadlock"));
     assert_eq!(found.message.as_deref(), Some("all well"));
@@ -36,32 +36,32 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
     // A repeat changes nothing.
     for _ in 0..3 {
-        let told = rig.told(&set).await?;
-        ensure!(told.contains("is unchanged: it is False"), "{told}");
+        let shown = rig.agent.output(&set).await?;
+        ensure!(shown.contains("is unchanged: it is False"), "{shown}");
     }
-    pass(3).await;
+    sleep_seconds(3).await;
     assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
 
     // An accepted condition is on disk: a kill right after it loses nothing.
-    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    rig.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
     rig.agent.kill9()?;
     rig.agent.start_again().await?;
     let flipped = cluster.admin.await_condition(name, KIND, "True").await?;
     ensure!(flipped.last_transition_time >= found.last_transition_time, "{flipped:?}");
-    let told = rig.told(&["node"]).await?;
-    let line = told.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
-    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{told}");
+    let shown = rig.agent.output(&["node"]).await?;
+    let line = shown.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
+    ensure!(line.contains("reporter") && line.contains("Deadlock"), "{shown}");
 
-    let told = rig.told(&["node", "clear-condition", KIND]).await?;
-    ensure!(told.contains("is cleared"), "{told}");
-    soon("the condition is gone", || async {
+    let shown = rig.agent.output(&["node", "clear-condition", KIND]).await?;
+    ensure!(shown.contains("is cleared"), "{shown}");
+    eventually_slow("the condition is gone", || async {
         ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
         Ok(())
     })
     .await?;
     rig.agent.kill9()?;
     rig.agent.start_again().await?;
-    pass(3).await;
+    sleep_seconds(3).await;
     assert!(cluster.admin.condition(name, KIND).await?.is_none(), "a cleared condition is back");
     rig.settled(cluster).await?;
     Ok(())
@@ -71,7 +71,7 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 /// that others set through it, and a start restores them. Without it, and after a kill, they stay. A node's heartbeat
 /// always does.
 #[test]
-fn e5_a_clean_stop_removes_the_conditions_where_that_is_asked_for() -> Result<()> {
+fn e5_a_clean_stop_removes_the_conditions_if_configured() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -105,29 +105,29 @@ async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    rig.told(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    rig.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
     cluster.admin.await_condition(name, KIND, "True").await?;
     ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
     ensure!(kinds().await? == with, "a stop that was to leave them left {:?}", kinds().await?);
 
-    rig.set("node.remove_conditions_on_stop", true)?;
+    rig.agent.set("node.remove_conditions_on_stop", true)?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
     rig.agent.kill9()?;
     ensure!(kinds().await? == with, "a kill left {:?}", kinds().await?);
     rig.agent.start_again().await?;
-    rig.says_well().await?;
+    rig.wait_until_healthy().await?;
     let before = rig.status_writes(cluster)?.len();
     ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
     ensure!(kinds().await? == without, "a stop that was to remove them left {:?}", kinds().await?);
-    soon("one write for all of them", || async {
+    eventually_slow("one write for all of them", || async {
         let writes = rig.status_writes(cluster)?.len() - before;
         ensure!(writes == 1, "{writes} writes");
         Ok(())
     })
     .await?;
     rig.agent.start_again().await?;
-    soon("they are back", || async {
+    eventually_slow("they are back", || async {
         let kinds = kinds().await?;
         ensure!(kinds == with, "{kinds:?}");
         Ok(())
@@ -136,24 +136,28 @@ async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 }
 
 #[test]
-fn a_reporter_that_falls_silent_is_told_of() -> Result<()> {
+fn a_silent_reporter_is_reported() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let mut rig = Rig::new(cluster, "silent", Role::Companion, quick()).await?;
         rig.agent.start_again().await?;
-        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "3s"]).await?;
+        rig.agent
+            .output(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "3s"])
+            .await?;
         cluster.admin.await_condition("silent", KIND, "False").await?;
         let silent = cluster.admin.await_condition("silent", KIND, "Unknown").await?;
         assert_eq!(silent.reason.as_deref(), Some("ReporterSilent"));
-        rig.told(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "60s"]).await?;
+        rig.agent
+            .output(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "60s"])
+            .await?;
         cluster.admin.await_condition("silent", KIND, "False").await?;
         Ok(())
     })
 }
 
 #[test]
-fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()> {
+fn foreign_and_invalid_conditions_are_refused_with_a_remedy() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -185,7 +189,9 @@ fn conditions_of_others_and_nonsense_are_refused_with_what_to_do() -> Result<()>
         let output = rig.agent.keelson(&["node", "clear-condition", KIND]).await?;
         ensure!(!output.is_success() && output.err.contains("is not set"), "{output:?}");
         for n in 0..32 {
-            rig.told(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"]).await?;
+            rig.agent
+                .output(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"])
+                .await?;
         }
         let output =
             rig.agent.keelson(&["node", "set-condition", "Many32", "True", "--reason", "Many"]).await?;

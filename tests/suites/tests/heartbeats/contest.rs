@@ -1,6 +1,6 @@
 //! E3 and E22: two agents of one node name, an agent of role `node` beside a kubelet, two reporters of one condition.
 
-use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
+use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{AuditEvent, Cluster, KubeletOptions};
 use keelson_harness::agent::Settings;
@@ -21,7 +21,7 @@ fn settings() -> Settings {
 }
 
 /// Last renewal of the Lease, in Unix seconds.
-async fn renewed(cluster: &Cluster, name: &str) -> Result<f64> {
+async fn renew_time(cluster: &Cluster, name: &str) -> Result<f64> {
     let lease = cluster.admin.lease(name).await?.context("no Lease")?;
     let time = lease.spec.and_then(|spec| spec.renew_time).context("never renewed")?.0;
     Ok(time.as_microsecond() as f64 / 1e6)
@@ -30,9 +30,9 @@ async fn renewed(cluster: &Cluster, name: &str) -> Result<f64> {
 /// Watches for a number of seconds. Returns the longest time without a renewal of the Lease.
 async fn longest_silence(cluster: &Cluster, name: &str, seconds: u64) -> Result<f64> {
     let (began, mut longest) = (Instant::now(), 0.0_f64);
-    let mut last = renewed(cluster, name).await?;
+    let mut last = renew_time(cluster, name).await?;
     while began.elapsed() < Duration::from_secs(seconds) {
-        let now = renewed(cluster, name).await?;
+        let now = renew_time(cluster, name).await?;
         longest = longest.max(now - last);
         last = now;
         pass_a_little().await;
@@ -49,7 +49,7 @@ async fn contested(cluster: &Cluster, name: &str, status: &str) -> Result<String
     condition.reason.context("no reason")
 }
 
-async fn renew_for_ever(cluster: &Cluster, name: &str) -> Result<()> {
+async fn keep_renewing(cluster: &Cluster, name: &str) -> Result<()> {
     loop {
         let now = jiff::Timestamp::now();
         let spec = json!({"spec": {"renewTime": format!("{now:.6}")}});
@@ -91,7 +91,7 @@ fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
 }
 
 #[test]
-fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result<()> {
+fn e3_of_two_agents_with_one_name_the_first_continues() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -101,7 +101,7 @@ fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result
         first.settled(cluster).await?;
         let mut second = Rig::new(cluster, name, Role::Node, settings()).await?;
         second.agent.start_again().await?;
-        second.says_failing("stands back").await?;
+        second.wait_until_failing("stands back").await?;
         within("renewals are late by", longest_silence(cluster, name, 10).await?, 1.0, PERIOD * 2.0)?;
         ensure!(
             second.metric("keelson_lease_renewals_total{result=\"renewed\"}").await? == 0.0,
@@ -109,29 +109,29 @@ fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result
         );
         assert_eq!(second.metric("keelson_lease_standing_back").await?, 1.0);
         ensure!(
-            second.told(&["node"]).await?.contains("STANDING BACK: another process renews it"),
+            second.agent.output(&["node"]).await?.contains("STANDING BACK: another process renews it"),
             "not shown"
         );
         // The second one reports it on the Node; the first finds that another client writes its condition.
         contested(cluster, name, "True").await?;
-        soon("both say so", || async {
+        eventually_slow("both say so", || async {
             ensure!(first.metric("keelson_node_conditions_contested").await? > 0.0, "the first one does not");
             Ok(())
         })
         .await?;
-        first.says_well().await?;
+        first.wait_until_healthy().await?;
 
         // A restart of the first one: the second does not take the node from it.
         first.agent.kill9()?;
         first.agent.start_again().await?;
         within("renewals are late by", longest_silence(cluster, name, 10).await?, 1.0, PERIOD * 2.0)?;
-        second.says_failing("stands back").await?;
+        second.wait_until_failing("stands back").await?;
 
         // It ends for good.
         first.agent.kill9()?;
-        let last = renewed(cluster, name).await?;
-        second.says_well().await?;
-        let silence = renewed(cluster, name).await? - last;
+        let last = renew_time(cluster, name).await?;
+        second.wait_until_healthy().await?;
+        let silence = renew_time(cluster, name).await? - last;
         within("the Lease was not renewed for", silence, LASTS as f64 - 1.0, LASTS as f64 + 4.0 * PERIOD)?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
         assert_eq!(contested(cluster, name, "False").await?, "NotContested");
@@ -140,7 +140,7 @@ fn e3_of_two_agents_of_one_name_the_one_that_was_there_first_goes_on() -> Result
 }
 
 #[test]
-fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Result<()> {
+fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -151,15 +151,15 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         let options = KubeletOptions::default().set("nodeLeaseDurationSeconds", LASTS);
         let mut kubelet = cluster.kubelet(&scratch, name, &containerd, &options).await?;
         cluster.admin.await_condition(name, "Ready", "True").await?;
-        soon("the kubelet has made its Lease", || renewed(cluster, name)).await?;
+        eventually_slow("the kubelet has made its Lease", || renew_time(cluster, name)).await?;
 
         // It was there first: the agent only writes one condition.
         let mut rig = Rig::new(cluster, name, Role::Node, settings()).await?;
         rig.agent.start_again().await?;
-        rig.says_failing("stands back").await?;
+        rig.wait_until_failing("stands back").await?;
         assert_eq!(contested(cluster, name, "True").await?, "StandingBack");
-        pass(6).await;
-        let asked = rig.asked(cluster)?;
+        sleep_seconds(6).await;
+        let asked = rig.requests(cluster)?;
         assert!(writes(&asked).is_empty(), "{:#?}", writes(&asked));
         let version = |node: k8s_openapi::api::core::v1::Node| {
             node.status.and_then(|status| status.node_info).map(|info| info.kubelet_version)
@@ -169,12 +169,12 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         // A restart of the kubelet is not its end.
         kubelet.terminate().await?;
         kubelet.start_again().await?;
-        pass(LASTS + 2).await;
-        assert!(writes(&rig.asked(cluster)?).is_empty(), "{:#?}", writes(&rig.asked(cluster)?));
+        sleep_seconds(LASTS + 2).await;
+        assert!(writes(&rig.requests(cluster)?).is_empty(), "{:#?}", writes(&rig.requests(cluster)?));
 
         kubelet.kill9()?;
-        rig.says_well().await?;
-        soon("the Node is the agent's", || async {
+        rig.wait_until_healthy().await?;
+        eventually_slow("the Node is the agent's", || async {
             let now = version(cluster.admin.node(name).await?.context("no Node")?);
             ensure!(now != kubelets, "still {now:?}");
             Ok(())
@@ -185,12 +185,12 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
         // It comes back: two intervals.
         kubelet.start_again().await?;
         let began = Instant::now();
-        rig.says_failing("stands back").await?;
+        rig.wait_until_failing("stands back").await?;
         let took = began.elapsed().as_secs_f64();
         eprintln!("stood back {took:.1} s after the kubelet was healthy");
         within("to stand back took", took, 0.0, PERIOD * 2.0 + 5.0)?;
         contested(cluster, name, "True").await?;
-        soon("the Node is the kubelet's", || async {
+        eventually_slow("the Node is the kubelet's", || async {
             let now = version(cluster.admin.node(name).await?.context("no Node")?);
             ensure!(now == kubelets, "still {now:?}");
             Ok(())
@@ -200,7 +200,7 @@ fn e3_beside_a_kubelet_role_node_stands_back_and_returns_when_it_is_gone() -> Re
 }
 
 #[test]
-fn e3_role_node_that_is_told_to_continues_and_says_so() -> Result<()> {
+fn e3_role_node_continues_if_configured_and_reports_it() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -213,17 +213,20 @@ fn e3_role_node_that_is_told_to_continues_and_says_so() -> Result<()> {
             assert_eq!(contested(cluster, name, "True").await?, "LeaseRenewedByAnother");
             assert_eq!(rig.metric("keelson_lease_contested").await?, 1.0);
             ensure!(rig.metric("keelson_lease_foreign_renewals_total").await? >= 2.0, "not counted");
-            ensure!(rig.told(&["node"]).await?.contains("CONTESTED: another process renews it"), "not shown");
+            ensure!(
+                rig.agent.output(&["node"]).await?.contains("CONTESTED: another process renews it"),
+                "not shown"
+            );
             let before = rig.renewals(cluster)?;
-            soon("it goes on", || async {
+            eventually_slow("it continues", || async {
                 ensure!(rig.renewals(cluster)? >= before + 2, "it does not renew");
                 Ok(())
             })
             .await?;
-            rig.says_well().await
+            rig.wait_until_healthy().await
         };
         tokio::select! {
-            renewed = renew_for_ever(cluster, name) => renewed,
+            renewed = keep_renewing(cluster, name) => renewed,
             looked = looks => looked,
         }?;
         // The other has ended.
@@ -233,7 +236,7 @@ fn e3_role_node_that_is_told_to_continues_and_says_so() -> Result<()> {
 }
 
 #[test]
-fn e22_two_reporters_of_one_condition_do_not_take_turns() -> Result<()> {
+fn e22_two_reporters_of_one_condition_do_not_alternate() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -242,17 +245,17 @@ fn e22_two_reporters_of_one_condition_do_not_take_turns() -> Result<()> {
         let mut rig = Rig::new(cluster, name, Role::Companion, settings).await?;
         rig.agent.start_again().await?;
         rig.settled(cluster).await?;
-        rig.told(&["node", "set-condition", kind, "False", "--reason", "NoDeadlock"]).await?;
+        rig.agent.output(&["node", "set-condition", kind, "False", "--reason", "NoDeadlock"]).await?;
         cluster.admin.await_condition(name, kind, "False").await?;
         let looks = async {
             assert_eq!(contested(cluster, name, "True").await?, "ConditionsWrittenByAnother");
-            let told = rig.told(&["node"]).await?;
-            let line = told.lines().find(|line| line.starts_with(kind)).context("not shown")?;
-            ensure!(line.contains("reporter, CONTESTED"), "{told}");
+            let shown = rig.agent.output(&["node"]).await?;
+            let line = shown.lines().find(|line| line.starts_with(kind)).context("not shown")?;
+            ensure!(line.contains("reporter, CONTESTED"), "{shown}");
             assert_eq!(rig.metric("keelson_node_conditions_contested").await?, 1.0);
             // With a write in every pass it would be 20 more.
             let before = rig.status_writes(cluster)?.len();
-            pass(20).await;
+            sleep_seconds(20).await;
             let writes = rig.status_writes(cluster)?.len() - before;
             within("writes in 20 s", writes as f64, 0.0, 3.0)
         };

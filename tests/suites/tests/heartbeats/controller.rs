@@ -1,6 +1,6 @@
 //! Beside the controllers that check nodes and remove their objects.
 
-use crate::rig::{GRACE, Rig, Role, controlled, make_node, pass, quick, run, soon, within};
+use crate::rig::{GRACE, Rig, Role, controlled, eventually_slow, quick, run, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::{Cluster, condition};
@@ -16,7 +16,7 @@ fn signal(rig: &Rig, signal: Signal) -> Result<()> {
 }
 
 async fn is_gone(cluster: &Cluster, lease: &str) -> Result<()> {
-    soon("the garbage collector has deleted the Lease", || async {
+    eventually_slow("the garbage collector has deleted the Lease", || async {
         ensure!(cluster.admin.lease(lease).await?.is_none(), "it is there");
         Ok(())
     })
@@ -31,16 +31,16 @@ fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<
         let mut rig = Rig::new(cluster, "case-26", Role::Node, quick()).await?;
         rig.agent.start_again().await?;
         rig.settled(cluster).await?;
-        rig.says_well().await?;
-        let from = rig.asked(cluster)?.len();
+        rig.wait_until_healthy().await?;
+        let from = rig.requests(cluster)?.len();
         cluster.admin.delete_node("case-26").await?;
-        rig.says_failing("Node case-26").await?;
+        rig.wait_until_failing("Node case-26").await?;
         is_gone(cluster, "case-26").await?;
-        rig.says_failing("Node case-26 does not exist").await?;
-        rig.says_failing("Node case-26 was deleted and is not recreated").await?;
-        pass(5).await;
+        rig.wait_until_failing("Node case-26 does not exist").await?;
+        rig.wait_until_failing("Node case-26 was deleted and is not recreated").await?;
+        sleep_seconds(5).await;
 
-        let asked = rig.asked(cluster)?;
+        let asked = rig.requests(cluster)?;
         let after = &asked[from..];
         let made: Vec<_> = after.iter().filter(|event| event.verb == "create").collect();
         assert!(made.is_empty(), "{made:#?}");
@@ -53,10 +53,10 @@ fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<
         assert!(cluster.admin.lease("case-26").await?.is_none());
 
         // The Node is created: the agent adopts it.
-        let fresh = make_node(cluster, "case-26").await?;
+        let fresh = cluster.admin.create_node("case-26", &[]).await?;
         cluster.admin.await_condition("case-26", "Ready", "True").await?;
         rig.settled(cluster).await?;
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         let lease = cluster.admin.lease("case-26").await?.context("no Lease")?;
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!(Some(owner.uid), fresh.metadata.uid);
@@ -75,22 +75,22 @@ fn case_26_with_always_a_deleted_node_is_registered_again() -> Result<()> {
         rig.settled(cluster).await?;
         let before = cluster.admin.node("case-26-always").await?.context("no Node")?;
         cluster.admin.delete_node("case-26-always").await?;
-        let after = soon("a new Node", || async {
+        let after = eventually_slow("a new Node", || async {
             let node = cluster.admin.node("case-26-always").await?.context("no Node")?;
             ensure!(node.metadata.uid != before.metadata.uid, "it is the old one");
             Ok(node)
         })
         .await?;
         // The Lease is given to the new Node, or created again after the garbage collector has deleted the old one's.
-        soon("the Lease belongs to the new Node", || async {
+        eventually_slow("the Lease belongs to the new Node", || async {
             let lease = cluster.admin.lease("case-26-always").await?.context("no Lease")?;
             let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
             ensure!(Some(&owner.uid) == after.metadata.uid.as_ref(), "it belongs to {}", owner.uid);
             Ok(())
         })
         .await?;
-        rig.renewed(cluster, 2).await?;
-        rig.says_well().await
+        rig.wait_for_renewals(cluster, 2).await?;
+        rig.wait_until_healthy().await
     })
 }
 
@@ -103,14 +103,14 @@ async fn next_report_in(rig: &Rig) -> Result<f64> {
 }
 
 #[test]
-fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Result<()> {
+fn case_30_an_unknown_node_is_ready_with_the_next_status() -> Result<()> {
     run(async {
         let shared = controlled().await?;
         let cluster = &shared.cluster;
         let mut rig = Rig::new(cluster, "case-30", Role::Node, quick()).await?;
         rig.agent.start_again().await?;
         rig.settled(cluster).await?;
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         let ready = cluster.admin.await_condition("case-30", "Ready", "True").await?;
         let due = next_report_in(&rig).await?;
 
@@ -122,7 +122,7 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
         ensure!(silence + Duration::from_secs(2) > GRACE, "given up too early");
         assert_eq!(given_up.reason.as_deref(), Some("NodeStatusUnknown"));
         // A second at least, because the transition time has no fractions.
-        pass(2).await;
+        sleep_seconds(2).await;
         let reports = rig.status_writes(cluster)?.len();
         signal(&rig, Signal::SIGCONT)?;
         let back = cluster.admin.await_condition("case-30", "Ready", "True").await?;
@@ -131,7 +131,7 @@ fn case_30_a_node_that_was_given_up_is_ready_again_with_the_next_status() -> Res
         for kind in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
             cluster.admin.await_condition("case-30", kind, "False").await?;
         }
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         // Drawn again from 7.5 to 22.5 min, and different from the plan before.
         let redrawn = next_report_in(&rig).await?;
         within("the next report", redrawn, 380_000.0, 1_351_000.0)?;
@@ -166,7 +166,7 @@ async fn storm(cluster: &Cluster, rig: &Rig) -> Result<()> {
     for turn in 0..4 {
         let status = if turn % 2 == 0 { "True" } else { "False" };
         let kind = "KernelDeadlock";
-        rig.told(&["node", "set-condition", kind, status, "--reason", "Storm"]).await?;
+        rig.agent.output(&["node", "set-condition", kind, status, "--reason", "Storm"]).await?;
         cluster.admin.await_condition(&rig.name, kind, status).await?;
     }
     for writer in &writers {

@@ -1,6 +1,6 @@
 //! Credentials that are replaced on disk while the agent runs, and those that become invalid.
 
-use crate::rig::{Rig, Role, pass, quick, run, shared, soon, within};
+use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use keelson_cluster::kube::Cluster;
@@ -10,42 +10,42 @@ use std::fs;
 use std::time::Duration;
 
 #[test]
-fn credentials_that_end_are_replaced_on_disk_without_a_restart() -> Result<()> {
+fn expiring_credentials_are_reloaded_from_disk_without_a_restart() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let (token, certificate) =
-            tokio::join!(token_of_an_account_made_anew(cluster), certificate_that_expires(cluster));
+            tokio::join!(token_of_a_recreated_account(cluster), certificate_that_expires(cluster));
         token.context("token").and(certificate.context("certificate"))
     })
 }
 
 /// The old token is invalid from then on.
-async fn token_of_an_account_made_anew(cluster: &Cluster) -> Result<()> {
+async fn token_of_a_recreated_account(cluster: &Cluster) -> Result<()> {
     let mut rig = Rig::new(cluster, "token", Role::Companion, quick()).await?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
     // Both are valid: no effect.
     rig.identity.rotate().await?;
-    rig.renewed(cluster, 3).await?;
-    rig.says_well().await?;
+    rig.wait_for_renewals(cluster, 3).await?;
+    rig.wait_until_healthy().await?;
 
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.admin.client(), "kube-system");
     accounts.delete("token", &DeleteParams::default()).await.context("cannot delete the account")?;
     cluster.admin.ensure_service_account("kube-system", "token").await?;
-    rig.says_failing("credentials are rejected").await?;
+    rig.wait_until_failing("credentials are rejected").await?;
     let failures = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await?;
-    pass(5).await;
+    sleep_seconds(5).await;
     let more = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await? - failures;
     within("renewals with a bad token in 5 s", more, 1.0, 12.0)?;
 
     rig.identity.rotate().await?;
-    rig.renewed(cluster, 2).await?;
-    rig.says_well().await
+    rig.wait_for_renewals(cluster, 2).await?;
+    rig.wait_until_healthy().await
 }
 
 #[test]
-fn a_token_file_that_is_spoilt_leaves_the_last_good_one_in_use() -> Result<()> {
+fn an_invalid_token_file_leaves_the_last_valid_token_in_use() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -56,25 +56,31 @@ fn a_token_file_that_is_spoilt_leaves_the_last_good_one_in_use() -> Result<()> {
         let token = fs::read_to_string(&file)?;
         fs::write(&file, "")?;
         let named = file.display().to_string();
-        soon("the file is named", || async {
+        eventually_slow("the file is named", || async {
             let ready = rig.readyz().await?.text();
-            let wrong =
-                ready.lines().find(|line| line.starts_with("[-]credentials")).context("all is well")?;
+            let wrong = ready
+                .lines()
+                .find(|line| line.starts_with("[-]credentials"))
+                .context("everything is healthy")?;
             ensure!(wrong.contains(&named), "{ready}");
-            let node = rig.told(&["node"]).await?;
+            let node = rig.agent.output(&["node"]).await?;
             ensure!(node.contains(&named), "{node}");
             Ok(())
         })
         .await?;
         let renewals = rig.renewals(cluster)?;
-        rig.renewed(cluster, 3).await?;
+        rig.wait_for_renewals(cluster, 3).await?;
         ensure!(rig.renewals(cluster)? >= renewals + 3, "renewals have ended");
         // No part of it is in any output.
-        let said =
-            format!("{}{}{}", rig.agent.log()?, rig.readyz().await?.text(), rig.told(&["node"]).await?);
-        ensure!(!said.contains(token.trim()), "the token was told");
+        let message = format!(
+            "{}{}{}",
+            rig.agent.log()?,
+            rig.readyz().await?.text(),
+            rig.agent.output(&["node"]).await?
+        );
+        ensure!(!message.contains(token.trim()), "the token was shown");
         fs::write(&file, &token)?;
-        rig.says_well().await
+        rig.wait_until_healthy().await
     })
 }
 
@@ -83,19 +89,19 @@ async fn certificate_that_expires(cluster: &Cluster) -> Result<()> {
     rig.identity.rotate_for(Duration::from_secs(15))?;
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
-    rig.says_failing("cannot renew Lease").await?;
+    rig.wait_until_failing("cannot renew Lease").await?;
     let refused = rig.metric("keelson_lease_renewals_total{result=\"Unauthorized\"}").await?
         + rig.metric("keelson_lease_renewals_total{result=\"Unreachable\"}").await?;
     ensure!(refused >= 1.0, "no renewal was refused");
     let renewals = rig.renewals(cluster)?;
-    pass(2).await;
+    sleep_seconds(2).await;
     assert_eq!(rig.renewals(cluster)?, renewals, "an expired certificate is of use");
 
     rig.identity.rotate().await?;
-    rig.renewed(cluster, 2).await?;
-    rig.says_well().await?;
+    rig.wait_for_renewals(cluster, 2).await?;
+    rig.wait_until_healthy().await?;
     // Rotated before its end, as usual: no effect.
     rig.identity.rotate().await?;
-    rig.renewed(cluster, 3).await?;
-    rig.says_well().await
+    rig.wait_for_renewals(cluster, 3).await?;
+    rig.wait_until_healthy().await
 }

@@ -1,6 +1,8 @@
 //! Cost of heartbeats while nothing changes, and over restarts.
 
-use crate::rig::{Rig, Role, pass, pauses, quick, run, shared, short, soon, within};
+use crate::rig::{
+    Rig, Role, eventually_slow, pauses, quick, run, shared, sleep_seconds, verbs_and_codes, within,
+};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{AuditEvent, Cluster};
 use keelson_harness::agent::Settings;
@@ -17,7 +19,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let settings = quick().set("node.node_status_report_frequency", "6s");
     let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
     rig.agent.start_again().await?;
-    soon("three idle reports", || async {
+    eventually_slow("three idle reports", || async {
         let count = rig.status_writes(cluster)?.len();
         ensure!(count >= 4, "{count} reports");
         Ok(())
@@ -33,7 +35,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let first = idle.iter().position(|list| is_idle(list)).context("no idle report")?;
     // The first report created the Node.
     assert_eq!(first, 0, "{writes:#?}");
-    let asked = rig.asked(cluster)?;
+    let asked = rig.requests(cluster)?;
     let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
     let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
     within("the pause before the first idle report", pause, 2.9, 60.0)?;
@@ -50,7 +52,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     }
     // No request for the Node: the watch has it.
     let last = writes.last().context("no report")?;
-    let asked = rig.asked(cluster)?;
+    let asked = rig.requests(cluster)?;
     let begun = writes[first].received;
     let quiet: Vec<_> = asked
         .iter()
@@ -62,7 +64,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
 }
 
 #[test]
-fn case_27_an_idle_node_reports_heartbeats_only_and_by_the_kubelets_plan() -> Result<()> {
+fn case_27_an_idle_node_sends_heartbeats_only_at_the_kubelets_intervals() -> Result<()> {
     run(async {
         let shared = shared().await?;
         idles(&shared.cluster, "case-27").await
@@ -79,11 +81,11 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
         let settings = quick().set("node.node_status_report_frequency", "1s");
         let mut rig = Rig::without_lease(cluster, "e7-quiet", settings).await?;
         rig.agent.start_again().await?;
-        soon("its conditions", || async {
+        eventually_slow("its conditions", || async {
             cluster.admin.condition("e7-quiet", "KeelsonStateNotDurable").await?.map(drop).context("none")
         })
         .await?;
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         for way in ["killed", "terminated", "left alone"] {
             match way {
                 "killed" => rig.agent.kill9()?,
@@ -93,15 +95,15 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
             if way != "left alone" {
                 rig.agent.start_again().await?;
             }
-            soon("ten passes", || async {
+            eventually_slow("ten passes", || async {
                 let passes = rig.metric("keelson_node_status_computations_total").await?;
                 ensure!(passes >= 10.0, "{passes} passes");
                 Ok(())
             })
             .await?;
-            rig.says_well().await?;
+            rig.wait_until_healthy().await?;
         }
-        let asked = rig.asked(cluster)?;
+        let asked = rig.requests(cluster)?;
         let writes: Vec<_> = asked.iter().filter(|event| event.is_write()).collect();
         ensure!(writes.len() == 1 && writes[0].is_for("patch", "nodes/status"), "{writes:#?}");
         ensure!(asked.iter().all(|event| event.resource != "leases"), "it asked for a Lease");
@@ -109,9 +111,9 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
 
         let ready = rig.readyz().await?.success()?.text();
         ensure!(!ready.contains("lease"), "{ready}");
-        let told = rig.told(&["node", "--check"]).await?;
-        ensure!(told.contains("Lease:    disabled: node.companion_lease is false"), "{told}");
-        ensure!(told.contains("next report on a change"), "{told}");
+        let shown = rig.agent.output(&["node", "--check"]).await?;
+        ensure!(shown.contains("Lease:    disabled: node.companion_lease is false"), "{shown}");
+        ensure!(shown.contains("next report on a change"), "{shown}");
         let metrics = rig.agent.http_get("/metrics").await?.success()?.text();
         ensure!(!metrics.contains("keelson_lease_"), "{metrics}");
         ensure!(!metrics.contains("status_last_report_age"), "{metrics}");
@@ -121,7 +123,7 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
 
 /// E7: after an outage the watches and the reports of a companion without a Lease continue by themselves.
 #[test]
-fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
+fn e7_a_companion_without_a_lease_continues_after_an_outage() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -130,13 +132,13 @@ fn e7_a_companion_without_a_lease_goes_on_after_an_outage() -> Result<()> {
         let mut rig = Rig::without_lease(cluster, "e7-outage", settings).await?;
         rig.via(&line.endpoint())?;
         rig.agent.start_again().await?;
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         line.cut();
-        rig.told(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-        rig.says_failing("no answer").await?;
+        rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        rig.wait_until_failing("no answer").await?;
         line.repair();
         cluster.admin.await_condition("e7-outage", "Late", "True").await?;
-        rig.says_well().await
+        rig.wait_until_healthy().await
     })
 }
 
@@ -147,10 +149,11 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     rig.agent.start_again().await?;
     rig.settled(cluster).await?;
     // A fresh node has sent its changes in its first seconds.
-    pass(2).await;
-    let told = rig.told(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
-    ensure!(told.contains("is set to"), "{told}");
-    soon("the condition is reported", || async {
+    sleep_seconds(2).await;
+    let shown =
+        rig.agent.output(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
+    ensure!(shown.contains("is set to"), "{shown}");
+    eventually_slow("the condition is reported", || async {
         cluster.admin.condition(&rig.name, "Survives").await?.map(drop).context("not there")
     })
     .await?;
@@ -159,9 +162,9 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
     for kill in [true, false, true, true, false] {
         // At all moments of the interval of 10 s except a renewal: the next process does not know of one in flight.
-        pass(3).await;
+        sleep_seconds(3).await;
         while rig.is_about_to_renew(cluster)? {
-            pass(1).await;
+            sleep_seconds(1).await;
         }
         if kill {
             rig.agent.kill9()?;
@@ -171,18 +174,21 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         }
         rig.agent.start_again().await?;
         // The pass at the start compares the Node with the present status.
-        soon("a pass", || async {
+        eventually_slow("a pass", || async {
             let passes = rig.metric("keelson_node_status_computations_total").await?;
             ensure!(passes >= 1.0, "{passes} passes");
             Ok(())
         })
         .await?;
     }
-    rig.renewed(cluster, 1).await?;
+    rig.wait_for_renewals(cluster, 1).await?;
     let writes = rig.status_writes(cluster)?;
     assert_eq!(writes.len(), reports, "{:#?}", &writes[reports..]);
     let after = cluster.admin.node(&rig.name).await?.context("no Node")?;
-    assert_eq!(node.metadata.resource_version, after.metadata.resource_version, "somebody wrote the Node");
+    assert_eq!(
+        node.metadata.resource_version, after.metadata.resource_version,
+        "another client wrote the Node"
+    );
 
     let all = rig.lease_requests(cluster)?;
     let written: Vec<_> = all.iter().filter(|event| event.is_write()).cloned().collect();
@@ -192,21 +198,21 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         within("the pause between writes of the Lease", *pause, 9.8, 60.0)?;
     }
     let made: Vec<_> = written.iter().filter(|event| event.verb == "create").collect();
-    assert_eq!(made.len(), 1, "{:?}", short(&all));
-    let others: Vec<_> = rig.asked(cluster)?.into_iter().filter(AuditEvent::is_write).collect();
+    assert_eq!(made.len(), 1, "{:?}", verbs_and_codes(&all));
+    let others: Vec<_> = rig.requests(cluster)?.into_iter().filter(AuditEvent::is_write).collect();
     let others = others.iter().filter(|event| event.resource != "leases").count() - reports;
     assert_eq!(
         others,
         usize::from(role == Role::Node),
         "a Node is registered once, and nothing else written"
     );
-    let told = rig.node_json().await?;
-    ensure!(told.to_string().contains("Survives"), "{told}");
+    let shown = rig.node_json().await?;
+    ensure!(shown.to_string().contains("Survives"), "{shown}");
     Ok(())
 }
 
 #[test]
-fn restarts_write_nothing_that_a_running_agent_would_not_have_written() -> Result<()> {
+fn restarts_cause_no_additional_writes() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -219,14 +225,14 @@ fn restarts_write_nothing_that_a_running_agent_would_not_have_written() -> Resul
 }
 
 #[test]
-fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<()> {
+fn a_companion_does_not_write_a_node_of_a_kubelet() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let mut rig = Rig::new(cluster, "companion", Role::Companion, quick()).await?;
         rig.agent.start_again().await?;
         rig.settled(cluster).await?;
-        pass(4).await;
+        sleep_seconds(4).await;
         let writes = rig.status_writes(cluster)?;
         assert_eq!(writes.len(), 1, "{writes:#?}");
         let node = cluster.admin.node("companion").await?.context("no Node")?;
@@ -234,8 +240,8 @@ fn a_node_that_somebody_else_keeps_is_not_written_by_its_companion() -> Result<(
         let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
         assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
-        let told = rig.node_json().await?;
-        assert_eq!((&told["state"], &told["role"]), (&json!("healthy"), &json!("companion")), "{told}");
+        let shown = rig.node_json().await?;
+        assert_eq!((&shown["state"], &shown["role"]), (&json!("healthy"), &json!("companion")), "{shown}");
         Ok(())
     })
 }

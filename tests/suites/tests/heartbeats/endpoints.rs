@@ -1,7 +1,7 @@
 //! The condition of service endpoints: False once they are synced with the API server, True when a right to them is
 //! missing for long enough, absent if they are disabled; and it does not change at a restart.
 
-use crate::rig::{NODE_MANIFEST, Rig, Role, manifest_of, quick, run, shared, soon};
+use crate::rig::{NODE_MANIFEST, Rig, Role, eventually_slow, manifest_of, quick, run, shared};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use keelson_cluster::kube::{Change, Cluster, condition, refused};
@@ -20,7 +20,7 @@ const ONSET: Duration = Duration::from_secs(30);
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?limit=1";
 
 #[test]
-fn endpoints_are_current_at_no_restart_otherwise_and_stale_without_a_right() -> Result<()> {
+fn the_endpoints_condition_survives_restarts_and_is_stale_without_rights() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -64,15 +64,16 @@ async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
 
 async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.set("endpoints.source", "kube")?;
+    rig.agent.set("endpoints.source", "kube")?;
     // The condition changes back soon.
-    rig.set("node.eviction_pressure_transition_period", "2s")?;
+    rig.agent.set("node.eviction_pressure_transition_period", "2s")?;
     // No client follows them here.
-    rig.set("endpoints.watch", "always")?;
+    rig.agent.set("endpoints.watch", "always")?;
     // Connections that a test can break.
     let line = cluster.tcp_proxy().await?;
     rig.via(&line.endpoint())?;
-    soon("the API server knows the rights", || async { Ok(list_slices(&rig).await?.map(drop)?) }).await?;
+    eventually_slow("the API server knows the rights", || async { Ok(list_slices(&rig).await?.map(drop)?) })
+        .await?;
 
     // On a first start nothing is known yet, which is reported correctly, if at all.
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
@@ -80,8 +81,8 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let first = cluster.admin.await_condition(name, KIND, "False").await?;
     ensure!(first.reason.as_deref() == Some("EndpointsSynced"), "{first:?}");
     reported(cluster, &rig, "First").await?;
-    let told = said(&versions.changes()?);
-    ensure!(in_words(&told) == ["False EndpointsSynced"], "a first start said {told:#?}");
+    let answer = condition_history(&versions.changes()?);
+    ensure!(statuses(&answer) == ["False EndpointsSynced"], "the first start reported {answer:#?}");
     drop(versions);
 
     for way in ["Killed", "Terminated"] {
@@ -93,27 +94,27 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         let started = Instant::now();
         rig.agent.start_again().await?;
         reported(cluster, &rig, way).await?;
-        for (at, said) in said(&versions.changes()?) {
+        for (at, printed) in condition_history(&versions.changes()?) {
             // A machine so slow that the grace period expired gets the condition.
-            let late = said.status == "True" && at.duration_since(started) >= ONSET;
-            ensure!(late || said.status == "False", "{way} and started again, it said {said:?}");
-            let same = said.last_transition_time == first.last_transition_time;
-            ensure!(late || same, "a transition without one, {way}: {said:?} after {first:?}");
+            let late = printed.status == "True" && at.duration_since(started) >= ONSET;
+            ensure!(late || printed.status == "False", "{way} and started again, it reported {printed:?}");
+            let same = printed.last_transition_time == first.last_transition_time;
+            ensure!(late || same, "a transition without one, {way}: {printed:?} after {first:?}");
         }
     }
 
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
-    let lost = loses_and_gets_back(cluster, &rig, role, || line.reset()).await?;
+    let lost = lose_and_restore_rights(cluster, &rig, role, || line.reset()).await?;
     ensure!(lost.last_transition_time >= first.last_transition_time, "{first:?}, then {lost:?}");
-    let told = said(&versions.changes()?);
+    let answer = condition_history(&versions.changes()?);
     let turns = ["False EndpointsSynced", "True SourceRefused", "False EndpointsSynced"];
-    ensure!(in_words(&told) == turns, "a right that was lost for a while: {told:#?}");
+    ensure!(statuses(&answer) == turns, "a right that was lost for a while: {answer:#?}");
     Ok(())
 }
 
 /// One right is removed: endpoints are stale, everything else is healthy. It is restored, and they are current. Returns
 /// the conditions meanwhile.
-async fn loses_and_gets_back(
+async fn lose_and_restore_rights(
     cluster: &Cluster,
     rig: &Rig,
     role: Role,
@@ -121,11 +122,13 @@ async fn loses_and_gets_back(
 ) -> Result<NodeCondition> {
     let manifest = rights(&rig.name, role);
     cluster.admin.apply(&without_slices(&manifest)?).await?;
-    soon("the API server knows that the right is gone", || async { refused(list_slices(rig).await?, 403) })
-        .await?;
+    eventually_slow("the API server knows that the right is gone", || async {
+        refused(list_slices(rig).await?, 403)
+    })
+    .await?;
     // A running watch is not authorized again; the next one is.
     reset();
-    let lost = soon("the condition says what is wrong", || async {
+    let lost = eventually_slow("the condition has the reason", || async {
         let found = cluster.admin.condition(&rig.name, KIND).await?.context("it is gone")?;
         let message = found.message.clone().unwrap_or_default();
         ensure!(found.status == "True" && found.reason.as_deref() == Some("SourceRefused"), "{found:?}");
@@ -134,7 +137,7 @@ async fn loses_and_gets_back(
         Ok(found)
     })
     .await?;
-    let shown = soon("what is still allowed is well", || async {
+    let shown = eventually_slow("allowed resources are healthy", || async {
         let shown = rig.agent.json("/debug/endpoints").await?;
         let sources = shown["sources"].as_array().context("no sources")?;
         for source in sources {
@@ -149,28 +152,28 @@ async fn loses_and_gets_back(
     let wrong: Vec<_> = ready.lines().filter(|line| line.starts_with("[-]")).collect();
     ensure!(wrong.len() == 1 && wrong[0].starts_with("[-]endpoints") && wrong[0].contains("403"), "{ready}");
     // Heartbeats are not affected.
-    rig.renewed(cluster, 2).await?;
-    let told = rig.told(&["node", "--check"]).await?;
-    ensure!(told.starts_with("State:    healthy\n"), "{told}");
+    rig.wait_for_renewals(cluster, 2).await?;
+    let answer = rig.agent.output(&["node", "--check"]).await?;
+    ensure!(answer.starts_with("State:    healthy\n"), "{answer}");
 
     cluster.admin.apply(&manifest).await?;
     let back = cluster.admin.await_condition(&rig.name, KIND, "False").await?;
     ensure!(back.reason.as_deref() == Some("EndpointsSynced"), "{back:?}");
     ensure!(back.last_transition_time >= lost.last_transition_time, "{lost:?}, then {back:?}");
-    rig.says_well().await?;
+    rig.wait_until_healthy().await?;
     Ok(lost)
 }
 
 /// Waits until the endpoints are current and a later report is at the API server.
 async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
-    soon("the endpoints are current", || async {
+    eventually_slow("the endpoints are current", || async {
         let shown = rig.agent.json("/debug/endpoints").await?;
         ensure!(shown["state"] == "synced", "they are {shown}");
         Ok(())
     })
     .await?;
-    rig.told(&["node", "set-condition", MARK, "True", "--reason", word]).await?;
-    soon("a report with the mark", || async {
+    rig.agent.output(&["node", "set-condition", MARK, "True", "--reason", word]).await?;
+    eventually_slow("a report with the mark", || async {
         let mark = cluster.admin.condition(&rig.name, MARK).await?.context("no mark")?;
         ensure!(mark.reason.as_deref() == Some(word), "{mark:?}");
         Ok(())
@@ -179,52 +182,53 @@ async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
 }
 
 /// The condition in each version of a Node that has it, and when that was seen.
-fn said(versions: &[Change<Node>]) -> Vec<(Instant, NodeCondition)> {
+fn condition_history(versions: &[Change<Node>]) -> Vec<(Instant, NodeCondition)> {
     let nodes = versions.iter().filter_map(|version| Some((version.at, version.object.as_ref()?)));
     nodes.filter_map(|(at, node)| Some((at, condition(node, KIND)?.clone()))).collect()
 }
 
 /// Status and reason in order, without repeats.
-fn in_words(said: &[(Instant, NodeCondition)]) -> Vec<String> {
-    let word =
-        |said: &NodeCondition| format!("{} {}", said.status, said.reason.as_deref().unwrap_or_default());
-    let mut words: Vec<_> = said.iter().map(|(_, said)| word(said)).collect();
+fn statuses(printed: &[(Instant, NodeCondition)]) -> Vec<String> {
+    let word = |printed: &NodeCondition| {
+        format!("{} {}", printed.status, printed.reason.as_deref().unwrap_or_default())
+    };
+    let mut words: Vec<_> = printed.iter().map(|(_, printed)| word(printed)).collect();
     words.dedup();
     words
 }
 
 /// E5: disabled endpoints have no condition; the next start removes one that was left on the Node.
 #[test]
-fn e5_endpoints_that_nobody_wants_have_no_condition_and_nothing_is_asked_for_them() -> Result<()> {
+fn e5_disabled_endpoints_have_no_condition_and_no_requests() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         cluster.admin.apply(NODE_MANIFEST).await?;
         let (companion, node) = tokio::join!(
-            are_off(cluster, "no-endpoints-companion", Role::Companion),
-            are_off(cluster, "no-endpoints-node", Role::Node)
+            check_disabled(cluster, "no-endpoints-companion", Role::Companion),
+            check_disabled(cluster, "no-endpoints-node", Role::Node)
         );
         companion.context("companion").and(node.context("role node"))
     })
 }
 
-async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
+async fn check_disabled(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.set("endpoints.source", "kube")?;
+    rig.agent.set("endpoints.source", "kube")?;
     // No client follows them here.
-    rig.set("endpoints.watch", "always")?;
+    rig.agent.set("endpoints.watch", "always")?;
     rig.agent.start_again().await?;
     cluster.admin.await_condition(name, KIND, "False").await?;
     for way in ["Setting", "Gate"] {
         rig.agent.terminate().await?;
-        rig.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
-        rig.set("feature_gates.ServiceEndpoints", way != "Gate")?;
+        rig.agent.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
+        rig.agent.set("feature_gates.ServiceEndpoints", way != "Gate")?;
         // An agent of an earlier version leaves conditions with other names.
         let old = json!({"status": {"conditions": [{"type": "ServiceEndpointsCurrent", "status": "True"}]}});
         cluster.admin.nodes().patch_status(name, &PatchParams::default(), &Patch::Strategic(&old)).await?;
-        let begun = rig.asked(cluster)?.len();
+        let begun = rig.requests(cluster)?.len();
         rig.agent.start_again().await?;
-        soon("the conditions are gone", || async {
+        eventually_slow("the conditions are gone", || async {
             for kind in [KIND, "ServiceEndpointsCurrent"] {
                 let found = cluster.admin.condition(name, kind).await?;
                 ensure!(found.is_none(), "{way}: {found:?}");
@@ -232,8 +236,8 @@ async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
             Ok(())
         })
         .await?;
-        rig.told(&["node", "set-condition", MARK, "True", "--reason", way]).await?;
-        soon("a report with the mark", || async {
+        rig.agent.output(&["node", "set-condition", MARK, "True", "--reason", way]).await?;
+        eventually_slow("a report with the mark", || async {
             let mark = cluster.admin.condition(name, MARK).await?.context("no mark")?;
             ensure!(mark.reason.as_deref() == Some(way), "{mark:?}");
             Ok(())
@@ -243,11 +247,11 @@ async fn are_off(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         ensure!(found.is_none(), "{way}: {found:?}");
         let ready = rig.readyz().await?.success()?.text();
         ensure!(!ready.contains("endpoints"), "{ready}");
-        let asked = rig.asked(cluster)?;
+        let asked = rig.requests(cluster)?;
         let of_endpoints = ["services", "endpointslices", "servicecidrs"];
         let wrong: Vec<_> =
             asked[begun..].iter().filter(|event| of_endpoints.contains(&event.resource.as_str())).collect();
-        ensure!(wrong.is_empty(), "it asked for what nobody wants: {wrong:#?}");
+        ensure!(wrong.is_empty(), "it requested unused objects: {wrong:#?}");
     }
     Ok(())
 }

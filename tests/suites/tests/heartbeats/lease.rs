@@ -1,6 +1,8 @@
 //! The Lease: created once, renewed without a read, taken back from others.
 
-use crate::rig::{Rig, Role, make_node, pass, pauses, quick, run, shared, short, soon, within};
+use crate::rig::{
+    Rig, Role, eventually_slow, pauses, quick, run, shared, sleep_seconds, verbs_and_codes, within,
+};
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
 use keelson_cluster::kube::{ApiFault, ApiMatch, ApiSeen, AuditEvent, Cluster};
@@ -19,15 +21,15 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         // The real interval: 40 s / 4.
         let mut rig = Rig::new(cluster, "case-22", Role::Companion, Settings::new()).await?;
         rig.agent.start_again().await?;
-        rig.renewed(cluster, 2).await?;
+        rig.wait_for_renewals(cluster, 2).await?;
 
         let asked = rig.lease_requests(cluster)?;
         let mut expected: Vec<String> = START.map(str::to_owned).into();
         expected.extend((0..asked.len() - START.len()).map(|_| "patch 200".to_owned()));
-        assert_eq!(short(&asked), expected, "{asked:#?}");
+        assert_eq!(verbs_and_codes(&asked), expected, "{asked:#?}");
         // One GET of the Node between the two for the owner's uid, and one for the first status, which may precede the
         // watch's first event. None afterwards.
-        let mut nodes = rig.asked(cluster)?;
+        let mut nodes = rig.requests(cluster)?;
         nodes.retain(|event| event.is_for("get", "nodes"));
         let (read, made) = (asked[0].ended, asked[1].received);
         ensure!(nodes.iter().any(|get| get.received >= read && get.ended <= made), "{nodes:#?}");
@@ -49,14 +51,14 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         assert_eq!(spec.holder_identity.as_deref(), Some("case-22"));
         assert_eq!(spec.lease_duration_seconds, Some(40));
         assert_eq!(spec.lease_transitions.unwrap_or(0), 0);
-        let told = rig.told(&["node"]).await?;
-        ensure!(told.contains("keelson-case-22, renewed "), "{told}");
+        let shown = rig.agent.output(&["node"]).await?;
+        ensure!(shown.contains("keelson-case-22, renewed "), "{shown}");
         Ok(())
     })
 }
 
 #[test]
-fn case_22_a_node_that_registers_itself_gets_its_lease_without_waiting_for_an_interval() -> Result<()> {
+fn case_22_a_node_that_registers_itself_gets_its_lease_at_once() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -68,7 +70,7 @@ fn case_22_a_node_that_registers_itself_gets_its_lease_without_waiting_for_an_in
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!((owner.kind.as_str(), Some(owner.uid)), ("Node", node.metadata.uid));
 
-        let asked = rig.asked(cluster)?;
+        let asked = rig.requests(cluster)?;
         let made = |resource| {
             let mut found = asked.iter().filter(move |event| event.is_for("create", resource));
             let first = found.next().cloned();
@@ -105,24 +107,24 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
         let mut rig = Rig::new(cluster, "case-23", Role::Companion, settings).await?;
         rig.via(&proxy.endpoint())?;
         rig.agent.start_again().await?;
-        rig.renewed(cluster, 1).await?;
+        rig.wait_for_renewals(cluster, 1).await?;
         let connections = proxy.connections();
 
         // Another writer, which also takes the Lease for itself.
         let foreign =
             json!({"metadata": {"labels": {"foreign": "yes"}}, "spec": {"holderIdentity": "thief"}});
         write_lease(cluster, "keelson-case-23", foreign).await?;
-        rig.renewed(cluster, 2).await?;
+        rig.wait_for_renewals(cluster, 2).await?;
         let asked = rig.lease_requests(cluster)?;
         let conflict = asked.iter().position(|event| event.code == Some(409)).context("no conflict")?;
         let sync = &asked[conflict..conflict + 3];
-        assert_eq!(short(sync), ["patch 409", "get 200", "patch 200"], "{asked:#?}");
+        assert_eq!(verbs_and_codes(sync), ["patch 409", "get 200", "patch 200"], "{asked:#?}");
         // A sync would end with a pause of 4 s at least.
         for pause in pauses(sync) {
             within("the pause within a sync", pause, -0.1, 3.5)?;
         }
         let all = asked.iter().filter(|event| event.code == Some(409)).count();
-        assert_eq!(all, 1, "{:?}", short(&asked));
+        assert_eq!(all, 1, "{:?}", verbs_and_codes(&asked));
         assert_eq!(proxy.connections(), connections, "a conflict is no reason to close connections");
 
         let lease = cluster.admin.lease("keelson-case-23").await?.context("no Lease")?;
@@ -134,7 +136,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
         assert_eq!(spec.holder_identity.as_deref(), Some("case-23"));
         assert_eq!(spec.lease_transitions, Some(1));
         assert_eq!(rig.metric("keelson_lease_takeovers_total").await?, 1.0);
-        rig.says_well().await
+        rig.wait_until_healthy().await
     })
 }
 
@@ -155,7 +157,7 @@ fn syncs(seen: &[ApiSeen], seconds: f64) -> Vec<Vec<ApiSeen>> {
 }
 
 #[test]
-fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connection() -> Result<()> {
+fn case_23_endless_conflicts_cause_ten_attempts_per_interval_on_one_connection() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -177,8 +179,11 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
             // The second has begun, so the first is complete; and there was a complete one after that.
             sync.len() >= 3
         };
-        soon("two syncs full of conflicts", || async { is_over().then_some(()).context("not yet") }).await?;
-        rig.says_failing("another client writes it concurrently").await?;
+        eventually_slow("two syncs full of conflicts", || async {
+            is_over().then_some(()).context("not yet")
+        })
+        .await?;
+        rig.wait_until_failing("another client writes it concurrently").await?;
         let seen = proxy.seen(about_leases);
         let syncs = syncs(&seen[before..], 3.0);
         let count = |sync: &[ApiSeen], method| sync.iter().filter(|one| one.method == method).count();
@@ -188,33 +193,33 @@ fn case_23_conflicts_without_end_take_ten_tries_an_interval_and_close_no_connect
         // read. Each attempt but the last of a half is followed by a read.
         assert_eq!(&tries[..2], [(10, 9), (5, 5)], "{syncs:#?}");
         proxy.remove(rule);
-        rig.renewed(cluster, 1).await?;
-        rig.says_well().await?;
+        rig.wait_for_renewals(cluster, 1).await?;
+        rig.wait_until_healthy().await?;
         assert_eq!(proxy.connections(), connections, "a conflict is no reason to close connections");
         Ok(())
     })
 }
 
 #[test]
-fn a_lease_that_somebody_deletes_is_made_again_once() -> Result<()> {
+fn a_deleted_lease_is_created_again_once() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let mut rig = Rig::new(cluster, "deleted-lease", Role::Companion, quick()).await?;
         rig.agent.start_again().await?;
-        rig.renewed(cluster, 1).await?;
+        rig.wait_for_renewals(cluster, 1).await?;
         let before = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
         cluster.admin.delete_lease("keelson-deleted-lease").await?;
-        rig.renewed(cluster, 2).await?;
+        rig.wait_for_renewals(cluster, 2).await?;
         let after = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
         ensure!(before.metadata.uid != after.metadata.uid, "it is the same");
         assert_eq!(before.metadata.owner_references, after.metadata.owner_references);
         let asked = rig.lease_requests(cluster)?;
         let made = asked.iter().filter(|event| event.verb == "create").count();
         let missed = asked.iter().filter(|event| event.verb == "patch" && event.code == Some(404)).count();
-        assert_eq!((made, missed), (2, 1), "{:?}", short(&asked));
-        assert!(!short(&asked).contains(&"create 409".to_owned()), "{:?}", short(&asked));
-        rig.says_well().await
+        assert_eq!((made, missed), (2, 1), "{:?}", verbs_and_codes(&asked));
+        assert!(!verbs_and_codes(&asked).contains(&"create 409".to_owned()), "{:?}", verbs_and_codes(&asked));
+        rig.wait_until_healthy().await
     })
 }
 
@@ -224,7 +229,7 @@ fn creations(asked: &[AuditEvent]) -> usize {
 }
 
 #[test]
-fn a_companion_whose_node_is_deleted_makes_nothing_until_somebody_makes_it_again() -> Result<()> {
+fn a_companion_creates_nothing_while_its_node_is_deleted() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -234,18 +239,18 @@ fn a_companion_whose_node_is_deleted_makes_nothing_until_somebody_makes_it_again
         cluster.admin.delete_node("node-gone").await?;
         // The work of the garbage collector, which does not run here.
         cluster.admin.delete_lease("keelson-node-gone").await?;
-        rig.says_failing("Node node-gone").await?;
-        let made = creations(&rig.asked(cluster)?);
-        let from = rig.asked(cluster)?.len();
-        pass(6).await;
-        let asked = rig.asked(cluster)?;
+        rig.wait_until_failing("Node node-gone").await?;
+        let made = creations(&rig.requests(cluster)?);
+        let from = rig.requests(cluster)?.len();
+        sleep_seconds(6).await;
+        let asked = rig.requests(cluster)?;
         assert_eq!(creations(&asked), made, "{:#?}", &asked[from..]);
         // One read for the Lease's Node and one for the status per interval of a second.
         within("requests in 6 s", (asked.len() - from) as f64, 2.0, 40.0)?;
 
-        let fresh = make_node(cluster, "node-gone").await?;
+        let fresh = cluster.admin.create_node("node-gone", &[]).await?;
         rig.settled(cluster).await?;
-        rig.says_well().await?;
+        rig.wait_until_healthy().await?;
         let lease = cluster.admin.lease("keelson-node-gone").await?.context("no Lease")?;
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!(Some(owner.uid), fresh.metadata.uid);
@@ -262,7 +267,7 @@ fn a_lease_has_no_managed_fields_unless_the_gate_is_off() -> Result<()> {
             let settings = quick().set("feature_gates.LeanLeases", lean);
             let mut rig = Rig::new(cluster, name, Role::Companion, settings).await?;
             rig.agent.start_again().await?;
-            rig.renewed(cluster, 2).await?;
+            rig.wait_for_renewals(cluster, 2).await?;
             let lease = cluster.admin.lease(&rig.lease()).await?.context("no Lease")?;
             let fields = lease.metadata.managed_fields.unwrap_or_default();
             assert_eq!(fields.is_empty(), lean, "{fields:#?}");

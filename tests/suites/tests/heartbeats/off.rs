@@ -1,7 +1,7 @@
 //! Heartbeats disabled: everything else runs, and the agent reports why.
 
-use crate::rig::{Rig, Role, pass, quick, run, shared};
-use crate::runtime::ReadyRuntime;
+use crate::rig::{Rig, Role, quick, run, shared, sleep_seconds};
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::cri::Pull;
@@ -19,8 +19,8 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
         assert_eq!(actor["status"], "disabled", "{actor}");
         ensure!(actor["summary"].as_str().is_some_and(|text| text.contains(reason)), "{actor}");
     }
-    let told = agent.keelson(&["node", "--check"]).await?.success()?.out;
-    ensure!(told.starts_with("State:    disabled") && told.contains(reason), "{told}");
+    let shown = agent.keelson(&["node", "--check"]).await?.success()?.out;
+    ensure!(shown.starts_with("State:    disabled") && shown.contains(reason), "{shown}");
     let output = agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
     ensure!(!output.is_success() && output.err.contains(reason), "{output:?}");
     let metrics = agent.http_get("/metrics").await?.success()?.text();
@@ -33,7 +33,7 @@ async fn is_off(agent: &Agent, reason: &str) -> Result<()> {
 fn without_a_cluster_heartbeats_are_off_and_pulls_work() -> Result<()> {
     run(async {
         let scratch = Scratch::new()?;
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let mut agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
         is_off(&agent, "no API server is configured").await?;
         let status = agent.terminate().await?;
@@ -43,7 +43,7 @@ fn without_a_cluster_heartbeats_are_off_and_pulls_work() -> Result<()> {
 }
 
 #[test]
-fn with_the_gate_off_nothing_is_asked_of_the_server() -> Result<()> {
+fn with_the_gate_off_no_requests_are_sent() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -51,15 +51,15 @@ fn with_the_gate_off_nothing_is_asked_of_the_server() -> Result<()> {
         let mut rig = Rig::new(cluster, "gate-off", Role::Companion, settings).await?;
         rig.agent.start_again().await?;
         is_off(&rig.agent, "feature gate NodeHeartbeats is disabled").await?;
-        pass(2).await;
-        let asked = rig.asked(cluster)?;
+        sleep_seconds(2).await;
+        let asked = rig.requests(cluster)?;
         assert!(asked.is_empty(), "{asked:#?}");
         Ok(())
     })
 }
 
 #[test]
-fn with_their_gate_off_conditions_of_others_are_not_taken() -> Result<()> {
+fn with_its_gate_off_conditions_of_reporters_are_refused() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let settings = quick().set("feature_gates.ExternalNodeConditions", false);
@@ -71,6 +71,6 @@ fn with_their_gate_off_conditions_of_others_are_not_taken() -> Result<()> {
             !output.is_success() && output.err.contains("ExternalNodeConditions is disabled"),
             "{output:?}"
         );
-        rig.says_well().await
+        rig.wait_until_healthy().await
     })
 }

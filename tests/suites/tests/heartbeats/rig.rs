@@ -3,9 +3,8 @@
 //!
 //! A cluster lives for as long as a test uses it.
 
-use crate::runtime::ReadyRuntime;
+use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::{
     ApiOptions, AuditEvent, Cluster, ControllerManager, ControllerOptions, Identity,
 };
@@ -13,12 +12,13 @@ use keelson_cluster::manifests::COMPANION;
 use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
 pub(crate) use keelson_cluster::manifests::NODE as NODE_MANIFEST;
 use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::fake_runtime::FakeRuntime;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::suite;
 pub(crate) use keelson_harness::suite::run;
-use keelson_harness::util::{Answer, PATIENCE, eventually_every};
-use kube::api::PostParams;
-use serde_json::{Value, json};
+use keelson_harness::util::Answer;
+pub(crate) use keelson_harness::util::eventually_slow;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,7 @@ impl Shared {
         let scratch = Scratch::new()?;
         let cluster = cluster(&scratch).await?;
         let controllers = match controlled {
-            true => Some(cluster.controllers(&scratch, &ControllerOptions::impatient(GRACE)).await?),
+            true => Some(cluster.controllers(&scratch, &ControllerOptions::with_grace_period(GRACE)).await?),
             false => None,
         };
         Ok(Self { _controllers: controllers, cluster, _scratch: scratch })
@@ -91,11 +91,10 @@ pub(crate) fn quick() -> Settings {
 /// An agent, not started yet, with a separate identity.
 pub(crate) struct Rig {
     pub(crate) agent: Agent,
-    _runtime: ReadyRuntime,
+    _runtime: FakeRuntime,
     pub(crate) name: String,
     pub(crate) identity: Identity,
     role: Role,
-    settings: Settings,
     pub(crate) scratch: Scratch,
 }
 
@@ -114,10 +113,10 @@ impl Rig {
         manifest: &str,
     ) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let runtime = ReadyRuntime::start(&scratch)?;
+        let runtime = start_ready_runtime(&scratch)?;
         let identity = match role {
             Role::Companion => {
-                make_node(cluster, name).await?;
+                cluster.admin.create_node(name, &[]).await?;
                 companion(cluster, &scratch, name, manifest).await?
             }
             Role::Node if TOKEN_NODES.contains(&name) => cluster.node_by_token(&scratch, name).await?,
@@ -138,26 +137,20 @@ impl Rig {
                 .set("node.eviction_hard", "memory.available<1Mi,nodefs.available<1Mi");
         }
         let agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
-        Ok(Self { agent, _runtime: runtime, name: name.to_owned(), identity, role, settings, scratch })
+        Ok(Self { agent, _runtime: runtime, name: name.to_owned(), identity, role, scratch })
     }
 
     /// A companion with the default settings: without a Lease, and without the rights that one needs.
     pub(crate) async fn without_lease(cluster: &Cluster, name: &str, settings: Settings) -> Result<Self> {
         let mut rig = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
-        rig.set("node.companion_lease", false)?;
+        rig.agent.set("node.companion_lease", false)?;
         Ok(rig)
     }
 
     /// Changes the address of the API server, effective at the next start.
     pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
         let kubeconfig: PathBuf = self.identity.kubeconfig_via(endpoint)?;
-        self.set("kube.kubeconfig", kubeconfig.display().to_string())
-    }
-
-    /// Changes a setting, effective at the next start.
-    pub(crate) fn set(&mut self, name: &str, value: impl Into<toml::Value>) -> Result<()> {
-        self.settings = self.settings.clone().set(name, value);
-        self.agent.configure(&self.settings)
+        self.agent.set("kube.kubeconfig", kubeconfig.display().to_string())
     }
 
     pub(crate) fn lease(&self) -> String {
@@ -167,12 +160,12 @@ impl Rig {
         }
     }
 
-    pub(crate) fn asked(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
+    pub(crate) fn requests(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
         cluster.api.audit(|event| event.user == self.identity.user())
     }
 
     pub(crate) fn lease_requests(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
-        let mut all = self.asked(cluster)?;
+        let mut all = self.requests(cluster)?;
         all.retain(|event| event.resource == "leases");
         Ok(all)
     }
@@ -191,14 +184,14 @@ impl Rig {
     }
 
     pub(crate) fn status_writes(&self, cluster: &Cluster) -> Result<Vec<AuditEvent>> {
-        let mut all = self.asked(cluster)?;
+        let mut all = self.requests(cluster)?;
         all.retain(|event| event.is_for("patch", "nodes/status"));
         Ok(all)
     }
 
-    pub(crate) async fn renewed(&self, cluster: &Cluster, more: usize) -> Result<()> {
+    pub(crate) async fn wait_for_renewals(&self, cluster: &Cluster, more: usize) -> Result<()> {
         let wanted = self.renewals(cluster)? + more;
-        soon(&format!("{} more renewals of {}", more, self.lease()), || async {
+        eventually_slow(&format!("{} more renewals of {}", more, self.lease()), || async {
             let count = self.renewals(cluster)?;
             ensure!(count >= wanted, "{count} of {wanted}");
             Ok(())
@@ -208,7 +201,7 @@ impl Rig {
 
     /// Waits until the status was written at least once, and the Lease exists.
     pub(crate) async fn settled(&self, cluster: &Cluster) -> Result<()> {
-        soon(&format!("{} has reported", self.name), || async {
+        eventually_slow(&format!("{} has reported", self.name), || async {
             let (own, lease) = match self.role {
                 Role::Companion => (("ImagePullsStalled", "False"), self.lease()),
                 Role::Node => (("Ready", "True"), self.lease()),
@@ -223,11 +216,6 @@ impl Rig {
         .await
     }
 
-    /// Output of a command with the agent's debug socket, which must succeed.
-    pub(crate) async fn told(&self, args: &[&str]) -> Result<String> {
-        Ok(self.agent.keelson(args).await?.success()?.out)
-    }
-
     /// The heartbeats in `keelson node -o json`.
     pub(crate) async fn node_json(&self) -> Result<Value> {
         self.agent.keelson(&["node", "-o", "json"]).await?.json()
@@ -239,21 +227,21 @@ impl Rig {
 
     /// Waits until `/readyz`, `keelson node` and `keelson actors` all report that heartbeats fail, each with `reason`
     /// and since when, and no other check fails.
-    pub(crate) async fn says_failing(&self, reason: &str) -> Result<()> {
-        soon(&format!("the agent says {reason:?}"), || async {
+    pub(crate) async fn wait_until_failing(&self, reason: &str) -> Result<()> {
+        eventually_slow(&format!("the agent reports {reason:?}"), || async {
             let ready = self.readyz().await?;
-            ensure!(!ready.status.is_success(), "it says that it is ready");
+            ensure!(!ready.status.is_success(), "it reports ready");
             let text = ready.text();
             let wrong: Vec<_> = text.lines().filter(|line| line.starts_with("[-]")).collect();
             ensure!(wrong.iter().any(|line| line.contains(reason) && line.contains("(for ")), "{text}");
             for other in ["[+]agent ok", "[+]runtime ok", "[+]state ok"] {
                 ensure!(text.contains(other), "{text}");
             }
-            let node = self.told(&["node"]).await?;
+            let node = self.agent.output(&["node"]).await?;
             let state = node.lines().next().unwrap_or_default();
             ensure!(state.starts_with("State:    failing for ") && node.contains(reason), "{node}");
-            ensure!(!self.agent.keelson(&["node", "--check"]).await?.is_success(), "--check finds it well");
-            let actors = self.told(&["actors"]).await?;
+            ensure!(!self.agent.keelson(&["node", "--check"]).await?.is_success(), "--check reports healthy");
+            let actors = self.agent.output(&["actors"]).await?;
             ensure!(actors.contains(reason), "{actors}");
             Ok(())
         })
@@ -261,11 +249,11 @@ impl Rig {
     }
 
     /// Waits until no error is reported any more.
-    pub(crate) async fn says_well(&self) -> Result<()> {
-        soon("the agent says that all is well", || async {
+    pub(crate) async fn wait_until_healthy(&self) -> Result<()> {
+        eventually_slow("the agent is healthy", || async {
             let ready = self.readyz().await?;
             ensure!(ready.status.is_success(), "{}", ready.text());
-            let node = self.told(&["node", "--check"]).await?;
+            let node = self.agent.output(&["node", "--check"]).await?;
             ensure!(node.starts_with("State:    healthy\n"), "{node}");
             ensure!(self.metric("keelson_lease_consecutive_failures").await? == 0.0, "requests fail");
             Ok(())
@@ -283,28 +271,14 @@ impl Rig {
     }
 }
 
-pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<Node> {
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")
-}
-
 /// A separate service account with the rights of a companion, with tokens of a pod on the node.
 async fn companion(cluster: &Cluster, scratch: &Scratch, name: &str, manifest: &str) -> Result<Identity> {
     cluster.admin.apply(&manifest.replace(ACCOUNT, name)).await?;
     cluster.companion(scratch, name, name).await
 }
 
-/// Like [`eventually`](keelson_harness::util::eventually) with a longer interval: the whole audit log is read each
-/// time.
-pub(crate) async fn soon<T, F>(what: &str, check: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Result<T>>,
-{
-    eventually_every(Duration::from_millis(150), PATIENCE, what, check).await
-}
-
 /// Waits for a number of seconds in which nothing must happen, or anything may.
-pub(crate) async fn pass(seconds: u64) {
+pub(crate) async fn sleep_seconds(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
 
@@ -314,7 +288,7 @@ pub(crate) fn pauses(events: &[AuditEvent]) -> Vec<f64> {
     pairs.map(|pair| pair[1].received.duration_since(pair[0].ended).as_secs_f64()).collect()
 }
 
-pub(crate) fn short(events: &[AuditEvent]) -> Vec<String> {
+pub(crate) fn verbs_and_codes(events: &[AuditEvent]) -> Vec<String> {
     events.iter().map(|event| format!("{} {}", event.verb, event.code.unwrap_or_default())).collect()
 }
 

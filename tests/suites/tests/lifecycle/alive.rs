@@ -1,6 +1,8 @@
 //! A node with the agent's heartbeat, at default intervals, under the node lifecycle controller.
 
-use crate::rig::{asked, heartbeats, line, node_settings, run, set_condition, shared, well};
+use crate::rig::{
+    agent_requests, describe_event, heartbeats, node_settings, run, set_condition, shared, wait_until_healthy,
+};
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -25,7 +27,7 @@ const QUIET: Duration = Duration::from_secs(90);
 const TWO_PASSES: Duration = Duration::from_secs(22);
 
 #[test]
-fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end() -> Result<()> {
+fn the_controller_keeps_a_node_by_its_leases_and_marks_it_when_they_end() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -37,7 +39,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
         let settings = node_settings(NAME, &identity.kubeconfig(), node.scratch.path());
         let mut agent = node.agent(&settings).await?;
         cluster.admin.await_condition(NAME, "Ready", "True").await?;
-        well(&agent).await?;
+        wait_until_healthy(&agent).await?;
         untainted(cluster).await?;
 
         let nodes = cluster.admin.watch(cluster.admin.nodes(), NAME).await?;
@@ -56,12 +58,20 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
             ensure!(
                 event.verb == "watch" || event.is_write(),
                 "it reads while nothing happens: {}",
-                line(&event)
+                describe_event(&event)
             );
             if event.is_for("patch", "nodes/status") {
-                ensure!(is_idle(&event), "it reports a change though nothing changed: {}", line(&event));
+                ensure!(
+                    is_idle(&event),
+                    "it reports a change though nothing changed: {}",
+                    describe_event(&event)
+                );
             } else if event.is_write() {
-                ensure!(event.resource == "leases", "a write that nothing called for: {}", line(&event));
+                ensure!(
+                    event.resource == "leases",
+                    "a write that nothing called for: {}",
+                    describe_event(&event)
+                );
                 still.push(event);
             }
         }
@@ -106,7 +116,7 @@ fn the_controller_keeps_a_node_for_its_leases_alone_and_marks_it_when_they_end()
         always_ready(versions.get(seen.0..).unwrap_or_default())?;
         renewed_every_ten_seconds(renewals.get(seen.1.saturating_sub(1)..).unwrap_or_default(), began)?;
         drop((nodes, leases));
-        silent_and_back(cluster, &mut agent).await
+        check_silence_and_return(cluster, &mut agent).await
     })
 }
 
@@ -122,7 +132,7 @@ async fn untainted(cluster: &Cluster) -> Result<()> {
 }
 
 fn since(cluster: &Cluster, user: &str, from: Timestamp) -> Result<Vec<AuditEvent>> {
-    Ok(asked(cluster, user)?.into_iter().filter(|event| event.received >= from).collect())
+    Ok(agent_requests(cluster, user)?.into_iter().filter(|event| event.received >= from).collect())
 }
 
 /// Whether a report changes no status. One of them may be due within two minutes.
@@ -143,7 +153,7 @@ fn one_report(cluster: &Cluster, user: &str, from: Timestamp, what: &str) -> Res
         .into_iter()
         .filter(|event| event.is_write() && event.resource == "nodes" && !is_idle(event))
         .collect();
-    let lines: Vec<_> = reports.iter().map(line).collect();
+    let lines: Vec<_> = reports.iter().map(describe_event).collect();
     ensure!(reports.len() == 1, "{what}: {} reports instead of one:\n{}", lines.len(), lines.join("\n"));
     ensure!(reports.iter().all(|event| event.is_for("patch", "nodes/status")), "{lines:?}");
     Ok(())
@@ -153,7 +163,7 @@ fn always_ready(versions: &[Change<Node>]) -> Result<()> {
     for version in versions {
         let node = version.object.as_ref().context("the Node was deleted")?;
         let ready = condition(node, "Ready").context("the Node has no condition Ready")?;
-        ensure!(ready.status == "True", "the controller or the agent said {ready:?}");
+        ensure!(ready.status == "True", "the controller or the agent reported {ready:?}");
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
         ensure!(taints.is_none_or(Vec::is_empty), "the controller tainted the node: {taints:?}");
     }
@@ -184,7 +194,7 @@ fn renewed_every_ten_seconds(renewals: &[Change<Lease>], began: Instant) -> Resu
 
 /// A killed agent leaves a node that the controller marks after its grace period; after a restart the agent takes that
 /// back.
-async fn silent_and_back(cluster: &Cluster, agent: &mut Agent) -> Result<()> {
+async fn check_silence_and_return(cluster: &Cluster, agent: &mut Agent) -> Result<()> {
     agent.kill9()?;
     let killed = Instant::now();
     let renewed = cluster.admin.lease(NAME).await?.and_then(|lease| lease.spec?.renew_time);

@@ -44,13 +44,13 @@ async fn pod_runs(stage: &Stage, namespace: &str, name: &str) -> Result<()> {
         Ok(())
     })
     .await
-    .with_context(|| stage.kubelet_says())
+    .with_context(|| stage.kubelet_log())
 }
 
 /// I2: during and after the pull of a private image with the Secret of a pod's namespace, pods of two other namespaces
 /// do not get it: one has no Secret, and one has the same Secret but a signature policy that rejects the image.
 #[test]
-fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
+fn i2_a_private_image_is_refused_to_pods_of_other_namespaces() -> Result<()> {
     run(async {
         let stage = stage("crio-secrets", Access::Users, Settings::limit(3)).await?;
         let admin = &stage.shared.cluster.admin;
@@ -66,14 +66,14 @@ fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
         stage.make_pod_in("owner", "first", &image, Some("registry")).await?;
         let active = || stage.node.proxy.records().active_repos();
         until("the owner's pod pulls", || active().contains("private")).await?;
-        refused_elsewhere(&stage, "early", &image).await?;
+        check_refused_in_namespace(&stage, "early", &image).await?;
         let owner = stage.container("owner", "first").await?;
         ensure!(active().contains("private"), "the owner's pull has ended: {owner:?}");
 
         stage.node.proxy.remove(hold);
         pod_runs(&stage, "owner", "first").await?;
         // The image is present.
-        refused_elsewhere(&stage, "late", &image).await?;
+        check_refused_in_namespace(&stage, "late", &image).await?;
         stage.make_pod_in("owner", "second", &image, Some("registry")).await?;
         pod_runs(&stage, "owner", "second").await?;
         for (namespace, name) in [
@@ -90,18 +90,18 @@ fn i2_a_private_image_is_not_for_pods_of_other_namespaces() -> Result<()> {
     })
 }
 
-async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<()> {
+async fn check_refused_in_namespace(stage: &Stage, name: &str, image: &Image) -> Result<()> {
     for (namespace, secret) in [("bare", None), ("locked", Some("registry"))] {
         stage.make_pod_in(namespace, name, image, secret).await?;
     }
-    let said = stage.pull_failed("bare", name).await?;
-    ensure!(said.contains("authentication required") || said.contains("unauthorized"), "{said}");
+    let message = stage.pull_failed("bare", name).await?;
+    ensure!(message.contains("authentication required") || message.contains("unauthorized"), "{message}");
     // A kubelet that may not read the Secret yet, because the API server has not noticed the pod, pulls without it
     // first.
     eventually(2 * PATIENCE, "the policy of the namespace is applied", || async {
-        let said = stage.pull_failed("locked", name).await?;
+        let message = stage.pull_failed("locked", name).await?;
         // The kubelet recognizes CRI-O's error by its first word.
-        ensure!(said.contains("SignatureValidationFailed"), "{said}");
+        ensure!(message.contains("SignatureValidationFailed"), "{message}");
         Ok(())
     })
     .await
@@ -109,14 +109,14 @@ async fn refused_elsewhere(stage: &Stage, name: &str, image: &Image) -> Result<(
 
 /// CRI-O reports a registry that refuses connections as unavailable, and the pod has the same reason.
 #[test]
-fn case_16_a_registry_that_is_away_is_the_reason_of_its_pod() -> Result<()> {
+fn case_16_an_unreachable_registry_is_the_reason_of_its_pod() -> Result<()> {
     run(async {
         let stage = stage("crio-away", Access::Anonymous, Settings::limit(3)).await?;
         let image = format!("127.0.0.1:{}/none:v1", free_port()?);
         let made = pod(&stage.pod("away"), &stage.name, &image);
         stage.shared.cluster.admin.apply(&made.to_string()).await?;
-        let said = stage.pull_failed("default", "away").await?;
-        ensure!(said.contains("RegistryUnavailable"), "the kubelet says {said}");
+        let message = stage.pull_failed("default", "away").await?;
+        ensure!(message.contains("RegistryUnavailable"), "the kubelet reports {message}");
         stage.delete(&["away"]).await
     })
 }
@@ -139,7 +139,7 @@ fn fetches(stage: &Stage, image: &Image) -> usize {
 /// A planned restart of the agent during a pod's pull: the kubelet notices nothing, and CRI-O does not restart the
 /// pull.
 #[test]
-fn a_pod_starts_though_the_agent_is_restarted_while_its_image_is_pulled() -> Result<()> {
+fn a_pod_starts_despite_an_agent_restart_during_its_pull() -> Result<()> {
     run(async {
         let settings = Settings::limit(2).set("agent.handover_timeout", "1m");
         let mut stage = stage("crio-restart", Access::Anonymous, settings).await?;
@@ -170,7 +170,7 @@ fn a_pod_starts_though_the_agent_is_restarted_while_its_image_is_pulled() -> Res
 
 /// The same with `kill -9`: the kubelet retries, and the pod starts.
 #[test]
-fn a_pod_starts_though_the_agent_is_killed_while_its_image_is_pulled() -> Result<()> {
+fn a_pod_starts_despite_an_agent_kill_during_its_pull() -> Result<()> {
     run(async {
         let mut stage = stage("crio-kill", Access::Anonymous, Settings::limit(2)).await?;
         let (image, hold) = half_way(&stage, "held").await?;

@@ -154,7 +154,7 @@ fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Resul
         cluster.admin.apply(&place.manifest()?).await?;
         let (first, uid) = made(cluster).await?;
         bind(cluster, &first, name).await?;
-        let says = || format!("the kubelet says {}", kubelet.log().unwrap_or_default());
+        let says = || format!("the kubelet reports {}", kubelet.log().unwrap_or_default());
         is_ready(cluster, &first).await.with_context(says)?;
 
         // Its own conditions on its own Node, with a token that is bound to the pod.

@@ -23,7 +23,7 @@ async fn stage(name: &str, agents: Agents) -> Result<Stage> {
 /// If only images go through the agent, its death affects only pulls; with both services, the kubelet considers the
 /// runtime dead after 30 s. When the agent is back, both nodes run new pods.
 #[test]
-fn a_node_stays_ready_without_its_agent_where_only_images_go_through_it() -> Result<()> {
+fn a_node_whose_agent_proxies_only_images_stays_ready_without_it() -> Result<()> {
     run(async {
         let images = stage("dead-images", Agents::Images(Settings::new()));
         let everything = stage("dead-all", Agents::Everything(Settings::new()));
@@ -47,8 +47,8 @@ fn a_node_stays_ready_without_its_agent_where_only_images_go_through_it() -> Res
         }
         let image = images.push(&crate::stage::program("during", &[])?).await?;
         images.make_pod("during", &image).await?;
-        let said = images.pull_failed("default", "during").await?;
-        eprintln!("without its agent, the kubelet says {said}");
+        let message = images.pull_failed("default", "during").await?;
+        eprintln!("without its agent, the kubelet reports {message}");
         let after = images.container("default", "before").await?;
         ensure!(
             after.container_id == before.container_id,

@@ -1,6 +1,6 @@
 //! Events on pods whose image pull waits for a slot, with the shipped rights.
 
-use crate::rig::{ACCOUNT, MANIFEST, companion, make_node, run, settings, shared};
+use crate::rig::{ACCOUNT, MANIFEST, companion, run, settings, shared};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_cluster::kube::Cluster;
@@ -17,7 +17,7 @@ use kube::api::ListParams;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-type Going = JoinHandle<Result<String, Status>>;
+type RunningPull = JoinHandle<Result<String, Status>>;
 
 pub(crate) async fn events_on(cluster: &Cluster, uid: &str) -> Result<Vec<Event>> {
     let api: Api<Event> = Api::namespaced(cluster.admin.client(), "default");
@@ -30,7 +30,7 @@ struct Waiting {
     node: Node,
     agent: Agent,
     images: Vec<Image>,
-    going: Vec<Going>,
+    going: Vec<RunningPull>,
     hold: RuleId,
 }
 
@@ -88,7 +88,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
         let cluster = &shared.cluster;
         let node = Node::start(Kind::V2).await?;
         let identity = companion(cluster, &node.scratch, ACCOUNT, "events").await?;
-        make_node(cluster, "events").await?;
+        cluster.admin.create_node("events", &[]).await?;
         let settings = settings("events", &identity.kubeconfig());
         let waiting = Waiting::start(node, settings, "uid-of-events").await?;
         let image = waiting.node.name(&waiting.images[1]);
@@ -101,7 +101,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
                 let message = event.message.as_deref().unwrap_or_default();
                 let expected =
                     format!("waiting for an image pull slot: 1 of 1 in use, 0 ahead (image {image})");
-                ensure!(message == expected, "it says {message}");
+                ensure!(message == expected, "its message is {message}");
                 let object = &event.involved_object;
                 ensure!(object.kind.as_deref() == Some("Pod") && object.name.as_deref() == Some("web"));
                 ensure!(event.source.as_ref().and_then(|by| by.host.as_deref()) == Some("events"));
@@ -118,7 +118,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
 }
 
 #[test]
-fn events_that_are_not_allowed_are_counted_and_hold_up_no_pull() -> Result<()> {
+fn refused_events_are_counted_and_delay_no_pull() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -129,7 +129,7 @@ fn events_that_are_not_allowed_are_counted_and_hold_up_no_pull() -> Result<()> {
         let manifest = MANIFEST.replace(rule, "resources: [\"nothing\"]").replace(ACCOUNT, "no-events");
         cluster.admin.apply(&manifest).await?;
         let identity = cluster.companion(&node.scratch, "no-events", "no-events").await?;
-        make_node(cluster, "no-events").await?;
+        cluster.admin.create_node("no-events", &[]).await?;
         let settings = settings("no-events", &identity.kubeconfig());
         let waiting = Waiting::start(node, settings, "uid-of-no-events").await?;
         waiting.counted("failed", 1.0).await?;

@@ -31,11 +31,14 @@ fn a_probe_that_takes_too_long_fails() -> Result<()> {
             json!({"exec": {"command": ["/program", "pause"]}, "timeoutSeconds": 1, "periodSeconds": 1});
         stage.shared.cluster.admin.apply(&made.to_string()).await?;
         stage.runs("app").await?;
-        let said = eventually(PATIENCE, "the kubelet tells of the probe", || async {
+        let message = eventually(PATIENCE, "the kubelet reports the probe", || async {
             stage.events("Pod", &name, "Unhealthy").await?.pop().context("it does not")
         })
         .await?;
-        ensure!(said.contains("Readiness probe failed") && said.contains("timed out"), "it says {said}");
+        ensure!(
+            message.contains("Readiness probe failed") && message.contains("timed out"),
+            "its message is {message}"
+        );
         stage.delete(&["app"]).await
     })
 }

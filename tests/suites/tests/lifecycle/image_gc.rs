@@ -73,9 +73,9 @@ impl SmallStage {
     }
 
     /// Checks that the kubelet has reclaimed nothing, and the running pod is the first one.
-    async fn nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
+    async fn check_nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
         for reason in ["EvictionThresholdMet", "FreeDiskSpaceFailed"] {
-            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_says());
+            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_log());
         }
         self.keeper_runs(keeper).await
     }
@@ -125,7 +125,7 @@ impl SmallStage {
     /// Waits until about as many bytes are free as `expected`. Garbage collections of containerd may be a minute apart:
     /// it spends a fiftieth of its time on them, and one on a slow disk takes long.
     async fn settled_at(&self, expected: u64) -> Result<u64> {
-        eventually(3 * PATIENCE, "what nobody holds is free", || async {
+        eventually(3 * PATIENCE, "unreferenced content is freed", || async {
             let free = self.settled().await?;
             ensure!(free.abs_diff(expected) <= SLACK, "{free} bytes are free, not about {expected}");
             Ok(free)
@@ -218,15 +218,15 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     small.stage.kubelet.kill9()?;
     small.stage.kubelet.start_again().await?;
     tokio::time::sleep(TWO_PASSES).await;
-    small.nothing_reclaimed(&keeper).await?;
-    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_says());
-    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_says());
+    small.check_nothing_reclaimed(&keeper).await?;
+    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_log());
+    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_log());
     let lower = small.settled_at(small.percent(LOW)).await?;
     drop(filler);
 
     // The thresholds apply: below them the kubelet removes the image, and that is enough.
     let filler = small.fill(free, UNDER_PRESSURE)?;
-    eventually(2 * PATIENCE, "the kubelet removes what nobody uses", || async {
+    eventually(2 * PATIENCE, "the kubelet removes unused images", || async {
         ensure!(!small.has(&spare).await?, "it is there");
         for reason in ["EvictionThresholdMet", "NodeHasDiskPressure"] {
             ensure!(small.events(reason).await? > 0, "the kubelet does not say {reason}");
@@ -234,7 +234,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
         Ok(())
     })
     .await
-    .with_context(|| small.stage.kubelet_says())?;
+    .with_context(|| small.stage.kubelet_log())?;
     small.stage.shared.cluster.admin.await_condition(&small.stage.name, "DiskPressure", "False").await?;
     small.keeper_runs(&keeper).await?;
     let collected = small.settled_at(small.percent(UNDER_PRESSURE) + 2 * SPARE).await?;
@@ -249,7 +249,7 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
 }
 
 /// I1: content of interrupted pulls is released before the kubelet collects images or evicts a pod because of it.
-async fn retained_content_costs_no_image_and_no_pod(kind: Kind) -> Result<()> {
+async fn retained_content_evicts_no_image_and_no_pod(kind: Kind) -> Result<()> {
     let direct = pulls_break_off(kind, false).await?;
     let agent = pulls_break_off(kind, true).await?;
     compare(kind, &direct, &agent)
@@ -271,8 +271,8 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
 
     let large = small.stage.push(&program("large", &[48 * MIB, 96 * MIB])?).await?;
     small.stage.make_pod("large", &large).await?;
-    let said = small.stage.pull_failed("default", "large").await?;
-    ensure!(said.contains("no space left on device"), "the kubelet says {said}");
+    let message = small.stage.pull_failed("default", "large").await?;
+    ensure!(message.contains("no space left on device"), "the kubelet reports {message}");
     eventually(PATIENCE, "its bytes are free again", || async {
         let now = small.disk.available()?;
         ensure!(now + SLACK >= before, "{now} bytes are free, {before} were before");
@@ -287,10 +287,10 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
     let freed = small.settled_at(before).await?;
     // A node under pressure accepts no pod, and the kubelet checks again in its next pass.
     tokio::time::sleep(TWO_PASSES).await;
-    small.nothing_reclaimed(&keeper).await?;
+    small.check_nothing_reclaimed(&keeper).await?;
     small.stage.run_pod("small", &[4 * MIB]).await?;
     let after = small.settled().await?;
-    small.nothing_reclaimed(&keeper).await?;
+    small.check_nothing_reclaimed(&keeper).await?;
     drop(filler);
     small.stage.delete(&["keeper", "small"]).await?;
     Ok(vec![
@@ -325,6 +325,6 @@ macro_rules! on_both {
 }
 
 on_both!(
-    i1_retained_content_costs_no_image_and_no_pod: retained_content_costs_no_image_and_no_pod,
+    i1_retained_content_costs_no_image_and_no_pod: retained_content_evicts_no_image_and_no_pod,
     i1_an_image_that_does_not_fit_leaves_nothing: an_image_that_does_not_fit_leaves_nothing,
 );

@@ -1,6 +1,6 @@
 //! Pods that are deleted while their image pull waits for a slot.
 
-use crate::rig::{ACCOUNT, companion, make_node, run, settings, shared, well};
+use crate::rig::{ACCOUNT, companion, run, settings, shared, wait_until_healthy};
 use crate::stage::{pod_node, program};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{Cluster, KubeletOptions};
@@ -84,7 +84,7 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
         let options = KubeletOptions { image_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
         let kubelet = cluster.kubelet(&node.scratch, "worker", &node.runtime, &options).await?;
         cluster.admin.await_condition("worker", "Ready", "True").await?;
-        well(&agent).await?;
+        wait_until_healthy(&agent).await?;
 
         let hold = node.proxy.rule(Match::layers().repo("one"), Fault::Hang);
         cluster.admin.apply(&pod("one", "worker", &node.name(&images[0])).to_string()).await?;
@@ -103,13 +103,13 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
             }
         })
         .await
-        .with_context(|| format!("the kubelet says {}", kubelet.log().unwrap_or_default()))?;
+        .with_context(|| format!("the kubelet reports {}", kubelet.log().unwrap_or_default()))?;
         eprintln!("its pod was gone after {:.1} s", deleted.elapsed().as_secs_f64());
-        ensure!(counts(&agent).await? == (1, 0), "the first pull has not gone on");
-        let said = agent.log()?;
+        ensure!(counts(&agent).await? == (1, 0), "the first pull has not continued");
+        let reported = agent.log()?;
         ensure!(
             node.proxy.records().active_repos().contains("one"),
-            "the first pull has not gone on: {said}"
+            "the first pull has not continued: {reported}"
         );
         ensure!(!node.proxy.records().order().iter().any(|repo| repo == "two"), "the second one was begun");
 
@@ -128,25 +128,25 @@ fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_ru
     })
 }
 
-type Going = JoinHandle<Result<String, Status>>;
+type RunningPull = JoinHandle<Result<String, Status>>;
 
-fn begin(cri: &Cri, pull: Pull) -> Going {
+fn begin(cri: &Cri, pull: Pull) -> RunningPull {
     let cri = cri.clone();
     tokio::spawn(async move { cri.pull(&pull).await })
 }
 
 #[test]
-fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()> {
+fn case_06_waiting_pulls_fail_when_their_pod_is_deleted() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let node = Node::start(Kind::Debian16).await?;
         let images = node.push_many("pods", 4, 1 << 20).await?;
         let identity = companion(cluster, &node.scratch, ACCOUNT, "callers").await?;
-        make_node(cluster, "callers").await?;
+        cluster.admin.create_node("callers", &[]).await?;
         let settings = settings("callers", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 1);
         let agent = node.agent(&settings).await?;
-        well(&agent).await?;
+        wait_until_healthy(&agent).await?;
 
         let (cri, hold) = (agent.cri().await?, node.proxy.rule(Match::layers(), Fault::Hang));
         let mut going = Vec::new();
@@ -158,7 +158,7 @@ fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()
             pulls_are(&agent, 1, n.try_into()?).await?;
         }
         let [first, second, third, fourth] =
-            <[Going; 4]>::try_from(going).map_err(|_| anyhow::anyhow!("there are four"))?;
+            <[RunningPull; 4]>::try_from(going).map_err(|_| anyhow::anyhow!("there are four"))?;
 
         // One is deleted, one is only terminating (there is no kubelet to end it), and one has a pull with a slot,
         // which continues.
@@ -186,7 +186,7 @@ fn case_06_pulls_that_wait_fail_when_the_object_of_their_pod_goes() -> Result<()
 }
 
 /// Checks that the pull of this pod failed, with the reason.
-async fn gone(pull: Going, pod: &str) -> Result<()> {
+async fn gone(pull: RunningPull, pod: &str) -> Result<()> {
     let answer = tokio::time::timeout(PATIENCE, pull).await.context("the pull still waits")??;
     let status = failed(answer, "its pod is gone")?;
     ensure!(status.code() == Code::Aborted, "{status:?}");

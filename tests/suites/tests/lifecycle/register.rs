@@ -1,6 +1,6 @@
 //! The Node that the agent creates, compared with the one of a stock kubelet on the same machine.
 
-use crate::rig::{node_settings, run, shared, well};
+use crate::rig::{node_settings, run, shared, wait_until_healthy};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::KubeletOptions;
@@ -137,7 +137,7 @@ async fn like_a_kubelets(kind: Kind, ours: &'static str, theirs: &'static str) -
         .set("node.system_reserved", "cpu=50m")
         .set("node.max_pods", 42);
     let agent = Agent::start(&scratch, &containerd.endpoint(), &settings).await?;
-    well(&agent).await?;
+    wait_until_healthy(&agent).await?;
     let made = |name: &'static str| async move {
         cluster.admin.await_condition(name, "Ready", "True").await?;
         // The controller removes its taint of a new node when it has seen that it is ready.
@@ -158,7 +158,7 @@ async fn like_a_kubelets(kind: Kind, ours: &'static str, theirs: &'static str) -
 }
 
 #[test]
-fn a_node_made_by_the_agent_is_like_one_made_by_a_kubelet() -> Result<()> {
+fn a_node_created_by_the_agent_equals_one_of_a_kubelet() -> Result<()> {
     run(async {
         tokio::try_join!(
             like_a_kubelets(Kind::Debian16, "agent-16", "kubelet-16"),

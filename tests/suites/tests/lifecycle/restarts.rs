@@ -125,9 +125,9 @@ impl Site {
             })
             .map(|event| format!("{:?}: {:?}", event.involved_object.name, event.message));
         let log = self.kubelet.log()?;
-        let said =
+        let reported =
             log.lines().filter(|line| line.contains("ErrImagePull") || line.contains("ImagePullBackOff"));
-        Ok(failed.chain(said.map(str::to_owned)).collect())
+        Ok(failed.chain(reported.map(str::to_owned)).collect())
     }
 }
 
@@ -143,7 +143,7 @@ fn no_pod_sees_a_failed_pull_through_twenty_planned_restarts() -> Result<()> {
         ensure!(failures.is_empty(), "the kubelet saw failed pulls: {failures:#?}");
         ensure!(site.node.proxy.records().max_concurrent_repos() <= 3, "the limit did not hold");
         for image in &site.images {
-            let sent = site.node.proxy.records().most_fetches(image);
+            let sent = site.node.proxy.records().max_fetches(image);
             ensure!(sent <= 1.0, "{} was fetched {sent:.2} times", image.repo);
         }
         site.delete_pods(&shared).await
@@ -152,7 +152,7 @@ fn no_pod_sees_a_failed_pull_through_twenty_planned_restarts() -> Result<()> {
 
 /// I8: after `kill -9` of the agent, calls in flight fail as the protocol requires, and all pods run in the end.
 #[test]
-fn all_pods_run_though_the_agent_is_killed_five_times() -> Result<()> {
+fn all_pods_run_through_five_kills_of_the_agent() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let mut site = Site::start(&shared, "killed", 5 + AHEAD).await?;

@@ -17,8 +17,7 @@ use keelson_harness::suite;
 pub(crate) use keelson_harness::suite::run;
 use keelson_harness::util::{PATIENCE, eventually};
 use kube::Api;
-use kube::api::PostParams;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,19 +94,12 @@ pub(crate) async fn knows_rights(identity: &Identity, node: &str) -> Result<()> 
     .await
 }
 
-/// Creates a Node without a kubelet.
-pub(crate) async fn make_node(cluster: &Cluster, name: &str) -> Result<()> {
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    cluster.admin.nodes().create(&PostParams::default(), &node).await.context("cannot make the Node")?;
-    Ok(())
-}
-
 /// Requests of an agent as this user, in order.
-pub(crate) fn asked(cluster: &Cluster, user: &str) -> Result<Vec<AuditEvent>> {
+pub(crate) fn agent_requests(cluster: &Cluster, user: &str) -> Result<Vec<AuditEvent>> {
     cluster.api.audit(|event| event.user == user && event.user_agent.starts_with(AGENT))
 }
 
-pub(crate) fn line(event: &AuditEvent) -> String {
+pub(crate) fn describe_event(event: &AuditEvent) -> String {
     format!(
         "{} {} {} {}/{} {}: {:?} {}",
         event.received,
@@ -125,8 +117,8 @@ pub(crate) async fn heartbeats(agent: &Agent) -> Result<Value> {
     agent.keelson(&["node", "-o", "json"]).await?.json()
 }
 
-pub(crate) async fn well(agent: &Agent) -> Result<()> {
-    eventually(PATIENCE, "the heartbeats are well", || async {
+pub(crate) async fn wait_until_healthy(agent: &Agent) -> Result<()> {
+    eventually(PATIENCE, "the heartbeats are healthy", || async {
         let shown = heartbeats(agent).await?;
         ensure!(shown["state"] == "healthy", "they are {shown}");
         Ok(())

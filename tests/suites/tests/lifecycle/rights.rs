@@ -3,8 +3,8 @@
 //! Service endpoints come from the API server here, because some of the rights are for them.
 
 use crate::rig::{
-    ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, asked, companion, heartbeats, knows_rights, line, make_node,
-    node_settings, run, set_condition, settings, shared, well,
+    ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, agent_requests, companion, describe_event, heartbeats,
+    knows_rights, node_settings, run, set_condition, settings, shared, wait_until_healthy,
 };
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
@@ -90,9 +90,9 @@ async fn a_companion_needs(cluster: &Cluster, number: usize, right: Right) -> Re
         cluster.admin.apply(&document.to_string().replace(ACCOUNT, &name)).await?;
     }
     let identity = cluster.companion(&scratch, &name, &name).await?;
-    let others = right_that_is_left(&right);
+    let others = remaining_right(&right);
     eventually(PATIENCE, "the API server knows the rights that are left", || others(&identity)).await?;
-    make_node(cluster, &name).await?;
+    cluster.admin.create_node(&name, &[]).await?;
     let settings = quick(settings(&name, &identity.kubeconfig()));
     is_missed(cluster, &scratch, &identity, &settings, &right).await
 }
@@ -129,24 +129,24 @@ async fn is_missed(
     let mut agent = Agent::new(scratch, &runtime, settings)?;
     agent.start_live().await?;
     eventually(PATIENCE, &format!("{right:?} is missed"), || async {
-        let asked = asked(cluster, identity.user())?;
+        let asked = agent_requests(cluster, identity.user())?;
         let refused: Vec<_> = asked.iter().filter(|event| event.code == Some(403)).collect();
         ensure!(
             refused.iter().any(|event| event.is_for(&right.verb, &right.resource)),
             "it asked {:#?}",
-            asked.iter().map(line).collect::<Vec<_>>()
+            asked.iter().map(describe_event).collect::<Vec<_>>()
         );
         Ok(())
     })
     .await?;
-    eventually(PATIENCE, &format!("the agent says that it lacks {right:?}"), || async {
+    eventually(PATIENCE, &format!("the agent reports that it lacks {right:?}"), || async {
         match right.is_of_endpoints() {
-            true => says_endpoints_lack(&agent, &right.resource).await,
-            false => says_heartbeats_fail(&agent).await,
+            true => wait_for_endpoints_failure(&agent, &right.resource).await,
+            false => wait_for_failing_heartbeats(&agent).await,
         }
     })
     .await?;
-    let foreign: Vec<_> = asked(cluster, identity.user())?
+    let foreign: Vec<_> = agent_requests(cluster, identity.user())?
         .into_iter()
         .filter(|event| event.code == Some(403) && !event.is_for(&right.verb, &right.resource))
         .collect();
@@ -154,35 +154,38 @@ async fn is_missed(
     Ok(())
 }
 
-async fn says_heartbeats_fail(agent: &Agent) -> Result<()> {
+async fn wait_for_failing_heartbeats(agent: &Agent) -> Result<()> {
     let shown = heartbeats(agent).await?;
     let reason = shown["reason"].as_str().unwrap_or_default();
-    ensure!(shown["state"] == "failing" && reason.contains("403"), "it says {shown}");
+    ensure!(shown["state"] == "failing" && reason.contains("403"), "it reports {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
-    ensure!(ready.text().contains("403"), "/readyz says {}", ready.text());
+    ensure!(ready.text().contains("403"), "/readyz returns {}", ready.text());
     Ok(())
 }
 
 /// Checks that it reports a refusal of this source, and of no other.
-async fn says_endpoints_lack(agent: &Agent, resource: &str) -> Result<()> {
+async fn wait_for_endpoints_failure(agent: &Agent, resource: &str) -> Result<()> {
     let shown = agent.json("/debug/endpoints").await?;
     let sources = shown["sources"].as_array().context("there are sources")?;
     for source in sources {
         let reason = source["reason"].as_str().unwrap_or_default();
         let (refused, is_it) = (reason.contains("403"), source["resource"] == resource);
-        ensure!(refused == is_it && (source["health"] == "failing") == is_it, "{resource}: it says {shown}");
+        ensure!(
+            refused == is_it && (source["health"] == "failing") == is_it,
+            "{resource}: it reports {shown}"
+        );
     }
     // P19: no endpoint depends on them.
     if resource == "servicecidrs" {
-        ensure!(shown["state"] == "synced", "it says {shown}");
+        ensure!(shown["state"] == "synced", "it reports {shown}");
         return Ok(());
     }
     // No list was complete yet, so there is nothing to serve.
-    ensure!(shown["state"] == "pending", "it says {shown}");
+    ensure!(shown["state"] == "pending", "it reports {shown}");
     let ready = agent.http_get("/readyz?verbose").await?;
     let text = ready.text();
     let line = text.lines().find(|line| line.starts_with("[-]endpoints")).unwrap_or_default();
-    ensure!(line.contains(resource) && line.contains("403"), "/readyz says {text}");
+    ensure!(line.contains(resource) && line.contains("403"), "/readyz returns {text}");
     Ok(())
 }
 
@@ -199,7 +202,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
 /// A check that a right other than the missing one has reached the authorizer, for each of the two roles.
-fn right_that_is_left<'a>(
+fn remaining_right<'a>(
     right: &Right,
 ) -> impl Fn(&'a Identity) -> futures_util::future::BoxFuture<'a, Result<()>> + use<'a> {
     let (no_leases, no_get) = (right.resource == "leases" && right.verb == "get", right.resource == "nodes");
@@ -254,9 +257,9 @@ async fn current(agent: &mut Agent) -> Result<()> {
 
 /// All requests of an agent to the API server: start, condition, a deleted pod, a deleted Lease, restarts of both
 /// kinds.
-async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
+async fn run_full_lifecycle(cluster: &Cluster, name: &str, lease: &str, agent: &mut Agent) -> Result<()> {
     agent.start_again().await?;
-    well(agent).await?;
+    wait_until_healthy(agent).await?;
     current(agent).await?;
     set_condition(agent, "KernelDeadlock", "False", "NoDeadlock").await?;
     cluster.admin.await_condition(name, "KernelDeadlock", "False").await?;
@@ -281,14 +284,14 @@ async fn a_whole_life(cluster: &Cluster, name: &str, lease: &str, agent: &mut Ag
     agent.terminate().await?;
     agent.start_again().await?;
     current(agent).await?;
-    well(agent).await
+    wait_until_healthy(agent).await
 }
 
 /// Checks that no request was refused, and that all requests of a life were made.
-fn never_refused(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
-    let asked = asked(cluster, user)?;
+fn check_no_refusals(cluster: &Cluster, user: &str, expected: &[(&str, &str)]) -> Result<()> {
+    let asked = agent_requests(cluster, user)?;
     for event in &asked {
-        ensure!(!matches!(event.code, Some(401 | 403)), "refused: {}", line(event));
+        ensure!(!matches!(event.code, Some(401 | 403)), "refused: {}", describe_event(event));
     }
     for (verb, resource) in expected {
         ensure!(
@@ -305,21 +308,21 @@ fn pairs(rights: &[Right]) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn the_rights_of_a_companion_are_enough() -> Result<()> {
+fn the_rights_of_a_companion_are_sufficient() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
         let scratch = Scratch::new()?;
         let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
         let identity = companion(cluster, &scratch, ACCOUNT, "enough").await?;
-        make_node(cluster, "enough").await?;
+        cluster.admin.create_node("enough", &[]).await?;
         let settings = quick(settings("enough", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
         // Every node's agent uses this account, so the log includes requests of others too.
-        a_whole_life(cluster, "enough", "keelson-enough", &mut agent).await?;
+        run_full_lifecycle(cluster, "enough", "keelson-enough", &mut agent).await?;
         let mut rights = rights(&documents(MANIFEST)?);
         rights.retain(|right| right.resource != "events");
-        never_refused(cluster, identity.user(), &pairs(&rights))
+        check_no_refusals(cluster, identity.user(), &pairs(&rights))
     })
 }
 
@@ -354,7 +357,7 @@ fn narrowed(account: &str, node: &str) -> Result<Vec<String>> {
 }
 
 #[test]
-fn an_account_of_one_node_may_be_held_to_that_node() -> Result<()> {
+fn an_account_can_be_restricted_to_one_node() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -363,20 +366,20 @@ fn an_account_of_one_node_may_be_held_to_that_node() -> Result<()> {
             cluster.admin.apply(&document).await?;
         }
         let identity = cluster.companion(&scratch, "agent-of-one", "one-of-many").await?;
-        make_node(cluster, "one-of-many").await?;
+        cluster.admin.create_node("one-of-many", &[]).await?;
         knows_rights(&identity, "one-of-many").await?;
         let containerd = Containerd::start(&scratch, Kind::Debian16, &Options::default()).await?;
         let settings = quick(settings("one-of-many", &identity.kubeconfig()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
-        a_whole_life(cluster, "one-of-many", "keelson-one-of-many", &mut agent).await?;
-        never_refused(cluster, identity.user(), &[("watch", "nodes"), ("patch", "leases")])?;
-        reaches_no_other_node(cluster, &identity, "one-of-many-others").await
+        run_full_lifecycle(cluster, "one-of-many", "keelson-one-of-many", &mut agent).await?;
+        check_no_refusals(cluster, identity.user(), &[("watch", "nodes"), ("patch", "leases")])?;
+        check_no_access_to_other_nodes(cluster, &identity, "one-of-many-others").await
     })
 }
 
 /// Neither status nor Lease of another node may be read or written.
-async fn reaches_no_other_node(cluster: &Cluster, identity: &Identity, other: &str) -> Result<()> {
-    make_node(cluster, other).await?;
+async fn check_no_access_to_other_nodes(cluster: &Cluster, identity: &Identity, other: &str) -> Result<()> {
+    cluster.admin.create_node(other, &[]).await?;
     let client = identity.client().await?;
     let nodes: Api<Node> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, NODE_LEASES);
@@ -390,7 +393,7 @@ async fn reaches_no_other_node(cluster: &Cluster, identity: &Identity, other: &s
 }
 
 #[test]
-fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_node() -> Result<()> {
+fn role_node_needs_only_rights_for_endpoints_and_reaches_no_other_node() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -408,7 +411,7 @@ fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_n
         knows_list(&identity, SLICES).await?;
         let settings = quick(node_settings("itself", &identity.kubeconfig(), scratch.path()));
         let mut agent = Agent::new(&scratch, &containerd.endpoint(), &settings)?;
-        a_whole_life(cluster, "itself", "itself", &mut agent).await?;
+        run_full_lifecycle(cluster, "itself", "itself", &mut agent).await?;
         let mut expected = vec![
             ("create", "nodes"),
             ("patch", "nodes/status"),
@@ -419,16 +422,16 @@ fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_n
         // Every node may read Services.
         expected.extend([("list", "services"), ("watch", "services")]);
         expected.extend(pairs(&granted));
-        never_refused(cluster, identity.user(), &expected)?;
+        check_no_refusals(cluster, identity.user(), &expected)?;
         let renewals = || {
-            asked(cluster, identity.user()).is_ok_and(|all| {
+            agent_requests(cluster, identity.user()).is_ok_and(|all| {
                 all.iter()
                     .any(|event| event.is_write() && event.name == "itself" && event.resource == "leases")
             })
         };
         until("the Lease is renewed", renewals).await?;
 
-        reaches_no_other_node(cluster, &identity, "other").await?;
+        check_no_access_to_other_nodes(cluster, &identity, "other").await?;
         let pods: Api<Pod> = Api::all(identity.client().await?);
         let theirs = ListParams::default().fields("spec.nodeName=other");
         refused(pods.list(&theirs).await, 403)
@@ -436,14 +439,14 @@ fn role_node_needs_nothing_but_what_endpoints_are_made_of_and_reaches_no_other_n
 }
 
 #[test]
-fn the_manifest_of_the_proxy_is_taken_whole_and_asks_for_one_capability() -> Result<()> {
+fn the_proxy_manifest_is_valid_and_requests_one_capability() -> Result<()> {
     let documents = documents(PROXY)?;
-    run(async { is_taken_whole(&shared().await?.cluster, &documents).await })?;
-    asks_for_little(&documents)
+    run(async { check_manifest(&shared().await?.cluster, &documents).await })?;
+    check_capabilities(&documents)
 }
 
 /// Checks that the API server knows every field, in a dry run.
-async fn is_taken_whole(cluster: &Cluster, documents: &[Value]) -> Result<()> {
+async fn check_manifest(cluster: &Cluster, documents: &[Value]) -> Result<()> {
     for document in documents {
         let object: DynamicObject = serde_json::from_value(document.clone())?;
         let types = object.types.clone().context("it has a kind")?;
@@ -459,7 +462,7 @@ async fn is_taken_whole(cluster: &Cluster, documents: &[Value]) -> Result<()> {
 }
 
 /// Checks one capability, no account, and the sockets of the settings.
-fn asks_for_little(documents: &[Value]) -> Result<()> {
+fn check_capabilities(documents: &[Value]) -> Result<()> {
     let set = documents.iter().find(|document| document["kind"] == "DaemonSet").context("no DaemonSet")?;
     let pod = &set["spec"]["template"]["spec"];
     let container = &pod["containers"][0];

@@ -46,8 +46,8 @@ pub(crate) async fn pod_node(scratch: Scratch, folder: &Path, kind: Kind, access
     let pause = program("pause", &[])?.push(registry.address(), user).await?.at(registry.address());
     let options = Options { sandbox_image: Some(pause.clone()), network: true, ..Options::default() };
     let runtime = Containerd::start_in(folder, kind, &options).await?;
-    runtime.reach(proxy.address(), proxy.address())?;
-    runtime.reach(registry.address(), registry.address())?;
+    runtime.configure_registry(proxy.address(), proxy.address())?;
+    runtime.configure_registry(registry.address(), registry.address())?;
     let pull = keelson_harness::cri::Pull::new(&pause);
     let pull = user.map_or_else(|| pull.clone(), |user| pull.clone().user(user));
     runtime.cri().await?.pull(&pull).await?;
@@ -84,7 +84,7 @@ impl Stage {
         let mut agent = None;
         if let Some(over) = over {
             let identity = companion(cluster, &node.scratch, ACCOUNT, name).await?;
-            let settings = settings(name, &identity.kubeconfig()).under(&over);
+            let settings = settings(name, &identity.kubeconfig()).with_overrides(&over);
             let mut started = Agent::new(&node.scratch, &node.runtime.endpoint(), &settings)?;
             started.start_live().await?;
             options.image_endpoint = Some(started.endpoint());
@@ -144,15 +144,15 @@ impl Stage {
 
     pub(crate) async fn runs(&self, name: &str) -> Result<()> {
         let running = phase(&self.shared.cluster, &self.pod(name), "Running").await;
-        running.with_context(|| self.kubelet_says())
+        running.with_context(|| self.kubelet_log())
     }
 
     /// The last lines of the kubelet's log about images and evictions.
-    pub(crate) fn kubelet_says(&self) -> String {
+    pub(crate) fn kubelet_log(&self) -> String {
         let log = self.kubelet.log().unwrap_or_default();
         let words = ["evict", "image", "Image", "sandbox"];
         let lines: Vec<_> = log.lines().filter(|line| words.iter().any(|word| line.contains(word))).collect();
-        format!("the kubelet says {}", lines[lines.len().saturating_sub(30)..].join("\n"))
+        format!("the kubelet reports {}", lines[lines.len().saturating_sub(30)..].join("\n"))
     }
 
     async fn status(&self, namespace: &str, name: &str) -> Result<PodStatus> {
@@ -177,7 +177,7 @@ impl Stage {
             Ok(format!("{reason}: {}", waiting.message.as_deref().unwrap_or_default()))
         })
         .await
-        .with_context(|| self.kubelet_says())
+        .with_context(|| self.kubelet_log())
     }
 
     pub(crate) async fn delete(&self, names: &[&str]) -> Result<()> {

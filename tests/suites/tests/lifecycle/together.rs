@@ -1,6 +1,8 @@
 //! A stock kubelet and a companion that write to one Node at the same time.
 
-use crate::rig::{ACCOUNT, AGENT, companion, line, run, set_condition, settings, shared, well};
+use crate::rig::{
+    ACCOUNT, AGENT, companion, describe_event, run, set_condition, settings, shared, wait_until_healthy,
+};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::{Change, Cluster, KubeletOptions};
@@ -42,7 +44,7 @@ fn halves(node: &Node) -> Result<Halves> {
 }
 
 #[test]
-fn neither_kubelet_nor_companion_loses_what_it_wrote_to_the_other() -> Result<()> {
+fn kubelet_and_companion_keep_each_others_conditions() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let cluster = &shared.cluster;
@@ -60,7 +62,7 @@ fn neither_kubelet_nor_companion_loses_what_it_wrote_to_the_other() -> Result<()
             .set("node.node_status_report_frequency", "1s");
         let watch = cluster.admin.watch(cluster.admin.nodes(), NAME).await?;
         let mut agent = Agent::start(&scratch, &containerd.endpoint(), &settings).await?;
-        well(&agent).await?;
+        wait_until_healthy(&agent).await?;
 
         let (began, mut flips) = (Instant::now(), 0_usize);
         let mut last = [false; FLIPPING.len()];
@@ -110,10 +112,10 @@ fn every_version(versions: &[Change<Node>]) -> Result<(usize, usize)> {
             of_companion += usize::from(companions);
             for (kind, condition) in &before.1 {
                 let after = now.1.get(kind).with_context(|| format!("the condition {kind} was lost"))?;
-                no_step_back(condition, after)?;
+                check_versions_advance(condition, after)?;
             }
             for (kind, condition) in before.0["conditions"].as_object().into_iter().flatten() {
-                no_step_back(condition, &now.0["conditions"][kind])?;
+                check_versions_advance(condition, &now.0["conditions"][kind])?;
             }
         }
         before = Some(now);
@@ -125,7 +127,7 @@ fn every_version(versions: &[Change<Node>]) -> Result<(usize, usize)> {
 }
 
 /// An old value that comes back has an old time.
-fn no_step_back(before: &Value, after: &Value) -> Result<()> {
+fn check_versions_advance(before: &Value, after: &Value) -> Result<()> {
     for time in ["lastHeartbeatTime", "lastTransitionTime"] {
         let of = |condition: &Value| condition[time].as_str().unwrap_or_default().to_owned();
         ensure!(of(before) <= of(after), "{time} went back: {before}, then {after}");
@@ -142,17 +144,21 @@ fn own_conditions_only(cluster: &Cluster, user: &str) -> Result<()> {
         ensure!(
             write.user_agent.starts_with(AGENT) && write.is_for("patch", "nodes/status"),
             "{}",
-            line(write)
+            describe_event(write)
         );
         // An API server with a slow etcd returns 504, which is no fault of the companion.
-        ensure!(write.code == Some(200) || write.code == Some(504), "{}", line(write));
+        ensure!(write.code == Some(200) || write.code == Some(504), "{}", describe_event(write));
         let body = write.body.as_ref().and_then(Value::as_object).context("a patch has a body")?;
         let status = body.get("status").and_then(Value::as_object).context("a patch has a status")?;
-        ensure!(body.len() == 1 && status.len() == 1, "it writes more than conditions: {}", line(write));
+        ensure!(
+            body.len() == 1 && status.len() == 1,
+            "it writes more than conditions: {}",
+            describe_event(write)
+        );
         let conditions = status.get("conditions").and_then(Value::as_array).context("conditions")?;
         for condition in conditions {
             let kind = condition["type"].as_str().context("a condition has a type")?;
-            ensure!(COMPANIONS.contains(&kind), "it writes the condition {kind}: {}", line(write));
+            ensure!(COMPANIONS.contains(&kind), "it writes the condition {kind}: {}", describe_event(write));
         }
     }
     Ok(())

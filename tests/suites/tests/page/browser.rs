@@ -21,7 +21,7 @@ const SMALLEST_WINDOW: u32 = 500;
 
 /// Size of the viewport in CSS pixels, and the preferred colour scheme.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct Viewport {
     pub(crate) width: u32,
     pub(crate) height: u32,
     /// `prefers-color-scheme: dark`.
@@ -36,7 +36,7 @@ pub(crate) struct Browser {
 
 impl Browser {
     /// Starts driver and browser with a new profile.
-    pub(crate) async fn start(scratch: &Scratch, look: Look) -> Result<Self> {
+    pub(crate) async fn start(scratch: &Scratch, look: Viewport) -> Result<Self> {
         let port = free_port()?;
         let folder = scratch.dir(&format!("browser-{port}"))?;
         let driver = Program {
@@ -92,7 +92,7 @@ impl Browser {
     }
 }
 
-fn capabilities(folder: &Path, look: Look) -> Value {
+fn capabilities(folder: &Path, look: Viewport) -> Value {
     let profile: PathBuf = folder.join("profile");
     let mut args = vec![
         "--headless".to_owned(),

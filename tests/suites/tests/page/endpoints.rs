@@ -1,18 +1,19 @@
 //! The page's section on service endpoints, with agents that read manifests, or have endpoints disabled.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use keelson_client::{Backend, Reported, Reporter};
+use keelson_cluster::manifests::ManifestFolder;
 use keelson_harness::{agent::Settings, containerd::Kind, node::Node};
 
 use crate::{
     DESK, PHONE,
-    browser::{Browser, Look},
+    browser::{Browser, Viewport},
     count, keep,
 };
 
-async fn opened(node: &Node, look: Look, url: &str) -> Result<Browser> {
+async fn opened(node: &Node, look: Viewport, url: &str) -> Result<Browser> {
     let browser = Browser::start(&node.scratch, look).await?;
     browser.open(url).await?;
     browser.until("document.getElementById('connection').dataset.state === 'live'").await?;
@@ -43,14 +44,6 @@ fn manifests(services: usize) -> String {
     (0..services).map(service).collect::<Vec<_>>().join("---\n")
 }
 
-/// Replaces a file atomically.
-fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
-    let part = folder.join(format!(".{name}.part"));
-    fs::write(&part, text)?;
-    fs::rename(part, folder.join(name))?;
-    Ok(())
-}
-
 fn files(folder: &Path) -> Settings {
     Settings::new().set("endpoints.source", "files").set("endpoints.manifests", folder.display().to_string())
 }
@@ -60,15 +53,15 @@ fn shows(id: &str, part: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manifests() -> Result<()> {
+async fn the_page_shows_services_endpoint_reasons_and_broken_manifests() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
-    let folder = node.scratch.dir("manifests")?;
-    write(&folder, "shop.yaml", &manifests(300))?;
-    let agent = node.agent(&files(&folder)).await?;
+    let folder = ManifestFolder::new(node.scratch.dir("manifests")?);
+    folder.write("shop.yaml", &manifests(300))?;
+    let agent = node.agent(&files(folder.path())).await?;
     let desk = opened(&node, DESK, &agent.url()).await?;
     desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
     desk.until(&shows("endpoints-services", "300 Services")).await?;
-    desk.until(&shows("endpoints-source-note", &folder.display().to_string())).await?;
+    desk.until(&shows("endpoints-source-note", &folder.path().display().to_string())).await?;
     // The page holds a bounded number of them.
     desk.until(&format!("{} === 200", count("[data-service]"))).await?;
     desk.until(&shows("services-count", "300 Services, first 200 shown")).await?;
@@ -94,12 +87,12 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
     keep(&desk, "endpoints-explained").await?;
 
     // A change is shown without a reload.
-    write(&folder, "shop.yaml", &manifests(300).replace("ready: false", "ready: true"))?;
+    folder.write("shop.yaml", &manifests(300).replace("ready: false", "ready: true"))?;
     desk.until(&format!("{} === 2", chosen(true))).await?;
 
     // A broken manifest is named, its last valid version is kept, and its text is not interpreted as markup.
-    write(&folder, "shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
-    write(&folder, "<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
+    folder.write("shop.yaml", "kind: Service\nmetadata: {name: web\n")?;
+    folder.write("<img src=x onerror=window.pwned=1>.yaml", "kind: [\n")?;
     desk.until(&shows("faults", "shop.yaml")).await?;
     desk.until(&shows("faults", "onerror=window.pwned=1>.yaml")).await?;
     desk.until(&shows("faults-title", "2 invalid manifests")).await?;
@@ -123,7 +116,7 @@ async fn the_page_shows_services_why_their_endpoints_are_chosen_and_broken_manif
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_says_how_to_turn_endpoints_on() -> Result<()> {
+async fn the_page_explains_how_to_enable_endpoints() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let agent = node.agent(&Settings::new().set("endpoints.source", "off")).await?;
     let browser = opened(&node, DESK, &agent.url()).await?;
@@ -148,11 +141,11 @@ fn row(name: &str, part: &str, text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Result<()> {
+async fn the_page_shows_backends_and_failing_or_silent_ones() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
-    let folder = node.scratch.dir("manifests")?;
-    write(&folder, "shop.yaml", &manifests(1))?;
-    let agent = node.agent(&files(&folder)).await?;
+    let folder = ManifestFolder::new(node.scratch.dir("manifests")?);
+    folder.write("shop.yaml", &manifests(1))?;
+    let agent = node.agent(&files(folder.path())).await?;
     let desk = opened(&node, DESK, &agent.url()).await?;
     desk.until("document.getElementById('endpoints-state').innerText === 'synced'").await?;
     ensure!(desk.eval("document.getElementById('backends-part').hidden").await? == true, "there are none");
@@ -203,7 +196,7 @@ async fn the_page_shows_backends_and_which_of_them_fail_or_say_nothing() -> Resu
         format!("{} === {}", colour(&health), colour("document.querySelector('#backends-title.error')"))
     };
     ensure!(desk.eval(&red("ill")).await? == true, "the one that fails is not red");
-    ensure!(desk.eval(&red("nft")).await? == false, "the one that is well is red");
+    ensure!(desk.eval(&red("nft")).await? == false, "the healthy one is red");
     let no_link = "document.querySelector(\"[data-backend='ill'] a\").hidden";
     ensure!(desk.eval(no_link).await? == true, "there is a link to nowhere");
     ensure!(desk.eval("typeof window.pwned").await? == "undefined", "markup of a reason ran");

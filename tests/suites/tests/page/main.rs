@@ -6,7 +6,7 @@ mod browser;
 mod endpoints;
 
 use anyhow::{Context as _, Result, ensure};
-use browser::{Browser, Look};
+use browser::{Browser, Viewport};
 use keelson_cluster::kube::Cluster;
 use keelson_harness::{
     agent::Settings,
@@ -17,9 +17,9 @@ use keelson_harness::{
     registry_proxy::{Fault, Match},
 };
 
-const DESK: Look = Look { width: 1280, height: 1000, dark: false };
-const NIGHT: Look = Look { width: 1280, height: 1000, dark: true };
-const PHONE: Look = Look { width: 390, height: 1400, dark: false };
+const DESK: Viewport = Viewport { width: 1280, height: 1000, dark: false };
+const NIGHT: Viewport = Viewport { width: 1280, height: 1000, dark: true };
+const PHONE: Viewport = Viewport { width: 390, height: 1400, dark: false };
 
 /// A JavaScript expression: the number of elements that match a selector.
 fn count(selector: &str) -> String {
@@ -37,7 +37,7 @@ async fn keep(browser: &Browser, name: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
+async fn the_page_follows_pulls_and_restarts_of_the_agent() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let specs: Vec<ImageSpec> =
         (0..5).map(|n| ImageSpec::new(&format!("page/image-{n}"), &[3 << 20, 2 << 20])).collect();
@@ -95,7 +95,7 @@ async fn the_page_follows_pulls_and_the_agents_end_and_return() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -> Result<()> {
+async fn the_page_loads_no_external_resources_and_escapes_names() -> Result<()> {
     let node = Node::start(Kind::V2).await?;
     let agent = node.agent(&Settings::limit(1)).await?;
     node.proxy.rule(Match::any(), Fault::Hang);
@@ -124,7 +124,7 @@ async fn the_page_needs_nothing_from_elsewhere_and_runs_no_markup_from_names() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_heartbeats_what_is_wrong_with_them_and_that_they_are_off() -> Result<()> {
+async fn the_page_shows_healthy_failing_and_disabled_heartbeats() -> Result<()> {
     let options = Options { network: true, ..Options::default() };
     let node = Node::start_with(Kind::V2, Access::Anonymous, &options).await?;
     let mut cluster = Cluster::start(&node.scratch).await?;

@@ -4,7 +4,7 @@ use crate::expect::kept;
 use crate::objects::{Ep, PORT, elsewhere, port};
 use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, bail, ensure};
-use keelson_cluster::net::{Asker, Dual, Family, Outcome, Transport};
+use keelson_cluster::net::{Dual, Family, NetClient, Outcome, Transport};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -37,17 +37,17 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
     case.slices_of("svc", "a", &ports, endpoints).await
 }
 
-async fn who(asker: &Asker, to: SocketAddr) -> Result<SocketAddr> {
-    match asker.ask(to, Transport::Tcp, ANSWER).await? {
+async fn answering_endpoint(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
+    match client.ask(to, Transport::Tcp, ANSWER).await? {
         Outcome::Answered { by, .. } => Ok(by),
         other => bail!("{to}: {other:?}"),
     }
 }
 
 /// The endpoint that answers several requests, which must be one.
-async fn the_one(asker: &Asker, to: SocketAddr) -> Result<SocketAddr> {
-    let first = who(asker, to).await?;
-    let tally = asker.ask_times(to, Transport::Tcp, 8, ANSWER).await?;
+async fn the_one(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
+    let first = answering_endpoint(client, to).await?;
+    let tally = client.ask_times(to, Transport::Tcp, 8, ANSWER).await?;
     ensure!(tally.by_endpoint().keys().eq([&first]), "{first} at first, and then {tally}");
     Ok(first)
 }
@@ -59,7 +59,7 @@ fn case_47_a_client_stays_with_its_endpoint_over_all_frontends_of_a_port() -> Re
         let world = case.world();
         let clients = [
             world.client(),
-            world.stranger(),
+            world.outside_client(),
             world.pod(),
             world.local(1)?,
             world.local(2)?,
@@ -104,7 +104,7 @@ fn case_47_a_client_stays_with_its_endpoint_over_all_frontends_of_a_port() -> Re
 }
 
 #[test]
-fn case_47_who_was_idle_for_the_timeout_may_get_another() -> Result<()> {
+fn case_47_a_client_idle_for_the_timeout_may_get_another_endpoint() -> Result<()> {
     run(async {
         let case = sticky(247, 2).await?;
         let client = case.world().client();
@@ -113,13 +113,13 @@ fn case_47_who_was_idle_for_the_timeout_may_get_another() -> Result<()> {
         // Each connection restarts the timeout: twice the timeout passes, and nothing has changed.
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            let now = who(&client, to).await?;
+            let now = answering_endpoint(&client, to).await?;
             ensure!(now == one, "was with {one}, is with {now}");
         }
         // The same for all of these by chance once in 5^15 runs.
         for _ in 0..15 {
             tokio::time::sleep(Duration::from_millis(2_500)).await;
-            if who(&client, to).await? != one {
+            if answering_endpoint(&client, to).await? != one {
                 return Ok(());
             }
         }

@@ -3,7 +3,7 @@
 use crate::objects::{Ep, elsewhere};
 use crate::rig::{Case, Setup, run};
 use anyhow::{Result, ensure};
-use keelson_cluster::net::{Asker, Family, Transport};
+use keelson_cluster::net::{Family, NetClient, Transport};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,8 +13,13 @@ const CONNECTIONS: usize = 2_000;
 /// Chi-square with four degrees of freedom exceeds this once in a million: `2e^-x/2 (1 + x/2) / 2 = 1e-6` at this `x`.
 const CRITICAL: f64 = 33.377;
 
-async fn is_uniform(asker: &Asker, to: SocketAddr, transport: Transport, endpoints: usize) -> Result<()> {
-    let tally = asker.ask_times(to, transport, CONNECTIONS, Duration::from_secs(10)).await?;
+async fn is_uniform(
+    client: &NetClient,
+    to: SocketAddr,
+    transport: Transport,
+    endpoints: usize,
+) -> Result<()> {
+    let tally = client.ask_times(to, transport, CONNECTIONS, Duration::from_secs(10)).await?;
     let counts = tally.by_endpoint();
     let answered: usize = counts.values().sum();
     ensure!(answered == CONNECTIONS && counts.len() == endpoints, "{to}: {tally}");

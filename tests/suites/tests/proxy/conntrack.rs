@@ -6,7 +6,7 @@ use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::net::plan::remote;
-use keelson_cluster::net::{Asker, Dual, Family, Flow, Outcome, Transport};
+use keelson_cluster::net::{Dual, Family, Flow, NetClient, Outcome, Transport};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,10 +31,10 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
 }
 
 /// Opens flows until this endpoint answers one.
-async fn flow_to(asker: &Asker, to: SocketAddr, transport: Transport, endpoint: Dual) -> Result<Flow> {
+async fn flow_to(client: &NetClient, to: SocketAddr, transport: Transport, endpoint: Dual) -> Result<Flow> {
     // With two endpoints, a hundred failures are no coincidence.
     for _ in 0..100 {
-        let mut flow = asker.open(to, transport)?;
+        let mut flow = client.open(to, transport)?;
         match flow.ask(ANSWER).await? {
             Outcome::Answered { by, .. } if by.ip() == endpoint.of(Family::of(to.ip())) => return Ok(flow),
             Outcome::Answered { .. } => {}
@@ -53,7 +53,7 @@ async fn answered_by(flow: &mut Flow, want: SocketAddr) -> Result<()> {
 
 async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> {
     let flow = tokio::sync::Mutex::new(flow);
-    case.soon("the flow goes to another endpoint", || async {
+    case.eventually("the flow goes to another endpoint", || async {
         let mut flow = flow.lock().await;
         match flow.ask(SILENCE).await? {
             Outcome::Answered { by, .. } if by == want => Ok(()),
@@ -64,7 +64,7 @@ async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> 
 }
 
 #[test]
-fn case_48_flows_of_udp_to_an_endpoint_that_is_gone_are_forgotten_and_others_are_not() -> Result<()> {
+fn case_48_udp_flows_to_a_removed_endpoint_are_deleted_and_others_kept() -> Result<()> {
     run(async {
         let case = Case::new(48, Setup::Plain).await?;
         // By default an association that makes no progress is forgotten after three seconds.
@@ -112,7 +112,7 @@ fn case_48_flows_of_udp_to_an_endpoint_that_is_gone_are_forgotten_and_others_are
 }
 
 #[test]
-fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_there() -> Result<()> {
+fn case_49_untranslated_udp_flows_are_deleted_with_the_first_endpoint() -> Result<()> {
     run(async {
         let case = Case::new(49, Setup::Plain).await?;
         // Without any rules the kernel does not track connections at all.
@@ -153,9 +153,9 @@ fn case_49_flows_of_udp_that_nobody_translated_are_forgotten_when_somebody_is_th
 }
 
 /// Adds an untranslated entry to the node's conntrack table.
-fn remember(case: &Case, asker: &Asker, port: u16, to: SocketAddr) -> Result<()> {
+fn remember(case: &Case, client: &NetClient, port: u16, to: SocketAddr) -> Result<()> {
     let family = Family::of(to.ip());
-    let (source, destination) = (asker.ip(family).to_string(), to.ip().to_string());
+    let (source, destination) = (client.ip(family).to_string(), to.ip().to_string());
     let (port, to) = (port.to_string(), to.port().to_string());
     let args =
         ["-I", "-p", "udp", "-s", &source, "-d", &destination, "--sport", &port, "--dport", &to, "-t", "600"];
@@ -164,12 +164,12 @@ fn remember(case: &Case, asker: &Asker, port: u16, to: SocketAddr) -> Result<()>
 
 /// Fails unless the node has an entry of a UDP flow.
 fn remembers(case: &Case, family: Family, flow: &Flow) -> Result<()> {
-    let listed = case.world().node().conntrack(&["-L", "-f", as_conntrack_says(family), "-p", "udp"])?;
+    let listed = case.world().node().conntrack(&["-L", "-f", conntrack_address(family), "-p", "udp"])?;
     ensure!(listed.contains(&format!("sport={} ", flow.port())), "{flow:?} is not among\n{listed}");
     Ok(())
 }
 
-fn as_conntrack_says(family: Family) -> &'static str {
+fn conntrack_address(family: Family) -> &'static str {
     match family {
         Family::V4 => "ipv4",
         Family::V6 => "ipv6",
@@ -177,7 +177,7 @@ fn as_conntrack_says(family: Family) -> &'static str {
 }
 
 #[test]
-fn case_49_the_last_endpoint_goes_and_its_flows_stay_until_one_returns() -> Result<()> {
+fn case_49_flows_of_the_last_endpoint_are_kept_until_another_is_added() -> Result<()> {
     run(async {
         let case = Case::new(149, Setup::Plain).await?;
         case.make("svc", 1, &json!({"ports": [udp(&case, 1)]})).await?;
@@ -206,7 +206,7 @@ fn case_49_the_last_endpoint_goes_and_its_flows_stay_until_one_returns() -> Resu
 }
 
 #[test]
-fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another_endpoint() -> Result<()> {
+fn case_50_udp_flows_to_serving_endpoints_are_kept_unless_the_port_changed() -> Result<()> {
     run(async {
         let case = Case::new(50, Setup::Plain).await?;
         case.make("svc", 1, &json!({"ports": [udp(&case, 1)], "externalTrafficPolicy": "Local"})).await?;
@@ -221,10 +221,10 @@ fn case_50_flows_of_udp_to_whoever_serves_are_kept_and_a_changed_port_is_another
             }
         }
         // It terminates: no new flow uses it while others are ready, and it serves the existing ones.
-        serve(&case, &[l1.clone(), r1.clone().leaving()]).await?;
+        serve(&case, &[l1.clone(), r1.clone().terminating()]).await?;
         case.synced().await?;
         // A sync after which a clean-up has certainly been done.
-        serve(&case, &[l1.clone(), r1.clone().leaving(), on_node(&case, 2)]).await?;
+        serve(&case, &[l1.clone(), r1.clone().terminating(), on_node(&case, 2)]).await?;
         case.synced().await?;
         let new = [l1.clone(), on_node(&case, 2)];
         case.all([(pod.clone(), case.v(1).over(Transport::Udp), kept(&new))]).await?;

@@ -5,7 +5,7 @@ use crate::rig::Case;
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
-use keelson_cluster::net::{Asker, Dual, Family, Outcome, Tally, Transport};
+use keelson_cluster::net::{Dual, Family, NetClient, Outcome, Tally, Transport};
 use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -15,9 +15,9 @@ use std::time::Duration;
 const ANSWER: Duration = Duration::from_secs(5);
 /// Time without a response after which a request counts as dropped: a hundred times the usual latency.
 const SILENCE: Duration = Duration::from_millis(700);
-const SILENT: usize = 3;
+const UNANSWERED_REQUESTS: usize = 3;
 /// Number of concurrent checks of a table.
-const BESIDE: usize = 12;
+const CONCURRENT_CHECKS: usize = 12;
 
 /// A destination, in both families.
 #[derive(Clone, Copy, Debug)]
@@ -121,20 +121,20 @@ impl Want {
                 4 => 80,
                 k => 24 * k,
             },
-            Self::Drop => SILENT,
+            Self::Drop => UNANSWERED_REQUESTS,
             Self::Reject | Self::Untouched | Self::Reset => 3,
         }
     }
 
-    fn allows(&self, outcome: Outcome, asker: &Asker, to: SocketAddr) -> bool {
+    fn allows(&self, outcome: Outcome, client: &NetClient, to: SocketAddr) -> bool {
         match (self, outcome) {
             (Self::Answers { by, masqueraded }, Outcome::Answered { by: who, source }) => {
                 let family = Family::of(who.ip());
-                let seen = if *masqueraded { node_as_seen_by(who.ip()) } else { asker.ip(family) };
+                let seen = if *masqueraded { node_as_seen_by(who.ip()) } else { client.ip(family) };
                 source == seen && by.iter().any(|(at, port)| at.at(family, *port) == who)
             }
             (Self::Untouched, Outcome::Answered { by, source }) => {
-                by == to && source == asker.ip(Family::of(by.ip()))
+                by == to && source == client.ip(Family::of(by.ip()))
             }
             (Self::Reject, Outcome::Rejected)
             | (Self::Drop, Outcome::Dropped)
@@ -143,13 +143,13 @@ impl Want {
         }
     }
 
-    fn fits(&self, tally: &Tally, asker: &Asker, to: SocketAddr) -> Result<()> {
-        let odd = tally.0.keys().find(|outcome| !self.allows(**outcome, asker, to));
+    fn check(&self, tally: &Tally, client: &NetClient, to: SocketAddr) -> Result<()> {
+        let odd = tally.0.keys().find(|outcome| !self.allows(**outcome, client, to));
         ensure!(odd.is_none(), "{tally}; wanted was {self:?}");
         if let Self::Answers { by, .. } = self {
             ensure!(
                 tally.by_endpoint().len() == by.len(),
-                "not everybody answered: {tally}; wanted was {self:?}"
+                "not every endpoint answered: {tally}; wanted was {self:?}"
             );
         }
         Ok(())
@@ -165,34 +165,34 @@ fn node_as_seen_by(endpoint: IpAddr) -> IpAddr {
 
 impl Case {
     /// Checks once, in each family of the target.
-    pub(crate) async fn see(&self, asker: &Asker, target: Target, want: &Want) -> Result<()> {
+    pub(crate) async fn expect_outcome(&self, client: &NetClient, target: Target, want: &Want) -> Result<()> {
         for family in target.families {
             let to = target.at(*family);
             let patience = if matches!(want, Want::Drop) { SILENCE } else { ANSWER };
-            let tally = asker.ask_times(to, target.transport, want.times(), patience).await?;
-            want.fits(&tally, asker, to).with_context(|| {
-                format!("{} asked {to} over {}", asker.ip(*family), target.transport.name())
+            let tally = client.ask_times(to, target.transport, want.times(), patience).await?;
+            want.check(&tally, client, to).with_context(|| {
+                format!("{} asked {to} over {}", client.ip(*family), target.transport.name())
             })?;
         }
         Ok(())
     }
 
     /// Checks a table of clients, targets and expected outcomes once.
-    pub(crate) async fn all(&self, table: impl IntoIterator<Item = (Asker, Target, Want)>) -> Result<()> {
+    pub(crate) async fn all(&self, table: impl IntoIterator<Item = (NetClient, Target, Want)>) -> Result<()> {
         let checks = table
             .into_iter()
-            .map(|(asker, target, want)| async move { self.see(&asker, target, &want).await });
+            .map(|(client, target, want)| async move { self.expect_outcome(&client, target, &want).await });
         let checks: Vec<_> = checks.collect();
         let done: Result<Vec<()>> =
-            futures_util::stream::iter(checks).buffer_unordered(BESIDE).try_collect().await;
+            futures_util::stream::iter(checks).buffer_unordered(CONCURRENT_CHECKS).try_collect().await;
         done.map(drop).with_context(|| self.explain())
     }
 
     /// Waits until the table holds, for changes that no sentinel covers, and checks it once more.
-    pub(crate) async fn soon_all(&self, table: Vec<(Asker, Target, Want)>) -> Result<()> {
+    pub(crate) async fn eventually_all(&self, table: Vec<(NetClient, Target, Want)>) -> Result<()> {
         // The previous state may by chance choose only expected endpoints a few times.
         let table = &table;
-        self.soon("the table holds", || async move {
+        self.eventually("the table holds", || async move {
             for _ in 0..4 {
                 self.all(table.clone()).await?;
             }
@@ -229,8 +229,8 @@ impl Case {
     }
 
     /// Pod, host and C, each with the same expectation.
-    pub(crate) fn everybody(&self, target: Target, want: &Want) -> Vec<(Asker, Target, Want)> {
+    pub(crate) fn all_clients(&self, target: Target, want: &Want) -> Vec<(NetClient, Target, Want)> {
         let world = self.world();
-        [world.pod(), world.host(), world.client()].map(|asker| (asker, target, want.clone())).into()
+        [world.pod(), world.host(), world.client()].map(|client| (client, target, want.clone())).into()
     }
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::time::Duration;
 
 #[test]
-fn case_01_headless_external_name_and_no_cluster_ip_are_no_frontends() -> Result<()> {
+fn case_01_headless_external_name_and_no_cluster_ip_have_no_frontend() -> Result<()> {
     run(async {
         let case = Case::new(1, Setup::Plain).await?;
         let spec = |n: u8, over: serde_json::Value| {
@@ -48,7 +48,7 @@ fn case_01_headless_external_name_and_no_cluster_ip_are_no_frontends() -> Result
 }
 
 #[test]
-fn case_02_a_service_of_another_proxy_loses_its_frontends_and_gets_them_back() -> Result<()> {
+fn case_02_a_service_of_another_proxy_has_no_frontends() -> Result<()> {
     run(async {
         let case = Case::new(2, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -79,7 +79,7 @@ fn case_02_a_service_of_another_proxy_loses_its_frontends_and_gets_them_back() -
 }
 
 #[test]
-fn case_03_a_family_without_endpoints_is_rejected_and_does_not_use_those_of_the_other() -> Result<()> {
+fn case_03_a_family_without_endpoints_is_rejected() -> Result<()> {
     run(async {
         let case = Case::new(3, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -118,7 +118,7 @@ fn case_04_a_service_of_one_family_has_no_frontend_of_the_other() -> Result<()> 
 }
 
 #[test]
-fn case_05_slices_of_names_and_of_no_service_count_for_nothing() -> Result<()> {
+fn case_05_slices_of_names_or_no_service_are_ignored() -> Result<()> {
     run(async {
         let case = Case::new(5, Setup::Plain).await?;
         case.make("named", 1, &json!({})).await?;
@@ -218,7 +218,7 @@ fn case_16_a_slice_may_come_before_its_service() -> Result<()> {
 }
 
 /// A proxy starts that cannot list one kind for a while, and must not program the other.
-async fn nothing_without(number: u8, held: &str) -> Result<()> {
+async fn check_nothing_programmed(number: u8, held: &str) -> Result<()> {
     // Its objects exist before the proxy starts.
     let before = Case::new(number, Setup::Plain).await?;
     before.make("svc", 1, &json!({})).await?;
@@ -229,7 +229,7 @@ async fn nothing_without(number: u8, held: &str) -> Result<()> {
     let proxy = shared().await?.cluster.proxy().await?;
     let rule = proxy.rule(ApiMatch::path(held), ApiFault::Hold);
     let case = Case::starting(number, &proxy).await?;
-    case.soon(&format!("{held} is asked for"), || async {
+    case.eventually(&format!("{held} is asked for"), || async {
         ensure!(proxy.hits(rule) > 0, "it is not");
         Ok(())
     })
@@ -250,17 +250,17 @@ async fn nothing_without(number: u8, held: &str) -> Result<()> {
 }
 
 #[test]
-fn case_16_services_alone_are_not_enough() -> Result<()> {
-    run(nothing_without(116, "/endpointslices"))
+fn case_16_services_without_listed_slices_program_nothing() -> Result<()> {
+    run(check_nothing_programmed(116, "/endpointslices"))
 }
 
 #[test]
-fn case_16_slices_alone_are_not_enough() -> Result<()> {
-    run(nothing_without(117, "/api/v1/services"))
+fn case_16_slices_without_listed_services_program_nothing() -> Result<()> {
+    run(check_nothing_programmed(117, "/api/v1/services"))
 }
 
 #[test]
-fn case_17_other_ports_and_addresses_of_nobody() -> Result<()> {
+fn case_17_undefined_ports_and_unallocated_addresses() -> Result<()> {
     run(async {
         let case = Case::new(17, Setup::Plain).await?;
         case.make("one", 1, &json!({})).await?;

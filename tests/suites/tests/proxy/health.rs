@@ -23,7 +23,7 @@ async fn ask(case: &Case, family: Family, port: u16, path: &str) -> Result<Answe
     http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await
 }
 
-async fn closed(case: &Case, port: u16) -> Result<()> {
+async fn check_closed(case: &Case, port: u16) -> Result<()> {
     for family in Family::ALL {
         let answer = ask(case, family, port, "/").await;
         ensure!(answer.is_err(), "port {port} is open: {answer:?}");
@@ -32,7 +32,13 @@ async fn closed(case: &Case, port: u16) -> Result<()> {
 }
 
 /// Fails unless the response is complete and correct.
-fn is(answer: &Answer, namespace: &str, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
+fn check_answer(
+    answer: &Answer,
+    namespace: &str,
+    service: &str,
+    endpoints: usize,
+    healthy: bool,
+) -> Result<()> {
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{service}\"\n\t}},\n\t\
          \"localEndpoints\": {endpoints},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
@@ -50,12 +56,12 @@ fn is(answer: &Answer, namespace: &str, service: &str, endpoints: usize, healthy
 }
 
 /// Waits until both families answer with these values.
-async fn soon_is(case: &Case, port: u16, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
-    let what = format!("port {port} says {endpoints} endpoints, healthy {healthy}");
-    case.soon(&what, || async {
+async fn eventually_is(case: &Case, port: u16, service: &str, endpoints: usize, healthy: bool) -> Result<()> {
+    let what = format!("port {port} reports {endpoints} endpoints, healthy {healthy}");
+    case.eventually(&what, || async {
         for family in Family::ALL {
             let answer = ask(case, family, port, "/").await?;
-            is(&answer, case.writer.namespace(), service, endpoints, healthy)?;
+            check_answer(&answer, case.writer.namespace(), service, endpoints, healthy)?;
         }
         Ok(())
     })
@@ -74,12 +80,13 @@ fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready
         spec["ports"] = json!(ports);
         case.make("svc", 1, &spec).await?;
         let ports = [port("http", 8080, Transport::Tcp), port("more", 8081, Transport::Tcp)];
-        let endpoints = [on_node(&case, 1), on_node(&case, 2), on_node(&case, 3).leaving(), elsewhere(1)];
+        let endpoints = [on_node(&case, 1), on_node(&case, 2), on_node(&case, 3).terminating(), elsewhere(1)];
         case.slices_of("svc", "a", &ports, &endpoints).await?;
-        soon_is(&case, case.node_port(9), "svc", 2, true).await?;
+        eventually_is(&case, case.node_port(9), "svc", 2, true).await?;
         for path in ["/healthz", "/any/path?of=it"] {
             let answer = ask(&case, Family::V4, case.node_port(9), path).await?;
-            is(&answer, case.writer.namespace(), "svc", 2, true).with_context(|| path.to_owned())?;
+            check_answer(&answer, case.writer.namespace(), "svc", 2, true)
+                .with_context(|| path.to_owned())?;
         }
         // By default only the node's primary address.
         let (c, second) = (case.world().client(), NODE_2.at(Family::V4, case.node_port(9)));
@@ -90,48 +97,48 @@ fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready
 }
 
 #[test]
-fn case_52_those_that_leave_do_not_count_and_are_served_all_the_same() -> Result<()> {
+fn case_52_terminating_endpoints_do_not_count_and_are_served() -> Result<()> {
     run(async {
         let case = Case::new(52, Setup::Plain).await?;
         case.make("svc", 1, &checked(&case, 9)).await?;
-        let l1 = on_node(&case, 1).leaving();
+        let l1 = on_node(&case, 1).terminating();
         case.slices("svc", std::slice::from_ref(&l1)).await?;
         case.synced().await?;
         case.all([(case.world().client(), case.w(1), kept([&l1]))]).await?;
-        soon_is(&case, case.node_port(9), "svc", 0, true).await
+        eventually_is(&case, case.node_port(9), "svc", 0, true).await
     })
 }
 
 #[test]
-fn case_53_the_port_goes_with_the_policy_and_moves_with_its_number() -> Result<()> {
+fn case_53_the_health_check_port_follows_policy_and_number() -> Result<()> {
     run(async {
         let case = Case::new(53, Setup::Plain).await?;
         case.make("svc", 1, &checked(&case, 9)).await?;
         case.slices("svc", &[on_node(&case, 1)]).await?;
-        soon_is(&case, case.node_port(9), "svc", 1, true).await?;
+        eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
         // The API does not allow to change the number: this is another Service with the same name.
         case.writer.delete(Kind::Service, "svc").await?;
         case.make("svc", 1, &checked(&case, 8)).await?;
-        soon_is(&case, case.node_port(8), "svc", 1, true).await?;
-        closed(&case, case.node_port(9)).await?;
+        eventually_is(&case, case.node_port(8), "svc", 1, true).await?;
+        check_closed(&case, case.node_port(9)).await?;
         case.respec("svc", &json!({"externalTrafficPolicy": "Cluster", "healthCheckNodePort": null})).await?;
         case.synced().await?;
-        case.soon("the port is closed", || closed(&case, case.node_port(8))).await
+        case.eventually("the port is closed", || check_closed(&case, case.node_port(8))).await
     })
 }
 
 /// Status and JSON of a path of the proxy's own health.
-async fn own(case: &Case, path: &str) -> Result<(u16, Value)> {
+async fn own_health(case: &Case, path: &str) -> Result<(u16, Value)> {
     let answer = ask(case, Family::V4, HEALTH, path).await?;
     let json = serde_json::from_slice(&answer.body).with_context(|| format!("no JSON: {}", answer.text()))?;
     Ok((answer.status.as_u16(), json))
 }
 
-async fn soon_own(case: &Case, path: &str, status: u16) -> Result<Value> {
+async fn eventually_own(case: &Case, path: &str, status: u16) -> Result<Value> {
     let json = tokio::sync::Mutex::new(Value::Null);
-    let what = format!("{path} says {status}");
-    let asked = case.soon(&what, || async {
-        let (got, body) = own(case, path).await?;
+    let what = format!("{path} returns {status}");
+    let asked = case.eventually(&what, || async {
+        let (got, body) = own_health(case, path).await?;
         ensure!(got == status, "{got}: {body}");
         *json.lock().await = body;
         Ok(())
@@ -148,93 +155,93 @@ fn case_53_55_a_family_that_cannot_sync_is_unhealthy_until_it_does() -> Result<(
         let l1 = on_node(&case, 1);
         case.slices("svc", std::slice::from_ref(&l1)).await?;
         case.synced().await?;
-        soon_is(&case, case.node_port(9), "svc", 1, true).await?;
-        soon_own(&case, "/livez", 200).await?;
+        eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
+        eventually_own(&case, "/livez", 200).await?;
 
         let held = HeldTable::take(case.world(), case.subject().table(), Family::V6).await?;
         case.slices("svc", &[l1.clone(), elsewhere(1)]).await?;
-        let body = soon_own(&case, "/livez", 503).await?;
+        let body = eventually_own(&case, "/livez", 503).await?;
         ensure!(
             body["status"]["IPv6"]["healthy"] == false && body["status"]["IPv4"]["healthy"] == true,
             "{body}"
         );
-        let body = soon_own(&case, "/healthz", 503).await?;
+        let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == true && body["healthy"] == false, "{body}");
         // A sync of IPv4 succeeds, and does not hide the failure.
         let (pod, c) = (case.world().pod(), case.world().client());
-        case.soon_all(vec![(pod.clone(), case.v(1).v4(), kept([&l1, &elsewhere(1)]))]).await?;
-        let (status, body) = own(&case, "/livez").await?;
+        case.eventually_all(vec![(pod.clone(), case.v(1).v4(), kept([&l1, &elsewhere(1)]))]).await?;
+        let (status, body) = own_health(&case, "/livez").await?;
         ensure!(status == 503, "{body}");
         let answer = ask(&case, Family::V4, case.node_port(9), "/").await?;
-        is(&answer, case.writer.namespace(), "svc", 1, false)?;
+        check_answer(&answer, case.writer.namespace(), "svc", 1, false)?;
 
         drop(held);
-        soon_own(&case, "/livez", 200).await?;
-        soon_own(&case, "/healthz", 200).await?;
-        soon_is(&case, case.node_port(9), "svc", 1, true).await?;
+        eventually_own(&case, "/livez", 200).await?;
+        eventually_own(&case, "/healthz", 200).await?;
+        eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
         case.all([(pod, case.v(1), kept([&l1, &elsewhere(1)])), (c, case.w(1), kept([&l1]))]).await
     })
 }
 
 #[test]
-fn case_54_a_node_that_is_about_to_go_is_not_eligible() -> Result<()> {
+fn case_54_a_node_marked_for_deletion_is_not_eligible() -> Result<()> {
     run(async {
         let case = Case::alone(54, Setup::OwnNode).await?;
         let taints = |taints: Value| json!({"spec": {"taints": taints}});
-        let body = soon_own(&case, "/healthz", 200).await?;
+        let body = eventually_own(&case, "/healthz", 200).await?;
         ensure!(body["nodeEligible"] == true && body["healthy"] == true, "{body}");
         ensure!(body["lastUpdated"].is_string() && body["currentTime"].is_string(), "{body}");
 
         let other = json!([{"key": "example.com/other", "effect": "NoSchedule"}]);
         case.writer.patch(Kind::Node, case.node(), &taints(other)).await?;
         case.synced().await?;
-        soon_own(&case, "/healthz", 200).await?;
+        eventually_own(&case, "/healthz", 200).await?;
 
         let leaving = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
         case.writer.patch(Kind::Node, case.node(), &taints(leaving)).await?;
-        let body = soon_own(&case, "/healthz", 503).await?;
+        let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == false && body["healthy"] == true, "{body}");
-        let (status, body) = own(&case, "/livez").await?;
+        let (status, body) = own_health(&case, "/livez").await?;
         ensure!(status == 200 && body.get("nodeEligible").is_none(), "{status}: {body}");
         case.writer.patch(Kind::Node, case.node(), &taints(json!(null))).await?;
-        soon_own(&case, "/healthz", 200).await?;
+        eventually_own(&case, "/healthz", 200).await?;
 
         // A deletion that a finalizer delays.
         let finalizers = |names: Value| json!({"metadata": {"finalizers": names}});
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(["example.com/wait"]))).await?;
         case.writer.delete(Kind::Node, case.node()).await?;
-        let body = soon_own(&case, "/healthz", 503).await?;
+        let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == false, "{body}");
-        let (status, body) = own(&case, "/livez").await?;
+        let (status, body) = own_health(&case, "/livez").await?;
         ensure!(status == 200, "{status}: {body}");
 
         // Now it is deleted, and then created again.
         case.writer.patch(Kind::Node, case.node(), &finalizers(json!(null))).await?;
-        case.node_gone().await?;
-        let body = soon_own(&case, "/healthz", 503).await?;
+        case.wait_until_node_deleted().await?;
+        let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == false, "{body}");
         case.make_node().await?;
-        soon_own(&case, "/healthz", 200).await?;
+        eventually_own(&case, "/healthz", 200).await?;
 
         // P4: the last state of one that is deleted at once stays.
         case.writer.delete(Kind::Node, case.node()).await?;
-        case.node_gone().await?;
-        let (status, body) = own(&case, "/healthz").await?;
+        case.wait_until_node_deleted().await?;
+        let (status, body) = own_health(&case, "/healthz").await?;
         ensure!(status == 200 && body["nodeEligible"] == true, "{status}: {body}");
         case.make_node().await?;
-        soon_own(&case, "/healthz", 200).await.map(drop)
+        eventually_own(&case, "/healthz", 200).await.map(drop)
     })
 }
 
 #[test]
-fn health_is_served_to_everybody_and_says_when() -> Result<()> {
+fn health_is_served_at_every_address_with_timestamps() -> Result<()> {
     run(async {
         let case = Case::new(155, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
         case.slices("svc", &[elsewhere(1)]).await?;
         case.synced().await?;
         case.all([(case.world().client(), case.w(1), masked([&elsewhere(1)]))]).await?;
-        let (status, body) = own(&case, "/livez").await?;
+        let (status, body) = own_health(&case, "/livez").await?;
         let Some(families) = body["status"].as_object() else { bail!("no status in {body}") };
         ensure!(status == 200 && families.keys().eq(["IPv4", "IPv6"]), "{status}: {body}");
         for family in families.values() {

@@ -20,7 +20,7 @@ async fn unchanged(case: &Case, there: &Want) -> Result<()> {
 }
 
 #[test]
-fn p4_what_answers_on_a_node_stays_when_its_node_object_goes_or_loses_its_addresses() -> Result<()> {
+fn p4_frontends_stay_when_the_node_object_is_deleted_or_loses_its_addresses() -> Result<()> {
     run(async {
         let case = Case::alone(158, Setup::OwnNode).await?;
         case.make("svc", 1, &json!({"type": "NodePort"})).await?;
@@ -36,7 +36,7 @@ fn p4_what_answers_on_a_node_stays_when_its_node_object_goes_or_loses_its_addres
         unchanged(&case, &there).await?;
 
         case.writer.delete(Kind::Node, case.node()).await?;
-        case.node_gone().await?;
+        case.wait_until_node_deleted().await?;
         unchanged(&case, &there).await?;
         // A kube-proxy that starts without a Node has no facts to keep.
         if case.subject() == Subject::Keelson {

@@ -21,7 +21,7 @@ async fn with_node_port(number: u8, setup: Setup) -> Result<(Case, Want)> {
 }
 
 #[test]
-fn case_45_46_node_ports_are_on_the_address_of_the_node_where_nobody_says_otherwise() -> Result<()> {
+fn case_45_46_node_ports_are_on_the_address_of_the_node_by_default() -> Result<()> {
     run(async {
         let (case, there) = with_node_port(45, Setup::Plain).await?;
         let (c, host) = (case.world().client(), case.world().host());
@@ -74,7 +74,7 @@ fn case_45_46_a_list_without_a_family_is_every_address_of_it_but_loopback() -> R
 }
 
 #[test]
-fn case_46_every_address_of_ipv4_does_not_mean_loopback() -> Result<()> {
+fn case_46_every_address_of_ipv4_excludes_loopback() -> Result<()> {
     run(async {
         let (case, there) = with_node_port(147, Setup::NodePortsAll).await?;
         let (c, host, pod) = (case.world().client(), case.world().host(), case.world().pod());

@@ -48,12 +48,12 @@ impl Ep {
         self.conditions(false, false, false)
     }
 
-    pub(crate) fn leaving(self) -> Self {
+    pub(crate) fn terminating(self) -> Self {
         self.conditions(false, true, true)
     }
 
     /// Terminating and not serving.
-    pub(crate) fn gone(self) -> Self {
+    pub(crate) fn not_serving(self) -> Self {
         self.conditions(false, false, true)
     }
 
@@ -76,7 +76,7 @@ impl Ep {
         Self { at, ..self }
     }
 
-    pub(crate) fn nowhere(mut self) -> Self {
+    pub(crate) fn without_node(mut self) -> Self {
         self.node = None;
         self
     }
@@ -238,7 +238,7 @@ impl Case {
     /// Fails unless the API server refuses an object as invalid. For objects that only [`Case::put_unchecked`] can
     /// write.
     pub(crate) async fn refused(&self, kind: Kind, object: &Value) -> Result<()> {
-        let outcome = self.writer.ask(Method::POST, kind, "", Some(object)).await;
+        let outcome = self.writer.request(Method::POST, kind, "", Some(object)).await;
         ensure!(
             matches!(&outcome, Err(kube::Error::Api(status)) if status.code == 422),
             "the API server took {object}: {outcome:?}"

@@ -45,7 +45,7 @@ fn contents(case: &Case, family: Family) -> Result<BTreeSet<String>> {
 }
 
 #[test]
-fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alone() -> Result<()> {
+fn case_56_no_change_is_no_operation_and_a_change_affects_one_service() -> Result<()> {
     run(async {
         let case = Case::alone(56, Setup::Rough).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -65,7 +65,7 @@ fn case_56_nothing_changed_is_nothing_done_and_a_change_touches_its_service_alon
         let before = Family::ALL.map(|family| contents(&case, family));
         case.slices("svc", &[on_node(&case, 1), elsewhere(3)]).await?;
         let both = [on_node(&case, 1), elsewhere(3)];
-        case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+        case.eventually_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
         for (family, before) in Family::ALL.into_iter().zip(before) {
             let (before, after) = (before?, contents(&case, family)?);
             let changed: Vec<_> = before.symmetric_difference(&after).cloned().collect();
@@ -112,11 +112,11 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
 
         // A client sends requests all the time, and every one is answered.
         let done = Arc::new(AtomicBool::new(false));
-        let (asker, to, over) = (case.world().pod(), case.v(1).at(Family::V4), done.clone());
+        let (client, to, over) = (case.world().pod(), case.v(1).at(Family::V4), done.clone());
         let asking = tokio::spawn(async move {
             let mut asked = 0;
             while !over.load(Ordering::Relaxed) {
-                match asker.ask(to, Transport::Tcp, ANSWER).await? {
+                match client.ask(to, Transport::Tcp, ANSWER).await? {
                     Outcome::Answered { .. } => asked += 1,
                     other => bail!("after {asked} answers: {other:?}"),
                 }
@@ -145,7 +145,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
 }
 
 #[test]
-fn case_58_endpoints_that_go_and_come_back_at_once_are_there() -> Result<()> {
+fn case_58_endpoints_removed_and_restored_at_once_are_served() -> Result<()> {
     run(async {
         let case = Case::new(58, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -154,9 +154,9 @@ fn case_58_endpoints_that_go_and_come_back_at_once_are_there() -> Result<()> {
         case.synced().await?;
         for _ in 0..3 {
             case.slices("svc", &[]).await?;
-            case.soon_all(vec![(case.world().pod(), case.v(1), Want::Reject)]).await?;
+            case.eventually_all(vec![(case.world().pod(), case.v(1), Want::Reject)]).await?;
             case.slices("svc", &both).await?;
-            case.soon_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+            case.eventually_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
         }
         // A later clean-up removes nothing that is in use again.
         case.synced().await?;
@@ -167,7 +167,7 @@ fn case_58_endpoints_that_go_and_come_back_at_once_are_there() -> Result<()> {
 }
 
 #[test]
-fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()> {
+fn case_59_refused_changes_are_retried_and_completed() -> Result<()> {
     run(async {
         let case = Case::alone(59, Setup::Rough).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -181,8 +181,8 @@ fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()>
         case.make("more", 2, &json!({})).await?;
         case.slices("more", &both).await?;
         let pod = case.world().pod();
-        case.soon_all(vec![(pod.clone(), case.v(2).v6(), kept(&both))]).await?;
-        case.soon("failures are counted", || async {
+        case.eventually_all(vec![(pod.clone(), case.v(2).v6(), kept(&both))]).await?;
+        case.eventually("failures are counted", || async {
             let now = case.metric(failures, &v4).await?;
             ensure!(now > before, "{failures} is {now}, and was {before}");
             Ok(())
@@ -191,7 +191,7 @@ fn case_59_what_the_kernel_refused_is_tried_again_and_made_whole() -> Result<()>
         drop(held);
         // All rules are there again, not only changed ones; the first Service too.
         let want = kept(&both);
-        case.soon_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
+        case.eventually_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
         case.all([(case.world().client(), case.w(1), masked(&both))]).await
     })
 }
@@ -214,7 +214,7 @@ fn a_table_that_somebody_removes_comes_back() -> Result<()> {
             case.all([(pod.clone(), case.v(1), Want::Untouched)]).await?;
             case.synced().await?;
         }
-        case.soon_all(vec![(pod, case.v(1), kept(&both))]).await?;
+        case.eventually_all(vec![(pod, case.v(1), kept(&both))]).await?;
         case.all([(c.clone(), case.w(1), masked(&both)), (c, case.np(1), masked(&both))]).await
     })
 }
@@ -244,7 +244,7 @@ fn case_60_ports_without_local_endpoints_are_counted() -> Result<()> {
                 .collect()
         };
         let soon = async |what: &str, want: Vec<f64>| {
-            case.soon(what, || async {
+            case.eventually(what, || async {
                 let now = counts().await?;
                 ensure!(now == want, "{now:?} and not {want:?}");
                 Ok(())

@@ -45,19 +45,19 @@ fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_r
         case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
         case.slices("svc", &r1).await?;
         case.synced().await?;
-        let mut table = case.everybody(case.v(1), &Want::Drop);
-        table.extend(case.everybody(case.w(1), &masked(&r1)));
+        let mut table = case.all_clients(case.v(1), &Want::Drop);
+        table.extend(case.all_clients(case.w(1), &masked(&r1)));
         case.all(table).await?;
         case.slices("svc", &[]).await?;
         case.synced().await?;
-        let mut table = case.everybody(case.v(1), &Want::Reject);
-        table.extend(case.everybody(case.w(1), &Want::Reject));
+        let mut table = case.all_clients(case.v(1), &Want::Reject);
+        table.extend(case.all_clients(case.w(1), &Want::Reject));
         case.all(table).await
     })
 }
 
 #[test]
-fn case_33_external_policy_local_keeps_the_source_and_pods_and_host_take_the_short_way() -> Result<()> {
+fn case_33_external_policy_local_keeps_the_source_and_short_circuits_pods_and_host() -> Result<()> {
     run(async {
         let case = Case::new(33, Setup::Plain).await?;
         let x = case.x_address(1);
@@ -84,7 +84,7 @@ fn case_33_external_policy_local_keeps_the_source_and_pods_and_host_take_the_sho
 }
 
 #[test]
-fn case_34_external_policy_local_without_local_endpoints_drops_what_comes_from_outside() -> Result<()> {
+fn case_34_external_policy_local_without_local_endpoints_drops_external_traffic() -> Result<()> {
     run(async {
         let case = Case::new(34, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
@@ -104,7 +104,7 @@ fn case_34_external_policy_local_without_local_endpoints_drops_what_comes_from_o
 }
 
 #[test]
-fn case_35_without_a_detector_pods_are_outside_and_the_host_is_not() -> Result<()> {
+fn case_35_without_a_detector_pods_count_as_outside_and_the_host_does_not() -> Result<()> {
     run(async {
         let case = Case::new(35, Setup::NoDetector).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
@@ -138,22 +138,22 @@ async fn masquerade_of_v(number: u8, setup: Setup, [pod, host, c]: [bool; 3]) ->
 }
 
 #[test]
-fn case_36_pods_reach_cluster_ips_as_themselves_and_others_as_the_node() -> Result<()> {
+fn case_36_pods_are_not_masqueraded_and_others_are() -> Result<()> {
     run(masquerade_of_v(36, Setup::Plain, [false, true, true]))
 }
 
 #[test]
-fn case_36_without_a_detector_nobody_is_masqueraded() -> Result<()> {
+fn case_36_without_a_detector_nothing_is_masqueraded() -> Result<()> {
     run(masquerade_of_v(136, Setup::NoDetector, [false, false, false]))
 }
 
 #[test]
-fn case_36_masquerade_all_is_of_pods_too() -> Result<()> {
+fn case_36_masquerade_all_includes_pods() -> Result<()> {
     run(masquerade_of_v(137, Setup::MasqueradeAll, [true, true, true]))
 }
 
 #[test]
-fn case_36_masquerade_all_is_of_cluster_ips_alone() -> Result<()> {
+fn case_36_masquerade_all_applies_to_cluster_ips_only() -> Result<()> {
     run(async {
         let case = Case::new(141, Setup::MasqueradeAll).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
@@ -181,7 +181,7 @@ fn case_36_pods_by_the_bridge() -> Result<()> {
 }
 
 #[test]
-fn case_36_pods_by_the_beginning_of_an_interface() -> Result<()> {
+fn case_36_pods_by_the_interface_prefix() -> Result<()> {
     run(masquerade_of_v(140, Setup::Prefix, [false, true, true]))
 }
 
@@ -195,12 +195,12 @@ fn case_37_external_policy_cluster_is_masqueraded_for_all() -> Result<()> {
         case.slices("svc", &both).await?;
         case.synced().await?;
         let targets = [case.w(1), case.np(1), case.x(1)];
-        case.all(targets.into_iter().flat_map(|target| case.everybody(target, &masked(&both)))).await
+        case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &masked(&both)))).await
     })
 }
 
 #[test]
-fn case_38_a_pod_that_gets_itself_sees_the_node() -> Result<()> {
+fn case_38_hairpin_connections_have_the_source_of_the_node() -> Result<()> {
     run(async {
         let case = Case::new(38, Setup::Plain).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
@@ -223,7 +223,7 @@ fn case_38_a_pod_that_gets_itself_sees_the_node() -> Result<()> {
 }
 
 #[test]
-fn case_39_nobody_at_all_is_rejected_at_every_frontend() -> Result<()> {
+fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
     run(async {
         let case = Case::new(39, Setup::Plain).await?;
         let x = case.x_address(1);
@@ -237,7 +237,7 @@ fn case_39_nobody_at_all_is_rejected_at_every_frontend() -> Result<()> {
         let mut table = Vec::new();
         for frontend in [case.v(1), case.w(1), case.x(1), case.np(1)] {
             for transport in Transport::ALL {
-                table.extend(case.everybody(frontend.over(transport), &Want::Reject));
+                table.extend(case.all_clients(frontend.over(transport), &Want::Reject));
             }
         }
         case.all(table).await

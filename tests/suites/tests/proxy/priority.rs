@@ -69,11 +69,11 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
         node.nft(&[WATCH])?;
         let targets = (1..=3).flat_map(|n| [case.v(n), case.w(n), case.np(n)]);
         for target in targets {
-            for (asker, target, _) in case.everybody(target, &Want::Drop) {
+            for (client, target, _) in case.all_clients(target, &Want::Drop) {
                 for family in Family::ALL {
-                    let tally = asker.ask_times(target.at(family), Transport::Tcp, 10, ANSWER).await?;
+                    let tally = client.ask_times(target.at(family), Transport::Tcp, 10, ANSWER).await?;
                     let answered: usize = tally.by_endpoint().values().sum();
-                    ensure!(answered == 10, "{} of {}: {tally:?}", asker.ip(family), target.at(family));
+                    ensure!(answered == 10, "{} of {}: {tally:?}", client.ip(family), target.at(family));
                 }
             }
         }

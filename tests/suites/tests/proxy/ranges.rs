@@ -29,7 +29,7 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
             case.world().bind_to_node(w.of(family))?;
         }
         let (pod, host, c, b) =
-            (case.world().pod(), case.world().host(), case.world().client(), case.world().stranger());
+            (case.world().pod(), case.world().host(), case.world().client(), case.world().outside_client());
         let vip = host.from(w);
         case.all([
             (c, case.w(1), masked(&r1)),
@@ -47,7 +47,7 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
 }
 
 #[test]
-fn case_41_ranges_of_the_other_family_and_those_of_everything_are_none() -> Result<()> {
+fn case_41_ranges_of_the_other_family_or_of_everything_do_not_filter() -> Result<()> {
     run(async {
         let case = Case::new(41, Setup::Plain).await?;
         let r1 = [elsewhere(1)];
@@ -59,7 +59,7 @@ fn case_41_ranges_of_the_other_family_and_those_of_everything_are_none() -> Resu
             case.slices(name, &r1).await?;
         }
         case.synced().await?;
-        let (b, c) = (case.world().stranger(), case.world().client());
+        let (b, c) = (case.world().outside_client(), case.world().client());
         case.all([
             (b.clone(), case.w(1).v4(), masked(&r1)),
             (b.clone(), case.w(1).v6(), Want::Drop),
@@ -71,12 +71,12 @@ fn case_41_ranges_of_the_other_family_and_those_of_everything_are_none() -> Resu
 }
 
 #[test]
-fn case_42_ranges_come_before_the_lack_of_endpoints() -> Result<()> {
+fn case_42_ranges_apply_before_rejections() -> Result<()> {
     run(async {
         let case = Case::new(42, Setup::Plain).await?;
         case.make("svc", 1, &json!({"loadBalancerSourceRanges": CLIENT_NETWORKS})).await?;
         case.synced().await?;
-        let (b, c) = (case.world().stranger(), case.world().client());
+        let (b, c) = (case.world().outside_client(), case.world().client());
         case.all([(c, case.w(1), Want::Reject), (b, case.w(1), Want::Drop)]).await
     })
 }

@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
 use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
-use keelson_cluster::net::plan::{NODE, NODE_CIDRS};
-use keelson_cluster::net::{Forward, World, http_get_from, remove_at_the_end};
+use keelson_cluster::net::{Forward, World, create_node, http_get_from, remove_at_exit};
 use keelson_harness::scratch::Scratch;
 pub(crate) use keelson_harness::suite::run;
 use keelson_harness::util::PATIENCE;
@@ -73,7 +72,7 @@ pub(crate) async fn shared() -> Result<&'static Shared> {
     SHARED
         .get_or_try_init(|| async {
             let scratch = Scratch::new()?;
-            remove_at_the_end(scratch.path())?;
+            remove_at_exit(scratch.path())?;
             let args = vec![
                 "--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112".to_owned(),
                 "--audit-log-path=".to_owned(),
@@ -106,29 +105,14 @@ impl Bench {
             None => shared.cluster.api.address().to_owned(),
         };
         let api = Forward::start(world.node(), address.parse()?, &address)?;
-        make_node(shared, setup.node()).await?;
+        create_node(&shared.cluster.admin, setup.node(), &labels(setup.node())).await?;
         let running = Running::start(shared, setup, &world, via).await?;
         Ok(Self { setup, world, running, _api: api })
     }
 }
 
-async fn make_node(shared: &Shared, name: &str) -> Result<()> {
-    let writer = Writer::new(&shared.cluster.admin, "default").await?;
-    let labels = json!({"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": name});
-    let node = json!({
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS},
-    });
-    match writer.try_create(Kind::Node, &node).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => {}
-        other => {
-            other.context("cannot make the Node")?;
-        }
-    }
-    let addresses =
-        [NODE.v4.to_string(), NODE.v6.to_string()].map(|ip| json!({"type": "InternalIP", "address": ip}));
-    let status = json!({"status": {"addresses": addresses}});
-    writer.patch(Kind::Node, &format!("{name}/status"), &status).await.map(drop)
+fn labels(node: &str) -> Value {
+    json!({"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": node})
 }
 
 /// Resources of one case: a namespace in the API, addresses, node ports. The proxy is its setup's.
@@ -212,13 +196,13 @@ impl Case {
 
     /// Creates the node, which must not exist.
     pub(crate) async fn make_node(&self) -> Result<()> {
-        make_node(shared().await?, self.node()).await
+        create_node(&shared().await?.cluster.admin, self.node(), &labels(self.node())).await
     }
 
     /// Waits until the proxy knows that the node was deleted. The Node comes from another watch than a sentinel;
     /// kube-proxy does not show it.
-    pub(crate) async fn node_gone(&self) -> Result<()> {
-        self.soon("the agent knows that the Node is gone", || async {
+    pub(crate) async fn wait_until_node_deleted(&self) -> Result<()> {
+        self.eventually("the agent knows that the Node is gone", || async {
             ensure!(self.bench.running.sees_node().await? != Some(true), "it does not");
             Ok(())
         })
@@ -239,7 +223,7 @@ impl Case {
         let (prefix, version, name) = match kind {
             Kind::Service => ("services/specs", "v1", "Service"),
             Kind::Slice => ("endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
-            other => anyhow::bail!("nobody puts a {other:?} past the API server"),
+            other => anyhow::bail!("a {other:?} is never written past the API server"),
         };
         let mut object = object.clone();
         object["apiVersion"] = json!(version);
@@ -264,7 +248,7 @@ impl Case {
         format!("the proxy's log ends:\n{}\n{dump}", &log[from..])
     }
 
-    pub(crate) async fn soon<F>(&self, what: &str, check: impl FnMut() -> F) -> Result<()>
+    pub(crate) async fn eventually<F>(&self, what: &str, check: impl FnMut() -> F) -> Result<()>
     where
         F: Future<Output = Result<()>>,
     {

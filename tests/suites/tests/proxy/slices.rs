@@ -9,7 +9,7 @@ use keelson_cluster::net::{Family, Transport};
 use serde_json::json;
 
 #[test]
-fn case_06_endpoints_are_those_of_all_slices() -> Result<()> {
+fn case_06_endpoints_of_all_slices_are_merged() -> Result<()> {
     run(async {
         let case = Case::new(6, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -25,7 +25,7 @@ fn case_06_endpoints_are_those_of_all_slices() -> Result<()> {
 }
 
 #[test]
-fn case_07_an_endpoint_in_two_slices_is_one_and_stays_as_long_as_one_has_it() -> Result<()> {
+fn case_07_an_endpoint_in_two_slices_counts_once_until_both_lose_it() -> Result<()> {
     run(async {
         let case = Case::new(7, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -48,9 +48,10 @@ fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
     run(async {
         let case = Case::new(8, Setup::Plain).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
-        for (n, name, [first, second]) in
-            [(1, "one", [l1.clone().leaving(), l1.clone()]), (2, "two", [l1.clone(), l1.clone().leaving()])]
-        {
+        for (n, name, [first, second]) in [
+            (1, "one", [l1.clone().terminating(), l1.clone()]),
+            (2, "two", [l1.clone(), l1.clone().terminating()]),
+        ] {
             case.make(name, n, &json!({})).await?;
             case.slices_of(name, "a", &crate::objects::at_8080(), &[first]).await?;
             case.slices_of(name, "b", &crate::objects::at_8080(), &[second, r1.clone()]).await?;
@@ -115,25 +116,25 @@ fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
         let udp = [port("http", 8080, Transport::Udp)];
         case.slices_of("svc", "a", &udp, &[elsewhere(1)]).await?;
         case.synced().await?;
-        case.all(case.everybody(case.v(1), &Want::Reject)).await
+        case.all(case.all_clients(case.v(1), &Want::Reject)).await
     })
 }
 
 #[test]
-fn case_12_the_first_address_counts_and_who_has_no_node_is_never_local() -> Result<()> {
+fn case_12_the_first_address_counts_and_endpoints_without_node_are_not_local() -> Result<()> {
     run(async {
         let case = Case::new(12, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
         let (l1, l2, r1) = (on_node(&case, 1), on_node(&case, 2), elsewhere(1));
         for family in Family::ALL {
-            let endpoints = [l1.clone().nowhere(), l2.clone(), elsewhere(3)];
+            let endpoints = [l1.clone().without_node(), l2.clone(), elsewhere(3)];
             let mut slice = case.slice("svc", "a", family, &crate::objects::at_8080(), &endpoints);
             slice["endpoints"][1]["addresses"] = json!([l2.at.of(family), r1.at.of(family)]);
             slice["endpoints"][2]["addresses"] = json!([]);
             case.put_unchecked(Kind::Slice, &slice).await?;
         }
         case.make("lost", 2, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("lost", &[l1.clone().nowhere()]).await?;
+        case.slices("lost", &[l1.clone().without_node()]).await?;
         case.synced().await?;
         let (pod, c) = (case.world().pod(), case.world().client());
         case.all([
@@ -147,7 +148,7 @@ fn case_12_the_first_address_counts_and_who_has_no_node_is_never_local() -> Resu
 }
 
 #[test]
-fn case_13_conditions_that_are_not_there_and_those_that_contradict_each_other() -> Result<()> {
+fn case_13_missing_and_contradictory_conditions() -> Result<()> {
     run(async {
         let case = Case::new(13, Setup::Plain).await?;
         let serving = json!({"conditions": {"ready": false, "serving": true, "terminating": false}});
@@ -165,7 +166,7 @@ fn case_13_conditions_that_are_not_there_and_those_that_contradict_each_other() 
 }
 
 #[test]
-fn case_18_who_is_not_ready_gets_nothing() -> Result<()> {
+fn case_18_unready_endpoints_get_no_traffic() -> Result<()> {
     run(async {
         let case = Case::new(18, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
@@ -177,12 +178,12 @@ fn case_18_who_is_not_ready_gets_nothing() -> Result<()> {
 }
 
 #[test]
-fn case_19_those_that_leave_serve_when_nobody_else_does() -> Result<()> {
+fn case_19_terminating_endpoints_serve_if_no_others_are_ready() -> Result<()> {
     run(async {
         let case = Case::new(19, Setup::Plain).await?;
         case.make("svc", 1, &json!({})).await?;
-        let (l1, r1) = (on_node(&case, 1).leaving(), elsewhere(1).leaving());
-        case.slices("svc", &[l1.clone(), r1.clone(), elsewhere(2).gone()]).await?;
+        let (l1, r1) = (on_node(&case, 1).terminating(), elsewhere(1).terminating());
+        case.slices("svc", &[l1.clone(), r1.clone(), elsewhere(2).not_serving()]).await?;
         case.synced().await?;
         case.all([(case.world().pod(), case.v(1), kept([&l1, &r1]))]).await
     })
@@ -193,7 +194,7 @@ fn case_20_the_local_fallback_is_independent_of_that_of_the_cluster() -> Result<
     run(async {
         let case = Case::new(20, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
-        let (l1, r1) = (on_node(&case, 1).leaving(), elsewhere(1));
+        let (l1, r1) = (on_node(&case, 1).terminating(), elsewhere(1));
         case.slices("svc", &[l1.clone(), r1.clone()]).await?;
         case.synced().await?;
         let (pod, c) = (case.world().pod(), case.world().client());
@@ -207,11 +208,11 @@ fn case_20_the_local_fallback_is_independent_of_that_of_the_cluster() -> Result<
 }
 
 #[test]
-fn case_21_one_that_leaves_elsewhere_serves_the_cluster_and_not_this_node() -> Result<()> {
+fn case_21_a_remote_terminating_endpoint_serves_the_cluster_set_only() -> Result<()> {
     run(async {
         let case = Case::new(21, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
-        let r1 = elsewhere(1).leaving();
+        let r1 = elsewhere(1).terminating();
         case.slices("svc", std::slice::from_ref(&r1)).await?;
         case.synced().await?;
         let (pod, c) = (case.world().pod(), case.world().client());
@@ -220,13 +221,13 @@ fn case_21_one_that_leaves_elsewhere_serves_the_cluster_and_not_this_node() -> R
 }
 
 #[test]
-fn case_22_where_nobody_serves_everything_is_rejected() -> Result<()> {
+fn case_22_without_serving_endpoints_everything_is_rejected() -> Result<()> {
     run(async {
         let case = Case::new(22, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).gone()]).await?;
+        case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).not_serving()]).await?;
         case.synced().await?;
         let targets = [case.v(1), case.w(1), case.np(1)];
-        case.all(targets.into_iter().flat_map(|target| case.everybody(target, &Want::Reject))).await
+        case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &Want::Reject))).await
     })
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use keelson_cluster::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::plan::NODE_NETWORKS;
 use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, World};
-use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::scratch::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -101,9 +101,7 @@ impl Running {
         let settings = Settings::new()
             .set("agent.node_name", setup.node())
             .set("kube.kubeconfig", kubeconfig.display().to_string());
-        // Endpoints need no runtime.
-        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
-        let mut agent = Agent::new(scratch, &runtime, &settings)?;
+        let mut agent = Agent::new(scratch, &no_runtime(scratch), &settings)?;
         agent.start_live().await?;
         let options = keelson_options(setup, KeelsonProxyOptions::new(&agent.endpoints_target()));
         let proxy = KeelsonProxy::start(scratch, world.node(), &options).await?;

@@ -33,8 +33,7 @@ fn case_23_endpoints_for_the_zone_of_the_node() -> Result<()> {
 }
 
 #[test]
-fn case_24_one_that_is_ready_without_a_hint_turns_hints_off_and_one_that_is_not_ready_does_not() -> Result<()>
-{
+fn case_24_a_ready_endpoint_without_a_hint_disables_hints() -> Result<()> {
     run(async {
         let case = Case::new(24, Setup::Plain).await?;
         let ready = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2)];
@@ -44,7 +43,7 @@ fn case_24_one_that_is_ready_without_a_hint_turns_hints_off_and_one_that_is_not_
 }
 
 #[test]
-fn case_25_nobody_for_the_zone_is_everybody() -> Result<()> {
+fn case_25_no_endpoint_for_the_zone_means_all_endpoints() -> Result<()> {
     run(async {
         let case = Case::new(25, Setup::Plain).await?;
         let nobody = [on_node(&case, 1).zones(&["b"]), elsewhere(1).zones(&["c"])];
@@ -58,7 +57,7 @@ fn case_25_nobody_for_the_zone_is_everybody() -> Result<()> {
 }
 
 #[test]
-fn case_25_30_the_zone_of_the_node_changes_and_goes() -> Result<()> {
+fn case_25_30_the_zone_of_the_node_changes_and_is_removed() -> Result<()> {
     run(async {
         let case = Case::alone(125, Setup::OwnNode).await?;
         let each = [on_node(&case, 1).zones(&["a"]), elsewhere(1).zones(&["b"]), elsewhere(2).zones(&["b"])];
@@ -67,16 +66,16 @@ fn case_25_30_the_zone_of_the_node_changes_and_goes() -> Result<()> {
         let pod = case.world().pod();
         // No Service and no slice changes meanwhile.
         case.writer.patch(Kind::Node, case.node(), &zone(json!("b"))).await?;
-        case.soon_all(vec![(pod.clone(), case.v(1), kept(&each[1..]))]).await?;
+        case.eventually_all(vec![(pod.clone(), case.v(1), kept(&each[1..]))]).await?;
         case.writer.patch(Kind::Node, case.node(), &zone(json!(null))).await?;
-        case.soon_all(vec![(pod.clone(), case.v(1), kept(&each))]).await?;
+        case.eventually_all(vec![(pod.clone(), case.v(1), kept(&each))]).await?;
         case.writer.patch(Kind::Node, case.node(), &zone(json!("a"))).await?;
-        case.soon_all(vec![(pod, case.v(1), kept(&each[..1]))]).await
+        case.eventually_all(vec![(pod, case.v(1), kept(&each[..1]))]).await
     })
 }
 
 #[test]
-fn case_26_hints_for_nodes_come_before_those_for_zones() -> Result<()> {
+fn case_26_node_hints_take_precedence_over_zone_hints() -> Result<()> {
     run(async {
         let case = Case::new(26, Setup::Plain).await?;
         let all = [
@@ -89,7 +88,7 @@ fn case_26_hints_for_nodes_come_before_those_for_zones() -> Result<()> {
 }
 
 #[test]
-fn case_27_hints_for_other_nodes_or_not_for_all_leave_it_to_zones() -> Result<()> {
+fn case_27_other_or_incomplete_node_hints_fall_back_to_zones() -> Result<()> {
     run(async {
         let case = Case::new(27, Setup::Plain).await?;
         let others =
@@ -104,7 +103,7 @@ fn case_27_hints_for_other_nodes_or_not_for_all_leave_it_to_zones() -> Result<()
 }
 
 #[test]
-fn case_28_hints_alone_decide_and_not_the_distribution_of_the_service() -> Result<()> {
+fn case_28_hints_decide_regardless_of_the_traffic_distribution() -> Result<()> {
     run(async {
         let case = Case::new(28, Setup::Plain).await?;
         let plain = [on_node(&case, 1), elsewhere(1)];
@@ -120,7 +119,7 @@ fn case_28_hints_alone_decide_and_not_the_distribution_of_the_service() -> Resul
 }
 
 #[test]
-fn case_29_hints_are_nothing_to_local_policy() -> Result<()> {
+fn case_29_hints_do_not_affect_local_policy() -> Result<()> {
     run(async {
         let case = Case::new(29, Setup::Plain).await?;
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
@@ -133,10 +132,11 @@ fn case_29_hints_are_nothing_to_local_policy() -> Result<()> {
 }
 
 #[test]
-fn case_30_those_that_leave_are_not_filtered() -> Result<()> {
+fn case_30_terminating_endpoints_are_not_filtered_by_hints() -> Result<()> {
     run(async {
         let case = Case::new(30, Setup::Plain).await?;
-        let leaving = [on_node(&case, 1).zones(&["a"]).leaving(), elsewhere(1).zones(&["b"]).leaving()];
+        let leaving =
+            [on_node(&case, 1).zones(&["a"]).terminating(), elsewhere(1).zones(&["b"]).terminating()];
         hinted(&case, &[(&leaving, &[0, 1])]).await
     })
 }

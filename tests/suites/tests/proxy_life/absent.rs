@@ -2,7 +2,7 @@
 
 use crate::kernel;
 use crate::model::{Service, pool};
-use crate::rig::{Stage, family_of, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, family_of};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Outcome, Transport, http_get_from};
@@ -30,11 +30,15 @@ fn services() -> Vec<Service> {
 }
 
 /// Waits until the proxy reports this state, with any exit code.
-async fn told(stage: &Stage, what: &str, check: impl Fn(&Value, Option<i32>) -> Result<()>) -> Result<Value> {
-    soon(what, || async {
-        let told = stage.told_state().await?;
-        let state: Value = serde_json::from_str(&told.out).with_context(|| format!("{told:?}"))?;
-        check(&state, told.code).with_context(|| told.out)?;
+async fn wait_for_state(
+    stage: &Stage,
+    what: &str,
+    check: impl Fn(&Value, Option<i32>) -> Result<()>,
+) -> Result<Value> {
+    eventually_slow(what, || async {
+        let output = stage.state_command().await?;
+        let state: Value = serde_json::from_str(&output.out).with_context(|| format!("{output:?}"))?;
+        check(&state, output.code).with_context(|| output.out)?;
         Ok(state)
     })
     .await
@@ -48,13 +52,13 @@ fn without_agent(state: &Value, code: Option<i32>) -> Result<()> {
     Ok(())
 }
 
-fn well(state: &Value, code: Option<i32>) -> Result<()> {
+fn check_healthy(state: &Value, code: Option<i32>) -> Result<()> {
     ensure!(state["link"] == "following" && state["stale"] == false && code == Some(0), "exit code {code:?}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()> {
+async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
@@ -63,13 +67,16 @@ async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()>
     stage.agent.kill9()?;
     let generation = kernel::generation(world.node())?;
     stage.proxy.start_again(world.node()).await?;
-    let state = told(&stage, "it has no agent", without_agent).await?;
+    let state = wait_for_state(&stage, "it has no agent", without_agent).await?;
     for family in Family::ALL {
         let family = family_of(&state, family)?;
         ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
     }
-    says(&stage.events().await?.join("\n"), &["disconnected from the agent; rules stay unchanged"])?;
-    traffic.beat().await?;
+    ensure_contains(
+        &stage.events().await?.join("\n"),
+        &["disconnected from the agent; rules stay unchanged"],
+    )?;
+    traffic.wait_for_answers().await?;
     // For load balancers and probes the node stays healthy.
     let livez = http_get_from(world.node(), healthz(), "/livez").await?;
     ensure!(livez.status == 200, "{} {}", livez.status, livez.text());
@@ -77,30 +84,30 @@ async fn without_an_agent_it_waits_and_the_rules_of_before_go_on() -> Result<()>
 
     // A TCP endpoint: connections to removed endpoints continue.
     services[1].endpoints.truncate(3);
-    stage.manifests.service(&services[1])?;
+    services[1].write(&stage.manifests)?;
     stage.agent.start_live().await?;
-    stage.has_exactly(&services).await?;
-    told(&stage, "all is well", well).await?;
+    stage.wait_for_exact_services(&services).await?;
+    wait_for_state(&stage, "everything is healthy", check_healthy).await?;
     traffic.finish().await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<()> {
+async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
     let traffic = Traffic::start(&world, &services)?;
     let (generation, first) = (kernel::generation(world.node())?, stage.synced().await?);
     stage.agent.kill9()?;
-    told(&stage, "the agent is gone", without_agent).await?;
-    traffic.beat().await?;
+    wait_for_state(&stage, "the agent is gone", without_agent).await?;
+    traffic.wait_for_answers().await?;
 
     // It lost its state on disk.
     fs::remove_dir_all(stage.agent.state_dir())?;
     stage.agent.start_live().await?;
-    let state = told(&stage, "it follows another instance", |state, code| {
+    let state = wait_for_state(&stage, "it follows another instance", |state, code| {
         ensure!(state["instance_id"] != first["instance_id"], "it is the same");
-        well(state, code)
+        check_healthy(state, code)
     })
     .await?;
     for family in Family::ALL {
@@ -112,40 +119,40 @@ async fn an_agent_that_goes_and_comes_back_another_changes_no_rule() -> Result<(
     }
     ensure!(kernel::generation(world.node())? == generation, "the same Services are no transaction");
     services[0].endpoints.truncate(3);
-    stage.manifests.service(&services[0])?;
+    services[0].write(&stage.manifests)?;
     // Objects that were deleted meanwhile are removed with the next complete state too.
     stage.agent.kill9()?;
     fs::remove_dir_all(stage.agent.state_dir())?;
     let gone = services.remove(2);
-    stage.manifests.remove(&gone)?;
+    gone.delete(&stage.manifests)?;
     stage.agent.start_live().await?;
-    stage.has_exactly(&services).await?;
-    told(&stage, "all is well", well).await.map(drop)?;
+    stage.wait_for_exact_services(&services).await?;
+    wait_for_state(&stage, "everything is healthy", check_healthy).await.map(drop)?;
     // Clients of the deleted Service get no response.
     drop(traffic);
     Traffic::start(&world, &services)?.finish().await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_state_is_said_and_stays_in_effect() -> Result<()> {
+async fn a_stale_state_is_reported_and_stays_in_effect() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let traffic = Traffic::start(&stage.world, &services)?;
     let generation = kernel::generation(stage.node())?;
     let away = stage.scratch.path().join("away");
     fs::rename(stage.manifests.path(), &away)?;
-    let state = told(&stage, "it is stale", |state, code| {
+    let state = wait_for_state(&stage, "it is stale", |state, code| {
         ensure!(state["stale"] == true && code == Some(1), "exit code {code:?}");
         Ok(())
     })
     .await?;
-    says(
+    ensure_contains(
         state["stale_reason"].as_str().unwrap_or_default(),
         &[&stage.manifests.path().display().to_string()],
     )?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     fs::rename(&away, stage.manifests.path())?;
-    told(&stage, "it is current", well).await?;
+    wait_for_state(&stage, "it is current", check_healthy).await?;
     ensure!(kernel::generation(stage.node())? == generation);
     traffic.finish().await.map(drop)
 }
@@ -167,7 +174,7 @@ fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<A
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nonsense_in_the_agents_place_harms_nothing() -> Result<()> {
+async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
     let services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
@@ -185,19 +192,19 @@ async fn nonsense_in_the_agents_place_harms_nothing() -> Result<()> {
     ] {
         fs::remove_file(&socket)?;
         let (server, asked) = nonsense(&socket, text)?;
-        until("the proxy has heard it, and comes again", || asked.load(Ordering::Relaxed) >= 2).await?;
-        told(&stage, "it has no agent", without_agent).await?;
-        traffic.beat().await?;
+        until("the proxy got the answer and retries", || asked.load(Ordering::Relaxed) >= 2).await?;
+        wait_for_state(&stage, "it has no agent", without_agent).await?;
+        traffic.wait_for_answers().await?;
         server.abort();
         // Nothing listens any more when it has ended.
         let _ = server.await;
     }
     ensure!(kernel::generation(world.node())? == generation);
     stage.agent.start_live().await?;
-    told(&stage, "it follows the agent", well).await?;
+    wait_for_state(&stage, "it follows the agent", check_healthy).await?;
     let log = stage.proxy.log()?;
     ensure!(!log.contains("panic"), "{log}");
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     traffic.finish().await.map(drop)
 }
 
@@ -206,17 +213,17 @@ fn healthz() -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_of_healthz_that_is_taken_keeps_nothing_waiting() -> Result<()> {
+async fn a_used_healthz_port_delays_nothing() -> Result<()> {
     let services = services();
     let mut stage = Stage::new()?;
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), healthz().port());
     let taken = stage.node().tcp_listener(any)?;
     stage.start(&services).await?;
-    says(&stage.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
+    ensure_contains(&stage.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
     let traffic = Traffic::start(&stage.world, &services)?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     drop(taken);
-    soon("healthz is served", || async {
+    eventually_slow("healthz is served", || async {
         http_get_from(stage.node(), healthz(), "/healthz").await?.success()
     })
     .await?;
@@ -224,7 +231,7 @@ async fn a_port_of_healthz_that_is_taken_keeps_nothing_waiting() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_debug_socket_that_cannot_be_made_is_told_before_anything_is_done() -> Result<()> {
+async fn an_unusable_debug_socket_is_reported_before_any_change() -> Result<()> {
     let services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
@@ -234,13 +241,13 @@ async fn a_debug_socket_that_cannot_be_made_is_told_before_anything_is_done() ->
     stage
         .proxy
         .configure(&stage.options.clone().set("proxy.listen", format!("unix://{}", in_a_file.display())))?;
-    let told = stage.proxy_command(&["--backend", "nft"]).await?;
-    ensure!(told.code == Some(1), "{told:?}");
-    says(&told.err, &[&in_a_file.display().to_string()])?;
+    let output = stage.proxy_command(&["--backend", "nft"]).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    ensure_contains(&output.err, &[&in_a_file.display().to_string()])?;
     ensure!(kernel::generation(world.node())? == generation, "nothing is done");
     let answered = world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");
     stage.proxy.configure(&stage.options)?;
     stage.proxy.start_again(world.node()).await?;
-    stage.has_exactly(&services).await
+    stage.wait_for_exact_services(&services).await
 }

@@ -2,9 +2,10 @@
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
-use crate::rig::{LONG, Manifests, Stage, family_of};
+use crate::rig::{LONG, Stage, family_of};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, anyhow, ensure};
+use keelson_cluster::manifests::ManifestFolder;
 use keelson_cluster::net::{Family, Flow, Outcome, Transport, World};
 use keelson_harness::util::Seeded;
 use rand::rngs::SmallRng;
@@ -25,11 +26,11 @@ const ASKED_EVERY: usize = 5;
 /// Numbers of Services that change and have no clients.
 const NOISE: std::ops::Range<u16> = 100..140;
 /// Minimum number of syncs, and of versions of Services with clients, even on a busy machine.
-const LEAST: u64 = 20;
+const MIN_SYNCS: u64 = 20;
 /// Maximum number of clients.
-const MOST: usize = 160;
+const MAX_CLIENTS: usize = 160;
 /// Interval between two checks of the versions in the kernel.
-const LOOK: Duration = Duration::from_millis(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(60);
 
 /// A Service without clients, with random fields; nothing serves at its endpoints.
 pub(crate) fn noise(random: &mut SmallRng, number: u16) -> Service {
@@ -70,7 +71,7 @@ pub(crate) struct Author {
 impl Author {
     /// Writes Services of [`NOISE`] at this rate per second. `every.0` writes something else once in `every.1` writes.
     pub(crate) fn start(
-        manifests: &Manifests,
+        manifests: &ManifestFolder,
         seed: u64,
         per_second: u32,
         mut every: (impl FnMut() -> Result<()> + Send + 'static, usize),
@@ -79,7 +80,7 @@ impl Author {
         let (stopped, count, manifests) = (stop.clone(), writes.clone(), manifests.clone());
         let thread = std::thread::spawn(move || {
             let mut random = SmallRng::seed_from_u64(seed);
-            let mut all = BTreeMap::new();
+            let mut all = BTreeMap::<_, Service>::new();
             let mut next = std::time::Instant::now();
             while !stopped.load(Ordering::Relaxed) {
                 let written = count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -89,12 +90,12 @@ impl Author {
                     let number = random.random_range(NOISE);
                     match all.get(&number) {
                         Some(service) if random.random_ratio(1, 10) => {
-                            manifests.remove(service)?;
+                            service.delete(&manifests)?;
                             all.remove(&number);
                         }
                         _ => {
                             let service = noise(&mut random, number);
-                            manifests.service(&service)?;
+                            service.write(&manifests)?;
                             all.insert(number, service);
                         }
                     }
@@ -156,9 +157,9 @@ impl Moving {
         service
     }
 
-    fn write(&self, manifests: &Manifests) -> Result<()> {
+    fn write(&self, manifests: &ManifestFolder) -> Result<()> {
         let version = self.written.fetch_add(1, Ordering::SeqCst) + 1;
-        manifests.service(&self.service(version))
+        self.service(version).write(manifests)
     }
 
     /// Whether a connection that began when the kernel had version `from` may be answered by this endpoint now.
@@ -190,7 +191,7 @@ fn watch(world: &Arc<World>, moving: &[Arc<Moving>], stop: &Arc<AtomicBool>) -> 
                     .for_each(|moving| moving.look(&external));
             }
             looks += 1;
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(looks)
     })
@@ -202,7 +203,7 @@ async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) 
     while !stop.load(Ordering::Relaxed) {
         // The moment between the end of the old flow and the first packet of the new one loses a response.
         if let Outcome::Answered { by, .. } = flow.ask(Duration::from_secs(2)).await? {
-            ensure!(moving.pool.contains(&by), "{by} answers, which is somebody else's");
+            ensure!(moving.pool.contains(&by), "{by} answers, which belongs to another Service");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -210,7 +211,7 @@ async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Result<()> {
+async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()> {
     let seconds = match std::env::var("KEELSON_CHURN_SECONDS") {
         Ok(text) => {
             text.parse().with_context(|| format!("KEELSON_CHURN_SECONDS is {text:?}, not a number"))?
@@ -228,12 +229,13 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
     let mut traffic = Traffic::start(&world, &staying)?;
     let mut flows = Vec::new();
     for moving in &moving {
-        for asker in [world.pod(), world.client(), world.host()] {
+        for client in [world.pod(), world.client(), world.host()] {
             let (of, before) = (moving.clone(), moving.clone());
             let valid = move |by, from| of.is_valid(by, from);
             let to = moving.service(1).at();
-            traffic.short(asker.clone(), to, valid, move || before.seen.load(Ordering::SeqCst))?;
-            let flow = asker.open(to, Transport::Udp)?;
+            traffic
+                .open_connections(client.clone(), to, valid, move || before.seen.load(Ordering::SeqCst))?;
+            let flow = client.open(to, Transport::Udp)?;
             flows.push(tokio::spawn(moving_udp(flow, moving.clone(), stop.clone())));
         }
     }
@@ -247,19 +249,19 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
     // Connections begin at all times, and stay: if an endpoint is removed, its connections continue.
     for _ in 0..seconds {
         for moving in &moving {
-            if traffic.clients() < MOST {
-                traffic.long(world.pod(), moving.service(1).at(), Transport::Tcp, moving.pool.clone());
+            if traffic.clients() < MAX_CLIENTS {
+                traffic.open_flow(world.pod(), moving.service(1).at(), Transport::Tcp, moving.pool.clone());
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        traffic.well().with_context(|| stage.logs())?;
+        traffic.check_healthy().with_context(|| stage.logs())?;
     }
     let writes = author.writes();
     let mut last = author.stop()?;
-    traffic.beat().await.with_context(|| stage.logs())?;
+    traffic.wait_for_answers().await.with_context(|| stage.logs())?;
     last.extend(staying);
     last.extend(moving.iter().map(|moving| moving.service(moving.written.load(Ordering::SeqCst))));
-    stage.has_exactly(&last).await?;
+    stage.wait_for_exact_services(&last).await?;
     udp_is_with_the_last(&moving, flows, &stop).await?;
     let looks = watch.join().map_err(|_| anyhow!("the watch panicked"))??;
     traffic.finish().await.with_context(|| stage.logs())?;
@@ -272,10 +274,10 @@ async fn connections_and_new_ones_go_on_under_a_hundred_changes_a_second() -> Re
         eprintln!("{}: {writes} writes, {syncs} syncs, {looks} looks", family.as_str());
         // The proxy's own changes are not mistaken for another program's.
         ensure!(after["failures"] == 0 && after["repaired"] == 0, "{after}");
-        ensure!(syncs >= LEAST, "{syncs} syncs of {writes} writes: nothing was tested");
+        ensure!(syncs >= MIN_SYNCS, "{syncs} syncs of {writes} writes: nothing was tested");
     }
     let versions: u16 = moving.iter().map(|moving| moving.written.load(Ordering::SeqCst)).sum();
-    ensure!(u64::from(versions) >= LEAST, "{versions} versions of what is asked");
+    ensure!(u64::from(versions) >= MIN_SYNCS, "{versions} versions of what is asked");
     ensure!(looks >= 10, "{looks} looks at the kernel");
     Ok(())
 }

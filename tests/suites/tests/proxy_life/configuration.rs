@@ -1,7 +1,7 @@
 //! P20: kube-proxy's configuration file instead of the settings.
 
 use crate::model::{Service, pool};
-use crate::rig::{Stage, run_inside, says};
+use crate::rig::{Stage, ensure_contains, run_inside};
 use anyhow::{Result, ensure};
 use keelson_cluster::net::Family;
 use keelson_harness::peers;
@@ -24,7 +24,7 @@ strictArp: true
 async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
     let services = [Service::new(10, Family::V4, &pool(Family::V4, 8080)[..2])];
     let mut stage = Stage::new()?;
-    stage.manifests.service(&services[0])?;
+    services[0].write(&stage.manifests)?;
     stage.agent.start_live().await?;
     let file = stage.scratch.path().join("config.conf");
     fs::write(&file, CONFIGURATION)?;
@@ -38,11 +38,14 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
     };
 
     // Masquerading with bit 5, node ports at every address, fields without effect are reported.
-    let told = run(&["--print"]).await?.success()?;
-    says(&told.out, &["table ip keelson", "0x00000020", "10.244.0.0/16", "fib daddr type local"])?;
-    ensure!(!told.out.contains("@node-port-addresses"), "{}", told.out);
-    says(
-        &told.err,
+    let output = run(&["--print"]).await?.success()?;
+    ensure_contains(
+        &output.out,
+        &["table ip keelson", "0x00000020", "10.244.0.0/16", "fib daddr type local"],
+    )?;
+    ensure!(!output.out.contains("@node-port-addresses"), "{}", output.out);
+    ensure_contains(
+        &output.err,
         &[
             "mode iptables: Services are programmed with nftables",
             "iptables.localhostNodePorts has no effect",
@@ -56,12 +59,12 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
     let _other = stage.node().tcp_listener(taken)?;
     let socket = format!("proxy.listen=unix://{}", stage.scratch.path().join("debug.sock").display());
     let args = ["proxy", "--config", &file, "--target", &target, "--set", &socket, "--set", "proxy.http="];
-    let told = run_inside(stage.node(), &keelson, &args).await?;
-    ensure!(told.code == Some(1), "{told:?}");
-    let said = format!("{}{}", told.out, told.err);
-    says(
-        &said,
+    let output = run_inside(stage.node(), &keelson, &args).await?;
+    ensure!(output.code == Some(1), "{output:?}");
+    let message = format!("{}{}", output.out, output.err);
+    ensure_contains(
+        &message,
         &["cannot listen on 127.0.0.1:10249", "proxy.metrics_bind_address", "bind_address_hard_fail"],
     )?;
-    says(&said, &["field of the KubeProxyConfiguration has no effect"])
+    ensure_contains(&message, &["field of the KubeProxyConfiguration has no effect"])
 }

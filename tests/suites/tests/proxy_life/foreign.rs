@@ -2,7 +2,7 @@
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
-use crate::rig::{Stage, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_cluster::net::{Family, Namespace, Outcome, Transport, World, http_get_from};
@@ -91,7 +91,7 @@ async fn served(stage: &Stage, services: &[Service]) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<()> {
+async fn foreign_tables_stay_unchanged() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::new()?;
     make(&stage)?;
@@ -99,16 +99,16 @@ async fn tables_of_others_stay_as_they_are_for_all_of_a_proxys_life() -> Result<
     stage.start(&services).await?;
     ensure!(listed(stage.node())? == before, "a start");
     services[0].endpoints.truncate(2);
-    stage.manifests.service(&services[0])?;
+    services[0].write(&stage.manifests)?;
     let gone = services.pop().context("the last one")?;
-    stage.manifests.remove(&gone)?;
-    stage.has(&services).await?;
+    gone.delete(&stage.manifests)?;
+    stage.wait_for_services(&services).await?;
     ensure!(listed(stage.node())? == before, "changes");
     stage.proxy.kill9()?;
     stage.proxy.start_again(stage.world.node()).await?;
-    stage.has(&services).await?;
+    stage.wait_for_services(&services).await?;
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     ensure!(listed(stage.node())? == before, "a restart, and repairs");
     ensure!(stage.proxy.terminate().await?.success());
     let mut removed = stage.cleanup(&[]).await?;
@@ -127,13 +127,13 @@ async fn disturbed(stage: &Stage, services: &[Service], family: Family, command:
     let repaired = || async { stage.family(family).await?["repaired"].as_u64().context("no number") };
     let before = repaired().await?;
     stage.node().nft(command)?;
-    soon("it is noticed", || async {
+    eventually_slow("it is noticed", || async {
         ensure!(repaired().await? > before, "it is not");
         Ok(())
     })
     .await
     .with_context(|| stage.logs())?;
-    stage.has_exactly(services).await?;
+    stage.wait_for_exact_services(services).await?;
     served(stage, services).await
 }
 
@@ -187,7 +187,7 @@ impl Drop for Noise {
 
 /// P2: changes, a restart and repairs beside a program that commits all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
+async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::started(&services).await?;
     let noise = Noise::start(&stage.world);
@@ -196,11 +196,11 @@ async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
         rounds += 1;
         for service in &mut services {
             service.endpoints.rotate_left(1);
-            stage.manifests.service(service)?;
+            service.write(&stage.manifests)?;
         }
         let gone = services[0].endpoints.pop().context("one left")?;
-        stage.manifests.service(&services[0])?;
-        stage.has(&services).await?;
+        services[0].write(&stage.manifests)?;
+        stage.wait_for_services(&services).await?;
         services[0].endpoints.push(gone);
     }
     let state = stage.family(Family::V4).await?;
@@ -208,8 +208,8 @@ async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
     stage.proxy.kill9()?;
     stage.proxy.start_again(stage.world.node()).await?;
     services[0].endpoints.truncate(2);
-    stage.manifests.service(&services[0])?;
-    stage.has(&services).await?;
+    services[0].write(&stage.manifests)?;
+    stage.wait_for_services(&services).await?;
     let element = format!("{{ {} . tcp . {PORT} }}", services[0].ip());
     disturbed(
         &stage,
@@ -224,18 +224,18 @@ async fn p2_a_program_that_commits_all_the_time_stops_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
+async fn foreign_changes_of_the_table_are_repaired() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let v = format!("{{ {} . tcp . 80 }}", services[0].ip());
     // Existing connections continue, whatever happens to rules that only new ones use.
     let mut flows = Traffic::none(&stage.world)?;
     for service in &services {
-        for asker in [stage.world.pod(), stage.world.client(), stage.world.host()] {
-            flows.long(asker, service.at(), Transport::Tcp, service.endpoints.clone());
+        for client in [stage.world.pod(), stage.world.client(), stage.world.host()] {
+            flows.open_flow(client, service.at(), Transport::Tcp, service.endpoints.clone());
         }
     }
-    flows.beat().await?;
+    flows.wait_for_answers().await?;
     for command in [
         &["delete", "element", "ip", "keelson", "cluster-ip-ports", &v][..],
         &["add", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.99.99 . tcp . 80 : 4010:1 }"],
@@ -273,11 +273,11 @@ async fn what_others_do_to_the_table_is_repaired() -> Result<()> {
     ] {
         disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
     }
-    says(
+    ensure_contains(
         &stage.events().await?.join("\n"),
         &["table ip keelson was modified by another program; repaired: "],
     )?;
-    says(&stage.proxy.log()?, &["table modified by another program; repaired"])
+    ensure_contains(&stage.proxy.log()?, &["table modified by another program; repaired"])
 }
 
 /// The value of an IPv4 counter; 0 before it has counted anything.
@@ -299,7 +299,7 @@ async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
         counter(&stage, "operations").await? > 10 * of_v4,
         "the first sync made chains, sets and elements"
     );
-    ensure!(counter(&stage, "repaired").await? == 0, "nobody has changed anything");
+    ensure!(counter(&stage, "repaired").await? == 0, "no program has changed anything");
     for (command, expected) in [
         (&["flush", "map", "ip", "keelson", "cluster-ip-ports"][..], of_v4),
         (&["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"], 1),
@@ -319,7 +319,7 @@ async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> Result<()> {
+async fn with_default_settings_a_deleted_table_is_restored() -> Result<()> {
     let services = services();
     let mut stage = Stage::with(|options| options)?;
     stage.start(&services).await?;
@@ -327,15 +327,15 @@ async fn with_the_settings_that_it_has_by_default_a_deleted_table_is_back() -> R
         stage.node().nft(&["delete", "table", kernel::nft_family(family), "keelson"])?;
     }
     let began = Instant::now();
-    stage.has(&services).await?;
+    stage.wait_for_services(&services).await?;
     // The target is 30 s; a busy machine may need more, which is printed for readers.
     eprintln!("both tables were back after {:?}", began.elapsed());
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     served(&stage, &services).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
+async fn case_59_a_conflicting_element_is_repaired_at_once() -> Result<()> {
     let mut services = services();
     // It checks the table only every 10 s, so that the change comes first.
     let mut stage = Stage::with(|options| options)?;
@@ -347,9 +347,9 @@ async fn case_59_an_element_in_the_way_is_put_right_at_once() -> Result<()> {
         let element = format!("{{ {} . tcp . 80 : 4000:99 }}", service.ip());
         let family = kernel::nft_family(service.family);
         stage.node().nft(&["add", "element", family, "keelson", "cluster-ip-ports", &element])?;
-        stage.manifests.service(service)?;
+        service.write(&stage.manifests)?;
     }
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     for family in Family::ALL {
         let state = stage.family(family).await?;
         ensure!(state["state"] == "synced" && state["failures"] == 0, "{state}");

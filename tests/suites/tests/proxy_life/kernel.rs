@@ -197,16 +197,16 @@ impl Walk<'_> {
 }
 
 /// The slot key of a number, and its choice and count, if it has any.
-fn counted(told: &str) -> Result<(String, Option<String>)> {
-    let (high, low) = told.split_once(':').with_context(|| format!("no number: {told}"))?;
+fn counted(output: &str) -> Result<(String, Option<String>)> {
+    let (high, low) = output.split_once(':').with_context(|| format!("no number: {output}"))?;
     let bits = u32::from_str_radix(high, 16)? << 16 | u32::from_str_radix(low, 16)?;
     let text = |bits: u32| format!("{:x}:{:x}", bits >> 16, bits & 0xffff);
     let (number, class) = (bits & 0x000f_ffff, bits & 0xfff0_0000);
     Ok(match class >> 30 {
         // Count 0 of LocalSet is none.
         1 => (text(number), (class != 0x6000_0000).then(|| text(class))),
-        2 | 3 => (told.to_owned(), None),
-        _ => bail!("no packet can have the number {told}"),
+        2 | 3 => (output.to_owned(), None),
+        _ => bail!("no packet can have the number {output}"),
     })
 }
 
@@ -239,14 +239,14 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
             "chain services does not ask {ports}: {services}"
         );
         for (key, value) in table.set(ports)? {
-            let told = value.join("");
-            let (number, class) = counted(&told)?;
+            let output = value.join("");
+            let (number, class) = counted(&output)?;
             let verdict = match class {
                 Some(class) => walk.step("counts", class)?,
-                None => walk.step(choice, told)?,
+                None => walk.step(choice, output)?,
             };
             let chosen = walk.chosen(&number, &verdict)?;
-            ensure!(!chosen.is_empty(), "{key:?} leads to nobody");
+            ensure!(!chosen.is_empty(), "{key:?} leads to no endpoint");
             ensure!(meaning.insert(frontend(key)?, chosen).is_none(), "{key:?} is there twice");
         }
     }
@@ -320,7 +320,7 @@ pub(crate) fn generation(namespace: &Namespace) -> Result<u32> {
         ..
     }) = message.payload
     else {
-        bail!("nf_tables does not tell its generation: {:?}", message.payload)
+        bail!("nf_tables did not return its generation: {:?}", message.payload)
     };
     let id = generation.attributes.iter().find_map(|attribute| match attribute {
         GenAttribute::Id(id) => Some(*id),
@@ -344,8 +344,8 @@ mod tests {
         }
         let found = is(node, Family::V4, wanted);
         node.nft(&[back])?;
-        let told = format!("{:#}", found.err().with_context(|| format!("{change} is not seen"))?);
-        ensure!(told.contains(words), "{change}: {told}");
+        let output = format!("{:#}", found.err().with_context(|| format!("{change} is not seen"))?);
+        ensure!(output.contains(words), "{change}: {output}");
         is(node, Family::V4, wanted)
     }
 
@@ -362,15 +362,15 @@ mod tests {
         is(node, Family::V4, &wanted)?;
         let element = |map: &str, element: &str| format!("element ip keelson {map} {{ {element} }}");
         let number = Table::read(node, Family::V4)?.map("cluster-ip-ports")?;
-        let told = number.get(&format!("{} . tcp . 80", services[0].ip())).context("no number")?.clone();
-        let (number, class) = counted(&told)?;
+        let output = number.get(&format!("{} . tcp . 80", services[0].ip())).context("no number")?.clone();
+        let (number, class) = counted(&output)?;
         let class = class.context("no count")?;
         let first = Table::read(node, Family::V4)?.map("slots")?;
         let key = format!("{number} . 0");
         let own = element("slots", &format!("{key} : {}", first.get(&key).context("no first place")?));
         let wrong = element("slots", &format!("{key} : {} . 8081", pool[7].ip()));
         let more = element("slots", &format!("{number} . 3 : {} . 8080", pool[7].ip()));
-        let v = element("cluster-ip-ports", &format!("{} . tcp . 80 : {told}", services[0].ip()));
+        let v = element("cluster-ip-ports", &format!("{} . tcp . 80 : {output}", services[0].ip()));
         let other = element("counts", &format!("{class} : goto lb-3"));
         for (change, back, words) in [
             (format!("delete {own}"), format!("add {own}"), "slots has no"),
@@ -381,7 +381,7 @@ mod tests {
             is_seen(node, &wanted, &change, &back, words)?;
         }
         let traffic = Traffic::start(&stage.world, &services[..1])?;
-        traffic.beat().await?;
+        traffic.wait_for_answers().await?;
         node.nft(&[&format!("delete {own}")])?;
         node.nft(&[&format!("add {wrong}")])?;
         ensure!(is(node, Family::V4, &wanted).is_err(), "another endpoint is not seen");
@@ -390,8 +390,8 @@ mod tests {
             // By chance no connection met the wrong one.
             failed = Traffic::start(&stage.world, &services[..1])?.finish().await;
         }
-        let told = format!("{failed:?}");
-        ensure!(told.contains(&format!("{}:8081", pool[7].ip())), "{told}");
+        let output = format!("{failed:?}");
+        ensure!(output.contains(&format!("{}:8081", pool[7].ip())), "{output}");
         Ok(())
     }
 }

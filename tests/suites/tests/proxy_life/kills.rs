@@ -33,7 +33,7 @@ fn staying() -> Vec<Service> {
 }
 
 /// Lets one of them run for a moment, perhaps not until it has started.
-async fn live(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
+async fn run_for_a_moment(stage: &mut Stage, random: &mut Seeded) -> Result<()> {
     let life = Duration::from_millis(random.rng().random_range(0..LIFE));
     let until = tokio::time::Instant::now() + life;
     if stage.agent.pid().is_none() && tokio::time::timeout_at(until, stage.agent.start_live()).await.is_err()
@@ -58,13 +58,13 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     let mut stage = Stage::started(&staying).await?;
     let world = stage.world.clone();
     let traffic = Traffic::start(&world, &staying)?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     let nothing = (|| Ok(()), usize::MAX);
     let author = Author::start(&stage.manifests, random.rng().random(), RATE, nothing);
 
     let (mut proxies, mut agents) = (0, 0);
     for kill in 0..KILLS {
-        live(&mut stage, &mut random).await.with_context(|| stage.logs())?;
+        run_for_a_moment(&mut stage, &mut random).await.with_context(|| stage.logs())?;
         let which = random.rng().random_range(0..4);
         if which < 3 {
             proxies += 1;
@@ -78,10 +78,10 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
             ensure!(ended.is_none(), "the agent ended by itself with {ended:?}");
             stage.agent.kill9()?;
         }
-        traffic.well().with_context(|| format!("after kill {kill}; {}", stage.logs()))?;
+        traffic.check_healthy().with_context(|| format!("after kill {kill}; {}", stage.logs()))?;
         if kill % 6 == 5 {
             // Rules without a proxy still serve, and catch up when it is back.
-            traffic.beat().await.with_context(|| stage.logs())?;
+            traffic.wait_for_answers().await.with_context(|| stage.logs())?;
         }
     }
     ensure!(proxies >= 10 && agents >= 5, "{proxies} kills of the proxy, {agents} of the agent");
@@ -95,7 +95,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     let writes = author.writes();
     let mut last = author.stop()?;
     last.extend(staying);
-    stage.has_exactly(&last).await?;
+    stage.wait_for_exact_services(&last).await?;
     traffic.finish().await.with_context(|| stage.logs())?;
     eprintln!(
         "{proxies} kills of the proxy, {agents} of the agent, {writes} changes, {} Services left",
@@ -104,7 +104,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     for (log, who) in [(stage.proxy.log()?, "proxy"), (stage.agent.log()?, "agent")] {
         for word in ["panic", "damaged"] {
             let line = log.lines().find(|line| line.contains(word));
-            ensure!(line.is_none(), "the {who}'s log says {line:?}");
+            ensure!(line.is_none(), "the {who}'s log contains {line:?}");
         }
     }
     Ok(())

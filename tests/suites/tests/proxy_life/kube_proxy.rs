@@ -2,14 +2,14 @@
 //! and are reported.
 
 use crate::model::{NODE_NAME, Service, pool};
-use crate::rig::{Stage, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
 use keelson_cluster::kube::{ApiOptions, Cluster, KubeProxy, KubeProxyOptions};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
-use keelson_cluster::net::plan::{NODE, NODE_CIDRS, SERVICE_CIDRS};
-use keelson_cluster::net::{Family, Forward, Outcome, Transport};
+use keelson_cluster::net::plan::SERVICE_CIDRS;
+use keelson_cluster::net::{Family, Forward, Outcome, Transport, create_node};
 use keelson_harness::agent::Settings;
 use keelson_harness::util::PATIENCE;
 use serde_json::json;
@@ -20,17 +20,6 @@ const ACCOUNT: &str = "keelson-agent";
 
 /// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
-
-async fn make_node(cluster: &Cluster) -> Result<()> {
-    let writer = Writer::new(&cluster.admin, "default").await?;
-    let node =
-        json!({"metadata": {"name": NODE_NAME}, "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS}});
-    writer.create(Kind::Node, &node).await?;
-    let addresses = [NODE.v4.to_string(), NODE.v6.to_string()];
-    let addresses = addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
-    let status = json!({"status": {"addresses": addresses}});
-    writer.patch(Kind::Node, &format!("{NODE_NAME}/status"), &status).await.map(drop)
-}
 
 async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     for service in services {
@@ -57,7 +46,7 @@ async fn change(
 /// Waits until the present endpoints of these Services answer all new connections, from all clients.
 async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
     for service in services {
-        soon("its endpoints answer", || async {
+        eventually_slow("its endpoints answer", || async {
             let tally = stage.world.client().ask_times(service.at(), Transport::Tcp, 10, PATIENCE).await?;
             let by = tally.by_endpoint();
             ensure!(
@@ -72,7 +61,7 @@ async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
 }
 
 async fn kube_proxy_has(stage: &Stage, text: &str) -> Result<()> {
-    soon("kube-proxy has programmed it", || async {
+    eventually_slow("kube-proxy has programmed it", || async {
         let listed = stage.node().nft(&["list", "table", "ip", "kube-proxy"])?;
         ensure!(listed.contains(text), "{text} is not in its table");
         Ok(())
@@ -85,13 +74,13 @@ fn tables(stage: &Stage) -> Result<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()> {
+async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result<()> {
     let mut stage = Stage::new()?;
     let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
     let options = ApiOptions { args, ..ApiOptions::default() };
     let cluster = Cluster::start_with(&stage.scratch, &options).await?;
     cluster.admin.apply(MANIFEST).await?;
-    make_node(&cluster).await?;
+    create_node(&cluster.admin, NODE_NAME, &json!({})).await?;
     let writer = Writer::new(&cluster.admin, "ns").await?;
     let address = cluster.api.address();
     let _api = Forward::start(stage.node(), address.parse()?, address)?;
@@ -133,7 +122,7 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     stage.synced().await?;
     answered(&stage, &services).await.context("by our rules")?;
     answered(&stage, &empty).await.context("by our rules, where kube-proxy would refuse")?;
-    told_of(&stage).await?;
+    reports_leftovers(&stage).await?;
     // Services unknown to Keelson are left to kube-proxy's rules while those exist.
     let left = stage.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(left, Outcome::Answered { by, .. } if deleted.endpoints.contains(&by)), "{left:?}");
@@ -144,20 +133,20 @@ async fn what_a_kube_proxy_left_is_overruled_told_of_and_removed() -> Result<()>
     // The addresses are in the cluster's ranges, and belong to no Service.
     let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
-    back_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
+    return_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
 }
 
 /// Checks that leftovers are reported in log, state and events.
-async fn told_of(stage: &Stage) -> Result<()> {
+async fn reports_leftovers(stage: &Stage) -> Result<()> {
     for family in Family::ALL {
         let strangers = stage.family(family).await?["strangers"].clone();
-        says(&strangers.to_string(), &["kube-proxy", "nftables"])?;
+        ensure_contains(&strangers.to_string(), &["kube-proxy", "nftables"])?;
     }
-    says(
+    ensure_contains(
         &stage.events().await?.join("\n"),
         &["of a kube-proxy (mode nftables)", "the rules of keelson take precedence"],
     )?;
-    says(
+    ensure_contains(
         &stage.proxy.log()?,
         &["table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
     )
@@ -165,7 +154,7 @@ async fn told_of(stage: &Stage) -> Result<()> {
 
 /// Our rules come before kube-proxy's and win while they exist, even if they are old; without them kube-proxy works as
 /// if Keelson had never run.
-async fn back_to_kube_proxy(
+async fn return_to_kube_proxy(
     stage: &mut Stage,
     writer: &Writer,
     kube_proxy: &mut KubeProxy,

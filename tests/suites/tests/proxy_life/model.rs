@@ -1,6 +1,8 @@
 //! Owns: the tests' model of Services. In: differences from the usual. Out: manifests, and the endpoints that each
 //! frontend must lead to.
 
+use anyhow::Result;
+use keelson_cluster::manifests::ManifestFolder;
 use keelson_cluster::net::plan::{LOCALS, REMOTES, local, remote};
 use keelson_cluster::net::{Family, Transport};
 use serde_json::{Value, json};
@@ -43,6 +45,15 @@ impl Service {
             external: Vec::new(),
             node_port: None,
         }
+    }
+
+    /// Writes the Service and its slice as one manifest.
+    pub(crate) fn write(&self, manifests: &ManifestFolder) -> Result<()> {
+        manifests.put(&format!("{}.json", self.name), &self.objects())
+    }
+
+    pub(crate) fn delete(&self, manifests: &ManifestFolder) -> Result<()> {
+        manifests.remove(&format!("{}.json", self.name))
     }
 
     pub(crate) fn ip(&self) -> IpAddr {

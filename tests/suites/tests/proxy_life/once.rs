@@ -2,7 +2,7 @@
 
 use crate::kernel;
 use crate::model::{Service, meaning, pool};
-use crate::rig::{Stage, run_inside, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, run_inside};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Namespace, Transport};
 use keelson_harness::peers;
@@ -87,7 +87,7 @@ fn same(one: &BTreeMap<String, String>, other: &BTreeMap<String, String>) -> Res
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
+async fn the_printed_ruleset_equals_the_kernels() -> Result<()> {
     let services = services();
     let stage = Stage::started(&services).await?;
     let programmed = normal(&stage.node().nft(&["-s", "list", "ruleset"])?)?;
@@ -102,9 +102,9 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
     let fresh = Namespace::new("fresh")?;
     let config = stage.proxy.config().display().to_string();
     let args = ["proxy", "--config", &config, "--print"];
-    let told = run_inside(&fresh, &keelson, &args).await?.success()?;
+    let output = run_inside(&fresh, &keelson, &args).await?.success()?;
     let file = stage.scratch.path().join("fresh.nft");
-    fs::write(&file, &told.out)?;
+    fs::write(&file, &output.out)?;
     fresh.nft(&["-f", &file.display().to_string()])?;
     for family in Family::ALL {
         kernel::is(&fresh, family, &meaning(&services, family))?;
@@ -113,11 +113,11 @@ async fn what_is_printed_is_what_the_kernel_has() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
+async fn a_dry_run_reports_changes_and_makes_none() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::new()?;
     for service in &services {
-        stage.manifests.service(service)?;
+        service.write(&stage.manifests)?;
     }
     stage.agent.start_live().await?;
     let generation = kernel::generation(stage.node())?;
@@ -125,7 +125,7 @@ async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
     let v = format!("add element ip keelson cluster-ip-ports {{ {} . tcp . 80 : ", services[0].ip());
     let refused =
         format!("add element ip6 keelson refused {{ {} . tcp . 80 : goto reject-it }}", services[3].ip());
-    says(
+    ensure_contains(
         &lines,
         &["add table ip keelson", "add table ip6 keelson", "add chain ip keelson lb-4", &v, &refused],
     )?;
@@ -134,13 +134,13 @@ async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
     );
 
     stage.proxy.start_again(stage.world.node()).await?;
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     stage.proxy.kill9()?;
     let (generation, before) = (kernel::generation(stage.node())?, stage.node().nft(&["list", "ruleset"])?);
     let other = pool(Family::V4, 8080)[6];
     let former = std::mem::replace(&mut services[0].endpoints[3], other);
-    stage.manifests.service(&services[0])?;
-    let lines = soon("the agent has read it", || async {
+    services[0].write(&stage.manifests)?;
+    let lines = eventually_slow("the agent has read it", || async {
         let lines = stage.dry_run().await?;
         ensure!(lines != ["no changes"], "it has not");
         Ok(lines)
@@ -159,5 +159,5 @@ async fn a_dry_run_tells_what_would_be_done_and_does_nothing() -> Result<()> {
     ensure!(kernel::generation(stage.node())? == generation, "it does nothing");
     ensure!(stage.node().nft(&["list", "ruleset"])? == before);
     stage.proxy.start_again(stage.world.node()).await?;
-    stage.has_exactly(&services).await
+    stage.wait_for_exact_services(&services).await
 }

@@ -2,11 +2,11 @@
 
 use crate::kernel;
 use crate::model::{NODE_NAME, PORT, Service, pool};
-use crate::rig::{Stage, family_of, soon};
+use crate::rig::{Stage, eventually_slow, family_of};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::bulk;
-use keelson_cluster::net::{Asker, Family, Outcome, Transport, World};
+use keelson_cluster::net::{Family, NetClient, Outcome, Transport, World};
 use keelson_harness::util::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -27,16 +27,16 @@ fn services() -> Vec<Service> {
     all
 }
 
-fn askers(world: &World) -> [Asker; 3] {
+fn clients(world: &World) -> [NetClient; 3] {
     [world.pod(), world.client(), world.host()]
 }
 
 /// The endpoint of each client of each Service with affinity, with enough requests to exclude chance.
 async fn bound(world: &World, services: &[Service]) -> Result<BTreeMap<(usize, SocketAddr), SocketAddr>> {
     let mut all = BTreeMap::new();
-    for (index, asker) in askers(world).iter().enumerate() {
+    for (index, client) in clients(world).iter().enumerate() {
         for service in services.iter().filter(|service| service.affinity.is_some()) {
-            let tally = asker.ask_times(service.at(), Transport::Tcp, 6, PATIENCE).await?;
+            let tally = client.ask_times(service.at(), Transport::Tcp, 6, PATIENCE).await?;
             let by = tally.by_endpoint();
             match by.keys().next() {
                 Some(one) if by.len() == 1 && tally.0.len() == 1 => all.insert((index, service.at()), *one),
@@ -48,7 +48,7 @@ async fn bound(world: &World, services: &[Service]) -> Result<BTreeMap<(usize, S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
+async fn case_57_restarts_change_nothing_and_break_no_connection() -> Result<()> {
     let services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
@@ -58,7 +58,7 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
     let entries: usize = (0..8).map(|map| Ok(clients(map)?.len())).sum::<Result<usize>>()?;
     ensure!(entries >= 3, "the kernel remembers {entries} clients");
     // P8: the state shows them too, and their maximum.
-    soon("the state has the clients", || async {
+    eventually_slow("the state has the clients", || async {
         let v4 = stage.family(Family::V4).await?;
         let maps = v4["affinity_clients"].as_object().into_iter().flatten();
         let counted: u64 = maps.filter_map(|(_, clients)| clients.as_u64()).sum();
@@ -69,10 +69,10 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
     let generation = kernel::generation(world.node())?;
     for round in 0..6 {
         match round % 2 {
-            0 => ensure!(stage.proxy.terminate().await?.success(), "SIGTERM ends it well"),
+            0 => ensure!(stage.proxy.terminate().await?.success(), "it exits with success after SIGTERM"),
             _ => stage.proxy.kill9()?,
         }
-        traffic.beat().await.with_context(|| format!("while nobody programs, round {round}"))?;
+        traffic.wait_for_answers().await.with_context(|| format!("without a proxy, round {round}"))?;
         stage.proxy.start_again(world.node()).await?;
         let state = stage.synced().await?;
         for family in Family::ALL {
@@ -82,19 +82,19 @@ async fn case_57_restarts_do_nothing_and_nobody_notices_them() -> Result<()> {
                 "{state}"
             );
         }
-        traffic.beat().await.with_context(|| format!("after round {round}"))?;
+        traffic.wait_for_answers().await.with_context(|| format!("after round {round}"))?;
         ensure!(
             kernel::generation(world.node())? == generation,
             "a restart without a change is no transaction"
         );
         ensure!(bound(&world, &services).await? == bound_to, "affinity is kept");
     }
-    stage.has_exactly(&services).await?;
+    stage.wait_for_exact_services(&services).await?;
     traffic.finish().await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_57_what_changed_while_nobody_was_there_is_all_that_is_changed() -> Result<()> {
+async fn case_57_a_restart_programs_only_what_changed() -> Result<()> {
     let mut services = services();
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
@@ -104,9 +104,9 @@ async fn case_57_what_changed_while_nobody_was_there_is_all_that_is_changed() ->
     // One pod of another node instead of another.
     let other = pool(Family::V4, 8080);
     services[0].endpoints = [&other[..4], &other[6..7]].concat();
-    stage.manifests.service(&services[0])?;
+    services[0].write(&stage.manifests)?;
     stage.proxy.start_again(world.node()).await?;
-    stage.has(&services).await?;
+    stage.wait_for_services(&services).await?;
     let state = stage.synced().await?;
     let (v4, v6) = (family_of(&state, Family::V4)?, family_of(&state, Family::V6)?);
     // TCP and UDP have one element each.
@@ -114,11 +114,11 @@ async fn case_57_what_changed_while_nobody_was_there_is_all_that_is_changed() ->
     ensure!(v6["last_added"] == 0 && v6["last_deleted"] == 0, "{v6}");
     ensure!(kernel::generation(world.node())? == generation + 1, "it is one transaction");
     ensure!(bound(&world, &services).await? == bound_to, "affinity is kept");
-    stage.has_exactly(&services).await
+    stage.wait_for_exact_services(&services).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_58_endpoints_that_are_gone_and_back_find_their_chain() -> Result<()> {
+async fn case_58_restored_endpoints_reuse_their_chain() -> Result<()> {
     let mut services = vec![Service::new(1, Family::V4, &pool(Family::V4, 8080)[..5])];
     let stage = Stage::started(&services).await?;
     let handle = || -> Result<Value> {
@@ -130,24 +130,24 @@ async fn case_58_endpoints_that_are_gone_and_back_find_their_chain() -> Result<(
     };
     let before = handle()?;
     let endpoints = std::mem::take(&mut services[0].endpoints);
-    stage.manifests.service(&services[0])?;
-    stage.has(&services).await?;
+    services[0].write(&stage.manifests)?;
+    stage.wait_for_services(&services).await?;
     let refused = stage.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(refused == Outcome::Rejected, "{refused:?}");
     services[0].endpoints = endpoints;
-    stage.manifests.service(&services[0])?;
-    stage.has(&services).await?;
+    services[0].write(&stage.manifests)?;
+    stage.wait_for_services(&services).await?;
     ensure!(handle()? == before, "it is another chain");
     let traffic = Traffic::start(&stage.world, &services)?;
     traffic.finish().await?;
-    stage.has_exactly(&services).await
+    stage.wait_for_exact_services(&services).await
 }
 
 /// Number of Services beside the one that changes.
 const MANY: usize = 2_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one_transaction() -> Result<()> {
+async fn case_56_one_endpoint_of_two_thousand_services_is_two_elements_in_one_transaction() -> Result<()> {
     let mut stage = Stage::new()?;
     let node = fs::read_to_string(stage.manifests.path().join("node.json"))?;
     bulk::manifests(stage.manifests.path(), NODE_NAME, MANY, 10)?;
@@ -165,12 +165,12 @@ async fn case_56_one_endpoint_among_two_thousand_services_is_two_elements_of_one
     let items = list["items"].as_array().context("a list")?;
     let mut touched = items.clone();
     touched[0]["metadata"]["annotations"] = json!({"example.org/touched": "yes"});
-    stage.manifests.put("bulk-00000", &touched)?;
+    stage.manifests.put("bulk-00000.json", &touched)?;
     let slice = touched.iter_mut().find(|item| item["metadata"]["name"] == format!("{}-a", bulk::name(3)));
     slice.context("the slice of a Service without hints")?["endpoints"][4]["addresses"][0] =
         json!("10.250.0.1");
-    stage.manifests.put("bulk-00000", &touched)?;
-    let after = soon("the change is in the kernel", || async {
+    stage.manifests.put("bulk-00000.json", &touched)?;
+    let after = eventually_slow("the change is in the kernel", || async {
         let state = stage.family(Family::V4).await?;
         ensure!(state["syncs"].as_u64() > first["syncs"].as_u64(), "{state}");
         ensure!(stage.node().nft(&["list", "map", "ip", "keelson", "slots"])?.contains("10.250.0.1 . 8080"));
@@ -209,7 +209,7 @@ fn load(stage: &Stage, text: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_of_another_version_are_put_right_while_connections_go_on() -> Result<()> {
+async fn rules_of_another_version_are_replaced_without_breaking_connections() -> Result<()> {
     // nft 1.0.6 cannot load IPv6 affinity.
     let services: Vec<Service> = services()
         .into_iter()
@@ -218,7 +218,7 @@ async fn rules_of_another_version_are_put_right_while_connections_go_on() -> Res
     let mut stage = Stage::started(&services).await?;
     let world = stage.world.clone();
     let traffic = Traffic::start(&world, &services)?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     let own = stage.print().await?;
     let other_set = |from: &str, to: &str| {
         let text = own.replace(from, to);
@@ -227,7 +227,7 @@ async fn rules_of_another_version_are_put_right_while_connections_go_on() -> Res
     let older = [
         ("a rule more in a counted chain", "insert rule ip keelson lb-5 counter".to_owned()),
         ("chains without a protocol", without(&own, &[], &["meta l4proto sctp"])),
-        ("chains and sets that nobody knows", {
+        ("unknown chains and sets", {
             "add chain ip keelson service-1\nadd rule ip keelson service-1 drop\nadd set ip keelson old-ips { type ipv4_addr; }\n\
              add element ip keelson old-ips { 10.96.0.1 }\n"
                 .to_owned()
@@ -250,10 +250,10 @@ async fn rules_of_another_version_are_put_right_while_connections_go_on() -> Res
         load(&stage, &text).context(what)?;
         let lines = stage.dry_run().await?;
         ensure!(lines != ["no changes"], "{what} is not noticed");
-        traffic.beat().await.with_context(|| format!("by the rules with {what}"))?;
+        traffic.wait_for_answers().await.with_context(|| format!("by the rules with {what}"))?;
         stage.proxy.start_again(world.node()).await?;
-        stage.has_exactly(&services).await.context(what)?;
-        traffic.beat().await.with_context(|| format!("{what} is put right"))?;
+        stage.wait_for_exact_services(&services).await.context(what)?;
+        traffic.wait_for_answers().await.with_context(|| format!("{what} is put right"))?;
     }
     debug_assert!(services.iter().all(|service| service.at().port() == PORT));
     traffic.finish().await.map(drop)

@@ -3,57 +3,31 @@
 
 use crate::kernel;
 use crate::model::{NODE_NAME, Service, meaning};
-use anyhow::{Context as _, Result, anyhow, ensure};
-use keelson_cluster::net::plan::{NODE, NODE_CIDRS, SERVICE_CIDRS};
-use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Namespace, World};
-use keelson_harness::agent::{Agent, Settings};
+use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::manifests::ManifestFolder;
+use keelson_cluster::net::plan::SERVICE_CIDRS;
+use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Namespace, World, node_object};
+use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::command::{self, CommandOutput};
 use keelson_harness::peers;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::free_port;
+pub(crate) use keelson_harness::util::{ensure_contains, eventually_slow};
 use serde_json::{Value, json};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::process::Command;
 
 /// Timeout of steps that take long only on a very busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
-
-/// Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct Manifests(PathBuf);
-
-impl Manifests {
-    /// Replaces a file atomically, by renaming.
-    pub(crate) fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
-        let (draft, file) = (self.0.join(format!(".{name}")), self.0.join(format!("{name}.json")));
-        fs::write(&draft, list).with_context(|| format!("cannot write {}", draft.display()))?;
-        fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
-    }
-
-    pub(crate) fn service(&self, service: &Service) -> Result<()> {
-        self.put(&service.name, &service.objects())
-    }
-
-    pub(crate) fn remove(&self, service: &Service) -> Result<()> {
-        let file = self.0.join(format!("{}.json", service.name));
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
 
 /// A node, whose agent and proxy are prepared and not started yet.
 pub(crate) struct Stage {
     pub(crate) agent: Agent,
     pub(crate) proxy: KeelsonProxy,
     pub(crate) options: KeelsonProxyOptions,
-    pub(crate) manifests: Manifests,
+    pub(crate) manifests: ManifestFolder,
     pub(crate) world: Arc<World>,
     pub(crate) scratch: Scratch,
 }
@@ -66,15 +40,14 @@ impl Stage {
 
     pub(crate) fn with(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
-        let manifests = Manifests(scratch.dir("manifests")?);
-        manifests.put("node", &[node(), service_cidr()])?;
+        let manifests = ManifestFolder::new(scratch.dir("manifests")?);
+        let node = node_object(NODE_NAME, &json!({"topology.kubernetes.io/zone": "zone-a"}));
+        manifests.put("node.json", &[node, service_cidr()])?;
         let of_agent = Settings::new()
             .set("agent.node_name", NODE_NAME)
             .set("endpoints.source", "files")
             .set("endpoints.manifests", manifests.path().display().to_string());
-        // No runtime is needed; the agent is live, but not ready for that reason.
-        let runtime = format!("unix://{}/nowhere.sock", scratch.path().display());
-        let agent = Agent::new_in(&scratch.dir("agent")?, free_port()?, &runtime, &of_agent)?;
+        let agent = Agent::new_in(&scratch.dir("agent")?, free_port()?, &no_runtime(&scratch), &of_agent)?;
         let world = Arc::new(World::new()?);
         let options = settings(KeelsonProxyOptions::new(&agent.endpoints_target()));
         let proxy = KeelsonProxy::new(&scratch, world.node(), &options)?;
@@ -91,11 +64,11 @@ impl Stage {
     /// Starts both, and waits until the kernel has these Services.
     pub(crate) async fn start(&mut self, services: &[Service]) -> Result<()> {
         for service in services {
-            self.manifests.service(service)?;
+            service.write(&self.manifests)?;
         }
         self.agent.start_live().await?;
         self.proxy.start_again(self.world.node()).await?;
-        self.has(services).await
+        self.wait_for_services(services).await
     }
 
     pub(crate) fn node(&self) -> &Namespace {
@@ -103,9 +76,9 @@ impl Stage {
     }
 
     /// Waits until the kernel has exactly these Services.
-    pub(crate) async fn has(&self, services: &[Service]) -> Result<()> {
+    pub(crate) async fn wait_for_services(&self, services: &[Service]) -> Result<()> {
         let wanted = Family::ALL.map(|family| meaning(services, family));
-        let has = soon("the kernel has the rules of these Services", || async {
+        let has = eventually_slow("the kernel has the rules of these Services", || async {
             for (family, wanted) in Family::ALL.into_iter().zip(&wanted) {
                 kernel::is(self.node(), family, wanted).with_context(|| family.as_str())?;
             }
@@ -115,11 +88,11 @@ impl Stage {
     }
 
     /// The same, and that a comparison from scratch finds no difference.
-    pub(crate) async fn has_exactly(&self, services: &[Service]) -> Result<()> {
-        self.has(services).await?;
-        soon("no changes", || async {
-            let told = self.dry_run().await?;
-            ensure!(told == ["no changes"], "{told:?}");
+    pub(crate) async fn wait_for_exact_services(&self, services: &[Service]) -> Result<()> {
+        self.wait_for_services(services).await?;
+        eventually_slow("no changes", || async {
+            let output = self.dry_run().await?;
+            ensure!(output == ["no changes"], "{output:?}");
             Ok(())
         })
         .await
@@ -137,8 +110,8 @@ impl Stage {
 
     /// Every line of `keelson proxy --dry-run` with the proxy's settings.
     pub(crate) async fn dry_run(&self) -> Result<Vec<String>> {
-        let told = self.proxy_command(&["--dry-run"]).await?.success()?;
-        Ok(told.out.lines().map(str::to_owned).collect())
+        let output = self.proxy_command(&["--dry-run"]).await?.success()?;
+        Ok(output.out.lines().map(str::to_owned).collect())
     }
 
     pub(crate) async fn print(&self) -> Result<String> {
@@ -156,12 +129,12 @@ impl Stage {
     pub(crate) async fn cleanup(&self, args: &[&str]) -> Result<Vec<String>> {
         let mut all = vec!["proxy", "cleanup"];
         all.extend(args);
-        let told = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
-        Ok(told.out.lines().map(str::to_owned).collect())
+        let output = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
+        Ok(output.out.lines().map(str::to_owned).collect())
     }
 
     /// `keelson proxy state`, in JSON.
-    pub(crate) async fn told_state(&self) -> Result<CommandOutput> {
+    pub(crate) async fn state_command(&self) -> Result<CommandOutput> {
         let socket = format!("unix://{}", self.proxy.socket().display());
         run_inside(self.node(), &peers::keelson()?, &["proxy", "state", "-o", "json", "--socket", &socket])
             .await
@@ -169,8 +142,8 @@ impl Stage {
 
     /// The reported state, with any exit code.
     pub(crate) async fn state(&self) -> Result<Value> {
-        let told = self.told_state().await?;
-        serde_json::from_str(&told.out).with_context(|| format!("no state: {told:?}"))
+        let output = self.state_command().await?;
+        serde_json::from_str(&output.out).with_context(|| format!("no state: {output:?}"))
     }
 
     pub(crate) async fn family(&self, family: Family) -> Result<Value> {
@@ -179,7 +152,7 @@ impl Stage {
 
     /// Waits until the proxy follows the agent and both families are synced, and returns its state.
     pub(crate) async fn synced(&self) -> Result<Value> {
-        soon("the proxy is synced", || async {
+        eventually_slow("the proxy is synced", || async {
             let state = self.state().await?;
             ensure!(state["link"] == "following", "{state}");
             for family in Family::ALL {
@@ -205,17 +178,6 @@ pub(crate) fn family_of(state: &Value, family: Family) -> Result<Value> {
     found.cloned().with_context(|| format!("no {}: {state}", family.as_str()))
 }
 
-fn node() -> Value {
-    let addresses = [NODE.v4.to_string(), NODE.v6.to_string()];
-    let addresses = addresses.map(|ip| json!({"type": "InternalIP", "address": ip}));
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": NODE_NAME, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
-        "spec": {"podCIDR": NODE_CIDRS[0], "podCIDRs": NODE_CIDRS},
-        "status": {"addresses": addresses},
-    })
-}
-
 fn service_cidr() -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
@@ -231,32 +193,4 @@ pub(crate) async fn run_inside(
     let mut command = Command::new(peers::system("ip", "iproute2")?);
     command.args(["netns", "exec", namespace.name()]).arg(program).args(args);
     command::run(command).await
-}
-
-/// Repeats a check until it succeeds, with a pause in between, because a check runs a process. The last error is that
-/// of a complete check.
-pub(crate) async fn soon<T, F>(what: &str, mut check: impl FnMut() -> F) -> Result<T>
-where
-    F: Future<Output = Result<T>>,
-{
-    let until = Instant::now() + LONG;
-    loop {
-        // A check that hangs must not hang the test.
-        let looked = tokio::time::timeout(LONG, check()).await;
-        match looked.unwrap_or_else(|_| Err(anyhow!("the look itself did not come to an end"))) {
-            Ok(value) => return Ok(value),
-            Err(error) if Instant::now() >= until => {
-                return Err(error.context(format!("waited {LONG:?} in vain: {what}")));
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
-        }
-    }
-}
-
-/// Fails unless the text contains every part.
-pub(crate) fn says(text: &str, parts: &[&str]) -> Result<()> {
-    for part in parts {
-        ensure!(text.contains(part), "{part:?} is not in:\n{text}");
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
-use crate::rig::{Stage, family_of, run_inside, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, family_of, run_inside};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::manifests::PROXY as MANIFEST;
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 const UNIT: &str = include_str!("../../../../packaging/keelson-proxy.service");
 /// A uid that no other user has.
-const NOBODY: u32 = 64_123;
+const UNPRIVILEGED_USER: u32 = 64_123;
 /// CAP_NET_ADMIN as a bit. Source: capability.h.
 const NET_ADMIN: u64 = 1 << 12;
 /// What is read-only for a service of the unit as for a container, except conntrack's settings, which are also at `$1`:
@@ -63,7 +63,7 @@ impl Rights {
             value("ProtectKernelTunables")? == "yes"
                 && value("ReadWritePaths")? == "-/proc/sys/net/netfilter"
         );
-        Ok(Self { user: NOBODY, capabilities: bounding, ambient: true, elsewhere: false })
+        Ok(Self { user: UNPRIVILEGED_USER, capabilities: bounding, ambient: true, elsewhere: false })
     }
 
     fn of_manifest() -> Result<Self> {
@@ -110,13 +110,13 @@ fn capabilities<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<BTreeSet
     Ok(all)
 }
 
-struct Poor {
+struct RestrictedProxy {
     stage: Stage,
     folder: PathBuf,
     program: PathBuf,
 }
 
-impl Poor {
+impl RestrictedProxy {
     /// A running agent, and a prepared proxy whose files its user may use.
     async fn new(services: &[Service], others: &[Value], rights: &Rights) -> Result<Self> {
         // Node ports also at addresses that a node gets later.
@@ -125,9 +125,9 @@ impl Poor {
             options.set("proxy.sync_period", "1s").set("proxy.nodeport_addresses", networks)
         })?;
         for service in services {
-            stage.manifests.service(service)?;
+            service.write(&stage.manifests)?;
         }
-        stage.manifests.put("others", others)?;
+        stage.manifests.put("others.json", others)?;
         stage.agent.start_live().await?;
         let socket = stage.agent.endpoints_target();
         // As the unit's group does.
@@ -161,7 +161,7 @@ impl Poor {
         let path = peers::system("unshare", "util-linux")?;
         let log = self.folder.join("proxy.log");
         let program = Program { name: "keelson proxy".to_owned(), path, args, env, log };
-        self.stage.node().inside(&program)?.start()
+        self.stage.node().in_namespace(&program)?.start()
     }
 
     /// Runs a command with these rights to its end.
@@ -232,11 +232,11 @@ fn checked() -> [Value; 2] {
 async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     let value = async |name: &str| {
         let file = format!("/proc/sys/net/netfilter/{name}");
-        let told =
+        let output =
             run_inside(stage.node(), &peers::system("cat", "coreutils")?, &[&file]).await?.success()?;
-        Ok::<u64, anyhow::Error>(told.out.trim().parse()?)
+        Ok::<u64, anyhow::Error>(output.out.trim().parse()?)
     };
-    soon("conntrack's times are kube-proxy's", || async {
+    eventually_slow("conntrack's times are kube-proxy's", || async {
         for (name, seconds) in
             [("nf_conntrack_tcp_timeout_established", 86_400), ("nf_conntrack_tcp_timeout_close_wait", 3_600)]
         {
@@ -247,7 +247,7 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     })
     .await?;
     let limit = value("nf_conntrack_max").await?;
-    let told = soon("the state has all of them", || async {
+    let output = eventually_slow("the state has all of them", || async {
         let state = stage.state().await?;
         let lines: Vec<String> = serde_json::from_value(state["settings"].clone())?;
         let lines: Vec<String> = lines.into_iter().filter(|line| line.starts_with("nf_conntrack_")).collect();
@@ -256,9 +256,9 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     })
     .await?;
     for line in ["nf_conntrack_tcp_timeout_established: 86400", "nf_conntrack_tcp_timeout_close_wait: 3600"] {
-        ensure!(told.iter().any(|told| told == line), "{told:?}");
+        ensure!(output.iter().any(|output| output == line), "{output:?}");
     }
-    let of_limit = told.iter().find(|line| line.starts_with("nf_conntrack_max: ")).context("no limit")?;
+    let of_limit = output.iter().find(|line| line.starts_with("nf_conntrack_max: ")).context("no limit")?;
     let as_wanted = *of_limit == format!("nf_conntrack_max: {limit}");
     let refused = of_limit.starts_with(&format!("nf_conntrack_max: {limit} instead of "))
         && of_limit.contains("ermission denied");
@@ -266,9 +266,9 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-async fn all_works(rights: &Rights) -> Result<()> {
+async fn check_everything_works(rights: &Rights) -> Result<()> {
     let mut services = services();
-    let poor = Poor::new(&services, &checked(), rights).await?;
+    let poor = RestrictedProxy::new(&services, &checked(), rights).await?;
     let (stage, world) = (&poor.stage, poor.stage.world.clone());
     let process = poor.start(rights)?;
     stage.synced().await.with_context(|| process.log_tail())?;
@@ -276,7 +276,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     conntrack_is_set(stage).await?;
 
     let traffic = Traffic::start(&world, &services)?;
-    traffic.beat().await?;
+    traffic.wait_for_answers().await?;
     let client = world.client();
     let check = http_get_from(client.namespace(), NODE.at(Family::V4, CHECK), "/").await?;
     ensure!(
@@ -289,7 +289,7 @@ async fn all_works(rights: &Rights) -> Result<()> {
     ensure!(livez.status == 200, "{}", livez.text());
     let another: IpAddr = "192.168.77.7".parse()?;
     world.bind_to_node(another)?;
-    soon("node ports are served at an address that is new", || async {
+    eventually_slow("node ports are served at an address that is new", || async {
         let to = SocketAddr::new(another, 31_000);
         let outcome = world.pod().ask(to, Transport::Tcp, PATIENCE).await?;
         ensure!(
@@ -303,10 +303,12 @@ async fn all_works(rights: &Rights) -> Result<()> {
     // Conntrack: a UDP flow whose endpoint is removed is moved.
     for service in services.iter_mut().filter(|service| service.transports.contains(&Transport::Udp)) {
         let mut flow = world.pod().open(service.at(), Transport::Udp)?;
-        let Outcome::Answered { by: first, .. } = flow.ask(PATIENCE).await? else { bail!("nobody answers") };
+        let Outcome::Answered { by: first, .. } = flow.ask(PATIENCE).await? else {
+            bail!("no endpoint answers")
+        };
         service.endpoints.retain(|endpoint| *endpoint != first);
-        stage.manifests.service(service)?;
-        soon("the flow is with another endpoint", || async {
+        service.write(&stage.manifests)?;
+        eventually_slow("the flow is with another endpoint", || async {
             let outcome = world.pod().ask(service.at(), Transport::Udp, PATIENCE).await?;
             ensure!(matches!(outcome, Outcome::Answered { by, .. } if by != first), "{outcome:?}");
             Ok(())
@@ -323,13 +325,13 @@ async fn all_works(rights: &Rights) -> Result<()> {
     }
     // Repairs, and commands that need the rights too.
     stage.node().nft(&["delete", "table", "ip", "keelson"])?;
-    soon("the table is back", || async {
+    eventually_slow("the table is back", || async {
         ensure!(family_of(&stage.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");
         Ok(())
     })
     .await?;
-    let told = poor.command(rights, &["--dry-run"]).await?.success()?;
-    ensure!(told.out.trim() == "no changes", "{told:?}");
+    let output = poor.command(rights, &["--dry-run"]).await?.success()?;
+    ensure!(output.out.trim() == "no changes", "{output:?}");
     drop(process);
     let (path, mut args) = rights.prefix()?;
     args.extend([poor.program.display().to_string(), "proxy".to_owned(), "cleanup".to_owned()]);
@@ -340,38 +342,38 @@ async fn all_works(rights: &Rights) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_rights_of_the_unit_all_works() -> Result<()> {
-    all_works(&Rights::of_unit()?).await
+async fn everything_works_with_the_rights_of_the_unit() -> Result<()> {
+    check_everything_works(&Rights::of_unit()?).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_the_rights_of_the_manifest_all_works() -> Result<()> {
-    all_works(&Rights::of_manifest()?).await
+async fn everything_works_with_the_rights_of_the_manifest() -> Result<()> {
+    check_everything_works(&Rights::of_manifest()?).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_any_right_it_says_so_and_does_nothing() -> Result<()> {
+async fn without_rights_it_reports_an_error_and_changes_nothing() -> Result<()> {
     let services = services();
-    for user in [NOBODY, 0] {
+    for user in [UNPRIVILEGED_USER, 0] {
         let none = Rights::none(user);
-        let poor = Poor::new(&services, &[], &none).await?;
+        let poor = RestrictedProxy::new(&services, &[], &none).await?;
         let node = poor.stage.node();
         let generation = kernel::generation(node)?;
         let mut process = poor.start(&none)?;
         let ended = process.wait(PATIENCE).await?;
         ensure!(ended.code() == Some(1), "{ended:?}");
-        says(&process.log_tail(), &["CAP_NET_ADMIN"])?;
+        ensure_contains(&process.log_tail(), &["CAP_NET_ADMIN"])?;
         ensure!(!process.log_tail().contains("panic"), "{}", process.log_tail());
 
         // Commands without changes need no rights, except those that must read.
-        let told = poor.command(&none, &["--print"]).await?.success()?;
-        says(
-            &told.out,
+        let output = poor.command(&none, &["--print"]).await?.success()?;
+        ensure_contains(
+            &output.out,
             &["table ip keelson", "table ip6 keelson", &format!("{} . tcp . {PORT}", services[0].ip())],
         )?;
-        let told = poor.command(&none, &["--dry-run"]).await?;
-        ensure!(told.code == Some(1), "{told:?}");
-        says(&told.err, &["CAP_NET_ADMIN"])?;
+        let output = poor.command(&none, &["--dry-run"]).await?;
+        ensure!(output.code == Some(1), "{output:?}");
+        ensure_contains(&output.err, &["CAP_NET_ADMIN"])?;
         ensure!(node.nft(&["list", "tables"])?.is_empty() && kernel::generation(node)? == generation);
     }
     Ok(())

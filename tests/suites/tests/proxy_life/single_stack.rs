@@ -2,7 +2,7 @@
 
 use crate::kernel;
 use crate::model::{Service, meaning, pool};
-use crate::rig::{Stage, family_of, says, soon};
+use crate::rig::{Stage, ensure_contains, eventually_slow, family_of};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Transport, http_get_from};
@@ -19,26 +19,28 @@ async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()
     let mut stage = Stage::new()?;
     stage.node().sysctl(&[("ipv6/conf/all/disable_ipv6", "1")])?;
     for service in &services {
-        stage.manifests.service(service)?;
+        service.write(&stage.manifests)?;
     }
     stage.agent.start_live().await?;
     stage.proxy.start_again(stage.world.node()).await?;
     let of_v4 = meaning(&services, Family::V4);
-    soon("the kernel has the rules of IPv4", || async { kernel::is(stage.node(), Family::V4, &of_v4) })
-        .await
-        .with_context(|| stage.logs())?;
-    let told = soon("the proxy is well", || async {
-        let told = stage.told_state().await?;
-        ensure!(told.code == Some(0), "{told:?}");
-        Ok(told)
+    eventually_slow("the kernel has the rules of IPv4", || async {
+        kernel::is(stage.node(), Family::V4, &of_v4)
+    })
+    .await
+    .with_context(|| stage.logs())?;
+    let output = eventually_slow("the proxy is healthy", || async {
+        let output = stage.state_command().await?;
+        ensure!(output.code == Some(0), "{output:?}");
+        Ok(output)
     })
     .await?;
-    let state: Value = serde_json::from_str(&told.out)?;
+    let state: Value = serde_json::from_str(&output.out)?;
     ensure!(family_of(&state, Family::V4)?["state"] == "synced", "{state}");
     let v6 = family_of(&state, Family::V6)?;
     ensure!(v6["state"] == "disabled" && v6["failures"] == 0, "{v6}");
-    says(v6["reason"].as_str().unwrap_or_default(), &["disable_ipv6"])?;
-    says(&stage.proxy.log()?, &["IP family not supported by this node", "disable_ipv6"])?;
+    ensure_contains(v6["reason"].as_str().unwrap_or_default(), &["disable_ipv6"])?;
+    ensure_contains(&stage.proxy.log()?, &["IP family not supported by this node", "disable_ipv6"])?;
     ensure!(stage.node().nft(&["list", "tables"])? == "table ip keelson\n");
 
     let at = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
@@ -47,7 +49,7 @@ async fn p10_a_node_with_ipv6_disabled_serves_ipv4_and_is_healthy() -> Result<()
     ensure!(livez.status == 200 && report["status"]["IPv4"]["healthy"] == true, "{report}");
     ensure!(report["status"].get("IPv6").is_none(), "{report}");
     let metrics = http_get_from(stage.node(), at(10249), "/metrics").await?.text();
-    says(
+    ensure_contains(
         &metrics,
         &[
             "keelson_proxy_family_enabled{ip_family=\"IPv4\"} 1",

@@ -3,9 +3,9 @@
 //! violation.
 
 use crate::model::Service;
-use crate::rig::{LONG, soon};
+use crate::rig::{LONG, eventually_slow};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use keelson_cluster::net::{Asker, Outcome, Transport, World};
+use keelson_cluster::net::{NetClient, Outcome, Transport, World};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 const IN_A_FLOW: Duration = Duration::from_millis(100);
 /// One of this number of connections may need a retransmission of its first packet, after a second: the result of a
 /// busy machine, and no sign of missing rules, which many connections would meet.
-const SENT_AGAIN: u64 = 200;
+const CONNECTIONS_PER_RETRANSMISSION: u64 = 200;
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -29,7 +29,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn well(&self) -> Result<()> {
+    fn check_healthy(&self) -> Result<()> {
         match &*self.failed.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(anyhow!("a client met this: {error}")),
             None => Ok(()),
@@ -44,7 +44,7 @@ pub(crate) struct Traffic {
     clients: Vec<Arc<AtomicUsize>>,
     tasks: JoinSet<()>,
     world: Arc<World>,
-    sent_again: u64,
+    retransmissions_before: u64,
 }
 
 impl Traffic {
@@ -53,11 +53,16 @@ impl Traffic {
     pub(crate) fn start(world: &Arc<World>, services: &[Service]) -> Result<Self> {
         let mut traffic = Self::none(world)?;
         for service in services {
-            for asker in [world.pod(), world.client(), world.host()] {
+            for client in [world.pod(), world.client(), world.host()] {
                 let valid = service.endpoints.clone();
-                traffic.short(asker.clone(), service.at(), move |by, ()| valid.contains(&by), || ())?;
+                traffic.open_connections(
+                    client.clone(),
+                    service.at(),
+                    move |by, ()| valid.contains(&by),
+                    || (),
+                )?;
                 for transport in &service.transports {
-                    traffic.long(asker.clone(), service.at(), *transport, service.endpoints.clone());
+                    traffic.open_flow(client.clone(), service.at(), *transport, service.endpoints.clone());
                 }
             }
         }
@@ -65,9 +70,9 @@ impl Traffic {
     }
 
     pub(crate) fn none(world: &Arc<World>) -> Result<Self> {
-        let sent_again = sent_again(world)?;
+        let retransmissions_before = retransmissions(world)?;
         let (shared, clients, tasks) = (Arc::default(), Vec::new(), JoinSet::new());
-        Ok(Self { shared, clients, tasks, world: world.clone(), sent_again })
+        Ok(Self { shared, clients, tasks, world: world.clone(), retransmissions_before })
     }
 
     fn client<F>(&mut self, what: String, each: impl FnOnce(Arc<Shared>, Arc<AtomicUsize>) -> F)
@@ -87,18 +92,18 @@ impl Traffic {
 
     /// Opens connections one after the other. `before` is called before each, and its result is passed to `is_valid`
     /// with the endpoint that answered.
-    pub(crate) fn short<B: Send + 'static>(
+    pub(crate) fn open_connections<B: Send + 'static>(
         &mut self,
-        asker: Asker,
+        client: NetClient,
         to: SocketAddr,
         is_valid: impl Fn(SocketAddr, B) -> bool + Send + 'static,
         before: impl Fn() -> B + Send + 'static,
     ) -> Result<()> {
-        let what = format!("connections from {} to {to}", asker.namespace().name());
+        let what = format!("connections from {} to {to}", client.namespace().name());
         self.client(what, |shared, count| async move {
             while !shared.stop.load(Ordering::Relaxed) {
                 let known = before();
-                match asker.ask(to, Transport::Tcp, LONG).await? {
+                match client.ask(to, Transport::Tcp, LONG).await? {
                     Outcome::Answered { by, .. } if is_valid(by, known) => {}
                     other => bail!("after {} good ones: {other:?}", count.load(Ordering::Relaxed)),
                 }
@@ -111,16 +116,16 @@ impl Traffic {
     }
 
     /// Sends requests over one flow, which must stay with the same endpoint, one of these.
-    pub(crate) fn long(
+    pub(crate) fn open_flow(
         &mut self,
-        asker: Asker,
+        client: NetClient,
         to: SocketAddr,
         transport: Transport,
         valid: Vec<SocketAddr>,
     ) {
-        let what = format!("a flow of {} from {} to {to}", transport.name(), asker.namespace().name());
+        let what = format!("a flow of {} from {} to {to}", transport.name(), client.namespace().name());
         self.client(what, |shared, count| async move {
-            let mut flow = asker.open(to, transport)?;
+            let mut flow = client.open(to, transport)?;
             let mut peer = None;
             while !shared.stop.load(Ordering::Relaxed) {
                 let Outcome::Answered { by, .. } = flow.ask(LONG).await? else {
@@ -141,10 +146,10 @@ impl Traffic {
     }
 
     /// Waits until each client has had a complete response to a request sent after this call.
-    pub(crate) async fn beat(&self) -> Result<()> {
+    pub(crate) async fn wait_for_answers(&self) -> Result<()> {
         let before: Vec<usize> = self.clients.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        soon("every client is answered", || async {
-            if self.shared.well().is_err() {
+        eventually_slow("every client is answered", || async {
+            if self.shared.check_healthy().is_err() {
                 return Ok(());
             }
             for (count, before) in self.clients.iter().zip(&before) {
@@ -154,11 +159,11 @@ impl Traffic {
             Ok(())
         })
         .await?;
-        self.shared.well()
+        self.shared.check_healthy()
     }
 
-    pub(crate) fn well(&self) -> Result<()> {
-        self.shared.well()
+    pub(crate) fn check_healthy(&self) -> Result<()> {
+        self.shared.check_healthy()
     }
 
     pub(crate) fn answers(&self) -> usize {
@@ -167,16 +172,17 @@ impl Traffic {
 
     /// Stops it when each client has been answered once more; returns the number of responses.
     pub(crate) async fn finish(mut self) -> Result<usize> {
-        self.beat().await?;
+        self.wait_for_answers().await?;
         self.shared.stop.store(true, Ordering::Relaxed);
         while let Some(ended) = self.tasks.join_next().await {
             ended.context("a client panicked")?;
         }
-        self.shared.well()?;
-        let (answers, again) = (self.answers(), sent_again(&self.world)?.saturating_sub(self.sent_again));
+        self.shared.check_healthy()?;
+        let (answers, again) =
+            (self.answers(), retransmissions(&self.world)?.saturating_sub(self.retransmissions_before));
         eprintln!("{answers} answers; {again} first packets of connections were sent again");
         ensure!(
-            again <= 2 + answers as u64 / SENT_AGAIN,
+            again <= 2 + answers as u64 / CONNECTIONS_PER_RETRANSMISSION,
             "{again} connections of {answers} answers met a gap of a second"
         );
         Ok(answers)
@@ -184,10 +190,10 @@ impl Traffic {
 }
 
 /// Number of retransmitted first packets of TCP connections in the clients' kernels so far.
-fn sent_again(world: &World) -> Result<u64> {
+fn retransmissions(world: &World) -> Result<u64> {
     let mut sum = 0;
-    for asker in [world.pod(), world.client(), world.host()] {
-        let text = asker.namespace().run(|| fs::read_to_string("/proc/thread-self/net/netstat"))?;
+    for client in [world.pod(), world.client(), world.host()] {
+        let text = client.namespace().run(|| fs::read_to_string("/proc/thread-self/net/netstat"))?;
         let text = text.context("the kernel does not count")?;
         let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
         let names = lines.next().context("no TcpExt")?.split(' ');

@@ -1,7 +1,7 @@
 //! Two agents in a row: the upper one passes the limit to the lower one, which enforces it; and the fallback if the
 //! runtime cannot.
 
-use crate::rig::{Rig, all_succeed, begin, most_at_once, see, spans};
+use crate::rig::{Rig, all_succeed, begin, most_at_once, spans, wait_for_pulls};
 use anyhow::{Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -32,18 +32,19 @@ async fn above(rig: &Rig, settings: &Settings) -> Result<Agent> {
 async fn the_lower_agent_keeps_the_limit_of_the_upper(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &lower()).await?;
     let upper = above(&rig, &upper()).await?;
-    let seen = see(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
+    let seen =
+        wait_for_pulls(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
     ensure!(seen.limit.enforce_note.is_empty(), "{seen:?}");
 
     let images = rig.node.push_many("chain", 6, TINY).await?;
     let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
     let cri = upper.cri().await?;
-    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.ask(image))).collect();
-    see(&upper, "all six are asked for below", |pulls| pulls.callers == 6).await?;
-    rig.see("two run below", |pulls| pulls.running == 2).await?;
+    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.pull_of(image))).collect();
+    wait_for_pulls(&upper, "all six are asked for below", |pulls| pulls.callers == 6).await?;
+    rig.wait_for_pulls("two run below", |pulls| pulls.running == 2).await?;
     until("two are at the registry", || rig.records().active_repos().len() == 2).await?;
     // Those that the lower agent refuses do not fail: the upper one waits for it.
-    see(&upper, "one was refused below and waits", |pulls| {
+    wait_for_pulls(&upper, "one was refused below and waits", |pulls| {
         pulls.pulls.iter().any(|pull| pull.state == "retrying")
     })
     .await?;
@@ -52,12 +53,12 @@ async fn the_lower_agent_keeps_the_limit_of_the_upper(kind: Kind) -> Result<()> 
     rig.node.proxy.remove(hold);
     all_succeed(going, &images).await?;
     assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
-    see(&upper, "nothing is left", |pulls| pulls.pulls.is_empty()).await?;
+    wait_for_pulls(&upper, "nothing is left", |pulls| pulls.pulls.is_empty()).await?;
     rig.idle().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_reject_mode_the_word_of_the_lower_agent_comes_through() -> Result<()> {
+async fn in_reject_mode_the_error_of_the_lower_agent_is_passed_on() -> Result<()> {
     let rig = Rig::start(Kind::V2, &lower()).await?;
     let settings = Settings::limit(1)
         .set("pulls.enforce", "runtime")
@@ -65,18 +66,18 @@ async fn in_reject_mode_the_word_of_the_lower_agent_comes_through() -> Result<()
         .set("pulls.reject_retries", 2)
         .set("pulls.reject_retry_interval", "100ms");
     let upper = above(&rig, &settings).await?;
-    see(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
+    wait_for_pulls(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
     let images = rig.node.push_many("refused", 2, TINY).await?;
     let hold = rig.hold(&images[0]);
     let cri = upper.cri().await?;
-    let first = begin(&cri, rig.ask(&images[0]));
-    rig.active(&images[..1]).await?;
-    let status = failed(cri.pull(&rig.ask(&images[1])).await, "the limit is reached below")?;
+    let first = begin(&cri, rig.pull_of(&images[0]));
+    rig.wait_for_active(&images[..1]).await?;
+    let status = failed(cri.pull(&rig.pull_of(&images[1])).await, "the limit is reached below")?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
     rig.node.proxy.remove(hold);
     all_succeed([first], &images).await?;
-    all_succeed([begin(&cri, rig.ask(&images[1]))], &images[1..]).await
+    all_succeed([begin(&cri, rig.pull_of(&images[1]))], &images[1..]).await
 }
 
 async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
@@ -87,7 +88,7 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
     // Both slots are held until all five wait or run: otherwise the first ones are done before the last one comes.
     let holds = rig.hold_each(&images[..2]);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..2]).await?;
+    rig.wait_for_active(&images[..2]).await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
     }
@@ -116,7 +117,7 @@ async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
     let image = ImageSpec::single("long", LARGE).push(rig.node.registry.address(), None).await?;
     // At least nine seconds.
     rig.node.proxy.throttle(Some(1 << 20));
-    assert_eq!(upper.cri().await?.pull(&rig.ask(&image)).await?, image.config.0);
+    assert_eq!(upper.cri().await?.pull(&rig.pull_of(&image)).await?, image.config.0);
     assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);
     Ok(())
 }

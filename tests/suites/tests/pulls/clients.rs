@@ -10,14 +10,14 @@ use keelson_harness::{on_both_runtimes, on_crio};
 use serde_json::Value;
 
 on_both_runtimes!(
-    the_go_client_sees_what_it_sees_directly,
-    tonic_sees_what_it_sees_directly,
+    the_go_client_gets_the_same_answers_as_directly,
+    tonic_gets_the_same_answers_as_directly,
     case_19_stream_images_is_answered_by_the_runtime,
 );
 
 on_crio!(
-    the_go_client_sees_what_it_sees_directly,
-    tonic_sees_what_it_sees_directly,
+    the_go_client_gets_the_same_answers_as_directly,
+    tonic_gets_the_same_answers_as_directly,
     case_19_stream_images_is_answered_by_the_runtime,
 );
 
@@ -41,7 +41,7 @@ fn settle(value: &mut Value) {
     }
 }
 
-async fn the_go_client_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
+async fn the_go_client_gets_the_same_answers_as_directly(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(2)).await?;
     let images = rig.node.push_many("go", 3, TINY).await?;
     let names: Vec<_> = images.iter().map(|image| rig.node.name(image)).collect();
@@ -80,7 +80,7 @@ async fn the_go_client_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-async fn tonic_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
+async fn tonic_gets_the_same_answers_as_directly(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(2)).await?;
     let images = rig.node.push_many("tonic", 2, TINY).await?;
     let direct = rig.node.runtime.cri().await?;
@@ -106,7 +106,7 @@ async fn tonic_sees_what_it_sees_directly(kind: Kind) -> Result<()> {
         usages.for_each(|usage| usage.timestamp = 0);
     }
     assert_eq!(through, straight);
-    ensure!(!through.image_filesystems.is_empty(), "the runtime says nothing of its file systems");
+    ensure!(!through.image_filesystems.is_empty(), "the runtime does not report its file systems");
     rig.cri.remove(&id).await?;
     ensure!(direct.image_status(&name).await?.is_none(), "it was not removed");
     let missing = rig.node.name(&images[1]).replace("tonic", "missing");

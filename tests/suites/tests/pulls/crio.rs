@@ -19,14 +19,14 @@ on_both_runtimes!(namespaces_share_where_the_runtime_ignores_them);
 on_crio!(
     namespaces_share_where_the_runtime_ignores_them,
     a_namespace_that_the_policy_rejects_is_refused_while_another_pulls,
-    a_cancelled_pull_stops_and_keeps_nothing,
-    a_caller_that_leaves_does_not_take_the_others_along,
-    a_pull_goes_on_after_the_agent_was_killed,
-    a_pull_goes_on_after_the_runtime_was_killed,
+    a_cancelled_pull_stops_and_retains_nothing,
+    a_cancelled_call_does_not_end_shared_pulls,
+    a_pull_continues_after_a_kill_of_the_agent,
+    a_pull_continues_after_a_kill_of_the_runtime,
 );
 
 fn of_pod(rig: &Rig, image: &Image, namespace: &str) -> Pull {
-    rig.ask(image).pod_in(namespace, "web", &format!("uid-in-{namespace}"))
+    rig.pull_of(image).pod_in(namespace, "web", &format!("uid-in-{namespace}"))
 }
 
 /// I2: pulls of two namespaces are one on containerd, which ignores the namespace, and two on CRI-O.
@@ -35,13 +35,13 @@ async fn namespaces_share_where_the_runtime_ignores_them(kind: Kind) -> Result<(
     let image = ImageSpec::single("shared", TINY).push(rig.node.registry.address(), None).await?;
     let hold = rig.hold(&image);
     let going = ["one", "two", "one"].map(|namespace| rig.begin_with(of_pod(&rig, &image, namespace)));
-    let seen = rig.callers(3).await?;
+    let seen = rig.wait_for_callers(3).await?;
     let expected = if kind == Kind::Crio { 2 } else { 1 };
     ensure!(seen.pulls.len() == expected, "{seen:?}");
-    rig.active(slice::from_ref(&image)).await?;
+    rig.wait_for_active(slice::from_ref(&image)).await?;
     rig.node.proxy.remove(hold);
     all_succeed(going, &[image.clone(), image.clone(), image.clone()]).await?;
-    assert_eq!(rig.asked_of_runtime(&rig.node.name(&image))?, expected);
+    assert_eq!(rig.runtime_calls(&rig.node.name(&image))?, expected);
     rig.idle().await
 }
 
@@ -59,10 +59,10 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
 
     let hold = rig.hold(&image);
     let open = rig.begin_with(of_pod(&rig, &image, "open"));
-    rig.active(slice::from_ref(&image)).await?;
-    let said = |status: &Status| (status.code(), status.message().to_owned());
+    rig.wait_for_active(slice::from_ref(&image)).await?;
+    let reported = |status: &Status| (status.code(), status.message().to_owned());
     let status = failed(rig.begin_with(locked.clone()).await?, "the policy rejects it")?;
-    assert_eq!(said(&status), said(&expected));
+    assert_eq!(reported(&status), reported(&expected));
     ensure!(!open.is_finished(), "the pull of the other namespace ended");
     rig.node.proxy.remove(hold);
     all_succeed([open], slice::from_ref(&image)).await?;
@@ -70,7 +70,7 @@ async fn a_namespace_that_the_policy_rejects_is_refused_while_another_pulls(kind
     // The image is present now, and the policy still applies.
     let expected = failed(direct.pull(&locked).await, "the policy rejects it")?;
     let status = failed(rig.begin_with(locked).await?, "the policy rejects it")?;
-    assert_eq!(said(&status), said(&expected));
+    assert_eq!(reported(&status), reported(&expected));
     rig.idle().await
 }
 
@@ -96,7 +96,7 @@ fn fetched_again(rig: &Rig, image: &Image) -> Result<()> {
 
 /// CRI-O ends a pull whose caller cancels. It has no leases, so the next attempt begins from zero; and no content API,
 /// so no progress is shown.
-async fn a_cancelled_pull_stops_and_keeps_nothing(kind: Kind) -> Result<()> {
+async fn a_cancelled_pull_stops_and_retains_nothing(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "0s")).await?;
     let (image, hold) = half_way(&rig, "cancelled").await?;
     let caller = rig.begin(&image);
@@ -113,27 +113,27 @@ async fn a_cancelled_pull_stops_and_keeps_nothing(kind: Kind) -> Result<()> {
 
 /// CRI-O joins equal requests by itself, and fails all of them when the first is cancelled. Through the agent the
 /// others continue.
-async fn a_caller_that_leaves_does_not_take_the_others_along(kind: Kind) -> Result<()> {
+async fn a_cancelled_call_does_not_end_shared_pulls(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "0s")).await?;
     let images = rig.node.push_many("left", 2, TINY).await?;
     let holds = rig.hold_each(&images);
     let [direct, through] = images.as_slice() else { unreachable!("two were pushed") };
 
     let cri = rig.node.runtime.cri().await?;
-    let first = begin(&cri, rig.ask(direct));
-    rig.active(slice::from_ref(direct)).await?;
-    let second = begin(&cri, rig.ask(direct));
+    let first = begin(&cri, rig.pull_of(direct));
+    rig.wait_for_active(slice::from_ref(direct)).await?;
+    let second = begin(&cri, rig.pull_of(direct));
     let name = rig.node.name(direct);
-    until("both have asked", || rig.asked_of_runtime(&name).is_ok_and(|count| count == 2)).await?;
+    until("both have asked", || rig.runtime_calls(&name).is_ok_and(|count| count == 2)).await?;
     first.abort();
     failed(second.await?, "CRI-O has cancelled what it shares")?;
 
     let first = rig.begin(through);
-    rig.active(slice::from_ref(through)).await?;
+    rig.wait_for_active(slice::from_ref(through)).await?;
     let second = rig.begin(through);
-    rig.callers(2).await?;
+    rig.wait_for_callers(2).await?;
     first.abort();
-    rig.callers(1).await?;
+    rig.wait_for_callers(1).await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
     }
@@ -142,7 +142,7 @@ async fn a_caller_that_leaves_does_not_take_the_others_along(kind: Kind) -> Resu
     Ok(())
 }
 
-async fn a_pull_goes_on_after_the_agent_was_killed(kind: Kind) -> Result<()> {
+async fn a_pull_continues_after_a_kill_of_the_agent(kind: Kind) -> Result<()> {
     let mut rig = Rig::start(kind, &Settings::limit(1)).await?;
     let (image, hold) = half_way(&rig, "orphan").await?;
     let running = rig.begin(&image);
@@ -150,9 +150,9 @@ async fn a_pull_goes_on_after_the_agent_was_killed(kind: Kind) -> Result<()> {
 
     rig.agent.kill9()?;
     failed(running.await?, "the agent is dead")?;
-    rig.active(&[]).await?;
+    rig.wait_for_active(&[]).await?;
     rig.agent.start_again().await?;
-    rig.see("it runs without a caller", |pulls| (pulls.running, pulls.callers) == (1, 0)).await?;
+    rig.wait_for_pulls("it runs without a caller", |pulls| (pulls.running, pulls.callers) == (1, 0)).await?;
     rig.node.proxy.remove(hold);
     let (direct, name) = (rig.node.runtime.cri().await?, rig.node.name(&image));
     eventually(PATIENCE, "the image arrives", || async {
@@ -163,17 +163,17 @@ async fn a_pull_goes_on_after_the_agent_was_killed(kind: Kind) -> Result<()> {
     fetched_again(&rig, &image)
 }
 
-async fn a_pull_goes_on_after_the_runtime_was_killed(kind: Kind) -> Result<()> {
+async fn a_pull_continues_after_a_kill_of_the_runtime(kind: Kind) -> Result<()> {
     let mut rig = Rig::start(kind, &Settings::limit(1)).await?;
     let (image, hold) = half_way(&rig, "survivor").await?;
     let queued = rig.node.push_many("behind", 1, TINY).await?.remove(0);
     let running = rig.begin(&image);
     sent_half(&rig, &image).await?;
     let waiting = rig.begin(&queued);
-    rig.callers(2).await?;
+    rig.wait_for_callers(2).await?;
 
     rig.node.runtime.kill9()?;
-    rig.active(&[]).await?;
+    rig.wait_for_active(&[]).await?;
     rig.node.proxy.remove(hold);
     rig.node.runtime.start_again().await?;
     // Neither caller notices.

@@ -14,15 +14,15 @@ use keelson_harness::{on_both_runtimes, on_crio};
 use std::fs;
 use tonic::{Code, Status};
 
-on_both_runtimes!(case_16_errors_are_the_runtimes_own);
+on_both_runtimes!(case_16_errors_of_the_runtime_are_passed_on);
 
-on_crio!(case_16_errors_are_the_runtimes_own,);
+on_crio!(case_16_errors_of_the_runtime_are_passed_on,);
 
 fn seen(status: &Status) -> (Code, String, Vec<u8>) {
     (status.code(), status.message().to_owned(), status.details().to_vec())
 }
 
-async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
+async fn case_16_errors_of_the_runtime_are_passed_on(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let images = rig.node.push_many("wrong", 2, TINY).await?;
     let (broken, refused) = (&images[0], &images[1]);
@@ -31,7 +31,7 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
     let at = rig.node.proxy.address();
     let nobody = free_port()?;
     let nobody = format!("127.0.0.1:{nobody}");
-    rig.node.runtime.reach(&nobody, &nobody)?;
+    rig.node.runtime.configure_registry(&nobody, &nobody)?;
 
     let cases = [
         ("no such image", format!("{at}/missing:v1")),
@@ -39,7 +39,7 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
         ("no such digest", format!("{at}/{}@sha256:{}", broken.repo, "0".repeat(64))),
         ("the registry answers 500", rig.node.name(refused)),
         ("a layer that is not what its digest says", rig.node.name(broken)),
-        ("nobody listens", format!("{nobody}/app:v1")),
+        ("no process listens", format!("{nobody}/app:v1")),
     ];
     let direct = rig.node.runtime.cri().await?;
     let driver = Driver::new(&rig.node.runtime.endpoint())?;
@@ -49,8 +49,8 @@ async fn case_16_errors_are_the_runtimes_own(kind: Kind) -> Result<()> {
         let expected = failed(direct.pull_image(name).await, why)?;
         let got = failed(rig.cri.pull_image(name).await, why)?;
         assert_eq!(seen(&got), seen(&expected), "{why}");
-        ensure!(!expected.message().is_empty(), "{why}: the runtime says nothing");
-        if kind == Kind::Crio && *why == "nobody listens" {
+        ensure!(!expected.message().is_empty(), "{why}: the runtime returns no message");
+        if kind == Kind::Crio && *why == "no process listens" {
             // The kubelet takes the reason of the pod's waiting container from this prefix.
             ensure!(expected.message().starts_with("RegistryUnavailable"), "{expected}");
         }
@@ -79,7 +79,7 @@ fn spoil(node: &Node, blob: &Blob) -> Result<()> {
 
 /// Invalid requests are refused by the runtime or by the agent, without side effects.
 #[tokio::test(flavor = "multi_thread")]
-async fn nonsense_is_refused_and_harms_nobody() -> Result<()> {
+async fn invalid_requests_are_refused_without_side_effects() -> Result<()> {
     let rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
     let long = format!("{}/{}:v1", rig.node.proxy.address(), "x".repeat(300));
     let endless = "y".repeat(1 << 20);

@@ -7,27 +7,23 @@ use keelson_harness::containerd::Kind;
 use keelson_harness::cri::failed;
 use keelson_harness::driver::Driver;
 use keelson_harness::images::{Image, ImageSpec, LARGE, TINY};
-use keelson_harness::node::Node;
+use keelson_harness::leases::{collect_garbage, leases};
 use keelson_harness::registry_proxy::{self, Fault, Match, Outcome, Seen};
 use keelson_harness::util::{PATIENCE, eventually, until};
 use keelson_harness::{on_both_runtimes, on_crio};
-use keelson_proto::containerd::leases::leases_client::LeasesClient;
-use keelson_proto::containerd::leases::{CreateRequest, DeleteRequest, ListRequest};
-use std::path::PathBuf;
 use std::time::Duration;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request};
+use tonic::Code;
 
 on_both_runtimes!(
     case_07_a_killed_caller_leaves_nothing_behind,
-    case_08_a_cancel_without_keeping_begins_from_zero,
-    case_09_a_cancel_with_a_lease_goes_on_where_it_was,
-    the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it,
+    case_08_without_keep_progress_a_cancelled_pull_restarts_from_zero,
+    case_09_with_a_lease_a_cancelled_pull_resumes,
+    the_last_cancelled_caller_ends_the_pull_unless_one_returns,
 );
 
 on_crio!(
     case_07_a_killed_caller_leaves_nothing_behind,
-    the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it,
+    the_last_cancelled_caller_ends_the_pull_unless_one_returns,
 );
 
 async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()> {
@@ -42,12 +38,16 @@ async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()>
         args.extend(names.iter().map(String::as_str));
         driver.run(&args).await
     });
-    rig.see("3 run and 10 wait", |pulls| (pulls.running, pulls.queued, pulls.callers) == (3, 10, 13)).await?;
+    rig.wait_for_pulls("3 run and 10 wait", |pulls| {
+        (pulls.running, pulls.queued, pulls.callers) == (3, 10, 13)
+    })
+    .await?;
     until("three are at the registry", || rig.records().active_repos().len() == 3).await?;
 
     // Dropped with the task, the process gets SIGKILL.
     caller.abort();
-    let left = rig.see("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 0).await?;
+    let left =
+        rig.wait_for_pulls("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 0).await?;
     ensure!(left.pulls.iter().all(|pull| pull.state == "abandoned"), "{left:?}");
     // After the grace period the three are cancelled at the runtime too.
     rig.idle().await?;
@@ -58,29 +58,37 @@ async fn case_07_a_killed_caller_leaves_nothing_behind(kind: Kind) -> Result<()>
 
     // All three slots are free again, and no more.
     let going: Vec<_> = after.iter().map(|image| rig.begin(image)).collect();
-    rig.active(&after).await?;
+    rig.wait_for_active(&after).await?;
     rig.node.proxy.remove(hold);
     all_succeed(going, &after).await
 }
 
 /// Cancels the pull of a large image when 5 of its 9 MiB were sent, and pulls it again.
-async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Result<(Rig, Image, Vec<Seen>)> {
+async fn cancel_and_pull_again(
+    kind: Kind,
+    settings: &Settings,
+    gone: bool,
+) -> Result<(Rig, Image, Vec<Seen>)> {
     let rig = Rig::start(kind, settings).await?;
     let image = ImageSpec::single("cancelled", LARGE).push(rig.node.registry.address(), None).await?;
     let layer = image.layers[0].clone();
     let hold = rig.node.proxy.rule(Match::layers(), Fault::StallAfter(5 << 20));
     let caller = rig.begin(&image);
     until("5 MiB are sent", || rig.records().bytes_sent(&layer.digest) == 5 << 20).await?;
-    until("4 MiB are written", || ingested(&rig.node) >= 4 << 20).await?;
+    until("4 MiB are written", || rig.node.runtime.ingested() >= 4 << 20).await?;
     caller.abort();
     rig.idle().await?;
     assert_eq!(rig.records().gets(&layer.digest).len(), 1);
     if gone {
-        until("the runtime has thrown away what it had", || ingested(&rig.node) == 0).await?;
+        until("the runtime has thrown away what it had", || rig.node.runtime.ingested() == 0).await?;
     } else {
         // The runtime deletes now what it would delete soon.
-        collect_garbage(&rig.node).await?;
-        ensure!(ingested(&rig.node) >= 4 << 20, "only {} bytes are left", ingested(&rig.node));
+        collect_garbage(&rig.node.runtime).await?;
+        ensure!(
+            rig.node.runtime.ingested() >= 4 << 20,
+            "only {} bytes are left",
+            rig.node.runtime.ingested()
+        );
     }
     rig.node.proxy.remove(hold);
     assert_eq!(rig.begin(&image).await??, image.config.0);
@@ -89,82 +97,48 @@ async fn cancelled_and_again(kind: Kind, settings: &Settings, gone: bool) -> Res
     Ok((rig, image, gets))
 }
 
-/// Bytes of the layer that the runtime is writing.
-fn ingested(node: &Node) -> u64 {
-    let beside = node.runtime.socket().parent().map(PathBuf::from).unwrap_or_default();
-    let ingests = std::fs::read_dir(beside.join("root/io.containerd.content.v1.content/ingest"));
-    let sizes = ingests.into_iter().flatten().flatten();
-    sizes
-        .filter_map(|entry| Some(std::fs::metadata(entry.path().join("data")).ok()?.len()))
-        .max()
-        .unwrap_or(0)
-}
-
-async fn case_08_a_cancel_without_keeping_begins_from_zero(kind: Kind) -> Result<()> {
+async fn case_08_without_keep_progress_a_cancelled_pull_restarts_from_zero(kind: Kind) -> Result<()> {
     let settings = Settings::new().set("pulls.keep_progress", false).set("pulls.cancel_grace", "0s");
-    let (_rig, image, gets) = cancelled_and_again(kind, &settings, true).await?;
+    let (_rig, image, gets) = cancel_and_pull_again(kind, &settings, true).await?;
     assert_eq!(gets[1].range_start.unwrap_or(0), 0);
     assert_eq!(gets[1].bytes, image.layers[0].size);
     Ok(())
 }
 
-async fn case_09_a_cancel_with_a_lease_goes_on_where_it_was(kind: Kind) -> Result<()> {
+async fn case_09_with_a_lease_a_cancelled_pull_resumes(kind: Kind) -> Result<()> {
     let settings = Settings::new().set("pulls.cancel_grace", "0s");
-    let (rig, image, gets) = cancelled_and_again(kind, &settings, false).await?;
+    let (rig, image, gets) = cancel_and_pull_again(kind, &settings, false).await?;
     let from = gets[1].range_start.context("the second GET has no Range")?;
     ensure!(from >= 4 << 20, "it begins at {from}");
     assert_eq!(gets[1].bytes, image.layers[0].size - from);
     assert_eq!(rig.records().full_fetches(&image.layers[0]), 0);
     // After the success, nothing needs to be kept any more.
     eventually(PATIENCE, "no lease of the agent is left", || async {
-        let leases = leases(&rig.node).await?;
-        ensure!(!leases.iter().any(|lease| lease.starts_with("keelson-")), "{leases:?}");
+        let leases = leases(&rig.node.runtime).await?;
+        ensure!(!leases.iter().any(|lease| lease.id.starts_with("keelson-")), "{leases:?}");
         Ok(())
     })
     .await
 }
 
-async fn leases(node: &Node) -> Result<Vec<String>> {
-    let request = in_namespace(ListRequest::default())?;
-    let list = lease_service(node).await?.list(request).await?.into_inner();
-    Ok(list.leases.into_iter().map(|lease| lease.id).collect())
-}
-
-/// Makes containerd collect garbage, and waits for that: the end of a lease may request it.
-async fn collect_garbage(node: &Node) -> Result<()> {
-    let mut service = lease_service(node).await?;
-    let id = "of-the-test".to_owned();
-    service.create(in_namespace(CreateRequest { id: id.clone(), ..CreateRequest::default() })?).await?;
-    service.delete(in_namespace(DeleteRequest { id, sync: true })?).await?;
-    Ok(())
-}
-
-async fn lease_service(node: &Node) -> Result<LeasesClient<Channel>> {
-    Ok(LeasesClient::new(Endpoint::from_shared(node.runtime.endpoint())?.connect().await?))
-}
-
-fn in_namespace<T>(message: T) -> Result<Request<T>> {
-    let mut request = Request::new(message);
-    request.metadata_mut().insert("containerd-namespace", "k8s.io".parse()?);
-    Ok(request)
-}
-
-async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it(kind: Kind) -> Result<()> {
+async fn the_last_cancelled_caller_ends_the_pull_unless_one_returns(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.cancel_grace", "10m")).await?;
     let image = ImageSpec::single("left", TINY).push(rig.node.registry.address(), None).await?;
     let name = rig.node.name(&image);
     let hold = rig.hold(&image);
-    let (first, second) = (rig.begin(&image), begin(&rig.agent.cri().await?, rig.ask(&image)));
-    rig.callers(2).await?;
-    rig.active(std::slice::from_ref(&image)).await?;
+    let (first, second) = (rig.begin(&image), begin(&rig.agent.cri().await?, rig.pull_of(&image)));
+    rig.wait_for_callers(2).await?;
+    rig.wait_for_active(std::slice::from_ref(&image)).await?;
     first.abort();
-    let seen = rig.callers(1).await?;
+    let seen = rig.wait_for_callers(1).await?;
     ensure!(seen.state(&name) == Some("running"), "{seen:?}");
     second.abort();
-    rig.see("nobody wants it", |pulls| pulls.state(&name) == Some("abandoned")).await?;
+    rig.wait_for_pulls("no caller waits for it", |pulls| pulls.state(&name) == Some("abandoned")).await?;
     let third = rig.begin(&image);
-    rig.see("it is wanted again", |pulls| pulls.state(&name) == Some("running") && pulls.callers == 1)
-        .await?;
+    rig.wait_for_pulls("it is wanted again", |pulls| {
+        pulls.state(&name) == Some("running") && pulls.callers == 1
+    })
+    .await?;
     rig.node.proxy.remove(hold);
     assert_eq!(third.await??, rig.node.reference(&image));
     let gets = rig.records().gets(&image.layers[0].digest);
@@ -172,7 +146,7 @@ async fn the_last_caller_to_leave_ends_the_pull_and_one_who_returns_keeps_it(kin
         gets.len() == 1 && gets[0].outcome == Outcome::Complete,
         "it was not one pull all along: {gets:?}"
     );
-    assert_eq!(rig.asked_of_runtime(&name)?, 1);
+    assert_eq!(rig.runtime_calls(&name)?, 1);
     Ok(())
 }
 
@@ -183,24 +157,25 @@ async fn a_deadline_is_obeyed_in_the_queue_and_while_running() -> Result<()> {
     let images = rig.node.push_many("late", 4, TINY).await?;
     let hold = rig.hold(&images[0]);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
 
     let short = Duration::from_millis(700);
-    let queued = rig.begin_with(rig.ask(&images[1]).timeout(short));
+    let queued = rig.begin_with(rig.pull_of(&images[1]).timeout(short));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let go = driver.run(&["pull", "--timeout", "700ms", &rig.node.name(&images[2])]).await?.failure()?;
     assert_eq!(go.code, "DeadlineExceeded", "{}", go.text);
     let status = failed(queued.await?, "its deadline has passed")?;
     // Client and agent have the same deadline; the first one reports it in its own way.
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
-    let seen = rig.see("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 1).await?;
+    let seen =
+        rig.wait_for_pulls("the queue is empty", |pulls| pulls.queued == 0 && pulls.callers == 1).await?;
     ensure!(seen.running == 1, "{seen:?}");
     rig.node.proxy.remove(hold);
     all_succeed([first], &images).await?;
     assert_eq!(rig.records().order().len(), 1, "a pull came to the registry whose caller had left");
 
     let _hold = rig.hold(&images[3]);
-    let running = rig.begin_with(rig.ask(&images[3]).timeout(short));
+    let running = rig.begin_with(rig.pull_of(&images[3]).timeout(short));
     let status = failed(running.await?, "its deadline has passed")?;
     ensure!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     rig.idle().await

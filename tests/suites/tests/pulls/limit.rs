@@ -16,13 +16,13 @@ use std::time::Duration;
 on_both_runtimes!(
     case_01_limit_2_of_5_pulls_first_come_first_served,
     the_limit_holds_under_200_callers_of_60_images,
-    without_a_limit_all_run_together,
+    without_a_limit_all_pulls_run_in_parallel,
 );
 
 on_crio!(
     case_01_limit_2_of_5_pulls_first_come_first_served,
     the_limit_holds_under_200_callers_of_60_images,
-    without_a_limit_all_run_together,
+    without_a_limit_all_pulls_run_in_parallel,
 );
 
 async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Result<()> {
@@ -30,17 +30,18 @@ async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Resul
     let images = rig.node.push_many("fifo", 5, TINY).await?;
     let holds = rig.hold_each(&images);
     let going = rig.begin_in_order(&images).await?;
-    let seen = rig.see("two run, three wait", |pulls| (pulls.running, pulls.queued) == (2, 3)).await?;
+    let seen =
+        rig.wait_for_pulls("two run, three wait", |pulls| (pulls.running, pulls.queued) == (2, 3)).await?;
     for (position, image) in (1..).zip(&images[2..]) {
         let shown = seen.of_image(&rig.node.name(image)).map(|pull| pull.position);
         ensure!(shown == Some(position), "{} is at {shown:?} instead of {position}: {seen:?}", image.repo);
     }
-    rig.active(&images[..2]).await?;
+    rig.wait_for_active(&images[..2]).await?;
 
     // Released one by one: only the next in line starts.
     for (n, hold) in holds.into_iter().enumerate() {
         rig.node.proxy.remove(hold);
-        rig.active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
+        rig.wait_for_active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
     }
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
@@ -69,10 +70,10 @@ async fn case_02_a_long_wait_ends_in_success() -> Result<()> {
     let driver = Driver::new(&rig.agent.endpoint())?;
     let third = rig.node.name(&images[2]);
     let go = tokio::spawn(async move { driver.run(&["--timeout", "500ms", "pull", &third]).await });
-    rig.callers(3).await?;
+    rig.wait_for_callers(3).await?;
 
     tokio::time::sleep(Duration::from_secs(4)).await;
-    rig.callers(3).await?;
+    rig.wait_for_callers(3).await?;
     ensure!(rig.records().order().len() == 1, "a queued pull was begun: {:?}", rig.records().order());
     rig.node.proxy.remove(hold);
     all_succeed(going.drain(..), &images).await?;
@@ -100,7 +101,7 @@ async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()
     }
     // Slots are assigned after the runtime has reported that the image is not present.
     let counts = |pulls: &Pulls| (pulls.running, pulls.queued, pulls.callers);
-    rig.see("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
+    rig.wait_for_pulls("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
     until("four are at the registry", || rig.records().active_repos().len() == LIMIT).await?;
     rig.node.proxy.remove(hold);
     let asked: Vec<_> = wanted.iter().map(|which| images[*which].clone()).collect();
@@ -114,13 +115,13 @@ async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()
     rig.idle().await
 }
 
-async fn without_a_limit_all_run_together(kind: Kind) -> Result<()> {
+async fn without_a_limit_all_pulls_run_in_parallel(kind: Kind) -> Result<()> {
     // The runtime's own limit would hold them back.
     let rig = Rig::start_with_many_downloads(kind, &Settings::limit(0)).await?;
     let images = rig.node.push_many("free", 20, TINY).await?;
     let holds = rig.hold_each(&images);
     let going: Vec<_> = images.iter().map(|image| rig.begin(image)).collect();
-    rig.active(&images).await?;
+    rig.wait_for_active(&images).await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
     }
@@ -135,7 +136,7 @@ async fn serialized_pulls_run_one_after_the_other_in_order() -> Result<()> {
     let images = rig.node.push_many("serial", 12, TINY).await?;
     let hold = rig.hold(&images[0]);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
     rig.node.proxy.remove(hold);
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();

@@ -8,36 +8,36 @@ use keelson_harness::images::TINY;
 use serde_json::Value;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sighup_raises_lowers_and_lifts_the_limit() -> Result<()> {
+async fn sighup_raises_lowers_and_removes_the_limit() -> Result<()> {
     // At the end four downloads are held at once, one more than the runtime's default.
     let mut rig = Rig::start_with_many_downloads(Kind::V2, &Settings::limit(1)).await?;
     let images = rig.node.push_many("live", 8, TINY).await?;
     let holds = rig.hold_each(&images);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
 
     rig.agent.configure(&Settings::limit(3))?;
     rig.agent.sighup()?;
-    rig.active(&images[..3]).await?;
+    rig.wait_for_active(&images[..3]).await?;
 
     // Lowered: running pulls continue, and none starts until fewer run than the new limit.
     rig.agent.configure(&Settings::new().set("pulls.serialize_image_pulls", true))?;
     rig.agent.sighup()?;
-    rig.see("the limit is 1", |pulls| pulls.limit.max_parallel_image_pulls == 1).await?;
+    rig.wait_for_pulls("the limit is 1", |pulls| pulls.limit.max_parallel_image_pulls == 1).await?;
     let mut going = going.into_iter();
     for n in 0..3 {
         assert_eq!(rig.records().order().len(), 3, "one was begun while {} ran", 3 - n);
         rig.node.proxy.remove(holds[n]);
         all_succeed(going.next(), &images[n..]).await?;
     }
-    rig.active(&images[3..4]).await?;
+    rig.wait_for_active(&images[3..4]).await?;
     rig.node.proxy.remove(holds[3]);
     all_succeed(going.next(), &images[3..]).await?;
-    rig.active(&images[4..5]).await?;
+    rig.wait_for_active(&images[4..5]).await?;
 
     rig.agent.configure(&Settings::limit(0))?;
     rig.agent.sighup()?;
-    rig.active(&images[4..]).await?;
+    rig.wait_for_active(&images[4..]).await?;
     rig.node.proxy.clear_rules();
     all_succeed(going, &images[4..]).await?;
 
@@ -49,24 +49,24 @@ async fn sighup_raises_lowers_and_lifts_the_limit() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keelson_limit_changes_it_and_takes_it_back() -> Result<()> {
+async fn keelson_limit_sets_and_resets_the_limit() -> Result<()> {
     let rig = Rig::start(Kind::Debian16, &Settings::limit(1)).await?;
     let images = rig.node.push_many("hand", 5, TINY).await?;
     let holds = rig.hold_each(&images);
     let mut going = rig.begin_in_order(&images).await?.into_iter();
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
 
-    let said = limit(&rig, &["2"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 2 && said["overridden"] == true, "{said}");
-    rig.active(&images[..2]).await?;
-    let said = limit(&rig, &["--reset"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 1 && said["overridden"] == false, "{said}");
+    let message = limit(&rig, &["2"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 2 && message["overridden"] == true, "{message}");
+    rig.wait_for_active(&images[..2]).await?;
+    let message = limit(&rig, &["--reset"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 1 && message["overridden"] == false, "{message}");
     rig.node.proxy.remove(holds[0]);
     all_succeed(going.next(), &images).await?;
     assert_eq!(rig.records().order().len(), 2, "a third was begun over the limit of 1");
-    let said = limit(&rig, &["0"]).await?;
-    ensure!(said["max_parallel_image_pulls"] == 0 && said["configured"] == 1, "{said}");
-    rig.active(&images[1..]).await?;
+    let message = limit(&rig, &["0"]).await?;
+    ensure!(message["max_parallel_image_pulls"] == 0 && message["configured"] == 1, "{message}");
+    rig.wait_for_active(&images[1..]).await?;
     rig.node.proxy.clear_rules();
     all_succeed(going, &images[1..]).await
 }

@@ -11,56 +11,56 @@ use keelson_harness::{on_both_runtimes, on_crio};
 use keelson_proto::PULL_OPTION_ANNOTATION;
 use tonic::Code;
 
-on_both_runtimes!(a_request_with_the_option_waits_where_others_do_not);
+on_both_runtimes!(a_request_with_the_option_waits_under_the_limit);
 
-on_crio!(a_request_with_the_option_waits_where_others_do_not);
+on_crio!(a_request_with_the_option_waits_under_the_limit);
 
 fn patient() -> Settings {
     Settings::new().set("pulls.reject_retries", 100).set("pulls.reject_retry_interval", "5s")
 }
 
-async fn a_request_with_the_option_waits_where_others_do_not(kind: Kind) -> Result<()> {
+async fn a_request_with_the_option_waits_under_the_limit(kind: Kind) -> Result<()> {
     // No limit of the agent's own.
     let rig = Rig::start(kind, &patient()).await?;
     let images = rig.node.push_many("option", 4, TINY).await?;
     let holds = rig.hold_each(&images);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
 
-    let one = rig.begin_with(rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
-    let seen = rig.callers(2).await?;
+    let one = rig.begin_with(rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
+    let seen = rig.wait_for_callers(2).await?;
     ensure!((seen.running, seen.queued) == (1, 1), "{seen:?}");
     let driver = Driver::new(&rig.agent.endpoint())?;
     let (option, name) = (format!("{PULL_OPTION_ANNOTATION}=2"), rig.node.name(&images[2]));
     let two = tokio::spawn(async move { driver.run(&["pull", "--annotation", &option, &name]).await });
-    rig.see("two of two run", |pulls| (pulls.running, pulls.callers) == (2, 3)).await?;
+    rig.wait_for_pulls("two of two run", |pulls| (pulls.running, pulls.callers) == (2, 3)).await?;
     let none = rig.begin(&images[3]);
-    rig.see("who has no option runs", |pulls| (pulls.running, pulls.queued) == (3, 1)).await?;
-    rig.active(&[images[0].clone(), images[2].clone(), images[3].clone()]).await?;
+    rig.wait_for_pulls("who has no option runs", |pulls| (pulls.running, pulls.queued) == (3, 1)).await?;
+    rig.wait_for_active(&[images[0].clone(), images[2].clone(), images[3].clone()]).await?;
 
     // The first must be alone: it starts when the last of the others is done.
     rig.node.proxy.remove(holds[0]);
     all_succeed([first], &images).await?;
     rig.node.proxy.remove(holds[3]);
     all_succeed([none], &images[3..]).await?;
-    let seen = rig.callers(2).await?;
+    let seen = rig.wait_for_callers(2).await?;
     ensure!((seen.running, seen.queued) == (1, 1), "{seen:?}");
     rig.node.proxy.remove(holds[2]);
     assert_eq!(two.await??.success()?["imageRef"], rig.node.reference(&images[2]));
-    rig.active(&images[1..2]).await?;
+    rig.wait_for_active(&images[1..2]).await?;
     rig.node.proxy.remove(holds[1]);
     all_succeed([one], &images[1..]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_with_the_option_hears_when_the_limit_stays_reached() -> Result<()> {
+async fn a_request_with_the_option_is_rejected_while_the_limit_stays_reached() -> Result<()> {
     let settings = Settings::new().set("pulls.reject_retries", 2).set("pulls.reject_retry_interval", "100ms");
     let rig = Rig::start(Kind::V2, &settings).await?;
     let images = rig.node.push_many("heard", 2, TINY).await?;
     let hold = rig.hold(&images[0]);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
-    let pull = rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1");
+    rig.wait_for_active(&images[..1]).await?;
+    let pull = rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1");
     let status = failed(rig.begin_with(pull.clone()).await?, "its limit is reached")?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
@@ -73,7 +73,7 @@ async fn a_wrong_option_is_an_invalid_argument() -> Result<()> {
     let rig = Rig::start(Kind::V2, &patient()).await?;
     let image = &rig.node.push_many("wrong", 1, TINY).await?[0];
     for value in ["", "-1", "x", "1.5", "70000", "99999999999999999999"] {
-        let pull = rig.ask(image).annotation(PULL_OPTION_ANNOTATION, value);
+        let pull = rig.pull_of(image).annotation(PULL_OPTION_ANNOTATION, value);
         let status = failed(rig.begin_with(pull.clone()).await?, "the option is no number")?;
         assert_eq!(status.code(), Code::InvalidArgument, "{value:?}: {status}");
         ensure!(status.message().contains(PULL_OPTION_ANNOTATION), "{value:?}: {status}");
@@ -81,20 +81,20 @@ async fn a_wrong_option_is_an_invalid_argument() -> Result<()> {
     rig.idle().await?;
     assert_eq!(rig.records().count(), 0, "a pull was begun");
     // 0 is no limit.
-    let pull = rig.ask(image).annotation(PULL_OPTION_ANNOTATION, "0");
+    let pull = rig.pull_of(image).annotation(PULL_OPTION_ANNOTATION, "0");
     assert_eq!(rig.begin_with(pull.clone()).await??, rig.node.reference(image));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_feature_the_option_means_nothing() -> Result<()> {
+async fn without_the_feature_the_option_is_ignored() -> Result<()> {
     let rig = Rig::start(Kind::V2, &patient().set("feature_gates.PullOption", false)).await?;
     let images = rig.node.push_many("off", 2, TINY).await?;
     let holds = rig.hold_each(&images);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
-    let second = rig.begin_with(rig.ask(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
-    rig.active(&images).await?;
+    rig.wait_for_active(&images[..1]).await?;
+    let second = rig.begin_with(rig.pull_of(&images[1]).annotation(PULL_OPTION_ANNOTATION, "1"));
+    rig.wait_for_active(&images).await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
     }

@@ -11,14 +11,14 @@ use keelson_harness::{on_both_runtimes, on_crio};
 
 on_both_runtimes!(
     case_05_a_present_image_passes_a_full_queue,
-    case_05_a_tag_that_moved_is_counted,
+    case_05_a_moved_tag_is_counted,
     i13_a_present_image_is_not_counted_on_an_idle_node,
-    i13_a_tag_that_moved_is_noticed_within_a_progress_interval
+    i13_a_moved_tag_is_detected_within_a_progress_interval
 );
 
 on_crio!(
     case_05_a_present_image_passes_a_full_queue,
-    case_05_a_tag_that_moved_is_counted,
+    case_05_a_moved_tag_is_counted,
     i13_a_present_image_is_not_counted_on_an_idle_node
 );
 
@@ -29,10 +29,10 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     rig.begin(there).await??;
     let holds = rig.hold_each(&images[1..]);
     let going = rig.begin_in_order(&images[1..]).await?;
-    rig.active(&images[1..2]).await?;
+    rig.wait_for_active(&images[1..2]).await?;
 
     // Every slot is held, and two wait: both kinds of client get their response.
-    assert_eq!(rig.cri.pull(&rig.ask(there).pod("web", "uid-1")).await?, rig.node.reference(there));
+    assert_eq!(rig.cri.pull(&rig.pull_of(there).pod("web", "uid-1")).await?, rig.node.reference(there));
     let driver = Driver::new(&rig.agent.endpoint())?;
     let answer = driver.run(&["pull", &rig.node.name(there)]).await?.success()?;
     assert_eq!(answer["imageRef"], rig.node.reference(there));
@@ -45,7 +45,7 @@ async fn case_05_a_present_image_passes_a_full_queue(kind: Kind) -> Result<()> {
     crate::rig::all_succeed(going, &images[1..]).await
 }
 
-async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
+async fn case_05_a_moved_tag_is_counted(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1)).await?;
     let spec = ImageSpec::single("moved", TINY);
     let before = spec.push(rig.node.registry.address(), None).await?;
@@ -60,16 +60,17 @@ async fn case_05_a_tag_that_moved_is_counted(kind: Kind) -> Result<()> {
     let stalled = ImageSpec::single("stalled", TINY).push(rig.node.registry.address(), None).await?;
     let hold = rig.hold(&stalled);
     let first = rig.begin(&stalled);
-    rig.active(std::slice::from_ref(&stalled)).await?;
+    rig.wait_for_active(std::slice::from_ref(&stalled)).await?;
 
     // It looks present, turns out to be a download, and has to wait for its slot like any other.
     let hold_moved = rig.hold(&after);
     let name = rig.node.name(&after);
     let moved = rig.begin(&after);
-    rig.see("it runs, as a present image", |pulls| pulls.state(&name) == Some("running_present")).await?;
-    rig.see("it waits for a slot", |pulls| pulls.state(&name) == Some("queued")).await?;
+    rig.wait_for_pulls("it runs, as a present image", |pulls| pulls.state(&name) == Some("running_present"))
+        .await?;
+    rig.wait_for_pulls("it waits for a slot", |pulls| pulls.state(&name) == Some("queued")).await?;
     rig.node.proxy.remove(hold_moved);
-    rig.active(std::slice::from_ref(&stalled)).await?;
+    rig.wait_for_active(std::slice::from_ref(&stalled)).await?;
     ensure!(!moved.is_finished(), "it ended without a slot");
     rig.node.proxy.remove(hold);
     assert_eq!(first.await??, rig.node.reference(&stalled));
@@ -88,8 +89,9 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
     let asks_registry = rig.node.proxy.rule(Match::manifests().repo(&there.repo), Fault::Hang);
     let name = rig.node.name(there);
     let going = rig.begin(there);
-    let seen =
-        rig.see("it runs beside the limit", |pulls| pulls.state(&name) == Some("running_present")).await?;
+    let seen = rig
+        .wait_for_pulls("it runs outside the limit", |pulls| pulls.state(&name) == Some("running_present"))
+        .await?;
     ensure!((seen.running, seen.queued) == (0, 0), "{seen:?}");
     assert_eq!(rig.begin(other).await??, rig.node.reference(other));
     ensure!(!going.is_finished(), "it ended without its registry");
@@ -100,7 +102,7 @@ async fn i13_a_present_image_is_not_counted_on_an_idle_node(kind: Kind) -> Resul
 }
 
 /// I13: the readings of `pulls.progress_interval` are too late to detect that a tag has moved.
-async fn i13_a_tag_that_moved_is_noticed_within_a_progress_interval(kind: Kind) -> Result<()> {
+async fn i13_a_moved_tag_is_detected_within_a_progress_interval(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1).set("pulls.progress_interval", "1m")).await?;
     let spec = ImageSpec::single("moving", TINY);
     let before = spec.push(rig.node.registry.address(), None).await?;
@@ -112,7 +114,7 @@ async fn i13_a_tag_that_moved_is_noticed_within_a_progress_interval(kind: Kind) 
 
     // Alone, it takes the free slot.
     let moved = rig.begin(&after);
-    let seen = rig.see("it is counted", |pulls| pulls.state(&name) == Some("running")).await?;
+    let seen = rig.wait_for_pulls("it is counted", |pulls| pulls.state(&name) == Some("running")).await?;
     ensure!((seen.running, seen.queued) == (1, 0), "{seen:?}");
     rig.node.proxy.remove(hold);
     assert_eq!(moved.await??, after.config.0);

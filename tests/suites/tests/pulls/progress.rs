@@ -9,9 +9,9 @@ use keelson_harness::on_both_runtimes;
 use keelson_harness::registry_proxy::{Fault, Match};
 use std::cell::RefCell;
 
-on_both_runtimes!(progress_is_seen_and_only_grows);
+on_both_runtimes!(progress_is_shown_and_only_grows);
 
-async fn progress_is_seen_and_only_grows(kind: Kind) -> Result<()> {
+async fn progress_is_shown_and_only_grows(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new().set("pulls.progress_interval", "50ms")).await?;
     let image =
         ImageSpec::new("seen", &[LARGE, 1 << 20, TINY]).push(rig.node.registry.address(), None).await?;
@@ -48,7 +48,9 @@ async fn progress_is_seen_and_only_grows(kind: Kind) -> Result<()> {
             "it went back: {pair:?}"
         );
     }
-    let done = rig.see("it has ended", |pulls| pulls.finished.iter().any(|pull| pull.image == name)).await?;
+    let done = rig
+        .wait_for_pulls("it has ended", |pulls| pulls.finished.iter().any(|pull| pull.image == name))
+        .await?;
     let done = done.finished.iter().find(|pull| pull.image == name).context("it was there")?;
     ensure!(done.state == "succeeded" && done.error.is_empty(), "{done:?}");
     Ok(())
@@ -62,7 +64,7 @@ async fn watch(
     enough: impl Fn(&Progress) -> bool,
 ) -> Result<Progress> {
     let collected = RefCell::new(Vec::new());
-    rig.see("the pull is so far", |pulls| {
+    rig.wait_for_pulls("the pull is so far", |pulls| {
         let progress = pulls.of_image(name).and_then(|pull| pull.progress).filter(|it| it.bytes_total > 0);
         collected.borrow_mut().extend(progress);
         progress.is_some_and(|progress| enough(&progress))

@@ -10,28 +10,29 @@ use keelson_harness::registry::{ALICE, BOB};
 use keelson_harness::registry_proxy;
 use keelson_harness::{on_both_runtimes, on_crio};
 
-on_both_runtimes!(case_21_the_third_credential_is_good_while_the_queue_is_busy);
+on_both_runtimes!(case_21_the_third_credential_succeeds_while_the_queue_is_busy);
 
-on_crio!(case_21_the_third_credential_is_good_while_the_queue_is_busy,);
+on_crio!(case_21_the_third_credential_succeeds_while_the_queue_is_busy,);
 
-async fn case_21_the_third_credential_is_good_while_the_queue_is_busy(kind: Kind) -> Result<()> {
+async fn case_21_the_third_credential_succeeds_while_the_queue_is_busy(kind: Kind) -> Result<()> {
     let rig = Rig::with_users(kind, &Settings::limit(1)).await?;
     let specs: Vec<_> = ["first", "tried", "y1", "y2", "y3"].map(|name| ImageSpec::single(name, TINY)).into();
     let images = rig.node.push(&specs, Some(&ALICE)).await?;
     let [first, tried, others @ ..] = images.as_slice() else { unreachable!("five were pushed") };
     let hold = rig.hold(first);
     let holds = rig.hold_each(others);
-    let of_pod =
-        |image, name: &str, password: &str| rig.ask(image).credentials(name, password).pod("web", "uid-1");
+    let of_pod = |image, name: &str, password: &str| {
+        rig.pull_of(image).credentials(name, password).pod("web", "uid-1")
+    };
 
-    let going_first = rig.begin_with(rig.ask(first).user(&ALICE));
-    rig.active(std::slice::from_ref(first)).await?;
+    let going_first = rig.begin_with(rig.pull_of(first).user(&ALICE));
+    rig.wait_for_active(std::slice::from_ref(first)).await?;
     let mut try_one = rig.begin_with(of_pod(tried, ALICE.name, "wrong"));
-    rig.callers(2).await?;
+    rig.wait_for_callers(2).await?;
     let mut going = Vec::new();
     for (n, image) in (3..).zip(others) {
-        going.push(rig.begin_with(rig.ask(image).user(&ALICE).pod("other", &format!("uid-{n}"))));
-        rig.callers(n).await?;
+        going.push(rig.begin_with(rig.pull_of(image).user(&ALICE).pod("other", &format!("uid-{n}"))));
+        rig.wait_for_callers(n).await?;
     }
 
     let name = rig.node.name(tried);
@@ -43,9 +44,11 @@ async fn case_21_the_third_credential_is_good_while_the_queue_is_busy(kind: Kind
             rig.node.proxy.remove(hold);
         }
         failed(try_one.await?, "its credentials are not good")?;
-        rig.active(&others[n..=n]).await?;
+        rig.wait_for_active(&others[n..=n]).await?;
         try_one = rig.begin_with(pull);
-        let seen = rig.see("it is back in the queue", |pulls| pulls.state(&name) == Some("queued")).await?;
+        let seen = rig
+            .wait_for_pulls("it is back in the queue", |pulls| pulls.state(&name) == Some("queued"))
+            .await?;
         let shown = seen.of_image(&name).map(|pull| pull.position);
         ensure!(shown == Some(1), "it is at {shown:?}: {seen:?}");
         ensure!(seen.running == 1, "it takes a slot twice: {seen:?}");

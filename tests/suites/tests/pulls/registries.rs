@@ -10,13 +10,13 @@ use keelson_harness::registry_proxy::{Fault, Match, RegistryProxy};
 use keelson_harness::util::until;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stalled_registry_holds_its_share_of_the_slots_only() -> Result<()> {
+async fn a_stalled_registry_holds_only_its_share_of_the_slots() -> Result<()> {
     let settings = Settings::limit(3)
         .set("pulls.per_registry_max_parallel_image_pulls", 2)
         .set("feature_gates.PerRegistryPullLimit", true);
     let rig = Rig::start(Kind::V2, &settings).await?;
     let slow = RegistryProxy::start(rig.node.registry.address()).await?;
-    rig.node.runtime.reach(slow.address(), slow.address())?;
+    rig.node.runtime.configure_registry(slow.address(), slow.address())?;
     let images = rig.node.push_many("stalled", 4, TINY).await?;
     let well = rig.node.push_many("well", 3, TINY).await?;
 
@@ -24,7 +24,7 @@ async fn a_stalled_registry_holds_its_share_of_the_slots_only() -> Result<()> {
     let mut waiting = Vec::new();
     for (n, image) in (1..).zip(&images) {
         waiting.push(rig.begin_with(Pull::new(&image.at(slow.address()))));
-        rig.callers(n).await?;
+        rig.wait_for_callers(n).await?;
     }
     until("the stalled registry has its share", || slow.records().active_repos().len() == 2).await?;
     let seen = rig.pulls().await?;
@@ -33,7 +33,7 @@ async fn a_stalled_registry_holds_its_share_of_the_slots_only() -> Result<()> {
     // They came later, and pass those whose registry is at its limit.
     let hold = rig.hold(&well[0]);
     let going = rig.begin_in_order(&well).await?;
-    rig.active(&well[..1]).await?;
+    rig.wait_for_active(&well[..1]).await?;
     let seen = rig.pulls().await?;
     ensure!((seen.running, seen.queued) == (3, 4), "three of three run: {seen:?}");
     rig.node.proxy.remove(hold);

@@ -30,7 +30,7 @@ async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected(kind: Kind) -> R
     rig.begin(there).await??;
     let hold = rig.hold(&images[0]);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
 
     let since = Instant::now();
     let status = failed(rig.begin(&images[1]).await?, "the limit is reached")?;
@@ -58,12 +58,12 @@ async fn i19_a_pull_beyond_the_limit_waits_and_is_then_rejected(kind: Kind) -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_gets_free_between_two_tries_is_taken() -> Result<()> {
+async fn a_slot_freed_between_two_attempts_is_used() -> Result<()> {
     let rig = Rig::start(Kind::V2, &rejecting(100)).await?;
     let images = rig.node.push_many("taken", 3, TINY).await?;
     let hold = rig.hold(&images[0]);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
     rig.node.proxy.remove(hold);
     all_succeed(going, &images).await?;
     assert_eq!(rig.records().max_concurrent_repos(), 1);

@@ -22,7 +22,7 @@ pub(crate) struct Rig {
 }
 
 /// A pull in a separate task. Aborting it is a cancellation by the client.
-pub(crate) type Going = JoinHandle<Result<String, Status>>;
+pub(crate) type RunningPull = JoinHandle<Result<String, Status>>;
 
 impl Rig {
     pub(crate) async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
@@ -53,26 +53,26 @@ impl Rig {
         self.node.proxy.records()
     }
 
-    pub(crate) fn ask(&self, image: &Image) -> Pull {
+    pub(crate) fn pull_of(&self, image: &Image) -> Pull {
         Pull::new(&self.node.name(image))
     }
 
     /// Begins a pull without credentials.
-    pub(crate) fn begin(&self, image: &Image) -> Going {
-        self.begin_with(self.ask(image))
+    pub(crate) fn begin(&self, image: &Image) -> RunningPull {
+        self.begin_with(self.pull_of(image))
     }
 
-    pub(crate) fn begin_with(&self, pull: Pull) -> Going {
+    pub(crate) fn begin_with(&self, pull: Pull) -> RunningPull {
         begin(&self.cri, pull)
     }
 
     /// Begins pulls one by one, each when the agent has the one before, so that their order is known.
-    pub(crate) async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<Going>> {
+    pub(crate) async fn begin_in_order(&self, images: &[Image]) -> Result<Vec<RunningPull>> {
         let before = self.pulls().await?.callers;
         let mut going = Vec::new();
         for (n, image) in (1..).zip(images) {
             going.push(self.begin(image));
-            self.callers(before + n).await?;
+            self.wait_for_callers(before + n).await?;
         }
         Ok(going)
     }
@@ -89,16 +89,16 @@ impl Rig {
         Pulls::of(&self.agent).await
     }
 
-    pub(crate) async fn see(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
-        see(&self.agent, what, holds).await
+    pub(crate) async fn wait_for_pulls(&self, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+        wait_for_pulls(&self.agent, what, holds).await
     }
 
-    pub(crate) async fn callers(&self, count: u32) -> Result<Pulls> {
-        self.see(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
+    pub(crate) async fn wait_for_callers(&self, count: u32) -> Result<Pulls> {
+        self.wait_for_pulls(&format!("{count} callers wait"), |pulls| pulls.callers == count).await
     }
 
     /// Waits until layers of exactly these images are being sent.
-    pub(crate) async fn active(&self, images: &[Image]) -> Result<()> {
+    pub(crate) async fn wait_for_active(&self, images: &[Image]) -> Result<()> {
         let wanted: BTreeSet<String> = images.iter().map(|image| image.repo.clone()).collect();
         eventually(PATIENCE, "the registry is asked for the layers of these images", || {
             let now = self.records().active_repos();
@@ -113,21 +113,21 @@ impl Rig {
 
     /// Waits until no pull is left, in the agent and in flight.
     pub(crate) async fn idle(&self) -> Result<()> {
-        self.see("no pull is left", |pulls| {
+        self.wait_for_pulls("no pull is left", |pulls| {
             pulls.pulls.is_empty() && pulls.running == 0 && pulls.callers == 0
         })
         .await?;
-        self.active(&[]).await
+        self.wait_for_active(&[]).await
     }
 
     /// Number of pulls of this name in the runtime's log.
-    pub(crate) fn asked_of_runtime(&self, name: &str) -> Result<usize> {
-        let said = match self.node.runtime.kind() {
+    pub(crate) fn runtime_calls(&self, name: &str) -> Result<usize> {
+        let message = match self.node.runtime.kind() {
             Kind::Crio => format!("Pulling image: {name}\""),
             Kind::Debian16 | Kind::V2 => format!("PullImage \\\"{name}\\\""),
         };
         let log = self.node.runtime.log()?;
-        Ok(log.lines().filter(|line| line.contains(&said) && is_question(line)).count())
+        Ok(log.lines().filter(|line| line.contains(&message) && is_question(line)).count())
     }
 }
 
@@ -136,7 +136,7 @@ fn is_question(line: &str) -> bool {
     !line.contains("returns image reference") && !line.contains("level=error")
 }
 
-pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
+pub(crate) fn begin(cri: &Cri, pull: Pull) -> RunningPull {
     let cri = cri.clone();
     tokio::spawn(async move {
         let pulling = tokio::time::timeout(PATIENCE, cri.pull(&pull)).await;
@@ -144,7 +144,11 @@ pub(crate) fn begin(cri: &Cri, pull: Pull) -> Going {
     })
 }
 
-pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> bool) -> Result<Pulls> {
+pub(crate) async fn wait_for_pulls(
+    agent: &Agent,
+    what: &str,
+    holds: impl Fn(&Pulls) -> bool,
+) -> Result<Pulls> {
     eventually(PATIENCE, what, || async {
         let pulls = Pulls::of(agent).await?;
         ensure!(holds(&pulls), "it is {pulls:?}");
@@ -153,7 +157,10 @@ pub(crate) async fn see(agent: &Agent, what: &str, holds: impl Fn(&Pulls) -> boo
     .await
 }
 
-pub(crate) async fn all_succeed(going: impl IntoIterator<Item = Going>, images: &[Image]) -> Result<()> {
+pub(crate) async fn all_succeed(
+    going: impl IntoIterator<Item = RunningPull>,
+    images: &[Image],
+) -> Result<()> {
     for (going, image) in going.into_iter().zip(images) {
         let reference = going.await?.with_context(|| format!("the pull of {}", image.repo))?;
         // containerd answers with the image's id, CRI-O with its name by digest.

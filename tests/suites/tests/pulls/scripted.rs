@@ -1,30 +1,17 @@
 //! A runtime that answers every pull with one error, for errors that containerd never returns, and under other names.
 
-use crate::rig::{begin, see};
-use anyhow::{Context as _, Result};
+use crate::rig::{begin, wait_for_pulls};
+use anyhow::Result;
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::cri::{Pull, failed};
 use keelson_harness::driver::Driver;
+use keelson_harness::fake_runtime::{FakeAnswers, FakeRuntime};
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::until;
-use keelson_proto::cri::image_service_server::{ImageService, ImageServiceServer};
-use keelson_proto::cri::runtime_service_server::{RuntimeService, RuntimeServiceServer};
-use keelson_proto::cri::{
-    ImageFsInfoRequest, ImageFsInfoResponse, ImageStatusRequest, ImageStatusResponse, ListImagesRequest,
-    ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest, RemoveImageResponse,
-    StatusRequest, StatusResponse, VersionRequest, VersionResponse,
-};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
-use tonic::{Code, Request, Response, Status};
-
-type Answer<T> = Result<Response<T>, Status>;
+use tonic::{Code, Status};
 
 /// Fails every pull with a copy of its status, when its gate is open.
 #[derive(Clone)]
@@ -44,57 +31,22 @@ impl Scripted {
 }
 
 #[tonic::async_trait]
-impl RuntimeService for Scripted {
-    async fn version(&self, _: Request<VersionRequest>) -> Answer<VersionResponse> {
-        Ok(Response::new(VersionResponse {
-            runtime_name: self.name.to_owned(),
-            ..VersionResponse::default()
-        }))
+impl FakeAnswers for Scripted {
+    fn name(&self) -> &'static str {
+        self.name
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Answer<StatusResponse> {
-        Ok(Response::new(Default::default()))
-    }
-}
-
-#[tonic::async_trait]
-impl ImageService for Scripted {
-    async fn list_images(&self, _: Request<ListImagesRequest>) -> Answer<ListImagesResponse> {
-        Ok(Response::new(Default::default()))
-    }
-
-    async fn image_status(&self, _: Request<ImageStatusRequest>) -> Answer<ImageStatusResponse> {
-        Ok(Response::new(Default::default()))
-    }
-
-    async fn pull_image(&self, _: Request<PullImageRequest>) -> Answer<PullImageResponse> {
+    async fn pull(&self, _name: &str) -> Result<(), Status> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let mut gate = self.gate.clone();
         let opened = gate.wait_for(|open| *open).await;
         opened.map_err(|_| Status::internal("the test has ended"))?;
         Err(self.status.clone())
     }
-
-    async fn remove_image(&self, _: Request<RemoveImageRequest>) -> Answer<RemoveImageResponse> {
-        Ok(Response::new(Default::default()))
-    }
-
-    async fn image_fs_info(&self, _: Request<ImageFsInfoRequest>) -> Answer<ImageFsInfoResponse> {
-        Ok(Response::new(Default::default()))
-    }
-}
-
-/// Serves on a socket until the task is aborted.
-fn serve(socket: &Path, scripted: Scripted) -> Result<JoinHandle<Result<(), tonic::transport::Error>>> {
-    let listener = UnixListener::bind(socket).context("cannot listen")?;
-    let server = Server::builder()
-        .add_service(RuntimeServiceServer::new(scripted.clone()))
-        .add_service(ImageServiceServer::new(scripted));
-    Ok(tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener))))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<()> {
+async fn case_16_special_errors_keep_text_details_and_metadata() -> Result<()> {
     let cases = [
         (Code::Unknown, "RegistryUnavailable: x"),
         (
@@ -106,7 +58,6 @@ async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<
     ];
     for (code, message) in cases {
         let scratch = Scratch::new()?;
-        let socket = scratch.dir("runtime")?.join("cri.sock");
         let mut status = Status::with_details(code, message, b"\x0a\x03abc\xff\x00".as_slice().into());
         status.metadata_mut().insert("x-runtime-hint", "try-again".parse()?);
         status
@@ -114,11 +65,11 @@ async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<
             .insert_bin("x-runtime-bin", tonic::metadata::MetadataValue::from_bytes(&[0, 159, 146]));
         let (scripted, open) = Scripted::new("scripted", status.clone());
         open.send_replace(true);
-        let server = serve(&socket, scripted)?;
-        let agent = Agent::start(&scratch, &format!("unix://{}", socket.display()), &Settings::new()).await?;
+        let runtime = FakeRuntime::start(&scratch, scripted)?;
+        let agent = Agent::start(&scratch, &runtime.endpoint(), &Settings::new()).await?;
 
         let got =
-            failed(agent.cri().await?.pull_image("registry.example/app:v1").await, "the runtime says so")?;
+            failed(agent.cri().await?.pull_image("registry.example/app:v1").await, "the runtime returns it")?;
         assert_eq!((got.code(), got.message(), got.details()), (code, message, status.details()));
         for name in ["x-runtime-hint", "x-runtime-bin"] {
             let of = |status: &Status| status.metadata().clone().into_headers().get(name).cloned();
@@ -131,8 +82,6 @@ async fn case_16_the_special_errors_keep_words_details_and_metadata() -> Result<
         if code == Code::Unknown {
             assert_eq!(go.text, message);
         }
-        drop(agent);
-        server.abort();
     }
     Ok(())
 }
@@ -148,7 +97,10 @@ async fn namespaces_share_only_under_a_name_known_to_ignore_them() -> Result<()>
         let socket = scratch.dir("runtime")?.join("cri.sock");
         let (scripted, open) = Scripted::new(name, Status::unknown("no"));
         let asked = scripted.asked.clone();
-        let mut server = answers_first.then(|| serve(&socket, scripted.clone())).transpose()?;
+        let mut servers = Vec::new();
+        if answers_first {
+            servers.push(FakeRuntime::serve(&socket, scripted.clone())?);
+        }
         let endpoint = format!("unix://{}", socket.display());
         let mut agent = Agent::new(&scratch, &endpoint, &Settings::new())?;
         if answers_first { agent.start_again().await } else { agent.start_live().await }?;
@@ -157,19 +109,17 @@ async fn namespaces_share_only_under_a_name_known_to_ignore_them() -> Result<()>
         let going = ["one", "two"].map(|namespace| {
             begin(&cri, Pull::new("registry.example/app:v1").pod_in(namespace, "web", namespace))
         });
-        let seen = see(&agent, "two callers wait", |pulls| pulls.callers == 2).await?;
+        let seen = wait_for_pulls(&agent, "two callers wait", |pulls| pulls.callers == 2).await?;
         assert_eq!(seen.pulls.len(), expected, "{name}, answers first: {answers_first}");
-        if server.is_none() {
-            server = Some(serve(&socket, scripted)?);
+        if servers.is_empty() {
+            servers.push(FakeRuntime::serve(&socket, scripted)?);
         }
         until("the runtime is asked", || asked.load(Ordering::SeqCst) == expected).await?;
         open.send_replace(true);
         for pull in going {
-            assert_eq!(failed(pull.await?, "the runtime says so")?.message(), "no");
+            assert_eq!(failed(pull.await?, "the runtime returns it")?.message(), "no");
         }
         assert_eq!(asked.load(Ordering::SeqCst), expected);
-        drop(agent);
-        server.context("it was started")?.abort();
     }
     Ok(())
 }

@@ -18,9 +18,9 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-on_both_runtimes!(no_credential_is_found_anywhere);
+on_both_runtimes!(no_credential_appears_in_any_output);
 
-on_crio!(no_credential_is_found_anywhere,);
+on_crio!(no_credential_appears_in_any_output,);
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -72,7 +72,7 @@ fn leaks(places: &BTreeMap<String, Vec<u8>>, secrets: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_search_finds_what_is_there() {
+fn the_secret_search_finds_every_encoding() {
     let secret = "keelson-secret-4711";
     let hex: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
     let texts = [
@@ -163,7 +163,7 @@ stringData: {password: "broken-secret-e0b9", token: "#,
 
 const IN_MANIFESTS: [&str; 3] = ["annotation-secret-8d41", "manifest-secret-52c7", "broken-secret-e0b9"];
 
-async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
+async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
     let manifests = Scratch::new()?;
     for (name, text) in MANIFESTS {
         fs::write(manifests.path().join(name), text).with_context(|| format!("cannot write {name}"))?;
@@ -180,16 +180,16 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
     let (kinds, mut secrets) = credentials();
     secrets.extend(IN_MANIFESTS);
     for auth in &kinds[1..] {
-        failed(pull(&rig, &rig.ask(&images[0]), auth).await, "its credentials are not good")?;
+        failed(pull(&rig, &rig.pull_of(&images[0]), auth).await, "its credentials are not good")?;
     }
-    pull(&rig, &rig.ask(&images[0]), &kinds[0]).await?;
+    pull(&rig, &rig.pull_of(&images[0]), &kinds[0]).await?;
     // One that runs, one that waits, and one that waits with invalid credentials.
     let _hold = rig.hold(&images[1]);
-    let running = rig.begin_with(rig.ask(&images[1]).user(&ALICE));
-    rig.active(&images[1..2]).await?;
-    let waiting = rig.begin_with(rig.ask(&images[2]).user(&ALICE).pod("web", "uid-1"));
-    let wrong = rig.begin_with(rig.ask(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
-    rig.callers(3).await?;
+    let running = rig.begin_with(rig.pull_of(&images[1]).user(&ALICE));
+    rig.wait_for_active(&images[1..2]).await?;
+    let waiting = rig.begin_with(rig.pull_of(&images[2]).user(&ALICE).pod("web", "uid-1"));
+    let wrong = rig.begin_with(rig.pull_of(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
+    rig.wait_for_callers(3).await?;
 
     let mut places = written(&rig.agent)?;
     places.extend(shown(&rig.agent).await?);
@@ -204,7 +204,7 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
         ("keelson watch --once -o json", "10.0.0.80"),
     ] {
         let content = places.get(place).with_context(|| format!("{place} was not searched"))?;
-        ensure!(contains(content, part.as_bytes()), "{place} does not tell of {part}");
+        ensure!(contains(content, part.as_bytes()), "{place} does not contain {part}");
     }
     for going in [running, waiting, wrong] {
         going.abort();
@@ -219,18 +219,18 @@ async fn no_credential_is_found_anywhere(kind: Kind) -> Result<()> {
         let all = places.iter().filter(|(_, content)| contains(content, part.as_bytes()));
         all.map(|(place, _)| place.clone()).collect()
     };
-    let told = holding("secret-held");
+    let answer = holding("secret-held");
     ensure!(
-        told.iter().any(|place| place.contains("state/")),
-        "the state does not tell of pulls, only {told:?}"
+        answer.iter().any(|place| place.contains("state/")),
+        "the state does not contain pulls, only {answer:?}"
     );
     ensure!(
         holding("TRACE").iter().any(|place| place.contains("keelson.log")),
         "the log is not at level trace"
     );
     ensure!(
-        told.iter().any(|place| place.contains("keelson.log")),
-        "the log does not tell of pulls, only {told:?}"
+        answer.iter().any(|place| place.contains("keelson.log")),
+        "the log does not contain pulls, only {answer:?}"
     );
     let found = leaks(&places, &secrets);
     ensure!(found.is_empty(), "found:\n{}", found.join("\n"));

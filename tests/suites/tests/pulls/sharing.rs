@@ -12,9 +12,9 @@ use keelson_harness::registry_proxy::Seen;
 use keelson_harness::util::until;
 use keelson_harness::{on_both_runtimes, on_crio};
 
-on_both_runtimes!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share);
+on_both_runtimes!(case_03_equal_pulls_are_shared, case_04_other_credentials_never_share);
 
-on_crio!(case_03_the_same_pull_twice_is_one, case_04_other_credentials_never_share,);
+on_crio!(case_03_equal_pulls_are_shared, case_04_other_credentials_never_share,);
 
 /// The requests for one image, without what differs between images.
 fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
@@ -22,7 +22,7 @@ fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
     about.map(|seen| format!("{} {:?} by tag: {}", seen.method, seen.kind, seen.digest.is_none())).collect()
 }
 
-async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
+async fn case_03_equal_pulls_are_shared(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::new()).await?;
     let images = rig.node.push_many("twice", 3, TINY).await?;
     let direct = rig.node.runtime.cri().await?;
@@ -30,12 +30,12 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
 
     // The requests of one pull; and that two unshared pulls look different.
     direct.pull_image(&rig.node.name(alone)).await?;
-    assert_eq!(rig.asked_of_runtime(&rig.node.name(alone))?, 1);
+    assert_eq!(rig.runtime_calls(&rig.node.name(alone))?, 1);
     let hold = rig.hold(apart);
-    let two = [begin(&direct, rig.ask(apart)), begin(&direct, rig.ask(apart))];
-    rig.active(std::slice::from_ref(apart)).await?;
+    let two = [begin(&direct, rig.pull_of(apart)), begin(&direct, rig.pull_of(apart))];
+    rig.wait_for_active(std::slice::from_ref(apart)).await?;
     until("both have asked the runtime", || {
-        rig.asked_of_runtime(&rig.node.name(apart)).is_ok_and(|count| count == 2)
+        rig.runtime_calls(&rig.node.name(apart)).is_ok_and(|count| count == 2)
     })
     .await?;
     rig.node.proxy.remove(hold);
@@ -47,15 +47,15 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     let name = rig.node.name(shared);
     let other = rig.agent.cri().await?;
     let tonic = [
-        begin(&rig.cri, rig.ask(shared).pod("app", "uid-0")),
-        begin(&other, rig.ask(shared).pod("web", "uid-1")),
+        begin(&rig.cri, rig.pull_of(shared).pod("app", "uid-0")),
+        begin(&other, rig.pull_of(shared).pod("web", "uid-1")),
     ];
     let driver = Driver::new(&rig.agent.endpoint())?;
     let go = tokio::spawn({
         let name = name.clone();
         async move { driver.run(&["pull", "--pod", "default/go/uid-2", &name]).await }
     });
-    let seen = rig.callers(3).await?;
+    let seen = rig.wait_for_callers(3).await?;
     ensure!(seen.pulls.len() == 1 && seen.pulls[0].callers == 3 && seen.running == 1, "{seen:?}");
     rig.node.proxy.remove(hold);
     for going in tonic {
@@ -66,7 +66,7 @@ async fn case_03_the_same_pull_twice_is_one(kind: Kind) -> Result<()> {
     let seen = rig.records().all();
     assert_eq!(shape(&seen, shared), shape(&seen, alone), "three callers made other requests than one");
     assert_eq!(rig.records().gets(&shared.layers[0].digest).len(), 1);
-    assert_eq!(rig.asked_of_runtime(&name)?, 1);
+    assert_eq!(rig.runtime_calls(&name)?, 1);
     Ok(())
 }
 
@@ -74,25 +74,25 @@ async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
     let rig = Rig::with_users(kind, &Settings::new()).await?;
     let image = ImageSpec::single("secret", TINY).push(rig.node.registry.address(), Some(&ALICE)).await?;
     let direct = rig.node.runtime.cri().await?;
-    let bad = rig.ask(&image).credentials(ALICE.name, BOB.password);
+    let bad = rig.pull_of(&image).credentials(ALICE.name, BOB.password);
     let expected = failed(direct.pull(&bad).await, "the password is wrong")?;
-    let nobody = failed(direct.pull(&rig.ask(&image)).await, "it came without credentials")?;
-    let before = rig.asked_of_runtime(&rig.node.name(&image))?;
+    let nobody = failed(direct.pull(&rig.pull_of(&image)).await, "it came without credentials")?;
+    let before = rig.runtime_calls(&rig.node.name(&image))?;
 
     let hold = rig.hold(&image);
-    let good = rig.begin_with(rig.ask(&image).user(&ALICE));
-    rig.active(std::slice::from_ref(&image)).await?;
+    let good = rig.begin_with(rig.pull_of(&image).user(&ALICE));
+    rig.wait_for_active(std::slice::from_ref(&image)).await?;
     // While the valid one runs, the invalid ones fail separately.
-    for (pull, expected) in [(bad.clone(), &expected), (rig.ask(&image), &nobody)] {
+    for (pull, expected) in [(bad.clone(), &expected), (rig.pull_of(&image), &nobody)] {
         let status = failed(rig.begin_with(pull.clone()).await?, "its credentials are not good")?;
         assert_eq!((status.code(), status.message()), (expected.code(), expected.message()));
     }
-    let other = rig.begin_with(rig.ask(&image).user(&BOB));
-    rig.callers(2).await?;
+    let other = rig.begin_with(rig.pull_of(&image).user(&BOB));
+    rig.wait_for_callers(2).await?;
     rig.node.proxy.remove(hold);
     assert_eq!(good.await??, rig.node.reference(&image));
     assert_eq!(other.await??, rig.node.reference(&image));
-    assert_eq!(rig.asked_of_runtime(&rig.node.name(&image))? - before, 4, "one call upstream for each");
+    assert_eq!(rig.runtime_calls(&rig.node.name(&image))? - before, 4, "one call upstream for each");
     let used: Vec<_> = rig.records().all().into_iter().filter_map(|seen| seen.authorization).collect();
     for user in [ALICE, BOB] {
         ensure!(used.iter().any(|header| header == user.basic), "{} never came to the registry", user.name);

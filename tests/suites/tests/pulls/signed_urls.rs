@@ -31,7 +31,7 @@ async fn a_signed_url_reaches_no_output(kind: Kind) -> Result<()> {
     }
     let leaks: Vec<&str> =
         places.iter().filter(|(_, text)| text.contains(SIGNATURE)).map(|(place, _)| place.as_str()).collect();
-    ensure!(leaks.is_empty(), "the signature is in {leaks:?}; the runtime said: {status}");
+    ensure!(leaks.is_empty(), "the signature is in {leaks:?}; the runtime returned: {status}");
     // The rest of the error is kept: otherwise the search above would prove nothing.
     let shown = &places[1].1;
     ensure!(shown.contains("127.0.0.1:1/store/layer"), "the error is not in {shown}");

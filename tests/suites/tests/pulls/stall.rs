@@ -11,16 +11,16 @@ use keelson_harness::registry_proxy::{Fault, Match};
 use keelson_harness::util::until;
 use tonic::Code;
 
-on_both_runtimes!(case_17_a_stall_at_byte_0_is_ended_and_what_came_is_kept);
+on_both_runtimes!(case_17_a_stall_is_ended_and_received_content_is_kept);
 
-async fn case_17_a_stall_at_byte_0_is_ended_and_what_came_is_kept(kind: Kind) -> Result<()> {
+async fn case_17_a_stall_is_ended_and_received_content_is_kept(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(1).set("pulls.stall_timeout", "5s")).await?;
     let half =
         ImageSpec::new("stalls", &[LARGE / 3, LARGE / 3]).push(rig.node.registry.address(), None).await?;
     let next = rig.node.push_many("next", 2, TINY).await?;
     let hold = rig.node.proxy.rule(Match::digest(&half.layers[1].digest), Fault::Hang);
     let stalls = rig.begin(&half);
-    rig.callers(1).await?;
+    rig.wait_for_callers(1).await?;
     until("the first layer is sent, and of the second nothing", || {
         rig.records().full_fetches(&half.layers[0]) == 1
             && rig.records().gets(&half.layers[1].digest).len() == 1
@@ -54,14 +54,14 @@ async fn a_stall_before_the_manifest_is_ended() -> Result<()> {
     let images = rig.node.push_many("silent", 2, TINY).await?;
     let _hold = rig.node.proxy.rule(Match::manifests().repo(&images[0].repo), Fault::Hang);
     let mut going = rig.begin_in_order(&images).await?;
-    let status = failed(going.remove(0).await?, "the registry says nothing")?;
+    let status = failed(going.remove(0).await?, "the registry sends nothing")?;
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
     all_succeed(going, &images[1..]).await
 }
 
 /// A stall ends too if fetched content is not retained.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stall_is_ended_where_nothing_is_kept_too() -> Result<()> {
+async fn a_stall_is_ended_without_keep_progress_too() -> Result<()> {
     let settings = Settings::limit(1).set("pulls.stall_timeout", "4s").set("pulls.keep_progress", false);
     let rig = Rig::start(Kind::V2, &settings).await?;
     let images = rig.node.push_many("unkept", 2, TINY).await?;

@@ -18,17 +18,18 @@ async fn a_pull_by_v1alpha2_counts() -> Result<()> {
     let images = rig.node.push_many("alpha", 2, TINY).await?;
     let held = rig.hold(&images[0]);
     let first = rig.begin(&images[0]);
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
     let channel = Endpoint::from_shared(rig.agent.endpoint())?.connect().await?;
-    let request = rig.ask(&images[1]).request();
+    let request = rig.pull_of(&images[1]).request();
     let second = tokio::spawn(async move {
         let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
         let path = PathAndQuery::from_static("/runtime.v1alpha2.ImageService/PullImage");
         grpc.unary(request, path, ProstCodec::<PullImageRequest, PullImageResponse>::default()).await
     });
-    rig.see("the pull by v1alpha2 waits", |pulls| pulls.running == 1 && pulls.callers == 2).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_pulls("the pull by v1alpha2 waits", |pulls| pulls.running == 1 && pulls.callers == 2)
+        .await?;
+    rig.wait_for_active(&images[..1]).await?;
     rig.node.proxy.remove(held);
     first.await??;
     let answer = second.await??.into_inner();

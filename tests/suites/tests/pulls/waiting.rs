@@ -12,8 +12,8 @@ use keelson_harness::util::until;
 use tonic::Code;
 
 on_both_runtimes!(
-    pulls_that_wait_for_the_limit_of_the_runtime_are_not_stalled,
-    a_stalled_pull_among_many_is_found,
+    pulls_that_wait_for_the_runtimes_limit_are_not_stalled,
+    a_stalled_pull_among_many_is_detected,
     a_long_unpack_is_no_stall,
     a_long_unpack_is_no_stall_where_layers_are_discarded,
     a_hung_unpack_ends_with_max_pull_time,
@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 
 /// I3: six pulls of three layers each through a slow registry, at the default limit of the runtime. The last ones wait
 /// for several times the stall timeout before they get their first byte.
-async fn pulls_that_wait_for_the_limit_of_the_runtime_are_not_stalled(kind: Kind) -> Result<()> {
+async fn pulls_that_wait_for_the_runtimes_limit_are_not_stalled(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("wait/{n}"), &[4 * MIB; 3])).collect();
     let images = rig.node.push(&specs, None).await?;
@@ -38,7 +38,7 @@ async fn pulls_that_wait_for_the_limit_of_the_runtime_are_not_stalled(kind: Kind
 }
 
 /// I3: a layer stalls while others wait and are served: only that pull is cancelled, and its fetched content is kept.
-async fn a_stalled_pull_among_many_is_found(kind: Kind) -> Result<()> {
+async fn a_stalled_pull_among_many_is_detected(kind: Kind) -> Result<()> {
     let rig = Rig::start(kind, &Settings::limit(6).set("pulls.stall_timeout", "4s")).await?;
     let specs: Vec<_> = (0..6).map(|n| ImageSpec::new(&format!("among/{n}"), &[4 * MIB, 2 * MIB])).collect();
     let images = rig.node.push(&specs, None).await?;
@@ -54,7 +54,7 @@ async fn a_stalled_pull_among_many_is_found(kind: Kind) -> Result<()> {
     rig.node.proxy.throttle(None);
     assert_eq!(rig.begin(&images[0]).await??, images[0].config.0);
     let from = rig.records().gets(&layer.digest).last().and_then(|get| get.range_start);
-    ensure!(from.is_some_and(|from| from >= MIB), "it went on at {from:?}");
+    ensure!(from.is_some_and(|from| from >= MIB), "it resumed at {from:?}");
     Ok(())
 }
 
@@ -75,7 +75,7 @@ async fn unpack_longer_than_the_stall_timeout(kind: Kind, discard: bool) -> Resu
     rig.node.runtime.close_unpack_gate()?;
     let going = rig.begin(&second);
     let name = rig.node.name(&second);
-    rig.see("it has unpacked for three times the stall timeout", |pulls| {
+    rig.wait_for_pulls("it has unpacked for three times the stall timeout", |pulls| {
         pulls
             .of_image(&name)
             .and_then(|pull| pull.progress)

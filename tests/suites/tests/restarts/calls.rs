@@ -26,13 +26,13 @@ async fn call(cri: &Cri, path: &'static str) -> Result<Streaming<VersionResponse
 async fn sent<T, F: Future<Output = Result<T, Status>>>(ask: impl Fn() -> F) -> Result<T, Status> {
     loop {
         match ask().await {
-            Err(status) if was_never_sent(&status) => {}
+            Err(status) if check_not_sent(&status) => {}
             ended => return ended,
         }
     }
 }
 
-fn was_never_sent(status: &Status) -> bool {
+fn check_not_sent(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         // h2's error for a request after GOAWAY.
@@ -54,7 +54,7 @@ fn run_pod(cri: &Cri) -> JoinHandle<Result<String, Status>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_pod_that_starts_slowly_survives_restarts_and_no_call_is_refused() -> Result<()> {
+async fn i8_a_slow_pod_start_survives_restarts_and_no_call_is_refused() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = SlowRuntime::start(&scratch)?;
     let settings = Settings::new().set("agent.handover_timeout", "30s").set("agent.drain_timeout", "5m");
@@ -93,7 +93,7 @@ async fn i8_a_pod_that_starts_slowly_survives_restarts_and_no_call_is_refused() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_stream_of_events_ends_with_the_drain_time_and_holds_the_old_process_no_longer() -> Result<()> {
+async fn i8_an_event_stream_ends_with_the_drain_timeout() -> Result<()> {
     let scratch = Scratch::new()?;
     let runtime = SlowRuntime::start(&scratch)?;
     let settings = Settings::new().set("agent.handover_timeout", "30s").set("agent.drain_timeout", "3s");

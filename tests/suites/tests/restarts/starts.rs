@@ -19,12 +19,12 @@ fn handover_socket(rig: &Rig) -> PathBuf {
     path.into()
 }
 
-async fn say(stream: &mut UnixStream, frame: &str) -> Result<()> {
+async fn send_frame(stream: &mut UnixStream, frame: &str) -> Result<()> {
     stream.write_all(&u32::try_from(frame.len())?.to_be_bytes()).await?;
     Ok(stream.write_all(frame.as_bytes()).await?)
 }
 
-async fn hear(stream: &mut UnixStream) -> Result<String> {
+async fn receive_frame(stream: &mut UnixStream) -> Result<String> {
     let length = stream.read_u32().await?;
     let mut frame = vec![0; length as usize];
     stream.read_exact(&mut frame).await?;
@@ -34,17 +34,17 @@ async fn hear(stream: &mut UnixStream) -> Result<String> {
 /// Takes over as a new agent does, up to the state.
 async fn take(rig: &Rig) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(handover_socket(rig)).await?;
-    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
-    let status = hear(&mut stream).await?;
+    send_frame(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    let status = receive_frame(&mut stream).await?;
     ensure!(status.contains(r#""is_stopping":true"#), "{status}");
-    say(&mut stream, r#""take""#).await?;
-    let state = hear(&mut stream).await?;
+    send_frame(&mut stream, r#""take""#).await?;
+    let state = receive_frame(&mut stream).await?;
     ensure!(state.contains(r#""state""#), "{state}");
     Ok(stream)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i5_an_agent_started_in_the_instant_of_a_kill_starts() -> Result<()> {
+async fn i5_an_agent_started_during_a_kill_starts() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     for _ in 0..10 {
         // The kernel tears down the old process while the new one starts.
@@ -66,7 +66,7 @@ async fn i5_a_second_agent_is_refused_when_the_first_one_stays() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
+async fn i8_garbage_on_the_handover_socket_is_ignored() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     for garbage in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x02{}", b"GET / HTTP/1.1\r\n\r\n", b""] {
         let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
@@ -74,12 +74,12 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
     }
     // An agent that is not stopping hands over nothing, whatever is requested.
     let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
-    say(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
-    ensure!(hear(&mut stream).await?.contains(r#""is_stopping":false"#));
+    send_frame(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
+    ensure!(receive_frame(&mut stream).await?.contains(r#""is_stopping":false"#));
     // It may have closed the connection before the request.
     let taken = async {
-        say(&mut stream, r#""take""#).await?;
-        hear(&mut stream).await
+        send_frame(&mut stream, r#""take""#).await?;
+        receive_frame(&mut stream).await
     };
     ensure!(taken.await.is_err(), "it gives nothing away");
     rig.agent.replace().await?;
@@ -94,12 +94,12 @@ async fn i8_garbage_on_the_handover_socket_harms_nobody() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Result<()> {
+async fn i8_a_successor_killed_during_the_hand_over_fails_no_call() -> Result<()> {
     let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
     let images = rig.node.push_many("dies", 3, TINY).await?;
     let holds = rig.hold_each(&images);
     let going = rig.begin_in_order(&images).await?;
-    rig.active(&images[..1]).await?;
+    rig.wait_for_active(&images[..1]).await?;
     rig.agent.sigterm()?;
     // Two in a row take over everything and exit before they serve.
     for attempt in 0..2 {
@@ -112,8 +112,10 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
         drop(dies);
     }
     let mut old = rig.agent.start_successor().await?;
-    rig.see("everybody is there", |pulls| pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2)
-        .await?;
+    rig.wait_for_pulls("all callers wait", |pulls| {
+        pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2
+    })
+    .await?;
     for hold in holds {
         rig.node.proxy.remove(hold);
     }
@@ -125,12 +127,13 @@ async fn i8_a_successor_that_dies_while_it_takes_over_costs_no_caller() -> Resul
 /// The response of an agent that stops to a successor of another version, up to the end of the stream.
 async fn greeted(rig: &Rig, version: u32) -> Result<String> {
     let mut stream = UnixStream::connect(handover_socket(rig)).await?;
-    say(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#)).await?;
-    let status = hear(&mut stream).await?;
+    send_frame(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#))
+        .await?;
+    let status = receive_frame(&mut stream).await?;
     ensure!(status.contains(r#""is_stopping":true"#), "{status}");
     let taken = async {
-        say(&mut stream, r#""take""#).await?;
-        hear(&mut stream).await
+        send_frame(&mut stream, r#""take""#).await?;
+        receive_frame(&mut stream).await
     };
     ensure!(taken.await.is_err(), "it gives no state to another version");
     Ok(status)
@@ -146,7 +149,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let images = rig.node.push_many("version", 2, TINY).await?;
         let holds = rig.hold_each(&images);
         let mut going = rig.begin_in_order(&images).await?;
-        rig.active(&images[..1]).await?;
+        rig.wait_for_active(&images[..1]).await?;
         rig.agent.sigterm()?;
         let status =
             keelson_harness::util::eventually(keelson_harness::util::PATIENCE, "the agent stops", || async {
@@ -170,9 +173,9 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let predecessor = tokio::spawn(async move {
             let status = format!(r#"{{"status":{{"version":{version},"pid":1,"is_stopping":true}}}}"#);
             while let Ok((mut stream, _)) = listener.accept().await {
-                let hello = hear(&mut stream).await?;
-                say(&mut stream, &status).await?;
-                let more = hear(&mut stream).await;
+                let hello = receive_frame(&mut stream).await?;
+                send_frame(&mut stream, &status).await?;
+                let more = receive_frame(&mut stream).await;
                 let _ = asked.send((hello, more.is_ok()));
             }
             anyhow::Ok(())
@@ -202,7 +205,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
 }
 
 /// The next line with the prefix `key=` that the agent sends to its service manager.
-async fn told(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
+async fn notifications(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
     let mut buffer = [0; 4096];
     tokio::time::timeout(keelson_harness::util::PATIENCE, async {
         loop {
@@ -214,7 +217,7 @@ async fn told(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
         }
     })
     .await
-    .with_context(|| format!("the manager was not told {key}"))?
+    .with_context(|| format!("the manager did not receive {key}"))?
 }
 
 fn runs(pid: &str) -> bool {
@@ -231,13 +234,13 @@ async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Res
     rig.agent.kill9()?;
     rig.agent.start_again().await?;
     // With READY: systemd accepts no main process of a service that stops.
-    let stand_in = told(&manager, "MAINPID").await?;
+    let stand_in = notifications(&manager, "MAINPID").await?;
     rig.cri = rig.agent.cri().await?;
     rig.cri.version().await?;
     let images = rig.node.push_many("systemd", 1, TINY).await?;
     let hold = rig.hold(&images[0]);
     let going = rig.begin(&images[0]);
-    rig.callers(1).await?;
+    rig.wait_for_callers(1).await?;
     let agent = rig.agent.pid().context("it runs")?.to_string();
 
     ensure!(stand_in != agent);

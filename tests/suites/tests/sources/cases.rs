@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{PROXY_NAME, cidr, node, service, slice, with};
 use crate::truth::{Collector, Short, Truth};
-use crate::world::{World, so};
+use crate::world::{World, eventually_in_sink};
 
 fn short(of: &[(&str, String)]) -> Short {
     of.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
@@ -31,7 +31,7 @@ fn slices(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Res
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-pub(crate) async fn what_there_is_comes_as_a_listing_of_each_kind(world: &impl World) -> Result<()> {
+pub(crate) async fn existing_objects_arrive_as_one_listing_per_kind(world: &impl World) -> Result<()> {
     let ns = world.namespace();
     let range = format!("range-{}", world.number());
     world.put(&service(&ns, "a", &world.ip(1))).await?;
@@ -42,7 +42,7 @@ pub(crate) async fn what_there_is_comes_as_a_listing_of_each_kind(world: &impl W
     world.put(&node(&world.node(), "zone-a", None)).await?;
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
-    so(&sink, "everything is told", |truth| {
+    eventually_in_sink(&sink, "everything is received", |truth| {
         let ip = |n| format!("{} 80", world.ip(n));
         services(truth, world, &[("a", ip(1)), ("b", ip(2))])?;
         slices(truth, world, &[("a-1", "a: 10.0.0.1,10.0.0.2".into()), ("a-2", "a: 10.0.0.3".into())])?;
@@ -50,62 +50,68 @@ pub(crate) async fn what_there_is_comes_as_a_listing_of_each_kind(world: &impl W
         ensure!(cidrs == short(&[("", "172.30.0.0/24".into())]), "ServiceCIDRs are {cidrs:?}");
         let node = truth.node.as_ref().context("no Node")?;
         ensure!(node.exists && node.name == world.node(), "{node:?}");
-        truth.well(&SourceKind::ALL)
+        truth.check_healthy(&SourceKind::ALL)
     })
     .await
 }
 
-pub(crate) async fn each_change_is_told(world: &impl World) -> Result<()> {
+pub(crate) async fn each_change_is_sent(world: &impl World) -> Result<()> {
     let ns = world.namespace();
     let range = format!("range-{}", world.number());
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
-    so(&sink, "there is nothing", |truth| {
+    eventually_in_sink(&sink, "there is nothing", |truth| {
         services(truth, world, &[])?;
         slices(truth, world, &[])?;
-        truth.well(&COLLECTED)
+        truth.check_healthy(&COLLECTED)
     })
     .await?;
 
     let a = service(&ns, "a", &world.ip(1));
     let ip = format!("{} 80", world.ip(1));
     world.put(&a).await?;
-    so(&sink, "a Service is made", |truth| services(truth, world, &[("a", ip.clone())])).await?;
+    eventually_in_sink(&sink, "a Service is made", |truth| services(truth, world, &[("a", ip.clone())]))
+        .await?;
     let a = with(a, "/spec/ports", json!([{"name": "http", "port": 81, "protocol": "TCP"}]));
     world.put(&a).await?;
     let ip = format!("{} 81", world.ip(1));
-    so(&sink, "its port changes", |truth| services(truth, world, &[("a", ip.clone())])).await?;
+    eventually_in_sink(&sink, "its port changes", |truth| services(truth, world, &[("a", ip.clone())]))
+        .await?;
 
     world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
-    so(&sink, "a slice is made", |truth| slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])).await?;
+    eventually_in_sink(&sink, "a slice is made", |truth| {
+        slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
+    })
+    .await?;
     let second = slice(&ns, "a-2", "a", &["10.0.0.2"]);
     world.put(&second).await?;
     world.put(&slice(&ns, "a-1", "a", &["10.0.0.7", "10.0.0.8"])).await?;
     let changed = ("a-1", "a: 10.0.0.7,10.0.0.8".to_owned());
-    so(&sink, "slices come and change", |truth| {
+    eventually_in_sink(&sink, "slices come and change", |truth| {
         slices(truth, world, &[changed.clone(), ("a-2", "a: 10.0.0.2".into())])
     })
     .await?;
     world.delete(&second).await?;
-    so(&sink, "a slice goes", |truth| slices(truth, world, std::slice::from_ref(&changed))).await?;
+    eventually_in_sink(&sink, "a slice goes", |truth| slices(truth, world, std::slice::from_ref(&changed)))
+        .await?;
 
     let own = cidr(&range, "172.30.1.0/24");
     world.put(&own).await?;
-    so(&sink, "a ServiceCIDR comes", |truth| {
+    eventually_in_sink(&sink, "a ServiceCIDR comes", |truth| {
         ensure!(truth.cidrs(&range)?.len() == 1, "{:?}", truth.cidrs(&range)?);
         Ok(())
     })
     .await?;
     world.delete(&own).await?;
     world.delete(&a).await?;
-    so(&sink, "they go", |truth| {
+    eventually_in_sink(&sink, "they go", |truth| {
         ensure!(truth.cidrs(&range)?.is_empty(), "{:?}", truth.cidrs(&range)?);
         services(truth, world, &[])
     })
     .await
 }
 
-pub(crate) async fn case_2_a_service_with_the_label_of_another_proxy_vanishes_and_returns(
+pub(crate) async fn case_2_a_service_of_another_proxy_is_removed_and_restored(
     world: &impl World,
 ) -> Result<()> {
     let plain = service(&world.namespace(), "a", &world.ip(1));
@@ -113,19 +119,19 @@ pub(crate) async fn case_2_a_service_with_the_label_of_another_proxy_vanishes_an
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     world.put(&plain).await?;
-    so(&sink, "the Service is there", |truth| services(truth, world, &there)).await?;
+    eventually_in_sink(&sink, "the Service is there", |truth| services(truth, world, &there)).await?;
     // Any value excludes it, even an empty one.
     for value in ["", "another"] {
         let labelled = with(plain.clone(), "/metadata/labels", json!({"app": "a", PROXY_NAME: value}));
         world.put(&labelled).await?;
-        so(&sink, "it has vanished", |truth| services(truth, world, &[])).await?;
+        eventually_in_sink(&sink, "it has vanished", |truth| services(truth, world, &[])).await?;
         world.put(&plain).await?;
-        so(&sink, "it is back", |truth| services(truth, world, &there)).await?;
+        eventually_in_sink(&sink, "it is back", |truth| services(truth, world, &there)).await?;
     }
     Ok(())
 }
 
-pub(crate) async fn case_1_headless_and_external_services_do_not_count(world: &impl World) -> Result<()> {
+pub(crate) async fn case_1_headless_and_external_services_are_ignored(world: &impl World) -> Result<()> {
     let ns = world.namespace();
     let external = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": ns, "name": "external"},
@@ -138,17 +144,19 @@ pub(crate) async fn case_1_headless_and_external_services_do_not_count(world: &i
     world.put(&service(&ns, "late", "None")).await?;
     // Delivered after the others, so their events have been delivered too.
     world.put(&service(&ns, "z", &world.ip(1))).await?;
-    so(&sink, "only one counts", |truth| services(truth, world, &[("z", format!("{} 80", world.ip(1)))]))
-        .await
+    eventually_in_sink(&sink, "only one counts", |truth| {
+        services(truth, world, &[("z", format!("{} 80", world.ip(1)))])
+    })
+    .await
 }
 
-pub(crate) async fn the_node_is_told_as_it_is(world: &impl World) -> Result<()> {
+pub(crate) async fn node_info_matches_the_node(world: &impl World) -> Result<()> {
     let name = world.node();
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     let none = NodeView { name: name.clone(), ..NodeView::default() };
     let is = async |what: &str, expected: &NodeView| {
-        so(&sink, what, |truth| {
+        eventually_in_sink(&sink, what, |truth| {
             ensure!(truth.node.as_ref() == Some(expected), "the Node is {:?}", truth.node);
             Ok(())
         })
@@ -178,14 +186,14 @@ pub(crate) async fn the_node_is_told_as_it_is(world: &impl World) -> Result<()> 
     is("it is gone", &none).await
 }
 
-pub(crate) async fn a_sink_that_has_forgotten_hears_everything_again(world: &impl World) -> Result<()> {
+pub(crate) async fn a_sink_that_lost_its_state_gets_everything_again(world: &impl World) -> Result<()> {
     let ns = world.namespace();
     world.put(&service(&ns, "a", &world.ip(1))).await?;
     world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     let of_service = [("a", format!("{} 80", world.ip(1)))];
-    so(&sink, "both are told", |truth| {
+    eventually_in_sink(&sink, "both are received", |truth| {
         services(truth, world, &of_service)?;
         slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
     })
@@ -195,14 +203,14 @@ pub(crate) async fn a_sink_that_has_forgotten_hears_everything_again(world: &imp
         // It gets a change, and reports that it knows nothing.
         world.put(&slice(&ns, "a-1", "a", &[&format!("10.0.0.{n}")])).await?;
         world.put(&service(&ns, "b", &world.ip(n))).await?;
-        so(&sink, "all is told again", |truth| {
+        eventually_in_sink(&sink, "everything is received again", |truth| {
             let [a] = of_service.clone();
             services(truth, world, &[a, ("b", format!("{} 80", world.ip(n)))])?;
             slices(truth, world, &[("a-1", format!("a: 10.0.0.{n}"))])
         })
         .await?;
         world.delete(&service(&ns, "b", &world.ip(n))).await?;
-        so(&sink, "as before", |truth| services(truth, world, &of_service)).await?;
+        eventually_in_sink(&sink, "as before", |truth| services(truth, world, &of_service)).await?;
     }
     Ok(())
 }
@@ -216,7 +224,7 @@ pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(wor
     world.put_all(&all).await?;
     let sink = Arc::new(Collector::slow(Duration::from_millis(50)));
     let _source = world.start(&sink);
-    so(&sink, "all slices are told", |truth| {
+    eventually_in_sink(&sink, "all slices are received", |truth| {
         let count = truth.slices(&ns)?.len();
         ensure!(count == COUNT, "{count} of {COUNT}");
         Ok(())
@@ -227,7 +235,9 @@ pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(wor
     Ok(())
 }
 
-pub(crate) async fn a_restarted_source_tells_what_vanished_meanwhile(world: &impl World) -> Result<()> {
+pub(crate) async fn a_restarted_source_reports_deletions_during_its_absence(
+    world: &impl World,
+) -> Result<()> {
     let ns = world.namespace();
     let (a, b) = (service(&ns, "a", &world.ip(1)), service(&ns, "b", &world.ip(2)));
     world.put(&a).await?;
@@ -235,12 +245,17 @@ pub(crate) async fn a_restarted_source_tells_what_vanished_meanwhile(world: &imp
     let sink = Arc::new(Collector::default());
     let there = |n| format!("{} 80", world.ip(n));
     let source = world.start(&sink);
-    so(&sink, "both are there", |truth| services(truth, world, &[("a", there(1)), ("b", there(2))])).await?;
+    eventually_in_sink(&sink, "both are there", |truth| {
+        services(truth, world, &[("a", there(1)), ("b", there(2))])
+    })
+    .await?;
     drop(source);
     world.delete(&a).await?;
     world.put(&service(&ns, "c", &world.ip(3))).await?;
     // To the same sink, which still has the old state.
     let _source = world.start(&sink);
-    so(&sink, "one is gone, one is new", |truth| services(truth, world, &[("b", there(2)), ("c", there(3))]))
-        .await
+    eventually_in_sink(&sink, "one is gone, one is new", |truth| {
+        services(truth, world, &[("b", there(2)), ("c", there(3))])
+    })
+    .await
 }

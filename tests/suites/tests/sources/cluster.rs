@@ -89,9 +89,9 @@ impl InCluster {
 async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
     let (tell, mut nodes) = watch::channel(None::<NodeView>);
     let (health, mut healths) = watch::channel(JobHealth::Pending);
-    let told = name.clone();
+    let output = name.clone();
     let node = watch_node(&api, &name, &health, move |node: Option<Arc<Node>>| {
-        tell.send_replace(Some(node_view(&told, node.as_deref())));
+        tell.send_replace(Some(node_view(&output, node.as_deref())));
     });
     // Also of the Node, one event after the other.
     let both = async {

@@ -1,10 +1,9 @@
 //! Owns: a folder of manifests. In: objects. Out: a file for each, and the source that reads them.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use keelson_cluster::manifests::ManifestFolder;
 use keelson_endpoints::files::{FilesParts, FilesSource};
 use keelson_harness::scratch::Scratch;
 use serde_json::Value;
@@ -13,15 +12,15 @@ use crate::truth::Collector;
 use crate::world::{Running, World, number};
 
 pub(crate) struct InFolder {
-    folder: PathBuf,
+    folder: ManifestFolder,
     number: usize,
     _scratch: Scratch,
 }
 
 impl InFolder {
-    fn file(&self, object: &Value) -> PathBuf {
+    fn file(object: &Value) -> String {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        self.folder.join(format!("{}-{}.json", text("/kind"), text("/metadata/name")))
+        format!("{}-{}.json", text("/kind"), text("/metadata/name"))
     }
 }
 
@@ -30,7 +29,7 @@ impl World for InFolder {
 
     async fn make() -> Result<Self> {
         let scratch = Scratch::new()?;
-        let folder = scratch.dir("manifests")?;
+        let folder = ManifestFolder::new(scratch.dir("manifests")?);
         Ok(Self { folder, number: number(), _scratch: scratch })
     }
 
@@ -39,19 +38,15 @@ impl World for InFolder {
     }
 
     async fn put(&self, object: &Value) -> Result<()> {
-        let file = self.file(object);
-        let draft = self.folder.join(".draft");
-        fs::write(&draft, object.to_string()).with_context(|| format!("cannot write {}", draft.display()))?;
-        fs::rename(&draft, &file).with_context(|| format!("cannot make {}", file.display()))
+        self.folder.write(&Self::file(object), &object.to_string())
     }
 
     async fn delete(&self, object: &Value) -> Result<()> {
-        let file = self.file(object);
-        fs::remove_file(&file).with_context(|| format!("cannot delete {}", file.display()))
+        self.folder.remove(&Self::file(object))
     }
 
     fn start(&self, sink: &Arc<Collector>) -> Running {
-        let parts = FilesParts::new(self.folder.clone(), self.node(), Arc::clone(sink) as Arc<_>);
+        let parts = FilesParts::new(self.folder.path().to_owned(), self.node(), Arc::clone(sink) as Arc<_>);
         Running(tokio::spawn(FilesSource::new(parts).run()))
     }
 }

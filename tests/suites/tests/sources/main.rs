@@ -44,14 +44,14 @@ macro_rules! of_each_source {
 }
 
 of_each_source!(
-    what_there_is_comes_as_a_listing_of_each_kind,
-    each_change_is_told,
-    case_2_a_service_with_the_label_of_another_proxy_vanishes_and_returns,
-    case_1_headless_and_external_services_do_not_count,
-    the_node_is_told_as_it_is,
-    a_sink_that_has_forgotten_hears_everything_again,
+    existing_objects_arrive_as_one_listing_per_kind,
+    each_change_is_sent,
+    case_2_a_service_of_another_proxy_is_removed_and_restored,
+    case_1_headless_and_external_services_are_ignored,
+    node_info_matches_the_node,
+    a_sink_that_lost_its_state_gets_everything_again,
     a_slow_sink_gets_everything_in_bounded_batches,
-    a_restarted_source_tells_what_vanished_meanwhile,
+    a_restarted_source_reports_deletions_during_its_absence,
 );
 
 #[test]

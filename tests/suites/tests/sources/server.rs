@@ -13,12 +13,12 @@ use serde_json::json;
 use crate::cluster::{InCluster, NODE, Shared};
 use crate::objects::{PROXY_NAME, cidr, service, slice, with};
 use crate::truth::{Collector, Known, Named, Truth};
-use crate::world::{World as _, run, so};
+use crate::world::{World as _, eventually_in_sink, run};
 
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
+fn check_events(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
     let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
     let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();
     ensure!(of_services == services && of_slices == slices, "there are {of_services:?} and {of_slices:?}");
@@ -26,11 +26,11 @@ fn are(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> 
 }
 
 /// Requests of a user for a resource.
-fn asked(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
+fn requests_for(world: &InCluster, user: &str, resource: &str) -> Result<Vec<AuditEvent>> {
     world.shared.cluster.api.audit(|event| event.user == user && event.resource == resource)
 }
 
-fn nothing_but<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
+fn check_only<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
     for (name, object) in &known.objects {
         let meta = object.meta();
         let strange = meta.labels.keys().find(|label| !labels.contains(&label.as_str()));
@@ -43,7 +43,7 @@ fn nothing_but<T: Named>(known: &Known<T>, labels: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn what_nobody_reads_does_not_come_and_what_does_not_count_is_not_asked_for() -> Result<()> {
+fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
     run(async {
         let world = InCluster::make().await?;
         let ns = world.namespace();
@@ -59,23 +59,29 @@ fn what_nobody_reads_does_not_come_and_what_does_not_count_is_not_asked_for() ->
         world.put(&hidden).await?;
         let sink = Arc::new(Collector::default());
         let _source = world.start(&sink);
-        so(&sink, "what counts is told", |truth| are(truth, &world, &["a"], &["a-1"])).await?;
+        eventually_in_sink(&sink, "relevant objects are received", |truth| {
+            check_events(truth, &world, &["a"], &["a-1"])
+        })
+        .await?;
         // With a watch as with the list.
         world.put(&service(&ns, "late", "None")).await?;
         world.put(&service(&ns, "z", &world.ip(3))).await?;
         world.put(&slice(&ns, "z-1", "z", &["10.0.0.3"])).await?;
-        so(&sink, "and what comes later", |truth| are(truth, &world, &["a", "z"], &["a-1", "z-1"])).await?;
+        eventually_in_sink(&sink, "and what comes later", |truth| {
+            check_events(truth, &world, &["a", "z"], &["a-1", "z-1"])
+        })
+        .await?;
         let truth = sink.truth();
         for never in ["headless", "foreign", "late"] {
-            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was told");
+            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was received");
         }
         ensure!(
             !truth.slices.ever.contains(&format!("{ns}/h-1")),
-            "the slice of a headless Service was told"
+            "the slice of a headless Service was received"
         );
-        nothing_but(&truth.services, &[])?;
-        nothing_but(&truth.slices, &["kubernetes.io/service-name"])?;
-        nothing_but(&truth.cidrs, &[])?;
+        check_only(&truth.services, &[])?;
+        check_only(&truth.slices, &["kubernetes.io/service-name"])?;
+        check_only(&truth.cidrs, &[])?;
         let slice = &truth.slices.objects[&format!("{ns}/a-1")];
         ensure!(slice.meta().annotations.len() == 1, "when the change was made is lost: {slice:?}");
         Ok(())
@@ -83,7 +89,7 @@ fn what_nobody_reads_does_not_come_and_what_does_not_count_is_not_asked_for() ->
 }
 
 #[test]
-fn an_api_server_that_restarts_loses_nothing() -> Result<()> {
+fn a_restarted_api_server_loses_nothing() -> Result<()> {
     run(async {
         let mut world = InCluster::of(Arc::new(Shared::start().await?)).await?;
         let ns = world.namespace();
@@ -94,21 +100,24 @@ fn an_api_server_that_restarts_loses_nothing() -> Result<()> {
         let sink = Arc::new(Collector::default());
         let kubeconfig = world.shared.companion.kubeconfig();
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        so(&sink, "what there is is told", |truth| are(truth, &world, &["a", "b"], &["b-1"])).await?;
+        eventually_in_sink(&sink, "existing objects are received", |truth| {
+            check_events(truth, &world, &["a", "b"], &["b-1"])
+        })
+        .await?;
 
         world.own()?.cluster.api.kill9()?;
-        so(&sink, "it is said that the server is away", |truth| {
-            COLLECTED.iter().try_for_each(|kind| truth.fails(*kind, "(Unreachable)"))?;
-            are(truth, &world, &["a", "b"], &["b-1"])
+        eventually_in_sink(&sink, "the outage of the server is reported", |truth| {
+            COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "(Unreachable)"))?;
+            check_events(truth, &world, &["a", "b"], &["b-1"])
         })
         .await?;
         world.own()?.cluster.api.start_again().await?;
         world.delete(&a).await?;
         world.put(&service(&ns, "c", &world.ip(3))).await?;
-        so(&sink, "what changed after the kill is told", |truth| {
+        eventually_in_sink(&sink, "changes after the kill are received", |truth| {
             api.wake_watches();
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["b", "c"], &["b-1"])
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["b", "c"], &["b-1"])
         })
         .await?;
 
@@ -116,10 +125,10 @@ fn an_api_server_that_restarts_loses_nothing() -> Result<()> {
         world.own()?.cluster.api.start_again().await?;
         world.delete(&slice(&ns, "b-1", "b", &[])).await?;
         world.put(&slice(&ns, "b-2", "b", &["10.0.0.2"])).await?;
-        so(&sink, "what changed after the restart is told", |truth| {
+        eventually_in_sink(&sink, "changes after the restart are received", |truth| {
             api.wake_watches();
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["b", "c"], &["b-2"])
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["b", "c"], &["b-2"])
         })
         .await
     })
@@ -139,9 +148,9 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         let kubeconfig = world.own()?.companion.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        so(&sink, "what there is is told", |truth| {
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["a"], &["a-1"])
+        eventually_in_sink(&sink, "existing objects are received", |truth| {
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["a"], &["a-1"])
         })
         .await?;
 
@@ -159,13 +168,13 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         world.own()?.cluster.api.kill9()?;
         world.shared.cluster.etcd.compact().await?;
         world.own()?.cluster.api.start_again().await?;
-        are(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
+        check_events(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
         proxy.repair();
         proxy.reset();
-        so(&sink, "what is so now is told", |truth| {
+        eventually_in_sink(&sink, "the current objects are received", |truth| {
             api.wake_watches();
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["b"], &["b-1"])?;
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["b"], &["b-1"])?;
             let slices = truth.slices(&ns)?;
             ensure!(slices["b-1"] == "b: 10.0.0.19", "{slices:?}");
             Ok(())
@@ -181,7 +190,7 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
 }
 
 #[test]
-fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
+fn lost_rights_are_reported_and_recovered() -> Result<()> {
     run(async {
         let world = InCluster::make().await?;
         let ns = world.namespace();
@@ -200,9 +209,9 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
         let kubeconfig = identity.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        so(&sink, "all is well", |truth| {
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["a"], &[])
+        eventually_in_sink(&sink, "everything is healthy", |truth| {
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["a"], &[])
         })
         .await?;
 
@@ -210,8 +219,8 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
         bindings.delete(&account, &DeleteParams::default()).await?;
         // An open watch continues; a new one is refused, once the authorizer has the change.
         let broken = std::cell::Cell::new(0);
-        so(&sink, "the lost rights are said", |truth| {
-            let refused = COLLECTED.iter().try_for_each(|kind| truth.fails(*kind, "403"));
+        eventually_in_sink(&sink, "the lost rights are reported", |truth| {
+            let refused = COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "403"));
             broken.set(broken.get() + 1);
             if refused.is_err() && broken.get() % 50 == 1 {
                 proxy.reset();
@@ -220,15 +229,15 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
             refused
         })
         .await?;
-        are(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
+        check_events(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
         world.put(&service(&ns, "b", &world.ip(2))).await?;
         world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
 
         world.admin().apply(&binding.to_string()).await?;
-        so(&sink, "all is well again", |truth| {
+        eventually_in_sink(&sink, "everything is healthy again", |truth| {
             api.wake_watches();
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["a", "b"], &["b-1"])
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["a", "b"], &["b-1"])
         })
         .await
     })
@@ -236,7 +245,7 @@ fn rights_that_are_lost_are_said_and_found_again() -> Result<()> {
 
 /// A node may read Services by the API server's own rules, and the rest with the shipped ones.
 #[test]
-fn role_node_needs_the_rights_that_are_shipped_and_no_others() -> Result<()> {
+fn role_node_needs_exactly_the_shipped_rights() -> Result<()> {
     run(async {
         let world = InCluster::make().await?;
         let ns = world.namespace();
@@ -245,22 +254,22 @@ fn role_node_needs_the_rights_that_are_shipped_and_no_others() -> Result<()> {
         let identity = world.shared.cluster.node(&world.shared.scratch, &world.node()).await?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&identity.kubeconfig(), &sink);
-        so(&sink, "Services alone are well", |truth| {
-            truth.well(&[SourceKind::Services])?;
+        eventually_in_sink(&sink, "only Services are healthy", |truth| {
+            truth.check_healthy(&[SourceKind::Services])?;
             ensure!(truth.services(&ns)?.len() == 1, "{:?}", truth.services(&ns)?);
-            truth.fails(SourceKind::EndpointSlices, "403")?;
-            truth.fails(SourceKind::ServiceCidrs, "403")
+            truth.check_failing(SourceKind::EndpointSlices, "403")?;
+            truth.check_failing(SourceKind::ServiceCidrs, "403")
         })
         .await?;
         world.admin().apply(NODE).await?;
-        so(&sink, "all is well", |truth| {
+        eventually_in_sink(&sink, "everything is healthy", |truth| {
             api.wake_watches();
-            truth.well(&COLLECTED)?;
-            are(truth, &world, &["a"], &["a-1"])
+            truth.check_healthy(&COLLECTED)?;
+            check_events(truth, &world, &["a"], &["a-1"])
         })
         .await?;
         for resource in ["services", "endpointslices", "servicecidrs"] {
-            let asked = asked(&world, identity.user(), resource)?;
+            let asked = requests_for(&world, identity.user(), resource)?;
             let strange = asked.iter().find(|event| !["list", "watch"].contains(&event.verb.as_str()));
             ensure!(strange.is_none(), "{strange:?}");
             ensure!(asked.iter().any(|event| event.verb == "watch"), "{resource} was never watched");

@@ -83,7 +83,7 @@ impl<T: Named> Known<T> {
             }
             if self.unknown {
                 if !self.forgotten {
-                    faults.push("something was told before a listing had begun".to_owned());
+                    faults.push("something was received before a listing had begun".to_owned());
                 }
                 return Ack::Relist;
             }
@@ -124,7 +124,7 @@ impl<T: Named> Known<T> {
 
     /// The relevant objects of a namespace, abbreviated; fails during a listing.
     fn short(&self, of: &str, text: impl Fn(&T) -> Option<String>) -> Result<Short> {
-        ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "nothing whole is known");
+        ensure!(!self.unknown && self.listing.is_none() && self.listings > 0, "no complete listing is known");
         let those = self.objects.iter().filter(|(name, _)| name.starts_with(of));
         Ok(those.filter_map(|(name, object)| Some((name[of.len()..].to_owned(), text(object)?))).collect())
     }
@@ -171,20 +171,24 @@ impl Truth {
     }
 
     /// Latest health of a kind's watch.
-    pub(crate) fn fares(&self, kind: SourceKind) -> Option<&JobHealth> {
+    pub(crate) fn latest_health(&self, kind: SourceKind) -> Option<&JobHealth> {
         self.health.get(&kind)?.last()
     }
 
     /// Fails unless the watch of each of these kinds is healthy.
-    pub(crate) fn well(&self, kinds: &[SourceKind]) -> Result<()> {
+    pub(crate) fn check_healthy(&self, kinds: &[SourceKind]) -> Result<()> {
         for kind in kinds {
-            ensure!(self.fares(*kind) == Some(&JobHealth::Healthy), "{kind:?}: {:?}", self.fares(*kind));
+            ensure!(
+                self.latest_health(*kind) == Some(&JobHealth::Healthy),
+                "{kind:?}: {:?}",
+                self.latest_health(*kind)
+            );
         }
         Ok(())
     }
 
-    pub(crate) fn fails(&self, kind: SourceKind, with: &str) -> Result<()> {
-        match self.fares(kind) {
+    pub(crate) fn check_failing(&self, kind: SourceKind, with: &str) -> Result<()> {
+        match self.latest_health(kind) {
             Some(JobHealth::Failing { reason, .. }) if reason.contains(with) => Ok(()),
             other => anyhow::bail!("{kind:?}: {other:?}"),
         }
@@ -247,7 +251,7 @@ impl Collector {
     }
 
     /// Fails if the source violated a guarantee.
-    pub(crate) fn kept(&self) -> Result<()> {
+    pub(crate) fn check_guarantees(&self) -> Result<()> {
         let truth = self.truth();
         ensure!(truth.faults.is_empty(), "{:?}", truth.faults);
         Ok(())

@@ -64,7 +64,11 @@ pub(crate) trait World: Sized {
     }
 }
 
-pub(crate) async fn so(sink: &Collector, what: &str, check: impl Fn(&Truth) -> Result<()>) -> Result<()> {
+pub(crate) async fn eventually_in_sink(
+    sink: &Collector,
+    what: &str,
+    check: impl Fn(&Truth) -> Result<()>,
+) -> Result<()> {
     eventually(PATIENCE, what, || {
         let outcome = check(&sink.truth());
         async {
@@ -75,5 +79,5 @@ pub(crate) async fn so(sink: &Collector, what: &str, check: impl Fn(&Truth) -> R
         }
     })
     .await?;
-    sink.kept()
+    sink.check_guarantees()
 }

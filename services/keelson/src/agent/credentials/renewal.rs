@@ -147,7 +147,7 @@ impl Renewal {
         let key = self.key()?;
         let request = key.request(&self.node)?;
         match api.request_certificate(&request).await {
-            Err(error) if by == By::Bootstrap && error.kind == ApiErrorKind::Unauthorized => {
+            Err(error) if by == RequestCredentials::Bootstrap && error.kind == ApiErrorKind::Unauthorized => {
                 return Err(RenewalError::Bootstrap { kubeconfig: self.kubeconfig.display().to_string() });
             }
             other => other?,

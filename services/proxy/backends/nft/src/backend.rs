@@ -137,7 +137,7 @@ impl NftBackend {
     ) -> Result<Outcome, BackendError> {
         let outcome = result?;
         if outcome.full || outcome.structure > 0 {
-            self.families[family as usize].offload.distrust();
+            self.families[family as usize].offload.invalidate();
         }
         self.count_transactions(family, outcome.transactions);
         Ok(outcome)
@@ -147,7 +147,7 @@ impl NftBackend {
     /// in the other.
     fn count_transactions(&mut self, of: Family, transactions: usize) {
         for family in Family::ALL.into_iter().filter(|family| *family != of) {
-            self.families[family as usize].table.others(transactions);
+            self.families[family as usize].table.add_own_transactions(transactions);
         }
     }
 }
@@ -158,7 +158,7 @@ impl FamilyState {
     }
 
     fn disabled(family: Family, options: &Options, reason: String) -> Self {
-        Self { disabled: Some(reason), ..Self::new(Table::unread(placeholder(family, options))) }
+        Self { disabled: Some(reason), ..Self::new(Table::unread(initial_base(family, options))) }
     }
 }
 
@@ -171,11 +171,11 @@ fn open_family(
     if let Some(reason) = ip_families::disabled(family) {
         return Ok(FamilyState::disabled(family, options, reason.to_owned()));
     }
-    let base = placeholder(family, options);
+    let base = initial_base(family, options);
     if let (Some(tables), Access::Program) = (tables.as_deref_mut(), access)
         && !tables.netlink().tables()?.contains(&(family, TABLE.to_owned()))
     {
-        rehearse(tables, &base)?;
+        probe_features(tables, &base)?;
     }
     let mut state = FamilyState::new(match tables.as_deref_mut() {
         Some(tables) => Table::open(base, tables)?,
@@ -196,7 +196,7 @@ fn open_family(
 }
 
 /// Base of the fixed rules until the node is known; no rule made from it stays in the kernel.
-fn placeholder(family: Family, options: &Options) -> Base {
+fn initial_base(family: Family, options: &Options) -> Base {
     Base {
         family,
         masquerade_all: options.masquerade_all,
@@ -208,7 +208,7 @@ fn placeholder(family: Family, options: &Options) -> Base {
 
 /// Creates everything that may ever be needed and deletes it again, in one transaction: the kernel checks every part,
 /// and nothing is left afterwards.
-fn rehearse(tables: &mut dyn NfTables, base: &Base) -> Result<(), KernelError> {
+fn probe_features(tables: &mut dyn NfTables, base: &Base) -> Result<(), KernelError> {
     let counted = |choice| {
         let affinity = Chain::Affinity { choice, count: 1, seconds: 1, group: 0 };
         affinity.companions().into_iter().chain([affinity, Chain::LoadBalance { choice, count: 1 }])
@@ -244,7 +244,7 @@ impl Backend for NftBackend {
 
     fn features(&self) -> Vec<String> {
         let status = |state: &FamilyState| {
-            Some(format!("flowtable {}: {}", state.table.family(), state.offload.in_words()?))
+            Some(format!("flowtable {}: {}", state.table.family(), state.offload.status_text()?))
         };
         self.families.iter().filter_map(status).collect()
     }
@@ -297,7 +297,7 @@ impl Backend for NftBackend {
     /// Deletes and prepares chains, and syncs the interfaces of the flowtable.
     fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
         let (tables, state) = self.open_state(family)?;
-        let result = state.table.collect(tables, now);
+        let result = state.table.maintain_chains(tables, now);
         let outcome = self.finish(family, result)?;
         self.sync_devices(family, now)?;
         Ok(outcome)

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_somebody_elses() {
+    fn other_names_are_not_parsed() {
         for name in [
             "",
             "lb-",

@@ -44,31 +44,31 @@ pub(crate) const CHUNK: usize = 16_384;
 /// An unused counted chain is deleted after this time. Counts recur, in particular of Services that are scaled up and
 /// down, and a new chain for the count would cost 20 to 70 ms at 100,000 slots. Before 6.2, a kernel that deletes an
 /// element may also use its target for a moment.
-pub(crate) const CHAIN_REST: Duration = Duration::from_secs(3600);
+pub(crate) const UNUSED_CHAIN_TTL: Duration = Duration::from_secs(3600);
 
 /// Pause before chains are deleted and prepared again after the kernel has rejected it.
-pub(crate) const REFUSED_REST: Duration = Duration::from_secs(300);
+pub(crate) const MAINTENANCE_RETRY: Duration = Duration::from_secs(300);
 
 /// Differences that a check verifies one by one, at some microseconds each. With more of them the whole table is read
 /// again.
 const VERIFY_MAX: usize = 4_096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum TableState {
     /// Unknown, or a transaction failed: the next sync reads and compares.
-    No,
+    Unknown,
     /// As the plan was when operations were last taken.
-    AsPlanned,
+    Planned,
 }
 
 #[derive(Debug)]
 pub(crate) struct Table {
     base: Base,
     plan: Plan,
-    known: Known,
+    state: TableState,
     synced: bool,
     /// The counted chains of the table; since when a chain is unused, unless it is a prepared one.
-    made: BTreeMap<Chain, Option<Instant>>,
+    chains: BTreeMap<Chain, Option<Instant>>,
     /// The kernel's transaction count, as last known.
     generation: u32,
     /// Another program has committed since the last comparison.
@@ -101,9 +101,9 @@ impl Table {
         Self {
             base,
             plan,
-            known: Known::No,
+            state: TableState::Unknown,
             synced: false,
-            made: BTreeMap::new(),
+            chains: BTreeMap::new(),
             generation: 0,
             unchecked: false,
             refused: None,
@@ -128,7 +128,7 @@ impl Table {
     pub(crate) fn set_base(&mut self, base: Base) {
         if self.base != base {
             self.base = base;
-            self.distrust();
+            self.invalidate();
         }
     }
 
@@ -142,7 +142,7 @@ impl Table {
     }
 
     pub(crate) fn chains(&self) -> usize {
-        self.fixed().len() + self.made.len()
+        self.fixed().len() + self.chains.len()
     }
 
     /// A copy of the wanted ruleset, printable without holding the table: about 0.1 microseconds per element.
@@ -168,8 +168,8 @@ impl Table {
     }
 
     /// The next sync reads the table and compares.
-    pub(crate) fn distrust(&mut self) {
-        self.known = Known::No;
+    pub(crate) fn invalidate(&mut self) {
+        self.state = TableState::Unknown;
         self.plan.record(false);
     }
 
@@ -179,23 +179,23 @@ impl Table {
     /// The kernel rejected the changes, after all useful retries: the table may be older than the plan in parts, and
     /// the next sync compares everything.
     pub(crate) fn sync(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
-        if self.known == Known::AsPlanned {
-            match self.follow(tables, now) {
+        if self.state == TableState::Planned {
+            match self.sync_incremental(tables, now) {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) if error.kind() == ErrorKind::Resync => {
                     tracing::warn!(family = %self.family(), %error, "drift detected in the table; starting a \
                                                                      full sync");
                 }
                 Err(error) => {
-                    self.distrust();
+                    self.invalidate();
                     return Err(error);
                 }
             }
         }
         // If the table was not as planned, another program has changed it.
-        let is_drift = self.known == Known::AsPlanned;
-        self.distrust();
-        self.compare(tables, is_drift, now)
+        let is_drift = self.state == TableState::Planned;
+        self.invalidate();
+        self.sync_full(tables, is_drift, now)
     }
 
     /// Whether another program has committed anything since the last comparison, in this table or not. If so, the
@@ -210,7 +210,7 @@ impl Table {
 
     /// Whether the table is assumed to be as planned, except for pending changes of the plan.
     pub(crate) fn is_trusted(&self) -> bool {
-        self.known == Known::AsPlanned
+        self.state == TableState::Planned
     }
 
     /// Whether no change of the plan waits for a sync.
@@ -230,7 +230,7 @@ impl Table {
         tables: &mut dyn NfTables,
         now: Instant,
     ) -> Result<Outcome, KernelError> {
-        if self.known != Known::AsPlanned {
+        if self.state != TableState::Planned {
             // The next sync compares everything.
             return Ok(Outcome::default());
         }
@@ -241,18 +241,18 @@ impl Table {
             _ => Difference { absent: true, ..Difference::default() },
         };
         if difference.absent || difference.rebuild || difference.ops.len() > VERIFY_MAX {
-            self.distrust();
-            return self.compare(tables, true, now);
+            self.invalidate();
+            return self.sync_full(tables, true, now);
         }
         difference.ops = self.verify(difference.ops, tables)?;
         // Chains that were not created yet are no drift.
-        difference.prepared.retain(|chain| self.made.contains_key(chain));
+        difference.prepared.retain(|chain| self.chains.contains_key(chain));
         let mut outcome = Outcome::default();
         if let Err(error) = self.repair(tables, difference, &mut outcome) {
-            self.distrust();
+            self.invalidate();
             // The table has changed again: only a full comparison helps.
             return if error.kind() == ErrorKind::Resync {
-                self.compare(tables, true, now)
+                self.sync_full(tables, true, now)
             } else {
                 Err(error)
             };
@@ -264,29 +264,29 @@ impl Table {
     }
 
     /// Our transactions in another table of the network namespace, which do not count as another program's.
-    pub(crate) fn others(&mut self, transactions: usize) {
+    pub(crate) fn add_own_transactions(&mut self, transactions: usize) {
         self.count(transactions);
     }
 
-    /// Deletes counted chains that were unused for [`CHAIN_REST`], and creates a batch of the missing prepared ones.
+    /// Deletes counted chains that were unused for [`UNUSED_CHAIN_TTL`], and creates a batch of the missing prepared ones.
     ///
     /// # Errors
-    /// The kernel rejected it; the next sync compares everything, and this is not retried for [`REFUSED_REST`].
-    pub(crate) fn collect(
+    /// The kernel rejected it; the next sync compares everything, and this is not retried for [`MAINTENANCE_RETRY`].
+    pub(crate) fn maintain_chains(
         &mut self,
         tables: &mut dyn NfTables,
         now: Instant,
     ) -> Result<Outcome, KernelError> {
-        let rested = |since: &Option<Instant>| {
-            since.is_some_and(|since| now.saturating_duration_since(since) >= CHAIN_REST)
+        let is_expired = |since: &Option<Instant>| {
+            since.is_some_and(|since| now.saturating_duration_since(since) >= UNUSED_CHAIN_TTL)
         };
         let old: Vec<Chain> =
-            self.made.iter().filter(|(_, since)| rested(since)).map(|(&chain, _)| chain).collect();
+            self.chains.iter().filter(|(_, since)| is_expired(since)).map(|(&chain, _)| chain).collect();
         let at_once = prepared_at_once(self.plan.counts().elements(SetName::Slots));
         let missing: Vec<Chain> =
-            Chain::prepared().filter(|chain| !self.made.contains_key(chain)).take(at_once).collect();
-        let refused = self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED_REST);
-        if self.known != Known::AsPlanned || refused || (old.is_empty() && missing.is_empty()) {
+            Chain::prepared().filter(|chain| !self.chains.contains_key(chain)).take(at_once).collect();
+        let refused = self.refused.is_some_and(|at| now.saturating_duration_since(at) < MAINTENANCE_RETRY);
+        if self.state != TableState::Planned || refused || (old.is_empty() && missing.is_empty()) {
             return Ok(Outcome::default());
         }
         let mut outcome = Outcome { structure: old.len() + missing.len(), ..Outcome::default() };
@@ -294,13 +294,13 @@ impl Table {
         make_chains(&self.base, &missing, &mut changes);
         if let Err(error) = self.commit(tables, &changes, &mut outcome) {
             self.refused = Some(now);
-            self.distrust();
+            self.invalidate();
             return Err(error);
         }
         for chain in old {
-            self.made.remove(&chain);
+            self.chains.remove(&chain);
         }
-        self.made.extend(missing.into_iter().map(|chain| (chain, None)));
+        self.chains.extend(missing.into_iter().map(|chain| (chain, None)));
         Ok(outcome)
     }
 
@@ -310,10 +310,11 @@ impl Table {
     }
 
     /// Applies the operations since the last sync.
-    fn follow(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
+    fn sync_incremental(&mut self, tables: &mut dyn NfTables, now: Instant) -> Result<Outcome, KernelError> {
         let ops = self.plan.take_ops();
         let used = self.used_chains();
-        let fresh: Vec<Chain> = used.iter().filter(|chain| !self.made.contains_key(chain)).copied().collect();
+        let fresh: Vec<Chain> =
+            used.iter().filter(|chain| !self.chains.contains_key(chain)).copied().collect();
         let mut outcome = Outcome { structure: fresh.len(), ..Outcome::default() };
         if !ops.is_empty() || !fresh.is_empty() {
             let mut changes = Vec::new();
@@ -325,7 +326,7 @@ impl Table {
     }
 
     /// Reads the table and syncs it with the plan. `is_drift`: another program has changed it.
-    fn compare(
+    fn sync_full(
         &mut self,
         tables: &mut dyn NfTables,
         is_drift: bool,
@@ -340,7 +341,7 @@ impl Table {
         let mut outcome = Outcome { full: true, ..Outcome::default() };
         if found.is_none() {
             self.fill(tables, &mut outcome)?;
-            self.made = self.wanted_chains().into_iter().map(|chain| (chain, None)).collect();
+            self.chains = self.wanted_chains().into_iter().map(|chain| (chain, None)).collect();
         } else {
             let mut difference = self.differ(found);
             if !is_complete && !difference.rebuild {
@@ -350,7 +351,7 @@ impl Table {
         }
         outcome.repaired = is_drift && self.synced && !outcome.is_nothing();
         self.note_chains(&self.used_chains(), now);
-        self.known = Known::AsPlanned;
+        self.state = TableState::Planned;
         self.synced = true;
         self.plan.forget_existing();
         self.plan.record(true);
@@ -367,9 +368,9 @@ impl Table {
     /// Records that the counted chains exist, and since when chains are unused.
     fn note_chains(&mut self, used: &BTreeSet<Chain>, now: Instant) {
         for &chain in used {
-            self.made.insert(chain, None);
+            self.chains.insert(chain, None);
         }
-        for (chain, since) in &mut self.made {
+        for (chain, since) in &mut self.chains {
             if !used.contains(chain) && !chain.is_prepared() && since.is_none() {
                 *since = Some(now);
             }

@@ -171,7 +171,7 @@ fn as_found(elements: &[Element]) -> Elements {
     elements.iter().map(|element| ((element.set, element.key), (element.key_end, element.value))).collect()
 }
 
-fn whole(family: Family) -> (Netlink, Vec<Element>) {
+fn full_table(family: Family) -> (Netlink, Vec<Element>) {
     let mut netlink = Netlink::open().expect("a socket");
     let elements = every_kind(family);
     let mut changes = structure(family);
@@ -199,12 +199,12 @@ fn differences(found: &Found, family: Family) -> Vec<String> {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
+fn tables_survive_a_round_trip() {
     for family in Family::ALL {
         in_namespace(move || {
             let mut netlink = Netlink::open().expect("a socket");
             assert_eq!(netlink.read(family).expect("read"), None, "no table yet");
-            let (mut netlink, elements) = whole(family);
+            let (mut netlink, elements) = full_table(family);
             let mut found = found(&mut netlink, family);
             assert_eq!(differences(&found, family), Vec::<String>::new());
             let mut chains: Vec<Chain> = found.chains().collect();
@@ -241,10 +241,10 @@ fn assert_elements(netlink: &mut Netlink, family: Family, expected: &[Element]) 
 }
 
 #[test]
-fn every_element_can_be_deleted_and_added_again() {
+fn every_element_can_be_deleted_and_restored() {
     for family in Family::ALL {
         in_namespace(move || {
-            let (mut netlink, elements) = whole(family);
+            let (mut netlink, elements) = full_table(family);
             // One by one, so that neighbours stay; then all of them.
             for (place, element) in elements.iter().enumerate() {
                 netlink.commit(family, &[Change::Element(Op::Delete(*element))]).expect("deleted");
@@ -267,7 +267,7 @@ fn every_element_can_be_deleted_and_added_again() {
 fn elements_are_replaced_in_one_transaction() {
     for family in Family::ALL {
         in_namespace(move || {
-            let (mut netlink, mut elements) = whole(family);
+            let (mut netlink, mut elements) = full_table(family);
             elements.retain(|element| element.set != SetName::Slots);
             let (old, new) = (slot(family, 7, 0, 77), slot(family, 7, 0, 99));
             let before = netlink.generation().expect("a generation").id;
@@ -292,10 +292,10 @@ fn elements_are_replaced_in_one_transaction() {
 }
 
 #[test]
-fn a_refused_change_leaves_nothing_and_is_named() {
+fn a_refused_change_is_named_and_rolled_back() {
     in_namespace(|| {
         let family = Family::V4;
-        let (mut netlink, elements) = whole(family);
+        let (mut netlink, elements) = full_table(family);
         let generation = netlink.generation().expect("a generation");
         let mut changes: Vec<Change> =
             (0..2000).map(|index| Change::Element(Op::Add(slot(family, 9, index, 5)))).collect();
@@ -332,17 +332,17 @@ fn a_refused_change_leaves_nothing_and_is_named() {
             (Change::Element(Op::Add(overlap)), Errno::EEXIST),
         ] {
             let error = netlink.commit(family, std::slice::from_ref(&change)).expect_err("refused");
-            let KernelError::Refused { errno: said, .. } = error else { panic!("{change:?}: {error:?}") };
-            assert_eq!((said, error.kind()), (errno, ErrorKind::Resync), "{change:?}: {error}");
+            let KernelError::Refused { errno: message, .. } = error else { panic!("{change:?}: {error:?}") };
+            assert_eq!((message, error.kind()), (errno, ErrorKind::Resync), "{change:?}: {error}");
         }
     });
 }
 
 #[test]
-fn what_somebody_changes_by_hand_is_noticed() {
+fn manual_changes_are_detected() {
     for (family, ip) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
         in_namespace(move || {
-            let (mut netlink, elements) = whole(family);
+            let (mut netlink, elements) = full_table(family);
             let mut expect = |command: &str, wrong: &[&str]| {
                 nft(&command.replace("TABLE", &format!("{ip} keelson")));
                 let found = netlink.read(family).expect("read").expect("a table");
@@ -397,7 +397,7 @@ fn what_somebody_changes_by_hand_is_noticed() {
 }
 
 #[test]
-fn sets_that_are_made_otherwise_are_noticed() {
+fn sets_of_another_type_are_detected() {
     in_namespace(|| {
         let family = Family::V4;
         nft("add table ip keelson; add set ip keelson cluster-ips { type ipv4_addr; flags timeout; }; \
@@ -421,7 +421,7 @@ fn sets_that_are_made_otherwise_are_noticed() {
 }
 
 #[test]
-fn foreign_tables_are_seen_and_left_alone() {
+fn foreign_tables_are_listed_and_not_changed() {
     in_namespace(|| {
         nft(
             "add table ip kube-proxy; add chain ip kube-proxy cluster-ips; add table ip6 kube-proxy; add table inet other; \
@@ -431,7 +431,7 @@ fn foreign_tables_are_seen_and_left_alone() {
         let mut netlink = Netlink::open().expect("a socket");
         for family in Family::ALL {
             assert_eq!(netlink.read(family).expect("read"), None);
-            let (mut other, _) = whole(family);
+            let (mut other, _) = full_table(family);
             assert_eq!(differences(&found(&mut other, family), family), Vec::<String>::new());
         }
         let mut tables = netlink.tables().expect("tables");
@@ -482,7 +482,7 @@ fn a_transaction_of_120_000_elements() {
 fn every_message_that_fails_of_a_large_transaction_is_answered() {
     in_namespace(|| {
         let family = Family::V4;
-        let (mut netlink, _) = whole(family);
+        let (mut netlink, _) = full_table(family);
         // Each change is a message, and each is rejected.
         let changes = vec![Change::MakeSet(SetName::Slots); 20_000];
         let error = netlink.commit(family, &changes).expect_err("refused");
@@ -494,15 +494,15 @@ fn every_message_that_fails_of_a_large_transaction_is_answered() {
 }
 
 #[test]
-fn two_writers_see_each_other() {
+fn two_writers_detect_each_other() {
     in_namespace(|| {
         let family = Family::V4;
-        let (mut one, mut elements) = whole(family);
+        let (mut one, mut elements) = full_table(family);
         let mut other = Netlink::open().expect("a socket");
         let before = one.generation().expect("a generation").id;
         let mine = slot(family, 11, 0, 1);
         other.commit(family, &[Change::Element(Op::Add(mine))]).expect("added");
-        assert_eq!(one.generation().expect("a generation").id, before + 1, "somebody has committed");
+        assert_eq!(one.generation().expect("a generation").id, before + 1, "another program has committed");
         let error = one.commit(family, &[Change::Element(Op::Add(mine))]).expect_err("it is there");
         assert_eq!(error.kind(), ErrorKind::Resync, "{error}");
         elements.push(mine);
@@ -536,10 +536,10 @@ fn two_writers_see_each_other() {
 }
 
 #[test]
-fn a_table_that_has_just_grown_is_read_whole() {
+fn a_growing_table_is_read_completely() {
     in_namespace(|| {
         let family = Family::V6;
-        let (mut netlink, _) = whole(family);
+        let (mut netlink, _) = full_table(family);
         // The kernel enlarges its hash tables after the transaction, during the read.
         for round in 0..30 {
             let elements: Vec<Element> =
@@ -557,7 +557,7 @@ fn a_table_that_has_just_grown_is_read_whole() {
 }
 
 #[test]
-fn without_cap_net_admin_the_error_says_what_is_missing() {
+fn without_cap_net_admin_the_error_names_the_capability() {
     let this = std::env::current_exe().expect("the test's own path");
     let output = Command::new("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", "--"])
@@ -567,17 +567,17 @@ fn without_cap_net_admin_the_error_says_what_is_missing() {
         .args(["--ignored", "--exact", "child_without_cap_net_admin", "--nocapture"])
         .output()
         .expect("setpriv (util-linux) is installed");
-    let said = String::from_utf8_lossy(&output.stdout);
+    let message = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 passed"),
-        "{said}{}",
+        output.status.success() && message.contains("1 passed"),
+        "{message}{}",
         String::from_utf8_lossy(&output.stderr)
     );
 }
 
 /// Run by the test above, without the capability.
 #[test]
-#[ignore = "is a part of without_cap_net_admin_the_error_says_what_is_missing"]
+#[ignore = "is a part of without_cap_net_admin_the_error_names_the_capability"]
 fn child_without_cap_net_admin() {
     let error = Netlink::open().expect_err("no capability");
     assert_eq!(error, KernelError::NotPermitted);

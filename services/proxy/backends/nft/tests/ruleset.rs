@@ -447,7 +447,7 @@ fn readable(base: &Base) -> (Vec<Chain>, Vec<Element>) {
 }
 
 #[test]
-fn the_kernel_is_sent_what_nft_makes_of_the_text() {
+fn encoded_rules_equal_those_of_nft() {
     for base in bases() {
         let (chains, elements) = readable(&base);
         let (by_text, sets_by_text) = in_namespace(|| {

@@ -42,7 +42,7 @@ fn p1_the_limit_follows_the_processors() {
 }
 
 #[test]
-fn p1_what_is_zero_is_left_alone() {
+fn p1_zero_values_are_not_written() {
     assert_eq!(values(&ConntrackOptions::default(), 8), []);
     let all = ConntrackOptions {
         tcp_be_liberal: true,
@@ -92,7 +92,7 @@ impl Sysctls for Fake {
 }
 
 #[test]
-fn p1_what_differs_is_written_and_what_cannot_be_is_said() {
+fn p1_differing_values_are_written_and_refusals_reported() {
     let kernel = Fake {
         values: RefCell::new(
             [(BUCKETS, 100_000), (MAX, 400_000), (TCP_ESTABLISHED, 432_000)]
@@ -132,7 +132,7 @@ fn p1_what_differs_is_written_and_what_cannot_be_is_said() {
 }
 
 #[test]
-fn p1_files_are_read_and_written_and_never_made() {
+fn p1_files_are_read_and_written_and_never_created() {
     let folder = tempfile::tempdir().expect("a folder");
     let files = ProcSys(folder.path().to_owned());
     fs::write(folder.path().join(MAX), "262144\n").expect("writes");

@@ -26,8 +26,8 @@ use keelson_serve::{http::exposed::serve, tcp::listen};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use self::plan::{ListenOn, ServiceHealthCheck};
-use self::{pages::CheckPages, plan::Wanted};
+pub(crate) use self::plan::{ListenAddresses, ServiceHealthCheck};
+use self::{pages::CheckPages, plan::WantedSockets};
 use super::status::Health;
 use crate::model::Family;
 
@@ -57,7 +57,7 @@ pub(crate) struct HealthCheckState {
 /// Serves the health check node ports until it is dropped.
 #[derive(Debug)]
 pub(crate) struct HealthChecks {
-    wanted: watch::Sender<Arc<Wanted>>,
+    wanted: watch::Sender<Arc<WantedSockets>>,
     states: watch::Receiver<Arc<Vec<HealthCheckState>>>,
     task: JoinHandle<()>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct HealthChecks {
 impl HealthChecks {
     /// Starts without any port. `retry`: see [`DEFAULT_RETRY`]. Must be called within a runtime.
     pub(crate) fn start(health: Health, retry: Duration) -> Self {
-        let (wanted, receiver) = watch::channel(Arc::new(Wanted::default()));
+        let (wanted, receiver) = watch::channel(Arc::new(WantedSockets::default()));
         let (sender, states) = watch::channel(Arc::new(Vec::new()));
         let servers = Servers { health, open: BTreeMap::new(), failing: BTreeMap::new() };
         let task = tokio::spawn(servers.run(receiver, sender, retry));
@@ -73,8 +73,8 @@ impl HealthChecks {
     }
 
     /// Replaces the wanted ports. Counts change at once, sockets shortly after. Failed sockets are retried.
-    pub(crate) fn apply(&self, checks: Vec<ServiceHealthCheck>, listen_on: ListenOn) {
-        self.wanted.send_replace(Arc::new(Wanted { checks, listen_on }));
+    pub(crate) fn apply(&self, checks: Vec<ServiceHealthCheck>, listen: ListenAddresses) {
+        self.wanted.send_replace(Arc::new(WantedSockets { checks, listen }));
     }
 
     /// Status of each health check, in the order of [`Self::apply`], live.
@@ -115,11 +115,11 @@ struct Servers {
 impl Servers {
     async fn run(
         mut self,
-        mut wanted: watch::Receiver<Arc<Wanted>>,
+        mut wanted: watch::Receiver<Arc<WantedSockets>>,
         states: watch::Sender<Arc<Vec<HealthCheckState>>>,
         retry: Duration,
     ) {
-        let mut done = Arc::new(Wanted::default());
+        let mut done = Arc::new(WantedSockets::default());
         loop {
             let again = async {
                 match self.failing.is_empty() {
@@ -145,7 +145,7 @@ impl Servers {
         }
     }
 
-    async fn reconcile(&mut self, wanted: &Wanted) {
+    async fn reconcile(&mut self, wanted: &WantedSockets) {
         let started = Instant::now();
         let holders = self.open.iter().map(|(address, server)| (*address, server.pages.name())).collect();
         let plan = wanted.plan(&holders);
@@ -206,7 +206,7 @@ impl Servers {
         Ok(Server { pages, stop: stop.drop_guard(), task })
     }
 
-    fn states(&self, wanted: &Wanted) -> Vec<HealthCheckState> {
+    fn states(&self, wanted: &WantedSockets) -> Vec<HealthCheckState> {
         let mut sockets: BTreeMap<&ServiceName, Vec<Socket>> = BTreeMap::new();
         for (address, server) in &self.open {
             let socket = Socket { address: *address, state: SocketState::Open };

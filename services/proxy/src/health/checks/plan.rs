@@ -1,6 +1,6 @@
 //! Assigns sockets to Services.
 //!
-//! Owns: [`Wanted`] and the sockets that follow from it. In: Services with a health check node port, the matching
+//! Owns: [`WantedSockets`] and the sockets that follow from it. In: Services with a health check node port, the matching
 //! addresses, the current holder of each socket. Out: [`Plan`]. Pure.
 
 use std::{
@@ -36,14 +36,14 @@ impl ServiceHealthCheck {
 
 /// Listen addresses of health check node ports: those at which node ports are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ListenOn {
+pub(crate) struct ListenAddresses {
     /// All local ones: `0.0.0.0`.
     pub v4: Match,
     /// All local ones: `[::]`, IPv6 only.
     pub v6: Match,
 }
 
-impl ListenOn {
+impl ListenAddresses {
     fn addresses(&self, family: Family) -> Vec<IpAddr> {
         let of_family = match family {
             Family::V4 => &self.v4,
@@ -57,15 +57,15 @@ impl ListenOn {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct WantedSockets {
     pub(super) checks: Vec<ServiceHealthCheck>,
-    pub(super) listen_on: ListenOn,
+    pub(super) listen: ListenAddresses,
 }
 
-impl Default for Wanted {
+impl Default for WantedSockets {
     fn default() -> Self {
         let nowhere = || Match::Addresses(Vec::new());
-        Self { checks: Vec::new(), listen_on: ListenOn { v4: nowhere(), v6: nowhere() } }
+        Self { checks: Vec::new(), listen: ListenAddresses { v4: nowhere(), v6: nowhere() } }
     }
 }
 
@@ -76,13 +76,13 @@ pub(super) struct Plan<'a> {
     pub(super) conflicts: Vec<(SocketAddr, ServiceName, ServiceName)>,
 }
 
-impl Wanted {
+impl WantedSockets {
     /// A holder keeps its socket; otherwise the Service that is first by name gets it.
     pub(super) fn plan(&self, holders: &HashMap<SocketAddr, &ServiceName>) -> Plan<'_> {
         let mut plan = Plan { sockets: BTreeMap::new(), conflicts: Vec::new() };
         let mut claims: BTreeMap<SocketAddr, Vec<&ServiceHealthCheck>> = BTreeMap::new();
         for family in Family::ALL {
-            let addresses = self.listen_on.addresses(family);
+            let addresses = self.listen.addresses(family);
             for check in self.checks.iter().filter(|check| check.port != 0 && check.local(family).is_some()) {
                 for ip in &addresses {
                     claims.entry(SocketAddr::new(*ip, check.port)).or_default().push(check);

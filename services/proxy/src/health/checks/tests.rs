@@ -17,8 +17,8 @@ fn check(name: &str, port: u16, local: [Option<u32>; 2]) -> ServiceHealthCheck {
     }
 }
 
-fn everywhere() -> ListenOn {
-    ListenOn { v4: Match::AllLocal, v6: Match::AllLocal }
+fn all_addresses() -> ListenAddresses {
+    ListenAddresses { v4: Match::AllLocal, v6: Match::AllLocal }
 }
 
 fn at(texts: &[&str]) -> Match {
@@ -93,7 +93,7 @@ fn case_51_local_endpoints_make_200_with_their_number_at_any_path() {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         checks.apply(
             vec![check("web", 30_500, [Some(2), Some(1)]), check("v4", 30_501, [Some(1), None])],
-            everywhere(),
+            all_addresses(),
         );
         settled(&checks, |states| {
             open(states, &[("web", &[any_v4(30_500), any_v6(30_500)]), ("v4", &[any_v4(30_501)])])
@@ -128,14 +128,14 @@ fn case_51_local_endpoints_make_200_with_their_number_at_any_path() {
 fn case_52_without_ready_local_endpoints_it_is_503() {
     in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
-        checks.apply(vec![check("web", 30_500, [Some(0), None])], everywhere());
+        checks.apply(vec![check("web", 30_500, [Some(0), None])], all_addresses());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500)])])).await;
         let got = get(v4(30_500), "/").await;
         assert_eq!(got.status, 503);
         assert!(got.headers.contains("x-load-balancing-endpoint-weight: 0\r\n"), "{}", got.headers);
         assert!(got.body.contains("\"localEndpoints\": 0,\n\t\"serviceProxyHealthy\": true"), "{}", got.body);
         // A changed count needs no new socket.
-        checks.apply(vec![check("web", 30_500, [Some(3), None])], everywhere());
+        checks.apply(vec![check("web", 30_500, [Some(3), None])], all_addresses());
         settled(&checks, |states| states[0].check.local_v4 == Some(3)).await;
         let got = get(v4(30_500), "/").await;
         assert_eq!(got.status, 200);
@@ -149,7 +149,7 @@ fn case_53_an_unhealthy_proxy_makes_503_and_ports_follow_their_services() {
         // With a sync period of 0, every pending change is late.
         let health = Health::new(Duration::ZERO, None);
         let checks = HealthChecks::start(health.clone(), RETRY);
-        checks.apply(vec![check("web", 30_500, [Some(1), None])], everywhere());
+        checks.apply(vec![check("web", 30_500, [Some(1), None])], all_addresses());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500)])])).await;
         assert_eq!(get(v4(30_500), "/").await.status, 200);
         health.synced(Family::V6);
@@ -164,12 +164,12 @@ fn case_53_an_unhealthy_proxy_makes_503_and_ports_follow_their_services() {
         health.synced(Family::V6);
         assert_eq!(get(v4(30_500), "/").await.status, 200);
 
-        checks.apply(vec![check("web", 30_600, [Some(1), None])], everywhere());
+        checks.apply(vec![check("web", 30_600, [Some(1), None])], all_addresses());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_600)])])).await;
         closes(v4(30_500)).await;
         assert_eq!(get(v4(30_600), "/").await.status, 200);
         // externalTrafficPolicy Cluster: no such port.
-        checks.apply(Vec::new(), everywhere());
+        checks.apply(Vec::new(), all_addresses());
         settled(&checks, <[_]>::is_empty).await;
         closes(v4(30_600)).await;
     });
@@ -181,35 +181,35 @@ fn ports_listen_at_the_addresses_that_match_and_follow_them() {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let web = || vec![check("web", 30_500, [Some(1), Some(1)])];
         let socket = |text: &str| SocketAddr::new(text.parse::<IpAddr>().unwrap(), 30_500);
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.1"]), v6: at(&[]) });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.1"]), v6: at(&[]) });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.1")])])).await;
         assert_eq!(get(socket("192.0.2.1"), "/").await.status, 200);
         assert!(is_closed(socket("192.0.2.2")).await);
         assert!(is_closed(socket("127.0.0.1")).await);
 
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.2"]), v6: Match::AllLocal });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.2"]), v6: Match::AllLocal });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.2"), any_v6(30_500)])])).await;
         closes(socket("192.0.2.1")).await;
         assert_eq!(get(socket("192.0.2.2"), "/").await.status, 200);
         assert!(is_closed(v4(30_500)).await, "[::] is IPv6 alone");
         // From single addresses to all and back: a socket of one address must be closed before the one of all addresses
         // can be bound.
-        checks.apply(web(), everywhere());
+        checks.apply(web(), all_addresses());
         settled(&checks, |states| open(states, &[("web", &[any_v4(30_500), any_v6(30_500)])])).await;
-        checks.apply(web(), ListenOn { v4: at(&["192.0.2.1", "192.0.2.2"]), v6: at(&[]) });
+        checks.apply(web(), ListenAddresses { v4: at(&["192.0.2.1", "192.0.2.2"]), v6: at(&[]) });
         settled(&checks, |states| open(states, &[("web", &[socket("192.0.2.1"), socket("192.0.2.2")])]))
             .await;
     });
 }
 
 #[test]
-fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
+fn a_failed_bind_is_reported_and_retried() {
     in_runtime(|| async {
         let other = tokio::net::TcpListener::bind(any_v4(30_500)).await.unwrap();
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         checks.apply(
             vec![check("taken", 30_500, [Some(1), None]), check("web", 30_501, [Some(1), None])],
-            everywhere(),
+            all_addresses(),
         );
         let states =
             settled(&checks, |states| open(states, &[("taken", &[]), ("web", &[any_v4(30_501)])])).await;
@@ -227,19 +227,19 @@ fn a_port_that_cannot_be_had_is_said_and_tried_again_and_harms_no_other() {
 }
 
 #[test]
-fn of_two_services_that_want_one_port_one_has_it_and_the_other_gets_it_then() {
+fn a_port_passes_to_the_second_service_when_the_first_is_deleted() {
     in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let (a, b) = (check("a", 30_500, [Some(1), None]), check("b", 30_500, [Some(2), None]));
-        checks.apply(vec![b.clone()], everywhere());
+        checks.apply(vec![b.clone()], all_addresses());
         settled(&checks, |states| open(states, &[("b", &[any_v4(30_500)])])).await;
         // The Service that is first by name does not take the socket over.
-        checks.apply(vec![a.clone(), b.clone()], everywhere());
+        checks.apply(vec![a.clone(), b.clone()], all_addresses());
         let states = settled(&checks, |states| states.len() == 2).await;
         assert!(open(&states, &[("a", &[]), ("b", &[any_v4(30_500)])]), "{states:?}");
         let failing = SocketState::Failing("the port is used by Service default/b".to_owned());
         assert_eq!(states[0].sockets, [Socket { address: any_v4(30_500), state: failing }]);
-        checks.apply(vec![a], everywhere());
+        checks.apply(vec![a], all_addresses());
         settled(&checks, |states| open(states, &[("a", &[any_v4(30_500)])])).await;
         assert!(get(v4(30_500), "/").await.body.contains("\"name\": \"a\""));
     });
@@ -250,7 +250,7 @@ fn two_hundred_ports_are_served_and_closed_at_the_end() {
     in_runtime(|| async {
         let checks = HealthChecks::start(Health::new(Duration::from_secs(30), None), RETRY);
         let wanted = (0..200).map(|n| check(&format!("web-{n}"), 31_000 + n, [Some(1), Some(1)])).collect();
-        checks.apply(wanted, everywhere());
+        checks.apply(wanted, all_addresses());
         let all_open = |states: &[HealthCheckState]| {
             states.len() == 200
                 && states

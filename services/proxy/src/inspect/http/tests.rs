@@ -61,7 +61,7 @@ async fn the_state_has_the_field_names_of_the_proto_file() {
 }
 
 #[tokio::test]
-async fn questions_about_packets() {
+async fn explain_requests() {
     let fake = Fake::new();
     let (status, explanation) =
         get_json(&fake, "/debug/explain?to=%20%5Bfd00%3A96%3A%3Aa%5D%3A53%2Fudp&from=fd00::1").await;
@@ -99,14 +99,17 @@ async fn the_ruleset_as_text() {
     assert_eq!(headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
     fake.script().text = Ok(vec![Ok("table".into()), Err(ViewError::Unavailable("gone".into()))]);
     let response = send(&fake, request(Method::GET, "/debug/print", "localhost")).await;
-    assert!(response.into_body().collect().await.is_err(), "half a ruleset does not end as a whole one");
+    assert!(
+        response.into_body().collect().await.is_err(),
+        "a truncated ruleset does not end like a complete one"
+    );
     fake.script().text = Err(ViewError::Busy("later".into()));
     assert_eq!(get(&fake, "/debug/print").await.0, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 /// The limit applies to simultaneous prints, which use copies; the sync loop waits for none of them.
 #[tokio::test]
-async fn p16_rulesets_that_are_written_at_once_are_bounded() {
+async fn p16_concurrent_prints_are_bounded() {
     let fake = Fake::new();
     fake.script().endless = true;
     let (app, _stop) = app(&fake);
@@ -142,7 +145,7 @@ async fn probes_and_metrics() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_proxy_is_reported_and_not_waited_for() {
+async fn a_stuck_proxy_is_reported_without_delay() {
     let fake = Fake::new();
     fake.script().stuck = true;
     let start = Instant::now();
@@ -171,7 +174,7 @@ const PATHS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn the_gate_is_before_every_path() {
+async fn every_path_checks_the_host() {
     let fake = Fake::new();
     for path in PATHS {
         let status = async |method, host| send(&fake, request(method, path, host)).await.status();
@@ -186,7 +189,7 @@ async fn the_gate_is_before_every_path() {
 }
 
 #[tokio::test]
-async fn the_page_needs_nothing_from_elsewhere() {
+async fn the_page_loads_no_external_resources() {
     let fake = Fake::new();
     let (_, headers, html) = get(&fake, "/").await;
     let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
@@ -233,7 +236,7 @@ async fn event(body: &mut Body) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_come_at_once_and_with_every_change() {
+async fn events_are_sent_at_once_and_with_every_change() {
     let fake = Fake::new();
     let (app, stop) = app(&fake);
     let response = app.oneshot(request(Method::GET, "/debug/events", "localhost")).await.unwrap();
@@ -255,7 +258,7 @@ async fn events_come_at_once_and_with_every_change() {
 }
 
 #[tokio::test]
-async fn a_server_on_a_socket_until_the_end() {
+async fn a_server_on_a_socket_stops_on_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();

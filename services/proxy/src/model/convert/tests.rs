@@ -77,7 +77,7 @@ fn case_1_a_service_without_a_cluster_ip_has_no_port() {
 }
 
 #[test]
-fn cases_3_and_4_each_family_has_what_is_its_own() {
+fn cases_3_and_4_families_have_their_own_addresses() {
     let mut both =
         service(tcp(&[(80, 30_080)]), vec![endpoint("10.244.0.1", false, &[(0, 8080, true, false)])]);
     both.i_ps.as_mut().unwrap().external_i_ps = set(&["198.51.100.1"], &["2001:db8::1"]);
@@ -94,7 +94,7 @@ fn cases_3_and_4_each_family_has_what_is_its_own() {
 }
 
 #[test]
-fn cases_10_and_44_ports_that_cannot_be_are_left_out_alone() {
+fn cases_10_and_44_invalid_ports_are_skipped() {
     let mut ports = tcp(&[(0, 1), (70_000, 1), (-1, 1), (80, -5), (81, 70_000), (82, 30_082)]);
     ports.push(mapping("what", localnetv1::Protocol::Unknown, 83, 0));
     ports[5].protocol = localnetv1::Protocol::Sctp.into();
@@ -102,13 +102,13 @@ fn cases_10_and_44_ports_that_cannot_be_are_left_out_alone() {
     let out_of_place = [(6, 1, true, false), (7, 1, true, false), (u32::MAX, 1, true, false)];
     let endpoints = vec![endpoint("10.244.0.1", false, &served), endpoint("10.244.0.2", true, &out_of_place)];
     let ports = service_ports(&service(ports, endpoints), Family::V4);
-    let told: Vec<_> = ports.iter().map(|port| (port.port, port.node_port, port.cluster.len())).collect();
-    assert_eq!(told, [(80, 0, 0), (81, 0, 0), (82, 30_082, 1)]);
+    let output: Vec<_> = ports.iter().map(|port| (port.port, port.node_port, port.cluster.len())).collect();
+    assert_eq!(output, [(80, 0, 0), (81, 0, 0), (82, 30_082, 1)]);
     assert_eq!(ports[2].name.protocol, Protocol::Sctp);
 }
 
 #[test]
-fn case_12_what_is_no_address_is_left_out_alone() {
+fn case_12_invalid_addresses_are_skipped() {
     let mut odd = service(
         tcp(&[(80, 0)]),
         vec![
@@ -136,7 +136,7 @@ fn no_address_is_two_kinds_of_frontend_and_one_with_ranges_is_filtered() {
 }
 
 #[test]
-fn endpoints_are_ordered_and_come_once() {
+fn endpoints_are_ordered_without_duplicates() {
     let twice = [(0, 9000, true, true), (0, 8080, true, true)];
     let endpoints = vec![
         endpoint("10.244.0.9", true, &twice),
@@ -193,11 +193,11 @@ fn cases_40_and_41_source_ranges_are_disjoint_and_a_range_of_everything_is_none(
     let mut filtered = service(tcp(&[(80, 0)]), vec![]);
     let mut ranges = |v4: &[&str]| {
         filtered.source_ranges = set(v4, &["fd00::/16"]);
-        let told = |family| -> Vec<String> {
+        let output = |family| -> Vec<String> {
             service_ports(&filtered, family)[0].source_ranges.iter().map(ToString::to_string).collect()
         };
-        assert_eq!(told(Family::V6), ["fd00::/16"]);
-        told(Family::V4)
+        assert_eq!(output(Family::V6), ["fd00::/16"]);
+        output(Family::V4)
     };
     let cut = ["203.0.113.0/24", "192.0.2.0/24", "192.0.2.128/25", "what", "fd00::/8", "203.0.112.0/24"];
     assert_eq!(ranges(&cut), ["192.0.2.0/24", "203.0.112.0/23"]);
@@ -255,7 +255,7 @@ proptest! {
 
     /// No message causes a panic, and the result keeps the invariants of [`ServicePort`].
     #[test]
-    fn any_message_is_read(
+    fn any_message_is_converted(
         cluster in texts(), external in texts(), load_balancer in texts(), ranges in texts(),
         ports in prop::collection::vec((any::<i32>(), 0..5_i32, -1..100_000_i32), 0..4),
         endpoints in prop::collection::vec((texts(), any::<bool>(), 0..5_u32, -1..70_000_i32, any::<(bool, bool)>()), 0..5),

@@ -204,34 +204,34 @@ impl Connection {
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let ticket = self.shared.records.open(self.describe(&head));
         let Ok(body) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
-            return self.closed(ticket).await;
+            return self.close_connection(ticket).await;
         };
         ticket.change(|seen| seen.body = body.clone());
 
-        let mut ruling = self.shared.rules.judge(&head.method, &path);
-        let fault = ruling.as_ref().map_or(ApiFault::Pass, |ruling| ruling.fault.clone());
+        let mut applied = self.shared.rules.matching_rule(&head.method, &path);
+        let fault = applied.as_ref().map_or(ApiFault::Pass, |applied| applied.fault.clone());
         match &fault {
             ApiFault::Status { code, reason, headers } => return refuse(&ticket, *code, reason, headers),
             ApiFault::Text { code, body } => return answer_with(&ticket, *code, body.clone(), &[]),
             ApiFault::Delay(duration) => tokio::time::sleep(*duration).await,
             ApiFault::Hold => {
-                if let Some(ruling) = &mut ruling {
-                    ruling.removed().await;
+                if let Some(applied) = &mut applied {
+                    applied.removed().await;
                 }
             }
-            ApiFault::Swallow => return self.lost(ticket).await,
-            ApiFault::Close => return self.closed(ticket).await,
+            ApiFault::Swallow => return self.never_answer(ticket).await,
+            ApiFault::Close => return self.close_connection(ticket).await,
             ApiFault::Pass | ApiFault::LoseAnswer | ApiFault::CloseAfter => {}
         }
-        let onward = self.onward(&head, &path, body);
+        let forwarded = self.forwarded_request(&head, &path, body);
         ticket.change(|seen| seen.forwarded = true);
-        let Ok(answer) = self.client.request(onward).await else {
+        let Ok(answer) = self.client.request(forwarded).await else {
             // The API server is down or has closed the connection: the client must see the same.
-            return self.closed(ticket).await;
+            return self.close_connection(ticket).await;
         };
         match fault {
-            ApiFault::LoseAnswer => self.lost(ticket).await,
-            ApiFault::CloseAfter => self.closed(ticket).await,
+            ApiFault::LoseAnswer => self.never_answer(ticket).await,
+            ApiFault::CloseAfter => self.close_connection(ticket).await,
             _ => pass(ticket, answer),
         }
     }
@@ -261,24 +261,29 @@ impl Connection {
         }
     }
 
-    fn onward(&self, head: &http::request::Parts, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let mut onward = Request::new(Full::new(body));
-        *onward.method_mut() = head.method.clone();
+    fn forwarded_request(
+        &self,
+        head: &http::request::Parts,
+        path: &str,
+        body: Bytes,
+    ) -> Request<Full<Bytes>> {
+        let mut forwarded = Request::new(Full::new(body));
+        *forwarded.method_mut() = head.method.clone();
         let uri = format!("https://{}{path}", self.shared.upstream);
         // It was the path of a request already.
-        *onward.uri_mut() = uri.parse().unwrap_or_default();
-        pass_headers(&head.headers, onward.headers_mut());
-        onward
+        *forwarded.uri_mut() = uri.parse().unwrap_or_default();
+        pass_headers(&head.headers, forwarded.headers_mut());
+        forwarded
     }
 
-    async fn closed(&self, ticket: Ticket) -> Response<AnyBody> {
+    async fn close_connection(&self, ticket: Ticket) -> Response<AnyBody> {
         ticket.end(Outcome::Broken);
         self.close.send_replace(true);
         std::future::pending().await
     }
 
     /// Never answers. The future is dropped with the request or with the connection.
-    async fn lost(&self, ticket: Ticket) -> Response<AnyBody> {
+    async fn never_answer(&self, ticket: Ticket) -> Response<AnyBody> {
         let _held = ticket;
         std::future::pending().await
     }

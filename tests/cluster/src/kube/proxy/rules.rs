@@ -129,12 +129,12 @@ struct Rule {
 
 /// A fault, and a receiver that tells when its rule was removed.
 #[derive(Clone, Debug)]
-pub(super) struct Ruling {
+pub(super) struct AppliedFault {
     pub(super) fault: ApiFault,
     removed: watch::Receiver<()>,
 }
 
-impl Ruling {
+impl AppliedFault {
     pub(super) async fn removed(&mut self) {
         // Nothing is ever sent: an error means that the sender, and so the rule, is gone.
         while self.removed.changed().await.is_ok() {}
@@ -177,7 +177,7 @@ impl Rules {
     }
 
     /// The first rule that applies. One that has applied often enough stays for the requests it holds.
-    pub(super) fn judge(&self, method: &Method, path: &str) -> Option<Ruling> {
+    pub(super) fn matching_rule(&self, method: &Method, path: &str) -> Option<AppliedFault> {
         let mut inner = self.lock();
         let rule = inner
             .rules
@@ -185,7 +185,7 @@ impl Rules {
             .find(|rule| rule.left.is_none_or(|left| left > 0) && rule.matches.applies(method, path))?;
         rule.hits += 1;
         rule.left = rule.left.map(|left| left - 1);
-        Some(Ruling { fault: rule.fault.clone(), removed: rule.removed.subscribe() })
+        Some(AppliedFault { fault: rule.fault.clone(), removed: rule.removed.subscribe() })
     }
 }
 
@@ -194,17 +194,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_rule_that_matches_decides_and_a_spent_one_does_not() {
+    fn the_first_matching_rule_that_is_not_used_up_applies() {
         let rules = Rules::default();
         let once = rules.add(ApiMatch::path("/leases/").method(Method::PUT), ApiFault::status(409), Some(1));
         rules.add(ApiMatch::path("/leases/a"), ApiFault::Pass, None);
         rules.add(ApiMatch::any(), ApiFault::Close, None);
-        let judge = |method, path| rules.judge(&method, path).map(|ruling| ruling.fault);
-        assert!(matches!(judge(Method::PUT, "/leases/a"), Some(ApiFault::Status { code: 409, .. })));
-        assert!(matches!(judge(Method::PUT, "/leases/a"), Some(ApiFault::Pass)));
-        assert!(matches!(judge(Method::PUT, "/leases/b"), Some(ApiFault::Close)));
+        let matching_rule = |method, path| rules.matching_rule(&method, path).map(|applied| applied.fault);
+        assert!(matches!(matching_rule(Method::PUT, "/leases/a"), Some(ApiFault::Status { code: 409, .. })));
+        assert!(matches!(matching_rule(Method::PUT, "/leases/a"), Some(ApiFault::Pass)));
+        assert!(matches!(matching_rule(Method::PUT, "/leases/b"), Some(ApiFault::Close)));
         assert_eq!(rules.hits(once), 1);
         rules.clear();
-        assert!(judge(Method::GET, "/").is_none());
+        assert!(matching_rule(Method::GET, "/").is_none());
     }
 }

@@ -41,7 +41,7 @@ pub(super) struct Devices {
     pub(super) failure: Option<String>,
     failures: u32,
     /// When the interfaces were last read from the kernel; `None`: read them now.
-    asked: Option<Instant>,
+    last_read: Option<Instant>,
 }
 
 impl Devices {
@@ -52,7 +52,7 @@ impl Devices {
             0 => sync_period,
             times => retry_pause(times, sync_period),
         };
-        self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= pause)
+        self.last_read.is_none_or(|last_read| now.saturating_duration_since(last_read) >= pause)
     }
 }
 
@@ -73,7 +73,7 @@ impl Offload {
 
     /// For the state; `None` if not configured.
     #[must_use]
-    pub(super) fn in_words(&self) -> Option<String> {
+    pub(super) fn status_text(&self) -> Option<String> {
         match self {
             Self::Disabled => None,
             Self::Unsupported(reason) => Some(format!("disabled: {reason}")),
@@ -90,15 +90,15 @@ impl Offload {
     }
 
     /// Makes the next tick read the interfaces.
-    pub(super) fn distrust(&mut self) {
+    pub(super) fn invalidate(&mut self) {
         if let Self::Enabled(devices) = self {
-            devices.asked = None;
+            devices.last_read = None;
         }
     }
 }
 
 /// The first names that have room, and the number of the others.
-fn with_room(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
+fn limit_devices(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
     match names.iter().nth(DEVICES_MAX).cloned() {
         None => (names, 0),
         Some(first) => {
@@ -110,7 +110,7 @@ fn with_room(mut names: BTreeSet<String>) -> (BTreeSet<String>, usize) {
 
 impl NftBackend {
     pub(super) fn set_flowtable_interfaces(&mut self, interfaces: &[Interface]) {
-        let (names, left_out) = with_room(matching(&self.flowtable_interfaces, interfaces));
+        let (names, left_out) = limit_devices(matching(&self.flowtable_interfaces, interfaces));
         for state in &mut self.families {
             let Offload::Enabled(devices) = &mut state.offload else { continue };
             if devices.left_out != left_out && left_out > 0 {
@@ -120,7 +120,7 @@ impl NftBackend {
                 );
             }
             // Even with the same names, an interface may have been created again.
-            (devices.wanted, devices.left_out, devices.asked) = (names.len(), left_out, None);
+            (devices.wanted, devices.left_out, devices.last_read) = (names.len(), left_out, None);
             state.table.set_devices(Some(names.clone()));
         }
         self.has_interfaces = true;
@@ -147,7 +147,7 @@ impl NftBackend {
         if !has_interfaces || !devices.is_due(now, sync_period) {
             return Ok(());
         }
-        devices.asked = Some(now);
+        devices.last_read = Some(now);
         let (transactions, failure) = match state.table.sync_devices(tables) {
             Ok(done) => {
                 if done.changed > 0 {
@@ -178,18 +178,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_room_is_counted() {
+    fn interfaces_beyond_the_limit_are_counted() {
         for (count, expected) in [(0, 0), (DEVICES_MAX, 0), (DEVICES_MAX + 1, 1), (DEVICES_MAX + 7, 7)] {
             let names: BTreeSet<String> = (0..count).map(|n| format!("veth{n}")).collect();
-            let (kept, left_out) = with_room(names);
+            let (kept, left_out) = limit_devices(names);
             assert_eq!((kept.len(), left_out), (count - expected, expected));
         }
     }
 
     #[test]
-    fn the_kernel_is_asked_after_a_change_after_a_failure_and_once_in_a_while() {
+    fn interfaces_are_read_after_changes_after_failures_and_periodically() {
         let (start, period) = (Instant::now(), Duration::from_secs(30));
-        let of = |asked, failures| Devices { asked, failures, ..Devices::default() };
+        let of = |last_read, failures| Devices { last_read, failures, ..Devices::default() };
         for (devices, after, due) in [
             (of(None, 0), 0, true),
             (of(Some(start), 0), 29, false),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_says_how_offload_stands() {
+    fn status_text_of_offload() {
         let enabled = |wanted, left_out, failure: Option<&str>| {
             let failure = failure.map(str::to_owned);
             Offload::Enabled(Devices { wanted, left_out, failure, ..Devices::default() })
@@ -224,7 +224,7 @@ mod tests {
             (enabled(3, 0, Some("EBUSY")), Some("failing: EBUSY")),
             (tcp, Some("enabled for TCP (interfaces: 3)")),
         ] {
-            assert_eq!(offload.in_words().as_deref(), words);
+            assert_eq!(offload.status_text().as_deref(), words);
         }
     }
 }

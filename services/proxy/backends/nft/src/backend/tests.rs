@@ -18,7 +18,7 @@ use keelson_proxy::{
 use nix::errno::Errno;
 
 use super::*;
-use crate::{kernel::Netlink, table::CHAIN_REST, testing::in_namespace};
+use crate::{kernel::Netlink, table::UNUSED_CHAIN_TTL, testing::in_namespace};
 
 mod checks;
 mod failures;
@@ -77,7 +77,7 @@ impl NfTables for Flaky {
             }
             Fault::Lost => {
                 self.kernel.commit(family, changes)?;
-                Err(KernelError::Undecided { family, changes: changes.len() })
+                Err(KernelError::AnswerLost { family, changes: changes.len() })
             }
             Fault::None | Fault::Unread => self.kernel.commit(family, changes),
         }
@@ -86,7 +86,7 @@ impl NfTables for Flaky {
     fn read_structure(&mut self, family: Family) -> Result<Option<Found>, KernelError> {
         let fault = self.script.0.lock().unwrap().0.pop_front_if(|fault| matches!(fault, Fault::Unread));
         match fault {
-            Some(_) => Err(KernelError::Undecided { family, changes: 0 }),
+            Some(_) => Err(KernelError::AnswerLost { family, changes: 0 }),
             None => self.kernel.read_structure(family),
         }
     }
@@ -256,7 +256,7 @@ fn nft(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn the_kernel_is_asked_for_everything_before_anything_stays() {
+fn features_are_probed_before_any_change() {
     in_namespace(|| {
         let stage = Stage::open();
         assert_eq!(stage.script.commits(), 2, "one rehearsal for each family");
@@ -265,7 +265,7 @@ fn the_kernel_is_asked_for_everything_before_anything_stays() {
 }
 
 #[test]
-fn a_kernel_that_lacks_something_is_told_of_and_gets_nothing() {
+fn a_missing_kernel_feature_is_reported_and_nothing_is_programmed() {
     in_namespace(|| {
         let script = Script::default();
         script.next(&[Fault::Unsupported, Fault::Unsupported]);
@@ -277,7 +277,7 @@ fn a_kernel_that_lacks_something_is_told_of_and_gets_nothing() {
 }
 
 #[test]
-fn case_16_there_are_no_rules_until_the_state_is_whole() {
+fn case_16_no_rules_before_a_full_state() {
     in_namespace(|| {
         let mut stage = Stage::open();
         stage.set(1, 0, 3);
@@ -368,7 +368,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
         drop(stage);
 
         let mut again = Stage::open();
-        assert_eq!(again.script.commits(), 0, "nothing is rehearsed beside rules that are in use");
+        assert_eq!(again.script.commits(), 0, "no probe runs while rules are in use");
         (0..50).filter(|number| ![3, 14].contains(number)).for_each(|number| again.set(number, 0, 4));
         again.set(3, 1, 3);
         again.set(14, 2, 2);
@@ -392,7 +392,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
 }
 
 #[test]
-fn case_58_endpoints_that_come_back_find_their_chain() {
+fn case_58_returning_endpoints_reuse_their_chain() {
     in_namespace(|| {
         let mut stage = Stage::open();
         stage.set(1, 0, 70);
@@ -402,12 +402,12 @@ fn case_58_endpoints_that_come_back_find_their_chain() {
         stage.set(1, 0, 70);
         assert_eq!(stage.sync().structure, 0, "the chain was still there");
         stage.assert_exact();
-        // An unused chain is kept for [`CHAIN_REST`].
+        // An unused chain is kept for [`UNUSED_CHAIN_TTL`].
         stage.set(1, 0, 0);
         stage.sync();
         stage.later(CHECK_INTERVAL);
         assert!(nft(&["list", "chains", "ip"]).contains("chain lb-70"));
-        stage.later(CHAIN_REST);
+        stage.later(UNUSED_CHAIN_TTL);
         assert!(!nft(&["list", "chains", "ip"]).contains("chain lb-70"));
         stage.assert_exact();
         assert!(
@@ -420,7 +420,7 @@ fn case_58_endpoints_that_come_back_find_their_chain() {
 }
 
 #[test]
-fn settings_that_change_rules_change_rules_alone() {
+fn changed_settings_change_rules_only() {
     in_namespace(|| {
         let mut stage = Stage::with(Options { detect_local: DetectLocal::NodeCidr, ..options() });
         let pods = |cidr: &str| NodeInfo { pod_cid_rs: vec![cidr.into()], ..node() };
@@ -461,7 +461,7 @@ fn p13_external_ips_are_served_only_if_allowed() {
 }
 
 #[test]
-fn pod_networks_that_are_not_known_yet_are_waited_for() {
+fn sync_waits_for_pod_cidrs() {
     in_namespace(|| {
         let options = Options { detect_local: DetectLocal::NodeCidr, ..options() };
         let (mut sync_loop, _) = open_flaky(&Script::default(), options).unwrap();

@@ -25,17 +25,20 @@ pub(super) fn describe(context: &RuleContext<'_>, target: Target) -> (String, St
             FrontendKind::LoadBalancerIp | FrontendKind::NodePort => "a load-balancer IP",
         };
         let name = found.port.name().to_string();
-        return (format!("{target} is {what} of {name}{}{}", facts(&found), rivals(context, &found)), name);
+        return (
+            format!("{target} is {what} of {name}{}{}", facts(&found), other_claims(context, &found)),
+            name,
+        );
     }
     if let Some(found) = context.plan.lookup(Frontend::NodePort { protocol, port }) {
         let name = found.port.name().to_string();
-        match no_answer(context, address) {
+        match why_node_port_unserved(context, address) {
             None => {
                 return (
                     format!(
                         "{target} is the node port of {name}{}{}",
                         facts(&found),
-                        rivals(context, &found)
+                        other_claims(context, &found)
                     ),
                     name,
                 );
@@ -47,11 +50,11 @@ pub(super) fn describe(context: &RuleContext<'_>, target: Target) -> (String, St
             Some(_) => {}
         }
     }
-    (elsewhere(context, target), String::new())
+    (describe_unclaimed(context, target), String::new())
 }
 
 /// Why node ports are not served at an address; `None` if they are.
-pub(super) fn no_answer(context: &RuleContext<'_>, address: IpAddr) -> Option<String> {
+pub(super) fn why_node_port_unserved(context: &RuleContext<'_>, address: IpAddr) -> Option<String> {
     let listed = &context.plan.node_facts().node_port_addresses;
     match context.base.node_ports {
         NodePortMatch::Addresses if listed.contains(&address) => None,
@@ -71,7 +74,7 @@ pub(super) fn no_answer(context: &RuleContext<'_>, address: IpAddr) -> Option<St
     }
 }
 
-fn elsewhere(context: &RuleContext<'_>, target: Target) -> String {
+fn describe_unclaimed(context: &RuleContext<'_>, target: Target) -> String {
     let Target { address, port, protocol } = target;
     let of = |has: &dyn Fn(&PortView<'_>) -> bool| {
         // Few Services share an address; the first by name is named.
@@ -124,7 +127,7 @@ fn facts(found: &FoundFrontend<'_>) -> String {
 }
 
 /// Other service ports that claim it.
-fn rivals(context: &RuleContext<'_>, found: &FoundFrontend<'_>) -> String {
+fn other_claims(context: &RuleContext<'_>, found: &FoundFrontend<'_>) -> String {
     let conflict = context.plan.conflicts().into_iter().find(|conflict| conflict.frontend == found.frontend);
     let others: Vec<String> =
         conflict.map_or_else(Vec::new, |conflict| conflict.others.iter().map(ToString::to_string).collect());

@@ -42,11 +42,15 @@ impl RuleContext<'_> {
 
 /// Explains the first packet of a connection. `context` is of the family of the question's address.
 pub(crate) fn explain(context: &RuleContext<'_>, question: &Question) -> pb::Explanation {
-    meeting(context, &ReachableElements::of_target(context.plan, question.target), question)
+    explain_with(context, &ReachableElements::of_target(context.plan, question.target), question)
 }
 
 /// [`explain`] for a packet that meets these elements.
-fn meeting(context: &RuleContext<'_>, elements: &ReachableElements, question: &Question) -> pb::Explanation {
+fn explain_with(
+    context: &RuleContext<'_>,
+    elements: &ReachableElements,
+    question: &Question,
+) -> pb::Explanation {
     let target = question.target;
     let (frontend, service_port) = frontend::describe(context, target);
     let sources = source::sources(context, elements, question);

@@ -43,7 +43,7 @@ pub(super) fn sources(
         Source::Pod => vec![pod(context)],
         Source::Node => vec![node(context, question.target)],
         Source::Outside => vec![outside()],
-        Source::Address(address) => one(context, address),
+        Source::Address(address) => sources_of_address(context, address),
     };
     kinds.into_iter().flat_map(|source| by_range(context, elements, question.target, source)).collect()
 }
@@ -73,7 +73,7 @@ fn outside() -> PacketSource {
 }
 
 /// The source with an address; two if only the interface distinguishes pods.
-fn one(context: &RuleContext<'_>, address: IpAddr) -> Vec<PacketSource> {
+fn sources_of_address(context: &RuleContext<'_>, address: IpAddr) -> Vec<PacketSource> {
     let source = |what: String, origin| PacketSource {
         label: format!("{address}, {what}"),
         origin,

@@ -45,7 +45,7 @@ const CAPPED: u16 = 0x100;
 const ATTRIBUTES_FOLLOW: u16 = 0x200;
 
 /// `NLMSGERR_ATTR_MSG` and `NLMSGERR_ATTR_OFFS`.
-const SAID: u16 = 1;
+const MESSAGE: u16 = 1;
 const OFFSET: u16 = 2;
 
 pub(super) const fn protocol(family: Family) -> NetfilterProtoFamily {
@@ -189,12 +189,12 @@ pub(super) enum Body<'a> {
     /// End of a dump; an error if it could not be finished.
     Done(Option<Errno>),
     Acknowledged,
-    /// `offset`: position of the fault in the rejected message; `said`: extended error text. Both only if the kernel
+    /// `offset`: position of the fault in the rejected message; `reported`: extended error text. Both only if the kernel
     /// reports them.
     Failed {
         errno: Errno,
         offset: Option<usize>,
-        said: Option<&'a str>,
+        reported: Option<&'a str>,
     },
     Other,
 }
@@ -246,7 +246,7 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
     let Some(errno) = first_errno(payload) else {
         return Ok(Body::Acknowledged);
     };
-    let (mut offset, mut said) = (None, None);
+    let (mut offset, mut reported) = (None, None);
     let len = about.first_chunk::<4>().map_or(0, |len| u32::from_ne_bytes(*len) as usize);
     let skipped = if flags & CAPPED != 0 { HEADER } else { len.next_multiple_of(4) };
     if flags & ATTRIBUTES_FOLLOW != 0 {
@@ -255,15 +255,15 @@ fn failure(payload: &[u8], flags: u16) -> Result<Body<'_>, String> {
                 Ok((OFFSET, value)) => {
                     offset = value.first_chunk::<4>().map(|value| u32::from_ne_bytes(*value) as usize);
                 }
-                Ok((SAID, value)) => {
-                    said = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
+                Ok((MESSAGE, value)) => {
+                    reported = std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
                 }
                 // Extended error data is optional: the error is valid without it.
                 Ok(_) | Err(_) => {}
             }
         }
     }
-    Ok(Body::Failed { errno, offset, said })
+    Ok(Body::Failed { errno, offset, reported })
 }
 
 /// Splits bytes into kinds and values. Errors say what is malformed.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_tells_number_place_and_text() {
+    fn an_error_contains_number_offset_and_text() {
         let repeated = [0; HEADER];
         let text = [8, 0, 1, 0, b'n', b'o', b'!', 0];
         let place = [&[8, 0, 2, 0][..], &40_u32.to_ne_bytes()].concat();
@@ -322,11 +322,14 @@ mod tests {
             one(&bytes).unwrap(),
             Incoming {
                 sequence: 7,
-                body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), said: Some("no!") }
+                body: Body::Failed { errno: Errno::EEXIST, offset: Some(40), reported: Some("no!") }
             }
         );
         let plain = datagram(ERROR, 0, &[&(-1_i32).to_ne_bytes()[..], &repeated].concat());
-        assert_eq!(one(&plain).unwrap().body, Body::Failed { errno: Errno::EPERM, offset: None, said: None });
+        assert_eq!(
+            one(&plain).unwrap().body,
+            Body::Failed { errno: Errno::EPERM, offset: None, reported: None }
+        );
         let taken = datagram(ERROR, CAPPED, &[&[0; 4][..], &repeated].concat());
         assert_eq!(one(&taken).unwrap().body, Body::Acknowledged);
     }
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_wrong_is_an_error_and_no_panic() {
+    fn truncated_or_wrong_input_is_an_error() {
         let whole = datagram((SUBSYSTEM << 8) | message::NEW_TABLE, 0, &[2, 0, 0, 0]);
         assert!(matches!(
             one(&whole).unwrap().body,

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_makes_one() {
+    fn other_differences_are_found() {
         let sent = expressions(vec![lookup("slots", vec![])]);
         for changed in [
             expressions(vec![lookup("local-slots", vec![])]),

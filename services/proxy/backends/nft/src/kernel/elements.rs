@@ -311,7 +311,7 @@ mod tests {
     }
 
     /// Encodes elements, and decodes them like a dump.
-    fn there_and_back(set: SetName, elements: &[Element]) -> (Elements, Finished) {
+    fn keys_survive_a_round_trip(set: SetName, elements: &[Element]) -> (Elements, Finished) {
         let mut buffer = Buffer::default();
         let open = buffer.begin(codec::message::NEW_SET_ELEMENT, Family::V4, 0, 1);
         buffer.text(LIST_TABLE, "keelson");
@@ -350,7 +350,7 @@ mod tests {
                 Value::None,
             ),
         ] {
-            let (elements, finished) = there_and_back(element.set, &[element]);
+            let (elements, finished) = keys_survive_a_round_trip(element.set, &[element]);
             let expected = ((element.set, element.key), (element.key_end, element.value));
             assert_eq!(elements.into_iter().collect::<Vec<_>>(), [expected]);
             assert_eq!(finished, Finished { count: 1, foreign: false });
@@ -365,7 +365,7 @@ mod tests {
             cidr("10.0.1.0", "10.0.1.255"),
             cidr("255.0.0.0", "255.255.255.255"),
         ];
-        let (elements, finished) = there_and_back(SetName::ServiceCidrs, &cidrs);
+        let (elements, finished) = keys_survive_a_round_trip(SetName::ServiceCidrs, &cidrs);
         assert_eq!(finished, Finished { count: 4, foreign: false });
         for cidr in cidrs {
             assert_eq!(elements.get(&(cidr.set, cidr.key)), Some(&(cidr.key_end, Value::None)), "{cidr:?}");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_whose_end_is_left_out_is_foreign() {
+    fn an_interval_without_end_is_foreign() {
         let mut reader = Reader { starts: vec![key("10.0.1.0"), key("10.0.0.0")], ..Reader::default() };
         assert_eq!(reader.finish(SetName::ServiceCidrs), Finished { count: 2, foreign: true });
         let ends: Vec<_> = ["10.0.0.0", "10.0.1.0"]
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_an_error() {
+    fn truncated_input_is_an_error() {
         let mut buffer = Buffer::default();
         write(&mut buffer, &cidr("10.0.0.0", "10.0.0.255"), true);
         let list = buffer.into_bytes();

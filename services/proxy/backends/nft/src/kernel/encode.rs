@@ -314,7 +314,7 @@ impl Batch {
         place: usize,
         errno: Errno,
         offset: Option<usize>,
-        said: Option<&str>,
+        reported: Option<&str>,
     ) -> KernelError {
         // The mark of a message, or of the element in it that the kernel points to, is the last one up to there.
         let begin = self.messages.get(place).copied().unwrap_or_default();
@@ -336,7 +336,7 @@ impl Batch {
                     index,
                     change: describe(change),
                     errno,
-                    message: said.map(str::to_owned),
+                    message: reported.map(str::to_owned),
                 },
             },
         }

@@ -39,7 +39,7 @@ pub enum KernelError {
     )]
     Unsupported { feature: String, errno: Errno },
     /// One change was rejected, and with it the whole transaction.
-    #[error("cannot {change} in table {family} keelson: {errno}{}", said(.message))]
+    #[error("cannot {change} in table {family} keelson: {errno}{}", suffix(.message))]
     Refused {
         family: Family,
         /// Index of the change in the transaction, from 0.
@@ -53,8 +53,8 @@ pub enum KernelError {
     Transaction { family: Family, changes: usize, errno: Errno },
     #[error("cannot delete table {family} {name}: {errno}")]
     Table { family: Family, name: String, errno: Errno },
-    #[error("cannot read {question} from the kernel: {errno}")]
-    Question { question: String, errno: Errno },
+    #[error("cannot read {what} from the kernel: {errno}")]
+    Read { what: String, errno: Errno },
     #[error("cannot {action} the netlink socket of nf_tables: {errno}")]
     Socket { action: &'static str, errno: Errno },
     /// The answer to a transaction was lost, so it may or may not be committed.
@@ -62,18 +62,18 @@ pub enum KernelError {
         "the kernel's answer to a transaction of {changes} changes in table {family} keelson was lost; the \
          transaction may have been committed"
     )]
-    Undecided { family: Family, changes: usize },
+    AnswerLost { family: Family, changes: usize },
     /// The rules changed during every read.
     #[error(
         "the ruleset of this network namespace changed {attempts} times while table {family} keelson was \
          read; another program commits continuously"
     )]
-    Unsteady { family: Family, attempts: u32 },
+    ReadInterrupted { family: Family, attempts: u32 },
     #[error("cannot decode the kernel's answer about {what}: {why}")]
     Malformed { what: String, why: String },
 }
 
-fn said(message: &Option<String>) -> String {
+fn suffix(message: &Option<String>) -> String {
     message.as_ref().map(|message| format!(" ({message})")).unwrap_or_default()
 }
 
@@ -85,11 +85,11 @@ impl KernelError {
             Self::Refused { errno, .. }
             | Self::Transaction { errno, .. }
             | Self::Table { errno, .. }
-            | Self::Question { errno, .. }
+            | Self::Read { errno, .. }
             | Self::Socket { errno, .. } => kind_of(*errno),
             // Repeating a committed transaction would fail, and a malformed answer may belong to a committed one.
-            Self::Undecided { .. } | Self::Malformed { .. } => ErrorKind::Resync,
-            Self::Unsteady { .. } => ErrorKind::Retry,
+            Self::AnswerLost { .. } | Self::Malformed { .. } => ErrorKind::Resync,
+            Self::ReadInterrupted { .. } => ErrorKind::Retry,
         }
     }
 
@@ -98,7 +98,7 @@ impl KernelError {
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Unsupported { .. } => true,
-            Self::Refused { errno, .. } | Self::Transaction { errno, .. } | Self::Question { errno, .. } => {
+            Self::Refused { errno, .. } | Self::Transaction { errno, .. } | Self::Read { errno, .. } => {
                 matches!(errno, Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT)
             }
             _ => false,
@@ -180,15 +180,15 @@ mod tests {
             (refused(Errno::ENFILE), ErrorKind::Full),
             (refused(Errno::EINTR), ErrorKind::Retry),
             (KernelError::Socket { action: "read", errno: Errno::ENOBUFS }, ErrorKind::Retry),
-            (KernelError::Undecided { family: Family::V4, changes: 1 }, ErrorKind::Resync),
-            (KernelError::Unsteady { family: Family::V6, attempts: 8 }, ErrorKind::Retry),
+            (KernelError::AnswerLost { family: Family::V4, changes: 1 }, ErrorKind::Resync),
+            (KernelError::ReadInterrupted { family: Family::V6, attempts: 8 }, ErrorKind::Retry),
         ] {
             assert_eq!(error.kind(), kind, "{error}");
         }
     }
 
     #[test]
-    fn an_error_says_what_where_and_why() {
+    fn an_error_names_change_table_and_reason() {
         let error = KernelError::Refused {
             family: Family::V6,
             index: 3,

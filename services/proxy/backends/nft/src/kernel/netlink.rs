@@ -9,7 +9,7 @@
 
 mod affinity;
 mod flowtable;
-mod unanswered;
+mod request_error;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -32,7 +32,7 @@ use nix::{
     },
 };
 
-use self::unanswered::Unanswered;
+use self::request_error::RequestError;
 use super::{
     AffinityClients, Change, Elements, Found, FoundSet, Generation, KernelError,
     codec::{Body, Buffer, incoming, message, protocol},
@@ -98,7 +98,7 @@ impl Netlink {
         socket
             .bind_auto()
             .map_err(|error| KernelError::Socket { action: "bind", errno: errno_of(&error) })?;
-        let prepare = |result: Result<(), Errno>| result.map_err(prepared);
+        let prepare = |result: Result<(), Errno>| result.map_err(socket_option_error);
         prepare(setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER))?;
         prepare(setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER))?;
         prepare(setsockopt(
@@ -123,7 +123,7 @@ impl Netlink {
     /// Sends a datagram. The kernel has handled it when this returns.
     fn send(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
         if bytes.len() > self.send_buffer {
-            setsockopt(&self.socket, sockopt::SndBufForce, &bytes.len()).map_err(prepared)?;
+            setsockopt(&self.socket, sockopt::SndBufForce, &bytes.len()).map_err(socket_option_error)?;
             self.send_buffer = bytes.len();
         }
         loop {
@@ -166,39 +166,39 @@ impl Netlink {
     /// The kernel marks a dump as interrupted (`NLM_F_DUMP_INTR`) when any transaction of the namespace is committed
     /// meanwhile, of any table. The mark is ignored: it says nothing about the table, and next to a program that
     /// commits all the time every long dump has it. Counts show whether a dump is complete.
-    fn ask(
+    fn request(
         &mut self,
-        question: &str,
+        what: &str,
         family: NetfilterProtoFamily,
         flags: u16,
         message: NfTablesMessage,
         each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
-    ) -> Result<(), Unanswered> {
+    ) -> Result<(), RequestError> {
         let mut buffer = Buffer::default();
         buffer.message(family, 0, flags, self.sequence, message);
-        self.exchange(question, flags, &buffer, each)
+        self.exchange(what, flags, &buffer, each)
     }
 
     /// Sends a request with the next sequence number, and passes every message of the answer to `each`.
     fn exchange(
         &mut self,
-        question: &str,
+        what: &str,
         flags: u16,
         request: &Buffer,
         mut each: impl FnMut(u16, u8, &[u8]) -> Result<(), String>,
-    ) -> Result<(), Unanswered> {
+    ) -> Result<(), RequestError> {
         self.drain();
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
-        self.send(request.as_slice()).map_err(Unanswered::Error)?;
-        let failed = |errno: Errno| Unanswered::refused(question, errno);
+        self.send(request.as_slice()).map_err(RequestError::Error)?;
+        let failed = |errno: Errno| RequestError::of_errno(what, errno);
         let malformed =
-            |why: String| Unanswered::Error(KernelError::Malformed { what: question.to_owned(), why });
+            |why: String| RequestError::Error(KernelError::Malformed { what: what.to_owned(), why });
         loop {
             self.receive(0).map_err(|errno| match errno {
                 Errno::EAGAIN => malformed("there is none".to_owned()),
-                Errno::ENOBUFS => Unanswered::Disturbed,
-                errno => Unanswered::Error(KernelError::Socket { action: "read from", errno }),
+                Errno::ENOBUFS => RequestError::Interrupted,
+                errno => RequestError::Error(KernelError::Socket { action: "read from", errno }),
             })?;
             for part in incoming(&self.received) {
                 let part = part.map_err(malformed)?;
@@ -223,16 +223,16 @@ impl Netlink {
     /// Repeats a request while the kernel cannot answer it.
     fn retry<T>(
         &mut self,
-        question: &str,
-        mut ask: impl FnMut(&mut Self) -> Result<T, Unanswered>,
+        what: &str,
+        mut ask: impl FnMut(&mut Self) -> Result<T, RequestError>,
     ) -> Result<T, KernelError> {
         for _ in 0..READS {
             match ask(self) {
-                Err(Unanswered::Disturbed) => {}
-                asked => return asked.map_err(|error| error.into_error(question)),
+                Err(RequestError::Interrupted) => {}
+                asked => return asked.map_err(|error| error.into_error(what)),
             }
         }
-        Err(Unanswered::Disturbed.into_error(question))
+        Err(RequestError::Interrupted.into_error(what))
     }
 
     /// The structure of the table, and the number of elements of each set if the kernel returns it.
@@ -249,20 +249,20 @@ impl Netlink {
                     }
                     last = Some(found);
                 }
-                Err(Unanswered::Disturbed) => {}
+                Err(RequestError::Interrupted) => {}
                 Err(error) => return Err(error.into_error("the table")),
             }
             std::thread::sleep(Duration::from_millis(u64::from(attempt)));
         }
-        Err(KernelError::Unsteady { family, attempts: READS })
+        Err(KernelError::ReadInterrupted { family, attempts: READS })
     }
 
     /// One attempt of [`Self::structure`]. The bool: whether it has as many chains and sets as the kernel counts.
-    fn structure_once(&mut self, family: Family) -> Result<Option<(Found, Counts, bool)>, Unanswered> {
+    fn structure_once(&mut self, family: Family) -> Result<Option<(Found, Counts, bool)>, RequestError> {
         let mut found = Found::default();
         let named = TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] };
         let mut table = parse::FoundTable::default();
-        let asked = self.ask(
+        let asked = self.request(
             "the table",
             protocol(family),
             0,
@@ -275,7 +275,7 @@ impl Netlink {
             },
         );
         match asked {
-            Err(Unanswered::Refused(Errno::ENOENT, _)) => return Ok(None),
+            Err(RequestError::Rejected(Errno::ENOENT, _)) => return Ok(None),
             other => other?,
         }
         found.dormant = table.dormant;
@@ -286,10 +286,10 @@ impl Netlink {
         Ok(Some((found, counts, complete)))
     }
 
-    fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), Unanswered> {
+    fn read_chains(&mut self, family: Family, found: &mut Found) -> Result<(), RequestError> {
         let chains = &mut found.chains;
         let all = ChainMessage { attributes: Vec::new() };
-        self.ask(
+        self.request(
             "chains",
             protocol(family),
             NLM_F_DUMP,
@@ -306,34 +306,46 @@ impl Netlink {
             },
         )?;
         let ours = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
-        self.ask("rules", protocol(family), NLM_F_DUMP, NfTablesMessage::GetRule(ours), |kind, _, message| {
-            if kind == message::NEW_RULE {
-                let (table, chain, rule) = parse::rule(message)?;
-                if table == TABLE
-                    && let Some(chain) = chains.get_mut(&chain)
-                {
-                    chain.rules.push(rule);
+        self.request(
+            "rules",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetRule(ours),
+            |kind, _, message| {
+                if kind == message::NEW_RULE {
+                    let (table, chain, rule) = parse::rule(message)?;
+                    if table == TABLE
+                        && let Some(chain) = chains.get_mut(&chain)
+                    {
+                        chain.rules.push(rule);
+                    }
                 }
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
     }
 
     /// Reads the properties of sets. Returns the numbers of elements that the kernel reports.
-    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<Counts, Unanswered> {
+    fn read_sets(&mut self, family: Family, found: &mut Found) -> Result<Counts, RequestError> {
         let sets = &mut found.sets;
         let mut counts = HashMap::new();
         let ours = SetMessage { attributes: vec![SetAttribute::Table(TABLE.to_owned())] };
-        self.ask("sets", protocol(family), NLM_F_DUMP, NfTablesMessage::GetSet(ours), |kind, _, message| {
-            if kind == message::NEW_SET {
-                let (table, name, set, count) = parse::set(message)?;
-                if table == TABLE {
-                    counts.extend(SetName::parse(&name).zip(count));
-                    sets.insert(name, set);
+        self.request(
+            "sets",
+            protocol(family),
+            NLM_F_DUMP,
+            NfTablesMessage::GetSet(ours),
+            |kind, _, message| {
+                if kind == message::NEW_SET {
+                    let (table, name, set, count) = parse::set(message)?;
+                    if table == TABLE {
+                        counts.extend(SetName::parse(&name).zip(count));
+                        sets.insert(name, set);
+                    }
                 }
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         Ok(counts)
     }
 
@@ -348,7 +360,7 @@ impl Netlink {
         family: Family,
         counts: &Counts,
         found: &mut Found,
-    ) -> Result<(), Unanswered> {
+    ) -> Result<(), RequestError> {
         let mut reader = Reader::default();
         reader.elements.reserve(counts.values().sum());
         for set in SetName::ALL.into_iter().filter(|set| !set.is_dynamic()) {
@@ -384,16 +396,16 @@ impl Netlink {
         set: SetName,
         readable: bool,
         reader: &mut Reader,
-    ) -> Result<(), Unanswered> {
+    ) -> Result<(), RequestError> {
         let list = SetElementMessage {
             attributes: vec![
                 SetElementList::Table(TABLE.to_owned()),
                 SetElementList::Set(set.as_str().to_owned()),
             ],
         };
-        let question = format!("elements of {set}");
+        let what = format!("elements of {set}");
         let message = NfTablesMessage::GetSetElement(list);
-        self.ask(&question, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+        self.request(&what, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
             if kind == message::NEW_SET_ELEMENT && readable {
                 reader.read(set, message)?;
             }
@@ -411,7 +423,7 @@ fn is_readable(set: &FoundSet) -> bool {
     set.key_len <= longest && set.data_len <= longest
 }
 
-fn prepared(errno: Errno) -> KernelError {
+fn socket_option_error(errno: Errno) -> KernelError {
     match errno {
         Errno::EPERM => KernelError::NotPermitted,
         errno => KernelError::Socket { action: "prepare", errno },
@@ -426,7 +438,7 @@ impl Netlink {
     /// Commits all changes, or none of them.
     ///
     /// # Errors
-    /// The kernel rejected the transaction and has nothing of it (exceptions: [`KernelError::Undecided`] and
+    /// The kernel rejected the transaction and has nothing of it (exceptions: [`KernelError::AnswerLost`] and
     /// [`KernelError::Malformed`]).
     pub fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
         if changes.is_empty() {
@@ -478,8 +490,8 @@ impl Netlink {
         let mut request = Buffer::default();
         elements::write_get(&mut request, family, self.sequence, set, key);
         let mut reader = Reader::default();
-        let question = format!("an element of {set}");
-        let asked = self.exchange(&question, 0, &request, |kind, _, message| {
+        let what = format!("an element of {set}");
+        let asked = self.exchange(&what, 0, &request, |kind, _, message| {
             if kind == message::NEW_SET_ELEMENT {
                 reader.read(set, message)?;
             }
@@ -487,34 +499,34 @@ impl Netlink {
         });
         match asked {
             Ok(()) => Ok(reader.elements.remove(&(set, *key))),
-            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(None),
-            Err(error) => Err(error.into_error(&question)),
+            Err(RequestError::Rejected(Errno::ENOENT, _)) => Ok(None),
+            Err(error) => Err(error.into_error(&what)),
         }
     }
 
     /// The generation of the last transaction.
     pub fn generation(&mut self) -> Result<Generation, KernelError> {
-        const QUESTION: &str = "the generation of the rules";
+        const WHAT: &str = "the generation of the rules";
         let mut id = 0;
         let message = NfTablesMessage::GetGen(GenMessage { attributes: Vec::new() });
-        self.ask(QUESTION, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
+        self.request(WHAT, NetfilterProtoFamily::Unspec, 0, message, |kind, _, message| {
             if kind == message::NEW_GENERATION {
                 id = parse::generation(message)?;
             }
             Ok(())
         })
-        .map_err(|error| error.into_error(QUESTION))?;
+        .map_err(|error| error.into_error(WHAT))?;
         Ok(Generation { id })
     }
 
     /// Every table of both families, including ours, by family and name.
     pub fn tables(&mut self) -> Result<Vec<(Family, String)>, KernelError> {
-        const QUESTION: &str = "the list of tables";
+        const WHAT: &str = "the list of tables";
         let unspec = NetfilterProtoFamily::Unspec;
-        self.retry(QUESTION, |netlink| {
+        self.retry(WHAT, |netlink| {
             let mut tables = Vec::new();
             let all = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
-            netlink.ask(QUESTION, unspec, NLM_F_DUMP, all, |kind, number, message| {
+            netlink.request(WHAT, unspec, NLM_F_DUMP, all, |kind, number, message| {
                 let family = Family::ALL.into_iter().find(|family| u8::from(protocol(*family)) == number);
                 if let (message::NEW_TABLE, Some(family)) = (kind, family) {
                     tables.push((family, parse::table(message)?.name));
@@ -527,14 +539,14 @@ impl Netlink {
 
     /// Whether a table of any program has a chain of this name.
     pub fn has_chain(&mut self, family: Family, table: &str, chain: &str) -> Result<bool, KernelError> {
-        const QUESTION: &str = "whether a chain exists";
+        const WHAT: &str = "whether a chain exists";
         let attributes =
             vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_owned())];
         let message = NfTablesMessage::GetChain(ChainMessage { attributes });
-        match self.ask(QUESTION, protocol(family), 0, message, |_, _, _| Ok(())) {
+        match self.request(WHAT, protocol(family), 0, message, |_, _, _| Ok(())) {
             Ok(()) => Ok(true),
-            Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(false),
-            Err(error) => Err(error.into_error(QUESTION)),
+            Err(RequestError::Rejected(Errno::ENOENT, _)) => Ok(false),
+            Err(error) => Err(error.into_error(WHAT)),
         }
     }
 
@@ -582,8 +594,8 @@ impl Netlink {
                 let Some(place) = batch.place(part.sequence) else { continue };
                 match part.body {
                     // The first failure is the cause; others may follow from it.
-                    Body::Failed { errno, offset, said } if failed.is_none() => {
-                        failed = Some(batch.error(changes, place, errno, offset, said));
+                    Body::Failed { errno, offset, reported } if failed.is_none() => {
+                        failed = Some(batch.error(changes, place, errno, offset, reported));
                     }
                     Body::Acknowledged => answered |= batch.is_answered(place),
                     _ => {}
@@ -593,7 +605,7 @@ impl Netlink {
         match failed {
             Some(error) => Err(error),
             None if answered && !lost => Ok(()),
-            None => Err(KernelError::Undecided { family, changes: changes.len() }),
+            None => Err(KernelError::AnswerLost { family, changes: changes.len() }),
         }
     }
 }

@@ -18,18 +18,18 @@ use crate::element::{Element, Key, Number, SetName, Value};
 pub(crate) struct Existing {
     /// Key: whether it is in [`SetName::ClusterIpPorts`], and the frontend.
     frontends: HashMap<(bool, Frontend), Number>,
-    numbers: HashMap<Number, Left>,
+    numbers: HashMap<Number, NumberElements>,
 }
 
 #[derive(Debug, Default)]
-struct Left {
+struct NumberElements {
     slots: [Vec<(u32, Endpoint)>; 2],
     affinity_slots: [Vec<(u32, u16)>; 2],
     endpoints: [Vec<(u16, Endpoint)>; 2],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(super) struct PortState {
     pub(super) number: Number,
     /// The endpoint number that was assigned last.
     pub(super) last: u16,
@@ -114,11 +114,11 @@ impl Existing {
         self.frontends.get(&(is_cluster_ip, frontend)).copied()
     }
 
-    pub(super) fn memory(&self, number: Number) -> Option<Memory> {
+    pub(super) fn state(&self, number: Number) -> Option<PortState> {
         let left = self.numbers.get(&number)?;
         if !number.has_affinity() {
             let [cluster, local] = left.slots.clone();
-            return Some(Memory { number, last: 0, cluster, local, numbers: Vec::new() });
+            return Some(PortState { number, last: 0, cluster, local, numbers: Vec::new() });
         }
         let (mut numbers, mut seen) = (HashMap::new(), HashSet::new());
         let [cluster, local] = &left.endpoints;
@@ -131,7 +131,7 @@ impl Existing {
             slots.iter().filter_map(|(index, which)| Some((*index, *numbers.get(which)?))).collect()
         };
         let [cluster, local] = &left.affinity_slots;
-        Some(Memory {
+        Some(PortState {
             number,
             last: numbers.keys().copied().max().unwrap_or(0),
             cluster: named(cluster),

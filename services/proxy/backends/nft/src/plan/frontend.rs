@@ -95,7 +95,7 @@ impl Claims {
 
 /// Everything that the elements of a frontend depend on, besides [`NodeFacts`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Meaning {
+pub(super) struct FrontendState {
     pub(super) frontend: Frontend,
     pub(super) kind: FrontendKind,
     pub(super) target: FrontendTarget,
@@ -103,7 +103,7 @@ pub(super) struct Meaning {
     pub(super) ranges: Option<Arc<[IpNet]>>,
 }
 
-impl Meaning {
+impl FrontendState {
     /// Ordered by set and key.
     pub(super) fn elements(&self, facts: &NodeFacts) -> Vec<Element> {
         let element = |set, key, value| Element { set, key, key_end: None, value };

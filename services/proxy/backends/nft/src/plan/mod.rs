@@ -33,11 +33,11 @@ pub(crate) use order::in_order;
 pub(crate) use view::{Counts, FoundFrontend, PortView};
 
 use self::{
-    existing::Memory,
-    frontend::{Claim, Claims, Meaning},
+    existing::PortState,
+    frontend::{Claim, Claims, FrontendState},
     ledger::Ledger,
     numbers::Numbers,
-    port::{Port, Reach, change_ledger},
+    port::{EndpointSets, Port, change_ledger},
     view::lacks_affinity,
 };
 use super::{
@@ -73,7 +73,7 @@ pub(crate) struct Plan {
     facts: NodeFacts,
     numbers: Numbers,
     /// Service ports that lost their number since the last [`Self::take_ops`].
-    parked: HashMap<PortName, Memory>,
+    released: HashMap<PortName, PortState>,
     ledger: Ledger,
     counts: Counts,
 }
@@ -91,7 +91,7 @@ impl Plan {
             counted: HashMap::new(),
             hairpin: HashMap::new(),
             facts: NodeFacts::default(),
-            parked: HashMap::new(),
+            released: HashMap::new(),
             ledger: Ledger::default(),
             counts: Counts::default(),
         }
@@ -106,7 +106,7 @@ impl Plan {
     /// recorded changes.
     pub(crate) fn record(&mut self, on: bool) {
         self.ledger.record(on);
-        self.end_rest();
+        self.free_released();
     }
 
     /// Sets all ports of a Service.
@@ -118,7 +118,7 @@ impl Plan {
         let mut affected: Vec<Frontend> = claimed.iter().chain(&claims).map(|claim| claim.0).collect();
         affected.sort_unstable();
         affected.dedup();
-        let before: Vec<_> = affected.iter().map(|frontend| self.meaning(frontend)).collect();
+        let before: Vec<_> = affected.iter().map(|frontend| self.frontend_state(frontend)).collect();
 
         let old = self.services.remove(service).unwrap_or_default();
         let new = self.place(service, &old, new);
@@ -131,10 +131,10 @@ impl Plan {
             self.claim(service, claimed, claims);
         }
         for (frontend, before) in affected.iter().zip(before) {
-            let after = self.meaning(frontend);
+            let after = self.frontend_state(frontend);
             if before != after {
-                let elements = |meaning: Option<Meaning>| {
-                    meaning.map_or_else(Vec::new, |meaning| meaning.elements(&self.facts))
+                let elements = |state: Option<FrontendState>| {
+                    state.map_or_else(Vec::new, |state| state.elements(&self.facts))
                 };
                 self.ledger.change_all(&elements(before), &elements(after));
             }
@@ -152,13 +152,13 @@ impl Plan {
         if old.node_ips == self.facts.node_ips {
             return;
         }
-        let filtered: Vec<Meaning> = (self.frontends.keys())
-            .filter_map(|frontend| self.meaning(frontend))
-            .filter(|meaning| meaning.ranges.is_some())
+        let filtered: Vec<FrontendState> = (self.frontends.keys())
+            .filter_map(|frontend| self.frontend_state(frontend))
+            .filter(|state| state.ranges.is_some())
             .collect();
-        for meaning in filtered {
-            let before = meaning.elements(&old);
-            self.ledger.change_all(&before, &meaning.elements(&self.facts));
+        for state in filtered {
+            let before = state.elements(&old);
+            self.ledger.change_all(&before, &state.elements(&self.facts));
         }
     }
 
@@ -170,13 +170,13 @@ impl Plan {
     /// The changes since the last call, in any order ([`in_order`]), at most one operation per key. Released numbers
     /// may be assigned again afterwards.
     pub(crate) fn take_ops(&mut self) -> Vec<Op> {
-        self.end_rest();
+        self.free_released();
         self.ledger.take()
     }
 
-    fn end_rest(&mut self) {
-        self.numbers.end_rest();
-        self.parked = HashMap::new();
+    fn free_released(&mut self) {
+        self.numbers.free_released();
+        self.released = HashMap::new();
     }
 
     /// Every wanted element, once, computed from the Services, without those that the kernel writes. In an order in
@@ -186,8 +186,8 @@ impl Plan {
         let ports = || self.services.values().flatten();
         let frontends = |wanted: fn(SetName) -> bool| {
             (self.frontends.keys())
-                .filter_map(|frontend| self.meaning(frontend))
-                .flat_map(move |meaning| meaning.elements(&self.facts))
+                .filter_map(|frontend| self.frontend_state(frontend))
+                .flat_map(move |state| state.elements(&self.facts))
                 .filter(move |element| wanted(element.set))
         };
         let choices = |policies: bool| {
@@ -285,7 +285,7 @@ impl Plan {
         Some(PortView { service, inner: ports.get(claim.port as usize)? })
     }
 
-    fn meaning(&self, frontend: &Frontend) -> Option<Meaning> {
+    fn frontend_state(&self, frontend: &Frontend) -> Option<FrontendState> {
         let claim = self.frontends.get(frontend)?.all().first()?;
         let port = self.port(claim)?;
         let ranges = if claim.kind == FrontendKind::LoadBalancerIp {
@@ -293,38 +293,38 @@ impl Plan {
         } else {
             Default::default()
         };
-        Some(Meaning { frontend: *frontend, kind: claim.kind, target: port.target(claim.kind), ranges })
+        Some(FrontendState { frontend: *frontend, kind: claim.kind, target: port.target(claim.kind), ranges })
     }
 
     /// Assigns numbers and slots to the new ports of a Service. Releases numbers that are no longer used.
-    fn place(&mut self, service: &ServiceName, old: &[Port], new: Vec<(Port, Reach)>) -> Box<[Port]> {
+    fn place(&mut self, service: &ServiceName, old: &[Port], new: Vec<(Port, EndpointSets)>) -> Box<[Port]> {
         let (mut placed, mut kept) = (Vec::with_capacity(new.len()), Vec::new());
-        for (mut port, reach) in new {
-            if !reach.is_empty() {
+        for (mut port, endpoints) in new {
+            if !endpoints.is_empty() {
                 let before = find(old, &port);
-                let affinity = port.affinity_seconds != 0 && reach.can_be_numbered();
-                let memory = self.memory(service, &port, before, affinity);
-                let number = match &memory {
-                    Some(memory) => Some(memory.number),
+                let affinity = port.affinity_seconds != 0 && endpoints.can_be_numbered();
+                let state = self.former_state(service, &port, before, affinity);
+                let number = match &state {
+                    Some(state) => Some(state.number),
                     None => self.allocate(affinity),
                 };
-                port.place(number, memory.as_ref(), &reach);
+                port.place(number, state.as_ref(), &endpoints);
                 kept.extend(number);
             }
             placed.push(port);
         }
         for port in old {
-            if let Some(memory) = port.memory().filter(|memory| !kept.contains(&memory.number)) {
-                self.numbers.release(memory.number);
+            if let Some(state) = port.state().filter(|state| !kept.contains(&state.number)) {
+                self.numbers.release(state.number);
                 if self.ledger.is_recording() {
                     let name = PortName {
                         service: service.clone(),
                         port: port.name.clone(),
                         protocol: port.protocol,
                     };
-                    self.parked.insert(name, memory);
+                    self.released.insert(name, state);
                 } else {
-                    self.numbers.end_rest();
+                    self.numbers.free_released();
                 }
             }
         }
@@ -338,24 +338,24 @@ impl Plan {
     }
 
     /// The former state of a service port, if it can keep its number.
-    fn memory(
+    fn former_state(
         &mut self,
         service: &ServiceName,
         port: &Port,
         before: Option<&Port>,
         affinity: bool,
-    ) -> Option<Memory> {
-        let fits = |memory: &Memory| memory.number.has_affinity() == affinity;
-        if let Some(memory) = before.and_then(Port::memory).filter(fits) {
-            return Some(memory);
+    ) -> Option<PortState> {
+        let fits = |state: &PortState| state.number.has_affinity() == affinity;
+        if let Some(state) = before.and_then(Port::state).filter(fits) {
+            return Some(state);
         }
-        if !self.parked.is_empty() {
+        if !self.released.is_empty() {
             let name =
                 PortName { service: service.clone(), port: port.name.clone(), protocol: port.protocol };
-            if let Some(memory) = self.parked.remove(&name).filter(fits)
-                && self.numbers.wake(memory.number)
+            if let Some(state) = self.released.remove(&name).filter(fits)
+                && self.numbers.reclaim(state.number)
             {
-                return Some(memory);
+                return Some(state);
             }
         }
         // Kinds are ordered by the probability that the frontend belonged to the same service port before.
@@ -365,8 +365,8 @@ impl Plan {
         });
         frontends.into_iter().find_map(|(frontend, kind)| {
             let number = self.existing.number(kind == FrontendKind::ClusterIp, frontend)?;
-            let memory = self.existing.memory(number).filter(fits)?;
-            self.numbers.adopt(number).then_some(memory)
+            let state = self.existing.state(number).filter(fits)?;
+            self.numbers.claim(number).then_some(state)
         })
     }
 
@@ -444,7 +444,7 @@ fn find<'a>(ports: &'a [Port], port: &Port) -> Option<&'a Port> {
 }
 
 /// In the order of names; of ports with the same name and protocol, which no Service has, only the first.
-fn distinct(mut ports: Vec<ServicePort>) -> Vec<(Port, Reach)> {
+fn distinct(mut ports: Vec<ServicePort>) -> Vec<(Port, EndpointSets)> {
     let same = |port: &ServicePort, other: &ServicePort| {
         (&port.name.port, port.name.protocol) == (&other.name.port, other.name.protocol)
     };

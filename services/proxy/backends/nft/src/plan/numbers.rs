@@ -25,7 +25,7 @@ pub(super) struct Numbers {
     used: HashSet<u32>,
     with_affinity: u32,
     /// Released since the last operations were taken; still in `used`.
-    resting: HashSet<u32>,
+    released: HashSet<u32>,
 }
 
 impl Numbers {
@@ -39,7 +39,7 @@ impl Numbers {
             next_with_affinity: last_with_affinity.map_or(0, |last| last + 1),
             used: HashSet::new(),
             with_affinity: 0,
-            resting: HashSet::new(),
+            released: HashSet::new(),
         }
     }
 
@@ -55,7 +55,7 @@ impl Numbers {
         };
         for _ in 0..tries {
             let number = if affinity { self.turn_with_affinity() } else { self.turn_plain() };
-            if !existing.has(number) && self.adopt(number) {
+            if !existing.has(number) && self.claim(number) {
                 return Some(number);
             }
         }
@@ -77,25 +77,25 @@ impl Numbers {
     }
 
     /// Assigns an existing number; `false` if it is in use.
-    pub(super) fn adopt(&mut self, number: Number) -> bool {
-        let adopted = self.used.insert(number.0);
-        self.with_affinity += u32::from(adopted && number.has_affinity());
-        adopted
+    pub(super) fn claim(&mut self, number: Number) -> bool {
+        let claimed = self.used.insert(number.0);
+        self.with_affinity += u32::from(claimed && number.has_affinity());
+        claimed
     }
 
     /// Assigns a resting number again; `false` if it does not rest.
-    pub(super) fn wake(&mut self, number: Number) -> bool {
-        self.resting.remove(&number.0)
+    pub(super) fn reclaim(&mut self, number: Number) -> bool {
+        self.released.remove(&number.0)
     }
 
-    /// Releases a number; it rests until [`Self::end_rest`].
+    /// Releases a number; it rests until [`Self::free_released`].
     pub(super) fn release(&mut self, number: Number) {
-        self.resting.insert(number.0);
+        self.released.insert(number.0);
     }
 
     /// Ends the rest, because the operations that delete elements of the resting numbers were taken.
-    pub(super) fn end_rest(&mut self) {
-        for number in std::mem::take(&mut self.resting) {
+    pub(super) fn free_released(&mut self) {
+        for number in std::mem::take(&mut self.released) {
             self.used.remove(&number);
             self.with_affinity -= u32::from(Number(number).has_affinity());
         }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_given_in_turn_and_rest() {
+    fn numbers_are_assigned_in_turn() {
         let none = Existing::default();
         let mut numbers = Numbers::new(&none);
         assert_eq!(numbers.allocate(false, &none), Some(Number(1)));
@@ -134,19 +134,19 @@ mod tests {
         assert_eq!(numbers.allocate(true, &none), Some(Number(0x8000_0000)));
         assert_eq!(numbers.allocate(true, &none), Some(Number(0x8001_0000)));
         numbers.release(Number(1));
-        assert!(!numbers.adopt(Number(1)), "it rests");
-        assert!(numbers.wake(Number(1)));
+        assert!(!numbers.claim(Number(1)), "it rests");
+        assert!(numbers.reclaim(Number(1)));
         numbers.release(Number(1));
-        numbers.end_rest();
+        numbers.free_released();
         assert_eq!(numbers.allocate(false, &none), Some(Number(3)), "not the one that was free a moment ago");
-        assert!(numbers.adopt(Number(1)));
+        assert!(numbers.claim(Number(1)));
     }
 
     #[test]
-    fn numbers_begin_again_at_the_end() {
+    fn numbers_wrap_around() {
         let none = Existing::default();
         let mut numbers = Numbers::new(&none);
-        assert!(numbers.adopt(Number(1)));
+        assert!(numbers.claim(Number(1)));
         numbers.next_plain = 0xf_ffff;
         assert_eq!(numbers.allocate(false, &none), Some(Number(0xf_ffff)));
         assert_eq!(numbers.allocate(false, &none), Some(Number(2)));
@@ -162,12 +162,12 @@ mod tests {
         assert_eq!(numbers.allocate(true, &none), None);
         numbers.release(Number(0x8000_0000));
         assert_eq!(numbers.allocate(true, &none), None, "it rests");
-        numbers.end_rest();
+        numbers.free_released();
         assert_eq!(numbers.allocate(true, &none), Some(Number(0x8000_0000)));
     }
 
     #[test]
-    fn the_number_of_an_endpoint_tells_its_service_port() {
+    fn endpoint_numbers_contain_the_service_port_number() {
         assert_eq!(split(Number(0x8001_0003)), Some((Number(0x8001_0000), 3)));
         assert_eq!(split(Number(0x8001_0000)), None);
         assert_eq!(split(Number(7)), None);

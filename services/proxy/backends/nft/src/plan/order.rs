@@ -59,15 +59,15 @@ pub(crate) fn in_order(ops: Vec<Op>) -> [Vec<Op>; 3] {
 // The ranks. Lower ones: what is added and not in use, by depth.
 const SLOTS: usize = 3;
 const CHOICES: usize = SLOTS + 1;
-const POLICIES_THAT_GO: usize = SLOTS + 2;
+const DELETED_POLICIES: usize = SLOTS + 2;
 const INTERVALS: usize = SLOTS + 3;
-const RANGES_THAT_COME: usize = SLOTS + 4;
-const FILTERS_THAT_COME: usize = SLOTS + 5;
+const ADDED_RANGES: usize = SLOTS + 4;
+const ADDED_FILTERS: usize = SLOTS + 5;
 const FRONTENDS: usize = SLOTS + 6;
-const FRONTENDS_THAT_GO: usize = SLOTS + 7;
-const POLICIES_THAT_COME: usize = SLOTS + 8;
-const FILTERS_THAT_GO: usize = SLOTS + 9;
-const RANGES_THAT_GO: usize = SLOTS + 10;
+const DELETED_FRONTENDS: usize = SLOTS + 7;
+const ADDED_POLICIES: usize = SLOTS + 8;
+const DELETED_FILTERS: usize = SLOTS + 9;
+const DELETED_RANGES: usize = SLOTS + 10;
 /// From here: what is deleted and not in use, by depth.
 const CLEAR: usize = SLOTS + 11;
 const RANKS: usize = CLEAR + 3;
@@ -111,18 +111,18 @@ impl Ranking {
         let set = element.set;
         let switched = set == SetName::ExternalPolicy && self.switched.contains(&element.key);
         match op {
-            Op::Add(_) if switched => POLICIES_THAT_COME,
-            Op::Delete(_) if switched => POLICIES_THAT_GO,
+            Op::Add(_) if switched => ADDED_POLICIES,
+            Op::Delete(_) if switched => DELETED_POLICIES,
             Op::Add(_) if !set.is_entry() => depth(set),
             Op::Delete(_) if !set.is_entry() => CLEAR + 2 - depth(set),
             Op::Replace(..) if depth(set) != 0 => CHOICES,
             Op::Replace(..) if !set.is_entry() => SLOTS,
             _ if set.is_interval() => INTERVALS,
-            Op::Delete(_) if set == SetName::SourceRanges => RANGES_THAT_GO,
-            _ if set == SetName::SourceRanges => RANGES_THAT_COME,
-            Op::Add(_) | Op::Replace(..) if set == SetName::Filtered => FILTERS_THAT_COME,
-            Op::Delete(_) if set == SetName::Filtered => FILTERS_THAT_GO,
-            Op::Delete(_) => FRONTENDS_THAT_GO,
+            Op::Delete(_) if set == SetName::SourceRanges => DELETED_RANGES,
+            _ if set == SetName::SourceRanges => ADDED_RANGES,
+            Op::Add(_) | Op::Replace(..) if set == SetName::Filtered => ADDED_FILTERS,
+            Op::Delete(_) if set == SetName::Filtered => DELETED_FILTERS,
+            Op::Delete(_) => DELETED_FRONTENDS,
             Op::Add(_) | Op::Replace(..) => FRONTENDS,
         }
     }

@@ -10,7 +10,7 @@ use keelson_proxy::model::{Endpoint, Frontend, Protocol, ServicePort};
 
 use super::{
     FrontendKind, FrontendTarget,
-    existing::Memory,
+    existing::PortState,
     ledger::{Content, Ledger},
     slots::{Slots, arrange, number},
 };
@@ -48,17 +48,17 @@ pub(crate) struct Port {
 
 impl Port {
     /// Without number and slots, which [`Self::place`] assigns; with the endpoints of either set, ordered.
-    pub(super) fn new(of: ServicePort) -> (Self, Reach) {
+    pub(super) fn new(of: ServicePort) -> (Self, EndpointSets) {
         let (uses_cluster, uses_local) = (of.uses_cluster(), of.uses_local());
         let set = |used: bool, mut set: Vec<Endpoint>| {
             set.sort_unstable();
             set.dedup();
             if used { set } else { Vec::new() }
         };
-        let reach = Reach::new(set(uses_cluster, of.cluster), set(uses_local, of.local));
+        let endpoints = EndpointSets::new(set(uses_cluster, of.cluster), set(uses_local, of.local));
         let port = Self {
             external_local: of.external_local && uses_local,
-            has_any: of.has_any || !reach.all.is_empty(),
+            has_any: of.has_any || !endpoints.all.is_empty(),
             name: of.name.port,
             protocol: of.name.protocol,
             internal_local: of.internal_local,
@@ -67,7 +67,7 @@ impl Port {
             last: 0,
             affinity_seconds: of.affinity_seconds,
             number: None,
-            endpoints: u32::try_from(reach.all.len()).unwrap_or(u32::MAX),
+            endpoints: u32::try_from(endpoints.all.len()).unwrap_or(u32::MAX),
             cluster_ip: of.cluster_ip,
             external_ips: of.external_ips.into(),
             load_balancer_ips: of.load_balancer_ips.into(),
@@ -77,21 +77,26 @@ impl Port {
             on_node: of.on_node.into(),
             serving: of.serving.into(),
         };
-        (port, reach)
+        (port, endpoints)
     }
 
-    /// Assigns its number, and its endpoints' slots as in `memory`, which has the same number.
-    pub(super) fn place(&mut self, number: Option<Number>, memory: Option<&Memory>, reach: &Reach) {
-        let none = Memory { number: Number(0), last: 0, cluster: vec![], local: vec![], numbers: vec![] };
-        let memory = memory.unwrap_or(&none);
+    /// Assigns its number, and its endpoints' slots as in `state`, which has the same number.
+    pub(super) fn place(
+        &mut self,
+        number: Option<Number>,
+        state: Option<&PortState>,
+        endpoints: &EndpointSets,
+    ) {
+        let none = PortState { number: Number(0), last: 0, cluster: vec![], local: vec![], numbers: vec![] };
+        let state = state.unwrap_or(&none);
         self.number = number;
-        self.last = memory.last;
-        self.cluster.endpoints = arrange(&memory.cluster, &reach.cluster);
-        self.local.endpoints = arrange(&memory.local, &reach.local);
+        self.last = state.last;
+        self.cluster.endpoints = arrange(&state.cluster, &endpoints.cluster);
+        self.local.endpoints = arrange(&state.local, &endpoints.local);
         if !number.is_some_and(Number::has_affinity) {
             return;
         }
-        let numbers = self::number(&memory.numbers, &mut self.last, &reach.all).unwrap_or_default();
+        let numbers = self::number(&state.numbers, &mut self.last, &endpoints.all).unwrap_or_default();
         let find = |endpoint: &Endpoint| {
             let at = numbers.binary_search_by(|(numbered, _)| numbered.cmp(endpoint)).ok()?;
             numbers.get(at).map(|(_, number)| *number)
@@ -102,11 +107,11 @@ impl Port {
     }
 
     /// Its state for the next version; `None` without a number.
-    pub(super) fn memory(&self) -> Option<Memory> {
+    pub(super) fn state(&self) -> Option<PortState> {
         let mut numbers: Vec<_> = self.cluster.numbered().chain(self.local.numbered()).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        Some(Memory {
+        Some(PortState {
             number: self.number?,
             last: self.last,
             cluster: self.cluster.indexed().collect(),
@@ -254,13 +259,13 @@ fn collect(
 
 /// The endpoints of a service port before they get slots: each set ordered, without duplicates.
 #[derive(Debug)]
-pub(super) struct Reach {
+pub(super) struct EndpointSets {
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
     all: Vec<Endpoint>,
 }
 
-impl Reach {
+impl EndpointSets {
     fn new(cluster: Vec<Endpoint>, local: Vec<Endpoint>) -> Self {
         let mut all = cluster.clone();
         if !local.is_empty() {

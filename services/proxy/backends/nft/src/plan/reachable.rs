@@ -47,8 +47,8 @@ impl Plan {
         frontends.dedup();
         addresses.sort_unstable();
         addresses.dedup();
-        let meanings = frontends.iter().filter_map(|frontend| self.meaning(frontend));
-        elements.extend(meanings.flat_map(|meaning| meaning.elements(&self.facts)));
+        let meanings = frontends.iter().filter_map(|frontend| self.frontend_state(frontend));
+        elements.extend(meanings.flat_map(|state| state.elements(&self.facts)));
         elements.extend(addresses.into_iter().filter(|ip| self.is_cluster_ip(*ip)).map(cluster_ip));
         let mut seen = HashSet::new();
         elements.retain(|element| seen.insert((element.set, element.key)));

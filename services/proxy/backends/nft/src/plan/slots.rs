@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_order_is_no_trouble() {
+    fn a_broken_order_is_accepted() {
         let one = endpoints([1])[0];
         assert_eq!(arrange(&[(5, one), (0, one), (0, one), (1, one)], &endpoints([1, 2])).len(), 2);
     }
 
     #[test]
-    fn an_endpoint_that_stays_keeps_its_number_and_no_number_comes_back_at_once() {
+    fn endpoints_keep_numbers_and_freed_numbers_are_not_reused_at_once() {
         let mut last = 0;
         let first = number(&[], &mut last, &endpoints([1, 2, 3])).unwrap();
         assert_eq!(first.iter().map(|(_, number)| *number).collect::<Vec<_>>(), [1, 2, 3]);

@@ -155,7 +155,7 @@ fn the_counted_chains() {
 }
 
 #[test]
-fn ipv6_differs_in_words_alone() {
+fn ipv6_rules_differ_only_in_keywords() {
     let (v4, v6) = (base(Family::V4), base(Family::V6));
     let translated = |text: &str| {
         text.replace("ip saddr", "ip6 saddr")
@@ -279,7 +279,7 @@ fn elements_are_written_as_nft_reads_them() {
 }
 
 #[test]
-fn what_is_no_key_of_a_set_is_shown_as_far_as_it_goes() {
+fn invalid_keys_are_shown_in_part() {
     for (len, expected) in [
         (0, ""),
         (3, ""),
@@ -299,7 +299,7 @@ fn what_is_no_key_of_a_set_is_shown_as_far_as_it_goes() {
 }
 
 #[test]
-fn the_table_begins_anew_and_elements_follow_their_chains() {
+fn the_printed_ruleset_recreates_the_table_in_dependency_order() {
     let base = base(Family::V6);
     let key = |number| Key::new().number(Number(number));
     let choice = |number| Element {

@@ -47,7 +47,7 @@ impl Table {
     /// flowtable, which ends the existing ones.
     pub(crate) fn set_tcp_only(&mut self) {
         self.tcp_only = true;
-        self.distrust();
+        self.invalidate();
     }
 
     pub(crate) const fn offloads(&self) -> bool {
@@ -59,7 +59,7 @@ impl Table {
         let is_other_structure = self.devices.is_some() != devices.is_some();
         self.devices = devices;
         if is_other_structure {
-            self.distrust();
+            self.invalidate();
         }
     }
 

@@ -76,8 +76,8 @@ impl Table {
             }
         }
         // Unused chains stay marked as unused.
-        let since = |chain: &Chain| self.made.get(chain).copied().flatten();
-        self.made = difference.kept.into_iter().map(|chain| (chain, since(&chain))).collect();
+        let since = |chain: &Chain| self.chains.get(chain).copied().flatten();
+        self.chains = difference.kept.into_iter().map(|chain| (chain, since(&chain))).collect();
         Ok(())
     }
 

@@ -372,7 +372,7 @@ fn is_supported(net: &Net) -> bool {
 const INTERFACES: [&str; 2] = ["c0", "s*"];
 
 #[test]
-fn established_flows_pass_by_the_chains_of_other_programs_or_the_proxy_says_why_not() {
+fn established_flows_bypass_foreign_chains_or_the_reason_is_reported() {
     for family in Family::ALL {
         let net = Net::new("way", family);
         let stop = Arc::new(AtomicBool::new(false));
@@ -415,7 +415,7 @@ fn established_flows_pass_by_the_chains_of_other_programs_or_the_proxy_says_why_
 }
 
 #[test]
-fn an_endpoint_that_is_gone_loses_udp_flows_and_keeps_tcp_connections() {
+fn a_removed_endpoint_loses_udp_flows_and_keeps_tcp_connections() {
     for family in Family::ALL {
         let net = Net::new("gone", family);
         let stop = Arc::new(AtomicBool::new(false));
@@ -438,7 +438,7 @@ fn an_endpoint_that_is_gone_loses_udp_flows_and_keeps_tcp_connections() {
 }
 
 #[test]
-fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off() {
+fn the_flowtable_follows_interfaces_is_repaired_and_removed_when_disabled() {
     for family in Family::ALL {
         let net = Net::new("life", family);
         let stop = Arc::new(AtomicBool::new(false));
@@ -526,7 +526,7 @@ fn the_flowtable_follows_interfaces_is_repaired_and_goes_when_it_is_turned_off()
         assert_eq!(net.flowtables(), "");
         assert_eq!(node.offload(), None);
         assert!(!net.within("node", || run("nft", "list ruleset")).contains("offload"));
-        assert_eq!(ask_tcp(&mut stream), 2, "the connection goes on without the flowtable");
+        assert_eq!(ask_tcp(&mut stream), 2, "the connection continues without the flowtable");
         stop.store(true, Ordering::Relaxed);
     }
 }

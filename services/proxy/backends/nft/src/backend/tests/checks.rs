@@ -5,7 +5,7 @@ use crate::driver::remove_tables;
 use keelson_proxy::backend::RuleOwner;
 
 #[test]
-fn what_somebody_else_changed_is_repaired_within_thirty_seconds() {
+fn drift_is_repaired_within_30_seconds() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..60).for_each(|number| stage.set(number, 0, 3));
@@ -46,7 +46,7 @@ fn what_somebody_else_changed_is_repaired_within_thirty_seconds() {
 
 /// What was read for a check may be older than the table.
 #[test]
-fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
+fn p2_changes_continue_while_a_check_reads_the_table() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..60).for_each(|number| stage.set(number, 0, 3));
@@ -73,7 +73,7 @@ fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
             Outcome { repaired: true, transactions: 1, added: 1, deleted: 1, ..Outcome::default() };
         assert_eq!(repaired, expected);
         stage.assert_exact();
-        let tally = &stage.sync_loop.family(Family::V4).tally;
+        let tally = &stage.sync_loop.family(Family::V4).totals;
         assert_eq!(
             (tally.full, tally.repaired, tally.failures),
             (1, 1, 0),
@@ -83,7 +83,7 @@ fn p2_changes_go_on_while_a_table_is_read_for_a_check() {
 }
 
 #[test]
-fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
+fn p2_reads_and_changes_continue_while_a_program_commits_all_the_time() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..10_000).for_each(|number| stage.set(number, 0, 10));
@@ -120,19 +120,19 @@ fn p2_reading_and_changing_go_on_beside_a_program_that_commits_all_the_time() {
         assert!(read.unwrap().is_complete());
         assert_eq!(differences, [""; 0]);
         let status = stage.sync_loop.family(Family::V4);
-        assert_eq!((status.tally.full, status.tally.repaired, status.tally.failures), (1, 0, 0));
+        assert_eq!((status.totals.full, status.totals.repaired, status.totals.failures), (1, 0, 0));
     });
 }
 
 #[test]
-fn p2_a_chain_rests_on_through_checks() {
+fn p2_checks_do_not_reset_the_age_of_unused_chains() {
     in_namespace(|| {
         let mut stage = Stage::open();
         stage.set(1, 0, 70);
         stage.begin();
         stage.set(1, 0, 0);
         stage.sync();
-        for _ in 0..=(CHAIN_REST.as_secs() / READ_INTERVAL.as_secs()) {
+        for _ in 0..=(UNUSED_CHAIN_TTL.as_secs() / READ_INTERVAL.as_secs()) {
             nft(&["add", "table", "ip", "mine"]);
             stage.later(READ_INTERVAL);
         }
@@ -142,7 +142,7 @@ fn p2_a_chain_rests_on_through_checks() {
 }
 
 #[test]
-fn tables_of_others_are_never_touched() {
+fn foreign_tables_are_never_changed() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "mine"]);
         nft(&["add", "chain", "ip", "mine", "c", "{ type nat hook prerouting priority dstnat; }"]);
@@ -175,7 +175,7 @@ fn tables_of_others_are_never_touched() {
 }
 
 #[test]
-fn a_set_of_another_make_means_a_new_table_in_one_transaction() {
+fn a_set_of_another_type_recreates_the_table_in_one_transaction() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "keelson"]);
         nft(&["add", "map", "ip", "keelson", "slots", "{ type ipv4_addr : ipv4_addr; }"]);

@@ -1,10 +1,10 @@
 //! Transactions that the kernel rejects.
 
 use super::*;
-use crate::table::REFUSED_REST;
+use crate::table::MAINTENANCE_RETRY;
 
 #[test]
-fn what_passes_is_tried_again_at_once() {
+fn transient_errors_are_retried_at_once() {
     in_namespace(|| {
         let mut stage = Stage::open();
         stage.set(1, 0, 5);
@@ -20,7 +20,7 @@ fn what_passes_is_tried_again_at_once() {
 }
 
 #[test]
-fn what_is_not_as_we_think_is_compared_at_once() {
+fn unexpected_errors_start_a_full_sync_at_once() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..20).for_each(|number| stage.set(number, 0, 5));
@@ -39,7 +39,7 @@ fn what_is_not_as_we_think_is_compared_at_once() {
 }
 
 #[test]
-fn case_59_a_failure_is_tried_again_as_a_full_sync() {
+fn case_59_a_failure_is_retried_as_a_full_sync() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..20).for_each(|number| stage.set(number, 0, 5));
@@ -48,7 +48,7 @@ fn case_59_a_failure_is_tried_again_as_a_full_sync() {
         stage.set(1, 100, 5);
         let failed = stage.sync_loop.sync(stage.now);
         assert!(failed[0].result.is_err() && failed[0].family == Family::V4, "{failed:?}");
-        assert!(failed[1].result.is_ok(), "the other family goes on: {failed:?}");
+        assert!(failed[1].result.is_ok(), "the other family continues: {failed:?}");
         let status = stage.sync_loop.family(Family::V4);
         assert_eq!(status.failure.as_ref().unwrap().times, 1);
         assert!(status.pending.is_some());
@@ -62,7 +62,7 @@ fn case_59_a_failure_is_tried_again_as_a_full_sync() {
             third.iter().find(|synced| synced.family == Family::V4).unwrap().result.as_ref().unwrap();
         assert!(outcome.full, "{outcome:?}");
         let status = stage.sync_loop.family(Family::V4);
-        assert!(status.failure.is_none() && status.pending.is_none() && status.tally.failures == 2);
+        assert!(status.failure.is_none() && status.pending.is_none() && status.totals.failures == 2);
         stage.assert_exact();
     });
 }
@@ -78,7 +78,7 @@ fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
         stage.script.next(&[Fault::Unread]);
         assert!(stage.later(READ_INTERVAL).iter().all(|synced| synced.family != Family::V4));
         let status = stage.sync_loop.family(Family::V4);
-        assert!(status.failure.is_none() && status.tally.failures == 0, "{status:?}");
+        assert!(status.failure.is_none() && status.totals.failures == 0, "{status:?}");
         stage.set(1, 100, 5);
         assert!(!stage.sync().full);
         let repaired = stage.later(READ_INTERVAL);
@@ -100,14 +100,14 @@ fn p21_a_retry_of_our_own_changes_repairs_nothing() {
         let retried = stage.later(FIRST_PAUSE);
         let outcome = retried.iter().find(|synced| synced.family == Family::V4).unwrap().result.as_ref();
         assert!(outcome.is_ok_and(|outcome| outcome.full && !outcome.repaired), "{retried:?}");
-        assert_eq!(stage.sync_loop.family(Family::V4).tally.repaired, 0);
+        assert_eq!(stage.sync_loop.family(Family::V4).totals.repaired, 0);
     });
 }
 
 /// A chain that the kernel refuses to delete is reported as a failure and followed by one full sync, not by one per
 /// second.
 #[test]
-fn what_is_refused_while_chains_are_deleted_is_reported_and_leaves_checks_alone() {
+fn refused_chain_deletions_are_reported_and_checks_continue() {
     in_namespace(|| {
         let mut stage = Stage::open();
         stage.set(1, 0, 40);
@@ -115,16 +115,16 @@ fn what_is_refused_while_chains_are_deleted_is_reported_and_leaves_checks_alone(
         stage.set(1, 0, 5);
         stage.sync();
         stage.script.next(&[Fault::Refused(Errno::ENOSPC)]);
-        let failed = stage.later(CHAIN_REST);
+        let failed = stage.later(UNUSED_CHAIN_TTL);
         assert!(failed.iter().any(|synced| synced.result.is_err()), "{failed:?}");
-        let full = |stage: &Stage| stage.sync_loop.family(Family::V4).tally.full;
+        let full = |stage: &Stage| stage.sync_loop.family(Family::V4).totals.full;
         let before = full(&stage);
         stage.later(FIRST_PAUSE);
         assert_eq!(full(&stage), before + 1);
         (0..60).for_each(|_| drop(stage.later(FIRST_PAUSE)));
         assert_eq!(full(&stage), before + 1, "it is left alone for a while");
         assert!(stage.sync_loop.is_current());
-        stage.later(REFUSED_REST);
+        stage.later(MAINTENANCE_RETRY);
         stage.assert_exact();
     });
 }

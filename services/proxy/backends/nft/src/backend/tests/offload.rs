@@ -11,17 +11,17 @@ use crate::{
 };
 
 #[derive(Clone, Default)]
-struct Imitated {
+struct FakeFlowtables {
     flowtables: BTreeMap<String, FoundFlowtable>,
     chain: Option<Chain>,
     rules: Vec<Rule>,
     /// Number of flowtables ever created.
-    made: usize,
+    created: usize,
 }
 
 #[derive(Default)]
 struct Shared {
-    families: [Imitated; 2],
+    families: [FakeFlowtables; 2],
     interfaces: BTreeSet<String>,
     has_none: bool,
     /// Names whose addition failed.
@@ -34,7 +34,7 @@ struct Kernel(Arc<Mutex<Shared>>);
 impl Kernel {
     fn open(&self, options: Options) -> Stage {
         let shared = self.clone();
-        let opened = open(move |kernel| Imitation { kernel, shared: shared.clone() }, options);
+        let opened = open(move |kernel| FakeKernel { kernel, shared: shared.clone() }, options);
         let mut stage = Stage::new(opened.unwrap(), Script::default());
         stage.set(1, 0, 3);
         stage
@@ -58,8 +58,8 @@ impl Kernel {
         }
     }
 
-    fn made(&self) -> usize {
-        self.0.lock().unwrap().families[0].made
+    fn created(&self) -> usize {
+        self.0.lock().unwrap().families[0].created
     }
 
     fn devices(&self) -> Option<Vec<String>> {
@@ -69,7 +69,7 @@ impl Kernel {
     }
 
     /// A change by another program.
-    fn change(&self, change: impl FnOnce(&mut Imitated)) {
+    fn change(&self, change: impl FnOnce(&mut FakeFlowtables)) {
         change(&mut self.0.lock().unwrap().families[0]);
         nft(&["add table ip other-program; delete table ip other-program"]);
     }
@@ -87,30 +87,30 @@ impl Kernel {
     }
 }
 
-struct Imitation {
+struct FakeKernel {
     kernel: Netlink,
     shared: Kernel,
 }
 
-impl Imitation {
-    fn imitated(&self, family: Family) -> Imitated {
+impl FakeKernel {
+    fn flowtables(&self, family: Family) -> FakeFlowtables {
         self.shared.0.lock().unwrap().families[family as usize].clone()
     }
 
     fn with(&self, family: Family, found: Option<Found>) -> Option<Found> {
-        let Imitated { flowtables, rules, chain, .. } = self.imitated(family);
+        let FakeFlowtables { flowtables, rules, chain, .. } = self.flowtables(family);
         let chain = chain.unwrap_or(Chain::FilterForwardOffload);
         found.map(|found| found.with_flowtables(family, flowtables, (chain, &rules)))
     }
 }
 
-impl NfTables for Imitation {
+impl NfTables for FakeKernel {
     fn netlink(&mut self) -> &mut Netlink {
         &mut self.kernel
     }
 
     fn commit(&mut self, family: Family, changes: &[Change]) -> Result<(), KernelError> {
-        let mut after = self.imitated(family);
+        let mut after = self.flowtables(family);
         let mut real = Vec::new();
         for (index, change) in changes.iter().enumerate() {
             let refused = |errno| {
@@ -123,7 +123,7 @@ impl NfTables for Imitation {
                     return refused(Errno::EEXIST);
                 }
                 Change::MakeFlowtable => {
-                    after.made += 1;
+                    after.created += 1;
                     after.flowtables.insert(FLOWTABLE.to_owned(), ours);
                 }
                 Change::DeleteFlowtable(name) if name == FLOWTABLE && !after.rules.is_empty() => {
@@ -168,7 +168,7 @@ impl NfTables for Imitation {
             .all(|change| matches!(change, Change::Rules(chain, _) if Chain::OFFLOAD.contains(chain)))
         {
             // So that the kernel counts a transaction.
-            let base = placeholder(family, &options());
+            let base = initial_base(family, &options());
             real.push(Change::Rules(Chain::Reject, rules(&base, Chain::Reject)));
         }
         self.kernel.commit(family, &real)?;
@@ -187,7 +187,7 @@ impl NfTables for Imitation {
     }
 
     fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
-        Ok(self.imitated(family).flowtables.remove(FLOWTABLE))
+        Ok(self.flowtables(family).flowtables.remove(FLOWTABLE))
     }
 
     fn try_flowtable(&mut self, _: Family) -> Result<(), KernelError> {
@@ -242,7 +242,7 @@ fn the_devices_of_the_flowtable_follow_the_interfaces() {
 }
 
 #[test]
-fn an_interface_that_has_just_gone_holds_up_no_other_and_no_service() {
+fn a_removed_interface_delays_no_other_interface_or_service() {
     in_namespace(|| {
         let kernel = Kernel::default();
         let mut stage = kernel.open(offloading(&PATTERNS));
@@ -258,7 +258,7 @@ fn an_interface_that_has_just_gone_holds_up_no_other_and_no_service() {
         assert_eq!(
             stage.offload(Family::V4).as_deref(),
             Some("enabled (interfaces: 3)"),
-            "it is gone, which the next notice says"
+            "the interface was removed; a notification follows"
         );
     });
 }
@@ -296,14 +296,14 @@ fn a_restart_keeps_the_flowtable_and_turning_it_off_removes_it() {
 }
 
 #[test]
-fn what_another_program_does_to_flowtables_is_repaired() {
+fn foreign_changes_of_flowtables_are_repaired() {
     in_namespace(|| {
         let kernel = Kernel::default();
         let mut stage = kernel.open(offloading(&PATTERNS));
         stage.begin();
         kernel.interfaces(&mut stage, &[("eth0", 2)]);
         stage.later(Duration::ZERO);
-        type Damage = fn(&mut Imitated);
+        type Damage = fn(&mut FakeFlowtables);
         let damages: [(&str, Damage); 4] = [
             ("rules deleted", |family| family.rules.clear()),
             ("flowtable deleted", |family| {
@@ -332,7 +332,7 @@ fn what_another_program_does_to_flowtables_is_repaired() {
 }
 
 #[test]
-fn udp_is_kept_out_where_the_kernel_does_not_let_go_of_it() {
+fn udp_is_not_offloaded_if_the_kernel_cannot_delete_its_flows() {
     in_namespace(|| {
         let kernel = Kernel::default();
         let mut stage = kernel.open(offloading(&PATTERNS));
@@ -340,12 +340,12 @@ fn udp_is_kept_out_where_the_kernel_does_not_let_go_of_it() {
         kernel.interfaces(&mut stage, &[("eth0", 2)]);
         stage.later(Duration::ZERO);
         let rules = || kernel.0.lock().unwrap().families[0].rules.len();
-        assert_eq!((rules(), kernel.made()), (2, 1));
+        assert_eq!((rules(), kernel.created()), (2, 1));
 
         assert!(stage.sync_loop.stop_udp_offload(Family::V4, stage.now));
         assert!(!stage.sync_loop.stop_udp_offload(Family::V4, stage.now));
         stage.later(Duration::ZERO);
-        assert_eq!((rules(), kernel.made()), (1, 2), "another flowtable, so that no flow of UDP is left");
+        assert_eq!((rules(), kernel.created()), (1, 2), "another flowtable, so that no flow of UDP is left");
         assert_eq!(kernel.devices(), names(&["eth0"]));
         stage.assert_exact();
         let words = stage.offload(Family::V4).unwrap();
@@ -357,7 +357,7 @@ fn udp_is_kept_out_where_the_kernel_does_not_let_go_of_it() {
         stage.begin();
         kernel.interfaces(&mut stage, &[("eth0", 2)]);
         stage.later(Duration::ZERO);
-        assert_eq!((rules(), kernel.made()), (1, 2));
+        assert_eq!((rules(), kernel.created()), (1, 2));
         let mut stage = kernel.open(options());
         stage.begin();
         assert_eq!(kernel.devices(), None);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
+fn p14_a_burst_is_batched_and_a_single_change_commits_at_once() {
     in_namespace(|| {
         let period = Duration::from_secs(1);
         let mut stage = Stage::with(Options { min_sync_period: period, ..options() });
@@ -37,14 +37,14 @@ fn p14_changes_of_a_burst_are_gathered_and_a_quiet_sync_loop_commits_at_once() {
 
 /// P14: a tick that deletes chains must not lose changes that wait for the pace.
 #[test]
-fn p14_changes_that_wait_for_the_pace_outlive_a_tick() {
+fn p14_deferred_changes_survive_a_tick() {
     in_namespace(|| {
         let mut stage = Stage::with(Options { min_sync_period: Duration::from_secs(3600), ..options() });
         stage.set(1, 0, 40);
         stage.begin();
         stage.set(1, 0, 5);
         stage.sync();
-        stage.now += CHAIN_REST;
+        stage.now += UNUSED_CHAIN_TTL;
         for change in 0..30 {
             stage.set(1, change, 5);
             stage.sync_loop.sync(stage.now);

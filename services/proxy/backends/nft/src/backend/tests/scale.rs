@@ -116,15 +116,15 @@ fn p18_no_prepared_count_changes_the_structure() {
             assert_eq!(outcome.transactions, 1, "{count}: {outcome:?}");
             stage.assert_exact();
         }
-        stage.later(CHAIN_REST * 2);
-        stage.later(CHAIN_REST * 2);
+        stage.later(UNUSED_CHAIN_TTL * 2);
+        stage.later(UNUSED_CHAIN_TTL * 2);
         assert_eq!(nft(&["list", "chains", "ip"]), before);
-        assert_eq!(stage.sync_loop.family(Family::V4).tally.repaired, 0);
+        assert_eq!(stage.sync_loop.family(Family::V4).totals.repaired, 0);
         // A larger count creates a chain, which is deleted when it has long been unused.
         assert_eq!(stage.scaled(3, 0, LAST + 1).1.structure, 1);
         stage.set_plain(3, 0, 1);
         stage.sync();
-        stage.later(CHAIN_REST);
+        stage.later(UNUSED_CHAIN_TTL);
         assert_eq!(nft(&["list", "chains", "ip"]), before);
         stage.assert_exact();
     });
@@ -160,7 +160,7 @@ fn p18_an_older_table_gets_the_chains_that_it_lacks() {
 
 /// With many slots, each chain takes the kernel long, so a few are created per second.
 #[test]
-fn p18_over_many_slots_the_chains_are_made_a_few_at_a_time() {
+fn p18_over_many_slots_chains_are_created_a_few_at_a_time() {
     in_namespace(|| {
         let mut stage = Stage::open();
         (0..2_000).for_each(|number| stage.set_plain(number, 0, 10));
@@ -186,7 +186,7 @@ fn p18_over_many_slots_the_chains_are_made_a_few_at_a_time() {
         // Without the one in use, the three that existed and the one that a Service needed.
         assert_eq!(ticks, (LAST - 5).div_ceil(3), "3 chains a second");
         again.assert_exact();
-        assert_eq!(again.sync_loop.family(Family::V4).tally.repaired, 0);
+        assert_eq!(again.sync_loop.family(Family::V4).totals.repaired, 0);
     });
 }
 

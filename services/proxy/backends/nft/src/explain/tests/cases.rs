@@ -158,7 +158,7 @@ fn case_40_source_ranges() {
 }
 
 #[test]
-fn case_40_who_is_not_named_may_go_either_way() {
+fn case_40_sources_without_address_may_be_in_or_out_of_range() {
     let mut port = web(&["L1"]);
     port.source_ranges = vec![net("192.0.2.0/25"), net("10.244.3.0/24")];
     let world = World::new(vec![port.clone()]);
@@ -265,7 +265,7 @@ fn endpoints_at_addresses_of_the_node_are_not_masqueraded_from_outside() {
 /// Translated packets are not checked again: kube-proxy's forward chains would reject them
 /// (docs/kube-proxy-differences.md).
 #[test]
-fn p12_endpoints_that_are_refused_themselves_are_sent_to() {
+fn p12_endpoints_that_are_rejected_frontends_get_traffic() {
     let mut other = web(&[]);
     other.name.service = ServiceName::new("default", "other");
     other.cluster_ip = ip("10.96.0.11");
@@ -326,8 +326,8 @@ fn ipv6() {
 }
 
 #[test]
-fn offload_is_told_where_packets_are_forwarded() {
-    let told = |offload: Option<Chain>, service: &ServicePort, target: &str, from: &str| {
+fn offload_is_explained_for_forwarded_packets() {
+    let output = |offload: Option<Chain>, service: &ServicePort, target: &str, from: &str| {
         let world = World { offload, ..World::new(vec![service.clone()]) };
         let way = world.explain(target, from).ways.remove(0);
         way.steps.iter().filter(|step| step.contains("filter-forward-offload")).count()
@@ -352,6 +352,6 @@ fn offload_is_told_where_packets_are_forwarded() {
         (tcp, &udp, to_udp, "pod", 0),
         (None, &remote, V, "pod", 0),
     ] {
-        assert_eq!(told(offload, service, target, from), expected, "{from} -> {target}");
+        assert_eq!(output(offload, service, target, from), expected, "{from} -> {target}");
     }
 }

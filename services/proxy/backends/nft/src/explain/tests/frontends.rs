@@ -2,13 +2,13 @@
 
 use super::*;
 
-fn says(world: &World, target: &str) -> (String, String) {
+fn describes(world: &World, target: &str) -> (String, String) {
     let explanation = world.explain(target, "pod");
     (explanation.frontend, explanation.service_port)
 }
 
 #[test]
-fn what_an_address_and_port_are() {
+fn addresses_and_ports_are_described() {
     let mut other = web(&["R2"]);
     other.name.service = ServiceName::new("shop", "api");
     (other.cluster_ip, other.node_port) = (ip("10.96.0.11"), 0);
@@ -73,15 +73,15 @@ fn what_an_address_and_port_are() {
             "",
         ),
     ] {
-        assert_eq!(says(&world, target), (says_, service_port.to_owned()), "{target}");
+        assert_eq!(describes(&world, target), (says_, service_port.to_owned()), "{target}");
     }
     let refused = World::new(vec![web(&[])]);
-    let (frontend, _) = says(&refused, NP);
+    let (frontend, _) = describes(&refused, NP);
     assert!(frontend.ends_with("default/web:http: no usable endpoint on any node"), "{frontend}");
 }
 
 #[test]
-fn who_is_asked_about() {
+fn sources_of_a_question() {
     let world = World::new(vec![web(&["R1"])]);
     let labels = |target: &str, from: &str| -> Vec<String> {
         world.explain(target, from).ways.into_iter().map(|way| way.from).collect()

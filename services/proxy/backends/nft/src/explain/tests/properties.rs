@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 
 use super::*;
-use crate::explain::meeting;
+use crate::explain::explain_with;
 
 const EXTERNAL: [&str; 3] = ["198.51.100.10", "203.0.113.10", "203.0.113.11"];
 const PODS: [&str; 2] = ["10.244.0.9", "10.244.9.9"];
@@ -187,31 +187,31 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn explanations_are_what_services_mean(setup in setup()) {
+    fn explanations_match_the_services(setup in setup()) {
         let world = setup.world();
         let whole = ReachableElements::of(world.plan.elements());
         for target in targets() {
             for from in PODS.iter().chain(&OUTSIDE).chain(&[N]).map(|from| ip(from)) {
                 let question = Question::new(target, Source::Address(from)).unwrap();
-                let told = explain(&world.context(), &question);
-                prop_assert_eq!(told.ways.len(), 1);
+                let output = explain(&world.context(), &question);
+                prop_assert_eq!(output.ways.len(), 1);
                 prop_assert_eq!(
-                    short(&told.ways[0]), setup.expected(&world, target, from), "{} -> {}: {:#?}", from, target, told
+                    short(&output.ways[0]), setup.expected(&world, target, from), "{} -> {}: {:#?}", from, target, output
                 );
-                prop_assert_eq!(&told, &meeting(&world.context(), &whole, &question), "not all elements were looked at");
+                prop_assert_eq!(&output, &explain_with(&world.context(), &whole, &question), "not all elements were looked at");
             }
         }
     }
 
     /// A kind of source is explained like any of its members.
     #[test]
-    fn kinds_are_like_their_members(setup in setup()) {
+    fn source_kinds_match_their_addresses(setup in setup()) {
         let world = setup.world();
         for target in targets() {
             for (kind, members) in [(Source::Pod, &PODS[..]), (Source::Outside, &OUTSIDE[..2]), (Source::Node, &[N][..])] {
                 let ways = |from| -> BTreeSet<String> {
-                    let told = explain(&world.context(), &Question::new(target, from).unwrap());
-                    told.ways.iter().map(short).collect()
+                    let output = explain(&world.context(), &Question::new(target, from).unwrap());
+                    output.ways.iter().map(short).collect()
                 };
                 let of_kind = ways(kind);
                 for member in members {

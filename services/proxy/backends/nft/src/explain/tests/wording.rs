@@ -63,7 +63,7 @@ fn from_the_node_to_a_node_port() {
 }
 
 #[test]
-fn what_is_refused_or_left_alone() {
+fn refused_and_unclaimed_targets() {
     let world = World::new(vec![web(&[])]);
     assert_eq!(
         steps(&world, V, "pod"),
@@ -97,7 +97,7 @@ fn what_is_refused_or_left_alone() {
 }
 
 #[test]
-fn affinity_is_told_as_a_choice() {
+fn affinity_is_explained_as_a_choice() {
     let mut port = web(&["R1", "R2"]);
     port.affinity_seconds = 60;
     let world = World::new(vec![port]);

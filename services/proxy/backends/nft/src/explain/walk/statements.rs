@@ -18,7 +18,7 @@ use crate::{
     explain::{
         elements::address,
         format,
-        frontend::{no_answer, why_refused},
+        frontend::{why_node_port_unserved, why_refused},
         source::Origin,
     },
     ruleset::{Field, Rule, Statement},
@@ -122,7 +122,7 @@ impl Walk<'_> {
         let map = [SetName::NodePorts, SetName::RefusedNodePorts]
             .into_iter()
             .find(|map| self.elements.get(*map, key).is_some())?;
-        let why = no_answer(self.context, address)?;
+        let why = why_node_port_unserved(self.context, address)?;
         Some(format!("{} is in {map}, but {why}", format::key(self.family, map, key)))
     }
 

@@ -30,7 +30,7 @@ fn batch(changes: &[Change]) -> Batch {
 }
 
 #[test]
-fn elements_that_stand_together_are_few_messages_deletions_first() {
+fn adjacent_elements_share_messages_deletions_first() {
     let changes: Vec<Change> =
         (0..3).map(|index| Change::Element(Op::Replace(element(index, 1), element(index, 2)))).collect();
     assert_eq!(messages(&batch(&changes)), [(message::DELETE_SET_ELEMENT, 3), (message::NEW_SET_ELEMENT, 3)]);
@@ -78,7 +78,7 @@ fn a_flowtable_is_written_as_it_is_read() {
 }
 
 #[test]
-fn a_kernel_without_flowtables_is_told_from_a_table_that_is_not_there() {
+fn missing_flowtable_support_differs_from_a_missing_table() {
     let batch = Batch::try_flowtable(Family::V6, 7);
     let changes = Batch::TRY_FLOWTABLE;
     // Messages: begin, table, flowtable, chain, rule, table deleted, end.

@@ -8,19 +8,19 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::nftables::{NfTablesMessage, SetElementList, SetElementMessage};
 use nix::errno::Errno;
 
-use super::{AffinityClients, Counts, Found, KernelError, Netlink, TABLE, Unanswered, message, protocol};
+use super::{AffinityClients, Counts, Found, KernelError, Netlink, RequestError, TABLE, message, protocol};
 use crate::{element::SetName, kernel::codec::attributes};
 
 impl Netlink {
     /// `None`: the table does not exist, or is being created. Kernels before 6.16 do not count, so all elements are
     /// read.
     pub fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, KernelError> {
-        self.retry(QUESTION, |netlink| {
+        self.retry(WHAT, |netlink| {
             let mut found = Found::default();
             let counts = netlink.read_sets(family, &mut found);
             match counts.and_then(|counts| netlink.count_maps(family, &found, &counts)) {
                 // The table does not exist, or it or a map was deleted in the meantime.
-                Err(Unanswered::Refused(Errno::ENOENT, _)) => Ok(None),
+                Err(RequestError::Rejected(Errno::ENOENT, _)) => Ok(None),
                 counted => counted,
             }
         })
@@ -32,7 +32,7 @@ impl Netlink {
         family: Family,
         found: &Found,
         counts: &Counts,
-    ) -> Result<Option<AffinityClients>, Unanswered> {
+    ) -> Result<Option<AffinityClients>, RequestError> {
         let mut clients = AffinityClients::default();
         for (set, clients) in SetName::AFFINITY.into_iter().zip(&mut clients) {
             if !found.has_set(set) {
@@ -47,7 +47,7 @@ impl Netlink {
     }
 
     /// Counts clients that have not expired.
-    fn count_elements(&mut self, family: Family, set: SetName) -> Result<usize, Unanswered> {
+    fn count_elements(&mut self, family: Family, set: SetName) -> Result<usize, RequestError> {
         /// `NFTA_SET_ELEM_LIST_ELEMENTS`.
         const ELEMENTS: u16 = 3;
         let list = SetElementMessage {
@@ -58,7 +58,7 @@ impl Netlink {
         };
         let mut count = 0;
         let message = NfTablesMessage::GetSetElement(list);
-        self.ask(QUESTION, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
+        self.request(WHAT, protocol(family), NLM_F_DUMP, message, |kind, _, message| {
             if kind == message::NEW_SET_ELEMENT {
                 for attribute in attributes(message) {
                     if let (ELEMENTS, list) = attribute? {
@@ -72,7 +72,7 @@ impl Netlink {
     }
 }
 
-const QUESTION: &str = "the clients with session affinity";
+const WHAT: &str = "the clients with session affinity";
 
 #[cfg(test)]
 mod tests {

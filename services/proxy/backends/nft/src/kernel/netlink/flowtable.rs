@@ -8,18 +8,18 @@ use keelson_proxy::model::Family;
 use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::nftables::NfTablesMessage;
 
-use super::{Batch, FoundFlowtable, KernelError, Netlink, TABLE, Unanswered, message, parse, protocol};
+use super::{Batch, FoundFlowtable, KernelError, Netlink, RequestError, TABLE, message, parse, protocol};
 use crate::ruleset::FLOWTABLE;
 
 impl Netlink {
     pub(super) fn flowtables(
         &mut self,
         family: Family,
-    ) -> Result<BTreeMap<String, FoundFlowtable>, Unanswered> {
+    ) -> Result<BTreeMap<String, FoundFlowtable>, RequestError> {
         let mut flowtables = BTreeMap::new();
         // The dump has flowtables of all tables of the family.
         let all = NfTablesMessage::GetFlowTable(Vec::new());
-        self.ask("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
+        self.request("flowtables", protocol(family), NLM_F_DUMP, all, |kind, _, message| {
             if kind == message::NEW_FLOWTABLE {
                 let (table, name, flowtable) = parse::flowtable(message)?;
                 if table == TABLE {
@@ -33,8 +33,8 @@ impl Netlink {
 
     /// Reads our flowtable. `None`: it does not exist.
     pub fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
-        const QUESTION: &str = "the flowtables of the table";
-        self.retry(QUESTION, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
+        const WHAT: &str = "the flowtables of the table";
+        self.retry(WHAT, |netlink| Ok(netlink.flowtables(family)?.remove(FLOWTABLE)))
     }
 
     /// Probes whether the kernel has flowtables, and leaves nothing behind.

@@ -144,7 +144,7 @@ fn case_1_without_a_cluster_ip_there_is_no_frontend() {
 }
 
 #[test]
-fn case_2_a_service_that_goes_and_comes_back() {
+fn case_2_a_service_is_deleted_and_recreated() {
     let service = shop(&[(R1, false, true, false)]);
     let mut scene = scene(std::slice::from_ref(&service));
     scene.plan.set(&ServiceName::new("default", "shop"), Vec::new());
@@ -156,7 +156,7 @@ fn case_2_a_service_that_goes_and_comes_back() {
 }
 
 #[test]
-fn case_3_families_are_apart() {
+fn case_3_families_are_separate() {
     let mut service = shop(&[(R1, false, true, false)]);
     let ips = service.i_ps.as_mut().unwrap();
     ips.cluster_i_ps.as_mut().unwrap().v6.push(V6.to_owned());
@@ -235,7 +235,7 @@ fn case_17_undefined_ports_reject_and_unallocated_addresses_drop() {
 }
 
 #[test]
-fn case_17_a_cluster_ip_of_several_ports_goes_with_the_last() {
+fn case_17_a_cluster_ip_is_deleted_with_its_last_port() {
     let mut service = shop(&[(R1, false, true, false)]);
     service.ports.push(mapping("other", localnetv1::Protocol::Tcp, 443, 0, false));
     let mut scene = scene(&[service.clone()]);
@@ -421,7 +421,7 @@ fn cases_43_and_44_frontends_that_are_absent() {
 }
 
 #[test]
-fn case_45_node_ports_answer_at_the_addresses_that_are_said() {
+fn case_45_node_ports_answer_at_the_configured_addresses() {
     let mut scene = scene(&[shop(&[(R1, false, true, false)])]);
     assert_eq!(scene.send(Source::Outside, CLIENT, "192.168.0.2", 30_080), "-");
     let facts = scene.plan.node_facts().clone();
@@ -479,7 +479,7 @@ fn cases_48_to_50_conntrack_cleanup_finds_every_serving_endpoint_of_udp() {
 }
 
 #[test]
-fn of_two_services_with_one_frontend_the_first_by_name_has_it() {
+fn a_shared_frontend_belongs_to_the_first_service_by_name() {
     let mut first = shop(&[(R1, false, true, false)]);
     first.name = "a-shop".to_owned();
     first.i_ps.as_mut().unwrap().cluster_i_ps = v4(&["10.96.0.11"]);
@@ -510,7 +510,7 @@ fn of_two_services_with_one_frontend_the_first_by_name_has_it() {
 }
 
 #[test]
-fn an_address_that_is_x_of_one_and_v_of_another_is_v_and_goes_over_without_a_gap() {
+fn a_cluster_ip_takes_precedence_over_an_external_ip_without_a_gap() {
     let mut first = shop(&[(R1, false, true, false)]);
     first.name = "a-shop".to_owned();
     first.i_ps =

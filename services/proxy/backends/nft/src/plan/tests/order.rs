@@ -21,7 +21,7 @@ fn sets(ops: &[Op]) -> Vec<SetName> {
 }
 
 #[test]
-fn what_is_used_comes_before_what_uses_it_and_goes_after_it() {
+fn referenced_elements_are_added_first_and_deleted_last() {
     let key = Key::new().index(7);
     let all = [
         SetName::ExternalPorts,
@@ -54,7 +54,7 @@ fn what_is_used_comes_before_what_uses_it_and_goes_after_it() {
 }
 
 #[test]
-fn a_filter_comes_before_its_frontend_and_goes_after_it() {
+fn a_filter_is_added_before_its_frontend_and_deleted_after_it() {
     let frontend = Key::new().ip(ip("203.0.113.9")).protocol(Protocol::Tcp).port(80);
     let range = frontend.ip(ip("192.0.2.0"));
     let all =
@@ -66,7 +66,7 @@ fn a_filter_comes_before_its_frontend_and_goes_after_it() {
 }
 
 #[test]
-fn p17_ranges_that_are_cut_anew_come_before_the_filter_looks_for_them_and_go_after() {
+fn p17_changed_ranges_are_added_before_the_filter_and_deleted_after_it() {
     let frontend = Key::new().ip(ip("203.0.113.9")).protocol(Protocol::Tcp).port(80);
     let range = |length| {
         element(
@@ -82,7 +82,7 @@ fn p17_ranges_that_are_cut_anew_come_before_the_filter_looks_for_them_and_go_aft
 }
 
 #[test]
-fn service_cidrs_that_are_cut_anew_are_deleted_first() {
+fn changed_service_cidrs_are_deleted_first() {
     let of = |last: u8| element(SetName::ServiceCidrs, Key::new().ip(IpAddr::from([10, 96, 0, last])));
     let ops = vec![Op::Add(of(1)), Op::Delete(of(2)), Op::Replace(of(3), of(3))];
     let order = vec![Op::Delete(of(2)), Op::Replace(of(3), of(3)), Op::Add(of(1))];
@@ -90,7 +90,7 @@ fn service_cidrs_that_are_cut_anew_are_deleted_first() {
 }
 
 #[test]
-fn a_policy_alone_is_switched_on_the_safe_side_of_frontends() {
+fn a_single_policy_changes_on_the_safe_side_of_frontends() {
     let key = Key::new().index(7);
     let frontend = Op::Add(element(SetName::ExternalPorts, key));
     let [_, second, _] = in_order(vec![Op::Add(element(SetName::ExternalPolicy, key)), frontend]);

@@ -103,31 +103,31 @@ fn states() -> impl Strategy<Value = Vec<Vec<Event>>> {
 }
 
 #[derive(Default, Clone)]
-struct Told {
+struct PlanInput {
     services: std::collections::BTreeMap<usize, Vec<ServicePort>>,
     facts: NodeFacts,
 }
 
-fn tell(plan: &mut Plan, told: &mut Told, events: &[Event]) {
+fn apply_events(plan: &mut Plan, input: &mut PlanInput, events: &[Event]) {
     for event in events {
         match event.clone() {
             Event::Set(service, ports) => {
                 plan.set(&ServiceName::new("default", SERVICES[service]), ports.clone());
-                told.services.insert(service, ports);
+                input.services.insert(service, ports);
             }
             Event::Delete(service) => {
                 plan.set(&ServiceName::new("default", SERVICES[service]), Vec::new());
-                told.services.remove(&service);
+                input.services.remove(&service);
             }
             Event::Facts(facts) => {
                 plan.facts(facts.clone());
-                told.facts = facts;
+                input.facts = facts;
             }
         }
     }
 }
 
-impl Told {
+impl PlanInput {
     /// Without duplicates, in the order of claims.
     fn ports(&self) -> Vec<&ServicePort> {
         let mut ports: Vec<&ServicePort> = self.services.values().flatten().collect();
@@ -220,12 +220,12 @@ proptest! {
 
     /// Consecutive changes give the same elements as a computation from scratch, and these give the expected results.
     #[test]
-    fn changes_lead_to_all_elements(states in states()) {
-        let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
+    fn applied_changes_equal_all_elements(states in states()) {
+        let (mut plan, mut input) = (Plan::new(Family::V4, Existing::default()), PlanInput::default());
         plan.record(true);
         let mut table = Table::default();
         for events in &states {
-            tell(&mut plan, &mut told, events);
+            apply_events(&mut plan, &mut input, events);
             table.apply_all(plan.take_ops());
             prop_assert_eq!(&table, &Table::of(plan.elements()));
             let counts = plan.counts();
@@ -242,18 +242,18 @@ proptest! {
             prop_assert_eq!(plan.chains(), chains);
         }
         for (from, to) in packets() {
-            prop_assert_eq!(send(&table, Family::V4, from, to), told.expect(from, to), "{:?} to {:?}", from, to);
+            prop_assert_eq!(send(&table, Family::V4, from, to), input.expect(from, to), "{:?} to {:?}", from, to);
         }
-        let ports = told.ports();
+        let ports = input.ports();
         prop_assert_eq!(plan.counts().service_ports, ports.len());
-        prop_assert_eq!(plan.counts().services, told.services.len());
+        prop_assert_eq!(plan.counts().services, input.services.len());
     }
 
     /// On the first load, every new frontend has all its endpoints at once.
     #[test]
-    fn the_first_load_serves_nothing_by_halves(states in states()) {
-        let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
-        states.iter().for_each(|events| tell(&mut plan, &mut told, events));
+    fn the_first_load_serves_complete_frontends(states in states()) {
+        let (mut plan, mut input) = (Plan::new(Family::V4, Existing::default()), PlanInput::default());
+        states.iter().for_each(|events| apply_events(&mut plan, &mut input, events));
         let mut table = Table::default();
         for op in plan.elements().map(Op::Add) {
             table.apply(op);
@@ -263,7 +263,7 @@ proptest! {
                 let now = send(&table, Family::V4, from, to);
                 let served = now.served().is_some();
                 prop_assert!(!matches!(now, Outcome::Miss(_)), "{op:?}: {from:?} to {to:?}: {now:?}");
-                prop_assert!(!served || now == told.expect(from, to), "{op:?}: {from:?} to {to:?}: {now:?}");
+                prop_assert!(!served || now == input.expect(from, to), "{op:?}: {from:?} to {to:?}: {now:?}");
             }
         }
         prop_assert_eq!(table, Table::of(plan.difference(Kernel::new()).into_iter().map(|op| match op {
@@ -280,8 +280,8 @@ proptest! {
         broken in vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<bool>()), 0..8),
     ) {
         let (mut plan, mut old) = (Plan::new(Family::V4, Existing::default()), Plan::new(Family::V4, Existing::default()));
-        states.iter().for_each(|events| tell(&mut plan, &mut Told::default(), events));
-        before.iter().for_each(|events| tell(&mut old, &mut Told::default(), events));
+        states.iter().for_each(|events| apply_events(&mut plan, &mut PlanInput::default(), events));
+        before.iter().for_each(|events| apply_events(&mut old, &mut PlanInput::default(), events));
         let mut table = Table::of(old.elements());
         let mut keys: Vec<_> = table.0.keys().copied().collect();
         keys.sort();
@@ -305,25 +305,25 @@ proptest! {
 
         // The same with a plan that knew the existing elements.
         let mut again = Plan::new(Family::V4, existing);
-        states.iter().for_each(|events| tell(&mut again, &mut Told::default(), events));
+        states.iter().for_each(|events| apply_events(&mut again, &mut PlanInput::default(), events));
         table.apply_all(again.difference(table.0.clone()));
         prop_assert_eq!(&table, &Table::of(again.elements()));
     }
 
     #[test]
-    fn a_restart_finds_everything_as_it_is(states in states(), backwards in any::<bool>()) {
-        let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
+    fn a_restart_changes_nothing(states in states(), backwards in any::<bool>()) {
+        let (mut plan, mut input) = (Plan::new(Family::V4, Existing::default()), PlanInput::default());
         plan.record(true);
         for events in &states {
-            tell(&mut plan, &mut told, events);
+            apply_events(&mut plan, &mut input, events);
             let _ = plan.take_ops();
         }
         // A service port that has lost all its frontends to others leaves nothing that refers to its number.
         prop_assume!(plan.conflicts().is_empty());
         let table = Table::of(plan.elements());
         let mut again = Plan::new(Family::V4, Existing::new(Family::V4, plan.elements()));
-        again.facts(told.facts.clone());
-        let mut services: Vec<_> = told.services.iter().collect();
+        again.facts(input.facts.clone());
+        let mut services: Vec<_> = input.services.iter().collect();
         if backwards { services.reverse(); }
         for (service, ports) in services {
             again.set(&ServiceName::new("default", SERVICES[*service]), ports.clone());
@@ -342,8 +342,8 @@ fn owner(plan: &Plan, to: To) -> Option<PortName> {
     Some(found.port.name())
 }
 
-fn all_endpoints(told: &Told, name: &PortName) -> BTreeSet<Endpoint> {
-    let ports = told.ports();
+fn all_endpoints(input: &PlanInput, name: &PortName) -> BTreeSet<Endpoint> {
+    let ports = input.ports();
     let of = ports.iter().filter(|port| port.name == *name);
     of.flat_map(|port| port.cluster.iter().chain(&port.local).copied()).collect()
 }
@@ -393,12 +393,12 @@ fn traffic_is_served_while_an_external_address_becomes_internal() {
     let external = port("10.96.0.0", &["10.96.0.2"], 6, &[3]);
     let internal = port("10.96.0.2", &[], 5, &[]);
     serve_between(&[vec![Event::Set(2, vec![external])], vec![Event::Set(2, vec![internal])]])
-        .expect("served by the endpoints of before or of now");
+        .expect("served by the old or the new endpoints");
 }
 
 /// Applies every state element by element, and checks each packet after each element.
 fn serve_between(states: &[Vec<Event>]) -> Result<(), TestCaseError> {
-    let (mut plan, mut told) = (Plan::new(Family::V4, Existing::default()), Told::default());
+    let (mut plan, mut input) = (Plan::new(Family::V4, Existing::default()), PlanInput::default());
     plan.record(true);
     let (mut table, packets) = (Table::default(), packets());
     for events in states {
@@ -406,8 +406,8 @@ fn serve_between(states: &[Vec<Event>]) -> Result<(), TestCaseError> {
             .iter()
             .map(|(from, to)| (send(&table, Family::V4, *from, *to), owner(&plan, *to)))
             .collect();
-        let (old, old_told) = (table.clone(), told.clone());
-        tell(&mut plan, &mut told, events);
+        let (old, old_told) = (table.clone(), input.clone());
+        apply_events(&mut plan, &mut input, events);
         let ops = in_order(plan.take_ops());
         let mut new = table.clone();
         ops.iter().flatten().for_each(|op| new.apply(*op));
@@ -418,11 +418,12 @@ fn serve_between(states: &[Vec<Event>]) -> Result<(), TestCaseError> {
             if let (Some(first), Some(second)) = (before.served(), after.served()) {
                 let mut allowed = &first | &second;
                 // If the owner or policy changes, the former one may briefly apply with the new endpoints.
-                let policies = |told: &Told| owner_after.as_ref().and_then(|name| told.policies(name, to.ip));
-                if owner_before != owner_after || policies(&old_told) != policies(&told) {
-                    for told in [&old_told, &told] {
+                let policies =
+                    |input: &PlanInput| owner_after.as_ref().and_then(|name| input.policies(name, to.ip));
+                if owner_before != owner_after || policies(&old_told) != policies(&input) {
+                    for input in [&old_told, &input] {
                         let owners = owner_before.iter().chain(&owner_after);
-                        allowed.extend(owners.flat_map(|name| all_endpoints(told, name)));
+                        allowed.extend(owners.flat_map(|name| all_endpoints(input, name)));
                     }
                 }
                 watched.push(Watched { from: *from, to: *to, allowed });

@@ -29,8 +29,8 @@ fn number_of(plan: &Plan, service: &str) -> Option<u32> {
     plan.service_ports_of(&name(service)).next()?.number.map(|number| number.0)
 }
 
-fn tell(ops: &[Op]) -> Vec<String> {
-    let mut told: Vec<String> = ops
+fn apply(ops: &[Op]) -> Vec<String> {
+    let mut output: Vec<String> = ops
         .iter()
         .map(|op| match op {
             Op::Add(element) => format!("add {}", element.set),
@@ -38,8 +38,8 @@ fn tell(ops: &[Op]) -> Vec<String> {
             Op::Replace(element, _) => format!("replace {}", element.set),
         })
         .collect();
-    told.sort();
-    told
+    output.sort();
+    output
 }
 
 #[test]
@@ -55,20 +55,20 @@ fn case_56_one_endpoint_of_ten_is_one_to_three_operations() {
     let (mut plan, mut table) = started([shop(1..=10)]);
     plan.set(&name("shop"), vec![shop(1..=11)]);
     let ops = plan.take_ops();
-    assert_eq!(tell(&ops), ["add counts", "add slots", "delete counts", "replace cluster-ip-ports"]);
+    assert_eq!(apply(&ops), ["add counts", "add slots", "delete counts", "replace cluster-ip-ports"]);
     table.apply_all(ops);
 
     plan.set(&name("shop"), vec![shop((1..=11).filter(|last| *last != 3))]);
     let ops = plan.take_ops();
     assert_eq!(
-        tell(&ops),
+        apply(&ops),
         ["add counts", "delete counts", "delete slots", "replace cluster-ip-ports", "replace slots"]
     );
     table.apply_all(ops);
 
     plan.set(&name("shop"), vec![shop((1..=12).filter(|last| *last != 3 && *last != 5))]);
     let ops = plan.take_ops();
-    assert_eq!(tell(&ops), ["replace slots"], "one goes, one comes");
+    assert_eq!(apply(&ops), ["replace slots"], "one goes, one comes");
     table.apply_all(ops);
     assert_eq!(table, Table::of(plan.elements()));
 }
@@ -92,7 +92,7 @@ fn case_56_one_endpoint_of_ten_with_affinity_and_every_frontend() {
         "replace external-choice",
         "replace internal-choice",
     ];
-    assert_eq!(tell(&ops), expected);
+    assert_eq!(apply(&ops), expected);
     table.apply_all(ops);
     plan.set(&name("shop"), vec![full((2..=11).collect())]);
     let ops = plan.take_ops();
@@ -103,7 +103,7 @@ fn case_56_one_endpoint_of_ten_with_affinity_and_every_frontend() {
         "replace external-choice",
         "replace internal-choice",
     ];
-    assert_eq!(tell(&ops), expected);
+    assert_eq!(apply(&ops), expected);
     table.apply_all(ops);
     assert_eq!(table, Table::of(plan.elements()));
 }
@@ -169,7 +169,7 @@ fn p8_service_ports_with_affinity_are_spread_over_maps() {
 
 /// Counts that do not fit into a number are in maps of their own.
 #[test]
-fn p18_more_endpoints_than_a_number_can_tell() {
+fn p18_more_endpoints_than_a_number_can_count() {
     let many = |count: u32| {
         let mut port = shop([]);
         port.cluster =
@@ -194,7 +194,7 @@ fn p18_more_endpoints_than_a_number_can_tell() {
 
 /// Numbers of an older version, which had more bits and no count.
 #[test]
-fn p18_numbers_of_an_older_table_that_are_none_now_are_not_kept() {
+fn p18_invalid_numbers_of_an_older_table_are_not_kept() {
     let (plan, _) = started([shop(1..=2)]);
     let old = |number: u32| {
         plan.elements().map(move |element| match (element.set, element.value) {
@@ -213,7 +213,7 @@ fn p18_numbers_of_an_older_table_that_are_none_now_are_not_kept() {
 }
 
 #[test]
-fn a_value_that_comes_back_is_no_change() {
+fn a_restored_value_is_no_change() {
     let (mut plan, _) = started([shop(1..=3)]);
     plan.set(&name("shop"), vec![shop(1..=5)]);
     plan.set(&name("shop"), vec![shop(1..=3)]);
@@ -237,7 +237,7 @@ fn case_58_emptied_and_restored_within_a_state_is_no_change() {
 }
 
 #[test]
-fn a_number_rests_until_operations_are_taken_and_goes_to_nobody_else() {
+fn a_released_number_is_not_reassigned_before_operations_are_taken() {
     let mut other = shop([9]);
     other.name.service = name("other");
     other.cluster_ip = ip("10.96.0.11");
@@ -258,9 +258,9 @@ fn a_frontend_that_moves_within_a_state_is_replaced() {
     other.name.service = name("other");
     plan.set(&name("other"), vec![other]);
     let ops = plan.take_ops();
-    let told = tell(&ops);
-    assert!(told.contains(&"replace cluster-ip-ports".to_owned()), "{told:?}");
-    assert!(!told.iter().any(|op| op.ends_with("cluster-ips")), "{told:?}");
+    let output = apply(&ops);
+    assert!(output.contains(&"replace cluster-ip-ports".to_owned()), "{output:?}");
+    assert!(!output.iter().any(|op| op.ends_with("cluster-ips")), "{output:?}");
     table.apply_all(ops);
     assert_eq!(table, Table::of(plan.elements()));
 }
@@ -331,7 +331,7 @@ fn case_57_a_restart_differs_by_the_delta() {
 }
 
 #[test]
-fn numbers_that_exist_are_given_to_nobody_until_they_are_forgotten() {
+fn existing_numbers_are_not_assigned_until_forgotten() {
     let (plan, table) = started([shop(1..=3)]);
     let mut again = Plan::new(Family::V4, Existing::new(Family::V4, plan.elements()));
     let mut other = shop([1]);
@@ -345,7 +345,7 @@ fn numbers_that_exist_are_given_to_nobody_until_they_are_forgotten() {
 }
 
 #[test]
-fn affinity_that_comes_or_goes_is_another_number() {
+fn enabling_or_disabling_affinity_changes_the_number() {
     let (mut plan, mut table) = started([shop(1..=3)]);
     let mut kept = shop(1..=3);
     kept.affinity_seconds = 10;
@@ -360,7 +360,7 @@ fn affinity_that_comes_or_goes_is_another_number() {
 }
 
 #[test]
-fn too_many_endpoints_for_affinity_go_without_and_it_is_said() {
+fn too_many_endpoints_for_affinity_are_reported_and_served_without() {
     let mut port = shop([]);
     port.affinity_seconds = 10;
     port.has_any = true;
@@ -378,7 +378,7 @@ fn too_many_endpoints_for_affinity_go_without_and_it_is_said() {
 }
 
 #[test]
-fn too_many_service_ports_with_affinity_go_without_and_it_is_said() {
+fn too_many_service_ports_with_affinity_are_reported_and_served_without() {
     let mut plan = Plan::new(Family::V4, Existing::default());
     for at in 0..32_769_u32 {
         let mut port = shop([1]);
