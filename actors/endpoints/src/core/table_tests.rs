@@ -507,7 +507,7 @@ fn inspection_shows_the_state_and_the_requested_services() {
     assert_eq!(bench.core.explain(&ServiceName::new("ns", "none")), None);
     let inspected = bench.core.inspect(&bench.core.state("", 0));
     assert_eq!((&inspected["rev"], &inspected["on_disk"]), (&1.into(), &"the same".into()));
-    assert_eq!(bench.core.summary(), "4 services at revision 1, current");
+    assert_eq!(bench.core.summary(), "4 services at revision 1, synced");
 }
 
 #[test]

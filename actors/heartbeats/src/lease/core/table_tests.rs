@@ -469,7 +469,7 @@ fn the_view_shows_holder_health_and_times() {
         ("next_request_unix_ms", (START_MS + 10_200).into()),
         ("consecutive_failures", 0.into()),
         ("phase", "waiting".into()),
-        ("health", "well".into()),
+        ("health", "healthy".into()),
         ("server", "https://api.example".into()),
     ] {
         assert_eq!(view[field], expect, "{field} in {view:#}");
