@@ -379,8 +379,7 @@ fn sources_wait_for_a_full_mailbox() {
         for put in puts.collect::<Vec<_>>() {
             assert_eq!(put.await.expect("it ends"), Ack::Accepted);
         }
-        pass(100).await;
-        assert_eq!(publisher.names().len(), 20);
+        until("all of them are published", || publisher.names().len() == 20).await;
         let busy: u64 =
             publisher.mailbox.recorder().overview().messages.iter().map(|of| of.rejected_busy).sum();
         assert!(busy > 0, "it was full");

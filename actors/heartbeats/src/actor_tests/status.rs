@@ -17,8 +17,8 @@ use keelson_storage::{StateStoreExt as _, StoreState, Table};
 use serde_json::{Value, json};
 
 use crate::status::{
-    ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, ListConditions, ReportNow,
-    Role,
+    ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, EndReports,
+    ListConditions, ReportNow, Role,
 };
 use neighbours::{Fault, NEW_YEAR, World, idle, step_wall};
 
@@ -398,5 +398,33 @@ fn role_node_reports_disk_pressure_to_image_pulls() {
         let world = World::start(Role::Companion);
         live(30).await;
         assert!(world.source.pressure.lock().expect("unharmed").is_empty(), "its kubelet knows");
+    });
+}
+
+/// A report that reaches the server after the removal of the conditions would restore them.
+#[test]
+fn e5_the_end_of_reports_waits_for_the_one_under_way() {
+    run(async {
+        let world = World::start(Role::Node);
+        world.send_node();
+        live(60).await;
+        world.api.forget();
+        world.api.script().always = Some(Fault::Hangs);
+        world.reporter.offer(ReportNow {}).expect("room");
+        live(1).await;
+        assert_eq!(world.api.verbs(), ["patch"]);
+        let reporter = world.reporter.clone();
+        let end = tokio::task::spawn_local(async move { reporter.ask(EndReports {}).await });
+        live(5).await;
+        assert!(!end.is_finished());
+        live(1000).await;
+        assert!(end.await.expect("it ends").expect("an answer").contains(&"ImagePullsStalled".to_owned()));
+        world.api.script().always = None;
+        world.api.forget();
+        world.reporter.offer(ReportNow {}).expect("room");
+        world.runtime_dies();
+        live(1000).await;
+        assert_eq!(world.api.verbs(), [""; 0]);
+        assert!(!world.reporter.ask(EndReports {}).await.expect("an answer").is_empty());
     });
 }

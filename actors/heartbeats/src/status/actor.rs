@@ -37,8 +37,8 @@ use super::{
     external::ConditionRefused,
     kinds::DISK_PRESSURE,
     messages::{
-        ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions,
-        ReportNow, SetCondition, StatusState,
+        ClearCondition, ConditionChanged, CountNow, EndReports, ListConditions, NodeChanged, ReportNow,
+        SetCondition, StatusState,
     },
     metrics::StatusMetrics,
     policy::{Role, StatusPolicy},
@@ -114,6 +114,10 @@ pub struct StatusReporter {
     disk_pressure: Option<bool>,
     /// The last event of the watch, kept across a restart of the actor.
     node: Option<Option<Arc<Node>>>,
+    /// Callers of [`EndReports`].
+    ending: Vec<oneshot::Sender<Vec<String>>>,
+    /// No pass begins any more.
+    has_ended: bool,
 }
 
 impl StatusReporter {
@@ -145,6 +149,8 @@ impl StatusReporter {
             summary: String::new(),
             disk_pressure: None,
             node: None,
+            ending: Vec::new(),
+            has_ended: false,
         }
     }
 
@@ -153,12 +159,16 @@ impl StatusReporter {
     }
 
     fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+        if self.has_ended && !self.core.is_in_pass() {
+            return;
+        }
         let effects = self.core.handle(event, self.now(), rand::random());
         let visible = !effects.is_empty();
         for effect in effects {
             self.act(effect, ctx);
         }
         self.arm(ctx);
+        self.answer_ended();
         self.metrics.age(self.core.report_age(self.now()));
         self.metrics.contested.set(i64::try_from(self.core.contested_conditions()).unwrap_or(i64::MAX));
         let summary = self.core.summary();
@@ -255,7 +265,19 @@ impl StatusReporter {
         }
     }
 
+    fn answer_ended(&mut self) {
+        if self.has_ended && !self.core.is_in_pass() {
+            for caller in self.ending.drain(..) {
+                // The caller may have given up.
+                let _ = caller.send(self.core.removable_conditions());
+            }
+        }
+    }
+
     fn arm(&mut self, ctx: &mut Context<Self>) {
+        if self.has_ended {
+            return;
+        }
         self.timer.set(self.core.due(), &self.clock, ctx, |actor, ctx| {
             actor.timer.clear();
             actor.step(Event::Due, ctx);
@@ -353,6 +375,7 @@ impl Supervised for StatusReporter {
     fn restarting(&mut self, _: &mut Context<Self>) {
         self.supervision.restarting();
         self.core = Core::new(self.policy.clone());
+        self.ending.clear();
         self.timer.clear();
         (self.saving, self.save_again) = (false, None);
         self.summary.clear();
@@ -367,7 +390,6 @@ handlers! { StatusReporter, self, ctx;
     ConditionChanged(_) => self.step(Event::Changed, ctx),
     ReportNow(_) => self.step(Event::ReportNow, ctx),
     ListConditions(_) => self.core.list_conditions(self.now()),
-    RemovableConditions(_) => self.core.removable_conditions(),
     StatusState(_) => self.core.view(self.now()).to_string(),
     CountNow(_) => self.metrics.age(self.core.report_age(self.now())),
 }
@@ -397,6 +419,20 @@ impl Handler<ClearCondition> for StatusReporter {
             Err(refused) => Err(refused),
         };
         Box::pin(wrap_future(async move { answer(saved).await.map(drop) }))
+    }
+}
+
+impl Handler<EndReports> for StatusReporter {
+    type Result = ResponseActFuture<Self, Vec<String>>;
+
+    fn handle(&mut self, message: EndReports, _: &mut Context<Self>) -> Self::Result {
+        let _handling = self.recorder().handling(&message);
+        let (caller, answer) = oneshot::channel();
+        self.ending.push(caller);
+        self.has_ended = true;
+        self.answer_ended();
+        // Without an answer the actor restarts, and reports nothing.
+        Box::pin(wrap_future(async move { answer.await.unwrap_or_default() }))
     }
 }
 

@@ -23,8 +23,9 @@ messages! {
     ClearCondition => Result<(), ConditionRefused> {
         kind: String,
     }
-    /// The types of all conditions that the agent may have added to the Node, for its removal.
-    RemovableConditions => Vec<String> {}
+    /// No more reports. Answered when no request is under way, with the types of all conditions that the agent may
+    /// have added to the Node: a report that arrives after their removal would restore them.
+    EndReports => Vec<String> {}
     ListConditions => Vec<ConditionView> {}
     /// Report the status soon, even without a change.
     ReportNow => () {}

@@ -47,7 +47,7 @@ pub use external::{
 };
 pub use kinds::{ConditionStatus, DISK_PRESSURE};
 pub use messages::{
-    ClearCondition, ConditionChanged, CountNow, ListConditions, NodeChanged, RemovableConditions, ReportNow,
+    ClearCondition, ConditionChanged, CountNow, EndReports, ListConditions, NodeChanged, ReportNow,
     SetCondition, StatusState,
 };
 pub use metrics::{ConditionLabel, StatusMetrics};

@@ -381,6 +381,10 @@ impl Core {
         self.externals.views(moment(now), now.unix_ms)
     }
 
+    pub(crate) fn is_in_pass(&self) -> bool {
+        self.pass.is_some()
+    }
+
     /// The types of all conditions that the agent may have added to the Node.
     #[must_use]
     pub(crate) fn removable_conditions(&self) -> Vec<String> {

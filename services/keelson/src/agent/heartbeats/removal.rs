@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use keelson_actor_system::cluster::{ApiError, ApiErrorKind, NodeApi as _};
-use keelson_heartbeats::status::{RemovableConditions, removal_patch};
+use keelson_heartbeats::status::{EndReports, removal_patch};
 use keelson_kube::ApiServer;
 use tokio::time::timeout;
 
@@ -59,9 +59,7 @@ impl Heartbeats {
 
 impl EnabledHeartbeats {
     async fn leave(&self) -> Result<usize, String> {
-        let kinds =
-            self.status.reporter.ask(RemovableConditions {}).await.map_err(|error| error.to_string())?;
-        // From now on nothing is reported that would restore them.
+        let kinds = self.status.reporter.ask(EndReports {}).await.map_err(|error| error.to_string())?;
         self.stop();
         let text = |error: ApiError| error.to_string();
         let found = find(&self.rest, &self.node_name, &kinds).await.map_err(text)?.unwrap_or_default();
