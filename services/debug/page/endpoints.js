@@ -1,5 +1,5 @@
 // The section on service endpoints. In: the events `endpoints`, the clock, and /debug/endpoints. Out: the section's
-// elements. Of however many Services, so many lines are asked for as are shown, and only while somebody can see them.
+// elements. Only the lines that are shown are requested, and only while the page is visible.
 
 import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { explanationOf } from "./explanation.js";
@@ -7,13 +7,13 @@ import { bytes, duration, number, plural, statusWord } from "./format.js";
 import { ask } from "./process.js";
 
 const SHOWN = 200;
-const FOLDED = 10; // So many until one asks for the rest, or looks for some.
+const FOLDED = 10; // Lines shown before "show all" or a search.
 const LIST_MS = 2_000; // Between two lists while Services change.
 const SEARCH_MS = 5_000; // The same while a filter is set: the agent then looks at every Service.
 const TYPING_MS = 250;
 const DETAIL_MS = 2_000;
 const TONES = { synced: "good", stale: "bad", pending: "busy", "not-watched": "" };
-const SOURCE_TONES = { well: "good", failing: "bad", starting: "busy" };
+const SOURCE_TONES = { healthy: "good", failing: "bad", pending: "busy" };
 
 const expanded = new Map(); // `namespace/name` -> the revision that is shown and when it was asked for.
 let last = null; // The last event.

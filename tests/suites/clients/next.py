@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--instance-id", type=int, default=0)
     parser.add_argument("--rev", type=int, default=0)
     parser.add_argument("--require", action="append", default=[], choices=["Ready", "Selected", "Local"])
-    parser.add_argument("--count", type=int, default=0, help="end after so many states; 0: never")
+    parser.add_argument("--count", type=int, default=0, help="Number of states after which to exit (0: never)")
     args = parser.parse_args()
 
     required = None

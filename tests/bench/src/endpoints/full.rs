@@ -23,7 +23,7 @@ const CALLERS: usize = 100;
 const TURNS: usize = 3;
 
 pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
-    let mut agent = stage.agent(Role::Companion, Settings::new())?;
+    let mut agent = stage.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
     agent.start_live().await?;
     serves(&agent, services).await?;
     let target = agent.endpoints_target();

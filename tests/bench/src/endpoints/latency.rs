@@ -39,7 +39,7 @@ const BACKGROUND: u32 = 20;
 const FIRST: u16 = 20_000;
 
 pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
-    let mut agent = stage.agent(Role::Companion, Settings::new())?;
+    let mut agent = stage.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
     agent.start_live().await?;
     serves(&agent, services).await?;
     println!(
