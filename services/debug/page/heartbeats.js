@@ -3,7 +3,7 @@
 import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { duration, plural, statusWord } from "./format.js";
 
-const BEAT_TONES = { well: "good", failing: "bad", starting: "busy" };
+const BEAT_TONES = { healthy: "good", failing: "bad", pending: "busy" };
 // Which status of a condition is good news; of a type that is not named here nobody knows.
 const GOOD = {
   Ready: "True",

@@ -233,7 +233,7 @@ for (const button of document.querySelectorAll("[data-fold]")) {
 
 // ---- actors ----
 
-const TONES = { running: "good", starting: "busy", restarting: "bad", stopped: "bad", "not answering": "bad", off: "" };
+const TONES = { running: "good", starting: "busy", restarting: "bad", stopped: "bad", "not answering": "bad", disabled: "" };
 let actorNumber = 0;
 
 function createActor(actor) {
