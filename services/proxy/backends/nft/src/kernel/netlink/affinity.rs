@@ -8,7 +8,9 @@ use netlink_packet_core::NLM_F_DUMP;
 use netlink_packet_netfilter::nftables::{NfTablesMessage, SetElementList, SetElementMessage};
 use nix::errno::Errno;
 
-use super::{AffinityClients, Counts, Found, KernelError, Netlink, RequestError, TABLE, message, protocol};
+use super::{
+    AffinityClients, Found, KernelError, Netlink, RequestError, TABLE, dump::Counts, message, protocol,
+};
 use crate::{element::SetName, kernel::codec::attributes};
 
 impl Netlink {
