@@ -9,14 +9,14 @@ use std::{
 /// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// `IPv4` in `spec.ipFamilies` and `addressType`.
     V4,
-    /// IPv6.
+    /// `IPv6` in `spec.ipFamilies` and `addressType`.
     V6,
 }
 
 impl Family {
-    /// Both.
+    /// In the order in which they are handled.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.

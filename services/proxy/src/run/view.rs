@@ -263,7 +263,7 @@ fn family_state(
             .pending
             .filter(|_| has_synced || status.failure.is_some())
             .map_or(0, since),
-        strangers: other_proxies
+        other_proxies: other_proxies
             .iter()
             .filter(|(of, _)| *of == family)
             .map(|(_, what)| what.clone())

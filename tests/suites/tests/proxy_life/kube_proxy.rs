@@ -139,8 +139,8 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
 /// Checks that leftovers are reported in log, state and events.
 async fn reports_leftovers(stage: &Stage) -> Result<()> {
     for family in Family::ALL {
-        let strangers = stage.family(family).await?["strangers"].clone();
-        ensure_contains(&strangers.to_string(), &["kube-proxy", "nftables"])?;
+        let leftovers = stage.family(family).await?["other_proxies"].clone();
+        ensure_contains(&leftovers.to_string(), &["kube-proxy", "nftables"])?;
     }
     ensure_contains(
         &stage.events().await?.join("\n"),

@@ -240,7 +240,8 @@ fn notes(families: &[pb::FamilyState]) -> String {
         .flat_map(|family| {
             let disabled =
                 (family.state == "disabled").then(|| format!("disabled{}", reason_suffix(&family.reason)));
-            let notes = disabled.into_iter().chain(family.strangers.iter().chain(&family.conflicts).cloned());
+            let notes =
+                disabled.into_iter().chain(family.other_proxies.iter().chain(&family.conflicts).cloned());
             notes.map(|note| format!("{}: {}", clean(&family.family), one_line(&note)))
         })
         .collect();

@@ -166,7 +166,7 @@ fn problems_come_first() {
         reason: "no space\nleft".into(),
         last_sync_unix_ms: 0,
         pending_since_unix_ms: 1_000,
-        strangers: vec!["the table ip6 kube-proxy is there: keelson's rules come first".into()],
+        other_proxies: vec!["the table ip6 kube-proxy is there: keelson's rules come first".into()],
         conflicts: vec!["10.0.0.1:80/TCP is claimed by a/x and b/y; a/x has it".into()],
         ..family("IPv6")
     };
