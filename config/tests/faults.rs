@@ -51,97 +51,94 @@ fn file_fault(text: &str, expected: &str) {
     assert_eq!(Case::new().file(text).errors(), expected);
 }
 
+/// Asserts the fault of `section.key=value` as a flag.
 #[track_caller]
 fn set_fault(text: &str, expected: &str) {
-    assert_eq!(Case::new().set(text).errors(), expected);
+    let key = text.split('=').next().unwrap();
+    assert_eq!(Case::new().set(text).errors(), format!("flag --set {key}: {expected}"), "{text}");
+}
+
+/// Asserts the fault of the value of `key = value` in a section of the file, at this column.
+#[track_caller]
+fn value_fault(section: &str, line: &str, column: u32, expected: &str) {
+    let key = line.split(" =").next().unwrap();
+    let expected = format!("keelson.toml:2:{column}: {section}.{key}: {expected}");
+    file_fault(&format!("[{section}]\n{line}\n"), &expected);
 }
 
 #[test]
 fn wrong_types_in_the_file() {
-    file_fault(
-        "[pulls]\nserialize_image_pulls = \"true\"\n",
-        "keelson.toml:2:25: pulls.serialize_image_pulls: expected true or false, without quotes, found the \
-         string \"true\"",
-    );
-    file_fault(
-        "[pulls]\nmax_parallel_image_pulls = \"3\"\n",
-        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, without quotes, found \
-         the string \"3\"",
-    );
-    file_fault(
-        "[pulls]\nmax_parallel_image_pulls = 1.5\n",
-        "keelson.toml:2:28: pulls.max_parallel_image_pulls: expected a whole number, \
-         found a number with a fraction",
-    );
+    for (section, line, column, expected) in [
+        (
+            "pulls",
+            "serialize_image_pulls = \"true\"",
+            25,
+            "expected true or false, without quotes, found the string \"true\"",
+        ),
+        (
+            "pulls",
+            "max_parallel_image_pulls = \"3\"",
+            28,
+            "expected a whole number, without quotes, found the string \"3\"",
+        ),
+        (
+            "pulls",
+            "max_parallel_image_pulls = 1.5",
+            28,
+            "expected a whole number, found a number with a fraction",
+        ),
+        ("agent", "log_format = true", 14, "expected \"text\" or \"json\", found true"),
+        (
+            "cri",
+            "socket_mode = 0o660",
+            15,
+            "expected an octal mode as text, such as \"0660\", found the number 432",
+        ),
+        (
+            "proxy",
+            "nodeport_addresses = true",
+            22,
+            "expected a list, [\"primary\"] or networks such as [\"10.0.0.0/8\"], found true",
+        ),
+        ("feature_gates", "PullOption = \"no\"", 14, "expected true or false, found the string \"no\""),
+    ] {
+        value_fault(section, line, column, expected);
+    }
     file_fault(
         "cri = {listen = [\"unix:///x\"]}\n",
         "keelson.toml:1:17: cri.listen: expected a unix socket address as text, such as \
          \"unix:///run/keelson/name.sock\", found a list",
     );
-    file_fault(
-        "[agent]\nlog_format = true\n",
-        "keelson.toml:2:14: agent.log_format: expected \"text\" or \"json\", found true",
-    );
-    file_fault(
-        "[cri]\nsocket_mode = 0o660\n",
-        "keelson.toml:2:15: cri.socket_mode: expected an octal mode as text, such as \"0660\", \
-         found the number 432",
-    );
-    file_fault(
-        "[proxy]\nnodeport_addresses = true\n",
-        "keelson.toml:2:22: proxy.nodeport_addresses: expected a list, [\"primary\"] or networks such as \
-         [\"10.0.0.0/8\"], found true",
-    );
     file_fault("pulls = 3\n", "keelson.toml:1:9: expected a table [pulls], found a number");
     file_fault("[[pulls]]\n", "keelson.toml:1:1: expected a table [pulls], found a list of tables");
-    file_fault(
-        "[feature_gates]\nPullOption = \"no\"\n",
-        "keelson.toml:2:14: feature_gates.PullOption: expected true or false, found the string \"no\"",
-    );
 }
 
 #[test]
 fn bounds() {
-    file_fault(
-        "[pulls]\nmax_parallel_image_pulls = -1\n",
-        "keelson.toml:2:28: pulls.max_parallel_image_pulls: -1 is out of range; allowed: 1 to 10000, \
-         or 0 for no limit",
+    value_fault(
+        "pulls",
+        "max_parallel_image_pulls = -1",
+        28,
+        "-1 is out of range; allowed: 1 to 10000, or 0 for no limit",
     );
-    set_fault(
-        "pulls.max_queued_callers=99999999999999999999",
-        "flag --set pulls.max_queued_callers: \"99999999999999999999\" is out of \
-         range; allowed: 1 to 1000000",
-    );
-    set_fault(
-        "cri.hold_timeout=2m",
-        "flag --set cri.hold_timeout: \"2m\" is out of range; allowed: 0s to 1m59s",
-    );
-    set_fault(
-        "pulls.stall_timeout=1ms",
-        "flag --set pulls.stall_timeout: \"1ms\" is out of range; allowed: 1s to 24h, \
-         or 0s for off",
-    );
-    set_fault(
-        "proxy.masquerade_bit=32",
-        "flag --set proxy.masquerade_bit: 32 is out of range; allowed: 0 to 31",
-    );
-    set_fault(
-        "pulls.progress_retention=59s",
-        "flag --set pulls.progress_retention: \"59s\" is out of range; \
-         allowed: 1m to 24h",
-    );
+    for (text, allowed) in [
+        ("pulls.max_queued_callers=99999999999999999999", "1 to 1000000"),
+        ("cri.hold_timeout=2m", "0s to 1m59s"),
+        ("pulls.stall_timeout=1ms", "1s to 24h, or 0s for off"),
+        ("pulls.progress_retention=59s", "1m to 24h"),
+    ] {
+        let value = text.split_once('=').unwrap().1;
+        set_fault(text, &format!("\"{value}\" is out of range; allowed: {allowed}"));
+    }
+    set_fault("proxy.masquerade_bit=32", "32 is out of range; allowed: 0 to 31");
 }
 
 #[test]
 fn durations() {
-    file_fault(
-        "[pulls]\nstall_timeout = 10\n",
-        "keelson.toml:2:17: pulls.stall_timeout: 10 has no unit; for seconds write \"10s\" (units: ms, s, m, h)",
-    );
-    set_fault(
-        "pulls.stall_timeout=0",
-        "flag --set pulls.stall_timeout: 0 has no unit; for seconds write \"0s\" (units: ms, s, m, h)",
-    );
+    let units = "(units: ms, s, m, h)";
+    let ten = format!("10 has no unit; for seconds write \"10s\" {units}");
+    value_fault("pulls", "stall_timeout = 10", 17, &ten);
+    set_fault("pulls.stall_timeout=0", &format!("0 has no unit; for seconds write \"0s\" {units}"));
     let error = Case::new().env("KEELSON_PULLS__STALL_TIMEOUT", "ten minutes").errors();
     let lead =
         "environment KEELSON_PULLS__STALL_TIMEOUT: pulls.stall_timeout: \"ten minutes\" is not a duration: ";
@@ -151,51 +148,47 @@ fn durations() {
 
 #[test]
 fn addresses_paths_and_names() {
-    set_fault(
-        "cri.runtime_endpoint=/run/crio/crio.sock",
-        "flag --set cri.runtime_endpoint: \"/run/crio/crio.sock\" is not a unix socket \
-         address: the scheme is missing; write \"unix:///run/crio/crio.sock\"",
-    );
-    set_fault(
-        "debug.http=localhost:9440",
-        "flag --set debug.http: \"localhost:9440\" is not an address: an IP address and a port are required; \
-         write \"127.0.0.1:9440\" or \"[::1]:9440\", or \"\" for off",
-    );
-    set_fault(
-        "agent.state_dir=keelson",
-        "flag --set agent.state_dir: \"keelson\" is not an absolute path: the path is not \
-         absolute; write a path that begins with \"/\" and has no \"..\"",
-    );
-    set_fault(
-        "agent.node_name=Node-1",
-        "flag --set agent.node_name: \"Node-1\" is not a node name: node names are lower \
-         case; write \"node-1\"",
-    );
-    set_fault(
-        "cri.socket_mode=0666",
-        "flag --set cri.socket_mode: \"0666\" is not a socket mode: every user of the node could connect; \
-         write \"0600\" (owner) or \"0660\" (owner and group)",
-    );
-    set_fault(
-        "proxy.cluster_cidr=10.244.0.1/16",
-        "flag --set proxy.cluster_cidr: \"10.244.0.1/16\" is not a network: it has host bits set; write \
-         \"10.244.0.0/16\"",
-    );
-    set_fault(
-        "proxy.nodeport_addresses=primary,10.0.0.0/8",
-        "flag --set proxy.nodeport_addresses: \"primary,10.0.0.0/8\" is not a list of addresses for node \
-         ports: primary cannot be combined with networks; write [\"primary\"] or only networks",
-    );
-    set_fault(
-        "proxy.bind_address=node-7",
-        "flag --set proxy.bind_address: \"node-7\" is not an IP address: it is neither an IPv4 nor an IPv6 \
-         address; write such as \"10.0.0.7\" or \"fd00::7\"",
-    );
-    set_fault(
-        "proxy.bridge_interface=a/b",
-        "flag --set proxy.bridge_interface: \"a/b\" is not a name of a network interface: it has a character \
-         that is not allowed in interface names; write at most 15 characters, such as \"cbr0\"",
-    );
+    for (text, expected) in [
+        (
+            "cri.runtime_endpoint=/run/crio/crio.sock",
+            "not a unix socket address: the scheme is missing; write \"unix:///run/crio/crio.sock\"",
+        ),
+        (
+            "debug.http=localhost:9440",
+            "not an address: an IP address and a port are required; write \"127.0.0.1:9440\" or \
+             \"[::1]:9440\", or \"\" for off",
+        ),
+        (
+            "agent.state_dir=keelson",
+            "not an absolute path: the path is not absolute; write a path that begins with \"/\" and has no \
+             \"..\"",
+        ),
+        ("agent.node_name=Node-1", "not a node name: node names are lower case; write \"node-1\""),
+        (
+            "cri.socket_mode=0666",
+            "not a socket mode: every user of the node could connect; write \"0600\" (owner) or \"0660\" \
+             (owner and group)",
+        ),
+        ("proxy.cluster_cidr=10.244.0.1/16", "not a network: it has host bits set; write \"10.244.0.0/16\""),
+        (
+            "proxy.nodeport_addresses=primary,10.0.0.0/8",
+            "not a list of addresses for node ports: primary cannot be combined with networks; write \
+             [\"primary\"] or only networks",
+        ),
+        (
+            "proxy.bind_address=node-7",
+            "not an IP address: it is neither an IPv4 nor an IPv6 address; write such as \"10.0.0.7\" or \
+             \"fd00::7\"",
+        ),
+        (
+            "proxy.bridge_interface=a/b",
+            "not a name of a network interface: it has a character that is not allowed in interface names; \
+             write at most 15 characters, such as \"cbr0\"",
+        ),
+    ] {
+        let value = text.split_once('=').unwrap().1;
+        set_fault(text, &format!("\"{value}\" is {expected}"));
+    }
     let error = Case::new().set("agent.log=keelson=loud").errors();
     assert!(error.starts_with("flag --set agent.log: \"keelson=loud\" is not a log filter: "));
 }
@@ -229,45 +222,33 @@ fn a_host_name_that_is_no_node_name() {
 
 #[test]
 fn environment_names() {
+    let sections = "agent, cri, pulls, kube, node, endpoints, proxy, debug, feature_gates";
+    let means = "did you mean KEELSON_PULLS__WHEN_FULL?";
     for (name, value, expected) in [
+        ("FOO__BAR", "1", format!("unknown section \"foo\"; the sections are {sections}")),
+        ("PULL__WHEN_FUL", "wait", format!("unknown section \"pull\"; {means}")),
+        ("PULLS__WHEN_FUL", "wait", format!("unknown key \"when_ful\"; {means}")),
+        ("AGENT__WHEN_FULL", "wait", format!("unknown key \"when_full\"; {means}")),
         (
-            "KEELSON_FOO__BAR",
-            "1",
-            "unknown section \"foo\"; the sections are agent, cri, pulls, kube, node, endpoints, proxy, debug, feature_gates",
-        ),
-        (
-            "KEELSON_PULL__WHEN_FUL",
+            "PULLS_WHEN_FULL",
             "wait",
-            "unknown section \"pull\"; did you mean KEELSON_PULLS__WHEN_FULL?",
+            "two underscores are required between section and key; write KEELSON_PULLS__WHEN_FULL".into(),
         ),
+        ("PULLS__WHEN_FULL", "", "pulls.when_full: \"\" is not one of \"wait\", \"reject\"".into()),
         (
-            "KEELSON_PULLS__WHEN_FUL",
-            "wait",
-            "unknown key \"when_ful\"; did you mean KEELSON_PULLS__WHEN_FULL?",
-        ),
-        (
-            "KEELSON_AGENT__WHEN_FULL",
-            "wait",
-            "unknown key \"when_full\"; did you mean KEELSON_PULLS__WHEN_FULL?",
-        ),
-        (
-            "KEELSON_PULLS_WHEN_FULL",
-            "wait",
-            "two underscores are required between section and key; write KEELSON_PULLS__WHEN_FULL",
-        ),
-        ("KEELSON_PULLS__WHEN_FULL", "", "pulls.when_full: \"\" is not one of \"wait\", \"reject\""),
-        (
-            "KEELSON_FEATURE_GATES",
+            "FEATURE_GATES",
             "PullOption",
-            "\"PullOption\" is not a feature gate setting; write Name=true or Name=false, separated by commas",
+            "\"PullOption\" is not a feature gate setting; write Name=true or Name=false, separated by commas"
+                .into(),
         ),
         (
-            "KEELSON_FEATURE_GATES__PULL_OPTION",
+            "FEATURE_GATES__PULL_OPTION",
             "yes",
-            "feature_gates.PullOption: expected true or false, found \"yes\"",
+            "feature_gates.PullOption: expected true or false, found \"yes\"".into(),
         ),
     ] {
-        assert_eq!(Case::new().env(name, value).errors(), format!("environment {name}: {expected}"));
+        let name = format!("KEELSON_{name}");
+        assert_eq!(Case::new().env(&name, value).errors(), format!("environment {name}: {expected}"));
     }
 }
 
@@ -305,16 +286,11 @@ fn two_variables_for_one_setting() {
 #[test]
 fn flags() {
     let lead = "is not a setting; write --set section.key=value, such as --set pulls.when_full=reject";
-    set_fault("pulls.when_full", &format!("flag --set: \"pulls.when_full\" {lead}"));
-    set_fault("=3", &format!("flag --set: \"=3\" {lead}"));
-    set_fault(
-        "when_full=wait",
-        "flag --set when_full: unknown key \"when_full\"; did you mean pulls.when_full?",
-    );
-    set_fault(
-        "puls.when_full=wait",
-        "flag --set puls.when_full: unknown section \"puls\"; did you mean pulls.when_full?",
-    );
+    for text in ["pulls.when_full", "=3"] {
+        assert_eq!(Case::new().set(text).errors(), format!("flag --set: \"{text}\" {lead}"));
+    }
+    set_fault("when_full=wait", "unknown key \"when_full\"; did you mean pulls.when_full?");
+    set_fault("puls.when_full=wait", "unknown section \"puls\"; did you mean pulls.when_full?");
     let error = Case::new().gates("Xyzzy=true,PullOption=maybe").errors();
     assert_eq!(
         error,
@@ -381,6 +357,16 @@ fn addresses_of_api_servers() {
     assert!(half.contains("set both or none"), "{half}");
 }
 
+/// Asserts that the only problem is a flag that does not fit another setting.
+#[track_caller]
+fn is_relation(case: &Case, word: &str) {
+    let errors = load(&case.sources).unwrap_err();
+    let [problem] = errors.problems() else { panic!("{errors}") };
+    assert!(matches!(problem.fault, Fault::Relation { .. }), "{errors}");
+    assert!(matches!(problem.place, Origin::Flag(_)), "{errors}");
+    assert!(problem.to_string().contains(word), "{errors}");
+}
+
 #[test]
 fn relations() {
     let case = Case::new()
@@ -393,53 +379,43 @@ fn relations() {
          serialize_image_pulls = false, or max_parallel_image_pulls to 0 or 1 (pulls.serialize_image_pulls: \
          keelson.toml:2)"
     );
-    for (set, key, word) in [
-        ("pulls.per_registry_max_parallel_image_pulls=2", None, "gate PerRegistryPullLimit"),
-        ("pulls.enforce=runtime", Some("PullOption=false"), "gate PullOption"),
-        ("pulls.enforce=runtime", Some("AllBeta=false"), "gate PullOption"),
-        ("debug.http=0.0.0.0:9440", None, "not a loopback address"),
-        ("debug.http=[::ffff:10.0.0.1]:1", None, "not a loopback address"),
-        ("debug.listen=unix:///run/keelson/cri.sock", None, "cri.listen and debug.listen are both"),
-        (
-            "cri.listen=unix:///run/containerd//containerd.sock",
-            None,
-            "cri.listen and cri.runtime_endpoint are",
-        ),
-        ("kube.context=prod", None, "context requires kubeconfig"),
-        ("kube.token_file=/etc/token", None, "require server"),
-        ("kube.server=https://10.0.0.1:6443", None, "server requires credentials"),
-        ("endpoints.source=files", None, "requires a directory"),
-        ("endpoints.source=kube", None, "requires an API server"),
-        ("endpoints.listen=tcp://10.0.0.7:12345", None, "not a loopback address"),
-        ("endpoints.listen=unix:///run/a,unix:///run/a", None, "is duplicated"),
+    for (set, word) in [
+        ("pulls.per_registry_max_parallel_image_pulls=2", "gate PerRegistryPullLimit"),
+        ("debug.http=0.0.0.0:9440", "not a loopback address"),
+        ("debug.http=[::ffff:10.0.0.1]:1", "not a loopback address"),
+        ("debug.listen=unix:///run/keelson/cri.sock", "cri.listen and debug.listen are both"),
+        ("cri.listen=unix:///run/containerd//containerd.sock", "cri.listen and cri.runtime_endpoint are"),
+        ("kube.context=prod", "context requires kubeconfig"),
+        ("kube.token_file=/etc/token", "require server"),
+        ("kube.server=https://10.0.0.1:6443", "server requires credentials"),
+        ("endpoints.source=files", "requires a directory"),
+        ("endpoints.source=kube", "requires an API server"),
+        ("endpoints.listen=tcp://10.0.0.7:12345", "not a loopback address"),
+        ("endpoints.listen=unix:///run/a,unix:///run/a", "is duplicated"),
         (
             "endpoints.listen=unix:///run/a,unix:///run/keelson/debug.sock",
-            None,
             "debug.listen and endpoints.listen are",
         ),
-        ("proxy.detect_local_mode=BridgeInterface", None, "requires bridge_interface"),
-        ("proxy.detect_local_mode=InterfaceNamePrefix", None, "requires interface_name_prefix"),
-        ("proxy.cluster_cidr=10.0.0.0/16,10.1.0.0/16", None, "two networks of one IP family"),
-        ("proxy.bind_address=10.0.0.7,10.0.0.8", None, "two addresses of one IP family"),
-        ("proxy.http=0.0.0.0:9441", None, "not a loopback address"),
-        ("proxy.http=127.0.0.1:9440", None, "are the same address"),
-        ("proxy.healthz_bind_address=[::]:10249", None, "a different port"),
-        ("proxy.metrics_bind_address=127.0.0.1:10256", None, "a different port"),
-        ("proxy.listen=unix:///run/keelson/debug.sock", None, "proxy.listen and debug.listen are both"),
+        ("proxy.detect_local_mode=BridgeInterface", "requires bridge_interface"),
+        ("proxy.detect_local_mode=InterfaceNamePrefix", "requires interface_name_prefix"),
+        ("proxy.cluster_cidr=10.0.0.0/16,10.1.0.0/16", "two networks of one IP family"),
+        ("proxy.bind_address=10.0.0.7,10.0.0.8", "two addresses of one IP family"),
+        ("proxy.http=0.0.0.0:9441", "not a loopback address"),
+        ("proxy.http=127.0.0.1:9440", "are the same address"),
+        ("proxy.healthz_bind_address=[::]:10249", "a different port"),
+        ("proxy.metrics_bind_address=127.0.0.1:10256", "a different port"),
+        ("proxy.listen=unix:///run/keelson/debug.sock", "proxy.listen and debug.listen are both"),
         (
             "proxy.listen=unix:///run/keelson-endpoints/endpoints.sock",
-            None,
             "proxy.listen and endpoints.listen are both",
         ),
-        ("node.lease_duration=40500ms", None, "whole seconds"),
-        ("node.node_status_report_frequency=5s", None, "must not be less than"),
+        ("node.lease_duration=40500ms", "whole seconds"),
+        ("node.node_status_report_frequency=5s", "must not be less than"),
     ] {
-        let case = key.into_iter().fold(Case::new().set(set), Case::gates);
-        let errors = load(&case.sources).unwrap_err();
-        let [problem] = errors.problems() else { panic!("{errors}") };
-        assert!(matches!(problem.fault, Fault::Relation { .. }), "{errors}");
-        assert!(matches!(problem.place, Origin::Flag(_)), "{errors}");
-        assert!(problem.to_string().contains(word), "{errors}");
+        is_relation(&Case::new().set(set), word);
+    }
+    for gates in ["PullOption=false", "AllBeta=false"] {
+        is_relation(&Case::new().set("pulls.enforce=runtime").gates(gates), "gate PullOption");
     }
     for sound in [
         vec!["pulls.serialize_image_pulls=true", "pulls.max_parallel_image_pulls=1"],

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use keelson_config::{Gate, Key, Loaded, Origin, Sources, load, schema};
+use keelson_config::{Entry, Gate, Key, Loaded, Origin, Sources, load, schema};
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
@@ -34,24 +34,29 @@ fn env_name(key: &str) -> String {
 
 impl Layers {
     fn load(&self) -> Loaded {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("keelson.toml");
         // Texts, numbers and bools of JSON are also valid TOML.
         let lines: String = self.file.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
-        std::fs::write(&file, &lines).unwrap();
+        let (_dir, sources) = sources(lines);
         let sources = Sources {
-            file: Some(file),
+            hostname: "Host-1".into(),
             env: self.env.iter().map(|(key, value)| (env_name(key), text(value))).collect(),
             sets: self.flag.iter().map(|(key, value)| format!("{key}={}", text(value))).collect(),
-            ..Sources::new("Host-1")
+            ..sources
         };
         load(&sources).unwrap_or_else(|errors| panic!("{errors}\n{self:?}"))
     }
 }
 
-fn entry(loaded: &Loaded, key: &str) -> (Json, &'static str) {
-    let entry = loaded.entries.iter().find(|entry| entry.key == key).unwrap();
-    (entry.value.clone(), entry.origin.source())
+fn entry<'a>(loaded: &'a Loaded, key: &str) -> &'a Entry {
+    loaded.entries.iter().find(|entry| entry.key == key).unwrap()
+}
+
+/// With a file of this text, which exists as long as the folder.
+fn sources(text: impl AsRef<[u8]>) -> (tempfile::TempDir, Sources) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("k.toml");
+    std::fs::write(&file, text).unwrap();
+    (dir, Sources { file: Some(file), ..Sources::new("h") })
 }
 
 #[test]
@@ -68,7 +73,8 @@ fn each_layer_wins_over_those_below() {
             Some(top) => values[top as usize],
         };
         let loaded = layers.load();
-        assert_eq!(entry(&loaded, "pulls.cancel_grace"), (expected.1.into(), expected.0), "{layers:?}");
+        let entry = entry(&loaded, "pulls.cancel_grace");
+        assert_eq!((entry.origin.source(), &entry.value), (expected.0, &expected.1.into()), "{layers:?}");
         let seconds = humantime::parse_duration(expected.1).unwrap();
         assert_eq!(loaded.settings.pulls.cancel_grace, seconds);
     }
@@ -76,15 +82,13 @@ fn each_layer_wins_over_those_below() {
 
 #[test]
 fn the_place_of_a_value_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("k.toml");
-    std::fs::write(&file, "[pulls]\n# one\nwhen_full = \"reject\"\n").unwrap();
-    let mut sources = Sources { file: Some(file.clone()), ..Sources::new("h") };
+    let (_dir, mut sources) = sources("[pulls]\n# one\nwhen_full = \"reject\"\n");
+    let file = sources.file.clone().unwrap();
     sources.env.insert("KEELSON_PULLS__ENFORCE".into(), "runtime".into());
     sources.sets.push("agent.log=debug".into());
     sources.sets.push("agent.log=warn".into());
     let loaded = load(&sources).unwrap();
-    let from = |key: &str| loaded.entries.iter().find(|e| e.key == key).unwrap().origin.to_string();
+    let from = |key: &str| entry(&loaded, key).origin.to_string();
     assert_eq!(from("pulls.when_full"), format!("{}:3", file.display()));
     assert_eq!(from("pulls.enforce"), "environment KEELSON_PULLS__ENFORCE");
     assert_eq!(from("agent.log"), "flag --set agent.log");
@@ -124,14 +128,8 @@ fn the_host_names_the_node_unless_a_setting_does() {
 
 #[test]
 fn gates_by_layer_and_by_name() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("k.toml");
-    std::fs::write(
-        &file,
-        "[feature_gates]\nPullOption = false\nResumePulls = false\nKeepPullProgress = false\n",
-    )
-    .unwrap();
-    let mut sources = Sources { file: Some(file), ..Sources::new("h") };
+    let (_dir, mut sources) =
+        sources("[feature_gates]\nPullOption = false\nResumePulls = false\nKeepPullProgress = false\n");
     sources.env.insert("KEELSON_FEATURE_GATES".into(), "ResumePulls=true, AllAlpha=true,".into());
     sources.env.insert("KEELSON_FEATURE_GATES__KEEP_PULL_PROGRESS".into(), "true".into());
     sources.sets.push("feature_gates.KeepPullProgress=true".into());
@@ -139,7 +137,7 @@ fn gates_by_layer_and_by_name() {
     let loaded = load(&sources).unwrap();
     let gate = |gate: Gate| {
         let key = format!("feature_gates.{}", gate.name());
-        let entry = loaded.entries.iter().find(|e| e.key == key).unwrap();
+        let entry = entry(&loaded, &key);
         assert_eq!(entry.value, Json::Bool(loaded.settings.feature_gates.enabled(gate)));
         (loaded.settings.feature_gates.enabled(gate), entry.origin.clone())
     };
@@ -296,11 +294,9 @@ proptest! {
         texts in prop::collection::vec(any::<String>(), 8),
         key in 0..schema().len(),
     ) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("k.toml");
-        std::fs::write(&path, &file).unwrap();
+        let (_dir, mut sources) = sources(file);
         let key = &schema()[key];
-        let mut sources = Sources { file: Some(path), ..Sources::new(texts[0].clone()) };
+        sources.hostname = texts[0].clone();
         sources.env = names.into_iter().zip(texts.iter().cloned()).collect();
         sources.env.remove("KEELSON_CONFIG");
         sources.env.insert(key.env(), texts[4].clone());
@@ -313,10 +309,8 @@ proptest! {
     fn toml_like_garbage_does_not_make_it_panic(
         lines in prop::collection::vec("(\\[)?(pulls|cri|feature_gates|é)(\\.[a-z_]{1,9})?(\\])?( = )?(\"[a-zé0-9]{0,5}\"|-?[0-9]{1,25}|\\[\\]|\\{\\}|true|1\\.5)?", 0..6),
     ) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("k.toml");
-        std::fs::write(&path, lines.join("\n")).unwrap();
-        check_lines(&Sources { file: Some(path), ..Sources::new("h") });
+        let (_dir, sources) = sources(lines.join("\n"));
+        check_lines(&sources);
     }
 }
 

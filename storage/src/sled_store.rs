@@ -362,7 +362,7 @@ impl Drop for SledStore {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
 
     use super::*;
     use crate::store::StateStoreExt as _;
@@ -386,6 +386,15 @@ mod tests {
         assert_eq!(again.store.scan_json::<u64>(Table::Pulls).unwrap().0.len(), 51);
     }
 
+    /// Returns what ends the hanging call when it is dropped, and the generation.
+    fn hang(store: &SledStore) -> (Sender<()>, u64) {
+        let (release, held) = channel::<()>();
+        let hang = move |_: &mut Option<Engine>| held.recv().is_err();
+        assert!(store.inner().worker.call(Duration::from_millis(20), hang).is_err());
+        store.inner().broken = true;
+        (release, store.inner().manifest.generation)
+    }
+
     #[test]
     fn a_panic_in_sled_is_an_error_and_the_next_call_works() {
         let (dir, store) = with_records();
@@ -399,11 +408,7 @@ mod tests {
     #[test]
     fn a_call_that_hangs_leaves_its_generation_behind_and_loses_nothing() {
         let (dir, store) = with_records();
-        let (release, held) = channel::<()>();
-        let hang = move |_: &mut Option<Engine>| held.recv().is_err();
-        assert!(store.inner().worker.call(Duration::from_millis(20), hang).is_err());
-        store.inner().broken = true;
-        let before = store.inner().manifest.generation;
+        let (release, before) = hang(&store);
         assert_eq!(store.scan(Table::Pulls).unwrap().len(), 50);
         assert_eq!(store.inner().manifest.generation, before + 1);
         check(&dir, store);
@@ -413,11 +418,7 @@ mod tests {
     #[test]
     fn i6_a_disk_that_answers_again_causes_no_new_generation() {
         let (dir, store) = with_records();
-        let (release, held) = channel::<()>();
-        let hang = move |_: &mut Option<Engine>| held.recv().is_err();
-        assert!(store.inner().worker.call(Duration::from_millis(20), hang).is_err());
-        store.inner().broken = true;
-        let before = store.inner().manifest.generation;
+        let (release, before) = hang(&store);
         drop(release);
         assert_eq!(store.scan(Table::Pulls).unwrap().len(), 50);
         assert_eq!(store.inner().manifest.generation, before);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Content, content, copy_dir, files, fill};
+use common::{Content, content, copy_dir, files, filled};
 use keelson_storage::{Batch, Outcome, StateStore as _, Table, open, panic_is_guarded};
 use libtest_mimic::{Arguments, Trial};
 use rand::rngs::StdRng;
@@ -43,11 +43,7 @@ fn main() {
 
 fn damaged_stores_open() {
     let cases = std::env::var("KEELSON_DAMAGE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(CASES);
-    let template = tempfile::tempdir().unwrap();
-    let expected = {
-        let opened = open(template.path()).unwrap();
-        fill(&*opened.store)
-    };
+    let (template, expected) = filled();
     let mut tally = BTreeMap::<String, usize>::new();
     for seed in 0..cases {
         let (what, outcome) = one_case(template.path(), &expected, seed);
@@ -94,9 +90,7 @@ fn one_case(template: &Path, expected: &Content, seed: u64) -> (&'static str, St
         }
         other => panic!("seed {seed}: {what}: {other:?}"),
     };
-    let mut batch = Batch::new();
-    batch.put(Table::Meta, "after", "damage");
-    opened.store.apply(&batch).unwrap();
+    opened.store.apply(Batch::new().put(Table::Meta, "after", "damage")).unwrap();
     let after = content(&*opened.store);
     drop(opened);
     let again = open(dir.path()).unwrap();
@@ -129,17 +123,18 @@ fn damage(state: &Path, random: &mut StdRng) -> &'static str {
     let log = plain.iter().find(|path| path.ends_with("db")).unwrap().clone();
     let file = if random.random_bool(0.5) { log } else { pick(&plain, random) };
     let length = fs::metadata(&file).unwrap().len();
+    let open = || OpenOptions::new().read(true).write(true).open(&file).unwrap();
     match random.random_range(0..10) {
         0 | 1 => {
             let position = random.random_range(0..length);
             let mut byte = [0];
-            let open = OpenOptions::new().read(true).write(true).open(&file).unwrap();
+            let open = open();
             open.read_exact_at(&mut byte, position).unwrap();
             open.write_all_at(&[byte[0] ^ (1 << random.random_range(0..8u32))], position).unwrap();
             "one bit flipped"
         }
         2 => {
-            let open = OpenOptions::new().write(true).open(&file).unwrap();
+            let open = open();
             for _ in 0..20 {
                 open.write_all_at(&[random.random()], random.random_range(0..length)).unwrap();
             }
@@ -148,13 +143,11 @@ fn damage(state: &Path, random: &mut StdRng) -> &'static str {
         3 => {
             let start = random.random_range(0..length);
             let end = random.random_range(start..=length);
-            let zeros = vec![0; (end - start) as usize];
-            OpenOptions::new().write(true).open(&file).unwrap().write_all_at(&zeros, start).unwrap();
+            open().write_all_at(&vec![0; (end - start) as usize], start).unwrap();
             "a range zeroed"
         }
         4 => {
-            let open = OpenOptions::new().write(true).open(&file).unwrap();
-            open.set_len(random.random_range(0..length)).unwrap();
+            open().set_len(random.random_range(0..length)).unwrap();
             "truncated"
         }
         5 => {

@@ -13,14 +13,16 @@ use keelson_actor_system::{
     supervise::{self, PANIC, Restart},
     test_support::{FakeStore, pass, run, settle, until},
 };
+use keelson_proto::endpoints::State;
 use keelson_storage::{Batch, MemoryStore, StateStore, Table, open};
 use tokio::sync::watch;
 
 use crate::{
     Ack, EndpointMetrics, EndpointPublisher, EndpointPublisherParts, EndpointSlice, EndpointsCount,
     EndpointsFeed, EndpointsPolicy, EventSink, ExplainService, Freshness, History, InspectEndpoints,
-    ListServices, Marker, ObjectEvent, Published, Resource, Service, ServiceName, SourceEvent, SourceKind,
-    view::tests::{http, n1, svc},
+    ListServices, Marker, Published, Resource, Service, ServiceName, SourceEvent, SourceKind,
+    core::testing::{listing, many, named, put, slice_of},
+    view::tests::n1,
 };
 
 struct Publisher {
@@ -33,11 +35,15 @@ struct Publisher {
 
 impl Publisher {
     fn start(store: Arc<dyn StateStore>) -> Self {
-        Self::with_capacity(store, 100)
+        Self::with(store, 100, None)
     }
 
-    fn with_capacity(store: Arc<dyn StateStore>, capacity: usize) -> Self {
-        Self::with(store, capacity, None)
+    /// With its first revision.
+    async fn synced(store: Arc<dyn StateStore>, services: &[Service], slices: &[EndpointSlice]) -> Self {
+        let publisher = Self::start(store);
+        publisher.tell_all(services, slices).await;
+        publisher.reaches(1).await;
+        publisher
     }
 
     fn with(store: Arc<dyn StateStore>, capacity: usize, marker: Option<Marker>) -> Self {
@@ -88,7 +94,7 @@ impl Publisher {
     }
 
     async fn put(&self, service: &Service) -> Ack {
-        self.send_event(SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service.clone()))])).await
+        self.send_event(SourceEvent::Services(vec![put(service)])).await
     }
 
     async fn tell_all(&self, services: &[Service], slices: &[EndpointSlice]) {
@@ -119,19 +125,10 @@ impl Publisher {
     fn restart(&self) {
         self.mailbox.deliver(Restart { reason: "a test wants it".into() });
     }
-}
 
-fn listing<T: Clone>(objects: &[T]) -> Vec<ObjectEvent<T>> {
-    let objects = objects.iter().map(|object| ObjectEvent::Upsert(Box::new(object.clone())));
-    std::iter::once(ObjectEvent::Listing).chain(objects).chain([ObjectEvent::ListComplete]).collect()
-}
-
-fn named(name: &str) -> Service {
-    svc().named("ns", name).build()
-}
-
-fn many(count: usize) -> Vec<Service> {
-    (0..count).map(|number| named(&format!("s{number:04}"))).collect()
+    async fn list(&self, namespace: &str, max: usize) -> State {
+        self.mailbox.ask(ListServices { namespace: namespace.into(), max }).await.expect("it answers")
+    }
 }
 
 #[test]
@@ -141,10 +138,8 @@ fn source_objects_are_published_and_survive_a_restart_in_any_store() {
         let memory: Arc<dyn StateStore> = Arc::new(MemoryStore::new());
         let sled: Arc<dyn StateStore> = open(folder.path()).expect("opens").store;
         for store in [memory, sled] {
-            let (services, slices) = (many(300), [http("a", "L1 R1").of("ns", "s0001").build()]);
-            let publisher = Publisher::start(store.clone());
-            publisher.tell_all(&services, &slices).await;
-            publisher.reaches(1).await;
+            let (services, slices) = (many(300), [slice_of("a", "s0001", "L1 R1")]);
+            let publisher = Publisher::synced(store.clone(), &services, &slices).await;
             publisher.put(&named("late")).await;
             publisher.reaches(2).await;
             let (id, shown) = (publisher.id(), publisher.shown().expect("published"));
@@ -169,9 +164,7 @@ fn source_objects_are_published_and_survive_a_restart_in_any_store() {
 fn a_revision_is_on_disk_before_it_is_published() {
     run(async {
         let store = FakeStore::new();
-        let publisher = Publisher::start(store.clone());
-        publisher.tell_all(&[named("a")], &[]).await;
-        publisher.reaches(1).await;
+        let publisher = Publisher::synced(store.clone(), &[named("a")], &[]).await;
         pass(100).await;
         store.block(true);
         let writes = store.writes.load(Ordering::SeqCst);
@@ -191,9 +184,7 @@ fn a_revision_is_on_disk_before_it_is_published() {
 #[test]
 fn e19_two_hundred_changes_a_second_are_ten_revisions_a_second() {
     run(async {
-        let publisher = Publisher::start(Arc::new(MemoryStore::new()));
-        publisher.tell_all(&[], &[]).await;
-        publisher.reaches(1).await;
+        let publisher = Publisher::synced(Arc::new(MemoryStore::new()), &[], &[]).await;
         pass(2_000).await;
         let began = tokio::time::Instant::now();
         publisher.put(&named("first")).await;
@@ -286,9 +277,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
 fn a_full_disk_changes_only_the_instance_id() {
     run(async {
         let store = FakeStore::new();
-        let publisher = Publisher::start(store.clone());
-        publisher.tell_all(&many(3), &[]).await;
-        publisher.reaches(1).await;
+        let publisher = Publisher::synced(store.clone(), &many(3), &[]).await;
         let before = publisher.id().expect("published");
         store.fail(true);
         pass(100).await;
@@ -348,9 +337,7 @@ fn restarts_and_shows_the_same(reason: &str) {
 fn a_completed_write_without_acknowledgement_is_found_after_a_restart() {
     run(async {
         let store = FakeStore::new();
-        let publisher = Publisher::start(store.clone());
-        publisher.tell_all(&[named("a")], &[]).await;
-        publisher.reaches(1).await;
+        let publisher = Publisher::synced(store.clone(), &[named("a")], &[]).await;
         pass(100).await;
         store.block(true);
         let writes = store.writes.load(Ordering::SeqCst);
@@ -369,11 +356,11 @@ fn a_completed_write_without_acknowledgement_is_found_after_a_restart() {
 #[test]
 fn sources_wait_for_a_full_mailbox() {
     run(async {
-        let publisher = Publisher::with_capacity(Arc::new(MemoryStore::new()), 1);
+        let publisher = Publisher::with(Arc::new(MemoryStore::new()), 1, None);
         publisher.tell_all(&[], &[]).await;
         let puts = (0..20).map(|number| {
             let (mailbox, service) = (publisher.mailbox.clone(), named(&format!("s{number}")));
-            let event = SourceEvent::Services(vec![ObjectEvent::Upsert(Box::new(service))]);
+            let event = SourceEvent::Services(vec![put(&service)]);
             tokio::task::spawn_local(async move { mailbox.send(event).await })
         });
         for put in puts.collect::<Vec<_>>() {
@@ -391,9 +378,7 @@ fn an_unreadable_disk_means_a_new_instance_id_and_no_restart() {
     run(async {
         let store = FakeStore::new();
         store.fail(true);
-        let publisher = Publisher::start(store.clone());
-        publisher.tell_all(&[named("a")], &[]).await;
-        publisher.reaches(1).await;
+        let publisher = Publisher::synced(store.clone(), &[named("a")], &[]).await;
         assert_eq!((publisher.names(), publisher.mailbox.recorder().restarts()), (vec!["ns/a".into()], 0));
         assert_eq!(publisher.metrics.durable.get(), 0);
         store.fail(false);
@@ -406,24 +391,18 @@ fn an_unreadable_disk_means_a_new_instance_id_and_no_restart() {
 fn inspection_and_metrics_show_the_status() {
     run(async {
         let publisher = Publisher::start(Arc::new(MemoryStore::new()));
-        let state = publisher
-            .mailbox
-            .ask(ListServices { namespace: String::new(), max: 9 })
-            .await
-            .expect("it answers");
+        let state = publisher.list("", 9).await;
         assert_eq!((&*state.state, state.rev), ("pending", 0));
-        publisher.tell_all(&many(3), &[http("a", "L1").of("ns", "s0001").build()]).await;
+        publisher.tell_all(&many(3), &[slice_of("a", "s0001", "L1")]).await;
         publisher.send_event(SourceEvent::Health(SourceKind::Services, JobHealth::Healthy)).await;
         publisher.reaches(1).await;
         assert_eq!(publisher.mailbox.ask(EndpointsCount {}).await.expect("it answers"), 3);
-        let state =
-            publisher.mailbox.ask(ListServices { namespace: "ns".into(), max: 2 }).await.expect("it answers");
+        let state = publisher.list("ns", 2).await;
         assert_eq!((&*state.state, state.rev, state.list.len()), ("synced", 1, 2));
         assert_eq!((state.events, state.revisions, state.endpoints), (5, 1, 1), "the Node counts too");
         let name = ServiceName::new("ns", "s0001");
-        let why =
-            publisher.mailbox.ask(ExplainService { name }).await.expect("it answers").expect("it is known");
-        assert!(why.served && why.rev == 1);
+        let why = publisher.mailbox.ask(ExplainService { name }).await.expect("it answers");
+        assert!(why.is_some_and(|why| why.served && why.rev == 1));
         let text = publisher.mailbox.ask(InspectEndpoints {}).await.expect("it answers");
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!((&json["state"], &json["sources"][0]["health"]), (&"synced".into(), &"healthy".into()));

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::{LONG, Server, place};
+use common::{Call, LONG, Server, place, started};
 use keelson_client::{
     Client, Options, State,
     localnetv1::{NextFilter, NextItem},
@@ -24,15 +24,17 @@ fn recorded_errors(client: &mut Client) -> Arc<Mutex<Vec<String>>> {
     errors
 }
 
+async fn first_error(errors: &Mutex<Vec<String>>) {
+    while errors.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 fn contents(state: &State) -> String {
     let services = state.services().iter().map(|raw| raw.decode().unwrap());
     let services = services.map(|service| format!("{}={}", service.name, service.health_check_node_port));
-    format!(
-        "{}@{} {}",
-        state.position().instance_id,
-        state.position().rev,
-        services.collect::<Vec<_>>().join(" ")
-    )
+    let position = state.position();
+    format!("{}@{} {}", position.instance_id, position.rev, services.collect::<Vec<_>>().join(" "))
 }
 
 async fn next(client: &mut Client) -> String {
@@ -41,8 +43,7 @@ async fn next(client: &mut Client) -> String {
 
 #[tokio::test]
 async fn states_follow_each_other() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut client = Client::new(options);
     let serve = async {
         server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1), ("b", 1)]).await;
@@ -61,8 +62,7 @@ async fn states_follow_each_other() {
 /// E20: the request says what the client knows, so that the server can answer a change of staleness alone.
 #[tokio::test]
 async fn e20_a_state_that_becomes_stale_comes_again() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut client = Client::new(options);
     let errors = recorded_errors(&mut client);
     let serve = async {
@@ -87,8 +87,7 @@ async fn e20_a_state_that_becomes_stale_comes_again() {
 
 #[tokio::test]
 async fn the_request_has_the_start_position_and_the_conditions() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let required = keelson_client::localnetv1::EndpointConditions { selected: true, ..Default::default() };
     let options =
         Options { instance_id: u64::MAX, rev: 12, required_endpoint_conditions: Some(required), ..options };
@@ -108,9 +107,7 @@ async fn an_absent_server_is_retried() {
     let mut client = Client::new(options);
     let errors = recorded_errors(&mut client);
     let serve = async {
-        while errors.lock().unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        first_error(&errors).await;
         let mut server = Server::start(path);
         server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1)]).await;
         server
@@ -121,14 +118,9 @@ async fn an_absent_server_is_retried() {
 }
 
 /// Checks the client after `fail` answers its second request with an incomplete state.
-async fn recovers_from(
-    fail: impl AsyncFnOnce(common::Call),
-    options: impl FnOnce(Options) -> Options,
-    said: &str,
-) {
-    let (_folder, path, place) = place();
-    let mut server = Server::start(path);
-    let mut client = Client::new(options(place));
+async fn recovers_from(fail: impl AsyncFnOnce(Call), options: impl FnOnce(Options) -> Options, said: &str) {
+    let (mut server, defaults) = started();
+    let mut client = Client::new(options(defaults));
     let errors = recorded_errors(&mut client);
     let serve = async {
         server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1)]).await;
@@ -142,43 +134,31 @@ async fn recovers_from(
     assert!(errors.len() == 1 && errors[0].contains(said), "{errors:?}");
 }
 
-async fn recovers(fail: impl AsyncFnOnce(common::Call), said: &str) {
+async fn recovers(fail: impl AsyncFnOnce(Call), said: &str) {
     recovers_from(fail, |options| options, said).await;
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_in_the_middle_is_discarded() {
-    let fail = async |call: common::Call| {
-        call.next(7, 2).await;
-        call.item("a", 2).await;
+async fn an_incomplete_state_is_discarded() {
+    const SAID: &str = "in the middle of a state";
+    let fails = async |call: Call| {
+        call.partial(7, 2, &[("a", 2)]).await;
         call.status(14).await;
     };
-    recovers(fail, "in the middle of a state").await;
-}
-
-#[tokio::test]
-async fn a_stream_that_ends_without_a_status_is_discarded() {
-    let fail = async |call: common::Call| {
-        call.next(7, 2).await;
-        call.item("a", 2).await;
-    };
-    recovers(fail, "in the middle of a state").await;
-}
-
-#[tokio::test]
-async fn a_truncated_message_is_discarded() {
-    let fail = async |call: common::Call| {
+    recovers(fails, SAID).await;
+    let ends_without_a_status = async |call: Call| call.partial(7, 2, &[("a", 2)]).await;
+    recovers(ends_without_a_status, SAID).await;
+    let truncated_message = async |call: Call| {
         call.next(7, 2).await;
         call.raw(&[0, 0, 0, 0, 100, 18, 98][..]).await;
     };
-    recovers(fail, "in the middle of a state").await;
+    recovers(truncated_message, SAID).await;
 }
 
 #[tokio::test]
 async fn a_server_that_hangs_in_the_middle_is_left() {
-    let fail = async |call: common::Call| {
-        call.next(7, 2).await;
-        call.item("a", 2).await;
+    let fail = async |call: Call| {
+        call.partial(7, 2, &[("a", 2)]).await;
         timeout(LONG, call.closed()).await.expect("the client leaves");
     };
     let options = |options| Options { stall_timeout: Duration::from_millis(300), ..options };
@@ -187,47 +167,39 @@ async fn a_server_that_hangs_in_the_middle_is_left() {
 
 #[tokio::test]
 async fn invalid_bytes_are_discarded() {
-    recovers(async |call: common::Call| assert!(call.bytes(b"\xff\xff\xff").await), "an invalid state").await;
-    let not_first = async |call: common::Call| call.item("a", 2).await;
+    recovers(async |call: Call| assert!(call.bytes(b"\xff\xff\xff").await), "an invalid state").await;
+    let not_first = async |call: Call| call.item("a", 2).await;
     recovers(not_first, "has no position for the next request").await;
-    let nameless = async |call: common::Call| {
-        call.next(7, 2).await;
-        call.item("", 2).await;
-    };
+    let nameless = async |call: Call| call.partial(7, 2, &[("", 2)]).await;
     recovers(nameless, "has no name").await;
-    let twice = async |call: common::Call| call.state(7, 2, &[("a", 1), ("b", 1), ("a", 2)]).await;
+    let twice = async |call: Call| call.state(7, 2, &[("a", 1), ("b", 1), ("a", 2)]).await;
     recovers(twice, "duplicate Service ns/a").await;
-    let two_states = async |call: common::Call| {
+    let two_states = async |call: Call| {
         call.next(7, 2).await;
         call.next(7, 3).await;
     };
     recovers(two_states, "two states in one response").await;
-    recovers(async |call: common::Call| call.status(0).await, "ended the stream without sending a state")
-        .await;
-    let the_same = async |call: common::Call| call.state(7, 1, &[("a", 1)]).await;
+    recovers(async |call: Call| call.status(0).await, "ended the stream without sending a state").await;
+    let the_same = async |call: Call| call.state(7, 1, &[("a", 1)]).await;
     recovers(the_same, "the state that the request excluded").await;
 }
 
 #[tokio::test]
 async fn a_refusal_is_repeated_until_it_is_none() {
-    recovers(async |call: common::Call| call.status(8).await, "has been exhausted").await;
-    recovers(async |call: common::Call| call.status(12).await, "check the target").await;
+    recovers(async |call: Call| call.status(8).await, "has been exhausted").await;
+    recovers(async |call: Call| call.status(12).await, "check the target").await;
 }
 
 #[tokio::test]
 async fn a_message_larger_than_allowed_says_which_flag_helps() {
-    let fail = async |call: common::Call| {
-        call.next(7, 2).await;
-        call.item(&"x".repeat(2000), 2).await;
-    };
+    let fail = async |call: Call| call.partial(7, 2, &[(&"x".repeat(2000), 2)]).await;
     recovers_from(fail, |options| Options { max_msg_size: 1024, ..options }, "--max-msg-size").await;
 }
 
 #[tokio::test]
 async fn a_service_of_five_thousand_endpoints_passes() {
     use keelson_client::localnetv1 as local;
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut client = Client::new(options);
     let mut large = common::service("large", 1);
     let endpoint = |number: u32| local::Endpoint {
@@ -252,12 +224,10 @@ async fn a_connection_that_breaks_in_the_middle_is_made_again() {
     let mut client = Client::new(options);
     let errors = recorded_errors(&mut client);
     let serve = async {
-        let mut server = Server::start(path.clone());
-        let call = server.expect("Next", 0, 0).await;
-        call.next(7, 1).await;
-        call.item("a", 1).await;
-        drop(server);
         let mut server = Server::start(path);
+        let call = server.expect("Next", 0, 0).await;
+        call.partial(7, 1, &[("a", 1)]).await;
+        server.restart();
         server.expect("Next", 0, 0).await.state(8, 5, &[("b", 1)]).await;
         server
     };
@@ -314,9 +284,7 @@ async fn cancellation_ends_any_wait() {
     let token = client.cancellation();
     let errors = recorded_errors(&mut client);
     let cancel = async {
-        while errors.lock().unwrap().is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        first_error(&errors).await;
         token.cancel();
     };
     let ((), state) = tokio::join!(cancel, timeout(LONG, client.next()));
@@ -338,13 +306,11 @@ async fn cancellation_ends_any_wait() {
 
 #[tokio::test]
 async fn a_dropped_next_is_repeated() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut client = Client::new(options);
     let half = async {
         let call = server.call().await;
-        call.next(7, 1).await;
-        call.item("a", 1).await;
+        call.partial(7, 1, &[("a", 1)]).await;
     };
     tokio::select! {
         () = half => {}

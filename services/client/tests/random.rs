@@ -7,11 +7,10 @@ mod common;
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
-use common::{Call, LONG, Server, place};
+use common::{Call, LONG, Server, started};
 use keelson_client::{
     Api, BoxError, CancellationToken, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints,
     ServiceName,
@@ -110,8 +109,7 @@ impl Handlers for Fold {
 
 /// A server's state with a history, which answers as the protocol defines.
 struct Publisher {
-    path: PathBuf,
-    server: Option<Server>,
+    server: Server,
     watch: Option<Call>,
     contents: Contents,
     at: (u64, u64),
@@ -137,7 +135,7 @@ impl Publisher {
     }
 
     async fn send_next(&mut self, most: usize) -> bool {
-        let call = self.server.as_mut().unwrap().expect_method("Next").await;
+        let call = self.server.expect_method("Next").await;
         if (call.instance_id, call.rev) == self.at {
             // It is up to date and would wait; all it may notice is the broken connection.
             return most == usize::MAX;
@@ -164,7 +162,7 @@ impl Publisher {
     async fn send_watch(&mut self, most: usize) -> bool {
         use pb::watch_item::Item;
         if self.watch.is_none() {
-            let call = self.server.as_mut().unwrap().expect_method("Watch").await;
+            let call = self.server.expect_method("Watch").await;
             self.sent = (call.instance_id, call.rev);
             self.watch = Some(call);
         }
@@ -202,8 +200,7 @@ impl Publisher {
     /// Breaks every connection and listens again.
     fn restart(&mut self) {
         self.watch = None;
-        self.server = None;
-        self.server = Some(Server::start(self.path.clone()));
+        self.server.restart();
     }
 
     /// Waits until the consumer has the latest state without an error.
@@ -230,11 +227,10 @@ impl Publisher {
 }
 
 async fn history(api: Api, steps: &[Step]) {
-    let (_folder, path, options) = place();
+    let (server, options) = started();
     let shared = Arc::new(Mutex::new(Shared::default()));
     let mut publisher = Publisher {
-        server: Some(Server::start(path.clone())),
-        path,
+        server,
         watch: None,
         contents: Contents::default(),
         at: (1, 1),

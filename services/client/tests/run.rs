@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use common::{LONG, Server, place};
+use common::{LONG, started};
 use keelson_client::{
     Api, BoxError, CancellationToken, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints,
     ServiceName,
@@ -98,22 +98,17 @@ impl Running {
 
 #[tokio::test]
 async fn changes_are_delivered_by_state() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut running = Running::start(options);
     let call = server.expect("Watch", 0, 0).await;
     call.reset().await;
-    let node = keelson_client::NodeInfo { name: "n".into(), ..Default::default() };
+    let node = NodeInfo { name: "n".into(), ..Default::default() };
     call.watch(pb::watch_item::Item::Node(node)).await;
-    call.set("b", 1).await;
-    call.set("a", 1).await;
-    call.sync(7, 1).await;
+    call.changes(7, 1, &[("b", 1), ("a", 1)]).await;
     assert_eq!(running.next_event().await, "node:n a=1 b=1 7@1");
     call.set("c", 1).await;
     call.delete("a").await;
-    call.set("b", 2).await;
-    call.set("b", 3).await;
-    call.sync(7, 5).await;
+    call.changes(7, 5, &[("b", 2), ("b", 3)]).await;
     assert_eq!(running.next_event().await, "-a b=3 c=1 7@5");
     let sync =
         pb::Sync { instance_id: 7, rev: 5, stale: true, stale_reason: "gone".into(), ..Default::default() };
@@ -127,42 +122,30 @@ async fn changes_are_delivered_by_state() {
 
 #[tokio::test]
 async fn after_a_break_it_resumes_and_drops_the_partial_state() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path.clone());
+    let (mut server, options) = started();
     let mut running = Running::start(options);
     let call = server.expect("Watch", 0, 0).await;
-    call.reset().await;
-    call.set("a", 1).await;
-    call.set("b", 1).await;
-    call.sync(7, 1).await;
+    call.full(7, 1, &[("a", 1), ("b", 1)]).await;
     assert_eq!(running.next_event().await, "a=1 b=1 7@1");
     call.set("a", 2).await;
     call.delete("b").await;
-    drop(server);
-    let mut server = Server::start(path);
+    server.restart();
     let call = server.expect("Watch", 7, 1).await;
     call.sync(7, 1).await;
-    call.set("c", 1).await;
-    call.sync(7, 2).await;
+    call.changes(7, 2, &[("c", 1)]).await;
     assert_eq!(running.next_event().await, "c=1 7@2");
     running.end().await;
 }
 
 #[tokio::test]
 async fn a_reset_after_a_reconnect_delivers_only_differences() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path.clone());
+    let (mut server, options) = started();
     let mut running = Running::start(options);
     let call = server.expect("Watch", 0, 0).await;
-    call.reset().await;
-    for name in ["a", "b", "c"] {
-        call.set(name, 1).await;
-    }
-    call.sync(7, 1).await;
+    call.full(7, 1, &[("a", 1), ("b", 1), ("c", 1)]).await;
     assert_eq!(running.next_event().await, "a=1 b=1 c=1 7@1");
-    drop(server);
     // A server that lost its state: another instance.
-    let mut server = Server::start(path);
+    server.restart();
     let call = server.expect("Watch", 7, 1).await;
     call.set("x", 1).await;
     call.reset().await;
@@ -173,25 +156,19 @@ async fn a_reset_after_a_reconnect_delivers_only_differences() {
     call.sync(8, 1).await;
     assert_eq!(running.next_event().await, "-b c=2 8@1");
     // Also in the middle of a stream.
-    call.reset().await;
-    call.set("c", 2).await;
-    call.sync(8, 9).await;
+    call.full(8, 9, &[("c", 2)]).await;
     assert_eq!(running.next_event().await, "-a 8@9");
     running.end().await;
 }
 
 #[tokio::test]
 async fn a_stream_that_ends_hangs_or_is_invalid_is_reopened() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut running = Running::start(Options { stall_timeout: Duration::from_millis(300), ..options });
     let call = server.expect("Watch", 0, 0).await;
-    call.set("a", 1).await;
-    call.sync(7, 1).await;
+    call.changes(7, 1, &[("a", 1)]).await;
     let call = server.expect("Watch", 0, 0).await;
-    call.reset().await;
-    call.set("a", 1).await;
-    call.sync(7, 1).await;
+    call.full(7, 1, &[("a", 1)]).await;
     assert_eq!(running.next_event().await, "a=1 7@1");
     call.status(0).await;
     let call = server.expect("Watch", 7, 1).await;
@@ -226,8 +203,7 @@ async fn a_stream_that_ends_hangs_or_is_invalid_is_reopened() {
 
 #[tokio::test]
 async fn a_server_without_watch_is_followed_by_next() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path.clone());
+    let (mut server, options) = started();
     let mut running = Running::start(options);
     server.expect("Watch", 0, 0).await.status(12).await;
     server.expect("Next", 0, 0).await.state(7, 1, &[("a", 1), ("b", 1)]).await;
@@ -236,9 +212,9 @@ async fn a_server_without_watch_is_followed_by_next() {
     assert_eq!(running.next_event().await, "-b a=2 c=1 7@2");
     let waiting = server.expect("Next", 7, 2).await;
     assert!(running.errors.lock().unwrap().is_empty());
-    drop((waiting, server));
+    drop(waiting);
     // A newer server at the same address is asked for changes again.
-    let mut server = Server::start(path);
+    server.restart();
     let call = server.expect("Watch", 7, 2).await;
     call.delete("a").await;
     call.sync(7, 3).await;
@@ -248,12 +224,10 @@ async fn a_server_without_watch_is_followed_by_next() {
 
 #[tokio::test]
 async fn next_is_used_when_it_is_asked_for() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut running = Running::start(Options { api: Api::Next, ..options });
     let call = server.expect("Next", 0, 0).await;
-    call.next(7, 1).await;
-    call.item("a", 1).await;
+    call.partial(7, 1, &[("a", 1)]).await;
     call.status(14).await;
     server.expect("Next", 0, 0).await.state(7, 2, &[("a", 1)]).await;
     assert_eq!(running.next_event().await, "node:node a=1 7@2");
@@ -264,8 +238,7 @@ async fn next_is_used_when_it_is_asked_for() {
 #[tokio::test]
 async fn after_a_consumer_error_the_full_state_is_offered() {
     for api in [Api::Watch, Api::Next] {
-        let (_folder, path, options) = place();
-        let mut server = Server::start(path);
+        let (mut server, options) = started();
         let mut running = Running::with(Options { api, ..options }, &["old"], 2);
         let method = format!("{api:?}");
         for attempt in 0..3 {
@@ -274,13 +247,10 @@ async fn after_a_consumer_error_the_full_state_is_offered() {
                 call.state(7, 1, &[("a", 1)]).await;
                 assert_eq!(running.next_event().await, "node:node -old a=1 7@1", "{attempt}");
             } else {
-                call.reset().await;
-                call.set("a", 1).await;
-                call.sync(7, 1).await;
+                call.full(7, 1, &[("a", 1)]).await;
                 assert_eq!(running.next_event().await, "-old a=1 7@1", "{attempt}");
                 if attempt == 2 {
-                    call.set("b", 1).await;
-                    call.sync(7, 2).await;
+                    call.changes(7, 2, &[("b", 1)]).await;
                     assert_eq!(running.next_event().await, "b=1 7@2");
                 }
             }
@@ -293,17 +263,13 @@ async fn after_a_consumer_error_the_full_state_is_offered() {
 
 #[tokio::test]
 async fn a_consumer_with_a_state_resumes_with_changes() {
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut running = Running::with(Options { instance_id: 7, rev: 3, ..options }, &["kept"], 0);
     let call = server.expect("Watch", 7, 3).await;
     call.delete("unnamed").await;
-    call.set("a", 1).await;
-    call.sync(7, 4).await;
+    call.changes(7, 4, &[("a", 1)]).await;
     assert_eq!(running.next_event().await, "-unnamed a=1 7@4");
-    call.reset().await;
-    call.set("a", 1).await;
-    call.sync(7, 9).await;
+    call.full(7, 9, &[("a", 1)]).await;
     assert_eq!(running.next_event().await, "-kept 7@9");
     running.end().await;
 }
@@ -325,8 +291,7 @@ async fn cancellation_lets_a_consumer_finish() {
             Ok(())
         }
     }
-    let (_folder, path, options) = place();
-    let mut server = Server::start(path);
+    let (mut server, options) = started();
     let mut client = Client::new(options);
     let token = CancellationToken::new();
     client.cancel_with(token.clone());
@@ -334,8 +299,7 @@ async fn cancellation_lets_a_consumer_finish() {
     let mut slow = Slow { begun, go_on, done: false };
     let serve = async {
         let call = server.call().await;
-        call.reset().await;
-        call.sync(7, 1).await;
+        call.full(7, 1, &[]).await;
         has_begun.recv().await;
         token.cancel();
         tokio::task::yield_now().await;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{LONG, Server, place};
+use common::{LONG, place, started};
 use keelson_client::{Api, BoxError, Client, Handlers, Options, Position, ServiceEndpoints, ServiceName};
 use nix::sys::signal::{Signal, raise};
 use tokio::time::timeout;
@@ -23,8 +23,7 @@ impl Handlers for Raise {
 #[tokio::test]
 async fn both_signals_cancel() {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let (_folder, path, options) = place();
-        let mut server = Server::start(path);
+        let (mut server, options) = started();
         let serve = async {
             server.expect("Next", 0, 0).await.state(7, 1, &[]).await;
             std::future::pending::<()>().await;

@@ -150,34 +150,22 @@ mod tests {
 
     #[test]
     fn the_error_for_an_unknown_service_depends_on_the_status() {
-        let state = |state: &str, reason: &str| State {
-            state: state.into(),
-            reason: reason.into(),
-            services: 7,
-            ..Default::default()
-        };
-        let error = |state| not_there("a", "b", &state);
-        assert_eq!(
-            error(state("disabled", "no source")),
-            ExplainError::NotKnown("service endpoints are disabled: no source".into())
-        );
-        assert_eq!(
-            error(state("pending", "")),
-            ExplainError::View(ViewError::Unavailable("no Service is known yet".into()))
-        );
-        assert_eq!(
-            error(state("not-watched", "no client is connected")),
-            ExplainError::View(ViewError::Unavailable(
-                "Services are not watched: no client is connected".into()
-            ))
-        );
-        for with in ["synced", "stale"] {
-            assert_eq!(
-                error(state(with, "x")),
-                ExplainError::NotKnown(
-                    "neither a Service a/b nor an EndpointSlice of it exists; 7 are known".into()
-                )
-            );
+        let not_known = |text: &str| ExplainError::NotKnown(text.into());
+        let unavailable = |text: &str| ExplainError::View(ViewError::Unavailable(text.into()));
+        let absent = not_known("neither a Service a/b nor an EndpointSlice of it exists; 7 are known");
+        for (status, reason, expected) in [
+            ("disabled", "no source", not_known("service endpoints are disabled: no source")),
+            ("pending", "", unavailable("no Service is known yet")),
+            (
+                "not-watched",
+                "no client is connected",
+                unavailable("Services are not watched: no client is connected"),
+            ),
+            ("synced", "x", absent.clone()),
+            ("stale", "x", absent),
+        ] {
+            let state = State { services: 7, ..crate::fake::without_endpoints(status, reason) };
+            assert_eq!(not_there("a", "b", &state), expected, "{status}");
         }
     }
 }

@@ -34,6 +34,13 @@ pub(crate) struct Script {
     pub(crate) cleared: Vec<String>,
 }
 
+impl Script {
+    /// Number of changes of the limit, conditions set, and conditions cleared.
+    pub(crate) fn changes(&self) -> [usize; 3] {
+        [self.set.len(), self.conditions.len(), self.cleared.len()]
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Fake {
     script: Arc<Mutex<Script>>,
@@ -208,6 +215,11 @@ pub(crate) fn endpoints() -> ep::State {
         durable: true,
         ..Default::default()
     }
+}
+
+/// The status while no Service is known.
+pub(crate) fn without_endpoints(state: &str, reason: &str) -> ep::State {
+    ep::State { state: state.into(), reason: reason.into(), ..Default::default() }
 }
 
 pub(crate) fn explanation() -> ep::Explanation {

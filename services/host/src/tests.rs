@@ -21,10 +21,13 @@ struct Machine {
 }
 
 impl Machine {
+    fn empty() -> Self {
+        Self { folder: tempfile::tempdir().expect("a folder") }
+    }
+
     /// A valid machine without a memory controller.
     fn sound() -> Self {
-        let machine = Self { folder: tempfile::tempdir().expect("a folder") };
-        machine
+        Self::empty()
             .with("proc/meminfo", MEMINFO)
             .with("proc/loadavg", "0.62 1.55 1.91 3/912 2481\n")
             .with("proc/sys/kernel/pid_max", "4194304\n")
@@ -85,26 +88,16 @@ impl Machine {
 #[test]
 fn memory_available_is_the_kubelets_on_every_kind_of_cgroup() {
     const TOTAL: u64 = 16_000_000 * KIB;
+    let hybrid = Machine::sound().v1().with("sys/fs/cgroup/unified/cgroup.controllers", "");
+    let v2_in_a_namespace = |used: &str| Machine::sound().v2().with("sys/fs/cgroup/memory.current", used);
     let table = [
         ("v1", Machine::sound().v1(), TOTAL - 7_000_000_000),
         ("v2", Machine::sound().v2(), TOTAL - 7_000_000_000),
-        (
-            "hybrid",
-            Machine::sound().v1().with("sys/fs/cgroup/unified/cgroup.controllers", ""),
-            TOTAL - 7_000_000_000,
-        ),
-        (
-            "v2 in a namespace",
-            Machine::sound().v2().with("sys/fs/cgroup/memory.current", "4000000000\n"),
-            TOTAL - 3_000_000_000,
-        ),
+        ("hybrid", hybrid, TOTAL - 7_000_000_000),
+        ("v2 in a namespace", v2_in_a_namespace("4000000000\n"), TOTAL - 3_000_000_000),
         ("no memory controller", Machine::sound(), TOTAL - 9_000_000 * KIB),
-        ("all of it inactive", Machine::sound().v2().with("sys/fs/cgroup/memory.current", "1000\n"), TOTAL),
-        (
-            "more used than the total",
-            Machine::sound().v2().with("sys/fs/cgroup/memory.current", "99000000000\n"),
-            0,
-        ),
+        ("all of it inactive", v2_in_a_namespace("1000\n"), TOTAL),
+        ("more used than the total", v2_in_a_namespace("99000000000\n"), 0),
     ];
     for (kind, machine, available) in table {
         let readings = machine.read();
@@ -151,6 +144,7 @@ fn a_broken_file_costs_its_field_and_is_named() {
     let huge: Lost = |readings| readings.huge_pages.is_empty();
     let m = || Machine::sound().v1();
     let v2 = || Machine::sound().v2();
+    let meminfo = |text: &str| m().with("proc/meminfo", text);
     let stat = "sys/fs/cgroup/memory.stat";
     let pool = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     let table: Vec<(Machine, &str, Lost)> = vec![
@@ -163,14 +157,10 @@ fn a_broken_file_costs_its_field_and_is_named() {
         (m().with("proc/loadavg", ""), "loadavg", pids),
         (m().with("proc/sys/kernel/pid_max", "-1\n"), "pid_max", nothing),
         (m().without("proc/meminfo"), "meminfo", memory),
-        (m().with("proc/meminfo", "\0\u{fffd}garbage"), "meminfo", memory),
-        (
-            m().with("proc/meminfo", "MemTotal: 99999999999999999999999 kB\nSwapTotal: 0 kB"),
-            "meminfo",
-            memory,
-        ),
-        (m().with("proc/meminfo", "MemTotal: 18446744073709551615 kB\nSwapTotal: 0 kB"), "meminfo", memory),
-        (m().with("proc/meminfo", "MemTotal: 1 kB\nSwapTotal: a lot\n"), "meminfo", swap),
+        (meminfo("\0\u{fffd}garbage"), "meminfo", memory),
+        (meminfo("MemTotal: 99999999999999999999999 kB\nSwapTotal: 0 kB"), "meminfo", memory),
+        (meminfo("MemTotal: 18446744073709551615 kB\nSwapTotal: 0 kB"), "meminfo", memory),
+        (meminfo("MemTotal: 1 kB\nSwapTotal: a lot\n"), "meminfo", swap),
         (m().with("sys/fs/cgroup/memory/memory.usage_in_bytes", "\n"), "usage_in_bytes", available),
         (m().without("sys/fs/cgroup/memory/memory.stat"), "memory.stat", available),
         (m().with("sys/fs/cgroup/memory/memory.stat", "total_inactive_file x\n"), "memory.stat", available),
@@ -203,7 +193,7 @@ fn a_broken_file_costs_its_field_and_is_named() {
 
 #[test]
 fn a_machine_of_nothing_is_read_without_a_panic() {
-    let machine = Machine { folder: tempfile::tempdir().expect("a folder") };
+    let machine = Machine::empty();
     let readings = machine.read();
     let addresses = readings.addresses.clone();
     let errors = readings.errors.clone();
@@ -245,94 +235,85 @@ fn facts_are_read_once() {
     assert_eq!(host.facts(), before);
 }
 
-fn address(interface: &str, flags: InterfaceFlags, ip: &str) -> Address {
-    Address { interface: interface.into(), flags, ip: ip.parse().expect("an address") }
+const UP: InterfaceFlags = InterfaceFlags::IFF_UP;
+
+/// `INTERFACE=ADDRESS`, separated by spaces; the name of the interface decides whether it is up, and of which kind.
+fn addresses(listed: &str) -> Vec<Address> {
+    let address = |text: &str| {
+        let (interface, ip) = text.split_once('=').expect("INTERFACE=ADDRESS");
+        let flags = match interface {
+            "lo" => UP | InterfaceFlags::IFF_LOOPBACK,
+            "tun0" => UP | InterfaceFlags::IFF_POINTOPOINT,
+            "down0" => InterfaceFlags::empty(),
+            _ => UP,
+        };
+        Address { interface: interface.into(), flags, ip: ip.parse().expect("an address") }
+    };
+    listed.split_whitespace().map(address).collect()
 }
 
-/// Routing tables and interfaces, and the addresses that are chosen.
-#[test]
-fn addresses_are_chosen_by_the_kubelets_rule() {
-    const UP: InterfaceFlags = InterfaceFlags::IFF_UP;
-    let loopback = UP | InterfaceFlags::IFF_LOOPBACK;
-    let tunnel = UP | InterfaceFlags::IFF_POINTOPOINT;
-    let lo = || vec![address("lo", loopback, "127.0.0.1"), address("lo", loopback, "::1")];
-    let with = |more: Vec<Address>| lo().into_iter().chain(more).collect::<Vec<_>>();
-    let eth = |name: &str, ip: &str| address(name, UP, ip);
-    let v4 = |names: &[&str]| {
-        let line =
-            |name: &&str| format!("{name}\t00000000\t010200C0\t0003\n{name}\t000200C0\t00000000\t0001\n");
-        format!("Iface\tDestination\tGateway\tFlags\n{}", names.iter().map(line).collect::<String>())
-    };
+/// The IPv4 routing table with a default route through each of these interfaces.
+fn v4_routes(interfaces: &str) -> String {
+    let lines = |name: &str| format!("{name}\t00000000\t010200C0\t0003\n{name}\t000200C0\t00000000\t0001\n");
+    let lines: String = interfaces.split_whitespace().map(lines).collect();
+    format!("Iface\tDestination\tGateway\tFlags\n{lines}")
+}
+
+/// The IPv6 routing table with a default route through this interface.
+fn v6_routes(interface: &str) -> String {
     let zero = "0".repeat(32);
-    let gateway = "fe800000000000000000000000000001";
-    let v6_line = |gateway: &str, name: &str| {
+    let line = |gateway: &str, name: &str| {
         format!("{zero} 00 {zero} 00 {gateway} 00000400 00000003 00000000 00000003 {name}\n")
     };
-    let v6 = |name: &str| v6_line(gateway, name) + &v6_line(&zero, "lo");
-    let none = String::new();
+    line("fe800000000000000000000000000001", interface) + &line(&zero, "lo")
+}
+
+/// Interfaces of the default routes (`None`: no routing table), addresses besides those of the loopback interface, and
+/// the addresses that are chosen.
+#[test]
+fn addresses_are_chosen_by_the_kubelets_rule() {
     let table = [
-        ("one", v4(&["eth0"]), none.clone(), with(vec![eth("eth0", "192.0.2.7")]), vec!["192.0.2.7"]),
+        ("one", Some("eth0"), None, "eth0=192.0.2.7", "192.0.2.7"),
         (
             "both families, IPv4 first",
-            v4(&["eth0"]),
-            v6("eth0"),
-            with(vec![eth("eth0", "fe80::1"), eth("eth0", "fd00::7"), eth("eth0", "10.0.0.7")]),
-            vec!["10.0.0.7", "fd00::7"],
+            Some("eth0"),
+            Some("eth0"),
+            "eth0=fe80::1 eth0=fd00::7 eth0=10.0.0.7",
+            "10.0.0.7 fd00::7",
         ),
-        (
-            "the first address only",
-            v4(&["eth0"]),
-            none.clone(),
-            with(vec![eth("eth0", "10.0.0.7"), eth("eth0", "10.0.0.8")]),
-            vec!["10.0.0.7"],
-        ),
-        (
-            "not that of another interface",
-            v4(&["eth1"]),
-            none.clone(),
-            with(vec![eth("eth0", "10.0.0.7"), eth("eth1", "10.1.0.7")]),
-            vec!["10.1.0.7"],
-        ),
+        ("the first address only", Some("eth0"), None, "eth0=10.0.0.7 eth0=10.0.0.8", "10.0.0.7"),
+        ("not that of another interface", Some("eth1"), None, "eth0=10.0.0.7 eth1=10.1.0.7", "10.1.0.7"),
         (
             "the second route where the first has link-local addresses only",
-            v4(&["eth0", "eth1"]),
-            none.clone(),
-            with(vec![eth("eth0", "169.254.1.1"), eth("eth1", "10.1.0.7")]),
-            vec!["10.1.0.7"],
+            Some("eth0 eth1"),
+            None,
+            "eth0=169.254.1.1 eth1=10.1.0.7",
+            "10.1.0.7",
         ),
-        (
-            "an interface that is down has none",
-            v4(&["eth0"]),
-            none.clone(),
-            with(vec![address("eth0", InterfaceFlags::empty(), "10.0.0.7")]),
-            vec![],
-        ),
+        ("an interface that is down has none", Some("down0"), None, "down0=10.0.0.7", ""),
         (
             "a global address of the loopback interface",
-            v4(&["eth0"]),
-            none.clone(),
-            with(vec![eth("eth0", "169.254.1.1"), address("lo", loopback, "10.9.9.9")]),
-            vec!["10.9.9.9"],
+            Some("eth0"),
+            None,
+            "eth0=169.254.1.1 lo=10.9.9.9",
+            "10.9.9.9",
         ),
-        ("IPv6 only", v4(&[]), v6("eth0"), with(vec![eth("eth0", "2001:db8::7")]), vec!["2001:db8::7"]),
-        ("no default route", v4(&[]), none.clone(), with(vec![eth("eth0", "10.0.0.7")]), vec![]),
-        ("no interface", v4(&["eth0"]), v6("eth0"), lo(), vec![]),
-        (
-            "no routing table",
-            none.clone(),
-            none,
-            with(vec![address("tun0", tunnel, "10.8.0.1"), eth("eth0", "fd00::7"), eth("eth0", "10.0.0.7")]),
-            vec!["10.0.0.7", "fd00::7"],
-        ),
+        ("IPv6 only", Some(""), Some("eth0"), "eth0=2001:db8::7", "2001:db8::7"),
+        ("no default route", Some(""), None, "eth0=10.0.0.7", ""),
+        ("no interface", Some("eth0"), Some("eth0"), "", ""),
+        ("no routing table", None, None, "tun0=10.8.0.1 eth0=fd00::7 eth0=10.0.0.7", "10.0.0.7 fd00::7"),
     ];
-    for (what, v4, v6, addresses, chosen) in table {
+    for (what, v4, v6, listed, chosen) in table {
         let mut machine = Machine::sound().without("proc/net/route");
-        for (path, text) in [("proc/net/route", v4), ("proc/net/ipv6_route", v6)] {
-            if !text.is_empty() {
-                machine = machine.with(path, &text);
-            }
+        if let Some(interfaces) = v4 {
+            machine = machine.with("proc/net/route", &v4_routes(interfaces));
         }
-        let chosen: Vec<IpAddr> = chosen.into_iter().map(|ip| ip.parse().expect("an address")).collect();
+        if let Some(interface) = v6 {
+            machine = machine.with("proc/net/ipv6_route", &v6_routes(interface));
+        }
+        let addresses = addresses(&format!("lo=127.0.0.1 lo=::1 {listed}"));
+        let chosen: Vec<IpAddr> =
+            chosen.split_whitespace().map(|ip| ip.parse().expect("an address")).collect();
         let mut errors = Vec::new();
         assert_eq!(choose(&machine.tree(), &addresses, &mut errors), chosen, "{what}");
         assert_eq!(errors, [] as [String; 0], "{what}");

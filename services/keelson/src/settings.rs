@@ -194,13 +194,13 @@ fn checked(loaded: &Loaded) -> String {
 mod tests {
     use super::*;
 
+    fn args(sets: &[&str]) -> SettingsArgs {
+        let sets = sets.iter().map(|set| (*set).to_owned()).collect();
+        SettingsArgs { config: None, sets, feature_gates: Vec::new() }
+    }
+
     #[test]
     fn errors_found_by_the_agent_have_their_place() {
-        let args = |sets: &[&str]| SettingsArgs {
-            config: None,
-            sets: sets.iter().map(|set| (*set).to_owned()).collect(),
-            feature_gates: Vec::new(),
-        };
         assert!(args(&["node.eviction_hard=memory.available<1Gi"]).check().is_ok());
         let wrong = args(&["node.eviction_hard=memory", "node.node_ip=x"]).check().expect_err("two mistakes");
         let lines: Vec<&str> = wrong.lines().collect();
@@ -217,18 +217,17 @@ mod tests {
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
                     enableProfiling: true\nclusterCidr: x\n";
         std::fs::write(&file, text).expect("written");
-        let args = SettingsArgs { config: Some(file.clone()), sets: Vec::new(), feature_gates: Vec::new() };
+        let args = SettingsArgs { config: Some(file.clone()), ..args(&[]) };
         let file = file.display();
-        let expected = format!(
-            "warning: {file}:4: enableProfiling has no effect: Keelson has no Go profiles\nwarning: \
-             {file}:5: unknown field \"clusterCidr\" ignored, as by kube-proxy\n{file}: all settings are \
-             valid"
-        );
-        let mut lines: Vec<String> =
-            checked(&args.check().expect("valid")).lines().map(str::to_owned).collect();
-        let mut expected: Vec<&str> = expected.lines().collect();
-        lines.sort();
-        expected.sort_unstable();
+        let text = checked(&args.check().expect("valid"));
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        let mut expected = [
+            format!("warning: {file}:4: enableProfiling has no effect: Keelson has no Go profiles"),
+            format!("warning: {file}:5: unknown field \"clusterCidr\" ignored, as by kube-proxy"),
+            format!("{file}: all settings are valid"),
+        ];
+        expected.sort();
         assert_eq!(lines, expected);
         for refused in [
             args.check_agent().expect_err("no settings of the agent"),
@@ -241,10 +240,7 @@ mod tests {
     /// I11: warns of settings without a limit, and not of those with one.
     #[test]
     fn check_warns_of_settings_without_a_limit() {
-        let check = |set: &str| {
-            let args = SettingsArgs { config: None, sets: vec![set.to_owned()], feature_gates: Vec::new() };
-            checked(&args.check().expect("valid"))
-        };
+        let check = |set: &str| checked(&args(&[set]).check().expect("valid"));
         let text = check("pulls.max_parallel_image_pulls=0");
         assert!(text.starts_with("warning: pulls.max_parallel_image_pulls: no limit"), "{text}");
         assert!(!check("pulls.max_parallel_image_pulls=3").contains("warning"));

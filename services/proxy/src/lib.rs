@@ -20,4 +20,6 @@ pub mod preview;
 pub mod run;
 pub mod sync;
 #[cfg(test)]
+extern crate self as keelson_proxy; // For `testing`, which tests of backends include, too.
+#[cfg(test)]
 mod testing;

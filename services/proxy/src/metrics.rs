@@ -265,7 +265,10 @@ mod tests {
     use keelson_client::ServiceName;
 
     use super::*;
-    use crate::model::{Endpoint, PortName, Protocol, ServicePort};
+    use crate::{
+        model::{Endpoint, ServicePort},
+        testing::service_port,
+    };
 
     fn text(metrics: &ProxyMetrics) -> String {
         let mut registry = Registry::default();
@@ -333,28 +336,13 @@ mod tests {
     }
 
     fn port(name: &str) -> ServicePort {
-        let name = PortName {
-            service: ServiceName::new("default", name),
-            port: "p".into(),
-            protocol: Protocol::Tcp,
-        };
+        let service = ServiceName::new("default", name);
         let remote = Endpoint { ip: "10.244.9.9".parse().unwrap(), port: 80 };
         ServicePort {
-            name,
-            port: 80,
-            cluster_ip: "10.96.0.1".parse().unwrap(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
             node_port: 30_080,
-            internal_local: false,
-            external_local: false,
-            affinity_seconds: 0,
-            source_ranges: Vec::new(),
             has_any: true,
             cluster: vec![remote],
-            local: Vec::new(),
-            on_node: Vec::new(),
-            serving: Vec::new(),
+            ..service_port(&service, "p", "10.96.0.1".parse().unwrap(), 80)
         }
     }
 

@@ -1,8 +1,57 @@
 //! Helpers for tests with the kernel, in this crate and in those of backends.
 
-use std::{process::Command, thread};
+#![allow(dead_code)] // No crate that includes this file uses all of it.
 
+use std::{net::IpAddr, process::Command, thread, time::Duration};
+
+use keelson_client::ServiceName;
+use keelson_proxy::{
+    addresses::NodePortAddresses,
+    conntrack::ConntrackOptions,
+    model::{PortName, Protocol, ServicePort},
+    options::{DetectLocal, Options},
+};
 use nix::sched::{CloneFlags, unshare};
+
+/// The default options, with pods detected by these networks.
+pub(crate) fn options(cluster_cidrs: &[&str]) -> Options {
+    Options {
+        bind_address: Vec::new(),
+        detect_local: DetectLocal::ClusterCidr(
+            cluster_cidrs.iter().map(|net| net.parse().unwrap()).collect(),
+        ),
+        masquerade_all: false,
+        masquerade_bit: 14,
+        allow_external_ips: true,
+        conntrack: ConntrackOptions::default(),
+        node_port_addresses: NodePortAddresses::Primary,
+        flowtable_interfaces: Vec::new(),
+        min_sync_period: Duration::ZERO,
+        sync_period: Duration::from_secs(30),
+        max_staleness: None,
+    }
+}
+
+/// A TCP port of a Service with a cluster IP and without endpoints.
+pub(crate) fn service_port(service: &ServiceName, name: &str, cluster_ip: IpAddr, port: u16) -> ServicePort {
+    ServicePort {
+        name: PortName { service: service.clone(), port: name.into(), protocol: Protocol::Tcp },
+        port,
+        cluster_ip,
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        node_port: 0,
+        internal_local: false,
+        external_local: false,
+        affinity_seconds: 0,
+        source_ranges: Vec::new(),
+        has_any: false,
+        cluster: Vec::new(),
+        local: Vec::new(),
+        on_node: Vec::new(),
+        serving: Vec::new(),
+    }
+}
 
 /// Runs `test` on a thread in a new network namespace with the loopback interface up. Programs and threads that it
 /// starts are in the namespace, too. Needs root. The namespace ends with the last of them.

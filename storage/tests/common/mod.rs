@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use keelson_storage::{Batch, Manifest, StateStore, Table};
+use keelson_storage::{Batch, Manifest, Outcome, StateStore, Table, open};
 use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
 
 pub(crate) type Content = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
 
@@ -38,6 +39,21 @@ pub(crate) fn fill(store: &dyn StateStore) -> Content {
     large.put(Table::Settings, "large", vec![b'x'; 200_000]).put(Table::Settings, "limit", "3");
     store.apply(&large).unwrap();
     content(store)
+}
+
+/// A folder with a store that has been closed, and its content.
+pub(crate) fn filled() -> (TempDir, Content) {
+    let dir = tempfile::tempdir().unwrap();
+    let content = fill(&*open(dir.path()).unwrap().store);
+    (dir, content)
+}
+
+/// Opens the store, which is neither new nor damaged, and compares its content.
+#[track_caller]
+pub(crate) fn check_opens_with(dir: &Path, expected: &Content) {
+    let opened = open(dir).unwrap();
+    assert_eq!(opened.outcome, Outcome::Opened);
+    assert!(content(&*opened.store) == *expected);
 }
 
 /// Every file below a folder with its hash, every folder with `None`.

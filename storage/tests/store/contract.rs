@@ -48,12 +48,6 @@ contract!(
     any_history_agrees_with_a_map,
 );
 
-fn batch(build: impl FnOnce(&mut Batch)) -> Batch {
-    let mut batch = Batch::new();
-    build(&mut batch);
-    batch
-}
-
 fn a_new_store_is_empty(make: fn() -> Made) {
     let (store, _dir) = make();
     assert!(content(&*store).is_empty());
@@ -64,61 +58,47 @@ fn a_new_store_is_empty(make: fn() -> Made) {
 fn records_are_put_and_deleted(make: fn() -> Made) {
     let (store, _dir) = make();
     store
-        .apply(&batch(|b| {
-            b.put(Table::Pulls, "a", "1").put(Table::Pulls, "b", "2").delete(Table::Pulls, "never there");
-        }))
+        .apply(
+            Batch::new()
+                .put(Table::Pulls, "a", "1")
+                .put(Table::Pulls, "b", "2")
+                .delete(Table::Pulls, "never there"),
+        )
         .unwrap();
-    store
-        .apply(&batch(|b| {
-            b.delete(Table::Pulls, "a").put(Table::Pulls, "b", "3");
-        }))
-        .unwrap();
+    store.apply(Batch::new().delete(Table::Pulls, "a").put(Table::Pulls, "b", "3")).unwrap();
     assert_eq!(store.get(Table::Pulls, b"a").unwrap(), None);
     assert_eq!(store.scan(Table::Pulls).unwrap(), [(b"b".to_vec(), b"3".to_vec())]);
 }
 
 fn the_last_write_to_a_key_wins(make: fn() -> Made) {
     let (store, _dir) = make();
-    store
-        .apply(&batch(|b| {
-            b.put(Table::Meta, "a", "1").delete(Table::Meta, "a").put(Table::Meta, "a", "2");
-            b.put(Table::Meta, "b", "1").delete(Table::Meta, "b");
-        }))
-        .unwrap();
+    let mut batch = Batch::new();
+    batch.put(Table::Meta, "a", "1").delete(Table::Meta, "a").put(Table::Meta, "a", "2");
+    batch.put(Table::Meta, "b", "1").delete(Table::Meta, "b");
+    store.apply(&batch).unwrap();
     assert_eq!(store.scan(Table::Meta).unwrap(), [(b"a".to_vec(), b"2".to_vec())]);
 }
 
 fn tables_do_not_see_each_other(make: fn() -> Made) {
     let (store, _dir) = make();
     for table in Table::ALL {
-        store
-            .apply(&batch(|b| {
-                b.put(*table, "key", table.name());
-            }))
-            .unwrap();
+        store.apply(Batch::new().put(*table, "key", table.name())).unwrap();
     }
     for table in Table::ALL {
         assert_eq!(store.scan(*table).unwrap(), [(b"key".to_vec(), table.name().as_bytes().to_vec())]);
     }
-    store
-        .apply(&batch(|b| {
-            b.delete(Table::Pulls, "key");
-        }))
-        .unwrap();
+    store.apply(Batch::new().delete(Table::Pulls, "key")).unwrap();
     assert_eq!(content(&*store).len(), Table::ALL.len() - 1);
 }
 
 fn scans_are_in_key_order(make: fn() -> Made) {
     let (store, _dir) = make();
     let numbers = [300u64, 2, 1, 70_000, 255, 256, 0];
-    store
-        .apply(&batch(|b| {
-            for number in numbers {
-                b.put(Table::Pulls, number.to_be_bytes(), "");
-            }
-            b.put(Table::Pulls, [0xff; 40], "last").put(Table::Pulls, [0u8; 3], "");
-        }))
-        .unwrap();
+    let mut batch = Batch::new();
+    for number in numbers {
+        batch.put(Table::Pulls, number.to_be_bytes(), "");
+    }
+    store.apply(batch.put(Table::Pulls, [0xff; 40], "last").put(Table::Pulls, [0u8; 3], "")).unwrap();
     let keys: Vec<Vec<u8>> = store.scan(Table::Pulls).unwrap().into_iter().map(|(key, _)| key).collect();
     assert!(keys.is_sorted());
     assert_eq!(keys.len(), numbers.len() + 2);
@@ -126,11 +106,7 @@ fn scans_are_in_key_order(make: fn() -> Made) {
 
 fn empty_keys_and_values_are_records(make: fn() -> Made) {
     let (store, _dir) = make();
-    store
-        .apply(&batch(|b| {
-            b.put(Table::Settings, "", "").put(Table::Leases, "", "x");
-        }))
-        .unwrap();
+    store.apply(Batch::new().put(Table::Settings, "", "").put(Table::Leases, "", "x")).unwrap();
     assert_eq!(store.get(Table::Settings, b"").unwrap(), Some(vec![]));
     assert_eq!(store.scan(Table::Leases).unwrap(), [(vec![], b"x".to_vec())]);
 }
@@ -147,20 +123,17 @@ fn an_empty_batch_changes_nothing(make: fn() -> Made) {
 fn the_largest_record_fits_and_a_larger_one_changes_nothing(make: fn() -> Made) {
     let (store, _dir) = make();
     let (key, value) = (vec![7; MAX_KEY_LEN], vec![9; MAX_VALUE_LEN]);
-    store
-        .apply(&batch(|b| {
-            b.put(Table::Meta, key.clone(), value.clone());
-        }))
-        .unwrap();
+    store.apply(Batch::new().put(Table::Meta, key.clone(), value.clone())).unwrap();
     assert_eq!(store.get(Table::Meta, &key).unwrap().as_ref(), Some(&value));
     let before = content(&*store);
-    let error = store.apply(&batch(|b| {
-        b.put(Table::Meta, "fine", "").put(Table::Pulls, "big", vec![0; MAX_VALUE_LEN + 1]);
-    }));
+    let error = store.apply(Batch::new().put(Table::Meta, "fine", "").put(
+        Table::Pulls,
+        "big",
+        vec![0; MAX_VALUE_LEN + 1],
+    ));
     assert!(matches!(error, Err(StoreError::ValueTooLong { .. })), "{error:?}");
-    let error = store.apply(&batch(|b| {
-        b.put(Table::Meta, "fine", "").delete(Table::Pulls, vec![0; MAX_KEY_LEN + 1]);
-    }));
+    let error =
+        store.apply(Batch::new().put(Table::Meta, "fine", "").delete(Table::Pulls, vec![0; MAX_KEY_LEN + 1]));
     assert!(matches!(error, Err(StoreError::KeyTooLong { .. })), "{error:?}");
     assert_eq!(content(&*store), before);
     assert_eq!(store.stats().errors, 0, "a caller's mistake is no failure of the store");
@@ -177,9 +150,11 @@ fn json_goes_in_and_out_and_bad_records_are_reported(make: fn() -> Made) {
     let pull = Pull { image: "docker.io/library/busybox".to_owned(), attempts: 2 };
     store.put_json(Table::Pulls, &1u64.to_be_bytes(), &pull).unwrap();
     store
-        .apply(&batch(|b| {
-            b.put(Table::Pulls, 2u64.to_be_bytes(), "{ not json").put(Table::Pulls, "three", "{}");
-        }))
+        .apply(Batch::new().put(Table::Pulls, 2u64.to_be_bytes(), "{ not json").put(
+            Table::Pulls,
+            "three",
+            "{}",
+        ))
         .unwrap();
     assert_eq!(store.get_json::<Pull>(Table::Pulls, &1u64.to_be_bytes()).unwrap().as_ref(), Some(&pull));
     assert_eq!(store.get_json::<Pull>(Table::Pulls, b"absent").unwrap(), None);
@@ -195,28 +170,20 @@ fn json_goes_in_and_out_and_bad_records_are_reported(make: fn() -> Made) {
 fn stats_count_records(make: fn() -> Made) {
     let (store, _dir) = make();
     store
-        .apply(&batch(|b| {
-            b.put(Table::Pulls, "a", "1").put(Table::Pulls, "b", "1").put(Table::Leases, "a", "1");
-        }))
+        .apply(Batch::new().put(Table::Pulls, "a", "1").put(Table::Pulls, "b", "1").put(
+            Table::Leases,
+            "a",
+            "1",
+        ))
         .unwrap();
     store
-        .apply(&batch(|b| {
-            b.put(Table::Pulls, "a", "2").delete(Table::Pulls, "b").delete(Table::Pulls, "c");
-        }))
+        .apply(Batch::new().put(Table::Pulls, "a", "2").delete(Table::Pulls, "b").delete(Table::Pulls, "c"))
         .unwrap();
     let stats = store.stats();
     let counts: BTreeMap<&str, u64> = stats.tables.iter().map(|(name, count)| (&name[..], *count)).collect();
-    assert_eq!(
-        counts,
-        BTreeMap::from([
-            ("endpoints", 0),
-            ("heartbeats", 0),
-            ("leases", 1),
-            ("meta", 0),
-            ("pulls", 1),
-            ("settings", 0)
-        ])
-    );
+    let expected =
+        [("endpoints", 0), ("heartbeats", 0), ("leases", 1), ("meta", 0), ("pulls", 1), ("settings", 0)];
+    assert_eq!(counts, BTreeMap::from(expected));
     assert_eq!(stats.schema_version, keelson_storage::SCHEMA_VERSION);
     assert!(stats.size_bytes > 0);
     assert_eq!(stats.last_error, None);
@@ -230,13 +197,11 @@ fn batches_of_many_threads_stay_whole(make: fn() -> Made) {
             scope.spawn(move || {
                 for round in 0..25u64 {
                     let value = format!("{writer}.{round}");
-                    store
-                        .apply(&batch(|b| {
-                            for key in 0..10u64 {
-                                b.put(Table::ALL[key as usize % 4], key.to_be_bytes(), value.clone());
-                            }
-                        }))
-                        .unwrap();
+                    let mut batch = Batch::new();
+                    for key in 0..10u64 {
+                        batch.put(Table::ALL[key as usize % 4], key.to_be_bytes(), value.clone());
+                    }
+                    store.apply(&batch).unwrap();
                     let seen = store.get(Table::Meta, &0u64.to_be_bytes()).unwrap().unwrap();
                     assert!(!seen.is_empty());
                 }

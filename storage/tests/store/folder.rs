@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use keelson_storage::{Batch, OpenError, Outcome, StateStore as _, Table, open};
 
-use crate::common::{content, fill};
+use crate::common::{check_opens_with, content, fill, filled};
 
 #[test]
 fn a_missing_folder_is_created_for_the_agents_user_only() {
@@ -25,12 +25,9 @@ fn a_missing_folder_is_created_for_the_agents_user_only() {
 
 #[test]
 fn records_survive_many_reopenings() {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = fill(&*open(dir.path()).unwrap().store);
+    let (dir, expected) = filled();
     for _ in 0..5 {
-        let opened = open(dir.path()).unwrap();
-        assert_eq!(opened.outcome, Outcome::Opened);
-        assert!(content(&*opened.store) == expected);
+        check_opens_with(dir.path(), &expected);
     }
 }
 
@@ -119,13 +116,10 @@ fn an_empty_folder_and_an_unfinished_store_are_not_damage() {
 
 #[test]
 fn an_unfinished_sled_snapshot_is_not_damage() {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = fill(&*open(dir.path()).unwrap().store);
+    let (dir, expected) = filled();
     for left in [&b""[..], b"half of a snapshot, longer than twelve bytes"] {
         fs::write(dir.path().join("state/g1/snap.00000000FFFFFFFF.generating"), left).unwrap();
-        let opened = open(dir.path()).unwrap();
-        assert_eq!(opened.outcome, Outcome::Opened);
-        assert!(content(&*opened.store) == expected);
+        check_opens_with(dir.path(), &expected);
     }
 }
 
@@ -146,14 +140,10 @@ fn stores_damaged_in_the_same_second_are_all_kept() {
 
 #[test]
 fn a_store_that_five_processes_did_not_survive_is_moved_aside() {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = fill(&*open(dir.path()).unwrap().store);
+    let (dir, expected) = filled();
     let count = dir.path().join("state/opening");
     fs::write(&count, "4\n").unwrap();
-    let opened = open(dir.path()).unwrap();
-    assert_eq!(opened.outcome, Outcome::Opened);
-    assert!(content(&*opened.store) == expected);
-    drop(opened);
+    check_opens_with(dir.path(), &expected);
     assert!(!count.exists(), "an opening that came to its end is not counted");
     fs::write(&count, "5\n").unwrap();
     let Outcome::Recovered { reason, .. } = open(dir.path()).unwrap().outcome else { panic!("opened") };

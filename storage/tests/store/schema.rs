@@ -5,12 +5,11 @@ use std::path::Path;
 
 use keelson_storage::{Manifest, Outcome, SCHEMA_VERSION, StateStore as _, Table, open};
 
-use crate::common::{content, copy_dir, fill, hashes, version_1};
+use crate::common::{content, copy_dir, filled, hashes, version_1};
 
 #[test]
 fn i4_a_newer_store_is_set_aside_byte_for_byte_and_an_empty_one_is_opened() {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = fill(&*open(dir.path()).unwrap().store);
+    let (dir, expected) = filled();
     let current = Manifest::read(dir.path()).unwrap();
     assert_eq!(current.schema, SCHEMA_VERSION);
     let newer = SCHEMA_VERSION + 1;
@@ -104,8 +103,7 @@ fn a_damaged_store_of_version_1_is_moved_aside() {
 
 #[test]
 fn a_manifest_and_a_store_that_disagree_are_moved_aside() {
-    let dir = tempfile::tempdir().unwrap();
-    let expected = fill(&*open(dir.path()).unwrap().store);
+    let (dir, expected) = filled();
     Manifest { schema: 1, ..Manifest::read(dir.path()).unwrap() }.write(dir.path()).unwrap();
     let opened = open(dir.path()).unwrap();
     let Outcome::Recovered { moved_to, reason } = opened.outcome else { panic!("{:?}", opened.outcome) };

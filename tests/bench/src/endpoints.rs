@@ -9,15 +9,15 @@ mod latency;
 mod memory;
 mod raw;
 mod revisions;
-mod stage;
 mod start;
+mod test_env;
 
 use std::env;
 
 use anyhow::{Context as _, Result};
 use keelson_cluster::endpoints::bulk;
 
-use stage::{EACH, Stage};
+use test_env::{EACH, TestEnv};
 
 /// Names of the measurements; on the command line they have the prefix `endpoints-`.
 const PARTS: [&str; 5] = ["revisions", "start", "full", "latency", "memory"];
@@ -37,44 +37,44 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
         }
         Err(_) => 10_000,
     };
-    let stage = Stage::new().await?;
+    let env = TestEnv::new().await?;
     if run("revisions") {
         println!();
-        revisions::revisions(&stage).await?;
+        revisions::revisions(&env).await?;
     }
     if run("start") {
         println!();
         start::head();
         if services > FEW {
-            create_services(&stage, FEW).await?;
-            start::start(&stage, FEW).await?;
-            bulk::remove(&stage.cluster, FEW).await?;
+            create_services(&env, FEW).await?;
+            start::start(&env, FEW).await?;
+            bulk::remove(&env.cluster, FEW).await?;
         }
     }
     if !PARTS.into_iter().any(|part| part != "revisions" && run(part)) {
         return Ok(());
     }
-    create_services(&stage, services).await?;
+    create_services(&env, services).await?;
     if run("start") {
-        start::start(&stage, services).await?;
+        start::start(&env, services).await?;
     }
     if run("full") {
         println!();
-        full::full(&stage, services).await?;
+        full::full(&env, services).await?;
     }
     if run("latency") {
         println!();
-        latency::latency(&stage, services).await?;
+        latency::latency(&env, services).await?;
     }
     if run("memory") {
         println!();
-        memory::memory(&stage, services).await?;
+        memory::memory(&env, services).await?;
     }
     Ok(())
 }
 
-async fn create_services(stage: &Stage, services: usize) -> Result<()> {
-    let made = bulk::make(&stage.cluster, services, EACH).await?;
+async fn create_services(env: &TestEnv, services: usize) -> Result<()> {
+    let made = bulk::make(&env.cluster, services, EACH).await?;
     eprintln!(
         "{services} Services with {EACH} endpoints each were created in {:.0} s",
         made.took.as_secs_f64()

@@ -68,16 +68,13 @@ pub(super) async fn heartbeat() -> Result<()> {
         Err(_) => 4.0,
     };
     let window = Duration::from_secs_f64(minutes * 60.0);
-    let stage = Stage::new(Some(REPORTED)).await?;
-    let (kubelet_way, node_way, companion_way) = (
-        stage.cluster.tcp_proxy().await?,
-        stage.cluster.tcp_proxy().await?,
-        stage.cluster.tcp_proxy().await?,
-    );
-    let kubelet = stage.kubelet(&kubelet_way).await?;
-    let identity = stage.cluster.node(&stage.scratch, "b").await?;
-    let node = stage.agent(identity, &node_way, "b", "node").await?;
-    stage.cluster.admin.await_condition("b", "Ready", "True").await?;
+    let env = TestEnv::new(Some(REPORTED)).await?;
+    let (kubelet_way, node_way, companion_way) =
+        (env.cluster.tcp_proxy().await?, env.cluster.tcp_proxy().await?, env.cluster.tcp_proxy().await?);
+    let kubelet = env.kubelet(&kubelet_way).await?;
+    let identity = env.cluster.node(&env.scratch, "b").await?;
+    let node = env.agent(identity, &node_way, "b", "node").await?;
+    env.cluster.admin.await_condition("b", "Ready", "True").await?;
     let clients = [
         Client {
             user: "system:node:a",
@@ -96,10 +93,10 @@ pub(super) async fn heartbeat() -> Result<()> {
             reports: AGENT_REPORTS,
         },
     ];
-    let sides = stage.measure(&clients, window).await?;
-    stage.cluster.admin.apply(COMPANION).await?;
-    let identity = stage.cluster.companion(&stage.scratch, "keelson-agent", "a").await?;
-    let companion = stage.agent(identity, &companion_way, "a", "companion").await?;
+    let sides = env.measure(&clients, window).await?;
+    env.cluster.admin.apply(COMPANION).await?;
+    let identity = env.cluster.companion(&env.scratch, "keelson-agent", "a").await?;
+    let companion = env.agent(identity, &companion_way, "a", "companion").await?;
     let client = Client {
         user: "system:serviceaccount:kube-system:keelson-agent",
         proxy: &companion_way,
@@ -108,14 +105,14 @@ pub(super) async fn heartbeat() -> Result<()> {
         pid: companion.pid().context("it runs")?,
         reports: 0.0,
     };
-    let beside = stage.measure(&[client], window / 2).await?;
+    let beside = env.measure(&[client], window / 2).await?;
     if let ([kubelet, node], [companion]) = (&sides[..], &beside[..]) {
         print(kubelet, node, companion);
     }
     Ok(())
 }
 
-struct Stage {
+struct TestEnv {
     containerd: Containerd,
     cluster: Cluster,
     scratch: Scratch,
@@ -123,7 +120,7 @@ struct Stage {
     reported: Option<&'static str>,
 }
 
-impl Stage {
+impl TestEnv {
     async fn new(reported: Option<&'static str>) -> Result<Self> {
         let scratch = Scratch::new()?;
         let registry = Registry::start(&scratch, Access::Anonymous).await?;

@@ -15,8 +15,8 @@ mod long;
 mod neighbour;
 mod options;
 mod report;
-mod stage;
 mod subject;
+mod test_env;
 mod usage;
 
 use anyhow::{Context as _, Result};
@@ -25,8 +25,8 @@ use keelson_harness::scratch::Scratch;
 
 use options::{Options, Part, Size};
 use report::Report;
-use stage::Stage;
 use subject::Subject;
+use test_env::TestEnv;
 
 /// Runs the measurements that the command line names. Prints the results even if a later one fails.
 pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
@@ -52,25 +52,25 @@ async fn measure(options: &Options, report: &mut Report) -> Result<()> {
 
 /// All measurements at one size, in a cluster that ends with it.
 async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Report) -> Result<()> {
-    let mut stage = Stage::new(size).await?;
+    let mut env = TestEnv::new(size).await?;
     let mut subjects = Vec::new();
     for kind in &options.subjects {
-        subjects.push(Subject::new(&stage, runtime, *kind).await?);
+        subjects.push(Subject::new(&env, runtime, *kind).await?);
     }
     let ranges = if options.has_connections(size) { options.ranges } else { 0 };
-    stage.fill(ranges).await?;
-    let mut whole = Vec::new();
+    env.fill(ranges).await?;
+    let mut complete = Vec::new();
     for mut subject in subjects {
         eprintln!("{size}: {}", subject.kind.name());
-        if one(&stage, &mut subject, options, report).await? {
-            whole.push(subject);
+        if one(&env, &mut subject, options, report).await? {
+            complete.push(subject);
         }
     }
     if options.has_connections(size) {
         eprintln!("{size}: connections");
-        connections::connections(&stage, &whole, options, report).await?;
+        connections::connections(&env, &complete, options, report).await?;
     }
-    for mut subject in whole {
+    for mut subject in complete {
         subject.stop(true).await?;
     }
     Ok(())
@@ -78,33 +78,33 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
 
 /// Measures one of the two. Afterwards it has exited, and its rules are still there; returns false if it did not
 /// complete.
-async fn one(stage: &Stage, subject: &mut Subject, options: &Options, report: &mut Report) -> Result<bool> {
+async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &mut Report) -> Result<bool> {
     let ready = if options.has(Part::Cold) {
-        cold::cold(stage, subject, options, report).await?
+        cold::cold(env, subject, options, report).await?
     } else {
-        subject.start_agent(stage).await?;
+        subject.start_agent(env).await?;
         let generations = kernel::Generations::watch(subject.namespace())?;
         let begun = std::time::Instant::now();
         subject.start().await?;
-        subject.synced(stage, &generations, begun, options.patience).await?.is_some()
+        subject.synced(env, &generations, begun, options.patience).await?.is_some()
     };
     if !ready {
         subject.stop(true).await?;
         return Ok(false);
     }
     if options.has(Part::Change) {
-        change::change(stage, subject, options, report).await?;
+        change::change(env, subject, options, report).await?;
     }
-    if options.is_main(stage.size) && options.has(Part::Churn) {
-        churn::churn(stage, subject, options, report).await?;
+    if options.is_main(env.size) && options.has(Part::Churn) {
+        churn::churn(env, subject, options, report).await?;
     }
-    if options.is_main(stage.size) && options.has(Part::Neighbour) {
-        neighbour::neighbour(stage, subject, options, report).await?;
+    if options.is_main(env.size) && options.has(Part::Neighbour) {
+        neighbour::neighbour(env, subject, options, report).await?;
     }
-    if options.is_main(stage.size) && options.has(Part::Long) {
-        long::long(stage, subject, options, report).await?;
+    if options.is_main(env.size) && options.has(Part::Long) {
+        long::long(env, subject, options, report).await?;
     }
     subject.stop(true).await?;
-    subject.check_complete(stage).context("rules went when it ended")?;
+    subject.check_complete(env).context("rules went when it ended")?;
     Ok(true)
 }

@@ -18,12 +18,14 @@ use std::time::{Duration, Instant};
 /// Timeout of a wait in a test: long, because the machine may be slow and busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
 /// Repeats `check` until it returns `Ok`, and fails with its last error after `timeout`.
 pub async fn eventually<T, F>(timeout: Duration, what: &str, check: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,
 {
-    eventually_every(Duration::from_millis(20), timeout, what, check).await
+    eventually_every(Duration::from_millis(10), timeout, what, check).await
 }
 
 /// Like [`eventually`], for a check that runs processes or reads a large log.
@@ -34,7 +36,8 @@ where
     eventually_every(Duration::from_millis(100), 2 * PATIENCE, what, check).await
 }
 
-/// Like [`eventually`] with another interval, for a check that is expensive.
+/// Like [`eventually`] with another first pause, for a check that is expensive. What has not come soon is asked for less often:
+/// a pause is a tenth of the time that has passed, up to half a second.
 pub async fn eventually_every<T, F>(
     pause: Duration,
     timeout: Duration,
@@ -58,7 +61,7 @@ where
             let error = last.unwrap_or_else(|| anyhow!("the check did not finish"));
             return Err(error.context(format!("timed out after {timeout:?}: {what}")));
         }
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep((started.elapsed() / 10).clamp(pause, pause.max(LONGEST_PAUSE))).await;
     }
 }
 

@@ -14,8 +14,8 @@
 
 mod crio;
 
-use crate::stage::Stage;
 use crate::supply::{Layer, Supply};
+use crate::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline, Unsuccessful, Window};
 use keelson_harness::containerd::Kind as Runtime;
 use keelson_harness::images::BlobDigest;
@@ -53,13 +53,13 @@ pub(crate) struct Sent {
     pub(crate) longest_overlap_seconds: f64,
 }
 
-pub(crate) fn check(stage: &Stage, timeline: &Timeline, supply: &Supply, limit: usize) -> Sent {
-    let seen: Vec<Seen> = stage.sources.iter().flat_map(|source| source.proxy.records().all()).collect();
+pub(crate) fn check(env: &TestEnv, timeline: &Timeline, supply: &Supply, limit: usize) -> Sent {
+    let seen: Vec<Seen> = env.sources.iter().flat_map(|source| source.proxy.records().all()).collect();
     let windows = timeline.windows();
     let mut sent = Sent { requests: seen.len(), ..Sent::default() };
     check_limit(&seen, &windows, timeline, limit, &mut sent);
     let broken = Ends { windows: &windows, unsuccessful: &timeline.all_unsuccessful() };
-    match stage.kind {
+    match env.kind {
         Runtime::Debian16 | Runtime::V2 => check_bytes(&seen, &broken, timeline, &supply.layers(), &mut sent),
         Runtime::Crio => crio::check_requests(&seen, &broken, timeline, &supply.layers(), &mut sent),
     }
@@ -303,15 +303,15 @@ mod tests {
     fn a_layer_is_sent_once_plus_a_part_per_interruption() {
         let base = Instant::now();
         let size = 10 << 20;
-        let whole = get(base, "a", 0, 1, size, Outcome::Complete);
+        let complete = get(base, "a", 0, 1, size, Outcome::Complete);
         let half = get(base, "a", 0, 1, size / 2, Outcome::Aborted);
         let rest = get(base, "a", 2, 3, size / 2 + (1 << 20), Outcome::Complete);
-        assert_eq!(violations(std::slice::from_ref(&whole), &[], size).0, 0);
+        assert_eq!(violations(std::slice::from_ref(&complete), &[], size).0, 0);
         assert_eq!(violations(&[half.clone(), rest], &[], size).0, 0, "the pull resumed");
-        assert_eq!(violations(&[half, whole.clone()], &[], size).0, 1, "it began again");
+        assert_eq!(violations(&[half, complete.clone()], &[], size).0, 1, "it began again");
         let refused = Seen { status: Some(401), ..get(base, "a", 0, 1, 159, Outcome::Complete) };
-        assert_eq!(violations(&[refused, whole.clone()], &[], size).0, 0);
-        let twice = [whole.clone(), whole];
+        assert_eq!(violations(&[refused, complete.clone()], &[], size).0, 0);
+        let twice = [complete.clone(), complete];
         assert_eq!(violations(&twice, &[], size).0, 1, "nothing was interrupted");
         let full = Window { what: Broken::ImageDisk, from: at(base, 0), to: None };
         let (violations, sent) = violations(&twice, &[full], size);

@@ -3,8 +3,8 @@
 
 use crate::Phase;
 use crate::deck::{chooser, seconds};
-use crate::stage::Stage;
 use crate::supply::{Supply, Want};
+use crate::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline};
 use anyhow::Result;
 use futures_util::future::join_all;
@@ -54,7 +54,7 @@ impl CallKind {
 /// Starts callers that continue until the run is over.
 pub(crate) fn start(
     supply: &Supply,
-    stage: &Arc<Stage>,
+    env: &Arc<TestEnv>,
     timeline: &Timeline,
     seed: u64,
     phases: &watch::Receiver<Phase>,
@@ -63,7 +63,7 @@ pub(crate) fn start(
         let caller = Caller {
             rng: chooser(seed, &format!("caller {n}")),
             supply: supply.clone(),
-            stage: stage.clone(),
+            env: env.clone(),
             timeline: timeline.clone(),
             phases: phases.clone(),
         };
@@ -75,7 +75,7 @@ pub(crate) fn start(
 struct Caller {
     rng: SmallRng,
     supply: Supply,
-    stage: Arc<Stage>,
+    env: Arc<TestEnv>,
     timeline: Timeline,
     phases: watch::Receiver<Phase>,
 }
@@ -164,7 +164,7 @@ impl Caller {
         &self,
         call: impl AsyncFnOnce(Cri) -> Result<T, Status>,
     ) -> Option<Result<T, Status>> {
-        let (cri, closed) = match Cri::for_one_call(&self.stage.socket) {
+        let (cri, closed) = match Cri::for_one_call(&self.env.socket) {
             Ok(made) => made,
             Err(error) => return Some(Err(Status::internal(format!("{error:#}")))),
         };

@@ -6,7 +6,7 @@
 
 use crate::Phase;
 use crate::deck::{Deck, chooser, seconds};
-use crate::stage::Stage;
+use crate::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
@@ -58,7 +58,7 @@ pub(crate) fn name(fault: Fault) -> String {
 
 /// Starts both lanes; they end when no more faults are wanted.
 pub(crate) fn start(
-    stage: &Arc<Stage>,
+    env: &Arc<TestEnv>,
     timeline: &Timeline,
     seed: u64,
     only: &[Fault],
@@ -70,7 +70,7 @@ pub(crate) fn start(
     let start = |name, faults, pause| {
         let lane = Lane {
             rng: chooser(seed, name),
-            stage: stage.clone(),
+            env: env.clone(),
             timeline: timeline.clone(),
             phases: phases.clone(),
         };
@@ -81,7 +81,7 @@ pub(crate) fn start(
 
 struct Lane {
     rng: SmallRng,
-    stage: Arc<Stage>,
+    env: Arc<TestEnv>,
     timeline: Timeline,
     phases: watch::Receiver<Phase>,
 }
@@ -114,10 +114,10 @@ impl Lane {
     }
 
     async fn inject(&mut self, fault: Fault) -> Result<()> {
-        let stage = self.stage.clone();
+        let env = self.env.clone();
         match fault {
-            Fault::AgentKill => stage.kill_agent(&self.timeline).await,
-            Fault::AgentRestart => stage.restart_agent(&self.timeline).await,
+            Fault::AgentKill => env.kill_agent(&self.timeline).await,
+            Fault::AgentRestart => env.restart_agent(&self.timeline).await,
             Fault::RuntimeKill | Fault::RuntimeRestart => self.runtime(fault == Fault::RuntimeKill).await,
             Fault::RegistryDown => self.registry(Match::any(), RegistryFault::ResetAfter(0)).await,
             Fault::RegistryErrors => {
@@ -136,19 +136,19 @@ impl Lane {
             Fault::RegistrySlow => self.slow().await,
             Fault::StateDiskFull => {
                 let _window = self.timeline.open(Broken::StateDisk);
-                let _full = stage.state_disk.fill(0)?;
+                let _full = env.state_disk.fill(0)?;
                 let time = seconds(&mut self.rng, 3.0, 12.0);
                 self.pass(time).await;
                 Ok(())
             }
             Fault::StateDiskHangs => {
                 let _window = self.timeline.open(Broken::StateDisk);
-                stage.state_disk.freeze(seconds(&mut self.rng, 3.0, 15.0)).await
+                env.state_disk.freeze(seconds(&mut self.rng, 3.0, 15.0)).await
             }
             Fault::ImageDiskFull => {
                 let _window = self.timeline.open(Broken::ImageDisk);
                 let left = self.rng.random_range(0..4 << 20);
-                let _full = stage.image_disk.fill(left)?;
+                let _full = env.image_disk.fill(left)?;
                 let time = seconds(&mut self.rng, 3.0, 10.0);
                 self.pass(time).await;
                 Ok(())
@@ -157,8 +157,8 @@ impl Lane {
     }
 
     async fn runtime(&mut self, kill: bool) -> Result<()> {
-        let stage = self.stage.clone();
-        let mut runtime = stage.runtime.lock().await;
+        let env = self.env.clone();
+        let mut runtime = env.runtime.lock().await;
         let _window = self.timeline.open(Broken::Runtime);
         if kill {
             runtime.kill9()?;
@@ -172,10 +172,10 @@ impl Lane {
 
     /// Breaks one of the registries, or both, for some time.
     async fn registry(&mut self, matches: Match, fault: RegistryFault) -> Result<()> {
-        let stage = self.stage.clone();
+        let env = self.env.clone();
         let which = self.rng.random_range(0..3);
         let _window = self.timeline.open(Broken::Registry);
-        let broken: Vec<_> = stage.sources.iter().enumerate().filter(|(n, _)| *n != which).collect();
+        let broken: Vec<_> = env.sources.iter().enumerate().filter(|(n, _)| *n != which).collect();
         let rules: Vec<_> =
             broken.iter().map(|(_, source)| (source, source.proxy.rule(matches.clone(), fault))).collect();
         let time = seconds(&mut self.rng, 0.5, 8.0);
@@ -187,14 +187,14 @@ impl Lane {
     }
 
     async fn slow(&mut self) -> Result<()> {
-        let stage = self.stage.clone();
+        let env = self.env.clone();
         let _window = self.timeline.open(Broken::Registry);
         let rate = self.rng.random_range(64 << 10..512 << 10);
-        let throttle = |rate| stage.sources.iter().for_each(|source| source.proxy.throttle(Some(rate)));
+        let throttle = |rate| env.sources.iter().for_each(|source| source.proxy.throttle(Some(rate)));
         throttle(rate);
         let time = seconds(&mut self.rng, 3.0, 12.0);
         self.pass(time).await;
-        throttle(crate::stage::RATE);
+        throttle(crate::test_env::RATE);
         Ok(())
     }
 }

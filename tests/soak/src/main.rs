@@ -3,8 +3,8 @@
 //! Owns: the run. In: duration, a seed, a runtime. Out: a report as text and JSON, a timeline of everything that was
 //! done, and exit code 1 if an invariant was violated.
 //!
-//! The stage ([`stage`]) is real: a runtime, registries, an API server, a stock kubelet, the agent in front of the
-//! runtime. Callers ([`callers`], [`pods`]) pull images from a supply ([`supply`]) that never runs dry; faults
+//! The environment ([`test_env`]) is real: a runtime, registries, an API server, a stock kubelet, the agent in front of
+//! the runtime. Callers ([`callers`], [`pods`]) pull images from a supply ([`supply`]) that never runs dry; faults
 //! ([`faults`]) are drawn from the seed and always undone. [`monitor`] watches the agent meanwhile, [`audit`] then
 //! checks what the registries sent. All of them write to [`timeline`].
 
@@ -17,19 +17,19 @@ mod faults;
 mod monitor;
 mod pods;
 mod report;
-mod stage;
 mod supply;
+mod test_env;
 mod timeline;
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 use keelson_harness::containerd::Kind;
 use rand::RngExt as _;
-use stage::Stage;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use test_env::TestEnv;
 use timeline::Timeline;
 use tokio::sync::watch;
 
@@ -96,11 +96,11 @@ async fn main() -> Result<ExitCode> {
     let seed = args.seed.unwrap_or_else(|| rand::rng().random());
     println!("seed {seed}: repeat with --seed {seed}");
     let timeline = Timeline::create(&args.out, seed)?;
-    let stage = Arc::new(Stage::start(args.runtime.kind(), args.limit, &timeline).await?);
+    let env = Arc::new(TestEnv::start(args.runtime.kind(), args.limit, &timeline).await?);
     println!("started; injecting faults for {} minutes", args.minutes);
-    let outcome = run(&args, seed, &stage, &timeline).await;
+    let outcome = run(&args, seed, &env, &timeline).await;
     if outcome.is_err() || timeline.violations() > 0 {
-        stage.keep_logs(&args.out).await?;
+        env.keep_logs(&args.out).await?;
     }
     let report = outcome?;
     report.write(&args.out)?;
@@ -108,14 +108,14 @@ async fn main() -> Result<ExitCode> {
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run(args: &Args, seed: u64, stage: &Arc<Stage>, timeline: &Timeline) -> Result<report::Report> {
+async fn run(args: &Args, seed: u64, env: &Arc<TestEnv>, timeline: &Timeline) -> Result<report::Report> {
     let (phase, phases) = watch::channel(Phase::Faults);
-    let supply = supply::Supply::new(stage, timeline, seed);
-    let monitor = monitor::Monitor::start(stage, timeline, phases.clone()).await?;
+    let supply = supply::Supply::new(env, timeline, seed);
+    let monitor = monitor::Monitor::start(env, timeline, phases.clone()).await?;
     let producer = tokio::spawn(supply::produce(supply.clone(), phases.clone()));
-    let mut workers = callers::start(&supply, stage, timeline, seed, &phases);
-    workers.extend(pods::start(&supply, stage, timeline, seed, &phases));
-    let lanes = faults::start(stage, timeline, seed, &args.faults, &phases);
+    let mut workers = callers::start(&supply, env, timeline, seed, &phases);
+    workers.extend(pods::start(&supply, env, timeline, seed, &phases));
+    let lanes = faults::start(env, timeline, seed, &args.faults, &phases);
 
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs_f64(args.minutes * 60.0)) => {}
@@ -134,7 +134,7 @@ async fn run(args: &Args, seed: u64, stage: &Arc<Stage>, timeline: &Timeline) ->
         worker.await.context("a caller panicked")??;
     }
     let seen = monitor.stop().await?;
-    let sent = audit::check(stage, timeline, &supply, args.limit);
+    let sent = audit::check(env, timeline, &supply, args.limit);
     Ok(report::Report::new(args, seed, timeline, &supply, seen, sent))
 }
 

@@ -2,7 +2,7 @@
 //! files of every life, and violations if a call fails or the agent does not answer.
 
 use crate::Phase;
-use crate::stage::Stage;
+use crate::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
 use keelson_harness::load::{FailedCall, Load, LoadResult};
@@ -61,7 +61,7 @@ pub(crate) struct Observed {
 }
 
 pub(crate) struct Monitor {
-    stage: Arc<Stage>,
+    env: Arc<TestEnv>,
     timeline: Timeline,
     load: Load,
     samples: JoinHandle<Vec<Life>>,
@@ -70,15 +70,15 @@ pub(crate) struct Monitor {
 
 impl Monitor {
     pub(crate) async fn start(
-        stage: &Arc<Stage>,
+        env: &Arc<TestEnv>,
         timeline: &Timeline,
         phases: watch::Receiver<Phase>,
     ) -> Result<Self> {
-        let endpoint = format!("unix://{}", stage.socket.display());
+        let endpoint = format!("unix://{}", env.socket.display());
         let load = Load::start(&endpoint, CALLS_PER_SECOND, 2, "localhost/none:v1").await?;
-        let samples = tokio::spawn(sample(stage.clone(), timeline.clone(), phases.clone()));
-        let livez = tokio::spawn(livez(stage.clone(), timeline.clone(), phases));
-        Ok(Self { stage: stage.clone(), timeline: timeline.clone(), load, samples, livez })
+        let samples = tokio::spawn(sample(env.clone(), timeline.clone(), phases.clone()));
+        let livez = tokio::spawn(livez(env.clone(), timeline.clone(), phases));
+        Ok(Self { env: env.clone(), timeline: timeline.clone(), load, samples, livez })
     }
 
     /// Stops watching when the agent is idle, and checks the results.
@@ -86,14 +86,14 @@ impl Monitor {
         self.rests().await;
         let left =
             eventually(Duration::from_secs(90), "every agent that was restarted has ended", || async {
-                let left = self.stage.agent.lock().await.predecessors();
+                let left = self.env.agent.lock().await.predecessors();
                 anyhow::ensure!(left == 0, "{left} have not");
                 Ok(())
             });
         if let Err(error) = left.await {
             self.timeline.violation("nothing is left when all is done", &format!("{error:#}"));
         }
-        let at_rest = usage(self.stage.agent_pid.load(Ordering::Relaxed)).unwrap_or_default();
+        let at_rest = usage(self.env.agent_pid.load(Ordering::Relaxed)).unwrap_or_default();
         if at_rest.1 > MAX_FILES_AT_REST {
             let what = format!("{} at rest, at most {MAX_FILES_AT_REST} expected", at_rest.1);
             self.timeline.violation("open files stay flat", &what);
@@ -119,7 +119,7 @@ impl Monitor {
     }
 
     async fn rests(&self) {
-        let url = format!("{}/debug/pulls", self.stage.url);
+        let url = format!("{}/debug/pulls", self.env.url);
         let rests = eventually(Duration::from_secs(90), "the agent has no pulls left", || async {
             let answer = http_get(&url).await?.success()?;
             let pulls: serde_json::Value = serde_json::from_slice(&answer.body)?;
@@ -157,11 +157,11 @@ fn usage(pid: u32) -> Option<(f64, usize)> {
     Some((keelson_harness::process::resident_kib(pid).ok()? as f64 / 1024.0, files))
 }
 
-async fn sample(stage: Arc<Stage>, timeline: Timeline, phases: watch::Receiver<Phase>) -> Vec<Life> {
+async fn sample(env: Arc<TestEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) -> Vec<Life> {
     let mut lives: Vec<Life> = Vec::new();
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let pid = stage.agent_pid.load(Ordering::Relaxed);
+        let pid = env.agent_pid.load(Ordering::Relaxed);
         let Some((memory, files)) = usage(pid) else { continue };
         if lives.last().is_none_or(|life| life.pid != pid) {
             lives.push(Life::new(pid));
@@ -216,8 +216,8 @@ fn growth(memory: &[f64]) -> Option<f64> {
     Some(median(&memory[2 * third..])? / median(&memory[third..2 * third])?)
 }
 
-async fn livez(stage: Arc<Stage>, timeline: Timeline, phases: watch::Receiver<Phase>) {
-    let url = format!("{}/livez", stage.url);
+async fn livez(env: Arc<TestEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) {
+    let url = format!("{}/livez", env.url);
     while *phases.borrow() != Phase::Done {
         let began = Instant::now();
         let answer = tokio::time::timeout(LIVEZ_PATIENCE, http_get(&url)).await;

@@ -2,8 +2,8 @@
 
 use crate::Phase;
 use crate::deck::{chooser, seconds};
-use crate::stage::{NODE, Stage};
 use crate::supply::{Supply, Want};
+use crate::test_env::{NODE, TestEnv};
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -22,7 +22,7 @@ const WORKERS: usize = 2;
 /// Starts workers that create pods until the run is over.
 pub(crate) fn start(
     supply: &Supply,
-    stage: &Arc<Stage>,
+    env: &Arc<TestEnv>,
     timeline: &Timeline,
     seed: u64,
     phases: &watch::Receiver<Phase>,
@@ -33,7 +33,7 @@ pub(crate) fn start(
             made: 0,
             rng: chooser(seed, &format!("pods {n}")),
             supply: supply.clone(),
-            stage: stage.clone(),
+            env: env.clone(),
             timeline: timeline.clone(),
             phases: phases.clone(),
         };
@@ -47,7 +47,7 @@ struct User {
     made: usize,
     rng: SmallRng,
     supply: Supply,
-    stage: Arc<Stage>,
+    env: Arc<TestEnv>,
     timeline: Timeline,
     phases: watch::Receiver<Phase>,
 }
@@ -80,7 +80,7 @@ impl User {
             };
             let always = self.rng.random_bool(0.5);
             let runs = self.runs(&pod, &want.name, always, patience).await;
-            let deleted = self.stage.cluster.admin.delete_pod("default", &pod).await;
+            let deleted = self.env.cluster.admin.delete_pod("default", &pod).await;
             if let Err(error) = deleted {
                 self.timeline.record("pod", &format!("cannot delete {pod}: {error:#}"));
             }
@@ -98,7 +98,7 @@ impl User {
 
     /// Creates a pod and returns whether it runs within `patience`.
     async fn runs(&self, name: &str, image: &str, always: bool, patience: Duration) -> Result<bool> {
-        let pods = self.stage.cluster.admin.pods("default");
+        let pods = self.env.cluster.admin.pods("default");
         let policy = if always { "Always" } else { "IfNotPresent" };
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": name},

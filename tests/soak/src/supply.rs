@@ -6,7 +6,7 @@
 
 use crate::Phase;
 use crate::deck::chooser;
-use crate::stage::{Stage, program};
+use crate::test_env::{TestEnv, program};
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result};
 use keelson_harness::images::{BlobDigest, Image, ImageSpec, LayerSpec};
@@ -42,7 +42,7 @@ pub(crate) struct Layer {
 /// Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Supply {
-    stage: Arc<Stage>,
+    env: Arc<TestEnv>,
     timeline: Timeline,
     seed: u64,
     inner: Arc<Mutex<Inner>>,
@@ -69,8 +69,8 @@ const PODS_AHEAD: usize = 2;
 const SIZES: [u64; 5] = [64 << 10, 512 << 10, 1 << 20, 3 << 20, 6 << 20];
 
 impl Supply {
-    pub(crate) fn new(stage: &Arc<Stage>, timeline: &Timeline, seed: u64) -> Self {
-        Self { stage: stage.clone(), timeline: timeline.clone(), seed, inner: Arc::default() }
+    pub(crate) fn new(env: &Arc<TestEnv>, timeline: &Timeline, seed: u64) -> Self {
+        Self { env: env.clone(), timeline: timeline.clone(), seed, inner: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -121,8 +121,8 @@ impl Supply {
     }
 
     async fn remove(&self, private: bool, images: &[Image]) -> Result<()> {
-        let cri = self.stage.cri()?;
-        let source = self.stage.source(private);
+        let cri = self.env.cri()?;
+        let source = self.env.source(private);
         for image in images {
             let name = image.at(source.proxy.address());
             // Faults do not last long; an image that stays takes only some space.
@@ -143,7 +143,7 @@ impl Supply {
         let mut left = PUSHES;
         loop {
             left -= 1;
-            match self.stage.push(private, spec).await {
+            match self.env.push(private, spec).await {
                 Err(error) if left > 0 => self.timeline.record("pushed again", &format!("{error:#}")),
                 pushed => return pushed,
             }
@@ -158,7 +158,7 @@ impl Supply {
         for spec in &specs {
             images.push(self.push(private, spec).await?);
         }
-        let address = self.stage.source(private).proxy.address();
+        let address = self.env.source(private).proxy.address();
         let mut inner = self.lock();
         let group = inner.groups.len();
         for image in &images {

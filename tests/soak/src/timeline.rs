@@ -50,10 +50,10 @@ pub(crate) struct Violation {
 
 /// Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Timeline(Arc<Shared>);
+pub(crate) struct Timeline(Arc<TimelineState>);
 
 #[derive(Debug)]
-struct Shared {
+struct TimelineState {
     began: Instant,
     began_unix: Duration,
     inner: Mutex<Inner>,
@@ -80,7 +80,7 @@ impl Timeline {
         let (windows, unsuccessful) = (Vec::new(), Vec::new());
         let inner = Inner { file, windows, unsuccessful, counts: BTreeMap::new(), violations: Vec::new() };
         let began_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let shared = Shared { began: Instant::now(), began_unix, inner: Mutex::new(inner) };
+        let shared = TimelineState { began: Instant::now(), began_unix, inner: Mutex::new(inner) };
         let timeline = Self(Arc::new(shared));
         timeline.record("seed", &seed.to_string());
         Ok(timeline)

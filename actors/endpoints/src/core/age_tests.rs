@@ -2,19 +2,16 @@
 
 use std::time::Duration;
 
-use keelson_actor_system::reports::{EndpointsView, StaleCause};
+use keelson_actor_system::reports::StaleCause;
 
-use super::testing::{Bench, FailingStore, policy};
-use crate::{
-    EndpointsPolicy, Freshness, NodeView, Service, SourceKind,
-    view::tests::{n1, svc},
-};
+use super::testing::{Bench, FailingStore, named, policy, stale_view};
+use crate::{EndpointsPolicy, Freshness, NodeView, Service, SourceKind, view::tests::n1};
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
 
 fn services() -> [Service; 1] {
-    [svc().named("ns", "web").build()]
+    [named("web")]
 }
 
 fn on_boot(boot_id: &str) -> EndpointsPolicy {
@@ -65,8 +62,8 @@ fn p7_an_old_state_is_served_after_a_boot_up_to_a_limit_and_within_one_boot_alwa
                 "{reason}"
             );
             assert_eq!(bench.notes.last(), Some(&reason));
-            let view = EndpointsView::Stale { cause: StaleCause::NotSynced, reason };
-            assert_eq!(bench.view, Some(view), "{name}: it has no grace period");
+            let view = stale_view(StaleCause::NotSynced, &reason);
+            assert_eq!(bench.view, view, "{name}: it has no grace period");
         }
     }
 }
@@ -100,9 +97,7 @@ fn p7_a_deleted_node_keeps_its_facts_after_the_state_is_too_old() {
     let mut bench = current();
     away(&mut bench, 2 * HOUR, "two");
     bench.node(NodeView { exists: false, name: n1().name, ..NodeView::default() });
-    bench.list_cidrs(&[]);
-    bench.list_services(&services());
-    bench.list_slices(&[]);
+    bench.list_all(&services(), &[]);
     let node = bench.shown.as_ref().expect("shown").node.clone();
     assert_eq!(
         node.i_ps.iter().flat_map(|ips| &ips.v4).count(),
@@ -145,7 +140,7 @@ fn p7_a_write_does_not_change_the_stale_time() {
     away(&mut bench, 10 * MINUTE, "two");
     let (since, publications) = (stale_since(&bench).expect("stale"), bench.publications);
     bench.slow = true;
-    bench.tell_all(&[svc().named("ns", "other").build()], &[]);
+    bench.tell_all(&[named("other")], &[]);
     assert_eq!(bench.writes.len(), 1, "a revision is being written");
     bench.pass(1_000);
     assert_eq!((stale_since(&bench), bench.publications), (Some(since), publications));

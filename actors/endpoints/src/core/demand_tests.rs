@@ -4,16 +4,16 @@ use keelson_actor_system::reports::{EndpointsView, StaleCause};
 
 use super::{
     Event,
-    testing::{Bench, FailingStore, policy},
+    testing::{Bench, FailingStore, named, policy, stale_view},
 };
-use crate::{ClientEvent, EndpointsPolicy, Service, SourceKind, view::tests::svc};
+use crate::{ClientEvent, EndpointsPolicy, SourceKind};
 
-fn named(name: &str) -> Service {
-    svc().named("ns", name).build()
+fn on_demand() -> Bench {
+    Bench::with(EndpointsPolicy { on_demand: true, ..policy() }, FailingStore::new())
 }
 
-fn on_demand() -> EndpointsPolicy {
-    EndpointsPolicy { on_demand: true, ..policy() }
+fn follow(bench: &mut Bench) {
+    bench.handle(Event::Client(ClientEvent::Followed));
 }
 
 fn status(bench: &Bench) -> String {
@@ -22,7 +22,7 @@ fn status(bench: &Bench) -> String {
 
 #[test]
 fn without_clients_the_state_is_not_watched() {
-    let mut bench = Bench::with(on_demand(), FailingStore::new());
+    let mut bench = on_demand();
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
     assert_eq!(status(&bench), "not-watched");
     assert!(bench.core.state("", 0).reason.contains("no client has connected yet"));
@@ -33,13 +33,11 @@ fn without_clients_the_state_is_not_watched() {
     bench.node(crate::view::tests::n1());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched));
 
-    bench.handle(Event::Client(ClientEvent::Followed));
+    follow(&mut bench);
     assert_eq!(status(&bench), "pending");
     assert!(bench.core.is_stale() && bench.core.is_watched());
     assert_eq!(bench.view, Some(EndpointsView::NotWatched), "a short failure is not reported");
-    bench.list_cidrs(&[]);
-    bench.list_services(&[named("web")]);
-    bench.list_slices(&[]);
+    bench.list_all(&[named("web")], &[]);
     assert_eq!((status(&bench).as_str(), bench.view.clone()), ("synced", Some(EndpointsView::Synced)));
     // A restarted actor keeps it.
     bench.restart_actor();
@@ -49,32 +47,29 @@ fn without_clients_the_state_is_not_watched() {
 #[test]
 fn a_source_without_answer_after_the_first_client_is_reported() {
     for on_disk in [false, true] {
-        let mut bench = Bench::with(on_demand(), FailingStore::new());
-        bench.handle(Event::Client(ClientEvent::Followed));
+        let mut bench = on_demand();
+        follow(&mut bench);
         if on_disk {
             bench.tell_all(&[named("web")], &[]);
             bench.restart();
-            bench.handle(Event::Client(ClientEvent::Followed));
+            follow(&mut bench);
         }
         bench.pass(9_999);
         assert!(!matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
         bench.pass(1);
         assert!(matches!(bench.view, Some(EndpointsView::Stale { .. })), "{on_disk}: {:?}", bench.view);
-        let mut bench = Bench::with(on_demand(), FailingStore::new());
-        bench.handle(Event::Client(ClientEvent::Followed));
+        let mut bench = on_demand();
+        follow(&mut bench);
         bench.health(SourceKind::Services, Some("403 Forbidden"));
-        let stale = EndpointsView::Stale {
-            cause: StaleCause::SourceRefused,
-            reason: "services: 403 Forbidden".into(),
-        };
-        assert_eq!(bench.view, Some(stale), "a failing watch is reported at once");
+        let stale = stale_view(StaleCause::SourceRefused, "services: 403 Forbidden");
+        assert_eq!(bench.view, stale, "a failing watch is reported at once");
     }
 }
 
 #[test]
 fn a_restart_does_not_change_the_condition() {
-    let mut bench = Bench::with(on_demand(), FailingStore::new());
-    bench.handle(Event::Client(ClientEvent::Followed));
+    let mut bench = on_demand();
+    follow(&mut bench);
     bench.tell_all(&[named("web")], &[]);
     for comes_back in [true, false] {
         bench.view = None;
@@ -83,7 +78,7 @@ fn a_restart_does_not_change_the_condition() {
         assert_eq!(bench.names(), ["ns/web"], "readers are served from disk");
         if comes_back {
             bench.pass(1_000);
-            bench.handle(Event::Client(ClientEvent::Followed));
+            follow(&mut bench);
             assert_eq!(bench.view, Some(EndpointsView::Pending));
             bench.tell_all(&[named("web")], &[]);
             assert_eq!(bench.view, Some(EndpointsView::Synced));

@@ -1,18 +1,7 @@
 //! P6: the published state while the disk hangs, is slow or fails.
 
-use super::testing::Bench;
-use crate::{
-    EndpointSlice, Service,
-    view::tests::{http, svc},
-};
-
-fn named(name: &str) -> Service {
-    svc().named("ns", name).build()
-}
-
-fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
-    http(name, endpoints).of("ns", service).build()
-}
+use super::testing::{Bench, named, slice_of};
+use crate::view::tests::svc;
 
 /// P6: a disk that does not answer delays a revision by at most the write timeout.
 #[test]
@@ -56,8 +45,7 @@ fn p6_a_disk_that_hangs_stops_no_revision() {
 /// back-off.
 #[test]
 fn p6_a_slow_disk_gets_the_state_and_pauses() {
-    let mut bench = Bench::synced(&[named("a")], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a")], &[]);
     bench.slow = true;
     bench.put_service(&named("b"));
     let write_takes_6_s = |bench: &mut Bench| {
@@ -96,8 +84,7 @@ fn p6_a_slow_disk_gets_the_state_and_pauses() {
 #[test]
 fn p6_a_restarted_actor_does_not_wait_for_a_hanging_write() {
     for is_overdue in [false, true] {
-        let mut bench = Bench::synced(&[named("a")], &[]);
-        bench.pass(100);
+        let mut bench = Bench::idle(&[named("a")], &[]);
         bench.slow = true;
         bench.put_service(&named("b"));
         if is_overdue {
@@ -125,8 +112,7 @@ fn p6_a_restarted_actor_does_not_wait_for_a_hanging_write() {
 #[test]
 fn p6_a_kill_while_the_disk_hangs_takes_no_revision_back() {
     for answers in [false, true] {
-        let mut bench = Bench::synced(&[named("a")], &[]);
-        bench.pass(100);
+        let mut bench = Bench::idle(&[named("a")], &[]);
         bench.slow = true;
         bench.put_service(&named("b"));
         bench.pass(5_000);

@@ -37,7 +37,7 @@ mod restart_tests;
 #[cfg(test)]
 mod table_tests;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

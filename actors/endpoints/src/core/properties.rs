@@ -91,9 +91,7 @@ impl World {
         let slices: Vec<EndpointSlice> = self.slices.values().cloned().collect();
         self.listing = [false; 2];
         self.bench.node(self.node.clone());
-        self.bench.list_cidrs(&[]);
-        self.bench.list_services(&services);
-        self.bench.list_slices(&slices);
+        self.bench.list_all(&services, &slices);
     }
 
     fn end_listings(&mut self) {

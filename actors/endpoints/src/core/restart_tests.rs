@@ -3,39 +3,30 @@
 use keelson_actor_system::reports::{EndpointsView, StaleCause};
 use keelson_storage::{Batch, StateStore as _, Table};
 
-use super::testing::{Bench, FailingStore, gone, policy, put};
+use super::testing::{Bench, FailingStore, gone, many, named, policy, put, slice_of, stale_view};
 use crate::{
-    EndpointSlice, EndpointsPolicy, NodeView, ObjectEvent, Service, SourceKind,
+    EndpointsPolicy, NodeView, Service, SourceKind,
     record::{CHUNK_RECORDS, Loaded},
-    view::tests::{http, n1, slice, svc},
+    view::tests::{n1, slice, svc},
 };
 
 const NO_ANSWER: &str = "the source has not answered since the start";
 
-fn named(name: &str) -> Service {
-    svc().named("ns", name).build()
-}
-
-fn many(count: usize) -> Vec<Service> {
-    (0..count).map(|number| named(&format!("s{number:04}"))).collect()
-}
-
-fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
-    http(name, endpoints).of("ns", service).build()
-}
-
 fn lost(loaded: &Loaded) -> String {
-    match loaded {
-        Loaded::Lost(reason) => reason.clone(),
-        other => panic!("{other:?} is not lost"),
-    }
+    let Loaded::Lost(reason) = loaded else { panic!("{loaded:?} is not lost") };
+    reason.clone()
+}
+
+fn put_record(bench: &Bench, key: &str, value: Vec<u8>) {
+    let mut batch = Batch::new();
+    batch.put(Table::Endpoints, key, value);
+    bench.store.apply(&batch).unwrap();
 }
 
 #[test]
 fn a_restart_without_changes_makes_no_revision() {
     let (services, slices) = (many(3), [slice_of("a", "s0001", "L1 R1")]);
-    let mut bench = Bench::synced(&services, &slices);
-    bench.pass(100);
+    let mut bench = Bench::idle(&services, &slices);
     bench.put_service(&named("late"));
     let (id, content) = (bench.id(), bench.content());
     assert!(matches!(bench.restart(), Loaded::Full(_)));
@@ -57,8 +48,7 @@ fn a_restart_without_changes_makes_no_revision() {
 
 #[test]
 fn changes_during_a_restart_make_the_next_revision() {
-    let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &[slice_of("a-1", "a", "L1")]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a"), named("b"), named("c")], &[slice_of("a-1", "a", "L1")]);
     bench.services(vec![gone("ns/c")]);
     let id = bench.id().unwrap();
     bench.restart();
@@ -109,9 +99,7 @@ fn the_state_of_another_node_is_ignored_and_overwritten() {
     bench.policy.node_name = "n2".into();
     assert!(lost(&bench.restart()).contains("for node \"n1\", but this node is \"n2\""));
     bench.node(NodeView { name: "n2".into(), ..n1() });
-    bench.list_cidrs(&[]);
-    bench.list_services(&[named("s0001")]);
-    bench.list_slices(&[]);
+    bench.list_all(&[named("s0001")], &[]);
     assert!(bench.id().unwrap().0 != before.0);
     assert_eq!(bench.store.keys(), ["meta", "s/ns/s0001"], "nothing is left of the former");
     let id = bench.id();
@@ -121,43 +109,29 @@ fn the_state_of_another_node_is_ignored_and_overwritten() {
 
 #[test]
 fn a_damaged_state_counts_as_lost() {
-    type Harm = fn(&mut Batch, &[u8], &[u8]);
-    let harms: [(&str, &str, Harm); 9] = [
-        ("meta", "missing", |batch, key, _| {
-            batch.delete(Table::Endpoints, key);
-        }),
-        ("meta", "cannot decode", |batch, key, _| {
-            batch.put(Table::Endpoints, key, [0xff; 9]);
-        }),
-        ("meta", "version is 0", |batch, key, _| {
-            batch.put(Table::Endpoints, key, []);
-        }),
-        ("meta", "version is 9", |batch, key, _| {
-            batch.put(Table::Endpoints, key, [8, 9]);
-        }),
-        ("s/ns/a", "present and deleted", |batch, key, _| {
-            batch.delete(Table::Endpoints, key);
-        }),
-        ("s/ns/a", "cannot decode", |batch, key, _| {
-            batch.put(Table::Endpoints, key, [0xff; 9]);
-        }),
-        ("s/ns/a", "another type", |batch, key, _| {
-            batch.put(Table::Endpoints, key, [8, 1]);
-        }),
-        ("s/ns/a", "has the key", |batch, _, value| {
-            batch.put(Table::Endpoints, "x/ns/a", value);
-        }),
-        ("s/ns/a", "present and deleted", |batch, _, _| {
-            batch.put(Table::Endpoints, "s/ns/z", [32, 1]);
-        }),
-    ];
-    for (key, reason, harm) in harms {
+    let sound = Bench::synced(&[named("a"), named("b")], &[]);
+    let of_a = sound.store.get(Table::Endpoints, b"s/ns/a").unwrap().expect("a record");
+    for (reason, key, value) in [
+        ("missing", "meta", None),
+        ("cannot decode", "meta", Some(vec![0xff; 9])),
+        ("version is 0", "meta", Some(vec![])),
+        ("version is 9", "meta", Some(vec![8, 9])),
+        ("present and deleted", "s/ns/a", None),
+        ("cannot decode", "s/ns/a", Some(vec![0xff; 9])),
+        ("another type", "s/ns/a", Some(vec![8, 1])),
+        ("has the key", "x/ns/a", Some(of_a)),
+        ("present and deleted", "s/ns/z", Some(vec![32, 1])),
+    ] {
         let mut bench = Bench::synced(&[named("a"), named("b")], &[]);
         let (before, content) = (bench.id().unwrap(), bench.content());
-        let value = bench.store.get(Table::Endpoints, key.as_bytes()).unwrap().expect("a record");
-        let mut batch = Batch::new();
-        harm(&mut batch, key.as_bytes(), &value);
-        bench.store.apply(&batch).unwrap();
+        match value {
+            Some(value) => put_record(&bench, key, value),
+            None => {
+                let mut batch = Batch::new();
+                batch.delete(Table::Endpoints, key);
+                bench.store.apply(&batch).unwrap();
+            }
+        }
         let found = lost(&bench.restart());
         assert!(found.contains(reason), "{found:?} is not {reason:?}");
         assert_eq!(bench.id(), None);
@@ -174,16 +148,13 @@ fn records_of_a_revision_later_than_the_metadata_count_as_lost() {
     let meta = bench.store.get(Table::Endpoints, b"meta").unwrap().expect("a record");
     bench.pass(100);
     bench.put_service(&svc().named("ns", "a").node_port(7).build());
-    let mut batch = Batch::new();
-    batch.put(Table::Endpoints, "meta", meta);
-    bench.store.apply(&batch).unwrap();
+    put_record(&bench, "meta", meta);
     assert!(lost(&bench.restart()).contains("different revisions"));
 }
 
 #[test]
 fn unwritten_states_are_published_with_a_new_instance_id() {
-    let mut bench = Bench::synced(&many(3), &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&many(3), &[]);
     let before = bench.id().unwrap();
     bench.store.fail_after(0);
     bench.put_service(&named("new"));
@@ -233,8 +204,7 @@ fn a_restart_with_a_full_disk_restores_the_last_written_state() {
 
 #[test]
 fn changes_during_a_retried_write_are_not_lost() {
-    let mut bench = Bench::synced(&many(3), &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&many(3), &[]);
     bench.store.fail_after(0);
     bench.put_service(&named("new"));
     bench.store.repair();
@@ -298,12 +268,10 @@ fn a_process_killed_during_its_first_write_restores_no_state() {
 
 #[test]
 fn a_small_revision_is_written_in_one_batch() {
-    let mut bench = Bench::synced(&many(3), &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&many(3), &[]);
     let writes = i64::MAX - 100;
     bench.store.fail_after(writes);
-    let seen: Vec<ObjectEvent<Service>> = many(CHUNK_RECORDS - 1).iter().map(put).collect();
-    bench.services(seen);
+    bench.services(many(CHUNK_RECORDS - 1).iter().map(put).collect());
     assert_eq!(bench.rev(), 2);
     assert_eq!(bench.store.batches.load(std::sync::atomic::Ordering::SeqCst), writes - 1);
 }
@@ -332,9 +300,7 @@ fn a_service_larger_than_a_record_is_kept_in_parts() {
     let content = bench.content();
     bench.restart();
     assert_eq!(bench.content(), content);
-    let mut batch = Batch::new();
-    batch.put(Table::Endpoints, "p/ns/big/0001", [1]);
-    bench.store.apply(&batch).unwrap();
+    put_record(&bench, "p/ns/big/0001", vec![1]);
     assert!(lost(&bench.restart()).contains("different revisions"));
 }
 
@@ -358,8 +324,7 @@ fn a_restarted_actor_publishes_the_same_and_relists() {
 
 #[test]
 fn a_restarted_actor_without_a_disk_continues_from_memory() {
-    let mut bench = Bench::synced(&many(3), &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&many(3), &[]);
     bench.store.fail_after(0);
     bench.put_service(&named("new"));
     let id = bench.id();
@@ -374,8 +339,7 @@ fn a_restarted_actor_without_a_disk_continues_from_memory() {
 
 #[test]
 fn an_actor_restarted_during_a_write_publishes_the_written_state() {
-    let mut bench = Bench::synced(&many(3), &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&many(3), &[]);
     bench.slow = true;
     bench.services(vec![put(&named("new")), gone("ns/s0001")]);
     let (_, write) = bench.writes.pop().expect("a write");
@@ -392,10 +356,7 @@ fn a_source_without_answer_after_a_start_is_reported_after_a_while() {
     bench.pass(9_999);
     assert_eq!(bench.view, Some(EndpointsView::Synced));
     bench.pass(1);
-    assert_eq!(
-        bench.view,
-        Some(EndpointsView::Stale { cause: StaleCause::NotSynced, reason: NO_ANSWER.into() })
-    );
+    assert_eq!(bench.view, stale_view(StaleCause::NotSynced, NO_ANSWER));
     bench.tell_all(&many(3), &[]);
     assert_eq!((bench.view.clone(), bench.rev()), (Some(EndpointsView::Synced), 1));
 }
@@ -406,13 +367,7 @@ fn a_source_that_fails_after_a_start_is_reported_at_once() {
     bench.restart();
     bench.health(SourceKind::Node, Some("no route to host"));
     assert_eq!(bench.stale(), "nodes: no route to host");
-    assert_eq!(
-        bench.view,
-        Some(EndpointsView::Stale {
-            cause: StaleCause::SourceUnavailable,
-            reason: "nodes: no route to host".into()
-        })
-    );
+    assert_eq!(bench.view, stale_view(StaleCause::SourceUnavailable, "nodes: no route to host"));
     bench.health(SourceKind::Node, None);
     assert_eq!(bench.stale(), NO_ANSWER);
 }

@@ -6,33 +6,31 @@ use keelson_proto::{
     localnetv1::NodeInfo,
 };
 
-use super::testing::{Bench, START_MS, gone, listing, put};
+use super::testing::{Bench, START_MS, gone, listing, named, put, slice_of, stale_view};
 use crate::{
     Ack, EndpointSlice, NodeView, ObjectEvent, Service, ServiceCidr, ServiceName, SourceEvent, SourceKind,
-    view::tests::{http, internal, n1, svc},
+    view::tests::{internal, n1, svc},
 };
 
-fn named(name: &str) -> Service {
-    svc().named("ns", name).build()
-}
-
-fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
-    http(name, endpoints).of("ns", service).build()
-}
-
 fn addresses(bench: &Bench, name: &str) -> Vec<String> {
-    let service = bench.service(name);
-    service
-        .endpoints
-        .iter()
-        .flat_map(|endpoint| endpoint.i_ps.iter().flat_map(|ips| ips.v4.clone()))
-        .collect()
+    bench.service(name).endpoints.into_iter().flat_map(|endpoint| endpoint.i_ps.unwrap().v4).collect()
 }
 
 fn selected(bench: &Bench, name: &str) -> Vec<String> {
-    let service = bench.service(name);
-    let chosen = service.endpoints.iter().filter(|e| e.conditions.as_ref().is_some_and(|c| c.selected));
-    chosen.flat_map(|endpoint| endpoint.i_ps.iter().flat_map(|ips| ips.v4.clone())).collect()
+    let endpoints = bench.service(name).endpoints.into_iter();
+    let chosen = endpoints.filter(|endpoint| endpoint.conditions.unwrap().selected);
+    chosen.flat_map(|endpoint| endpoint.i_ps.unwrap().v4).collect()
+}
+
+fn cidr(name: &str, cidr: &str) -> ServiceCidr {
+    ServiceCidr {
+        metadata: Some(ObjectMeta { name: name.into(), ..ObjectMeta::default() }),
+        spec: Some(ServiceCidrSpec { cidrs: vec![cidr.into()] }),
+    }
+}
+
+fn cidrs(bench: &Bench) -> Vec<String> {
+    bench.shown.as_ref().unwrap().node.service_cid_rs.clone()
 }
 
 #[test]
@@ -47,13 +45,7 @@ fn case_16_nothing_is_published_before_every_kind_is_listed() {
     assert_eq!(bench.id(), None, "nor wholly");
     assert_eq!(bench.core.next_tick(), None);
     assert_eq!(bench.core.state("", 10).state, "pending");
-    assert_eq!(
-        bench.view,
-        Some(EndpointsView::Stale {
-            cause: StaleCause::NotSynced,
-            reason: "the source is not synced yet".into()
-        })
-    );
+    assert_eq!(bench.view, stale_view(StaleCause::NotSynced, "the source is not synced yet"));
     bench.services(vec![put(&named("other")), ObjectEvent::ListComplete]);
     assert_eq!((bench.rev(), bench.names()), (1, vec!["ns/other".into(), "ns/web".into()]));
     assert_eq!(addresses(&bench, "ns/web"), ["10.1.0.1", "10.2.0.1"]);
@@ -168,49 +160,37 @@ fn p4_a_node_that_is_deleted_or_has_no_addresses_keeps_its_last_facts() {
     bench.pass(100);
     let node = |bench: &Bench| (*bench.shown.as_ref().unwrap().node).clone();
     let before = node(&bench);
+    let report = |bench: &mut Bench, node: &NodeView| {
+        bench.node(node.clone());
+        bench.pass(100);
+    };
     let computed = bench.computed;
     // Without addresses, nothing changes.
     let rev = bench.rev();
-    bench.node(NodeView { ips: Vec::new(), ..full.clone() });
-    bench.pass(100);
+    report(&mut bench, &NodeView { ips: Vec::new(), ..full.clone() });
     assert_eq!(bench.rev(), rev);
     // Being deleted, then deleted: the last known facts are kept.
-    bench.node(NodeView { eligible: false, ..full.clone() });
-    bench.pass(100);
-    bench.node(gone.clone());
-    bench.pass(100);
+    report(&mut bench, &NodeView { eligible: false, ..full.clone() });
+    report(&mut bench, &gone);
     assert_eq!(node(&bench), NodeInfo { exists: false, eligible: false, ..before.clone() });
-    bench.node(full.clone());
-    bench.pass(100);
-    bench.node(gone.clone());
-    bench.pass(100);
+    report(&mut bench, &full);
+    report(&mut bench, &gone);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before.clone() });
     assert_eq!(bench.computed, computed, "no Service depends on any of it");
     // Also after a restart without a Node.
     bench.restart();
-    bench.node(gone);
-    bench.pass(100);
-    bench.list_cidrs(&[]);
-    bench.list_services(&[named("a")]);
-    bench.list_slices(&[slice_of("a-1", "a", "L1")]);
+    report(&mut bench, &gone);
+    bench.list_all(&[named("a")], &[slice_of("a-1", "a", "L1")]);
     assert_eq!(node(&bench), NodeInfo { exists: false, ..before });
     // Facts that the Node has replace the old ones: another address, no zone.
-    let changed = NodeView { zone: None, ips: vec!["192.0.2.2".parse().unwrap()], ..full };
-    bench.node(changed);
-    bench.pass(100);
+    report(&mut bench, &NodeView { zone: None, ips: vec!["192.0.2.2".parse().unwrap()], ..full });
     let after = node(&bench);
     assert_eq!((after.zone.as_str(), after.i_ps.unwrap().v4), ("", vec!["192.0.2.2".to_owned()]));
 }
 
 #[test]
 fn service_cidrs_are_part_of_the_node() {
-    let cidr = |name: &str, cidr: &str| ServiceCidr {
-        metadata: Some(ObjectMeta { name: name.into(), ..ObjectMeta::default() }),
-        spec: Some(ServiceCidrSpec { cidrs: vec![cidr.into()] }),
-    };
-    let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();
-    let mut bench = Bench::synced(&[], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[], &[]);
     bench.list_cidrs(&[cidr("b", "10.97.0.0/16"), cidr("a", "10.96.0.0/16")]);
     assert_eq!((bench.rev(), cidrs(&bench)), (2, vec!["10.96.0.0/16".into(), "10.97.0.0/16".into()]));
     bench.pass(100);
@@ -235,8 +215,7 @@ fn events_before_a_list_are_answered_with_relist() {
 #[test]
 fn a_complete_list_removes_objects_missing_from_it() {
     let slices = [slice_of("a-1", "a", "L1"), slice_of("b-1", "b", "L2"), slice_of("b-2", "b", "R2")];
-    let mut bench = Bench::synced(&[named("a"), named("b"), named("c")], &slices);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a"), named("b"), named("c")], &slices);
     bench.services(vec![ObjectEvent::Listing, put(&named("b"))]);
     bench.slices(vec![ObjectEvent::Listing, put(&slices[2])]);
     bench.pass(1000);
@@ -256,8 +235,7 @@ fn a_complete_list_removes_objects_missing_from_it() {
 
 #[test]
 fn events_of_other_kinds_during_a_list_are_published_with_it() {
-    let mut bench = Bench::synced(&[named("a")], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a")], &[]);
     bench.services(vec![ObjectEvent::Listing]);
     bench.put_slice(&slice_of("a-1", "a", "L1"));
     bench.node(NodeView { zone: Some("b".into()), ..n1() });
@@ -274,8 +252,7 @@ fn events_of_other_kinds_during_a_list_are_published_with_it() {
 #[test]
 fn a_slice_that_changes_its_service_leaves_the_former() {
     let mut bench =
-        Bench::synced(&[named("a"), named("b")], &[slice_of("s", "a", "L1"), slice_of("t", "b", "R1")]);
-    bench.pass(100);
+        Bench::idle(&[named("a"), named("b")], &[slice_of("s", "a", "L1"), slice_of("t", "b", "R1")]);
     bench.put_slice(&slice_of("s", "b", "L1"));
     assert_eq!((addresses(&bench, "ns/a"), addresses(&bench, "ns/b").len()), (vec![], 2));
     assert_eq!(bench.changed_since(1), Some((vec!["ns/a".into(), "ns/b".into()], false)));
@@ -291,8 +268,7 @@ fn a_slice_that_changes_its_service_leaves_the_former() {
 
 #[test]
 fn slices_outlive_their_service_and_come_before_it() {
-    let mut bench = Bench::synced(&[named("a")], &[slice_of("a-1", "a", "L1")]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a")], &[slice_of("a-1", "a", "L1")]);
     bench.services(vec![gone("ns/a")]);
     assert_eq!(bench.names(), Vec::<String>::new());
     assert!(bench.core.explain(&ServiceName::new("ns", "a")).is_some_and(|why| !why.served && why.rev == 0));
@@ -310,8 +286,7 @@ fn slices_outlive_their_service_and_come_before_it() {
 
 #[test]
 fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
-    let mut bench = Bench::synced(&[], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[], &[]);
     let publications = bench.publications;
     for number in 0..50 {
         bench.put_service(&named(&format!("s{number}")));
@@ -330,8 +305,7 @@ fn e19_first_changes_are_published_at_once_and_further_ones_every_interval() {
 
 #[test]
 fn changes_gather_while_the_disk_is_slow() {
-    let mut bench = Bench::synced(&[], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[], &[]);
     bench.slow = true;
     bench.put_service(&named("a"));
     assert_eq!((bench.rev(), bench.writes.len()), (1, 1), "not seen before it is on disk");
@@ -348,8 +322,7 @@ fn changes_gather_while_the_disk_is_slow() {
 
 #[test]
 fn an_object_created_and_deleted_between_revisions_is_not_published() {
-    let mut bench = Bench::synced(&[named("a")], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a")], &[]);
     bench.slow = true;
     bench.put_service(&named("b"));
     bench.services(vec![gone("ns/a")]);
@@ -379,10 +352,7 @@ fn p19_service_cidrs_that_cannot_be_listed_make_nothing_stale() {
 /// An API server that starts rejects requests for a moment, until it has read its roles.
 #[test]
 fn p19_refused_service_cidrs_keep_the_restored_ones() {
-    let cidrs = |bench: &Bench| bench.shown.as_ref().unwrap().node.service_cid_rs.clone();
-    let spec = Some(ServiceCidrSpec { cidrs: vec!["10.96.0.0/16".into()] });
-    let metadata = Some(ObjectMeta { name: "kubernetes".into(), ..ObjectMeta::default() });
-    let listed = [ServiceCidr { metadata, spec }];
+    let listed = [cidr("kubernetes", "10.96.0.0/16")];
     let refused = || SourceEvent::ServiceCidrs(vec![ObjectEvent::Listing, ObjectEvent::Refused]);
     let mut bench = Bench::new();
     bench.send_event(refused());
@@ -410,16 +380,12 @@ fn p19_refused_service_cidrs_keep_the_restored_ones() {
 
 #[test]
 fn a_failing_watch_makes_the_state_stale_until_its_objects_are_published() {
-    let mut bench = Bench::synced(&[named("a")], &[]);
-    bench.pass(100);
+    let mut bench = Bench::idle(&[named("a")], &[]);
     bench.health(SourceKind::EndpointSlices, Some("connection refused"));
     bench.pass(100);
     bench.health(SourceKind::Services, Some("also refused"));
     assert_eq!((bench.rev(), bench.stale()), (1, "endpointslices: connection refused".into()));
-    assert_eq!(
-        bench.view,
-        Some(EndpointsView::Stale { cause: StaleCause::SourceUnavailable, reason: bench.stale() })
-    );
+    assert_eq!(bench.view, stale_view(StaleCause::SourceUnavailable, &bench.stale()));
     let state = bench.core.state("", 0);
     assert_eq!((&*state.state, state.since_unix_ms), ("stale", START_MS + 100));
     bench.health(SourceKind::EndpointSlices, None);
@@ -436,13 +402,7 @@ fn a_failing_watch_makes_the_state_stale_until_its_objects_are_published() {
 fn the_error_of_a_failing_watch_explains_why_no_state_is_served() {
     let mut bench = Bench::new();
     bench.health(SourceKind::Services, Some("403 Forbidden"));
-    assert_eq!(
-        bench.view,
-        Some(EndpointsView::Stale {
-            cause: StaleCause::SourceRefused,
-            reason: "services: 403 Forbidden".into()
-        })
-    );
+    assert_eq!(bench.view, stale_view(StaleCause::SourceRefused, "services: 403 Forbidden"));
     let state = bench.core.state("", 0);
     assert_eq!(
         (&*state.state, &*state.reason, state.since_unix_ms),
@@ -481,8 +441,7 @@ fn a_revision_has_the_time_of_its_oldest_change_since_the_start() {
 #[test]
 fn inspection_shows_the_state_and_the_requested_services() {
     let services = [named("b"), svc().named("a-b", "x").build(), svc().named("a", "y").build(), named("a")];
-    let mut bench = Bench::synced(&services, &[slice_of("a-1", "a", "L1 R1! R2~")]);
-    bench.pass(100);
+    let bench = Bench::idle(&services, &[slice_of("a-1", "a", "L1 R1! R2~")]);
     let state = bench.core.state("", 2);
     assert_eq!((&*state.state, state.rev, state.durable), ("synced", 1, true));
     assert_eq!((state.services, state.endpoints, state.published_unix_ms), (4, 2, START_MS));

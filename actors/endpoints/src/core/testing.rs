@@ -13,7 +13,11 @@ use std::{
     time::Duration,
 };
 
-use keelson_actor_system::{clock::Now, cluster::JobHealth, reports::EndpointsView};
+use keelson_actor_system::{
+    clock::Now,
+    cluster::JobHealth,
+    reports::{EndpointsView, StaleCause},
+};
 use keelson_proto::localnetv1::NodeInfo;
 use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
 use prost::Message as _;
@@ -23,7 +27,7 @@ use crate::{
     Ack, EndpointSlice, Freshness, History, NodeView, ObjectEvent, Published, Service, ServiceCidr,
     ServiceName, SourceEvent, SourceKind,
     record::{self, Loaded, Restored, Write},
-    view::tests::n1,
+    view::tests::{http, n1, svc},
 };
 
 pub(crate) const START_MS: i64 = 1_800_000_000_000;
@@ -114,14 +118,11 @@ pub(crate) fn policy() -> EndpointsPolicy {
 }
 
 fn start(loaded: Loaded, kept: CarriedState, shown: Option<Arc<Published>>) -> Start {
-    match loaded {
-        Loaded::Full(restored) => {
-            Start { restored: Some(*restored), disk: DiskState::Synced, is_renamed: false, shown, kept }
-        }
-        Loaded::Nothing | Loaded::Lost(_) => {
-            Start { restored: None, disk: DiskState::Unusable, is_renamed: false, shown, kept }
-        }
-    }
+    let (restored, disk) = match loaded {
+        Loaded::Full(restored) => (Some(*restored), DiskState::Synced),
+        Loaded::Nothing | Loaded::Lost(_) => (None, DiskState::Unusable),
+    };
+    Start { restored, disk, is_renamed: false, shown, kept }
 }
 
 impl Bench {
@@ -160,8 +161,20 @@ impl Bench {
         bench
     }
 
+    /// Synced, and so long ago that the next change is published at once.
+    pub(crate) fn idle(services: &[Service], slices: &[EndpointSlice]) -> Self {
+        let mut bench = Self::synced(services, slices);
+        bench.pass(100);
+        bench
+    }
+
     pub(crate) fn tell_all(&mut self, services: &[Service], slices: &[EndpointSlice]) {
         self.node(n1());
+        self.list_all(services, slices);
+    }
+
+    /// Lists all kinds but the Node, and no ServiceCIDRs.
+    pub(crate) fn list_all(&mut self, services: &[Service], slices: &[EndpointSlice]) {
         self.list_cidrs(&[]);
         self.list_services(services);
         self.list_slices(slices);
@@ -426,6 +439,23 @@ impl Bench {
     pub(crate) fn identities(&self) -> usize {
         self.seen.keys().map(|(instance, _)| instance).collect::<BTreeSet<_>>().len()
     }
+}
+
+pub(crate) fn named(name: &str) -> Service {
+    svc().named("ns", name).build()
+}
+
+pub(crate) fn many(count: usize) -> Vec<Service> {
+    (0..count).map(|number| named(&format!("s{number:04}"))).collect()
+}
+
+/// A slice of a Service in namespace `ns`, with the endpoints in the words.
+pub(crate) fn slice_of(name: &str, service: &str, endpoints: &str) -> EndpointSlice {
+    http(name, endpoints).of("ns", service).build()
+}
+
+pub(crate) fn stale_view(cause: StaleCause, reason: &str) -> Option<EndpointsView> {
+    Some(EndpointsView::Stale { cause, reason: reason.into() })
 }
 
 pub(crate) fn put<T: Clone>(object: &T) -> ObjectEvent<T> {

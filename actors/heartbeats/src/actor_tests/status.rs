@@ -2,25 +2,22 @@
 
 mod neighbours;
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering, time::Duration};
 
 use keelson_actor_system::{
     cluster::{ApiErrorKind, JobHealth},
     reports::{EndpointsView, PullsView, RuntimeAvailability},
     supervise::{PANIC, Restart},
-    test_support::{FakeStore, pass, run, settle},
+    test_support::{pass, run, settle},
 };
 use keelson_storage::{StateStoreExt as _, StoreState, Table};
 use serde_json::{Value, json};
 
 use crate::status::{
-    ClearCondition, ConditionChanged, ConditionRefused, ConditionStatus, CountNow, EndReports,
-    ListConditions, ReportNow, Role,
+    ConditionChanged, ConditionRefused, ConditionStatus, CountNow, EndReports, ListConditions, ReportNow,
+    Role, idle,
 };
-use neighbours::{Fault, NEW_YEAR, World, idle, step_wall};
+use neighbours::{Fault, NEW_YEAR, World, step_wall};
 
 /// Advances time in steps in which other threads finish as well.
 async fn live(seconds: u64) {
@@ -28,6 +25,14 @@ async fn live(seconds: u64) {
         pass(1000).await;
         settle().await;
     }
+}
+
+/// The reporter, and what it has requested in this time is forgotten.
+async fn lived(role: Role, seconds: u64) -> World {
+    let world = World::start(role);
+    live(seconds).await;
+    world.api.forget();
+    world
 }
 
 #[test]
@@ -97,9 +102,7 @@ fn a_runtime_that_dies_makes_the_node_not_ready_within_ten_seconds_and_back() {
 #[test]
 fn a_server_that_never_answers_does_not_stop_the_reporter() {
     run(async {
-        let world = World::start(Role::Companion);
-        live(60).await;
-        world.api.forget();
+        let world = lived(Role::Companion, 60).await;
         world.api.script().always = Some(Fault::Hangs);
         let away = RuntimeAvailability::Down { down_for: Duration::ZERO, reason: "x".into() };
         *world.source.pulls_view.lock().expect("unharmed") =
@@ -120,9 +123,7 @@ fn a_server_that_never_answers_does_not_stop_the_reporter() {
 #[test]
 fn retry_after_is_obeyed() {
     run(async {
-        let world = World::start(Role::Companion);
-        live(60).await;
-        world.api.forget();
+        let world = lived(Role::Companion, 60).await;
         let kind = ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(45)) };
         world.api.script().faults.push_back(Fault::Says(kind));
         world.reporter.offer(ReportNow {}).expect("room");
@@ -168,9 +169,7 @@ fn a_restart_of_actor_or_process_writes_nothing() {
 #[test]
 fn case_28_a_step_of_the_wall_clock_is_answered_with_a_status() {
     run(async {
-        let world = World::start(Role::Node);
-        live(30).await;
-        world.api.forget();
+        let world = lived(Role::Node, 30).await;
         step_wall(-3_600_000);
         live(11).await;
         assert_eq!((world.api.verbs(), world.metrics.clock_steps.get()), (vec!["patch"], 1));
@@ -205,9 +204,7 @@ fn case_26_heartbeats_fail_while_the_node_is_missing() {
 #[test]
 fn external_conditions_are_stored_and_sent_with_the_next_status() {
     run(async {
-        let world = World::start(Role::Companion);
-        live(30).await;
-        world.api.forget();
+        let world = lived(Role::Companion, 30).await;
         assert_eq!(world.set("KernelDeadlock", ConditionStatus::False).await, Ok(true), "news");
         assert_eq!(world.records(), ["condition/KernelDeadlock", "status"], "before the answer");
         let refused = world.set("Ready", ConditionStatus::True).await;
@@ -221,12 +218,8 @@ fn external_conditions_are_stored_and_sent_with_the_next_status() {
         live(11).await;
         let listed = successor.reporter.ask(ListConditions {}).await.expect("the reporter answers");
         assert_eq!(listed.len(), 1);
-        let kind = "KernelDeadlock".to_owned();
-        assert_eq!(
-            successor.reporter.ask(ClearCondition { kind: kind.clone() }).await.expect("alive"),
-            Ok(())
-        );
-        let again = successor.reporter.ask(ClearCondition { kind }).await.expect("alive");
+        assert_eq!(successor.clear("KernelDeadlock").await, Ok(()));
+        let again = successor.clear("KernelDeadlock").await;
         assert!(matches!(again, Err(ConditionRefused::Unknown { .. })), "{again:?}");
         live(11).await;
         assert_eq!(successor.api.condition("KernelDeadlock"), Value::Null);
@@ -253,13 +246,12 @@ fn a_failing_store_costs_extra_requests_and_no_report() {
 #[test]
 fn i4_a_store_that_cannot_be_read_at_the_start_delays_no_report() {
     run(async {
-        let store = FakeStore::new();
-        store.fail(true);
-        let world = World::on(Arc::clone(&store));
+        let world = World::start(Role::Companion);
+        world.store.fail(true);
         live(5).await;
         assert_eq!(*world.health.borrow(), JobHealth::Healthy);
         assert_eq!(world.reporter.recorder().overview().restarts, 0);
-        store.fail(false);
+        world.store.fail(false);
         live(61).await;
         assert_eq!(world.records(), ["status"]);
     });
@@ -340,7 +332,8 @@ fn i4_a_store_that_is_not_open_is_a_condition() {
 fn i4_conditions_are_adopted_when_the_store_opens_late() {
     for opens in [true, false] {
         run(async {
-            let store = FakeStore::new();
+            let world = World::start(Role::Companion);
+            let store = &world.store;
             for kind in ["Kept", "Changed", "Cleared"] {
                 let key = format!("condition/{kind}");
                 let record = json!({"status": "True", "reason": "Told", "message": "m", "ttl_ms": null, "cleared": false});
@@ -352,7 +345,6 @@ fn i4_conditions_are_adopted_when_the_store_opens_late() {
             if opens {
                 store.state.send_replace(away);
             }
-            let world = World::on(Arc::clone(&store));
             live(5).await;
             let kinds = async || {
                 let list = world.reporter.ask(ListConditions {}).await.expect("alive");
@@ -362,8 +354,7 @@ fn i4_conditions_are_adopted_when_the_store_opens_late() {
             assert_eq!(world.set("Changed", ConditionStatus::False).await, Ok(true));
             assert_eq!(world.set("New", ConditionStatus::True).await, Ok(true));
             assert_eq!(world.set("Cleared", ConditionStatus::True).await, Ok(true));
-            let kind = "Cleared".to_owned();
-            assert_eq!(world.reporter.ask(ClearCondition { kind }).await.expect("alive"), Ok(()));
+            assert_eq!(world.clear("Cleared").await, Ok(()));
             live(11).await;
             store.fail(false);
             if opens {

@@ -38,7 +38,7 @@ pub fn added_conditions() -> impl Iterator<Item = &'static str> {
 }
 
 #[cfg(test)]
-pub(crate) use patch::tests::apply as apply_patch;
+pub(crate) use {compute::tests::idle, patch::tests::apply as apply_patch};
 
 pub use actor::{StatusReporter, StatusReporterParts, WallClock};
 pub use compute::{FindingPeriod, Inputs, Memory, Pressure, RuntimeView};

@@ -10,10 +10,6 @@ use keelson_actor_system::inspect::{MailboxError, Status};
 use keelson_proto::Code;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
-
 #[test]
 fn a_dropped_caller_does_not_affect_others() {
     run(async {
@@ -21,8 +17,7 @@ fn a_dropped_caller_does_not_affect_others() {
         let (a, b) = (world.ask("r/a"), world.ask("r/a"));
         drop(a);
         assert!(succeeded(b).await);
-        let (caller, answered, request) = world.request("r/b");
-        world.pulls.offer(request).expect("room");
+        let (caller, answered) = world.ask_as_caller("r/b");
         pass(100).await;
         drop(answered);
         world.pulls.deliver(PullEvent::CallerLeft(caller));
@@ -38,8 +33,7 @@ fn the_last_caller_to_leave_cancels_the_call_to_the_runtime() {
     run(async {
         let world = World::start(limit(1));
         world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
-        let (caller, _answered, request) = world.request("r/a");
-        world.pulls.offer(request).expect("room");
+        let (caller, _answered) = world.ask_as_caller("r/a");
         pass(100).await;
         world.pulls.deliver(PullEvent::CallerLeft(caller));
         pass(9_000).await;
@@ -128,9 +122,7 @@ fn a_panic_restarts_the_coordinator_from_the_journal() {
         }
         let again = [world.ask("r/a"), world.ask("r/b")];
         assert!(succeeded(behind).await, "a message behind the panic is handled after it");
-        for answered in again {
-            assert!(succeeded(answered).await);
-        }
+        all_succeed(again).await;
         let overview = world.pulls.recorder().overview();
         assert_eq!((overview.restarts, world.metrics.resumed.get()), (1, 2));
         assert!(overview.last_error.contains("a test wants a panic"), "{}", overview.last_error);
@@ -155,7 +147,7 @@ fn restarts_with_quiet_between_them_do_not_add_up() {
 #[test]
 fn a_full_mailbox_is_an_error_and_is_counted() {
     run(async {
-        let world = World::with(limit(1), FakeRuntime::new(), FakeStore::new(), 4);
+        let world = World::with(limit(1), FakeStore::new(), 4, None);
         pass(10).await;
         let senders: Vec<_> = (0..8).map(|_| world.pulls.clone()).collect();
         let mut answers = Vec::new();
@@ -189,10 +181,8 @@ fn ten_thousand_callers_are_answered_in_order() {
         let world = World::start(limit(3));
         world.runtime.script().instant = true;
         let begin = std::time::Instant::now();
-        let answers: Vec<Answered> = (0..10_000).map(|n| world.ask(&format!("r/{n}"))).collect();
-        for answered in answers {
-            assert!(succeeded(answered).await);
-        }
+        let answers = world.ask_for_each(10_000);
+        all_succeed(answers).await;
         println!("10,000 callers through both actors: {:?}", begin.elapsed());
         let pulls: Vec<String> =
             world.runtime.log().into_iter().filter(|line| line.starts_with("pull ")).collect();
@@ -243,7 +233,7 @@ fn a_restart_does_not_end_a_drain() {
 fn limits_change_live_and_survive_a_restart() {
     run(async {
         let world = World::start(limit(1));
-        let answers: Vec<Answered> = (0..6).map(|n| world.ask(&format!("r/{n}"))).collect();
+        let answers = world.ask_for_each(6);
         pass(100).await;
         let view = world.pulls.ask(SetLimit { limit: Some(3) }).await.expect("alive");
         assert_eq!((view.max_parallel_image_pulls, view.overridden), (3, true));
@@ -273,7 +263,7 @@ fn metrics_count_pulls_and_results() {
         assert!(!succeeded(bad).await && !succeeded(joined).await);
         world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(5))]);
         let long = world.ask("r/long");
-        let late: Vec<Answered> = (0..30).map(|n| world.ask(&format!("r/{n}"))).collect();
+        let late = world.ask_for_each(30);
         assert!(succeeded(long).await);
         for answered in late {
             assert!(matches!(refused(answered).await, Refusal::QueueTime(..)));

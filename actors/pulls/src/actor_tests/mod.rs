@@ -22,7 +22,7 @@ use keelson_actor_system::{
 };
 use keelson_proto::{cri, debug as pb};
 use prost::Message as _;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
     coordinator::{
@@ -56,22 +56,27 @@ impl Drop for World {
 
 type Answered = oneshot::Receiver<Answer>;
 
+fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
+
 impl World {
     fn start(policy: Policy) -> Self {
-        Self::with(policy, FakeRuntime::new(), FakeStore::new(), 20_000)
+        Self::with(policy, FakeStore::new(), 20_000, None)
     }
 
-    fn with(policy: Policy, runtime: Arc<FakeRuntime>, store: Arc<FakeStore>, capacity: usize) -> Self {
-        Self::with_handed(policy, runtime, store, capacity, None)
+    /// With a limit of 1.
+    fn on(store: Arc<FakeStore>) -> Self {
+        Self::with(limit(1), store, 100, None)
     }
 
-    fn with_handed(
-        policy: Policy,
-        runtime: Arc<FakeRuntime>,
-        store: Arc<FakeStore>,
-        capacity: usize,
-        handed: Option<HandedState>,
-    ) -> Self {
+    /// As [`Self::on`], with the pulls of a predecessor.
+    fn successor(store: Arc<FakeStore>, handed: HandedState) -> Self {
+        Self::with(limit(1), store, 100, Some(handed))
+    }
+
+    fn with(policy: Policy, store: Arc<FakeStore>, capacity: usize, handed: Option<HandedState>) -> Self {
+        let runtime = FakeRuntime::new();
         let metrics = Metrics::default();
         let clock = Clock::start();
         let (health, healths) = watch::channel(Health::Unknown);
@@ -113,11 +118,9 @@ impl World {
         }
     }
 
-    fn call(&self, image: &str, password: &str) -> Arc<PullCall> {
-        let auth = (!password.is_empty())
-            .then(|| cri::AuthConfig { password: password.into(), ..Default::default() });
+    fn call(&self, image: &str, sandbox_config: Option<cri::PodSandboxConfig>) -> Arc<PullCall> {
         let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
-        let request = cri::PullImageRequest { image: Some(spec), auth, sandbox_config: None };
+        let request = cri::PullImageRequest { image: Some(spec), auth: None, sandbox_config };
         Arc::new(PullCall::decode(request.encode_to_vec().into(), &self.salt).expect("a valid request"))
     }
 
@@ -125,20 +128,22 @@ impl World {
         let caller = CallerId(self.next.get());
         self.next.set(caller.0 + 1);
         let (answer, answered): (AnswerTo, _) = oneshot::channel();
-        let request = RequestPull {
-            caller,
-            call: self.call(image, ""),
-            timeout: None,
-            claim: Claim::default(),
-            answer,
-        };
-        (caller, answered, request)
+        let call = self.call(image, None);
+        (caller, answered, RequestPull { caller, call, timeout: None, claim: Claim::default(), answer })
     }
 
     fn ask(&self, image: &str) -> Answered {
-        let (_, answered, request) = self.request(image);
+        self.ask_as_caller(image).1
+    }
+
+    fn ask_as_caller(&self, image: &str) -> (CallerId, Answered) {
+        let (caller, answered, request) = self.request(image);
         self.pulls.offer(request).expect("room in the mailbox");
-        answered
+        (caller, answered)
+    }
+
+    fn ask_for_each(&self, number: usize) -> Vec<Answered> {
+        (0..number).map(|n| self.ask(&format!("r/{n}"))).collect()
     }
 
     async fn list(&self) -> pb::PullList {
@@ -156,6 +161,12 @@ impl World {
         drained.await.expect("reported once");
     }
 
+    async fn hand_over(&self) -> HandedState {
+        let (state, handed) = oneshot::channel();
+        self.pulls.deliver(HandOver { state, ends: mpsc::unbounded_channel().0 });
+        handed.await.expect("handed over").state
+    }
+
     fn restart_pulls(&self) {
         self.pulls.deliver(Restart { reason: "a test wants it".into() });
     }
@@ -163,6 +174,12 @@ impl World {
 
 async fn succeeded(answered: Answered) -> bool {
     matches!(answered.await, Ok(Answer::Runtime(reply)) if reply.result.is_ok())
+}
+
+async fn all_succeed(callers: impl IntoIterator<Item = Answered>) {
+    for answered in callers {
+        assert!(succeeded(answered).await);
+    }
 }
 
 async fn refused(answered: Answered) -> Refusal {

@@ -9,10 +9,6 @@ use fakes::ScriptedPull;
 use keelson_actor_system::reports::RuntimeAvailability;
 use keelson_proto::Code;
 
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
-
 impl World {
     /// A caller in namespace `default`; the uid of its pod is the pod's name.
     fn ask_for_pod(&self, image: &str, pod: &str) -> Answered {
@@ -23,11 +19,8 @@ impl World {
             attempt: 0,
         };
         let sandbox = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
-        let spec = cri::ImageSpec { image: image.into(), ..Default::default() };
-        let request = cri::PullImageRequest { image: Some(spec), auth: None, sandbox_config: Some(sandbox) };
-        let call = PullCall::decode(request.encode_to_vec().into(), &self.salt).expect("a valid request");
-        let (caller, answered, request) = self.request(image);
-        let request = RequestPull { caller, call: Arc::new(call), ..request };
+        let (_, answered, mut request) = self.request(image);
+        request.call = self.call(image, Some(sandbox));
         self.pulls.offer(request).expect("room");
         answered
     }

@@ -8,16 +8,12 @@ use crate::{
 use fakes::{SOCKET, ScriptedPull};
 use keelson_proto::Code;
 
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
-
 #[test]
 fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().down = Some("connection refused".into());
-        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         let answered = world.ask("r/a");
         pass(20_000).await;
         let probes = runtime.script().probes.clone();
@@ -41,9 +37,9 @@ fn probes_back_off_to_three_seconds_and_find_the_runtime_in_time() {
 #[test]
 fn a_manual_probe_does_not_wait() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().down = Some("connection refused".into());
-        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         pass(20_000).await;
         runtime.script().down = None;
         world.client.offer(RuntimeCommand::Probe).expect("room");
@@ -55,9 +51,9 @@ fn a_manual_probe_does_not_wait() {
 #[test]
 fn callers_get_the_error_of_an_absent_runtime() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().down = Some("connection refused".into());
-        let world = World::with(limit(1), runtime, FakeStore::new(), 100);
         let refusal = refused(world.ask("r/a")).await;
         assert_eq!(refusal.code(), Code::Unavailable);
         assert!(refusal.to_string().contains(SOCKET), "{refusal}");
@@ -112,9 +108,7 @@ fn all_of_many_lost_calls_are_repeated() {
                 world.ask(&image)
             })
             .collect();
-        for answered in answers {
-            assert!(succeeded(answered).await);
-        }
+        all_succeed(answers).await;
         assert_eq!(world.metrics.lost.get(), 50);
     });
 }
@@ -139,8 +133,8 @@ fn calls_lost_in_a_restart_are_repeated() {
 
 #[test]
 fn calls_lost_in_a_panic_are_repeated() {
-    // I9: neither the coordinator nor a caller notices.
     run(async {
+        // I9: neither the coordinator nor a caller notices.
         let world = World::start(limit(1));
         world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
         let answered = world.ask("r/a");
@@ -191,9 +185,9 @@ fn progress_is_read_from_pulls_that_take_a_while() {
 #[test]
 fn a_runtime_without_the_content_api_is_not_asked_for_progress() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().capabilities = Capabilities { leases: true, ..Capabilities::default() };
-        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         runtime.set_pulls("r/a", [ScriptedPull::Succeed(Duration::from_secs(10))]);
         assert!(succeeded(world.ask("r/a")).await);
         assert!(runtime.script().readings.is_empty());
@@ -257,9 +251,8 @@ fn orphan_leases_are_reaped_once_the_runtime_serves() {
 fn inspection_shows_the_runtime() {
     run(async {
         let world = World::start(limit(1));
-        let (caller, _answered, request) = world.request("r/a");
         world.runtime.set_pulls("r/a", [ScriptedPull::Hang]);
-        world.pulls.offer(request).expect("room");
+        let (caller, _answered) = world.ask_as_caller("r/a");
         pass(100).await;
         let state = async || {
             let text = world.client.ask(RuntimeState {}).await.expect("alive");
@@ -279,10 +272,10 @@ fn inspection_shows_the_runtime() {
 #[test]
 fn a_hanging_image_file_system_is_read_once_and_stops_no_pull() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         let reset = "failed to copy: connection reset by peer";
         runtime.set_pulls("r/a", [ScriptedPull::Fail(Duration::ZERO, Code::Unknown, reset)]);
-        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         assert!(!succeeded(world.ask("r/a")).await);
         pass(60_000).await;
         assert_eq!(runtime.logged("read /var/lib/fake"), 1, "it has not answered yet");
@@ -294,7 +287,8 @@ fn a_hanging_image_file_system_is_read_once_and_stops_no_pull() {
 #[test]
 fn a_low_image_file_system_releases_what_is_retained() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         let reset = "failed to copy: connection reset by peer";
         runtime.set_pulls("r/a", [ScriptedPull::Fail(Duration::ZERO, Code::Unknown, reset)]);
         let fs = |available_bytes| {
@@ -307,7 +301,6 @@ fn a_low_image_file_system_releases_what_is_retained() {
             })
         };
         runtime.script().image_fs = fs(20);
-        let world = World::with(limit(1), runtime.clone(), FakeStore::new(), 100);
         assert!(!succeeded(world.ask("r/a")).await);
         pass(30_000).await;
         assert_eq!((world.metrics.retained.get(), runtime.logged("dropped a lease of ours")), (1, 0));

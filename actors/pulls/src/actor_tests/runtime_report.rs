@@ -9,11 +9,6 @@ fn image(name: &str) -> RuntimeImage {
     RuntimeImage { names: vec![name.into()], size_bytes: 7 }
 }
 
-fn world(runtime: &Arc<FakeRuntime>) -> World {
-    let policy = Policy { limit: 1, ..Policy::default() };
-    World::with(policy, runtime.clone(), FakeStore::new(), 100)
-}
-
 async fn report(world: &World) -> Result<RuntimeReport, RuntimeError> {
     world.client.ask(ReportRuntime {}).await.expect("alive")
 }
@@ -27,9 +22,9 @@ fn counted(world: &World, operation_type: &'static str) -> (u64, u64) {
 #[test]
 fn a_report_has_version_conditions_images_and_their_file_system() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().images = vec![image("r/a@sha256:1")];
-        let world = world(&runtime);
         // Asked before the first probe has ended.
         let report = report(&world).await.expect("it serves");
         assert_eq!(report.version, "fake://v1");
@@ -45,8 +40,8 @@ fn a_report_has_version_conditions_images_and_their_file_system() {
 #[test]
 fn images_are_read_every_thirty_seconds_and_after_a_pull() {
     run(async {
-        let runtime = FakeRuntime::new();
-        let world = world(&runtime);
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         let lists = || runtime.logged("list images");
         report(&world).await.expect("it serves");
         runtime.script().images = vec![image("r/a")];
@@ -68,8 +63,8 @@ fn images_are_read_every_thirty_seconds_and_after_a_pull() {
 #[test]
 fn a_pull_that_ends_while_images_are_read_makes_them_be_read_again() {
     run(async {
-        let runtime = FakeRuntime::new();
-        let world = world(&runtime);
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         pass(10).await;
         runtime.script().report_takes = Duration::from_secs(3);
         let slow = {
@@ -87,9 +82,9 @@ fn a_pull_that_ends_while_images_are_read_makes_them_be_read_again() {
 #[test]
 fn a_runtime_that_is_down_answers_at_once_with_its_error() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().down = Some("connection refused".into());
-        let world = world(&runtime);
         let expected = RuntimeError { endpoint: SOCKET.into(), reason: "connection refused".into() };
         assert_eq!(report(&world).await, Err(expected));
         assert_eq!(runtime.logged("status"), 0);
@@ -102,9 +97,9 @@ fn a_runtime_that_is_down_answers_at_once_with_its_error() {
 #[test]
 fn a_status_that_fails_fails_the_report_and_is_counted() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().broken.insert("status");
-        let world = world(&runtime);
         assert_eq!(report(&world).await.expect_err("no status").reason, "status");
         assert_eq!(counted(&world, "status"), (1, 1));
     });
@@ -113,9 +108,9 @@ fn a_status_that_fails_fails_the_report_and_is_counted() {
 #[test]
 fn unreadable_images_are_kept_and_read_again() {
     run(async {
-        let runtime = FakeRuntime::new();
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         runtime.script().images = vec![image("r/a")];
-        let world = world(&runtime);
         let before = report(&world).await.expect("it serves");
         runtime.script().broken.extend(["list images", "image fs"]);
         runtime.script().images.clear();
@@ -131,8 +126,8 @@ fn unreadable_images_are_kept_and_read_again() {
 #[test]
 fn a_closed_connection_causes_a_probe_at_once() {
     run(async {
-        let runtime = FakeRuntime::new();
-        let world = world(&runtime);
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         pass(1_000).await;
         runtime.script().down = Some("connection refused".into());
         runtime.closed.notify_one();
@@ -144,8 +139,8 @@ fn a_closed_connection_causes_a_probe_at_once() {
 #[test]
 fn a_runtime_that_closes_every_connection_is_not_hammered() {
     run(async {
-        let runtime = FakeRuntime::new();
-        let world = world(&runtime);
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         pass(1_000).await;
         let before = runtime.script().probes.len();
         for _ in 0..10_000 {
@@ -163,8 +158,8 @@ fn a_runtime_that_closes_every_connection_is_not_hammered() {
 #[test]
 fn a_restart_listens_for_closed_connections_again() {
     run(async {
-        let runtime = FakeRuntime::new();
-        let world = world(&runtime);
+        let world = World::start(limit(1));
+        let runtime = &world.runtime;
         pass(100).await;
         world.client.deliver(Restart { reason: "a test wants it".into() });
         pass(2_000).await;

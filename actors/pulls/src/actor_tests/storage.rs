@@ -1,16 +1,28 @@
 //! Writes before actions, and failing writes.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use keelson_storage::StoreState;
 
 use super::*;
 use fakes::ScriptedPull;
 
+fn failing_store() -> Arc<FakeStore> {
+    let store = FakeStore::new();
+    store.fail(true);
+    store
+}
+
+fn store_being_opened() -> Arc<FakeStore> {
+    let store = failing_store();
+    store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
+    store
+}
+
 #[test]
 fn the_record_is_on_disk_before_the_runtime_is_asked() {
     run(async {
-        let world = World::start(Policy { limit: 2, ..Policy::default() });
+        let world = World::start(limit(2));
         let (store, missing) = (world.store.clone(), Arc::new(Mutex::new(Vec::new())));
         let notes = missing.clone();
         *world.runtime.watcher.lock().expect("unharmed") = Some(Box::new(move |pull| {
@@ -19,10 +31,8 @@ fn the_record_is_on_disk_before_the_runtime_is_asked() {
                 notes.lock().expect("unharmed").push(name);
             }
         }));
-        let answers: Vec<Answered> = (0..20).map(|n| world.ask(&format!("r/{n}"))).collect();
-        for answered in answers {
-            assert!(succeeded(answered).await);
-        }
+        let answers = world.ask_for_each(20);
+        all_succeed(answers).await;
         pass(1_010).await;
         assert_eq!((records(&world.store), world.runtime.script().most_running), (vec![], 2));
         assert!(missing.lock().expect("unharmed").is_empty(), "started without a record: {missing:?}");
@@ -47,13 +57,13 @@ fn nothing_starts_while_the_disk_is_slow() {
 #[test]
 fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
     run(async {
-        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        let world = World::start(limit(1));
         pass(10).await;
         world.store.fail(true);
         world.runtime.set_pulls("r/long", [ScriptedPull::Succeed(Duration::from_secs(60))]);
         let first = world.ask("r/a");
         let long = world.ask("r/long");
-        let queued: Vec<Answered> = (0..50).map(|n| world.ask(&format!("r/{n}"))).collect();
+        let queued = world.ask_for_each(50);
         assert!(succeeded(first).await, "pods start even on a full disk");
         pass(3000).await;
         assert_eq!(world.store.writes.load(Ordering::SeqCst), 1, "not tried again with every event");
@@ -69,9 +79,7 @@ fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
         assert_eq!((world.metrics.store_durable.get(), records(&world.store).len()), (1, 51));
         assert_eq!(world.inspected().await["journal_behind"], false);
         assert!(succeeded(long).await);
-        for answered in queued {
-            assert!(succeeded(answered).await);
-        }
+        all_succeed(queued).await;
         pass(1_010).await;
         assert!(records(&world.store).is_empty(), "and deletions are written again");
     });
@@ -80,7 +88,7 @@ fn pulls_continue_in_memory_while_the_store_fails_and_are_written_later() {
 #[test]
 fn a_last_write_is_tried_before_the_actor_stops() {
     run(async {
-        let world = World::start(Policy { limit: 1, ..Policy::default() });
+        let world = World::start(limit(1));
         pass(10).await;
         world.store.fail(true);
         let running = world.ask("r/a");
@@ -109,9 +117,7 @@ fn the_end_does_not_wait_for_a_store_that_keeps_failing() {
 #[test]
 fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
     run(async {
-        let store = FakeStore::new();
-        store.fail(true);
-        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        let world = World::on(failing_store());
         assert!(succeeded(world.ask("r/a")).await);
         assert_eq!(world.inspected().await["journal_unread"], true);
         assert_eq!(world.metrics.store_durable.get(), 0);
@@ -126,21 +132,18 @@ fn i4_pulls_are_decided_from_memory_while_the_journal_cannot_be_read() {
 #[test]
 fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_records() {
     run(async {
-        let one = || Policy { limit: 1, ..Policy::default() };
         let store = FakeStore::new();
-        let first = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        let first = World::on(store.clone());
         first.runtime.set_pulls("r/old-running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/old-running"), first.ask("r/old-queued")];
         pass(100).await;
         store.fail(true);
-        let second = World::with(one(), FakeRuntime::new(), store.clone(), 100);
+        let second = World::on(store.clone());
         second.runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let _new = second.ask("r/new");
         pass(100).await;
-        let (state, handed) = oneshot::channel();
-        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
-        let handed = handed.await.expect("handed over").state;
-        let third = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        let handed = second.hand_over().await;
+        let third = World::successor(store.clone(), handed);
         pass(100).await;
         assert_eq!(third.inspected().await["journal_unread"], true);
         store.fail(false);
@@ -158,18 +161,13 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
 #[test]
 fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
     run(async {
-        let one = || Policy { limit: 1, ..Policy::default() };
-        let first = World::with(one(), FakeRuntime::new(), FakeStore::new(), 100);
+        let first = World::start(limit(1));
         first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
-        let (state, handed) = oneshot::channel();
-        first.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
-        let handed = handed.await.expect("handed over").state;
-        let store = FakeStore::new();
-        store.fail(true);
-        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
-        let second = World::with_handed(one(), FakeRuntime::new(), store.clone(), 100, Some(handed));
+        let handed = first.hand_over().await;
+        let store = store_being_opened();
+        let second = World::successor(store.clone(), handed);
         pass(1_000).await;
         assert_eq!(second.metrics.store_durable.get(), 0, "it reports that it is not durable");
         let overview = second.pulls.recorder().overview();
@@ -180,13 +178,9 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
         pass(100).await;
         assert_eq!((second.metrics.store_durable.get(), records(&store).len()), (1, 2));
         // A store that never opens is an error in the end.
-        let (state, handed) = oneshot::channel();
-        second.pulls.deliver(HandOver { state, ends: tokio::sync::mpsc::unbounded_channel().0 });
-        let handed = handed.await.expect("handed over").state;
-        let store = FakeStore::new();
-        store.fail(true);
-        store.state.send_replace(StoreState::Opening { since: std::time::SystemTime::UNIX_EPOCH });
-        let third = World::with_handed(one(), FakeRuntime::new(), store, 100, Some(handed));
+        let handed = second.hand_over().await;
+        let store = store_being_opened();
+        let third = World::successor(store, handed);
         pass(6_000).await;
         let error = third.pulls.recorder().overview().last_error;
         assert!(error.contains("in memory only"), "{error}");
@@ -197,17 +191,15 @@ fn i8_a_successor_waits_for_its_store_to_open_without_an_error() {
 fn i4_a_journal_read_late_is_merged_with_running_pulls() {
     run(async {
         let store = FakeStore::new();
-        let first =
-            World::with(Policy { limit: 1, ..Policy::default() }, FakeRuntime::new(), store.clone(), 100);
+        let first = World::on(store.clone());
         first.runtime.set_pulls("r/running", [ScriptedPull::Hang]);
         let _callers = [first.ask("r/running"), first.ask("r/queued")];
         pass(100).await;
         assert_eq!(records(&store).len(), 2);
 
         store.fail(true);
-        let runtime = FakeRuntime::new();
-        runtime.set_pulls("r/new", [ScriptedPull::Hang]);
-        let world = World::with(Policy { limit: 1, ..Policy::default() }, runtime, store.clone(), 100);
+        let world = World::on(store.clone());
+        world.runtime.set_pulls("r/new", [ScriptedPull::Hang]);
         let (_new, again) = (world.ask("r/new"), world.ask("r/running"));
         pass(100).await;
         assert_eq!((world.list().await.running, world.list().await.queued), (1, 1));
@@ -215,14 +207,8 @@ fn i4_a_journal_read_late_is_merged_with_running_pulls() {
         pass(6_000).await;
         assert_eq!(world.metrics.store_durable.get(), 1);
         assert_eq!(world.inspected().await["journal_unread"], false);
-        let queued: Vec<String> = world
-            .list()
-            .await
-            .pulls
-            .into_iter()
-            .filter(|pull| pull.position > 0)
-            .map(|pull| pull.image)
-            .collect();
+        let pulls = world.list().await.pulls.into_iter();
+        let queued: Vec<String> = pulls.filter(|pull| pull.position > 0).map(|pull| pull.image).collect();
         assert_eq!(queued, ["r/running", "r/queued"], "nothing is lost, nothing is there twice");
         assert_eq!(records(&store).len(), 3);
         drop(again);
@@ -232,9 +218,7 @@ fn i4_a_journal_read_late_is_merged_with_running_pulls() {
 #[test]
 fn i4_the_end_does_not_wait_for_a_journal_that_was_never_read() {
     run(async {
-        let store = FakeStore::new();
-        store.fail(true);
-        let world = World::with(Policy::default(), FakeRuntime::new(), store, 100);
+        let world = World::on(failing_store());
         assert!(succeeded(world.ask("r/a")).await);
         world.drain().await;
         assert_eq!(world.inspected().await["journal_unread"], true);

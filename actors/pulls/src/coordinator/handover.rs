@@ -150,19 +150,7 @@ mod tests {
     use crate::coordinator::RecordState;
 
     fn record(id: u64) -> PullRecord {
-        PullRecord {
-            id,
-            order: Some(id),
-            image: "r.io/a".into(),
-            runtime_handler: String::new(),
-            requested_unix_ms: 1,
-            wanted_unix_ms: None,
-            attempts: 1,
-            with_credentials: false,
-            state: RecordState::Running,
-            pod: None,
-            lease: None,
-        }
+        PullRecord { attempts: 1, state: RecordState::Running, ..PullRecord::queued(id, "r.io/a") }
     }
 
     #[test]

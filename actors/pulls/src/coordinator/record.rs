@@ -46,6 +46,25 @@ pub struct PullRecord {
     pub lease: Option<String>,
 }
 
+#[cfg(test)]
+impl PullRecord {
+    pub(crate) fn queued(id: u64, image: &str) -> Self {
+        Self {
+            id,
+            order: Some(id),
+            image: image.into(),
+            runtime_handler: String::new(),
+            requested_unix_ms: 5,
+            wanted_unix_ms: None,
+            attempts: 0,
+            with_credentials: false,
+            state: RecordState::Queued,
+            pod: None,
+            lease: None,
+        }
+    }
+}
+
 /// A lease whose pull ended without success: its bytes are kept for a retry. Table `leases`, keyed by the lease's ID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptLease {

@@ -263,8 +263,13 @@ mod tests {
         PullCall::decode(request.encode_to_vec().into(), salt)
     }
 
-    fn password(word: &str) -> Option<cri::AuthConfig> {
-        Some(cri::AuthConfig { username: "robot".into(), password: word.into(), ..Default::default() })
+    fn auth(username: &str, password: &str) -> Option<cri::AuthConfig> {
+        let (username, password) = (username.into(), password.into());
+        Some(cri::AuthConfig { username, password, ..Default::default() })
+    }
+
+    fn password(password: &str) -> Option<cri::AuthConfig> {
+        auth("robot", password)
     }
 
     #[test]
@@ -282,13 +287,6 @@ mod tests {
     #[test]
     fn fields_of_credentials_do_not_run_into_each_other() {
         let salt = CredentialsSalt::random();
-        let auth = |username: &str, password: &str| {
-            Some(cri::AuthConfig {
-                username: username.into(),
-                password: password.into(),
-                ..Default::default()
-            })
-        };
         let key = |auth| decode(&request(auth), &salt).expect("valid").key;
         assert_ne!(key(auth("ab", "c")), key(auth("a", "bc")));
     }

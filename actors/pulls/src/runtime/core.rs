@@ -174,6 +174,12 @@ mod tests {
         core.handle(event, Now::default())
     }
 
+    fn up() -> Core {
+        let mut core = Core::default();
+        run(&mut core, Event::Probed(Ok(info("1"))));
+        core
+    }
+
     const PROBE_NOW: Effect = Effect::ProbeAfter(Duration::ZERO);
     const PROBE_LATER: Effect = Effect::ProbeAfter(PROBE_INTERVAL);
 
@@ -204,8 +210,7 @@ mod tests {
 
     #[test]
     fn a_lost_call_probes_at_once_and_reports_the_next_answer() {
-        let mut core = Core::default();
-        run(&mut core, Event::Probed(Ok(info("1"))));
+        let mut core = up();
         assert_eq!(run(&mut core, Event::CallLost), [PROBE_NOW]);
         assert_eq!(run(&mut core, Event::CallLost), [], "one probe for many lost calls");
         assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [Effect::Announce, PROBE_LATER]);
@@ -220,8 +225,7 @@ mod tests {
 
     #[test]
     fn a_closed_connection_probes_at_once_and_an_equal_answer_is_not_reported() {
-        let mut core = Core::default();
-        run(&mut core, Event::Probed(Ok(info("1"))));
+        let mut core = up();
         assert_eq!(run(&mut core, Event::ConnectionClosed), [PROBE_NOW]);
         assert_eq!(run(&mut core, Event::Probed(Ok(info("1")))), [PROBE_LATER]);
         run(&mut core, Event::CallLost);
@@ -250,8 +254,7 @@ mod tests {
             (&[Silent, Gone], false),
         ];
         for (kinds, stays) in cases {
-            let mut core = Core::default();
-            run(&mut core, Event::Probed(Ok(info("1"))));
+            let mut core = up();
             let mut warnings = 0;
             for kind in kinds {
                 let effects = run(&mut core, failure(*kind, "slow"));
@@ -280,8 +283,7 @@ mod tests {
 
     #[test]
     fn a_slow_runtime_is_probed_with_back_off_and_pulls_that_were_lost_wait_for_its_answer() {
-        let mut core = Core::default();
-        run(&mut core, Event::Probed(Ok(info("1"))));
+        let mut core = up();
         run(&mut core, Event::CallLost);
         let effects = run(&mut core, failure(FailureKind::Busy, "slow"));
         let [first, second] = [100, 200].map(|ms| Effect::ProbeAfter(Duration::from_millis(ms)));

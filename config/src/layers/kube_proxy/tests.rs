@@ -210,14 +210,14 @@ nftables: {masqueradeBit: 5, syncPeriod: 40s}
 
 #[test]
 fn p20_addresses_follow_the_family_of_bind_address() {
-    let (set, _) = Read::of(&format!("{HEAD}mode: nftables\nbindAddress: '::'\n")).set();
-    for line in [r#"proxy.healthz_bind_address="[::]:10256""#, r#"proxy.metrics_bind_address="[::1]:10249""#]
-    {
+    for (more, line) in [
+        ("", r#"proxy.healthz_bind_address="[::]:10256""#),
+        ("", r#"proxy.metrics_bind_address="[::1]:10249""#),
+        ("healthzBindAddress: 'fd00::1'\n", r#"proxy.healthz_bind_address="[fd00::1]:10256""#),
+    ] {
+        let (set, _) = Read::of(&format!("{HEAD}mode: nftables\nbindAddress: '::'\n{more}")).set();
         assert!(set.iter().any(|have| have == line), "{line} in {set:#?}");
     }
-    let (set, _) =
-        Read::of(&format!("{HEAD}mode: nftables\nbindAddress: '::'\nhealthzBindAddress: 'fd00::1'\n")).set();
-    assert!(set.iter().any(|have| have == r#"proxy.healthz_bind_address="[fd00::1]:10256""#), "{set:#?}");
 }
 
 /// kube-proxy decodes leniently where strict decoding fails, and warns.

@@ -5,7 +5,11 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
-use std::{convert::Infallible, path::PathBuf, time::Duration};
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream::unfold;
@@ -75,11 +79,16 @@ impl Call {
         self.send(&local::NextItem { endpoints: Some(service(name, version)), ..Default::default() }).await;
     }
 
-    pub(crate) async fn state(self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
+    /// The beginning of an answer of `Next`.
+    pub(crate) async fn partial(&self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
         self.next(instance_id, rev).await;
         for (name, version) in services {
             self.item(name, *version).await;
         }
+    }
+
+    pub(crate) async fn state(self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
+        self.partial(instance_id, rev, services).await;
         self.status(0).await;
     }
 
@@ -93,6 +102,20 @@ impl Call {
 
     pub(crate) async fn set(&self, name: &str, version: i32) {
         self.watch(pb::watch_item::Item::Set(service(name, version))).await;
+    }
+
+    /// Deltas of `Watch` up to this position.
+    pub(crate) async fn changes(&self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
+        for (name, version) in services {
+            self.set(name, *version).await;
+        }
+        self.sync(instance_id, rev).await;
+    }
+
+    /// A full state of `Watch`.
+    pub(crate) async fn full(&self, instance_id: u64, rev: u64, services: &[(&str, i32)]) {
+        self.reset().await;
+        self.changes(instance_id, rev, services).await;
     }
 
     pub(crate) async fn delete(&self, name: &str) {
@@ -125,19 +148,21 @@ pub(crate) fn service(name: &str, version: i32) -> local::ServiceEndpoints {
 /// Listens until it is dropped, which breaks every connection.
 pub(crate) struct Server {
     path: PathBuf,
+    folder: Option<tempfile::TempDir>,
     calls: mpsc::Receiver<Call>,
-    // Its tasks end with it.
-    _tasks: JoinSet<()>,
+    /// They end with it.
+    tasks: JoinSet<()>,
 }
 
 impl Server {
     pub(crate) fn start(path: PathBuf) -> Self {
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).unwrap();
-        let (calls, received) = mpsc::channel(1);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, calls));
-        Self { path, calls: received, _tasks: tasks }
+        let (calls, tasks) = listen(&path);
+        Self { path, folder: None, calls, tasks }
+    }
+
+    /// Breaks every connection and listens again.
+    pub(crate) fn restart(&mut self) {
+        (self.calls, self.tasks) = listen(&self.path);
     }
 
     pub(crate) async fn call(&mut self) -> Call {
@@ -165,6 +190,15 @@ impl Drop for Server {
     }
 }
 
+fn listen(path: &Path) -> (mpsc::Receiver<Call>, JoinSet<()>) {
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path).unwrap();
+    let (calls, received) = mpsc::channel(1);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(accept(listener, calls));
+    (received, tasks)
+}
+
 async fn accept(listener: UnixListener, calls: mpsc::Sender<Call>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
@@ -185,51 +219,46 @@ async fn answer(
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let (frames, received) = mpsc::channel(1);
     let message = body.get(5..).unwrap_or_default();
-    let call = match &*path {
+    let mut call = Call {
+        method: path.rsplit('/').next().unwrap().into(),
+        instance_id: 0,
+        rev: 0,
+        follow_stale: None,
+        required: None,
+        backend: None,
+        frames,
+    };
+    match &*path {
         "/localnetv1.Endpoints/Next" => {
             let asked = local::NextFilter::decode(message).unwrap();
-            Call {
-                method: "Next".into(),
-                instance_id: asked.instance_id,
-                rev: asked.rev,
-                follow_stale: asked.follow_stale.then_some(asked.stale),
-                required: asked.required_endpoint_conditions,
-                backend: None,
-                frames,
-            }
+            (call.instance_id, call.rev) = (asked.instance_id, asked.rev);
+            call.follow_stale = asked.follow_stale.then_some(asked.stale);
+            call.required = asked.required_endpoint_conditions;
         }
         "/keelson.endpoints.v1.Endpoints/Watch" => {
             let asked = pb::WatchRequest::decode(message).unwrap();
-            Call {
-                method: "Watch".into(),
-                instance_id: asked.instance_id,
-                rev: asked.rev,
-                follow_stale: None,
-                required: asked.required_endpoint_conditions,
-                backend: None,
-                frames,
-            }
+            (call.instance_id, call.rev) = (asked.instance_id, asked.rev);
+            call.required = asked.required_endpoint_conditions;
         }
         "/keelson.endpoints.v1.Endpoints/Report" => {
             let backend = pb::Backend::decode(message).unwrap();
-            let (instance_id, rev) = (backend.instance_id, backend.rev);
-            let follow_stale = None;
-            Call {
-                method: "Report".into(),
-                instance_id,
-                rev,
-                follow_stale,
-                required: None,
-                backend: Some(backend),
-                frames,
-            }
+            (call.instance_id, call.rev) = (backend.instance_id, backend.rev);
+            call.backend = Some(backend);
         }
         other => panic!("a call of {other}"),
-    };
+    }
     let _ = calls.send(call).await;
     let frames = unfold(received, |mut received| async { Some((received.recv().await?, received)) });
     let answer = Response::builder().header("content-type", "application/grpc");
     Ok(answer.body(StreamBody::new(frames)).unwrap())
+}
+
+/// A server, and options with its address.
+pub(crate) fn started() -> (Server, Options) {
+    let (folder, path, options) = place();
+    let mut server = Server::start(path);
+    server.folder = Some(folder);
+    (server, options)
 }
 
 /// A folder for a socket, and options with its address and short delays.

@@ -6,25 +6,17 @@ use futures_util::FutureExt as _;
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::Code;
 use keelson_pulls::{
-    coordinator::{ListPulls, Policy},
+    coordinator::ListPulls,
     request::PullCall,
     runtime::{Outcome, Phase, Progress, PullReading, Runtime as _, RuntimePull},
 };
 use tokio::sync::watch;
 
-use crate::support::{
-    Agent, Call, Containerd, FakeRuntime, HOLD, PULL_IMAGE, Sockets, frame, pull_request, run, until,
-};
+use crate::support::{Containerd, FakeRuntime, OWNER, PULL_IMAGE, Sockets, connect, run, until};
 
-const OWNER: &str = "0123456789abcdef";
 const OWNED: &str = "keelson.dev/owner";
 const EXPIRES: &str = "containerd.io/gc.expire";
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn serve(sockets: &Sockets, containerd: &Containerd) -> FakeRuntime {
-    let containerd = containerd.clone();
-    FakeRuntime::start(&sockets.runtime(), move |call: Call| containerd.clone().handle(call))
-}
 
 fn pull_in(lease: Option<&str>) -> RuntimePull {
     let call = Arc::new(PullCall::rebuild("r.io/x", "", None).unwrap());
@@ -47,9 +39,7 @@ fn code(outcome: &Outcome) -> Option<Code> {
 #[test]
 fn a_pull_makes_its_lease_first_and_names_it() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, runtime, client) = Containerd::start();
         for _ in 0..2 {
             let outcome = client.pull(pull_in(Some("keelson-1"))).await;
             assert_eq!((code(&outcome), outcome.is_lost()), (None, false));
@@ -69,9 +59,7 @@ fn a_pull_makes_its_lease_first_and_names_it() {
 #[test]
 fn a_lease_is_deleted_with_a_garbage_collection_where_space_is_needed() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, _runtime, client) = Containerd::start();
         for (lease, collect) in [("keelson-1", false), ("keelson-2", true)] {
             containerd.put_lease(lease, &[(OWNED, OWNER)], &[]);
             client.drop_lease(lease.into(), collect).await.unwrap();
@@ -83,11 +71,9 @@ fn a_lease_is_deleted_with_a_garbage_collection_where_space_is_needed() {
 #[test]
 fn a_lease_of_an_earlier_process_is_used_while_it_lasts() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
+        let (containerd, _runtime, client) = Containerd::start();
         let (owner, expires) = ((OWNED, OWNER), in_minutes(20 * 60));
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &[("content", "sha256:a")]);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert!(containerd.journal().is_empty());
         assert_eq!(containerd.leases()["keelson-1"].resources.len(), 1);
@@ -101,12 +87,10 @@ fn leases_are_renewed_before_they_expire() {
         for (in_use, minutes, renewed) in
             [(false, 70, false), (false, 50, true), (true, 50, false), (true, 10, true)]
         {
-            let (sockets, containerd) = (Sockets::new(), Containerd::default());
-            let _runtime = serve(&sockets, &containerd);
+            let (containerd, _runtime, client) = Containerd::start();
             let (owner, expires) = ((OWNED, OWNER), in_minutes(minutes));
             let pinned = [("content", "sha256:a")];
             containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
-            let client = ContainerRuntime::new(sockets.runtime(), OWNER);
             // A pull counts from the moment it is requested.
             let pull = in_use.then(|| client.pull(pull_in(Some("keelson-1"))));
             let wanted = vec!["keelson-1".to_owned(), "keelson-gone".to_owned()];
@@ -123,13 +107,11 @@ fn leases_are_renewed_before_they_expire() {
 #[test]
 fn an_agent_killed_while_it_renewed_a_lease_leaves_its_bytes_pinned() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
+        let (containerd, _runtime, client) = Containerd::start();
         let owner = (OWNED, OWNER);
         for lease in ["keelson-1-renewing", "keelson-2", "keelson-2-renewing", "keelson-3-renewing"] {
             containerd.put_lease(lease, &[owner], &[("content", "sha256:a")]);
         }
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let keep = ["keelson-1", "keelson-2"].map(str::to_owned).into();
         client.reap_leases(keep).await.expect("it answers");
         let left: Vec<String> = containerd.leases().keys().cloned().collect();
@@ -141,12 +123,10 @@ fn an_agent_killed_while_it_renewed_a_lease_leaves_its_bytes_pinned() {
 #[test]
 fn a_lease_that_expires_soon_is_recreated_with_its_resources() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
+        let (containerd, _runtime, client) = Containerd::start();
         let (owner, expires) = ((OWNED, OWNER), in_minutes(50));
         let pinned = [("content", "sha256:a"), ("ingests", "layer-sha256:b")];
         containerd.put_lease("keelson-1", &[owner, (EXPIRES, &expires)], &pinned);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert_eq!(hours_left(&containerd, "keelson-1"), 2);
         let lease = &containerd.leases()["keelson-1"];
@@ -172,9 +152,7 @@ fn a_lease_that_expires_soon_is_recreated_with_its_resources() {
 #[test]
 fn a_vanished_lease_is_recreated_once() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, runtime, client) = Containerd::start();
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         containerd.drop_lease("keelson-1");
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
@@ -186,17 +164,10 @@ fn a_vanished_lease_is_recreated_once() {
 #[test]
 fn a_lease_that_keeps_vanishing_yields_the_runtime_error() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let own = containerd.clone();
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-            let containerd = own.clone();
-            async move {
-                if call.path == PULL_IMAGE {
-                    containerd.drop_lease("keelson-1");
-                }
-                containerd.handle(call).await;
-            }
-        });
+        let sockets = Sockets::new();
+        let vanishing = Containerd::default()
+            .before(PULL_IMAGE, |containerd, _| async move { containerd.drop_lease("keelson-1") });
+        let runtime = FakeRuntime::start(&sockets, vanishing);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let outcome = client.pull(pull_in(Some("keelson-1"))).await;
         assert_eq!((code(&outcome), outcome.is_lost()), (Some(Code::NotFound), false));
@@ -210,9 +181,7 @@ fn a_lease_that_keeps_vanishing_yields_the_runtime_error() {
 #[test]
 fn a_lease_that_cannot_be_made_costs_the_progress_and_not_the_pull() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, runtime, client) = Containerd::start();
         containerd.fail_own_api(Some((2, "disk full")));
         let outcome = client.pull(pull_in(Some("keelson-1"))).await;
         containerd.fail_own_api(None);
@@ -230,16 +199,11 @@ fn a_lease_in_use_is_not_deleted() {
     run(async {
         let (sockets, containerd) = (Sockets::new(), Containerd::default());
         let (gate, opened) = watch::channel(false);
-        let own = containerd.clone();
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-            let (containerd, mut opened) = (own.clone(), opened.clone());
-            async move {
-                if call.path == PULL_IMAGE {
-                    opened.wait_for(|open| *open).await.unwrap();
-                }
-                containerd.handle(call).await;
-            }
+        let waiting = containerd.before(PULL_IMAGE, move |_, _| {
+            let mut opened = opened.clone();
+            async move { drop(opened.wait_for(|open| *open).await.unwrap()) }
         });
+        let runtime = FakeRuntime::start(&sockets, waiting);
         let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let pull = client.pull(pull_in(Some("keelson-1")));
         // Even before it is polled for the first time.
@@ -259,15 +223,13 @@ fn a_lease_in_use_is_not_deleted() {
 #[test]
 fn case_11_only_own_orphans_are_reaped() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
+        let (containerd, _runtime, client) = Containerd::start();
         let other = [(OWNED, "fedcba9876543210")];
         containerd.put_lease("orphan-1", &[(OWNED, OWNER)], &[]);
         containerd.put_lease("orphan-2", &[(OWNED, OWNER)], &[]);
         containerd.put_lease("journaled", &[(OWNED, OWNER)], &[]);
         containerd.put_lease("of-another-agent", &other, &[]);
         containerd.put_lease("of-somebody", &[], &[]);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         assert_eq!(code(&client.pull(pull_in(Some("in-use"))).await), None);
         let reaped = client.reap_leases(["journaled".to_owned()].into()).await.unwrap();
         assert_eq!(reaped, ["orphan-1", "orphan-2"]);
@@ -279,18 +241,16 @@ fn case_11_only_own_orphans_are_reaped() {
 #[test]
 fn a_runtime_without_containerds_api_serves_all_the_same() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default().without_own_api());
-        let runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
-        let info = client.probe().await.unwrap();
+        let containerd = Containerd::default();
+        containerd.set_own_api(false);
+        let (runtime, agent, client) = connect(containerd.handler()).await;
+        let info = ContainerRuntime::new(runtime.socket(), OWNER).probe().await.unwrap();
         assert_eq!(
             (&*info.name, info.capabilities.leases, info.capabilities.content),
             ("fake", false, false)
         );
-        let agent = Agent::start(&sockets).await;
         agent.runtime_up().await;
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.pull("r.io/x").await.assert_ok();
         assert!(runtime.calls(PULL_IMAGE)[0].headers.get("containerd-lease").is_none());
     });
 }
@@ -298,9 +258,7 @@ fn a_runtime_without_containerds_api_serves_all_the_same() {
 #[test]
 fn of_two_chained_agents_the_one_next_to_containerd_makes_leases() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let near = Agent::start(&sockets).await;
+        let (runtime, near, _) = connect(Containerd::default().handler()).await;
         near.runtime_up().await;
         for obeys_option in [true, false] {
             near.settings.send_modify(|settings| settings.offer_pull_option = obeys_option);
@@ -350,9 +308,7 @@ const MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:c","size
 #[test]
 fn progress_comes_from_the_manifest_and_the_ingests() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, _runtime, client) = Containerd::start();
         let read = || async {
             let read = client.progress(vec!["gone".into(), "keelson-1".into()]).await.unwrap();
             assert!(read.failed.is_none() && read.pulls.keys().all(|lease| lease == "keelson-1"));
@@ -407,11 +363,9 @@ fn progress_comes_from_the_manifest_and_the_ingests() {
 #[test]
 fn a_large_blob_is_not_read_as_a_manifest() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
+        let (containerd, _runtime, client) = Containerd::start();
         containerd.put_blob("sha256:l", 5 << 20, MANIFEST);
         containerd.put_lease("keelson-1", &[], &[("content", "sha256:l"), ("content", "sha256:gone")]);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let read = client.progress(vec!["keelson-1".into()]).await.unwrap();
         assert_eq!(read.pulls, [("keelson-1".to_owned(), PullReading::default())].into());
         assert!(containerd.journal().is_empty());
@@ -421,25 +375,11 @@ fn a_large_blob_is_not_read_as_a_manifest() {
 #[test]
 fn a_running_pull_shows_its_progress() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let own = containerd.clone();
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-            let containerd = own.clone();
-            async move {
-                if call.path == PULL_IMAGE {
-                    let lease = containerd.enter_lease(&call).unwrap().expect("a lease");
-                    containerd.put_blob("sha256:m", 200, MANIFEST);
-                    containerd.put_lease(&lease, &[(OWNED, OWNER)], &[("content", "sha256:m")]);
-                    containerd.put_ingest("layer-sha256:b", 120);
-                    tokio::time::sleep(Duration::from_secs(30)).await;
-                }
-                containerd.handle(call).await;
-            }
-        });
-        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, ..Policy::default() }).await;
+        let containerd = Containerd::default();
+        let pulling = containerd.downloading(MANIFEST, &[(OWNED, OWNER)], Duration::from_secs(30));
+        let (runtime, agent, client) = connect(pulling).await;
         agent.runtime_up().await;
-        let client = agent.client().await;
-        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        let pull = client.start_pull("r.io/x").await;
         until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
         let list = agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap();

@@ -1,6 +1,6 @@
 //! I10 and I3: a containerd whose own APIs fail, come back, or are replaced.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use keelson_cri::runtime::ContainerRuntime;
 use keelson_pulls::{
@@ -9,21 +9,17 @@ use keelson_pulls::{
     runtime::{Capabilities, FailureKind, Health, Runtime as _},
 };
 
+use tokio::sync::watch;
+
 use crate::support::{
-    Agent, Call, Containerd, FakeRuntime, HOLD, IMAGE_FS_INFO, PULL_IMAGE, Sockets, VERSION, frame,
-    grpc_status, pull_request, run, until,
+    Agent, Call, Containerd, FakeRuntime, IMAGE_FS_INFO, OWNER, PULL_IMAGE, Sockets, VERSION, connect,
+    connect_with, grpc_status, policy, run, until,
 };
 
-const OWNER: &str = "0123456789abcdef";
 const MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:c","size":10},
     "layers":[{"digest":"sha256:a","size":100},{"digest":"sha256:b","size":300}]}"#;
 const OTHER_MANIFEST: &str = r#"{"schemaVersion":2,"config":{"digest":"sha256:d","size":20},
     "layers":[{"digest":"sha256:a","size":100},{"digest":"sha256:e","size":7000}]}"#;
-
-fn serve(sockets: &Sockets, containerd: &Containerd) -> FakeRuntime {
-    let containerd = containerd.clone();
-    FakeRuntime::start(&sockets.runtime(), move |call: Call| containerd.clone().handle(call))
-}
 
 const PERMISSION_DENIED: i32 = 7;
 const INTERNAL: i32 = 13;
@@ -36,10 +32,9 @@ fn an_api_that_fails_is_there() {
         for (code, name) in
             [(PERMISSION_DENIED, "PermissionDenied"), (INTERNAL, "Internal"), (14, "Unavailable")]
         {
-            let (sockets, containerd) = (Sockets::new(), Containerd::default());
-            let _runtime = serve(&sockets, &containerd);
+            let (containerd, runtime, _) = Containerd::start();
             let metrics = Metrics::default();
-            let client = ContainerRuntime::with_metrics(sockets.runtime(), OWNER, &metrics);
+            let client = ContainerRuntime::with_metrics(runtime.socket(), OWNER, &metrics);
             containerd.fail_own_api(Some((code, "not for you")));
             let all = Capabilities { leases: true, content: true, ..Capabilities::default() };
             assert_eq!(client.probe().await.unwrap().capabilities, all, "{name}");
@@ -60,25 +55,21 @@ fn an_api_that_fails_is_there() {
 #[test]
 fn pulls_go_on_without_leases_as_long_as_these_fail() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let agent = Agent::start(&sockets).await;
+        let containerd = Containerd::default();
+        let (runtime, agent, client) = connect(containerd.handler()).await;
         agent.runtime_up().await;
-        let client = agent.client().await;
         let with_lease = || {
             let pulls = runtime.calls(PULL_IMAGE);
             pulls.iter().map(|call| call.headers.contains_key("containerd-lease")).collect::<Vec<_>>()
         };
         for (error, image) in [(PERMISSION_DENIED, "r.io/a"), (INTERNAL, "r.io/b")] {
             containerd.fail_own_api(Some((error, "the metadata store is on fire")));
-            let reply = client.call(PULL_IMAGE, frame(&pull_request(image))).await;
-            assert_eq!(reply.code(), 0, "{}", reply.text());
+            client.pull(image).await.assert_ok();
             // Probes do not turn the API off either.
             tokio::time::sleep(Duration::from_secs(30)).await;
         }
         containerd.fail_own_api(None);
-        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/c"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.pull("r.io/c").await.assert_ok();
         assert_eq!(with_lease(), [false, false, true]);
     });
 }
@@ -87,14 +78,12 @@ fn pulls_go_on_without_leases_as_long_as_these_fail() {
 #[test]
 fn a_lease_that_could_not_be_made_is_tried_again() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let runtime = serve(&sockets, &containerd);
-        let agent = Agent::start(&sockets).await;
+        let containerd = Containerd::default();
+        let (runtime, agent, client) = connect(containerd.handler()).await;
         agent.runtime_up().await;
         containerd.fail_next_lease_call(INTERNAL, "database is locked");
         containerd.fail_next_lease_call(INTERNAL, "database is locked");
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.pull("r.io/x").await.assert_ok();
         assert!(runtime.calls(PULL_IMAGE)[0].headers.contains_key("containerd-lease"));
     });
 }
@@ -107,7 +96,7 @@ fn a_runtime_that_is_replaced_is_learned_again() {
         let agent = Agent::start(&sockets).await;
         for has_own_api in [true, false, true] {
             containerd.set_own_api(has_own_api);
-            let mut runtime = serve(&sockets, &containerd);
+            let mut runtime = FakeRuntime::start(&sockets, containerd.handler());
             let learned = |health: &Health| match health {
                 Health::Up { info, .. } => {
                     (info.capabilities.leases, info.capabilities.content) == (has_own_api, has_own_api)
@@ -115,8 +104,7 @@ fn a_runtime_that_is_replaced_is_learned_again() {
                 _ => false,
             };
             agent.health.clone().wait_for(learned).await.unwrap();
-            let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-            assert_eq!(reply.code(), 0, "{}", reply.text());
+            agent.client().await.pull("r.io/x").await.assert_ok();
             let pull = runtime.calls(PULL_IMAGE).pop().expect("a pull");
             assert_eq!(pull.headers.contains_key("containerd-lease"), has_own_api);
             runtime.vanish().await;
@@ -138,17 +126,15 @@ fn a_probe_distinguishes_a_busy_runtime_from_a_dead_one() {
         ];
         for (path, code, expected) in cases {
             let (sockets, containerd) = (Sockets::new(), Containerd::default());
-            let _runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+            let _runtime = FakeRuntime::start(&sockets, move |call: Call| {
                 let containerd = containerd.clone();
                 async move {
                     match code {
-                        _ if call.path != path => containerd.handle(call).await,
-                        Some(code) => call.refuse(grpc_status(code, "no")),
-                        None => {
-                            tokio::time::sleep(Duration::from_secs(60)).await;
-                            containerd.handle(call).await;
-                        }
+                        _ if call.path != path => {}
+                        Some(code) => return call.refuse(grpc_status(code, "no")),
+                        None => tokio::time::sleep(Duration::from_secs(60)).await,
                     }
+                    containerd.handle(call).await;
                 }
             });
             let client = ContainerRuntime::new(sockets.runtime(), OWNER);
@@ -165,25 +151,17 @@ fn a_probe_distinguishes_a_busy_runtime_from_a_dead_one() {
 #[test]
 fn a_busy_runtime_gets_new_pulls() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let slow = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let is_slow = slow.clone();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-            let (containerd, is_slow) = (containerd.clone(), is_slow.clone());
-            async move {
-                if call.path == IMAGE_FS_INFO && is_slow.load(std::sync::atomic::Ordering::SeqCst) {
-                    tokio::time::sleep(Duration::from_secs(300)).await;
-                }
-                containerd.handle(call).await;
-            }
+        let (delay, delays) = watch::channel(Duration::ZERO);
+        let slow = Containerd::default().before(IMAGE_FS_INFO, move |_, _| {
+            let delay = *delays.borrow();
+            tokio::time::sleep(delay)
         });
-        let agent = Agent::start(&sockets).await;
+        let (_runtime, agent, client) = connect(slow).await;
         agent.runtime_up().await;
-        slow.store(true, std::sync::atomic::Ordering::SeqCst);
+        delay.send_replace(Duration::from_secs(300));
         tokio::time::sleep(Duration::from_secs(120)).await;
         let began = tokio::time::Instant::now();
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.pull("r.io/x").await.assert_ok();
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     });
 }
@@ -192,34 +170,17 @@ fn a_busy_runtime_gets_new_pulls() {
 #[test]
 fn readings_that_fail_are_no_stall_and_stalls_are_found_again_after() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let own = containerd.clone();
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-            let containerd = own.clone();
-            async move {
-                if call.path == PULL_IMAGE {
-                    let lease = containerd.enter_lease(&call).unwrap().expect("a lease");
-                    containerd.put_blob("sha256:m", 200, MANIFEST);
-                    containerd.put_lease(&lease, &[], &[("content", "sha256:m")]);
-                    containerd.put_ingest("layer-sha256:b", 120);
-                    tokio::time::sleep(Duration::from_secs(3000)).await;
-                }
-                containerd.handle(call).await;
-            }
-        });
-        let policy = Policy { hold: HOLD, stall_timeout: Some(Duration::from_secs(60)), ..Policy::default() };
-        let agent = Agent::start_with(&sockets, policy).await;
+        let containerd = Containerd::default();
+        let policy = Policy { stall_timeout: Some(Duration::from_secs(60)), ..policy() };
+        let hanging = containerd.downloading(MANIFEST, &[], Duration::from_secs(3000));
+        let (runtime, agent, client) = connect_with(policy, hanging).await;
         agent.runtime_up().await;
         containerd.fail_content_api(Some((INTERNAL, "a disk that hangs")));
-        let client = agent.client().await;
-        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        let pull = client.start_pull("r.io/x").await;
         until("it runs", || !runtime.calls(PULL_IMAGE).is_empty()).await;
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(
-            agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap().running,
-            1,
-            "nothing is known"
-        );
+        let list = agent.pulls.ask(ListPulls { max_queued: 10 }).await.unwrap();
+        assert_eq!(list.running, 1, "nothing is known");
         containerd.fail_content_api(None);
         let reply = pull.reply().await.unwrap();
         assert_eq!(reply.code(), 4, "{}", reply.text());
@@ -232,9 +193,7 @@ fn readings_that_fail_are_no_stall_and_stalls_are_found_again_after() {
 #[test]
 fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, _runtime, client) = Containerd::start();
         containerd.put_blob_at("sha256:old", 200, MANIFEST, 100);
         containerd.put_blob_at("sha256:new", 200, OTHER_MANIFEST, 200);
         // What an interrupted pull of the old one left behind.
@@ -243,12 +202,7 @@ fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
         containerd.put_lease("keelson-1", &[], &both);
         let total = async || {
             let read = client.progress(vec!["keelson-1".into()]).await.unwrap();
-            let totals: BTreeMap<String, u64> = read
-                .pulls
-                .into_iter()
-                .map(|(lease, reading)| (lease, reading.progress.bytes_total))
-                .collect();
-            totals["keelson-1"]
+            read.pulls["keelson-1"].progress.bytes_total
         };
         for _ in 0..20 {
             assert_eq!(total().await, 7120, "the one that arrived last");
@@ -269,9 +223,7 @@ fn of_two_manifests_in_a_lease_the_one_in_use_counts() {
 #[test]
 fn one_pull_that_cannot_be_read_does_not_hide_the_others() {
     run(async {
-        let (sockets, containerd) = (Sockets::new(), Containerd::default());
-        let _runtime = serve(&sockets, &containerd);
-        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        let (containerd, _runtime, client) = Containerd::start();
         containerd.put_blob("sha256:m", 200, MANIFEST);
         containerd.put_lease("keelson-1", &[], &[("content", "sha256:m")]);
         containerd.put_lease("keelson-2", &[], &[("content", "sha256:m")]);

@@ -8,12 +8,17 @@ use keelson_pulls::coordinator::Policy;
 use tokio::time::{Instant, timeout};
 
 use crate::support::{
-    Agent, Call, DECISION, EMPTY, FakeRuntime, HOLD, PULL_IMAGE, Sockets, VERSION, frame, pull_request, run,
-    until,
+    Agent, Call, Client, DECISION, EMPTY, FakeRuntime, PULL_IMAGE, Sockets, VERSION, connect, connect_with,
+    on, policy, run, until,
 };
 
-fn standard(sockets: &Sockets) -> FakeRuntime {
-    FakeRuntime::start(&sockets.runtime(), Call::standard)
+/// A runtime whose pulls take this number of seconds, the agent, and a client.
+async fn slow_pulls(seconds: u64, policy: Policy) -> (FakeRuntime, Agent, Client) {
+    let pull = on(PULL_IMAGE, move |call| async move {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        call.standard().await;
+    });
+    connect_with(policy, pull).await
 }
 
 fn passed(agent: &Agent) -> u64 {
@@ -31,13 +36,11 @@ async fn keep_restarting(agent: &Agent) {
 #[test]
 fn an_undecided_pull_passes_through_and_is_not_started_later() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = standard(&sockets);
-        let agent = Agent::start(&sockets).await;
+        let (runtime, agent, client) = connect(Call::standard).await;
         agent.runtime_up().await;
         keep_restarting(&agent).await;
-        let (client, since) = (agent.client().await, Instant::now());
-        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        let since = Instant::now();
+        let reply = client.pull("r.io/x").await;
         assert_eq!((reply.code(), passed(&agent)), (0, 1), "{}", reply.text());
         assert!(since.elapsed() >= DECISION, "not before the limit");
         assert_eq!(agent.metrics.passing_through.get(), 1);
@@ -45,7 +48,7 @@ fn an_undecided_pull_passes_through_and_is_not_started_later() {
         until("the coordinator runs again", || agent.handled("RequestPull") == 1).await;
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 1, "the late coordinator does not start it");
-        assert_eq!(client.call(PULL_IMAGE, frame(&pull_request("r.io/y"))).await.code(), 0);
+        assert_eq!(client.pull("r.io/y").await.code(), 0);
         assert_eq!((passed(&agent), runtime.calls(PULL_IMAGE).len()), (1, 2), "decided again");
     });
 }
@@ -53,19 +56,10 @@ fn an_undecided_pull_passes_through_and_is_not_started_later() {
 #[test]
 fn a_pull_that_waits_in_the_queue_does_not_pass_through() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-            if call.path == PULL_IMAGE {
-                tokio::time::sleep(Duration::from_secs(600)).await;
-            }
-            call.standard().await;
-        });
-        let policy = Policy { limit: 1, stall_timeout: None, hold: HOLD, ..Policy::default() };
-        let agent = Agent::start_with(&sockets, policy).await;
-        let (client, since) = (agent.client().await, Instant::now());
-        let first = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
-        let second = client.call(PULL_IMAGE, frame(&pull_request("r.io/y")));
-        let (first, second) = tokio::join!(first, second);
+        let policy = Policy { limit: 1, stall_timeout: None, ..policy() };
+        let (_runtime, agent, client) = slow_pulls(600, policy).await;
+        let since = Instant::now();
+        let (first, second) = tokio::join!(client.pull("r.io/x"), client.pull("r.io/y"));
         assert_eq!((first.code(), second.code(), passed(&agent)), (0, 0, 0));
         assert!(since.elapsed() >= Duration::from_secs(1200), "one after the other");
     });
@@ -76,16 +70,8 @@ fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
     // `panic` is a panic in debug builds and a plain restart in others.
     for reason in ["panic", "a test wants it"] {
         run(async {
-            let sockets = Sockets::new();
-            let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-                if call.path == PULL_IMAGE {
-                    tokio::time::sleep(Duration::from_secs(20)).await;
-                }
-                call.standard().await;
-            });
-            let agent = Agent::start(&sockets).await;
-            let client = agent.client().await;
-            let pulling = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
+            let (runtime, agent, client) = slow_pulls(20, policy()).await;
+            let pulling = client.pull("r.io/x");
             let restarting = async {
                 until("the pull runs", || runtime.calls(PULL_IMAGE).len() == 1).await;
                 agent.pulls.deliver(Restart { reason: reason.into() });
@@ -103,17 +89,9 @@ fn a_restart_of_the_coordinator_is_no_error_of_its_callers() {
 #[test]
 fn a_pull_passes_through_when_the_coordinator_keeps_failing() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-            if call.path == PULL_IMAGE {
-                tokio::time::sleep(Duration::from_secs(20)).await;
-            }
-            call.standard().await;
-        });
-        let agent = Agent::start(&sockets).await;
+        let (runtime, agent, client) = slow_pulls(20, policy()).await;
         agent.runtime_up().await;
-        let client = agent.client().await;
-        let pulling = client.call(PULL_IMAGE, frame(&pull_request("r.io/x")));
+        let pulling = client.pull("r.io/x");
         let failing = async {
             for request in 1..=4 {
                 until("the request", || agent.handled("RequestPull") == request).await;
@@ -129,8 +107,7 @@ fn a_pull_passes_through_when_the_coordinator_keeps_failing() {
 #[test]
 fn a_front_answers_pings_without_a_runtime_and_a_stuck_one_does_not() {
     run(async {
-        let sockets = Sockets::new();
-        let agent = Agent::start(&sockets).await;
+        let agent = Agent::start(&Sockets::new()).await;
         ping(&agent.socket).await.expect("the front answers");
         let absent = agent.socket.with_extension("absent");
         assert!(matches!(ping(&absent).await, Err(PingError::Connect(_))));

@@ -1,6 +1,6 @@
 //! Misbehaving clients, and many of them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use h2::Reason;
@@ -8,11 +8,12 @@ use keelson_cri::front::Phase;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
+    sync::watch,
 };
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, PULL_IMAGE, RawClient, Sockets, VERSION, client,
-    frame, grpc_ok, pull_request, run, until,
+    Agent, Call, Client, EMPTY, FakeRuntime, Frame, IMAGE_STATUS, PULL_IMAGE, RawClient, VERSION, client,
+    connect, frame, grpc_ok, pull_request, run, until,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -30,9 +31,7 @@ async fn send_and_read_to_end(agent: &Agent, hello: &[u8]) -> Vec<u8> {
 #[test]
 fn connections_without_http2_are_closed() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (runtime, agent, _) = connect(Call::standard).await;
         agent.runtime_up().await;
         let garbage: Vec<u8> =
             (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -58,9 +57,7 @@ fn connections_without_http2_are_closed() {
 #[test]
 fn a_half_open_connection_does_not_affect_others() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (_runtime, agent, _) = connect(Call::standard).await;
         // The head of a HEADERS frame without the rest.
         let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x04\0\0\0\x01\x83";
         let mut half = Vec::new();
@@ -86,12 +83,10 @@ fn a_half_open_connection_does_not_affect_others() {
 #[test]
 fn five_hundred_connections_at_once() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (runtime, agent, _) = connect(Call::standard).await;
         agent.runtime_up().await;
         let clients = join_all((0..500).map(|_| agent.client())).await;
-        let replies = join_all(clients.iter().map(|client| client.call(ImageStatus::PATH, EMPTY))).await;
+        let replies = join_all(clients.iter().map(|client| client.call(IMAGE_STATUS, EMPTY))).await;
         assert!(replies.iter().all(|reply| reply.code() == 0));
         assert_eq!(runtime.open_connections(), 501);
         drop(clients);
@@ -99,10 +94,10 @@ fn five_hundred_connections_at_once() {
     });
 }
 
-/// A runtime that holds every call until the gate opens.
-fn gated(sockets: &Sockets) -> (FakeRuntime, tokio::sync::watch::Sender<bool>) {
-    let (gate, opened) = tokio::sync::watch::channel(false);
-    let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+/// A runtime that holds calls with `x-wait` until the gate opens, the agent, and a client.
+async fn gated() -> (FakeRuntime, Agent, Client, watch::Sender<bool>) {
+    let (gate, opened) = watch::channel(false);
+    let (runtime, agent, client) = connect(move |mut call: Call| {
         let mut opened = opened.clone();
         async move {
             if call.headers.contains_key("x-wait") {
@@ -112,23 +107,21 @@ fn gated(sockets: &Sockets) -> (FakeRuntime, tokio::sync::watch::Sender<bool>) {
             }
             call.standard().await;
         }
-    });
-    (runtime, gate)
+    })
+    .await;
+    (runtime, agent, client, gate)
 }
 
 #[test]
 fn five_thousand_calls_at_once_on_one_connection() {
     run(async {
-        let sockets = Sockets::new();
-        let (runtime, gate) = gated(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client, gate) = gated().await;
         let calls = join_all((0..5_000_u32).map(|n| {
             let body = client::frame_bytes(&n.to_be_bytes());
-            client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(body))
+            client.send(IMAGE_STATUS, &[("x-wait", "1")], Some(body))
         }))
         .await;
-        until("all are at the runtime", || runtime.calls(ImageStatus::PATH).len() == 5_000).await;
+        until("all are at the runtime", || runtime.calls(IMAGE_STATUS).len() == 5_000).await;
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the connection has room for more");
         gate.send_replace(true);
         for (n, call) in calls.into_iter().enumerate() {
@@ -143,17 +136,14 @@ fn five_thousand_calls_at_once_on_one_connection() {
 #[test]
 fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_alive() {
     run(async {
-        let sockets = Sockets::new();
-        let (runtime, gate) = gated(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client, gate) = gated().await;
         for turn in 0..3 {
-            let calls: Vec<_> =
-                join_all((0..3_000).map(|_| client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY))))
+            let calls =
+                join_all((0..3_000).map(|_| client.send(IMAGE_STATUS, &[("x-wait", "1")], Some(EMPTY))))
                     .await;
             if turn > 0 {
                 // Otherwise they are cancelled in the packet that makes them.
-                until("they are there", || runtime.calls(ImageStatus::PATH).len() >= turn * 3_000).await;
+                until("they are there", || runtime.calls(IMAGE_STATUS).len() >= turn * 3_000).await;
             }
             for mut call in calls {
                 call.body.send_reset(Reason::CANCEL);
@@ -172,14 +162,12 @@ fn three_thousand_calls_cancelled_at_once_and_many_times_leave_the_connection_al
 #[test]
 fn calls_cancelled_in_the_packet_that_makes_them_leave_the_connection_alive() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (_runtime, agent, _) = connect(Call::standard).await;
         let mut client = RawClient::connect(&agent.socket).await;
         // As after a node was suspended for a while, and every call on it timed out.
         let mut packet = Vec::new();
         for n in 0..500 {
-            packet.extend(RawClient::request(2 * n + 1, ImageStatus::PATH));
+            packet.extend(RawClient::request(2 * n + 1, IMAGE_STATUS));
             packet.extend(RawClient::cancel(2 * n + 1));
         }
         client.write(&packet).await;
@@ -191,9 +179,7 @@ fn calls_cancelled_in_the_packet_that_makes_them_leave_the_connection_alive() {
 #[test]
 fn malformed_calls_do_not_add_up_over_the_life_of_a_connection() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (_runtime, agent, _) = connect(Call::standard).await;
         let mut client = RawClient::connect(&agent.socket).await;
         for n in 0..1_500 {
             client.write(&RawClient::malformed(2 * n + 1)).await;
@@ -207,13 +193,9 @@ fn malformed_calls_do_not_add_up_over_the_life_of_a_connection() {
 #[test]
 fn case_18_a_pull_request_of_17_mib_is_refused_and_the_connection_lives() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client) = connect(Call::standard).await;
         let mut request = pull_request("r.io/x");
-        let annotations = &mut request.image.as_mut().unwrap().annotations;
-        annotations.insert("large".into(), "x".repeat(17 * 1024 * 1024));
+        request.image.as_mut().unwrap().annotations.insert("large".into(), "x".repeat(17 * 1024 * 1024));
         let call = client.send(PULL_IMAGE, &[], None).await;
         let (mut body, large) = (call.body, frame(&request));
         // The front stops reading before the end.
@@ -225,13 +207,11 @@ fn case_18_a_pull_request_of_17_mib_is_refused_and_the_connection_lives() {
         writing.abort();
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
         // 16 MiB and not a byte more.
-        let annotations = &mut request.image.as_mut().unwrap().annotations;
-        annotations.insert("large".into(), "x".repeat(16 * 1024 * 1024 - 64));
+        request.image.as_mut().unwrap().annotations.insert("large".into(), "x".repeat(16 * 1024 * 1024 - 64));
         let room = 16 * 1024 * 1024 + 5 - frame(&request).len();
         request.image.as_mut().unwrap().annotations.get_mut("large").unwrap().push_str(&"x".repeat(room));
         assert_eq!(frame(&request).len(), 16 * 1024 * 1024 + 5);
-        let reply = client.call(PULL_IMAGE, frame(&request)).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.call(PULL_IMAGE, frame(&request)).await.assert_ok();
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 1);
     });
 }
@@ -239,11 +219,8 @@ fn case_18_a_pull_request_of_17_mib_is_refused_and_the_connection_lives() {
 #[test]
 fn a_graceful_stop_lets_running_calls_end() {
     run(async {
-        let sockets = Sockets::new();
-        let (runtime, gate) = gated(&sockets);
-        let mut agent = Agent::start(&sockets).await;
-        let client = Arc::new(agent.client().await);
-        let running = client.send(ImageStatus::PATH, &[("x-wait", "1")], Some(EMPTY)).await;
+        let (runtime, mut agent, client, gate) = gated().await;
+        let running = client.send(IMAGE_STATUS, &[("x-wait", "1")], Some(EMPTY)).await;
         let idle = agent.client().await;
         assert_eq!(idle.call(VERSION, EMPTY).await.code(), 0);
         // During its handshake, which may take 10 s.
@@ -251,7 +228,7 @@ fn a_graceful_stop_lets_running_calls_end() {
         let mut head = [0; 9];
         silent.read_exact(&mut head).await.expect("the settings of the server, once it was accepted");
         silent.read_exact(&mut vec![0; usize::from(head[2])]).await.unwrap();
-        until("it is at the runtime", || !runtime.calls(ImageStatus::PATH).is_empty()).await;
+        until("it is at the runtime", || !runtime.calls(IMAGE_STATUS).is_empty()).await;
         agent.phase.send_replace(Phase::Leaving);
         // I8: a client in its handshake receives GOAWAY, so that it can call elsewhere.
         let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
@@ -282,13 +259,10 @@ fn a_graceful_stop_lets_running_calls_end() {
 #[test]
 fn a_very_large_header_list_passes() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client) = connect(Call::standard).await;
         let long = "x".repeat(200_000);
-        let reply = client.try_call(ImageStatus::PATH, &[("x-long", &long)], EMPTY).await.unwrap();
+        let reply = client.try_call(IMAGE_STATUS, &[("x-long", &long)], EMPTY).await.unwrap();
         assert_eq!(reply.code(), 0);
-        assert_eq!(runtime.calls(ImageStatus::PATH)[0].headers["x-long"], *long);
+        assert_eq!(runtime.calls(IMAGE_STATUS)[0].headers["x-long"], *long);
     });
 }

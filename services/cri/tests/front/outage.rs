@@ -13,8 +13,8 @@ use h2::Reason;
 use tokio::time::Instant;
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, HOLD, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, Sockets, VERSION, client,
-    frame, grpc_head, grpc_status, pull_request, run, until,
+    Agent, Call, Client, EMPTY, FakeRuntime, HOLD, IMAGE_FS_INFO, IMAGE_STATUS, Sockets, VERSION, client,
+    connect, grpc_head, grpc_status, on, run, until,
 };
 
 const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
@@ -26,7 +26,7 @@ fn case_14_calls_are_held_for_a_runtime_that_is_late_and_then_succeed() {
         let sockets = Sockets::new();
         let agent = Agent::start(&sockets).await;
         let client = Arc::new(agent.client().await);
-        let asking: Vec<_> = [VERSION, IMAGE_FS_INFO, ImageStatus::PATH]
+        let asking: Vec<_> = [VERSION, IMAGE_FS_INFO, IMAGE_STATUS]
             .into_iter()
             .map(|path| {
                 let client = client.clone();
@@ -36,7 +36,7 @@ fn case_14_calls_are_held_for_a_runtime_that_is_late_and_then_succeed() {
         tokio::time::sleep(60 * SECOND).await;
         assert!(asking.iter().all(|asking| !asking.is_finished()), "all are held");
         let since = Instant::now();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        let _runtime = FakeRuntime::standard(&sockets);
         for asking in asking {
             assert_eq!(asking.await.unwrap().code(), 0);
         }
@@ -50,13 +50,13 @@ fn an_absent_runtime_is_unavailable_by_name_when_the_hold_time_is_over() {
         let sockets = Sockets::new();
         let agent = Agent::start(&sockets).await;
         let client = agent.client().await;
-        for path in [VERSION, ImageStatus::PATH, UNKNOWN] {
+        let expected =
+            format!("the container runtime at unix://{} did not answer", sockets.runtime().display());
+        for path in [VERSION, IMAGE_STATUS, UNKNOWN] {
             let since = Instant::now();
             let reply = client.call(path, EMPTY).await;
             assert_eq!(since.elapsed().as_secs(), HOLD.as_secs(), "{path}");
             assert_eq!(reply.code(), 14);
-            let expected =
-                format!("the container runtime at unix://{} did not answer", sockets.runtime().display());
             assert!(reply.text().contains(&expected), "{}", reply.text());
             assert!(reply.text().contains("cri.hold_timeout"), "{}", reply.text());
         }
@@ -77,16 +77,17 @@ fn a_cancelled_held_call_is_dropped() {
         tokio::time::sleep(10 * SECOND).await;
         call.body.send_reset(Reason::CANCEL);
         tokio::time::sleep(SECOND).await;
-        let runtime = FakeRuntime::standard(&sockets.runtime());
+        let runtime = FakeRuntime::standard(&sockets);
         tokio::time::sleep(10 * SECOND).await;
         assert_eq!(runtime.calls(UNKNOWN).len(), 0);
     });
 }
 
-/// A runtime that returns UNAVAILABLE to every call at first, as containerd does while it starts.
-fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
+/// A runtime that returns UNAVAILABLE to every call at first, as containerd does while it starts, the agent, and a
+/// client.
+async fn not_ready(refusals: u32) -> (FakeRuntime, Agent, Client) {
     let left = Arc::new(AtomicU32::new(refusals));
-    FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+    connect(move |call: Call| {
         let left = left.clone();
         async move {
             // The agent's own probes do not count.
@@ -99,18 +100,17 @@ fn not_ready(sockets: &Sockets, refusals: u32) -> FakeRuntime {
             call.standard().await;
         }
     })
+    .await
 }
 
 #[test]
 fn calls_that_a_starting_kubelet_exits_on_are_tried_again_and_no_others() {
     run(async {
         for (path, code, tries) in
-            [(VERSION, 0, 6), (IMAGE_FS_INFO, 0, 6), (ImageStatus::PATH, 14, 1), (UNKNOWN, 14, 1)]
+            [(VERSION, 0, 6), (IMAGE_FS_INFO, 0, 6), (IMAGE_STATUS, 14, 1), (UNKNOWN, 14, 1)]
         {
-            let sockets = Sockets::new();
-            let runtime = not_ready(&sockets, 5);
-            let agent = Agent::start(&sockets).await;
-            let reply = agent.client().await.try_call(path, &[("x-client", "1")], EMPTY).await.unwrap();
+            let (runtime, _agent, client) = not_ready(5).await;
+            let reply = client.try_call(path, &[("x-client", "1")], EMPTY).await.unwrap();
             assert_eq!(reply.code(), code, "{path}");
             let mine = runtime.calls(path).into_iter().filter(|call| call.headers.contains_key("x-client"));
             assert_eq!(mine.count(), tries, "{path}");
@@ -121,11 +121,9 @@ fn calls_that_a_starting_kubelet_exits_on_are_tried_again_and_no_others() {
 #[test]
 fn a_runtime_that_never_gets_ready_ends_the_call_with_its_error() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = not_ready(&sockets, u32::MAX);
-        let agent = Agent::start(&sockets).await;
+        let (_runtime, _agent, client) = not_ready(u32::MAX).await;
         let since = Instant::now();
-        let reply = agent.client().await.try_call(VERSION, &[("x-client", "1")], EMPTY).await.unwrap();
+        let reply = client.try_call(VERSION, &[("x-client", "1")], EMPTY).await.unwrap();
         assert_eq!((reply.code(), reply.text()), (14, "server is not initialized yet"));
         assert!(since.elapsed() > HOLD - 2 * SECOND && since.elapsed() <= HOLD, "{:?}", since.elapsed());
     });
@@ -134,15 +132,14 @@ fn a_runtime_that_never_gets_ready_ends_the_call_with_its_error() {
 #[test]
 fn a_start_up_call_with_a_large_body_passes_completely() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
+        let (_runtime, agent, _) = connect(|mut call: Call| async move {
             if !call.headers.contains_key("x-client") {
                 return call.standard().await;
             }
             let body = call.read().await;
             call.answer_bytes(Bytes::from(body.len().to_string()), grpc_status(0, "")).await;
-        });
-        let agent = Agent::start(&sockets).await;
+        })
+        .await;
         for length in [64 * 1024, 64 * 1024 + 1, 3_000_000] {
             let body = Bytes::from(vec![1; length]);
             let reply = agent.client().await.try_call(VERSION, &[("x-client", "1")], body).await.unwrap();
@@ -154,26 +151,16 @@ fn a_start_up_call_with_a_large_body_passes_completely() {
 #[test]
 fn case_15_the_next_call_on_the_same_connection_finds_the_restarted_runtime() {
     run(async {
-        let sockets = Sockets::new();
-        let mut runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
-        for removes_its_file in [true, false, true] {
-            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
-            match removes_its_file {
-                true => runtime.vanish().await,
-                false => {
-                    runtime.die().await;
-                    std::fs::remove_file(sockets.runtime()).unwrap();
-                }
-            }
+        let (mut runtime, _agent, client) = connect(Call::standard).await;
+        for _ in 0..3 {
+            assert_eq!(client.call(IMAGE_STATUS, EMPTY).await.code(), 0);
+            runtime.vanish().await;
             tokio::time::sleep(300 * SECOND).await;
             runtime.appear();
             let since = Instant::now();
-            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
+            assert_eq!(client.call(IMAGE_STATUS, EMPTY).await.code(), 0);
             assert!(since.elapsed() <= 3 * SECOND);
-            let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-            assert_eq!(reply.code(), 0, "{}", reply.text());
+            client.pull("r.io/x").await.assert_ok();
             assert!(since.elapsed() <= 4 * SECOND, "pulls resume {:?} after it is back", since.elapsed());
         }
         assert!(client.is_open());
@@ -184,7 +171,7 @@ fn case_15_the_next_call_on_the_same_connection_finds_the_restarted_runtime() {
 fn a_stale_socket_file_is_an_absent_runtime() {
     run(async {
         let sockets = Sockets::new();
-        let mut runtime = FakeRuntime::standard(&sockets.runtime());
+        let mut runtime = FakeRuntime::standard(&sockets);
         runtime.die().await;
         let agent = Agent::start(&sockets).await;
         let reply = agent.client().await.call(VERSION, EMPTY).await;
@@ -196,25 +183,16 @@ fn a_stale_socket_file_is_an_absent_runtime() {
 #[test]
 fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-            match &*call.path {
-                UNKNOWN => {
-                    call.drop_connection();
-                    // Dropping the call would reset it first.
-                    std::future::pending::<()>().await;
-                }
-                _ => call.standard().await,
-            }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client) = connect(on(UNKNOWN, |call| async move {
+            call.drop_connection();
+            // Dropping the call would reset it first.
+            std::future::pending().await
+        }))
+        .await;
+        let expected =
+            format!("the container runtime at unix://{} closed the connection", runtime.socket().display());
         for _ in 0..3 {
             let reply = client.call(UNKNOWN, EMPTY).await;
-            let expected = format!(
-                "the container runtime at unix://{} closed the connection",
-                sockets.runtime().display()
-            );
             assert_eq!(reply.code(), 14);
             assert!(reply.text().starts_with(&expected), "{}", reply.text());
             assert_eq!(client.call(VERSION, EMPTY).await.code(), 0, "the next call opens a connection");
@@ -225,24 +203,19 @@ fn a_connection_lost_before_the_answer_is_unavailable_by_name() {
 #[test]
 fn a_connection_lost_in_mid_stream_ends_in_trailers() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
+        let (runtime, _agent, client) = connect(on(UNKNOWN, |mut call| async move {
             let mut to = call.respond.send_response(grpc_head(), false).unwrap();
             client::write(&mut to, Bytes::from(vec![9; 100_000]), false).await.unwrap();
             tokio::time::sleep(SECOND).await;
             call.drop_connection();
             std::future::pending::<()>().await;
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         let reply = client.call(UNKNOWN, EMPTY).await;
         assert_eq!(reply.body.len(), 100_000);
         let trailers = reply.trailers.as_ref().expect("trailers");
         assert_eq!(trailers["grpc-status"], "14");
-        assert!(reply.text().contains(&sockets.runtime().display().to_string()), "{}", reply.text());
+        assert!(reply.text().contains(&runtime.socket().display().to_string()), "{}", reply.text());
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
     });
 }
@@ -250,9 +223,7 @@ fn a_connection_lost_in_mid_stream_ends_in_trailers() {
 #[test]
 fn connections_to_the_runtime_live_as_long_as_their_clients() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
+        let (runtime, agent, _) = connect(Call::standard).await;
         agent.runtime_up().await;
         for _ in 0..20 {
             let client = agent.client().await;

@@ -1,16 +1,20 @@
 //! Every call but a pull is passed through unchanged.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::Reason;
 use http::HeaderMap;
-use keelson_proto::cri;
+use keelson_proto::{PULL_OPTION_MAX_PARALLEL, PULL_OPTIONS_HEADER, cri};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, ImageStatus, Reply, Sockets, VERSION, client, frame, grpc_head,
-    grpc_ok, grpc_status, run, tonic_channel, unframe, until,
+    Agent, Call, Client, EMPTY, FakeRuntime, Frame, IMAGE_STATUS, VERSION, client, connect, frame, grpc_head,
+    grpc_ok, grpc_status, on, run, tonic_channel, unframe, until,
 };
 
 const UNKNOWN: &str = "/runtime.v9.TimeService/Rewind";
@@ -23,11 +27,7 @@ fn pattern(length: usize) -> Bytes {
 #[test]
 fn an_unknown_unary_call_passes_with_metadata_and_trailers_verbatim() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
+        let (runtime, _agent, client) = connect(on(UNKNOWN, |mut call| async move {
             let body = call.read().await;
             let mut head = grpc_head();
             head.headers_mut().append("x-answer", "1".parse().unwrap());
@@ -36,12 +36,9 @@ fn an_unknown_unary_call_passes_with_metadata_and_trailers_verbatim() {
             trailers.insert("x-end-bin", "AP8B".parse().unwrap());
             trailers.append("x-end", "a".parse().unwrap());
             trailers.append("x-end", "b".parse().unwrap());
-            let mut to = call.respond.send_response(head, false).unwrap();
-            to.send_data(body, false).unwrap();
-            to.send_trailers(trailers).unwrap();
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+            call.answer_with(head, body, trailers).await;
+        }))
+        .await;
         let headers = [
             ("grpc-timeout", "1234567m"),
             ("x-plain", "one"),
@@ -83,34 +80,26 @@ fn an_unknown_unary_call_passes_with_metadata_and_trailers_verbatim() {
 #[test]
 fn containerds_own_metadata_is_stripped_from_cri_calls_only() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client) = connect(Call::standard).await;
         let headers =
             [("containerd-lease", "mine"), ("containerd-namespace", "other"), ("x-containerd-lease", "no")];
         let own = "/containerd.services.leases.v1.Leases/Frobnicate";
-        for path in [ImageStatus::PATH, own] {
+        for path in [IMAGE_STATUS, own] {
             client.try_call(path, &headers, EMPTY).await.unwrap();
         }
-        let cri = &runtime.calls(ImageStatus::PATH)[0].headers;
+        let cri = &runtime.calls(IMAGE_STATUS)[0].headers;
         assert_eq!((cri.get("containerd-lease"), cri.get("containerd-namespace")), (None, None));
         assert_eq!(cri["x-containerd-lease"], "no");
         let own = &runtime.calls(own)[0].headers;
-        assert_eq!(
-            (&own["containerd-lease"], &own["containerd-namespace"]),
-            (&"mine".parse().unwrap(), &"other".parse().unwrap())
-        );
+        assert_eq!([&own["containerd-lease"], &own["containerd-namespace"]], ["mine", "other"]);
     });
 }
 
 #[test]
 fn case_19_unimplemented_passes_as_it_is() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let reply = agent.client().await.call("/runtime.v1.ImageService/StreamImages", EMPTY).await;
+        let (_runtime, _agent, client) = connect(Call::standard).await;
+        let reply = client.call("/runtime.v1.ImageService/StreamImages", EMPTY).await;
         assert_eq!(reply.code(), 12);
         assert_eq!(reply.text(), "unknown method /runtime.v1.ImageService/StreamImages");
         assert!(reply.trailers.is_none(), "nothing but a head, as it came");
@@ -120,24 +109,19 @@ fn case_19_unimplemented_passes_as_it_is() {
 #[test]
 fn a_server_stream_arrives_piece_by_piece() {
     run(async {
-        let sockets = Sockets::new();
         let (next, turns) = tokio::sync::mpsc::channel::<Option<&'static str>>(1);
         let turns = Arc::new(tokio::sync::Mutex::new(turns));
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (_runtime, _agent, client) = connect(on(UNKNOWN, move |mut call| {
             let turns = turns.clone();
             async move {
-                if call.path != UNKNOWN {
-                    return call.standard().await;
-                }
                 let mut to = call.respond.send_response(grpc_head(), false).unwrap();
                 while let Some(Some(piece)) = turns.lock().await.recv().await {
                     to.send_data(Bytes::from_static(piece.as_bytes()), false).unwrap();
                 }
                 to.send_trailers(grpc_ok()).unwrap();
             }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         let call = client.send(UNKNOWN, &[], Some(EMPTY)).await;
         let mut body = call.response.await.expect("the head comes before the first piece").into_body();
         for piece in ["one", "two", "three"] {
@@ -169,10 +153,7 @@ async fn echo(mut call: Call) {
 #[test]
 fn both_sides_of_a_bidirectional_stream_flow_at_once() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), echo);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (_runtime, _agent, client) = connect(echo).await;
         let mut call = client.send(UNKNOWN, &[], None).await;
         let mut body = call.response.await.expect("the head comes before the first piece").into_body();
         for turn in 0..100_u8 {
@@ -196,9 +177,7 @@ fn both_sides_of_a_bidirectional_stream_flow_at_once() {
 fn no_byte_is_lost_or_moved_while_the_answer_begins_within_small_windows() {
     for window in [1_000, 65_535, 1 << 20] {
         run(async move {
-            let sockets = Sockets::new();
-            let _runtime = FakeRuntime::start(&sockets.runtime(), echo);
-            let agent = Agent::start(&sockets).await;
+            let (_runtime, agent, _) = connect(echo).await;
             let mut builder = h2::client::Builder::new();
             builder.initial_window_size(window).initial_connection_window_size(65_535);
             let client = client::Client::connect_with(&agent.socket, &builder).await;
@@ -221,20 +200,11 @@ fn no_byte_is_lost_or_moved_while_the_answer_begins_within_small_windows() {
 #[test]
 fn a_client_stream_is_answered_at_its_end() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
-            let body = call.read().await;
-            call.answer_bytes(body, grpc_ok()).await;
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (_runtime, _agent, client) = connect(on(UNKNOWN, Call::answer_with_request)).await;
         let mut call = client.send(UNKNOWN, &[], None).await;
         for piece in [&b"first "[..], b"second ", b"third"] {
             call.body.send_data(Bytes::from_static(piece), false).unwrap();
-            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
         call.body.send_data(Bytes::new(), true).unwrap();
         let reply = call.reply().await.unwrap();
@@ -245,28 +215,22 @@ fn a_client_stream_is_answered_at_its_end() {
 #[test]
 fn an_end_that_comes_while_the_last_piece_waits_for_room_is_not_lost() {
     run(async {
-        let sockets = Sockets::new();
         let (open, gate) = tokio::sync::watch::channel(false);
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (_runtime, _agent, client) = connect(on(UNKNOWN, move |mut call| {
             let mut gate = gate.clone();
             async move {
-                if call.path != UNKNOWN {
-                    return call.standard().await;
-                }
                 gate.wait_for(|open| *open).await.unwrap();
-                let body = call.read().await;
-                let length = body.len().to_string();
+                let length = call.read().await.len().to_string();
                 call.answer_bytes(Bytes::from(length), grpc_ok()).await;
             }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         let mut call = client.send(UNKNOWN, &[], None).await;
         // More than the runtime's window of 1 MiB, so that the front holds the rest.
         client::write(&mut call.body, pattern(1_500_000), false).await.unwrap();
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         call.body.send_data(Bytes::new(), true).unwrap();
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         open.send_replace(true);
         let reply = call.reply().await.unwrap();
         assert_eq!(reply.body, "1500000");
@@ -276,15 +240,10 @@ fn an_end_that_comes_while_the_last_piece_waits_for_room_is_not_lost() {
 #[test]
 fn an_early_answer_of_the_runtime_ends_the_upload() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
+        let (runtime, _agent, client) = connect(on(UNKNOWN, |call| async move {
             call.refuse(grpc_status(7, "no need to read that"));
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         let mut call = client.send(UNKNOWN, &[], None).await;
         call.body.send_data(Bytes::from_static(b"the beginning"), false).unwrap();
         let reply = call.reply().await.unwrap();
@@ -298,16 +257,7 @@ fn an_early_answer_of_the_runtime_ends_the_upload() {
 #[test]
 fn messages_of_16_mib_pass_both_ways() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
-            let body = call.read().await;
-            call.answer_bytes(body, grpc_ok()).await;
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (_runtime, _agent, client) = connect(on(UNKNOWN, Call::answer_with_request)).await;
         let message = cri::ImageSpec { image: "x".repeat(16 * 1024 * 1024 - 5), ..Default::default() };
         let framed = frame(&message);
         assert_eq!(framed.len(), 16 * 1024 * 1024 + 5);
@@ -320,20 +270,14 @@ fn messages_of_16_mib_pass_both_ways() {
 #[test]
 fn case_18_nine_mib_of_images_pass_to_tonic() {
     run(async {
-        let sockets = Sockets::new();
         let image = cri::Image { id: "i".repeat(1024), size: 7, ..Default::default() };
         let images = cri::ListImagesResponse { images: vec![image; 9 * 1024] };
         let expected = images.clone();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+        let (_runtime, agent, _) = connect(on("/runtime.v1.ImageService/ListImages", move |call| {
             let images = images.clone();
-            async move {
-                match &*call.path {
-                    "/runtime.v1.ImageService/ListImages" => call.answer(&images).await,
-                    _ => call.standard().await,
-                }
-            }
-        });
-        let agent = Agent::start(&sockets).await;
+            async move { call.answer(&images).await }
+        }))
+        .await;
         let channel = tonic_channel(&agent.socket).await;
         let mut images = cri::image_service_client::ImageServiceClient::new(channel.clone())
             .max_decoding_message_size(16 * 1024 * 1024);
@@ -344,7 +288,7 @@ fn case_18_nine_mib_of_images_pass_to_tonic() {
         let error = careful.list_images(cri::ListImagesRequest::default()).await.unwrap_err();
         assert_eq!(error.code(), tonic::Code::OutOfRange);
         let mut request = tonic::Request::new(cri::ImageStatusRequest::default());
-        request.set_timeout(std::time::Duration::from_secs(30));
+        request.set_timeout(Duration::from_secs(30));
         assert!(images.image_status(request).await.unwrap().into_inner().image.is_none());
     });
 }
@@ -352,15 +296,11 @@ fn case_18_nine_mib_of_images_pass_to_tonic() {
 #[test]
 fn a_client_that_does_not_read_stops_only_its_own_stream() {
     run(async {
-        let sockets = Sockets::new();
         let accepted = Arc::new(Mutex::new(0_usize));
         let count = accepted.clone();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (_runtime, agent, client) = connect(on(UNKNOWN, move |mut call| {
             let count = count.clone();
             async move {
-                if call.path != UNKNOWN {
-                    return call.standard().await;
-                }
                 let mut to = call.respond.send_response(grpc_head(), false).unwrap();
                 loop {
                     let piece = Bytes::from_static(&[7; 16_384]);
@@ -370,9 +310,8 @@ fn a_client_that_does_not_read_stops_only_its_own_stream() {
                     *count.lock().unwrap() += 16_384;
                 }
             }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         let stalled = client.send(UNKNOWN, &[], Some(EMPTY)).await;
         let body = stalled.response.await.unwrap().into_body();
         let mut before = usize::MAX;
@@ -381,7 +320,7 @@ fn a_client_that_does_not_read_stops_only_its_own_stream() {
             std::mem::replace(&mut before, now) == now && now > 0
         })
         .await;
-        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
         let taken = *accepted.lock().unwrap();
         // The front's window of 1 MiB, the client's of 64 KiB, and buffers of sockets.
         assert!(taken < 4 * 1024 * 1024, "{taken} bytes were taken from the runtime");
@@ -395,15 +334,7 @@ fn a_client_that_does_not_read_stops_only_its_own_stream() {
 #[test]
 fn a_runtime_that_does_not_read_stops_the_client() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::start(&sockets.runtime(), |call: Call| async move {
-            match &*call.path {
-                UNKNOWN => drop(call.wait_for_reset().await),
-                _ => call.standard().await,
-            }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client, _left) = waiting_runtime().await;
         let call = client.send(UNKNOWN, &[], None).await;
         let sent = Arc::new(Mutex::new(0_usize));
         let (mut to, count) = (call.body, sent.clone());
@@ -418,7 +349,7 @@ fn a_runtime_that_does_not_read_stops_the_client() {
             to
         });
         until("the call is there", || !runtime.calls(UNKNOWN).is_empty()).await;
-        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
         // The runtime's window of 1 MiB, the front's window of the same size, and buffers of sockets.
         let sent = *sent.lock().unwrap();
         assert!(sent > 1024 * 1024 && sent < 4 * 1024 * 1024, "{sent} bytes were taken from the client");
@@ -426,28 +357,22 @@ fn a_runtime_that_does_not_read_stops_the_client() {
     });
 }
 
-/// A runtime that reports how each call to [`UNKNOWN`] ended.
-fn waiting_runtime(sockets: &Sockets) -> (FakeRuntime, tokio::sync::mpsc::UnboundedReceiver<Option<Reason>>) {
-    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
-    let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
-        let tell = tell.clone();
-        async move {
-            match &*call.path {
-                UNKNOWN => tell.send(call.wait_for_reset().await).unwrap(),
-                _ => call.standard().await,
-            }
-        }
-    });
-    (runtime, told)
+/// A runtime that reads nothing and reports how each call to [`UNKNOWN`] ended, the agent, and a client.
+async fn waiting_runtime() -> (FakeRuntime, Agent, Client, UnboundedReceiver<Option<Reason>>) {
+    let (ended, ends) = unbounded_channel();
+    let (runtime, agent, client) = connect(on(UNKNOWN, move |mut call| {
+        let ended = ended.clone();
+        // A test may be over before the last call ends.
+        async move { ended.send(call.reset().await).unwrap_or_default() }
+    }))
+    .await;
+    (runtime, agent, client, ends)
 }
 
 #[test]
 fn a_clients_cancel_reaches_the_runtime() {
     run(async {
-        let sockets = Sockets::new();
-        let (runtime, mut left) = waiting_runtime(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client, mut left) = waiting_runtime().await;
         for finished in [true, false] {
             let before = runtime.calls(UNKNOWN).len();
             let mut call = client.send(UNKNOWN, &[], finished.then_some(EMPTY)).await;
@@ -463,17 +388,11 @@ fn a_clients_cancel_reaches_the_runtime() {
 #[test]
 fn a_lost_client_leaves_nothing_at_the_runtime() {
     run(async {
-        let sockets = Sockets::new();
-        let (runtime, mut left) = waiting_runtime(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
-        let calls: Vec<_> = {
-            let mut calls = Vec::new();
-            for _ in 0..3 {
-                calls.push(client.send(UNKNOWN, &[], Some(EMPTY)).await);
-            }
-            calls
-        };
+        let (runtime, _agent, client, mut left) = waiting_runtime().await;
+        let mut calls = Vec::new();
+        for _ in 0..3 {
+            calls.push(client.send(UNKNOWN, &[], Some(EMPTY)).await);
+        }
         until("the calls are there", || runtime.calls(UNKNOWN).len() == 3).await;
         client.kill();
         for _ in &calls {
@@ -481,20 +400,15 @@ fn a_lost_client_leaves_nothing_at_the_runtime() {
             left.recv().await.unwrap();
         }
         until("the connection is closed", || runtime.open_connections() == 1).await;
-        drop(agent);
     });
 }
 
 #[test]
 fn the_runtimes_reset_reaches_the_client_with_its_reason() {
     run(async {
-        let sockets = Sockets::new();
         let reasons =
             [Reason::INTERNAL_ERROR, Reason::ENHANCE_YOUR_CALM, Reason::REFUSED_STREAM, Reason::CANCEL];
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| async move {
-            if call.path != UNKNOWN {
-                return call.standard().await;
-            }
+        let (_runtime, _agent, client) = connect(on(UNKNOWN, move |mut call| async move {
             let turn: usize = call.headers["x-turn"].to_str().unwrap().parse().unwrap();
             let reason = reasons[turn / 2];
             if turn.is_multiple_of(2) {
@@ -503,11 +417,10 @@ fn the_runtimes_reset_reaches_the_client_with_its_reason() {
             let mut to = call.respond.send_response(grpc_head(), false).unwrap();
             to.send_data(Bytes::from_static(b"some"), false).unwrap();
             // Otherwise the reset discards what is not sent yet.
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
             to.send_reset(reason);
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         for turn in 0..reasons.len() * 2 {
             let headers = [("x-turn", &*turn.to_string())];
             let error = client.try_call(UNKNOWN, &headers, EMPTY).await.unwrap_err();
@@ -520,20 +433,14 @@ fn the_runtimes_reset_reaches_the_client_with_its_reason() {
 #[test]
 fn the_first_answer_shows_that_the_pull_option_is_obeyed() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (_runtime, agent, client) = connect(Call::standard).await;
         let ask = |path: &'static str| client.call(path, EMPTY);
-        let version: Reply = ask(VERSION).await;
-        assert_eq!(
-            version.head.headers[keelson_proto::PULL_OPTIONS_HEADER],
-            keelson_proto::PULL_OPTION_MAX_PARALLEL
-        );
+        let version = ask(VERSION).await;
+        assert_eq!(version.head.headers[PULL_OPTIONS_HEADER], PULL_OPTION_MAX_PARALLEL);
         assert_eq!(unframe::<cri::VersionResponse>(&version.body).runtime_name, "fake");
-        assert!(ask(ImageStatus::PATH).await.head.headers.get(keelson_proto::PULL_OPTIONS_HEADER).is_none());
+        assert!(ask(IMAGE_STATUS).await.head.headers.get(PULL_OPTIONS_HEADER).is_none());
         // An agent identifies itself as one even if it obeys no option.
         agent.settings.send_modify(|settings| settings.offer_pull_option = false);
-        assert_eq!(ask(VERSION).await.head.headers[keelson_proto::PULL_OPTIONS_HEADER], "");
+        assert_eq!(ask(VERSION).await.head.headers[PULL_OPTIONS_HEADER], "");
     });
 }

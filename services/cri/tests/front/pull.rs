@@ -14,8 +14,9 @@ use prost::Message as _;
 use tokio::{sync::watch, time::Instant};
 
 use crate::support::{
-    Agent, Call, EMPTY, FakeRuntime, Frame, HOLD, ImageStatus, PULL_IMAGE, Sockets, VERSION, client, frame,
-    grpc_head, grpc_ok, grpc_status, pull_request, run, tonic_channel, unframe, until,
+    Agent, Call, Client, EMPTY, FakeRuntime, Frame, HOLD, IMAGE_STATUS, PULL_IMAGE, Sockets, VERSION,
+    connect, connect_with, frame, frame_bytes, grpc_head, grpc_ok, grpc_status, on, policy, pull_request,
+    run, tonic_channel, unframe, until,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -29,16 +30,13 @@ struct Pulls {
     left: Arc<Mutex<Vec<Option<Reason>>>>,
 }
 
-fn gated(sockets: &Sockets) -> Pulls {
+async fn gated(policy: Policy) -> (Pulls, Agent, Client) {
     let (gate, opened) = watch::channel(false);
     let (requests, left): (Arc<Mutex<Vec<Bytes>>>, Arc<Mutex<Vec<_>>>) = (Arc::default(), Arc::default());
     let (seen, gone) = (requests.clone(), left.clone());
-    let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+    let handler = on(PULL_IMAGE, move |mut call| {
         let (seen, gone, mut opened) = (seen.clone(), gone.clone(), opened.clone());
         async move {
-            if call.path != PULL_IMAGE {
-                return call.standard().await;
-            }
             let body = call.read().await;
             seen.lock().unwrap().push(body);
             tokio::select! {
@@ -49,27 +47,26 @@ fn gated(sockets: &Sockets) -> Pulls {
                 .await;
         }
     });
-    Pulls { runtime, gate, requests, left }
+    let (runtime, agent, client) = connect_with(policy, handler).await;
+    (Pulls { runtime, gate, requests, left }, agent, client)
 }
 
 #[test]
 fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
+        let (pulls, agent, client) = gated(policy()).await;
         pulls.gate.send_replace(true);
-        let agent = Agent::start(&sockets).await;
         let mut request = pull_request("r.io/x:v1");
         request.auth =
             Some(cri::AuthConfig { username: "robot".into(), password: "pw".into(), ..Default::default() });
         let mut wire = request.encode_to_vec();
         // A field that this build does not know, as from a newer kubelet.
         wire.extend([0xf8, 0x07, 0x2a]);
-        let reply = agent.client().await.call(PULL_IMAGE, client::frame_bytes(&wire)).await;
+        let reply = client.call(PULL_IMAGE, frame_bytes(&wire)).await;
         assert_eq!((reply.code(), reply.head.status.as_u16()), (0, 200));
         assert_eq!(reply.head.headers["content-type"], "application/grpc");
         assert_eq!(unframe::<cri::PullImageResponse>(&reply.body).image_ref, "sha256:1");
-        assert_eq!(*pulls.requests.lock().unwrap(), [client::frame_bytes(&wire)]);
+        assert_eq!(*pulls.requests.lock().unwrap(), [frame_bytes(&wire)]);
         let mut tonic =
             cri::image_service_client::ImageServiceClient::new(tonic_channel(&agent.socket).await);
         assert_eq!(tonic.pull_image(request).await.unwrap().into_inner().image_ref, "sha256:1");
@@ -79,10 +76,8 @@ fn a_pull_passes_with_every_byte_and_its_answer_comes_back() {
 #[test]
 fn pull_metadata_passes_without_reserved_headers() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
+        let (pulls, _agent, client) = gated(policy()).await;
         pulls.gate.send_replace(true);
-        let agent = Agent::start(&sockets).await;
         let headers = [
             ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
             ("tracestate", "a=1"),
@@ -95,12 +90,7 @@ fn pull_metadata_passes_without_reserved_headers() {
             ("containerd-namespace", "moby"),
             ("user-agent", "grpc-go/1.80.0"),
         ];
-        let reply = agent
-            .client()
-            .await
-            .try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x")))
-            .await
-            .unwrap();
+        let reply = client.try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x"))).await.unwrap();
         assert_eq!(reply.code(), 0);
         let seen = &pulls.runtime.calls(PULL_IMAGE)[0].headers;
         let all = |name: &str| -> Vec<_> {
@@ -120,16 +110,12 @@ fn pull_metadata_passes_without_reserved_headers() {
 #[test]
 fn case_16_a_runtimes_error_comes_verbatim() {
     run(async {
-        let sockets = Sockets::new();
         let turn = Arc::new(Mutex::new(0));
         let long = "x".repeat(100_000);
         let texts = ["RegistryUnavailable: x", "100%25 %C3%A4%0Aend", long.clone().leak()];
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (_runtime, _agent, client) = connect(on(PULL_IMAGE, move |mut call| {
             let turn = turn.clone();
             async move {
-                if call.path != PULL_IMAGE {
-                    return call.standard().await;
-                }
                 call.read().await;
                 let turn = std::mem::replace(&mut *turn.lock().unwrap(), 1);
                 let image = call.headers["x-text"].to_str().unwrap().parse::<usize>().unwrap();
@@ -146,9 +132,8 @@ fn case_16_a_runtimes_error_comes_verbatim() {
                 let to = call.respond.send_response(grpc_head(), false);
                 to.unwrap().send_trailers(status).unwrap();
             }
-        });
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        }))
+        .await;
         for text in [0, 0, 1, 2] {
             let headers = [("x-text", &*text.to_string())];
             let reply = client.try_call(PULL_IMAGE, &headers, frame(&pull_request("r.io/x"))).await.unwrap();
@@ -164,22 +149,17 @@ fn case_16_a_runtimes_error_comes_verbatim() {
 #[test]
 fn a_successful_pulls_metadata_comes_back_once() {
     run(async {
-        let sockets = Sockets::new();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), |mut call: Call| async move {
-            if call.path != PULL_IMAGE {
-                return call.standard().await;
-            }
+        let (_runtime, _agent, client) = connect(on(PULL_IMAGE, |mut call| async move {
             call.read().await;
             let mut trailers = grpc_ok();
             trailers.insert("x-took-bin", "AAEC".parse().unwrap());
             let mut head = grpc_head();
             head.headers_mut().insert("x-node", "n1".parse().unwrap());
-            let mut to = call.respond.send_response(head, false).unwrap();
-            to.send_data(frame(&cri::PullImageResponse { image_ref: "sha256:1".into() }), false).unwrap();
-            to.send_trailers(trailers).unwrap();
-        });
-        let agent = Agent::start(&sockets).await;
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+            let answer = frame(&cri::PullImageResponse { image_ref: "sha256:1".into() });
+            call.answer_with(head, answer, trailers).await;
+        }))
+        .await;
+        let reply = client.pull("r.io/x").await;
         let mut all = HeaderMap::new();
         all.extend(reply.head.headers.clone());
         all.extend(reply.trailers.unwrap());
@@ -191,27 +171,21 @@ fn a_successful_pulls_metadata_comes_back_once() {
 #[test]
 fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
         // No stall detection: this test is about connections.
-        let agent =
-            Agent::start_with(&sockets, Policy { hold: HOLD, stall_timeout: None, ..Policy::default() })
-                .await;
-        let client = agent.client().await;
-        let pull = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        let (pulls, _agent, client) = gated(Policy { stall_timeout: None, ..policy() }).await;
+        let pull = client.start_pull("r.io/x").await;
         for _ in 0..60 {
             tokio::time::sleep(10 * SECOND).await;
             let since = Instant::now();
-            assert_eq!(client.call(ImageStatus::PATH, EMPTY).await.code(), 0);
+            assert_eq!(client.call(IMAGE_STATUS, EMPTY).await.code(), 0);
             assert!(since.elapsed() < SECOND);
         }
         assert_eq!(pulls.runtime.calls(PULL_IMAGE).len(), 1);
         pulls.gate.send_replace(true);
         assert_eq!(pull.reply().await.unwrap().code(), 0);
         assert_eq!((pulls.runtime.frames(Frame::PING), pulls.runtime.frames(Frame::GOAWAY)), (0, 0));
-        assert!(
-            client.frames.of_kind(Frame::PING).is_empty() && client.frames.of_kind(Frame::GOAWAY).is_empty()
-        );
+        assert!(client.frames.of_kind(Frame::PING).is_empty());
+        assert!(client.frames.of_kind(Frame::GOAWAY).is_empty());
         assert_eq!(pulls.runtime.connections(), 2);
     });
 }
@@ -219,11 +193,8 @@ fn case_20_a_silent_pull_of_ten_minutes_meets_no_ping_and_no_goaway() {
 #[test]
 fn case_07_a_caller_that_cancels_gives_its_pull_up_after_the_grace_period() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
-        let mut call = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        let (pulls, agent, client) = gated(policy()).await;
+        let mut call = client.start_pull("r.io/x").await;
         until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
         call.body.send_reset(Reason::CANCEL);
         until("the coordinator knows", || agent.handled("CallerLeft") == 1).await;
@@ -238,13 +209,10 @@ fn case_07_a_caller_that_cancels_gives_its_pull_up_after_the_grace_period() {
 #[test]
 fn case_07_a_killed_callers_pulls_leave_the_queue_at_once() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
-        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, limit: 3, ..Policy::default() }).await;
-        let client = agent.client().await;
+        let (pulls, agent, client) = gated(Policy { limit: 3, ..policy() }).await;
         let mut calls = Vec::new();
         for n in 0..13 {
-            calls.push(client.send(PULL_IMAGE, &[], Some(frame(&pull_request(&format!("r.io/x{n}"))))).await);
+            calls.push(client.start_pull(&format!("r.io/x{n}")).await);
         }
         until("three run", || pulls.requests.lock().unwrap().len() == 3).await;
         until("ten wait", || agent.metrics.queue_depth.get() == 10).await;
@@ -262,12 +230,9 @@ fn case_07_a_killed_callers_pulls_leave_the_queue_at_once() {
 #[test]
 fn an_answered_caller_is_not_counted_as_left() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
+        let (pulls, agent, client) = gated(policy()).await;
         pulls.gate.send_replace(true);
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
-        assert_eq!(client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await.code(), 0);
+        assert_eq!(client.pull("r.io/x").await.code(), 0);
         client.kill();
         tokio::time::sleep(SECOND).await;
         assert_eq!(agent.handled("CallerLeft"), 0);
@@ -277,13 +242,10 @@ fn an_answered_caller_is_not_counted_as_left() {
 #[test]
 fn case_03_two_callers_share_one_call() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
-        let agent = Agent::start(&sockets).await;
-        let (first, second) = (agent.client().await, agent.client().await);
-        let request = frame(&pull_request("r.io/x"));
-        let one = first.send(PULL_IMAGE, &[], Some(request.clone())).await;
-        let two = second.send(PULL_IMAGE, &[], Some(request)).await;
+        let (pulls, agent, first) = gated(policy()).await;
+        let second = agent.client().await;
+        let one = first.start_pull("r.io/x").await;
+        let two = second.start_pull("r.io/x").await;
         until("both wait", || agent.metrics.callers.get() == 2).await;
         pulls.gate.send_replace(true);
         for call in [one, two] {
@@ -297,11 +259,8 @@ fn case_03_two_callers_share_one_call() {
 #[test]
 fn a_callers_deadline_is_kept_while_the_pull_waits() {
     run(async {
-        let sockets = Sockets::new();
-        let pulls = gated(&sockets);
-        let agent = Agent::start_with(&sockets, Policy { hold: HOLD, limit: 1, ..Policy::default() }).await;
-        let client = agent.client().await;
-        let running = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/first")))).await;
+        let (pulls, _agent, client) = gated(Policy { limit: 1, ..policy() }).await;
+        let running = client.start_pull("r.io/first").await;
         until("it runs", || pulls.requests.lock().unwrap().len() == 1).await;
         let since = Instant::now();
         let timeout = [("grpc-timeout", "45S")];
@@ -320,16 +279,13 @@ fn pulls_are_held_for_an_absent_runtime_and_refused_by_name() {
         let agent = Agent::start(&sockets).await;
         let client = agent.client().await;
         let since = Instant::now();
-        let reply = client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
+        let reply = client.pull("r.io/x").await;
         assert_eq!((reply.code(), since.elapsed().as_secs()), (14, HOLD.as_secs()));
-        assert!(
-            reply.text().contains(&format!("unix://{}", sockets.runtime().display())),
-            "{}",
-            reply.text()
-        );
-        let waiting = client.send(PULL_IMAGE, &[], Some(frame(&pull_request("r.io/x")))).await;
+        let name = format!("unix://{}", sockets.runtime().display());
+        assert!(reply.text().contains(&name), "{}", reply.text());
+        let waiting = client.start_pull("r.io/x").await;
         tokio::time::sleep(50 * SECOND).await;
-        let _runtime = FakeRuntime::standard(&sockets.runtime());
+        let _runtime = FakeRuntime::standard(&sockets);
         assert_eq!(waiting.reply().await.unwrap().code(), 0);
     });
 }
@@ -337,9 +293,8 @@ fn pulls_are_held_for_an_absent_runtime_and_refused_by_name() {
 #[test]
 fn a_pull_whose_connection_breaks_is_made_again() {
     run(async {
-        let sockets = Sockets::new();
         let broken = Arc::new(Mutex::new(1));
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let (runtime, agent, client) = connect(move |mut call: Call| {
             let broken = broken.clone();
             async move {
                 if call.path == PULL_IMAGE && std::mem::replace(&mut *broken.lock().unwrap(), 0) == 1 {
@@ -349,10 +304,9 @@ fn a_pull_whose_connection_breaks_is_made_again() {
                 }
                 call.standard().await;
             }
-        });
-        let agent = Agent::start(&sockets).await;
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        })
+        .await;
+        client.pull("r.io/x").await.assert_ok();
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 2);
         assert_eq!(agent.metrics.lost.get(), 1);
     });
@@ -361,10 +315,10 @@ fn a_pull_whose_connection_breaks_is_made_again() {
 #[test]
 fn the_pull_option_goes_to_a_runtime_that_offers_it() {
     run(async {
-        let sockets = Sockets::new();
         let requests: Arc<Mutex<Vec<cri::PullImageRequest>>> = Arc::default();
         let seen = requests.clone();
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |mut call: Call| {
+        let policy = Policy { limit: 7, enforce_by_runtime: true, ..policy() };
+        let (_runtime, agent, client) = connect_with(policy, move |mut call: Call| {
             let seen = seen.clone();
             async move {
                 match &*call.path {
@@ -372,9 +326,7 @@ fn the_pull_option_goes_to_a_runtime_that_offers_it() {
                         let mut head = grpc_head();
                         let offer = format!("other, {PULL_OPTION_MAX_PARALLEL}");
                         head.headers_mut().insert(PULL_OPTIONS_HEADER, offer.parse().unwrap());
-                        let mut to = call.respond.send_response(head, false).unwrap();
-                        to.send_data(frame(&cri::VersionResponse::default()), false).unwrap();
-                        to.send_trailers(grpc_ok()).unwrap();
+                        call.answer_with(head, frame(&cri::VersionResponse::default()), grpc_ok()).await;
                     }
                     PULL_IMAGE => {
                         let request = call.message().await;
@@ -384,12 +336,10 @@ fn the_pull_option_goes_to_a_runtime_that_offers_it() {
                     _ => call.standard().await,
                 }
             }
-        });
-        let policy = Policy { hold: HOLD, limit: 7, enforce_by_runtime: true, ..Policy::default() };
-        let agent = Agent::start_with(&sockets, policy).await;
+        })
+        .await;
         agent.runtime_up().await;
-        let reply = agent.client().await.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await;
-        assert_eq!(reply.code(), 0, "{}", reply.text());
+        client.pull("r.io/x").await.assert_ok();
         let request = requests.lock().unwrap()[0].clone();
         assert_eq!(request.image.unwrap().annotations[PULL_OPTION_ANNOTATION], "7");
         assert_eq!(request.sandbox_config, pull_request("").sandbox_config);

@@ -4,9 +4,7 @@ use bytes::Bytes;
 use keelson_proto::{PULL_OPTION_ANNOTATION, cri};
 use prost::Message as _;
 
-use crate::support::{
-    Agent, EMPTY, FakeRuntime, PULL_IMAGE, Sockets, VERSION, frame, frame_bytes, pull_request, run,
-};
+use crate::support::{Call, EMPTY, PULL_IMAGE, VERSION, connect, frame, frame_bytes, pull_request, run};
 
 const INVALID_ARGUMENT: i32 = 3;
 const UNIMPLEMENTED: i32 = 12;
@@ -82,10 +80,7 @@ fn cases() -> Vec<(&'static str, Bytes, i32, &'static str)> {
 #[test]
 fn bad_requests_are_refused_with_an_error() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, agent, client) = connect(Call::standard).await;
         for (name, body, code, text) in cases() {
             let reply = client.call(PULL_IMAGE, body).await;
             assert_eq!(reply.code(), code, "{name}: {}", reply.text());
@@ -96,7 +91,7 @@ fn bad_requests_are_refused_with_an_error() {
         assert!(client.is_open());
         assert!(runtime.calls(PULL_IMAGE).is_empty());
         assert_eq!((agent.handled("RequestPull"), agent.handled("CallerLeft")), (0, 0));
-        assert_eq!(client.call(PULL_IMAGE, frame(&pull_request("r.io/x"))).await.code(), 0);
+        assert_eq!(client.pull("r.io/x").await.code(), 0);
         assert_eq!(client.call(VERSION, EMPTY).await.code(), 0);
     });
 }
@@ -104,10 +99,7 @@ fn bad_requests_are_refused_with_an_error() {
 #[test]
 fn good_requests_at_the_edge_are_taken() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, _agent, client) = connect(Call::standard).await;
         let only_image = cri::PullImageRequest { sandbox_config: None, ..pull_request("x") };
         let twice = [only_image.encode_to_vec(), only_image.encode_to_vec()].concat();
         let good = [
@@ -120,8 +112,7 @@ fn good_requests_at_the_edge_are_taken() {
         ];
         let count = good.len();
         for body in good {
-            let reply = client.call(PULL_IMAGE, body).await;
-            assert_eq!(reply.code(), 0, "{}", reply.text());
+            client.call(PULL_IMAGE, body).await.assert_ok();
         }
         assert_eq!(runtime.calls(PULL_IMAGE).len(), count);
     });
@@ -130,10 +121,7 @@ fn good_requests_at_the_edge_are_taken() {
 #[test]
 fn a_caller_that_leaves_during_its_request_starts_no_pull() {
     run(async {
-        let sockets = Sockets::new();
-        let runtime = FakeRuntime::standard(&sockets.runtime());
-        let agent = Agent::start(&sockets).await;
-        let client = agent.client().await;
+        let (runtime, agent, client) = connect(Call::standard).await;
         let mut call = client.send(PULL_IMAGE, &[], None).await;
         call.body.send_data(frame(&pull_request("r.io/x")).slice(..10), false).unwrap();
         tokio::time::sleep(std::time::Duration::from_secs(60)).await;

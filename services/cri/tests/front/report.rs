@@ -13,7 +13,7 @@ use keelson_proto::cri;
 use keelson_pulls::runtime::{Health, Runtime as _};
 use tokio::time::Instant;
 
-use crate::support::{Agent, Call, FakeRuntime, IMAGE_FS_INFO, Sockets, VERSION, run};
+use crate::support::{Call, FakeRuntime, IMAGE_FS_INFO, OWNER, Sockets, VERSION, connect, run};
 
 const STATUS: &str = "/runtime.v1.RuntimeService/Status";
 const LIST_IMAGES: &str = "/runtime.v1.ImageService/ListImages";
@@ -36,9 +36,10 @@ impl Answers {
     }
 }
 
-fn serve(sockets: &Sockets, answers: Answers) -> (FakeRuntime, ContainerRuntime) {
-    let runtime = FakeRuntime::start(&sockets.runtime(), move |call| answers.clone().handle(call));
-    (runtime, ContainerRuntime::new(sockets.runtime(), "0123456789abcdef"))
+fn serve(answers: Answers) -> (FakeRuntime, ContainerRuntime) {
+    let sockets = Sockets::new();
+    let runtime = FakeRuntime::start(&sockets, move |call| answers.clone().handle(call));
+    (runtime, ContainerRuntime::new(sockets.runtime(), OWNER))
 }
 
 fn condition(kind: &str, status: bool, reason: &str) -> cri::RuntimeCondition {
@@ -53,7 +54,6 @@ fn file_system(mountpoint: &str) -> cri::FilesystemUsage {
 #[test]
 fn conditions_images_and_their_file_system_are_taken_as_the_runtime_gives_them() {
     run(async {
-        let sockets = Sockets::new();
         let conditions = vec![
             condition(RUNTIME_READY, true, ""),
             condition(NETWORK_READY, false, "NetworkPluginNotReady"),
@@ -75,7 +75,7 @@ fn conditions_images_and_their_file_system_are_taken_as_the_runtime_gives_them()
                 ..Default::default()
             },
         };
-        let (_runtime, client) = serve(&sockets, answers);
+        let (_runtime, client) = serve(answers);
         let conditions = client.status().await.unwrap();
         assert_eq!((conditions.len(), &*conditions[1].kind), (2, NETWORK_READY));
         assert_eq!((conditions[0].ok, conditions[1].ok), (true, false));
@@ -90,10 +90,9 @@ fn conditions_images_and_their_file_system_are_taken_as_the_runtime_gives_them()
 #[test]
 fn empty_runtime_answers_are_accepted() {
     run(async {
-        let sockets = Sockets::new();
-        let (_runtime, client) = serve(&sockets, Answers::default());
+        let (runtime, client) = serve(Answers::default());
         let error = client.status().await.expect_err("no status");
-        assert!(error.to_string().contains(&*sockets.runtime().to_string_lossy()), "{error}");
+        assert!(error.to_string().contains(&*runtime.socket().to_string_lossy()), "{error}");
         assert!(error.reason.contains("empty"), "{error}");
         assert_eq!(client.images().await.unwrap(), []);
         assert_eq!(client.image_fs().await.unwrap(), None);
@@ -105,11 +104,11 @@ fn a_call_that_gets_no_answer_ends() {
     run(async {
         let sockets = Sockets::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
-        let _runtime = FakeRuntime::start(&sockets.runtime(), move |call| {
+        let _runtime = FakeRuntime::start(&sockets, move |call| {
             kept.lock().unwrap().push(call);
             std::future::pending()
         });
-        let client = ContainerRuntime::new(sockets.runtime(), "0123456789abcdef");
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
         let since = Instant::now();
         for error in [
             client.status().await.expect_err("no answer"),
@@ -125,10 +124,9 @@ fn a_call_that_gets_no_answer_ends() {
 #[test]
 fn a_list_of_images_may_be_as_long_as_the_kubelets() {
     run(async {
-        let sockets = Sockets::new();
         let image = cri::Image { repo_tags: vec!["x".repeat(1 << 20)], ..Default::default() };
         let images = cri::ListImagesResponse { images: vec![image; 9] };
-        let (_runtime, client) = serve(&sockets, Answers { images, ..Answers::default() });
+        let (_runtime, client) = serve(Answers { images, ..Answers::default() });
         assert_eq!(client.images().await.unwrap().len(), 9);
     });
 }
@@ -136,8 +134,7 @@ fn a_list_of_images_may_be_as_long_as_the_kubelets() {
 #[test]
 fn a_closed_connection_is_reported_once() {
     run(async {
-        let sockets = Sockets::new();
-        let (mut runtime, client) = serve(&sockets, Answers::default());
+        let (mut runtime, client) = serve(Answers::default());
         client.images().await.unwrap();
         let closed = tokio::spawn(client.connection_closed());
         tokio::time::sleep(Duration::from_secs(600)).await;
@@ -155,9 +152,7 @@ fn a_closed_connection_is_reported_once() {
 #[test]
 fn runtime_death_is_noticed_at_once_without_calls() {
     run(async {
-        let sockets = Sockets::new();
-        let mut runtime = FakeRuntime::standard(&sockets.runtime());
-        let mut agent = Agent::start(&sockets).await;
+        let (mut runtime, mut agent, _) = connect(Call::standard).await;
         agent.runtime_up().await;
         tokio::time::sleep(Duration::from_millis(7_100)).await;
         let probes = runtime.calls(VERSION).len();
@@ -172,16 +167,15 @@ fn runtime_death_is_noticed_at_once_without_calls() {
 #[test]
 fn a_runtime_that_only_drops_the_connection_is_asked_at_once_and_stays_up() {
     run(async {
-        let sockets = Sockets::new();
         let switches = Arc::new(Mutex::new(Vec::new()));
         let kept = switches.clone();
-        let runtime = FakeRuntime::start(&sockets.runtime(), move |call: Call| {
+        let (runtime, mut agent, _) = connect(move |call: Call| {
             if call.path == VERSION {
                 kept.lock().unwrap().push(call.kill_switch());
             }
             call.standard()
-        });
-        let mut agent = Agent::start(&sockets).await;
+        })
+        .await;
         agent.runtime_up().await;
         tokio::time::sleep(Duration::from_millis(7_100)).await;
         agent.health.mark_unchanged();

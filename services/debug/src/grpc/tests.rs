@@ -44,6 +44,11 @@ fn connected<T>(message: T) -> Request<T> {
     request
 }
 
+/// A request with or without a known user.
+fn request<T>(has_peer: bool, message: T) -> Request<T> {
+    if has_peer { connected(message) } else { Request::new(message) }
+}
+
 /// I12: a user with read access only, and a connection without a known user, change nothing; reading needs no right.
 #[tokio::test]
 async fn changes_need_a_permitted_peer() {
@@ -54,25 +59,15 @@ async fn changes_need_a_permitted_peer() {
     let clear = node_pb::ClearConditionRequest { r#type: "KernelDeadlock".into() };
     for (may_change, peer) in [(false, true), (true, false), (true, true)] {
         fake.script().may_change = may_change;
-        let mut statuses = Vec::new();
-        if peer {
-            statuses.push(service.set_limit(connected(limit)).await.err());
-            statuses.push(node.set_condition(connected(condition())).await.err());
-            statuses.push(node.clear_condition(connected(clear.clone())).await.err());
-        } else {
-            statuses.push(service.set_limit(Request::new(limit)).await.err());
-            statuses.push(node.set_condition(Request::new(condition())).await.err());
-            statuses.push(node.clear_condition(Request::new(clear.clone())).await.err());
-        }
+        let errors = [
+            service.set_limit(request(peer, limit)).await.err(),
+            node.set_condition(request(peer, condition())).await.err(),
+            node.clear_condition(request(peer, clear.clone())).await.err(),
+        ];
         let allowed = may_change && peer;
-        for status in statuses {
-            assert_eq!(status.map(|status| status.code()), (!allowed).then_some(Code::PermissionDenied));
-        }
-        {
-            let script = fake.script();
-            let made = [script.set.len(), script.conditions.len(), script.cleared.len()];
-            assert_eq!(made, [usize::from(allowed); 3]);
-        }
+        let expected = (!allowed).then_some(Code::PermissionDenied);
+        assert_eq!(errors.map(|error| error.map(|status| status.code())), [expected; 3]);
+        assert_eq!(fake.script().changes(), [usize::from(allowed); 3]);
         service.list_pulls(Request::new(pb::ListPullsRequest { max_queued: 0 })).await.expect("looking");
     }
 }
@@ -118,10 +113,7 @@ async fn readiness_has_reasons_and_times() {
     let ready = service.get_readiness(Request::new(pb::GetReadinessRequest {})).await.unwrap().into_inner();
     let [store, runtime] = ready.checks.as_slice() else { panic!("{ready:?}") };
     assert!(!ready.ready && store.ok && !runtime.ok);
-    assert_eq!(
-        (runtime.name.as_str(), runtime.message.as_str(), runtime.since_unix_ms),
-        ("runtime", "gone", 7_000)
-    );
+    assert_eq!((&*runtime.name, &*runtime.message, runtime.since_unix_ms), ("runtime", "gone", 7_000));
 }
 
 fn condition() -> node_pb::SetConditionRequest {
@@ -162,9 +154,8 @@ async fn refused_conditions_have_the_status_that_the_proto_file_names() {
     ] {
         fake.script().condition = Err(error.clone());
         let set = node.set_condition(connected(condition())).await.unwrap_err();
-        let clear = node.clear_condition(connected(node_pb::ClearConditionRequest::default()));
-        let clear = clear.await.unwrap_err();
-        for status in [set, clear] {
+        let clear = node.clear_condition(connected(node_pb::ClearConditionRequest::default())).await;
+        for status in [set, clear.unwrap_err()] {
             assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
         }
     }
@@ -335,22 +326,14 @@ async fn health_follows_readiness() {
     let served = Served::start(&fake);
     let mut health = HealthClient::new(channel(&served.socket).await);
     for service in ["", "keelson.debug.v1.Debug", "keelson.node.v1.Node", "keelson.endpoints.v1.Inspection"] {
-        let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap().into_inner();
-        assert_eq!(
-            answer.status(),
-            ServingStatus::NotServing,
-            "{service:?} is never SERVING before it is ready"
-        );
+        let answer = health.check(HealthCheckRequest { service: service.into() }).await.unwrap();
+        let status = answer.into_inner().status();
+        assert_eq!(status, ServingStatus::NotServing, "{service:?} is never SERVING before it is ready");
     }
     let mut watched = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     assert_eq!(watched.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     fake.script().ready = vec![check("runtime", true, "")];
-    loop {
-        let status = watched.message().await.unwrap().unwrap().status();
-        if status == ServingStatus::Serving {
-            break;
-        }
-    }
+    while watched.message().await.unwrap().unwrap().status() != ServingStatus::Serving {}
     let unknown = health.check(HealthCheckRequest { service: "other".into() }).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     served.stop.send(()).unwrap();
@@ -370,25 +353,20 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     let served = Served::start(&Fake::new());
     let channel = channel(&served.socket).await;
 
-    use v1::{ServerReflectionRequest, server_reflection_request::MessageRequest};
-    let ask = |message_request| ServerReflectionRequest {
-        host: String::new(),
-        message_request: Some(message_request),
-    };
+    use v1::{server_reflection_request::MessageRequest, server_reflection_response::MessageResponse};
     let questions = [
-        ask(MessageRequest::ListServices(String::new())),
-        ask(MessageRequest::FileContainingSymbol("keelson.debug.v1.Debug.WatchPulls".into())),
-        ask(MessageRequest::FileContainingSymbol("keelson.node.v1.Node.SetCondition".into())),
-        ask(MessageRequest::FileContainingSymbol("keelson.endpoints.v1.Inspection.Explain".into())),
-    ];
+        MessageRequest::ListServices(String::new()),
+        MessageRequest::FileContainingSymbol("keelson.debug.v1.Debug.WatchPulls".into()),
+        MessageRequest::FileContainingSymbol("keelson.node.v1.Node.SetCondition".into()),
+        MessageRequest::FileContainingSymbol("keelson.endpoints.v1.Inspection.Explain".into()),
+    ]
+    .map(|question| v1::ServerReflectionRequest { host: String::new(), message_request: Some(question) });
     let mut client = v1::server_reflection_client::ServerReflectionClient::new(channel.clone());
     let mut answers =
         client.server_reflection_info(futures_util::stream::iter(questions)).await.unwrap().into_inner();
-    let services = match answers.message().await.unwrap().unwrap().message_response.unwrap() {
-        v1::server_reflection_response::MessageResponse::ListServicesResponse(list) => list.service,
-        other => panic!("{other:?}"),
-    };
-    let mut names: Vec<String> = services.into_iter().map(|service| service.name).collect();
+    let mut answer = async || answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(list) = answer().await else { panic!("another answer") };
+    let mut names: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
     names.sort();
     let expected = [
         "grpc.health.v1.Health",
@@ -398,20 +376,12 @@ async fn reflection_lists_what_is_served_and_nothing_else() {
     ];
     assert_eq!(names, expected);
     for _ in 0..3 {
-        match answers.message().await.unwrap().unwrap().message_response.unwrap() {
-            v1::server_reflection_response::MessageResponse::FileDescriptorResponse(files) => {
-                assert_eq!(files.file_descriptor_proto.len(), 1);
-            }
-            other => panic!("{other:?}"),
-        }
+        let MessageResponse::FileDescriptorResponse(files) = answer().await else { panic!("another answer") };
+        assert_eq!(files.file_descriptor_proto.len(), 1);
     }
 
-    let old = v1alpha::ServerReflectionRequest {
-        host: String::new(),
-        message_request: Some(
-            v1alpha::server_reflection_request::MessageRequest::ListServices(String::new()),
-        ),
-    };
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let old = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
     let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
     let mut answers =
         client.server_reflection_info(futures_util::stream::iter([old])).await.unwrap().into_inner();
@@ -451,11 +421,7 @@ async fn many_watchers_that_do_not_read() {
     for running in 2..20 {
         fake.run(running);
     }
-    loop {
-        if reader.message().await.unwrap().unwrap().running == 19 {
-            break;
-        }
-    }
+    while reader.message().await.unwrap().unwrap().running != 19 {}
     assert_eq!(fake.watchers(), idle.len() + 1);
     served.stop.send(()).unwrap();
     // The end reaches watchers that read, and does not wait for those that do not.

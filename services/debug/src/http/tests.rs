@@ -35,12 +35,12 @@ fn app(fake: &Fake) -> (Router, CancellationToken) {
 }
 
 fn request(method: Method, path: &str) -> Request<Body> {
-    Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::HOST, "localhost:9440")
-        .body(Body::empty())
-        .unwrap()
+    let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost:9440");
+    request.body(Body::empty()).unwrap()
+}
+
+fn request_to(host: &str, path: &str) -> Request<Body> {
+    Request::get(path).header(header::HOST, host).body(Body::empty()).unwrap()
 }
 
 async fn send(fake: &Fake, request: Request<Body>) -> Response {
@@ -62,22 +62,37 @@ async fn get_json(fake: &Fake, path: &str) -> (StatusCode, Value) {
     (status, serde_json::from_str(&text).unwrap())
 }
 
+/// The document of a request that succeeds.
+async fn document(fake: &Fake, path: &str) -> Value {
+    let (status, document) = get_json(fake, path).await;
+    assert_eq!(status, StatusCode::OK, "{path}");
+    document
+}
+
+/// The error of a request that is refused with this status; it says nothing else.
+async fn refusal(fake: &Fake, path: &str, expected: StatusCode) -> String {
+    let (status, error) = get_json(fake, path).await;
+    assert_eq!(status, expected, "{path}");
+    let text = error["error"].as_str().unwrap_or_default().to_owned();
+    assert_eq!(error, json!({ "error": text }), "{path}");
+    text
+}
+
 #[tokio::test]
 async fn documents() {
     let fake = Fake::new();
-    let (status, version) = get_json(&fake, "/version").await;
-    assert_eq!(status, StatusCode::OK);
+    let version = document(&fake, "/version").await;
     let expected = json!({
         "version": "1.2.3", "node_name": "n1", "state_folder_id": "", "started_unix_ms": 0, "runtime_name": "",
         "runtime_version": "", "runtime_endpoint": "", "ready": true, "not_ready_reasons": []
     });
     assert_eq!(version, expected);
 
-    let (_, actors) = get_json(&fake, "/debug/actors").await;
+    let actors = document(&fake, "/debug/actors").await;
     assert_eq!(actors["actors"][0]["name"], "PullCoordinator");
-    let (_, storage) = get_json(&fake, "/debug/storage").await;
+    let storage = document(&fake, "/debug/storage").await;
     assert_eq!(storage["tables"], json!([{"name": "pulls", "records": 4}]));
-    let (_, config) = get_json(&fake, "/debug/config").await;
+    let config = document(&fake, "/debug/config").await;
     let setting = json!({"key": "pulls.when_full", "value": "wait", "origin": "default", "live": true});
     assert_eq!(config, json!({"settings": [setting], "feature_gates": []}));
 }
@@ -85,27 +100,24 @@ async fn documents() {
 #[tokio::test]
 async fn one_actor_and_an_unknown_one() {
     let fake = Fake::new();
-    let (status, actor) = get_json(&fake, "/debug/actors/PullCoordinator").await;
-    assert_eq!(status, StatusCode::OK);
+    let actor = document(&fake, "/debug/actors/PullCoordinator").await;
     let expected = json!({
         "name": "PullCoordinator", "status": "running", "summary": "", "mailbox_depth": 0, "mailbox_capacity": 64,
         "restarts": 0, "started_unix_ms": 0, "last_error": "", "last_error_unix_ms": 0, "messages": [],
         "events": [{"unix_ms": 5, "text": "started"}], "state": {"limit": 3}
     });
     assert_eq!(actor, expected);
-    let (status, error) = get_json(&fake, "/debug/actors/no%20such").await;
-    assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = r#"actor "no such" does not exist; the actors are: PullCoordinator, RuntimeClient"#;
-    assert_eq!(error, json!({ "error": text }));
-    let (status, _, _) = get(&fake, "/debug/actors/%FF").await;
-    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(
+        refusal(&fake, "/debug/actors/no%20such", StatusCode::NOT_FOUND).await,
+        r#"actor "no such" does not exist; the actors are: PullCoordinator, RuntimeClient"#
+    );
+    assert_eq!(get(&fake, "/debug/actors/%FF").await.0, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
 async fn pulls_and_their_query() {
     let fake = Fake::new();
-    let (status, pulls) = get_json(&fake, "/debug/pulls").await;
-    assert_eq!(status, StatusCode::OK);
+    let pulls = document(&fake, "/debug/pulls").await;
     let pull = json!({
         "id": 7, "image": "r.example/a:1", "registry": "r.example", "runtime_handler": "", "state": "running",
         "position": 0, "callers": 2, "attempts": 1, "with_credentials": false, "pod": "", "requested_unix_ms": 1000,
@@ -129,9 +141,8 @@ async fn pulls_and_their_query() {
     assert_eq!(fake.script().asked, [100, 10_000]);
     for wrong in ["max_queued=10001", "max_queued=-1", "max_queued=x", "max_queued=4294967296", "max_queud=5"]
     {
-        let (status, error) = get_json(&fake, &format!("/debug/pulls?{wrong}")).await;
-        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
-        assert!(error["error"].as_str().unwrap().contains("max_que"), "{wrong}: {error}");
+        let error = refusal(&fake, &format!("/debug/pulls?{wrong}"), StatusCode::BAD_REQUEST).await;
+        assert!(error.contains("max_que"), "{wrong}: {error}");
     }
     assert_eq!(fake.script().asked.len(), 2, "invalid requests do not reach the agent");
 }
@@ -139,8 +150,7 @@ async fn pulls_and_their_query() {
 #[tokio::test]
 async fn heartbeats() {
     let fake = Fake::new();
-    let (status, node) = get_json(&fake, "/debug/node").await;
-    assert_eq!(status, StatusCode::OK);
+    let node = document(&fake, "/debug/node").await;
     let lease = json!({
         "name": "n1", "holder": "", "state": "healthy", "reason": "", "failing_since_unix_ms": 0, "duration_seconds": 0,
         "transitions": 0, "renewed_unix_ms": 0, "age_ms": 4, "renewals": 0, "contention": ""
@@ -167,14 +177,13 @@ async fn heartbeats() {
 
     fake.script().heartbeats =
         Ok(node::Heartbeats { state: "disabled".into(), reason: "no server".into(), ..Default::default() });
-    let (_, off) = get_json(&fake, "/debug/node").await;
+    let off = document(&fake, "/debug/node").await;
     assert_eq!(
-        (&off["state"], &off["lease"], &off["conditions"]),
-        (&json!("disabled"), &Value::Null, &json!([]))
+        [&off["state"], &off["lease"], &off["conditions"]],
+        [&json!("disabled"), &Value::Null, &json!([])]
     );
     fake.script().heartbeats = Err(ViewError::Unavailable("restarting".into()));
-    let (status, error) = get_json(&fake, "/debug/node").await;
-    assert_eq!((status, error), (StatusCode::SERVICE_UNAVAILABLE, json!({"error": "restarting"})));
+    assert_eq!(refusal(&fake, "/debug/node", StatusCode::SERVICE_UNAVAILABLE).await, "restarting");
 }
 
 #[tokio::test]
@@ -324,9 +333,8 @@ async fn only_get_and_head() {
 async fn unknown_paths_name_the_known_ones() {
     let fake = Fake::new();
     for path in ["/debug", "/debug/", "/debug/actors/a/b", "/../etc/passwd", "/favicon.ico"] {
-        let (status, error) = get_json(&fake, path).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
-        assert!(error["error"].as_str().unwrap().contains("/debug/pulls /debug/node "), "{error}");
+        let error = refusal(&fake, path, StatusCode::NOT_FOUND).await;
+        assert!(error.contains("/debug/pulls /debug/node "), "{error}");
     }
 }
 
@@ -334,8 +342,8 @@ async fn unknown_paths_name_the_known_ones() {
 async fn other_hosts_are_refused_on_every_path() {
     let fake = Fake::new();
     for path in PATHS {
-        let evil = Request::get(*path).header(header::HOST, "evil.example:9440").body(Body::empty()).unwrap();
-        assert_eq!(send(&fake, evil).await.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
+        let evil = send(&fake, request_to("evil.example:9440", path)).await;
+        assert_eq!(evil.status(), StatusCode::MISDIRECTED_REQUEST, "{path}");
     }
     // E21: a name in the settings is served with any port, and the refusal names the setting.
     for (host, expected) in [
@@ -343,26 +351,29 @@ async fn other_hosts_are_refused_on_every_path() {
         ("node-7.example.com", StatusCode::OK),
         ("node-8.example.com", StatusCode::MISDIRECTED_REQUEST),
     ] {
-        let request = Request::get("/metrics").header(header::HOST, host).body(Body::empty()).unwrap();
-        let response = send(&fake, request).await;
+        let response = send(&fake, request_to(host, "/metrics")).await;
         assert_eq!(response.status(), expected, "e21: {host}");
         let text = body(response).await;
         let names_setting = text.contains("add the host to debug.http_hosts");
         assert_eq!(names_setting, expected != StatusCode::OK, "e21: {text}");
     }
-    let status = async |request: axum::http::request::Builder| {
-        send(&fake, request.body(Body::empty()).unwrap()).await.status()
-    };
-    assert_eq!(status(Request::get("/livez")).await, StatusCode::BAD_REQUEST, "HTTP/1.1 without a host");
-    let old = Request::get("/livez").version(axum::http::Version::HTTP_10);
-    assert_eq!(status(old).await, StatusCode::OK);
-    let garbage = Request::get("/livez").header(header::HOST, "a b/c");
-    assert_eq!(status(garbage).await, StatusCode::BAD_REQUEST);
-    let two = Request::get("/livez").header(header::HOST, "localhost").header(header::HOST, "evil.example");
-    assert_eq!(status(two).await, StatusCode::MISDIRECTED_REQUEST);
-    let absolute = Request::get("http://evil.example/livez").header(header::HOST, "localhost");
-    assert_eq!(status(absolute).await, StatusCode::MISDIRECTED_REQUEST);
-    assert_eq!(status(Request::get("/livez").header(header::HOST, BOUND)).await, StatusCode::OK);
+    let get = || Request::get("/livez");
+    let elsewhere = Request::get("http://evil.example/livez");
+    for (case, request, expected) in [
+        ("HTTP/1.1 without a host", get(), StatusCode::BAD_REQUEST),
+        ("HTTP/1.0", get().version(axum::http::Version::HTTP_10), StatusCode::OK),
+        ("garbage", get().header(header::HOST, "a b/c"), StatusCode::BAD_REQUEST),
+        (
+            "two hosts",
+            get().header(header::HOST, "localhost").header(header::HOST, "evil.example"),
+            StatusCode::MISDIRECTED_REQUEST,
+        ),
+        ("absolute", elsewhere.header(header::HOST, "localhost"), StatusCode::MISDIRECTED_REQUEST),
+        ("the bound address", get().header(header::HOST, BOUND), StatusCode::OK),
+    ] {
+        let response = send(&fake, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(response.status(), expected, "{case}");
+    }
 }
 
 /// The events of a stream, each as its document.
@@ -481,10 +492,8 @@ async fn the_server_serves_and_stops() {
         stopped.await.unwrap_or_default()
     }));
     let mut events = tokio::net::TcpStream::connect(address).await.unwrap();
-    events
-        .write_all(format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())
-        .await
-        .unwrap();
+    let request = format!("GET /debug/events HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    events.write_all(request.as_bytes()).await.unwrap();
     let mut first = [0; 15];
     events.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200 OK");

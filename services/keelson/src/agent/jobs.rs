@@ -314,15 +314,11 @@ mod tests {
         });
         let other = Arc::new(AtomicU32::new(0));
         let started = other.clone();
-        job.keep_on(
-            &arbiter.handle(),
-            1,
-            |_| {},
-            move || {
-                started.fetch_add(1, Ordering::Relaxed);
-                std::future::pending()
-            },
-        );
+        let begin = move || {
+            started.fetch_add(1, Ordering::Relaxed);
+            std::future::pending()
+        };
+        job.keep_on(&arbiter.handle(), 1, |_| {}, begin);
         runs.notified().await;
         for (number, text) in ["panics before", "panics while", "exited unexpectedly"].into_iter().enumerate()
         {

@@ -16,6 +16,8 @@ mod proxy;
 mod pulls;
 mod state;
 mod table;
+#[cfg(test)]
+mod testing;
 mod watch;
 mod watch_endpoints;
 

@@ -334,19 +334,8 @@ fn conditions(conditions: &[pb::Condition], now: i64) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        node: NodeArgs,
-    }
-
-    fn parsed(words: &[&str]) -> Result<NodeArgs, clap::Error> {
-        Line::try_parse_from(["node"].iter().chain(words)).map(|line| line.node)
-    }
+    use crate::cli::testing::{contains, parsed};
 
     fn condition(kind: &str, status: &str, message: &str) -> pb::Condition {
         pb::Condition {
@@ -465,7 +454,7 @@ Status:   healthy
         let mut contested = healthy();
         contested.conditions[1].contested = true;
         let text = describe(&contested, 61_000);
-        assert!(text.contains("example.com/DiskSlow  Unknown  1m00s  agent, CONTESTED  Because"), "{text}");
+        contains(&text, "example.com/DiskSlow  Unknown  1m00s  agent, CONTESTED  Because");
         let lease = contested.lease.as_mut().unwrap();
         for (contention, shown) in [
             ("uncontested", "worker-7, renewed 4.1s ago, lasts 40s, 318 renewals, 1 transition"),
@@ -557,11 +546,11 @@ Status:   healthy
 
     #[test]
     fn command_lines() {
-        assert!(parsed(&[]).unwrap().change.is_none());
-        assert!(parsed(&["--check", "-o", "json"]).unwrap().check);
+        assert!(parsed::<NodeArgs>(&[]).unwrap().change.is_none());
+        assert!(parsed::<NodeArgs>(&["--check", "-o", "json"]).unwrap().check);
         let line =
             ["set-condition", "a/B", "false", "--reason", "R", "--ttl", "1m 30s", "--socket", "unix:///x"];
-        let args = parsed(&line).unwrap();
+        let args: NodeArgs = parsed(&line).unwrap();
         assert!(args.agent.socket.is_some());
         let Some(Change::SetCondition(set)) = args.change else { panic!("{args:?}") };
         assert_eq!(
@@ -570,7 +559,7 @@ Status:   healthy
         );
         assert_eq!((set.message, set.ttl), (None, Some(Duration::from_secs(90))));
         let line = ["--socket", "unix:///x", "-o", "json", "clear-condition", "a/B"];
-        let args = parsed(&line).unwrap();
+        let args: NodeArgs = parsed(&line).unwrap();
         assert!(args.agent.socket.is_some() && args.output == Output::Json);
         assert!(matches!(args.change, Some(Change::ClearCondition { kind }) if kind == "a/B"));
         for wrong in [
@@ -581,7 +570,7 @@ Status:   healthy
             &["clear-condition"],
             &["condition"],
         ] {
-            assert!(parsed(wrong).is_err(), "{wrong:?}");
+            assert!(parsed::<NodeArgs>(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -92,6 +92,7 @@ fn describe(storage: &pb::Storage, now: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::testing::contains;
 
     #[test]
     fn a_healthy_store_and_a_failing_one() {
@@ -121,7 +122,7 @@ pulls  16
             ..sound
         };
         let text = describe(&broken, 0);
-        assert!(text.contains("Health:   FAILING, last write failed: no space left on device\n"), "{text}");
+        contains(&text, "Health:   FAILING, last write failed: no space left on device\n");
         assert!(text.ends_with("was moved to /var/lib/keelson/state.damaged-1\n"), "{text}");
     }
 

@@ -1,7 +1,7 @@
 use http::HeaderValue;
-use prost::Message as _;
 
 use super::*;
+use crate::tests::wire;
 
 fn answer(status: u16, body: &[u8]) -> Answer {
     Answer {
@@ -14,16 +14,6 @@ fn answer(status: u16, body: &[u8]) -> Answer {
 fn status_json(reason: &str) -> Vec<u8> {
     format!(r#"{{"kind":"Status","apiVersion":"v1","status":"Failure","message":"it is so","reason":"{reason}","code":1}}"#)
         .into_bytes()
-}
-
-fn enveloped(kind: &str, raw: Vec<u8>) -> Vec<u8> {
-    let mut out = b"k8s\0".to_vec();
-    let envelope = protobuf::Unknown {
-        type_meta: Some(protobuf::TypeMeta { api_version: "v1".into(), kind: kind.into() }),
-        raw: raw.into(),
-    };
-    out.extend(envelope.encode_to_vec());
-    out
 }
 
 #[test]
@@ -63,7 +53,7 @@ fn an_error_in_protobuf_is_read_alike() {
         reason: "TooManyRequests".into(),
         details: Some(protobuf::StatusDetails { retry_after_seconds: 7, causes: Vec::new() }),
     };
-    let body = enveloped("Status", status.encode_to_vec());
+    let body = wire::enveloped("Status", &status);
     let failure = failure(&answer(429, &body), SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(failure.kind.retry_after(), Some(Duration::from_secs(7)));
     assert_eq!(failure.reason, "HTTP 429: come back");
@@ -82,7 +72,7 @@ fn e11_a_version_that_is_in_the_future_is_of_no_use() {
         reason: "Timeout".into(),
         details: Some(protobuf::StatusDetails { retry_after_seconds: 1, causes: vec![cause] }),
     };
-    for body in [json.to_vec(), enveloped("Status", status.encode_to_vec())] {
+    for body in [Bytes::from_static(json), wire::enveloped("Status", &status)] {
         let failure = failure(&answer(504, &body), SystemTime::UNIX_EPOCH).unwrap();
         assert_eq!(failure.kind, ApiErrorKind::Gone);
         assert!(failure.reason.contains("Too large"), "{}", failure.reason);
@@ -122,23 +112,17 @@ fn retry_after_has_two_forms() {
 #[test]
 fn the_header_counts_before_the_body() {
     let mut answer = answer(503, br#"{"kind":"Status","reason":"x","details":{"retryAfterSeconds":9}}"#);
-    assert_eq!(
-        failure(&answer, SystemTime::UNIX_EPOCH).unwrap().kind.retry_after(),
-        Some(Duration::from_secs(9))
-    );
+    let after = |answer: &Answer| failure(answer, SystemTime::UNIX_EPOCH).unwrap().kind.retry_after();
+    assert_eq!(after(&answer), Some(Duration::from_secs(9)));
     answer.headers.insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
-    assert_eq!(
-        failure(&answer, SystemTime::UNIX_EPOCH).unwrap().kind.retry_after(),
-        Some(Duration::from_secs(2))
-    );
+    assert_eq!(after(&answer), Some(Duration::from_secs(2)));
 }
 
 #[test]
 fn a_redirect_names_where_to_without_its_query() {
     let mut answer = answer(302, b"");
-    answer
-        .headers
-        .insert(header::LOCATION, HeaderValue::from_static("https://login.example.org/?token=hush"));
+    let elsewhere = HeaderValue::from_static("https://login.example.org/?token=hush");
+    answer.headers.insert(header::LOCATION, elsewhere);
     let failure = failure(&answer, SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(failure.kind, ApiErrorKind::Unreachable);
     assert!(failure.reason.contains("login.example.org"), "{}", failure.reason);
@@ -148,20 +132,12 @@ fn a_redirect_names_where_to_without_its_query() {
 #[test]
 fn metadata_reads_from_either_encoding() {
     let want = Written { uid: "u".into(), resource_version: "42".into() };
-    let meta = protobuf::PartialObjectMetadata {
-        metadata: Some(protobuf::ObjectMeta {
-            name: "n".into(),
-            uid: "u".into(),
-            resource_version: "42".into(),
-        }),
-    };
-    assert_eq!(written(&enveloped("PartialObjectMetadata", meta.encode_to_vec())), Ok(want.clone()));
-    assert_eq!(
-        written(
-            br#"{"kind":"PartialObjectMetadata","metadata":{"name":"n","uid":"u","resourceVersion":"42"}}"#
-        ),
-        Ok(want)
-    );
+    let metadata = protobuf::ObjectMeta { name: "n".into(), uid: "u".into(), resource_version: "42".into() };
+    let meta = protobuf::PartialObjectMetadata { metadata: Some(metadata) };
+    assert_eq!(written(&wire::enveloped("PartialObjectMetadata", &meta)), Ok(want.clone()));
+    let json =
+        br#"{"kind":"PartialObjectMetadata","metadata":{"name":"n","uid":"u","resourceVersion":"42"}}"#;
+    assert_eq!(written(json), Ok(want));
     for body in [
         b"".as_slice(),
         b"{}",
@@ -211,16 +187,17 @@ fn sentences_are_bounded_and_on_one_line() {
 
 #[test]
 fn a_watch_error_has_a_kind() {
-    let of = |text: &str| serde_json::from_str::<Status>(text).unwrap().failure().kind;
-    assert_eq!(
-        of(r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#),
-        ApiErrorKind::Gone
-    );
-    assert_eq!(of(r#"{"reason":"Gone"}"#), ApiErrorKind::Gone);
-    assert_eq!(of(r#"{"code":403}"#), ApiErrorKind::Forbidden);
-    assert_eq!(
-        of(r#"{"code":429,"details":{"retryAfterSeconds":3}}"#),
-        ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(3)) }
-    );
-    assert_eq!(of("{}"), ApiErrorKind::Unreachable);
+    let three = Some(Duration::from_secs(3));
+    for (text, kind) in [
+        (r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#, ApiErrorKind::Gone),
+        (r#"{"reason":"Gone"}"#, ApiErrorKind::Gone),
+        (r#"{"code":403}"#, ApiErrorKind::Forbidden),
+        (
+            r#"{"code":429,"details":{"retryAfterSeconds":3}}"#,
+            ApiErrorKind::TooManyRequests { retry_after: three },
+        ),
+        ("{}", ApiErrorKind::Unreachable),
+    ] {
+        assert_eq!(serde_json::from_str::<Status>(text).unwrap().failure().kind, kind, "{text}");
+    }
 }

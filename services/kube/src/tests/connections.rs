@@ -1,17 +1,25 @@
 //! Connections: HTTP/2 over TLS, broken networks, closing on request.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use http::Version;
 use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseApi};
+use tempfile::TempDir;
 
 use super::{
-    requests::renewal,
+    requests::{renew, renewal},
     script::{Authority, Reply, Server, Wire, api, put, with_short_timeouts},
 };
 use crate::{ExplicitSource, KnownPods, watch_pods};
 
 const H2: &[&str] = &["h2", "http/1.1"];
+
+/// An authority, and its certificate in a file.
+fn authority() -> (Authority, PathBuf, TempDir) {
+    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    (authority, ca, directory)
+}
 
 fn source(address: std::net::SocketAddr, ca: &std::path::Path) -> ExplicitSource {
     ExplicitSource {
@@ -23,18 +31,14 @@ fn source(address: std::net::SocketAddr, ca: &std::path::Path) -> ExplicitSource
 
 #[tokio::test]
 async fn http2_is_spoken_where_the_server_offers_it() {
-    let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let (authority, ca, _directory) = authority();
     for (protocols, version) in
         [(H2, Version::HTTP_2), (&["http/1.1"], Version::HTTP_11), (&[], Version::HTTP_11)]
     {
         let mut server = Server::tls(authority.server(protocols)).await;
         let api = api(source(server.address, &ca));
         for _ in 0..3 {
-            server.reply(Reply::ok());
-            api.renew_lease(renewal()).await.unwrap();
-            let seen = server.seen().await;
+            let seen = renew(&mut server, &api).await;
             assert_eq!((seen.version, seen.connection), (version, 0));
         }
     }
@@ -42,9 +46,7 @@ async fn http2_is_spoken_where_the_server_offers_it() {
 
 #[tokio::test]
 async fn tls_errors_have_a_remedy() {
-    let ours = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &ours.pem());
+    let (ours, ca, _directory) = authority();
     // Another cluster's authority has another name, or the same name with another key.
     for theirs in [Authority::named("another"), Authority::new()] {
         let server = Server::tls(theirs.server(H2)).await;
@@ -69,9 +71,7 @@ async fn tls_errors_have_a_remedy() {
 /// Case 25: requests into a black hole time out, and the next one is on a new connection.
 #[tokio::test]
 async fn case_25_a_dead_connection_is_left_after_one_timeout() {
-    let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let (authority, ca, _directory) = authority();
     for protocols in [H2, &["http/1.1"]] {
         let mut server = Server::tls(authority.server(protocols)).await;
         let wire = Wire::to(server.address).await;
@@ -93,16 +93,12 @@ async fn case_25_a_dead_connection_is_left_after_one_timeout() {
 
 #[tokio::test]
 async fn closing_connections_makes_the_next_request_dial() {
-    let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let (authority, ca, _directory) = authority();
     let mut server = Server::tls(authority.server(H2)).await;
     let api = api(source(server.address, &ca));
     for connection in 0..3 {
         for _ in 0..2 {
-            server.reply(Reply::ok());
-            api.renew_lease(renewal()).await.unwrap();
-            assert_eq!(server.seen().await.connection, connection);
+            assert_eq!(renew(&mut server, &api).await.connection, connection);
         }
         LeaseApi::close_connections(&api);
     }
@@ -110,9 +106,7 @@ async fn closing_connections_makes_the_next_request_dial() {
 
 #[tokio::test]
 async fn a_server_that_closed_the_connection_costs_no_error() {
-    let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let (authority, ca, _directory) = authority();
     for tls in [true, false] {
         let mut server = if tls { Server::tls(authority.server(H2)).await } else { Server::plain().await };
         let from = if tls { source(server.address, &ca) } else { server.source() };
@@ -131,17 +125,14 @@ async fn a_server_that_closed_the_connection_costs_no_error() {
 /// A watch on a dead network ends by the keep-alive, and restarts on a new connection.
 #[tokio::test]
 async fn a_watch_on_a_dead_network_begins_again() {
-    let authority = Authority::new();
-    let directory = tempfile::tempdir().unwrap();
-    let ca = put(directory.path(), "ca.crt", &authority.pem());
+    let (authority, ca, _directory) = authority();
     let mut server = Server::tls(authority.server(H2)).await;
     let wire = Wire::to(server.address).await;
     let mut parts = crate::ApiServerParts::new(crate::ClusterSource::Explicit(source(wire.address, &ca)));
     parts.keep_alive =
         crate::KeepAlive { idle: Duration::from_millis(200), timeout: Duration::from_millis(200) };
     let api = crate::ApiServer::new(parts);
-    let (feed, reply) = Reply::stream();
-    server.reply(reply);
+    let feed = server.begin();
     feed.event(
         "BOOKMARK",
         r#"{"metadata":{"resourceVersion":"5","annotations":{"k8s.io/initial-events-end":"true"}}}"#,

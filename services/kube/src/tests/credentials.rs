@@ -10,19 +10,16 @@ use std::{
 use keelson_actor_system::cluster::{ApiErrorKind, LeaseApi};
 
 use super::{
-    requests::renewal,
-    script::{Authority, Reply, Server, api, put},
+    requests::{renew, renewal},
+    script::{Authority, Identity, Reply, Server, api, pass, put},
 };
 use crate::{
     ApiServer, ApiServerParts, ClusterSource, CredentialKind, CredentialsObserver, ExplicitSource, Validity,
 };
 
-/// Waits for longer than the interval of file checks. Time is paused only during this wait, because the servers are
-/// real.
+/// Waits for longer than the interval of file checks.
 async fn check_interval_passes() {
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_millis(1100)).await;
-    tokio::time::resume();
+    pass(Duration::from_millis(1100)).await;
 }
 
 fn kubeconfig(path: &Path, context: Option<&str>) -> ApiServer {
@@ -42,28 +39,27 @@ fn kubeconfig_text(server: &str, user: &str) -> String {
     )
 }
 
+/// With the authority in `ca.crt`.
+fn with_ca(server: &str, user: &str) -> String {
+    kubeconfig_text(server, user).replace("server:", "certificate-authority: ca.crt, server:")
+}
+
 #[tokio::test]
 async fn a_rotated_token_file_is_read_again() {
     let mut server = Server::plain().await;
     let directory = tempfile::tempdir().unwrap();
     let token = put(directory.path(), "token", "first\n");
     let api = api(ExplicitSource { token_file: Some(token), ..server.source() });
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer first");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer first");
 
     put(directory.path(), "token", "second");
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer second");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer second");
 
     // A file that is empty for a moment changes nothing.
     put(directory.path(), "token", "");
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer second");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer second");
     assert!(api.last_credentials_error().unwrap().contains("no token"));
 }
 
@@ -76,9 +72,7 @@ async fn a_401_makes_the_next_request_look_at_once() {
     server.reply(Reply::json(401, "{}"));
     assert_eq!(api.renew_lease(renewal()).await.unwrap_err().kind, ApiErrorKind::Unauthorized);
     put(directory.path(), "token", "second");
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer first");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer first");
     assert_eq!(server.seen().await.header("authorization"), "Bearer second");
     server.nothing_more();
 }
@@ -97,29 +91,27 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
         ..ExplicitSource::default()
     };
     let api = api(source);
-    let mut renew = async |identity: &super::script::Identity| {
-        server.reply(Reply::ok());
-        api.renew_lease(renewal()).await.unwrap();
-        assert_eq!(server.seen().await.client, Some(identity.der()));
+    let mut uses = async |identity: &Identity| {
+        assert_eq!(renew(&mut server, &api).await.client, Some(identity.der()));
     };
-    renew(&first).await;
+    uses(&first).await;
     assert_eq!(api.last_credentials_error(), None);
 
     put(directory.path(), "c.crt", &second.certificate);
     check_interval_passes().await;
-    renew(&first).await;
+    uses(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(error.contains("do not match"), "{error}");
 
     put(directory.path(), "c.key", &second.key[..second.key.len() / 2]);
     check_interval_passes().await;
-    renew(&first).await;
+    uses(&first).await;
     let error = api.last_credentials_error().unwrap();
     assert!(!error.contains(&second.key[40..60]), "{error}");
 
     put(directory.path(), "c.key", &second.key);
     check_interval_passes().await;
-    renew(&second).await;
+    uses(&second).await;
     assert_eq!(api.last_credentials_error(), None);
 }
 
@@ -134,9 +126,7 @@ async fn a_new_authority_is_trusted_once_it_is_on_disk() {
     assert_eq!(api.renew_lease(renewal()).await.unwrap_err().kind, ApiErrorKind::Unreachable);
     put(directory.path(), "ca.crt", &format!("{}{}", old.pem(), new.pem()));
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    server.seen().await;
+    renew(&mut server, &api).await;
 }
 
 #[tokio::test]
@@ -161,27 +151,19 @@ async fn a_kubeconfig_and_its_files_are_used_and_reread() {
 
     put(directory.path(), "tok", "one");
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer one");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer one");
     assert_eq!(api.url(), url);
 
     put(directory.path(), "tok", "two");
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer two");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer two");
 
     put(directory.path(), "kubelet.conf", &kubeconfig_text(&url, "token: three"));
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer three");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer three");
 
     let other = kubeconfig(&path, Some("other"));
-    server.reply(Reply::ok());
-    other.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "");
+    assert_eq!(renew(&mut server, &other).await.header("authorization"), "");
     let absent = kubeconfig(&path, Some("absent")).renew_lease(renewal()).await.unwrap_err();
     assert!(absent.reason.contains("no context absent"), "{absent}");
 }
@@ -205,33 +187,24 @@ async fn an_exec_plugin_is_run_and_run_again_after_a_401() {
     assert_eq!(err.kind, ApiErrorKind::Unauthorized, "{err}");
     assert_eq!(server.seen().await.header("authorization"), "Bearer hush-1");
     put(directory.path(), "answer", "hush-2");
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer hush-2");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer hush-2");
 }
 
 #[tokio::test]
 async fn errors_do_not_repeat_what_was_read() {
     let directory = tempfile::tempdir().unwrap();
     let url = "https://127.0.0.1:1";
+    let user = |user: &str| kubeconfig_text(url, user);
+    let cluster = |more: &str| user("token: x").replace("server:", &format!("{more}, server:"));
     for (text, said) in [
         ("token: hush: : [".to_owned(), "not a kubeconfig"),
-        (kubeconfig_text(url, "client-certificate-data: hush!, client-key-data: hush!"), "not base64"),
-        (
-            kubeconfig_text(url, "client-certificate-data: aHVzaA==, client-key-data: aHVzaA=="),
-            "no private key",
-        ),
-        (kubeconfig_text(url, "exec: {command: sh, args: [-c, 'echo hush; exit 3']}"), "exec plugin failed"),
-        (kubeconfig_text(url, "exec: {command: sh, args: [-c, 'echo hush']}"), "cannot get the credentials"),
-        (kubeconfig_text(url, "exec: {command: /no/such/plugin}"), "cannot start its exec plugin"),
-        (
-            kubeconfig_text(url, "token: x").replace("server:", "insecure-skip-tls-verify: true, server:"),
-            "insecure",
-        ),
-        (
-            kubeconfig_text(url, "token: x").replace("server:", "proxy-url: 'http://u:hush@p:1', server:"),
-            "proxy-url",
-        ),
+        (user("client-certificate-data: hush!, client-key-data: hush!"), "not base64"),
+        (user("client-certificate-data: aHVzaA==, client-key-data: aHVzaA=="), "no private key"),
+        (user("exec: {command: sh, args: [-c, 'echo hush; exit 3']}"), "exec plugin failed"),
+        (user("exec: {command: sh, args: [-c, 'echo hush']}"), "cannot get the credentials"),
+        (user("exec: {command: /no/such/plugin}"), "cannot start its exec plugin"),
+        (cluster("insecure-skip-tls-verify: true"), "insecure"),
+        (cluster("proxy-url: 'http://u:hush@p:1'"), "proxy-url"),
         (kubeconfig_text("ftp://u:hush@h", "token: x"), "https://host:port"),
         (String::new(), "current-context"),
     ] {
@@ -265,7 +238,7 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
     let directory = tempfile::tempdir().unwrap();
     let ca = put(directory.path(), "ca.crt", &authority.pem());
     let current = directory.path().join("kubelet-client-current.pem");
-    let swap = |name: &str, identity: &super::script::Identity| {
+    let swap = |name: &str, identity: &Identity| {
         let file = put(directory.path(), name, &format!("{}{}", identity.certificate, identity.key));
         set_mode(&file, 0o600);
         let link = directory.path().join("link");
@@ -273,15 +246,8 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
         fs::rename(link, &current).unwrap();
     };
     let url = format!("https://{}", server.address);
-    let text = kubeconfig_text(
-        &url,
-        "client-certificate: kubelet-client-current.pem, client-key: kubelet-client-current.pem",
-    );
-    let kubelet_conf = put(
-        directory.path(),
-        "kubelet.conf",
-        &text.replace("server:", "certificate-authority: ca.crt, server:"),
-    );
+    let pair = "client-certificate: kubelet-client-current.pem, client-key: kubelet-client-current.pem";
+    let kubelet_conf = put(directory.path(), "kubelet.conf", &with_ca(&url, pair));
     let explicit = ClusterSource::Explicit(ExplicitSource {
         server: url,
         ca_file: Some(ca),
@@ -294,9 +260,7 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
         swap("one.pem", &first);
         let (api, credentials) = observed(source);
         for (identity, name) in [(&first, "two.pem"), (&second, "one.pem")] {
-            server.reply(Reply::ok());
-            api.renew_lease(renewal()).await.unwrap();
-            assert_eq!(server.seen().await.client, Some(identity.der()));
+            assert_eq!(renew(&mut server, &api).await.client, Some(identity.der()));
             let in_use = credentials.in_use();
             assert_eq!((in_use.warnings.len(), in_use.error), (0, None));
             assert_eq!(in_use.credentials[0].kind, CredentialKind::ClientCertificate);
@@ -320,9 +284,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     for (mode, warned) in [(0o600, false), (0o640, true), (0o400, false), (0o604, true)] {
         set_mode(&token, mode);
         check_interval_passes().await;
-        server.reply(Reply::ok());
-        api.renew_lease(renewal()).await.unwrap();
-        server.seen().await;
+        renew(&mut server, &api).await;
         let warnings = credentials.in_use().warnings;
         assert_eq!(!warnings.is_empty(), warned, "{mode:o}: {warnings:?}");
         for warning in warnings {
@@ -334,9 +296,7 @@ async fn e4_modes_of_secret_files_are_checked() {
     set_mode(&token, 0o606);
     fs::write(&token, "evil").unwrap();
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.header("authorization"), "Bearer hush");
+    assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer hush");
     let error = credentials.in_use().error.unwrap();
     assert!(error.contains("writable by every user (mode 0606)"), "{error}");
     assert!(error.ends_with(&format!("run: chmod go-w {}", token.display())), "{error}");
@@ -347,19 +307,17 @@ async fn e4_modes_of_secret_files_are_checked() {
 async fn e4_modes_of_a_kubeconfig_and_its_files() {
     let directory = tempfile::tempdir().unwrap();
     let url = "https://127.0.0.1:1";
-    let with_ca =
-        |user: &str| kubeconfig_text(url, user).replace("server:", "certificate-authority: ca.crt, server:");
     let ca = put(directory.path(), "ca.crt", &Authority::new().pem());
     let token = put(directory.path(), "tok", "hush");
     set_mode(&token, 0o600);
     let secret = |path: &Path| Some(path.display().to_string());
     for (text, kubeconfig, ca_mode, warned, refused) in [
         // Without a secret in it, it may be readable by everybody.
-        (with_ca("tokenFile: tok"), 0o644, 0o644, None, false),
-        (with_ca("token: hush"), 0o600, 0o644, None, false),
-        (with_ca("token: hush"), 0o644, 0o644, secret(&directory.path().join("config")), false),
-        (with_ca("tokenFile: tok"), 0o646, 0o644, None, true),
-        (with_ca("tokenFile: tok"), 0o644, 0o666, None, true),
+        (with_ca(url, "tokenFile: tok"), 0o644, 0o644, None, false),
+        (with_ca(url, "token: hush"), 0o600, 0o644, None, false),
+        (with_ca(url, "token: hush"), 0o644, 0o644, secret(&directory.path().join("config")), false),
+        (with_ca(url, "tokenFile: tok"), 0o646, 0o644, None, true),
+        (with_ca(url, "tokenFile: tok"), 0o644, 0o666, None, true),
     ] {
         let path = put(directory.path(), "config", &text);
         set_mode(&path, kubeconfig);
@@ -381,12 +339,8 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
     let mut server = Server::tls(authority.server(&["h2"])).await;
     let directory = tempfile::tempdir().unwrap();
     put(directory.path(), "ca.crt", &authority.pem());
-    let text = kubeconfig_text(&format!("https://{}", server.address), "token: bootstrap");
-    let path = put(
-        directory.path(),
-        "bootstrap.conf",
-        &text.replace("server:", "certificate-authority: ca.crt, server:"),
-    );
+    let text = with_ca(&format!("https://{}", server.address), "token: bootstrap");
+    let path = put(directory.path(), "bootstrap.conf", &text);
     set_mode(&path, 0o600);
     let certificate: PathBuf = directory.path().join("client-current.pem");
     let (api, credentials) =
@@ -403,9 +357,7 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
     put(directory.path(), "client-current.pem", &format!("{}{}", issued.certificate, issued.key));
     set_mode(&certificate, 0o600);
     check_interval_passes().await;
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    let seen = server.seen().await;
+    let seen = renew(&mut server, &api).await;
     assert_eq!((seen.client.clone(), seen.header("authorization")), (Some(issued.der()), ""));
     assert_eq!(credentials.in_use().credentials.len(), 1);
     assert_eq!(credentials.in_use().error, None);

@@ -17,19 +17,23 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use keelson_actor_system::cluster::JobHealth;
 use keelson_endpoint_publisher::{
-    Ack, EndpointSlice, EventSink, ObjectEvent, ServiceCidr, SourceEvent, SourceKind,
+    Ack, EndpointSlice, EventSink, ObjectEvent, Service, ServiceCidr, SourceEvent, SourceKind,
 };
 use prost::Message;
 use tokio::{
     sync::{Semaphore, mpsc},
-    task::JoinHandle,
+    task::JoinSet,
 };
 
 use super::{
-    script::{Feed, Reply, Server},
+    script::{Feed, Reply, Server, counting, pass},
     wire,
 };
-use crate::{ApiServer, watch::collect, watch_endpoints};
+use crate::{
+    ApiServer, ServerSignals,
+    watch::{Collected, collect},
+    watch_endpoints,
+};
 
 /// Receives events, and passes them to the test.
 struct Sink {
@@ -66,13 +70,8 @@ struct Source {
     events: mpsc::UnboundedReceiver<SourceEvent>,
     calls: VecDeque<Call>,
     sink: Arc<Sink>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    /// Aborted on drop.
+    _task: JoinSet<()>,
 }
 
 impl Source {
@@ -82,16 +81,20 @@ impl Source {
     {
         let (tell, events) = mpsc::unbounded_channel();
         let sink = Arc::new(Sink { tell, answers: Mutex::default(), room: Semaphore::new(room) });
-        let task = tokio::spawn(run(Arc::clone(&sink)));
-        Self { events, calls: VecDeque::new(), sink, task }
+        let task = JoinSet::from_iter([run(Arc::clone(&sink))]);
+        Self { events, calls: VecDeque::new(), sink, _task: task }
     }
 
     fn slices(server: &Server) -> Self {
-        Self::slices_of(server.api(), Semaphore::MAX_PERMITS)
+        Self::slices_of(server.api())
     }
 
-    fn slices_of(api: ApiServer, room: usize) -> Self {
-        Self::with(room, |sink| async move { collect::<EndpointSlice>(&api, sink).await })
+    fn slices_of(api: ApiServer) -> Self {
+        Self::of::<EndpointSlice>(api, Semaphore::MAX_PERMITS)
+    }
+
+    fn of<T: Collected>(api: ApiServer, room: usize) -> Self {
+        Self::with(room, |sink| async move { collect::<T>(&api, sink).await })
     }
 
     async fn event(&mut self) -> SourceEvent {
@@ -153,10 +156,38 @@ fn gone(name: &str) -> Call {
     Call::Gone(format!("ns/{name}"))
 }
 
-fn begin(server: &Server) -> Feed {
-    let (feed, reply) = Reply::stream();
-    server.reply(reply);
+/// A list of these slices, each with its version.
+fn list_of(version: &str, slices: &[(&str, u64)]) -> Reply {
+    let slices: Vec<_> = slices.iter().map(|(name, version)| wire::slice(name, *version)).collect();
+    answer(200, wire::list("EndpointSlice", version, &slices))
+}
+
+/// Lists nothing at `version`, and expects that the watch works.
+async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
+    let feed = server.begin();
+    feed.listed(version);
+    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
+    server.seen().await;
     feed
+}
+
+/// A server, a working watch that has listed nothing at `version`, and its source.
+async fn watched(signals: &ServerSignals, version: u64) -> (Server, Feed, Source) {
+    let mut server = Server::plain().await;
+    let mut source = Source::slices_of(server.api_with(signals));
+    let feed = listed(&mut server, &mut source, version).await;
+    (server, feed, source)
+}
+
+/// The same with slice `a`, at version 4.
+async fn watched_with_a() -> (Server, Feed, Source) {
+    let mut server = Server::plain().await;
+    let (feed, mut source) = (server.begin(), Source::slices(&server));
+    feed.slice("ADDED", "a", 1);
+    feed.listed(4);
+    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
+    server.seen().await;
+    (server, feed, source)
 }
 
 trait Slices {
@@ -190,7 +221,7 @@ fn refusal(code: u16, reason: &str) -> Reply {
 #[tokio::test]
 async fn the_list_and_the_changes_come_from_one_request() {
     let mut server = Server::plain().await;
-    let feed = begin(&server);
+    let feed = server.begin();
     let mut source = Source::slices(&server);
     feed.slice("ADDED", "a", 1);
     feed.slice("ADDED", "b", 2);
@@ -212,38 +243,18 @@ async fn the_list_and_the_changes_come_from_one_request() {
     server.nothing_more();
 }
 
-#[tokio::test]
-async fn unused_labels_and_annotations_are_dropped() {
-    let server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.slice("ADDED", "a", 1);
-    feed.listed(4);
-    let SourceEvent::EndpointSlices(seen) = source.event().await else { panic!() };
-    let [ObjectEvent::Listing, ObjectEvent::Upsert(slice), ObjectEvent::ListComplete] = &seen[..] else {
-        panic!("{seen:?}")
-    };
-    let meta = slice.metadata.as_ref().unwrap();
-    assert_eq!(meta.labels.keys().collect::<Vec<_>>(), ["kubernetes.io/service-name"]);
-    let kept: Vec<_> = meta.annotations.keys().collect();
-    assert_eq!(kept, ["endpoints.kubernetes.io/last-change-trigger-time"]);
-}
-
 /// A server without streaming lists refuses as its answer, or within the watch.
 #[tokio::test]
 async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
     for within in [false, true] {
         let mut server = Server::plain().await;
         if within {
-            begin(&server).error(500, "InternalError");
+            server.begin().error(500, "InternalError");
         } else {
             server.reply(refusal(422, "Invalid"));
         }
-        server.reply(answer(
-            200,
-            wire::list("EndpointSlice", "9", &[wire::slice("a", 3), wire::slice("b", 4)]),
-        ));
-        let feed = begin(&server);
+        server.reply(list_of("9", &[("a", 3), ("b", 4)]));
+        let feed = server.begin();
         let mut source = Source::slices(&server);
         source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
         feed.slice("ADDED", "c", 10);
@@ -266,31 +277,25 @@ async fn without_streaming_lists_a_list_and_a_watch_are_requested() {
 async fn an_empty_list_is_complete() {
     let server = Server::plain().await;
     server.reply(refusal(400, "BadRequest"));
-    server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "9", &[])));
+    server.reply(list_of("9", &[]));
     let mut source = Source::slices(&server);
     source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
 }
 
 #[tokio::test]
 async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.slice("ADDED", "a", 1);
-    feed.listed(4);
-    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
-    server.seen().await;
+    let (mut server, feed, mut source) = watched_with_a().await;
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
     source.expects(&[Call::Nothing]).await;
     // The server ends the watch normally, as it does every few minutes.
     drop(feed);
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.slice("MODIFIED", "a", 51);
     source.expects(&[put("a", 51)]).await;
     // Then it breaks.
     feed.cut();
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
     feed.slice("DELETED", "a", 52);
     source.expects(&[gone("a")]).await;
@@ -299,16 +304,10 @@ async fn a_bookmark_moves_on_and_lets_the_sink_answer() {
 
 #[tokio::test]
 async fn after_a_410_everything_is_listed_again() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.slice("ADDED", "a", 1);
-    feed.listed(4);
-    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
-    server.seen().await;
+    let (mut server, feed, mut source) = watched_with_a().await;
     // In the stream, after a change that is not lost.
     feed.slice("ADDED", "b", 5);
-    let again = begin(&server);
+    let again = server.begin();
     feed.error(410, "Expired");
     let feed = again;
     // At once and silently: nothing has failed.
@@ -321,7 +320,7 @@ async fn after_a_410_everything_is_listed_again() {
     drop(feed);
     // As the answer, so soon after the other that it is a failure.
     server.reply(refusal(410, "Gone"));
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
     source.fails("HTTP 410").await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
@@ -333,28 +332,25 @@ async fn after_a_410_everything_is_listed_again() {
 async fn a_broken_list_is_repeated() {
     let server = Server::plain().await;
     // More than a batch, so that the sink has received some.
-    let feed = begin(&server);
+    let feed = server.begin();
     let mut source = Source::slices(&server);
     for n in 0..250 {
         feed.slice("ADDED", &format!("s{n}"), 1);
     }
-    let mut calls = 0;
-    while calls < 200 {
+    for _ in 0..200 {
         source.next().await;
-        calls += 1;
     }
     feed.cut();
     // At once as a list, which breaks too.
     let objects: Vec<_> = (0..250).map(|n| wire::slice(&format!("s{n}"), 2)).collect();
     let list = wire::list("EndpointSlice", "9", &objects);
-    let (half, reply) = Reply::stream();
-    server.reply(reply);
+    let half = server.begin();
     half.bytes(list.slice(..list.len() - 10));
     assert_eq!(source.next().await, Call::Listing);
     for n in 0..199 {
         source.expects(&[put(&format!("s{n}"), 2)]).await;
     }
-    let feed = begin(&server);
+    let feed = server.begin();
     drop(half);
     source.fails("ended before it was complete").await;
     feed.slice("ADDED", "a", 3);
@@ -382,8 +378,8 @@ async fn health_has_a_reason_and_a_time() {
     assert!(sinces.iter().all(|since| *since == sinces[0]), "{sinces:?}");
     // A list follows, because it may mean that the server has no streaming lists.
     server.reply(refusal(500, "InternalError"));
-    server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    let feed = begin(&server);
+    server.reply(list_of("9", &[("a", 3)]));
+    let feed = server.begin();
     source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     feed.slice("DELETED", "a", 10);
     source.expects(&[gone("a")]).await;
@@ -397,18 +393,13 @@ async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
         wire::event("ADDED", "Pod", &wire::slice("a", 3)),
         wire::event("ADDED", "EndpointSlice", &"no object".to_owned()),
     ] {
-        let mut server = Server::plain().await;
-        let feed = begin(&server);
-        let mut source = Source::slices(&server);
-        feed.listed(4);
-        source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
-        server.seen().await;
+        let (mut server, feed, mut source) = watched(&ServerSignals::default(), 4).await;
         feed.slice("ADDED", "a", 5);
         feed.bytes(garbage);
         source.expects(&[put("a", 5)]).await;
         source.fails("invalid response").await;
         feed.closed().await;
-        let feed = begin(&server);
+        let feed = server.begin();
         assert_eq!(server.seen().await.query("resourceVersion"), None);
         feed.listed(6);
         source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
@@ -417,14 +408,8 @@ async fn invalid_watch_data_is_a_failure_followed_by_a_relist() {
 
 #[tokio::test]
 async fn a_restarted_sink_gets_a_relist() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.slice("ADDED", "a", 1);
-    feed.listed(4);
-    source.expects(&[Call::Listing, put("a", 1), Call::Listed, Call::Healthy]).await;
-    server.seen().await;
-    let feed_again = begin(&server);
+    let (mut server, feed, mut source) = watched_with_a().await;
+    let feed_again = server.begin();
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.slice("ADDED", "b", 5);
     source.expects(&[put("b", 5)]).await;
@@ -441,16 +426,11 @@ async fn a_restarted_sink_gets_a_relist() {
 /// An empty batch lets a sink report that it has lost its state.
 #[tokio::test]
 async fn a_restarted_sink_asks_for_a_relist_without_events() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.listed(4);
-    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
-    server.seen().await;
+    let (mut server, feed, mut source) = watched(&ServerSignals::default(), 4).await;
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     feed.bytes(wire::event("BOOKMARK", "EndpointSlice", &wire::bookmark(50, false)));
     source.expects(&[Call::Nothing]).await;
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     feed.listed(60);
     source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
@@ -475,7 +455,7 @@ async fn a_slow_sink_holds_the_list_back() {
     let server = Server::plain().await;
     server.reply(refusal(400, "BadRequest"));
     server.reply(Reply::Body(StreamBody::new(pieces).boxed_unsync()));
-    let mut source = Source::slices_of(server.api(), 0);
+    let mut source = Source::of::<EndpointSlice>(server.api(), 0);
     let (mut seen, mut batches) = (0, 0);
     loop {
         let batch = match source.event().await {
@@ -562,11 +542,7 @@ async fn three_kinds_are_watched_side_by_side() {
 /// An event that has arrived is not held back for one that has not.
 #[tokio::test]
 async fn an_event_is_delivered_at_once() {
-    let server = Server::plain().await;
-    let feed = begin(&server);
-    let mut source = Source::slices(&server);
-    feed.listed(4);
-    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
+    let (_server, feed, mut source) = watched(&ServerSignals::default(), 4).await;
     let full = wire::event("ADDED", "EndpointSlice", &wire::slice("b", 6));
     feed.slice("ADDED", "a", 5);
     feed.bytes(full.slice(..10));

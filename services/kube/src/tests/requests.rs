@@ -13,7 +13,7 @@ use keelson_actor_system::cluster::{
 };
 use serde_json::json;
 
-use super::script::{Reply, Server, api};
+use super::script::{Reply, SeenRequest, Server, api};
 use crate::{
     ApiServer, ApiServerParts, ClusterSource, ExplicitSource, RequestObserver, bodies, server::Call,
 };
@@ -28,6 +28,13 @@ pub(super) fn renewal() -> LeasePatch {
         acquire: None,
         drop_managed_fields: false,
     }
+}
+
+/// Renews the lease; returns the request, which succeeds.
+pub(super) async fn renew(server: &mut Server, api: &ApiServer) -> SeenRequest {
+    server.reply(Reply::ok());
+    api.renew_lease(renewal()).await.unwrap();
+    server.seen().await
 }
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
@@ -49,9 +56,8 @@ async fn a_renewal_is_one_small_patch() {
     assert_eq!(names, ["accept", "content-length", "content-type", "host", "user-agent"]);
     assert_eq!(seen.header("content-type"), "application/merge-patch+json");
     assert_eq!(seen.header("user-agent"), "keelson/0.1.0");
-    assert!(
-        seen.header("accept").starts_with("application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;")
-    );
+    let accept = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;";
+    assert!(seen.header("accept").starts_with(accept));
     assert_eq!(seen.version, Version::HTTP_11);
     server.nothing_more();
 }
@@ -64,11 +70,8 @@ async fn a_lease_is_read_made_and_owned() {
     let lease = api.get_lease("n1").await.unwrap();
     assert_eq!(lease.holder.as_deref(), Some("n1"));
     let seen = server.seen().await;
-    assert_eq!(
-        (seen.line.as_str(), seen.header("accept")),
-        (&*format!("GET {LEASES}/n1"), "application/json")
-    );
-    assert_eq!(seen.body, "");
+    assert_eq!(seen.line, format!("GET {LEASES}/n1"));
+    assert_eq!((seen.header("accept"), &*seen.body), ("application/json", ""));
 
     server.reply(Reply::json(201, r#"{"metadata":{"uid":"u","resourceVersion":"4"}}"#));
     let create = LeaseCreate {
@@ -85,7 +88,7 @@ async fn a_lease_is_read_made_and_owned() {
     assert_eq!(seen.header("content-type"), "application/json");
     assert_eq!(seen.header("accept"), bodies::ACCEPT_METADATA);
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(&seen.body).unwrap(),
+        seen.json(),
         json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -106,10 +109,7 @@ async fn a_lease_is_read_made_and_owned() {
     server.reply(Reply::ok());
     assert_eq!(api.node_uid("n1").await.unwrap(), "u");
     let seen = server.seen().await;
-    assert_eq!(
-        (seen.line.as_str(), seen.header("accept")),
-        ("GET /api/v1/nodes/n1", bodies::ACCEPT_METADATA)
-    );
+    assert_eq!((&*seen.line, seen.header("accept")), ("GET /api/v1/nodes/n1", bodies::ACCEPT_METADATA));
     assert_eq!(server.connections(), 1, "one connection carries them all");
 }
 
@@ -164,28 +164,20 @@ async fn a_server_below_a_path_is_asked_below_it() {
 async fn an_error_is_one_request_with_a_kind_and_a_message() {
     let mut server = Server::plain().await;
     let api = server.api();
-    for (status, body, headers, kind) in [
-        (409, r#"{"kind":"Status","reason":"Conflict"}"#, vec![], ApiErrorKind::Conflict),
-        (409, r#"{"kind":"Status","reason":"AlreadyExists"}"#, vec![], ApiErrorKind::AlreadyExists),
-        (404, "", vec![], ApiErrorKind::NotFound),
-        (401, "", vec![], ApiErrorKind::Unauthorized),
-        (403, "", vec![], ApiErrorKind::Forbidden),
-        (
-            429,
-            "",
-            vec![("retry-after", "3".to_owned())],
-            ApiErrorKind::TooManyRequests { retry_after: Some(Duration::from_secs(3)) },
-        ),
-        (500, "", vec![], ApiErrorKind::Server { retry_after: None }),
-        (
-            503,
-            "<html>",
-            vec![("retry-after", "1".to_owned())],
-            ApiErrorKind::Server { retry_after: Some(Duration::from_secs(1)) },
-        ),
-        (504, "", vec![], ApiErrorKind::Server { retry_after: None }),
-        (302, "", vec![("location", "http://elsewhere.example/".to_owned())], ApiErrorKind::Unreachable),
+    let after = |seconds| Some(Duration::from_secs(seconds));
+    for (status, body, header, kind) in [
+        (409, r#"{"kind":"Status","reason":"Conflict"}"#, None, ApiErrorKind::Conflict),
+        (409, r#"{"kind":"Status","reason":"AlreadyExists"}"#, None, ApiErrorKind::AlreadyExists),
+        (404, "", None, ApiErrorKind::NotFound),
+        (401, "", None, ApiErrorKind::Unauthorized),
+        (403, "", None, ApiErrorKind::Forbidden),
+        (429, "", Some(("retry-after", "3")), ApiErrorKind::TooManyRequests { retry_after: after(3) }),
+        (500, "", None, ApiErrorKind::Server { retry_after: None }),
+        (503, "<html>", Some(("retry-after", "1")), ApiErrorKind::Server { retry_after: after(1) }),
+        (504, "", None, ApiErrorKind::Server { retry_after: None }),
+        (302, "", Some(("location", "http://elsewhere.example/")), ApiErrorKind::Unreachable),
     ] {
+        let headers = header.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
         server.reply(Reply::Answer(status, headers, Bytes::from(body)));
         let err = api.renew_lease(renewal()).await.unwrap_err();
         assert_eq!(err.kind, kind, "{err}");
@@ -206,8 +198,7 @@ async fn invalid_answers_are_errors() {
         assert_eq!(err.kind, ApiErrorKind::Unreachable);
         assert!(err.reason.contains("invalid response"), "{err}");
     }
-    let (feed, reply) = Reply::stream();
-    server.reply(reply);
+    let feed = server.begin();
     feed.line(r#"{"metadata":"#);
     feed.cut();
     let err = api.renew_lease(renewal()).await.unwrap_err();
@@ -252,19 +243,10 @@ async fn requests_are_seen_by_the_observer() {
     api.patch_status("n1", json!({})).await.unwrap_err();
     server.reply(Reply::Silence);
     api.node_uid("n1").await.unwrap_err();
-    for _ in 0..3 {
-        server.seen().await;
-    }
-    let host = server.address.to_string();
-    let seen: Vec<_> = seen
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|r| {
-            assert_eq!(r.host, host);
-            (r.method, r.resource, r.code(), r.error)
-        })
-        .collect();
+    server.skip(3).await;
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().all(|request| request.host == server.address.to_string()), "{seen:?}");
+    let seen: Vec<_> = seen.iter().map(|r| (r.method, r.resource, r.code(), r.error)).collect();
     assert_eq!(
         seen,
         [
@@ -284,9 +266,7 @@ async fn a_cancelled_call_does_not_affect_the_next_one() {
     server.seen().await;
     call.abort();
     assert!(call.await.unwrap_err().is_cancelled());
-    server.reply(Reply::ok());
-    api.renew_lease(renewal()).await.unwrap();
-    assert_eq!(server.seen().await.connection, 1);
+    assert_eq!(renew(&mut server, &api).await.connection, 1);
 }
 
 #[tokio::test]
@@ -309,7 +289,7 @@ async fn events_on_pods_are_created_and_patched() {
     api.create_pod_event(event.clone()).await.unwrap();
     let seen = server.seen().await;
     assert_eq!(seen.line, "POST /api/v1/namespaces/shop%2F..%2Fx/events", "the name is one part of the path");
-    let body: serde_json::Value = serde_json::from_str(&seen.body).unwrap();
+    let body = seen.json();
     assert_eq!(
         (&body["involvedObject"]["uid"], &body["firstTimestamp"], &body["lastTimestamp"], &body["count"]),
         (&json!("u"), &json!("1970-01-01T00:00:01Z"), &json!("1970-01-01T00:01:01Z"), &json!(1))
@@ -319,7 +299,7 @@ async fn events_on_pods_are_created_and_patched() {
     let seen = server.seen().await;
     assert_eq!(seen.line, "PATCH /api/v1/namespaces/shop%2F..%2Fx/events/web.1");
     assert_eq!(
-        serde_json::from_str::<serde_json::Value>(&seen.body).unwrap(),
+        seen.json(),
         json!({"count": 2, "lastTimestamp": "1970-01-01T00:01:01Z", "message": "waiting"})
     );
 }

@@ -33,10 +33,10 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::mpsc,
-    task::JoinHandle,
+    task::JoinSet,
 };
 
-use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource};
+use crate::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, ServerSignals};
 
 #[derive(Debug, Clone)]
 pub(super) struct SeenRequest {
@@ -53,6 +53,10 @@ pub(super) struct SeenRequest {
 impl SeenRequest {
     pub(super) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    pub(super) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap()
     }
 
     pub(super) fn query(&self, name: &str) -> Option<&str> {
@@ -77,12 +81,6 @@ impl Reply {
 
     pub(super) fn ok() -> Self {
         Self::json(200, r#"{"kind":"PartialObjectMetadata","metadata":{"uid":"u","resourceVersion":"8"}}"#)
-    }
-
-    /// A stream and its feed.
-    pub(super) fn stream() -> (Feed, Self) {
-        let (feed, body) = mpsc::unbounded_channel();
-        (Feed(feed), Self::Stream(body))
     }
 }
 
@@ -115,13 +113,8 @@ pub(super) struct Server {
     replies: mpsc::UnboundedSender<Reply>,
     seen: mpsc::UnboundedReceiver<SeenRequest>,
     connections: Arc<AtomicUsize>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    /// Aborted on drop, with its connections.
+    _task: JoinSet<()>,
 }
 
 type Replies = Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Reply>>>;
@@ -144,9 +137,8 @@ impl Server {
         let connections = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connections);
         let tls = tls.map(|config| tokio_rustls::TlsAcceptor::from(Arc::new(config)));
-        let task = tokio::spawn(async move {
-            // Dropped with the task: connections end with the server.
-            let mut open = tokio::task::JoinSet::new();
+        let task = JoinSet::from_iter([async move {
+            let mut open = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let (tls, next, tell, count) = (tls.clone(), next.clone(), tell.clone(), count.clone());
@@ -162,16 +154,30 @@ impl Server {
                     speak(stream, id, client, next, tell).await;
                 });
             }
-        });
-        Self { address, replies, seen, connections, task }
+        }]);
+        Self { address, replies, seen, connections, _task: task }
     }
 
     pub(super) fn reply(&self, reply: Reply) {
         self.replies.send(reply).unwrap();
     }
 
+    /// Answers a request with a stream, which the feed fills.
+    pub(super) fn begin(&self) -> Feed {
+        let (feed, body) = mpsc::unbounded_channel();
+        self.reply(Reply::Stream(body));
+        Feed(feed)
+    }
+
     pub(super) async fn seen(&mut self) -> SeenRequest {
         self.seen.recv().await.unwrap()
+    }
+
+    /// Waits for this number of requests, whatever they are.
+    pub(super) async fn skip(&mut self, requests: usize) {
+        for _ in 0..requests {
+            self.seen().await;
+        }
     }
 
     pub(super) fn nothing_more(&mut self) {
@@ -189,10 +195,33 @@ impl Server {
     pub(super) fn api(&self) -> ApiServer {
         api(self.source())
     }
+
+    /// A client that shares these signals with others.
+    pub(super) fn api_with(&self, signals: &ServerSignals) -> ApiServer {
+        let parts = ApiServerParts::new(ClusterSource::Explicit(self.source()));
+        ApiServer::new(ApiServerParts { signals: signals.clone(), ..parts })
+    }
 }
 
 pub(super) fn api(source: ExplicitSource) -> ApiServer {
     ApiServer::new(ApiServerParts::new(ClusterSource::Explicit(source)))
+}
+
+/// Signals, and how often a restored etcd was detected.
+pub(super) fn counting() -> (ServerSignals, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    let signals = ServerSignals::new(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    (signals, count)
+}
+
+/// Advances the time at once; no data may be in flight. Time is paused only meanwhile, because the servers are real.
+pub(super) async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
 }
 
 /// A client with short timeouts, for servers that do not answer.
@@ -343,13 +372,8 @@ pub(super) struct Wire {
     pub(super) address: SocketAddr,
     dead: Arc<Mutex<VecDeque<tokio::sync::watch::Sender<bool>>>>,
     opened: Arc<AtomicUsize>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    /// Aborted on drop, with its connections.
+    _task: JoinSet<()>,
 }
 
 impl Wire {
@@ -359,8 +383,8 @@ impl Wire {
         let dead: Arc<Mutex<VecDeque<_>>> = Arc::default();
         let opened = Arc::new(AtomicUsize::new(0));
         let (all, count) = (dead.clone(), opened.clone());
-        let task = tokio::spawn(async move {
-            let mut open = tokio::task::JoinSet::new();
+        let task = JoinSet::from_iter([async move {
+            let mut open = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
                 count.fetch_add(1, Ordering::SeqCst);
@@ -368,8 +392,8 @@ impl Wire {
                 all.lock().unwrap().push_back(kill);
                 open.spawn(carry(client, server, killed));
             }
-        });
-        Self { address, dead, opened, task }
+        }]);
+        Self { address, dead, opened, _task: task }
     }
 
     /// Drops all data on the connections that are open; new ones work.

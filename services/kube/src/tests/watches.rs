@@ -1,46 +1,45 @@
 //! The watches with a scripted server.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::cluster::JobHealth;
 use tokio::{
     sync::{mpsc, watch},
-    task::JoinHandle,
+    task::JoinSet,
 };
 
-use super::script::{Feed, Reply, Server};
-use crate::{KnownPods, PodEvent, PodRef, watch_node, watch_pods};
+use super::script::{Feed, Reply, Server, counting, pass};
+use crate::{ApiServer, KnownPods, PodEvent, PodRef, watch_node, watch_pods};
 
 struct Pods {
     events: mpsc::UnboundedReceiver<PodEvent>,
     health: watch::Receiver<JobHealth>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    /// Aborted on drop.
+    _task: JoinSet<()>,
 }
 
 impl Pods {
     fn of(server: &Server) -> Self {
-        Self::knowing(server, KnownPods::default())
+        Self::with(server.api(), KnownPods::default())
     }
 
-    fn knowing(server: &Server, known: KnownPods) -> Self {
-        let api = server.api();
+    fn with(api: ApiServer, known: KnownPods) -> Self {
         let (tell, events) = mpsc::unbounded_channel();
         let (sender, health) = watch::channel(JobHealth::Pending);
-        let task = tokio::spawn(async move {
+        let task = JoinSet::from_iter([async move {
             watch_pods(&api, "n1", &sender, known, move |event| drop(tell.send(event))).await;
-        });
-        Self { events, health, task }
+        }]);
+        Self { events, health, _task: task }
     }
 
-    async fn next(&mut self) -> PodEvent {
-        self.events.recv().await.unwrap()
+    async fn expects(&mut self, expected: &[PodEvent]) {
+        for event in expected {
+            assert_eq!(self.events.recv().await.as_ref(), Some(event));
+        }
     }
 
     async fn well(&mut self) {
@@ -65,19 +64,35 @@ fn named(uid: &str) -> PodRef {
     PodRef { uid: uid.into(), namespace: "ns".into(), name: format!("p-{uid}") }
 }
 
+fn list(version: &str, pod: &str) -> Reply {
+    Reply::json(200, format!(r#"{{"metadata":{{"resourceVersion":"{version}"}},"items":[{pod}]}}"#))
+}
+
 fn all_listed(feed: &Feed, version: u32) {
+    let annotations = r#"{"k8s.io/initial-events-end":"true"}"#;
     feed.event(
         "BOOKMARK",
-        &format!(
-            r#"{{"kind":"Pod","metadata":{{"resourceVersion":"{version}","annotations":{{"k8s.io/initial-events-end":"true"}}}}}}"#
-        ),
+        &format!(r#"{{"metadata":{{"resourceVersion":"{version}","annotations":{annotations}}}}}"#),
     );
 }
 
-fn begin(server: &Server) -> Feed {
-    let (feed, reply) = Reply::stream();
-    server.reply(reply);
-    feed
+fn present(uid: &str) -> PodEvent {
+    PodEvent::Present(named(uid))
+}
+
+fn terminating(uid: &str) -> PodEvent {
+    PodEvent::Terminating(named(uid))
+}
+
+fn gone(uid: &str) -> PodEvent {
+    PodEvent::Gone(named(uid))
+}
+
+/// A server, the stream of its first answer, and a watch.
+async fn watched() -> (Server, Feed, Pods) {
+    let server = Server::plain().await;
+    let (feed, pods) = (server.begin(), Pods::of(&server));
+    (server, feed, pods)
 }
 
 /// The pods of the node that have not ended.
@@ -85,20 +100,16 @@ const OF_NODE: &str = "spec.nodeName%3Dn1%2Cstatus.phase%21%3DSucceeded%2Cstatus
 
 #[tokio::test]
 async fn pods_are_listed_and_watched_in_one_request() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     feed.event("ADDED", &pod("a", 3, false));
     feed.event("ADDED", &pod("b", 2, true));
     all_listed(&feed, 4);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
-    assert_eq!(pods.next().await, PodEvent::Terminating(named("b")));
+    pods.expects(&[present("a"), terminating("b")]).await;
     pods.well().await;
     feed.event("MODIFIED", &pod("a", 5, false));
     feed.event("MODIFIED", &pod("a", 6, true));
     feed.event("DELETED", &pod("b", 7, true));
-    assert_eq!(pods.next().await, PodEvent::Terminating(named("a")));
-    assert_eq!(pods.next().await, PodEvent::Gone(named("b")));
+    pods.expects(&[terminating("a"), gone("b")]).await;
     let seen = server.seen().await;
     assert!(seen.line.starts_with("GET /api/v1/pods?watch=true&"), "{}", seen.line);
     assert_eq!(seen.query("fieldSelector"), Some(OF_NODE));
@@ -115,20 +126,18 @@ async fn pods_are_listed_and_watched_in_one_request() {
 #[tokio::test]
 async fn i9_a_restarted_watch_reports_pods_deleted_meanwhile() {
     let server = Server::plain().await;
-    let (feed, known) = (begin(&server), KnownPods::default());
-    let mut pods = Pods::knowing(&server, known.clone());
+    let (feed, known) = (server.begin(), KnownPods::default());
+    let mut pods = Pods::with(server.api(), known.clone());
     feed.event("ADDED", &pod("a", 1, false));
     feed.event("ADDED", &pod("b", 2, false));
     all_listed(&feed, 3);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
-    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.expects(&[present("a"), present("b")]).await;
     drop(pods);
-    let feed = begin(&server);
-    let mut pods = Pods::knowing(&server, known);
+    let feed = server.begin();
+    let mut pods = Pods::with(server.api(), known);
     feed.event("ADDED", &pod("b", 5, true));
     all_listed(&feed, 6);
-    assert_eq!(pods.next().await, PodEvent::Gone(named("a")));
-    assert_eq!(pods.next().await, PodEvent::Terminating(named("b")));
+    pods.expects(&[gone("a"), terminating("b")]).await;
 }
 
 #[tokio::test]
@@ -141,7 +150,7 @@ async fn without_streaming_lists_a_list_is_requested() {
 #[tokio::test]
 async fn without_streaming_lists_in_etcd_a_list_is_requested() {
     fall_back(async |server| {
-        let feed = begin(server);
+        let feed = server.begin();
         feed.event(
             "ERROR",
             r#"{"kind":"Status","reason":"InternalError","code":500,"message":"feature disabled"}"#,
@@ -153,16 +162,13 @@ async fn without_streaming_lists_in_etcd_a_list_is_requested() {
 async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
     let mut server = Server::plain().await;
     refuse(&server).await;
-    server.reply(Reply::json(
-        200,
-        format!(r#"{{"metadata":{{"resourceVersion":"9"}},"items":[{}]}}"#, pod("a", 3, false)),
-    ));
-    let feed = begin(&server);
+    server.reply(list("9", &pod("a", 3, false)));
+    let feed = server.begin();
     let mut pods = Pods::of(&server);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.expects(&[present("a")]).await;
     pods.well().await;
     feed.event("ADDED", &pod("b", 10, false));
-    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.expects(&[present("b")]).await;
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     let list = server.seen().await;
     assert_eq!(list.line, format!("GET /api/v1/pods?fieldSelector={OF_NODE}&limit=500&resourceVersion=0"));
@@ -174,83 +180,75 @@ async fn fall_back(refuse: impl AsyncFnOnce(&Server)) {
 
 #[tokio::test]
 async fn a_watch_that_ends_resumes_from_the_last_bookmark_without_events() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     feed.event("ADDED", &pod("a", 3, false));
     all_listed(&feed, 4);
     feed.event("BOOKMARK", r#"{"kind":"Pod","metadata":{"resourceVersion":"50"}}"#);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.expects(&[present("a")]).await;
     server.seen().await;
     // The server ends the watch normally, as it does every few minutes.
     drop(feed);
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("50"));
     feed.event("ADDED", &pod("b", 51, false));
-    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.expects(&[present("b")]).await;
     // Then it breaks.
     feed.cut();
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("51"));
     feed.event("MODIFIED", &pod("a", 52, true));
-    assert_eq!(pods.next().await, PodEvent::Terminating(named("a")));
+    pods.expects(&[terminating("a")]).await;
     server.nothing_more();
 }
 
 #[tokio::test]
 async fn after_a_410_vanished_pods_are_reported() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     feed.event("ADDED", &pod("a", 3, false));
     feed.event("ADDED", &pod("b", 4, false));
     all_listed(&feed, 4);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
-    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.expects(&[present("a"), present("b")]).await;
     server.seen().await;
     // In the stream.
     feed.event(
         "ERROR",
         r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old resource version"}"#,
     );
-    let feed = begin(&server);
+    let feed = server.begin();
     let relist = server.seen().await;
     assert_eq!((relist.query("resourceVersion"), relist.query("sendInitialEvents")), (None, Some("true")));
     feed.event("ADDED", &pod("b", 4, false));
     all_listed(&feed, 60);
-    assert_eq!(pods.next().await, PodEvent::Gone(named("a")));
+    pods.expects(&[gone("a")]).await;
     pods.well().await;
     drop(feed);
     // As the answer.
     server.reply(Reply::json(410, r#"{"kind":"Status","reason":"Gone","message":"too old"}"#));
     assert_eq!(server.seen().await.query("resourceVersion"), Some("60"));
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), None);
     all_listed(&feed, 70);
-    assert_eq!(pods.next().await, PodEvent::Gone(named("b")));
+    pods.expects(&[gone("b")]).await;
 }
 
 #[tokio::test]
 async fn an_incomplete_list_reports_nothing() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     feed.event("ADDED", &pod("a", 3, false));
     all_listed(&feed, 4);
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.expects(&[present("a")]).await;
     server.seen().await;
     feed.event("ERROR", r#"{"code":410}"#);
-    let feed = begin(&server);
+    let feed = server.begin();
     server.seen().await;
     feed.event("ADDED", &pod("c", 9, false));
     drop(feed);
     // A streaming list that broke is replaced by a list.
-    let list = format!(r#"{{"metadata":{{"resourceVersion":"10"}},"items":[{}]}}"#, pod("a", 3, false));
-    server.reply(Reply::json(200, list));
-    let feed = begin(&server);
+    server.reply(list("10", &pod("a", 3, false)));
+    let feed = server.begin();
     assert!(server.seen().await.query("watch").is_none());
     feed.event("ADDED", &pod("d", 11, false));
-    assert_eq!(pods.next().await, PodEvent::Present(named("d")));
+    pods.expects(&[present("d")]).await;
 }
 
 #[tokio::test]
@@ -258,28 +256,22 @@ async fn an_empty_list_with_null_items_is_read() {
     let mut server = Server::plain().await;
     server.reply(Reply::json(400, "{}"));
     server.reply(Reply::json(200, r#"{"kind":"List","metadata":{"resourceVersion":"9"},"items":null}"#));
-    let feed = begin(&server);
+    let feed = server.begin();
     let mut pods = Pods::of(&server);
     feed.event("ADDED", &pod("b", 10, false));
-    assert_eq!(pods.next().await, PodEvent::Present(named("b")));
+    pods.expects(&[present("b")]).await;
     pods.well().await;
-    for _ in 0..3 {
-        server.seen().await;
-    }
+    server.skip(3).await;
     server.nothing_more();
 }
 
 #[tokio::test]
 async fn a_stuck_watch_is_left_after_the_longest_time_it_may_last() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     all_listed(&feed, 4);
     pods.well().await;
     server.seen().await;
-    tokio::time::pause();
-    tokio::time::advance(crate::watch::MAX_WATCH).await;
-    tokio::time::resume();
+    pass(crate::watch::MAX_WATCH).await;
     assert_eq!(server.seen().await.query("resourceVersion"), Some("4"));
     feed.closed().await;
 }
@@ -295,63 +287,49 @@ async fn health_has_a_reason_and_a_time() {
     pods.failing("HTTP 401").await;
     let JobHealth::Failing { since_unix_ms, .. } = pods.health.borrow().clone() else { panic!() };
     assert_eq!(since_unix_ms, since);
-    let feed = begin(&server);
+    let feed = server.begin();
     all_listed(&feed, 4);
     pods.well().await;
-    for _ in 0..3 {
-        server.seen().await;
-    }
+    server.skip(3).await;
     server.nothing_more();
 }
 
 #[tokio::test]
 async fn e2_an_interrupted_wait_lasts_until_the_turn_of_the_agent() {
     let mut server = Server::plain().await;
-    let (api, known) = (server.api(), KnownPods::default());
-    let (sender, mut health) = watch::channel(JobHealth::Pending);
-    let watching = api.clone();
-    let task =
-        tokio::spawn(async move { watch_pods(&watching, "n1", &sender, known, |_: PodEvent| {}).await });
-    let pass = async |seconds| {
-        tokio::time::pause();
-        tokio::time::advance(std::time::Duration::from_secs(seconds)).await;
-        tokio::time::resume();
-    };
+    let api = server.api();
+    let mut pods = Pods::with(api.clone(), KnownPods::default());
     for n in 0..7 {
         if n > 0 {
-            pass(61).await;
+            pass(Duration::from_secs(61)).await;
         }
         let refusal = format!(r#"{{"kind":"Status","reason":"Forbidden","message":"refusal {n}"}}"#);
         server.reply(Reply::json(403, refusal));
         server.seen().await;
-        let of = format!("refusal {n}");
-        let refused =
-            |health: &JobHealth| matches!(health, JobHealth::Failing { reason, .. } if reason.contains(&of));
-        health.wait_for(refused).await.unwrap();
+        pods.failing(&format!("refusal {n}")).await;
     }
     // By now it waits for 30 s at least.
-    pass(5).await;
+    pass(Duration::from_secs(5)).await;
     server.nothing_more();
     api.wake_watches();
     tokio::task::yield_now().await;
     // Its own wait may last for 55 s more.
-    pass(42).await;
-    let feed = begin(&server);
+    pass(Duration::from_secs(42)).await;
+    let feed = server.begin();
     all_listed(&feed, 5);
-    health.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
-    task.abort();
+    pods.well().await;
 }
 
 #[tokio::test]
 async fn invalid_watch_data_is_a_failure_that_is_retried() {
     let mut server = Server::plain().await;
     for garbage in ["<html>", r#"{"type":"ADDED","object":{}}"#] {
-        let feed = begin(&server);
+        let feed = server.begin();
         let mut pods = Pods::of(&server);
         feed.line(garbage);
         pods.failing("invalid response").await;
         feed.closed().await;
-        let feed = begin(&server);
+        let feed = server.begin();
         all_listed(&feed, 4);
         pods.well().await;
         server.seen().await;
@@ -362,21 +340,17 @@ async fn invalid_watch_data_is_a_failure_that_is_retried() {
 
 #[tokio::test]
 async fn a_watch_closed_at_once_with_nothing_seen_is_a_failure() {
-    let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let mut pods = Pods::of(&server);
+    let (mut server, feed, mut pods) = watched().await;
     all_listed(&feed, 4);
     pods.well().await;
     drop(feed);
-    drop(begin(&server));
+    drop(server.begin());
     pods.failing("closed within a second").await;
-    let feed = begin(&server);
+    let feed = server.begin();
     feed.event("ADDED", &pod("a", 5, false));
-    assert_eq!(pods.next().await, PodEvent::Present(named("a")));
+    pods.expects(&[present("a")]).await;
     pods.well().await;
-    for _ in 0..3 {
-        server.seen().await;
-    }
+    server.skip(3).await;
     server.nothing_more();
 }
 
@@ -389,19 +363,26 @@ fn node(name: &str, version: u32) -> String {
     .replace('\n', "")
 }
 
+type Nodes = mpsc::UnboundedReceiver<Option<Arc<Node>>>;
+
+/// The watch of Node n1, which ends when the task is dropped.
+fn nodes(api: ApiServer) -> (Nodes, watch::Receiver<JobHealth>, JoinSet<()>) {
+    let (tell, nodes) = mpsc::unbounded_channel();
+    let (sender, health) = watch::channel(JobHealth::Pending);
+    let task = JoinSet::from_iter([async move {
+        watch_node(&api, "n1", &sender, move |node| drop(tell.send(node))).await;
+    }]);
+    (nodes, health, task)
+}
+
 #[tokio::test]
 async fn the_node_is_delivered_without_unused_fields() {
     let mut server = Server::plain().await;
-    let feed = begin(&server);
-    let api = server.api();
-    let (tell, mut nodes) = mpsc::unbounded_channel();
-    let (health, mut watched) = watch::channel(JobHealth::Pending);
-    let task = tokio::spawn(async move {
-        watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
-    });
+    let feed = server.begin();
+    let (mut nodes, mut health, _task) = nodes(server.api());
     all_listed(&feed, 4);
     assert_eq!(nodes.recv().await.unwrap(), None, "none yet");
-    watched.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
+    health.wait_for(|health| *health == JobHealth::Healthy).await.unwrap();
     feed.event("ADDED", &node("n1", 5));
     let delivered = nodes.recv().await.unwrap().unwrap();
     assert_eq!(delivered.spec.as_ref().unwrap().pod_cidr.as_deref(), Some("10.0.0.0/24"));
@@ -415,61 +396,47 @@ async fn the_node_is_delivered_without_unused_fields() {
     let seen = server.seen().await;
     assert!(seen.line.starts_with("GET /api/v1/nodes?watch=true&"), "{}", seen.line);
     assert_eq!(seen.query("fieldSelector"), Some("metadata.name%3Dn1"));
-    task.abort();
 }
 
 /// One object costs no more to list than to watch, and reveals a restored etcd at once.
 #[tokio::test]
 async fn e11_the_node_is_listed_again_after_an_interruption() {
-    let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counted = count.clone();
-    let signals = crate::ServerSignals::new(move |_| {
-        counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-    });
+    let (signals, count) = counting();
     let mut server = Server::plain().await;
-    let parts = crate::ApiServerParts::new(crate::ClusterSource::Explicit(server.source()));
-    let api = crate::ApiServer::new(crate::ApiServerParts { signals, ..parts });
-    let (tell, mut nodes) = mpsc::unbounded_channel();
-    let (health, _health) = watch::channel(JobHealth::Pending);
-    let task = tokio::spawn(async move {
-        watch_node(&api, "n1", &health, move |node: Option<Arc<Node>>| drop(tell.send(node))).await;
-    });
+    let (mut nodes, _health, _task) = nodes(server.api_with(&signals));
     let listed = async |server: &mut Server, feed: &Feed, node_version, version| {
         let seen = server.seen().await;
         assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
         feed.event("ADDED", &node("n1", node_version));
         all_listed(feed, version);
     };
-    let feed = begin(&server);
+    let feed = server.begin();
     listed(&mut server, &feed, 90, 100).await;
     assert!(nodes.recv().await.unwrap().is_some());
     drop(feed);
-    let feed = begin(&server);
+    let feed = server.begin();
     listed(&mut server, &feed, 90, 110).await;
     feed.event("MODIFIED", &node("n1", 111));
     assert!(nodes.recv().await.unwrap().is_some());
-    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(count.load(Ordering::SeqCst), 0);
     // The store has more revisions by now, but the Node is that of a backup.
     drop(feed);
-    let feed = begin(&server);
+    let feed = server.begin();
     listed(&mut server, &feed, 90, 200).await;
     let restored = nodes.recv().await.unwrap().unwrap();
     assert_eq!(restored.metadata.resource_version.as_deref(), Some("90"));
-    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
+    assert_eq!(count.load(Ordering::SeqCst), 1);
     feed.closed().await;
     // Node and list are both older: that counts once.
-    tokio::time::pause();
-    tokio::time::advance(std::time::Duration::from_secs(5)).await;
-    tokio::time::resume();
-    let feed = begin(&server);
+    pass(Duration::from_secs(5)).await;
+    let feed = server.begin();
     listed(&mut server, &feed, 90, 201).await;
     drop(feed);
-    let feed = begin(&server);
+    let feed = server.begin();
     listed(&mut server, &feed, 50, 60).await;
     assert!(nodes.recv().await.unwrap().is_some());
     feed.event("MODIFIED", &node("n1", 61));
     assert!(nodes.recv().await.unwrap().is_some());
-    assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 2);
+    assert_eq!(count.load(Ordering::SeqCst), 2);
     server.nothing_more();
-    task.abort();
 }

@@ -136,7 +136,7 @@ impl<T: DeserializeOwned + Send> ListReader<T> for List<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::VecDeque, convert::Infallible};
+    use std::convert::Infallible;
 
     use futures_util::{FutureExt as _, stream};
     use http_body::Frame;
@@ -147,11 +147,13 @@ mod tests {
 
     type AnyJson = Json<serde_json::Value>;
 
+    fn body(chunks: Vec<Bytes>) -> impl http_body::Body<Data = Bytes, Error = Infallible> + Unpin {
+        StreamBody::new(stream::iter(chunks.into_iter().map(|chunk| Ok(Frame::data(chunk)))))
+    }
+
     fn lines_of(chunks: &[&str]) -> Vec<String> {
-        let chunks: VecDeque<_> = chunks.iter().map(|c| Bytes::copy_from_slice(c.as_bytes())).collect();
-        let body =
-            StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
-        let mut lines = Frames::<_, AnyJson>::new(body);
+        let chunks = chunks.iter().map(|c| Bytes::copy_from_slice(c.as_bytes())).collect();
+        let mut lines = Frames::<_, AnyJson>::new(body(chunks));
         let mut out = Vec::new();
         while let Some(line) = lines.next().now_or_never().unwrap().unwrap() {
             out.push(String::from_utf8(line.to_vec()).unwrap());
@@ -173,10 +175,7 @@ mod tests {
 
     #[test]
     fn an_event_too_long_is_refused() {
-        let piece = "x".repeat(1 << 20);
-        let chunks: Vec<_> = std::iter::repeat_n(Bytes::from(piece), 10).collect();
-        let body =
-            StreamBody::new(stream::iter(chunks.into_iter().map(|c| Ok::<_, Infallible>(Frame::data(c)))));
+        let body = body(vec![Bytes::from("x".repeat(1 << 20)); 10]);
         let error = Frames::<_, AnyJson>::new(body).next().now_or_never().unwrap().unwrap_err();
         let WatchError::InvalidData(failure) = error else { panic!("{error:?}") };
         assert!(failure.reason.contains("8 MiB"), "{}", failure.reason);

@@ -20,7 +20,10 @@ mod reflect;
 mod subject;
 
 #[cfg(test)]
-pub(crate) use {endpoints::collect, reflect::MAX_WATCH};
+pub(crate) use {
+    endpoints::{Collected, collect},
+    reflect::MAX_WATCH,
+};
 
 pub use endpoints::watch_endpoints;
 pub use node::{NodeSink, node_view, watch_node};

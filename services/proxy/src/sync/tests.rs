@@ -2,27 +2,13 @@ use keelson_client::localnetv1::IpSet;
 
 use super::*;
 use crate::{
-    addresses::NodePortAddresses,
     backend::{Observer, fake::FakeKernel},
-    conntrack::ConntrackOptions,
-    model::{PortName, Protocol},
     options::DetectLocal,
+    testing,
 };
 
 fn options() -> Options {
-    Options {
-        bind_address: Vec::new(),
-        detect_local: DetectLocal::ClusterCidr(Vec::new()),
-        masquerade_all: false,
-        masquerade_bit: 14,
-        allow_external_ips: true,
-        conntrack: ConntrackOptions::default(),
-        node_port_addresses: NodePortAddresses::Primary,
-        flowtable_interfaces: Vec::new(),
-        min_sync_period: Duration::ZERO,
-        sync_period: Duration::from_secs(30),
-        max_staleness: None,
-    }
+    testing::options(&[])
 }
 
 fn node() -> NodeInfo {
@@ -38,21 +24,8 @@ fn name(number: u16) -> ServiceName {
 fn ports(number: u16, port: u16) -> [Vec<ServicePort>; 2] {
     Family::ALL.map(|family| {
         vec![ServicePort {
-            name: PortName { service: name(number), port: "http".into(), protocol: Protocol::Tcp },
-            port,
-            cluster_ip: family.unspecified(),
             external_ips: vec![family.unspecified()],
-            load_balancer_ips: Vec::new(),
-            node_port: 0,
-            internal_local: false,
-            external_local: false,
-            affinity_seconds: 0,
-            source_ranges: Vec::new(),
-            has_any: false,
-            cluster: Vec::new(),
-            local: Vec::new(),
-            on_node: Vec::new(),
-            serving: Vec::new(),
+            ..testing::service_port(&name(number), "http", family.unspecified(), port)
         }]
     })
 }

@@ -297,6 +297,13 @@ mod tests {
         body.to_owned()
     }
 
+    /// A server of [`Hello`] on a free port.
+    fn start(limits: Limits) -> (SocketAddr, tokio::task::JoinHandle<()>) {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr().unwrap();
+        (at, tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new())))
+    }
+
     /// Connects from a loopback address and sends nothing.
     async fn silent(from: [u8; 4], to: SocketAddr) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
@@ -315,13 +322,11 @@ mod tests {
     /// slot.
     #[tokio::test]
     async fn p3_idle_connections_do_not_keep_others_out() {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let at = listener.local_addr().unwrap();
         // No connection ends by its timeout.
         let hour = Duration::from_secs(3600);
         static SLOTS: SharedSlots = SharedSlots::new(12);
         let limits = Limits { own: 4, shared: &SLOTS, head: hour, lifetime: hour };
-        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
+        let (at, server) = start(limits);
         let prober = silent([127, 0, 0, 2], at).await;
         let mut idle = Vec::new();
         for number in 0..200_u8 {
@@ -346,10 +351,8 @@ mod tests {
 
     #[tokio::test]
     async fn clients_that_send_nothing_are_closed_in_time() {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let at = listener.local_addr().unwrap();
         let limits = Limits { own: 2, head: Duration::from_millis(50), ..LIMITS };
-        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
+        let (at, server) = start(limits);
         is_closed(silent([127, 0, 0, 1], at).await).await;
         server.abort();
     }
@@ -412,11 +415,9 @@ mod tests {
     }
 
     async fn answers_without_file_descriptors() {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let at = listener.local_addr().unwrap();
         let hour = Duration::from_secs(3600);
         let limits = Limits { head: hour, lifetime: hour, ..LIMITS };
-        let server = tokio::spawn(serve_within(limits, listener, Arc::new(Hello), CancellationToken::new()));
+        let (at, server) = start(limits);
         let mut idle = Vec::new();
         for _ in 0..40 {
             idle.push(silent([127, 0, 0, 9], at).await);

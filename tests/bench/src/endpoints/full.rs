@@ -13,7 +13,7 @@ use keelson_harness::agent::{Agent, Settings};
 use tokio::task::JoinSet;
 
 use super::raw::{Caller, Received};
-use super::stage::{Role, Stage, serves};
+use super::test_env::{Role, TestEnv, serves};
 use crate::cost::Cpu;
 use crate::quantile;
 
@@ -22,8 +22,8 @@ const ROUNDS: usize = 100;
 const CALLERS: usize = 100;
 const TURNS: usize = 3;
 
-pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
-    let mut agent = stage.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
+pub(super) async fn full(env: &TestEnv, services: usize) -> Result<()> {
+    let mut agent = env.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
     agent.start_live().await?;
     serves(&agent, services).await?;
     let target = agent.endpoints_target();
@@ -36,7 +36,7 @@ pub(super) async fn full(stage: &Stage, services: usize) -> Result<()> {
     println!("|---|---|---|---|---|");
     one(&agent, &target, &state).await?;
     many(&agent, &target, &state).await?;
-    stage.end(agent).await
+    env.end(agent).await
 }
 
 /// One caller, repeatedly.

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use super::stage::{PATIENCE, Role, Stage, metric, serves};
+use super::test_env::{PATIENCE, Role, TestEnv, metric, serves};
 use crate::quantile;
 
 /// Measured changes of each kind.
@@ -38,8 +38,8 @@ const BACKGROUND: u32 = 20;
 /// Measured changes are identified by their port number, from this on; other changes have smaller ones.
 const FIRST: u16 = 20_000;
 
-pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
-    let mut agent = stage.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
+pub(super) async fn latency(env: &TestEnv, services: usize) -> Result<()> {
+    let mut agent = env.agent(Role::Companion, Settings::new().set("endpoints.watch", "always"))?;
     agent.start_live().await?;
     serves(&agent, services).await?;
     println!(
@@ -51,14 +51,14 @@ pub(super) async fn latency(stage: &Stage, services: usize) -> Result<()> {
     for (api, name) in [(Api::Watch, "Watch"), (Api::Next, "Next")] {
         for background in [false, true] {
             let first = firsts.next().context("there are ports enough")?;
-            let run = Run { stage, agent: &agent, services, api, background, first };
+            let run = Run { env, agent: &agent, services, api, background, first };
             let found = run.measure().await?;
             let busy = if background { format!(", {BACKGROUND} others a second") } else { String::new() };
             let target = if api == Api::Watch { "10 ms" } else { "" };
             found.row(&format!("`{name}`{busy}"), target);
         }
     }
-    stage.end(agent).await
+    env.end(agent).await
 }
 
 /// When a change was seen, by its number.
@@ -70,14 +70,14 @@ struct Seen {
     states: usize,
 }
 
-type Shared = Arc<Mutex<Seen>>;
+type SharedSeen = Arc<Mutex<Seen>>;
 
-fn lock(seen: &Shared) -> MutexGuard<'_, Seen> {
+fn lock(seen: &SharedSeen) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Run<'a> {
-    stage: &'a Stage,
+    env: &'a TestEnv,
     agent: &'a Agent,
     services: usize,
     api: Api,
@@ -87,15 +87,15 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn measure(&self) -> Result<Found> {
-        let seen = Shared::default();
-        let watch = watch(self.stage, seen.clone()).await?;
+        let seen = SharedSeen::default();
+        let watch = watch(self.env, seen.clone()).await?;
         let consumer = Consumer::start(self.agent, self.api, seen.clone())?;
         eventually(PATIENCE, "the consumer has the first state", || async {
             ensure!(lock(&seen).states > 0, "it has none");
             Ok(())
         })
         .await?;
-        let writer = Writer::new(&self.stage.cluster.admin, bulk::NAMESPACE).await?;
+        let writer = Writer::new(&self.env.cluster.admin, bulk::NAMESPACE).await?;
         let stop = Arc::new(Notify::new());
         let others = self
             .background
@@ -157,8 +157,8 @@ async fn write_background(writer: Writer, services: usize, stop: Arc<Notify>) ->
 }
 
 /// A plain watch: JSON, with the client library of Kubernetes.
-async fn watch(stage: &Stage, seen: Shared) -> Result<JoinHandle<Result<()>>> {
-    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
+async fn watch(env: &TestEnv, seen: SharedSeen) -> Result<JoinHandle<Result<()>>> {
+    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(env.cluster.admin.client(), bulk::NAMESPACE);
     let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
     let version = listed.metadata.resource_version.context("a list has a version")?;
     Ok(tokio::spawn(async move {
@@ -183,7 +183,7 @@ fn measured(port: i32) -> Option<u16> {
 
 /// Records when each change is part of a complete state.
 struct Collector {
-    seen: Shared,
+    seen: SharedSeen,
     numbers: Vec<u16>,
 }
 
@@ -214,7 +214,7 @@ impl Handlers for Collector {
 struct Consumer(CancellationToken);
 
 impl Consumer {
-    fn start(agent: &Agent, api: Api, seen: Shared) -> Result<Self> {
+    fn start(agent: &Agent, api: Api, seen: SharedSeen) -> Result<Self> {
         let target = agent.endpoints_target().parse().context("no target")?;
         let mut client = Client::new(Options { target, api, ..Options::default() });
         let cancel = client.cancellation();

@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 
-use super::stage::{Role, Stage, metric, serves};
+use super::test_env::{Role, TestEnv, metric, serves};
 
 /// Time after which allocations of the start are over.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -20,26 +20,26 @@ const SETTLE: Duration = Duration::from_secs(20);
 const CHANGES: usize = 2_000;
 const A_SECOND: u32 = 100;
 
-pub(super) async fn memory(stage: &Stage, services: usize) -> Result<()> {
+pub(super) async fn memory(env: &TestEnv, services: usize) -> Result<()> {
     println!(
         "| memory with {services} Services | VmRSS | of it RssAnon | PSS | most so far (VmHWM) | target |"
     );
     println!("|---|---|---|---|---|---|");
     for role in [Role::Companion, Role::Node] {
-        let mut agent = stage.agent(role, Settings::new().set("endpoints.source", "off"))?;
+        let mut agent = env.agent(role, Settings::new().set("endpoints.source", "off"))?;
         agent.start_live().await?;
         tokio::time::sleep(SETTLE).await;
         row(role, "without service endpoints", "20 MB", &agent)?;
-        stage.end(agent).await?;
+        env.end(agent).await?;
 
-        let mut agent = stage.agent(role, Settings::new().set("endpoints.watch", "always"))?;
+        let mut agent = env.agent(role, Settings::new().set("endpoints.watch", "always"))?;
         agent.start_live().await?;
         serves(&agent, services).await?;
         row(role, "as soon as all is served", "", &agent)?;
         tokio::time::sleep(SETTLE).await;
         row(role, "20 s later", "45 MB", &agent)?;
         if role == Role::Companion {
-            churn(stage, &agent, services).await?;
+            random_writer(env, &agent, services).await?;
             row(role, &format!("after {CHANGES} changes"), "45 MB", &agent)?;
         }
         agent.terminate().await?;
@@ -47,14 +47,14 @@ pub(super) async fn memory(stage: &Stage, services: usize) -> Result<()> {
         serves(&agent, services).await?;
         tokio::time::sleep(SETTLE).await;
         row(role, "after a restart", "45 MB", &agent)?;
-        stage.end(agent).await?;
+        env.end(agent).await?;
     }
     Ok(())
 }
 
 /// Changes slices at random, and waits until the agent has them.
-async fn churn(stage: &Stage, agent: &Agent, services: usize) -> Result<()> {
-    let writer = Writer::new(&stage.cluster.admin, bulk::NAMESPACE).await?;
+async fn random_writer(env: &TestEnv, agent: &Agent, services: usize) -> Result<()> {
+    let writer = Writer::new(&env.cluster.admin, bulk::NAMESPACE).await?;
     let mut random = SmallRng::seed_from_u64(1);
     let worked_out = "keelson_endpoints_services_worked_out_total";
     let before = metric(agent, worked_out).await?;

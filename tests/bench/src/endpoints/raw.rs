@@ -16,7 +16,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status, Streaming};
 
-use super::stage::PATIENCE;
+use super::test_env::PATIENCE;
 
 const NEXT: &str = "/localnetv1.Endpoints/Next";
 const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";

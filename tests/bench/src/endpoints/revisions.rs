@@ -13,7 +13,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
-use super::stage::{NODES, Role, Stage, metric, serves};
+use super::test_env::{NODES, Role, TestEnv, metric, serves};
 
 const SERVICES: usize = 1_000;
 /// Every second Service has two, the others one.
@@ -30,13 +30,13 @@ const IDLE: usize = 1_000;
 /// Time after which every agent has published the present state.
 const SETTLE: Duration = Duration::from_secs(4);
 
-pub(super) async fn revisions(stage: &Stage) -> Result<()> {
-    let writer = Writer::new(&stage.cluster.admin, "rollout").await?;
+pub(super) async fn revisions(env: &TestEnv) -> Result<()> {
+    let writer = Writer::new(&env.cluster.admin, "rollout").await?;
     println!(
         "| {SERVICES} Services, {PODS} pods | source events | a second | revisions at 10 ms | at 100 ms | at 1 s |"
     );
     println!("|---|---|---|---|---|---|");
-    let agents = start(stage, 1).await?;
+    let agents = start(env, 1).await?;
     let rows = [
         ("all is made, as fast as the API server takes it", Way::Make),
         ("every pod is replaced, as fast as the API server takes it", Way::ReplaceAll),
@@ -51,13 +51,13 @@ pub(super) async fn revisions(stage: &Stage) -> Result<()> {
         row(what, &before, &counts(&agents).await?, Some(took));
     }
     for agent in agents {
-        stage.end(agent).await?;
+        env.end(agent).await?;
     }
     let nothing = vec![(0.0, 0.0); INTERVALS.len()];
-    let agents = start(stage, SERVICES).await?;
+    let agents = start(env, SERVICES).await?;
     row("an agent starts during the changes", &nothing, &counts(&agents).await?, None);
     for agent in agents {
-        stage.end(agent).await?;
+        env.end(agent).await?;
     }
     at_once(SERVICES, move |number| {
         let writer = writer.clone();
@@ -69,12 +69,12 @@ pub(super) async fn revisions(stage: &Stage) -> Result<()> {
     .await
 }
 
-async fn start(stage: &Stage, services: usize) -> Result<Vec<Agent>> {
+async fn start(env: &TestEnv, services: usize) -> Result<Vec<Agent>> {
     let mut agents = Vec::new();
     for (node, interval) in NODES.into_iter().zip(INTERVALS) {
         let settings =
             Settings::new().set("endpoints.min_interval", interval).set("endpoints.watch", "always");
-        let mut agent = stage.agent_of(node, Role::Companion, settings)?;
+        let mut agent = env.agent_of(node, Role::Companion, settings)?;
         agent.start_live().await?;
         agents.push(agent);
     }

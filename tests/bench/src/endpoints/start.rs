@@ -12,7 +12,7 @@ use keelson_harness::agent::{Agent, Settings};
 use kube::client::Body;
 
 use super::raw::{Caller, Received};
-use super::stage::{Role, Stage, metric};
+use super::test_env::{Role, TestEnv, metric};
 use crate::cost::Cpu;
 use crate::quantile;
 
@@ -28,7 +28,7 @@ const LISTS: [&str; 2] = [
 #[derive(Clone, Copy, Default)]
 struct StartTimes {
     /// Time until a waiting caller has a complete state.
-    whole: Duration,
+    full_state: Duration,
     /// Time until the state is reported as current.
     current: Duration,
     /// The agent's processor time until then.
@@ -46,16 +46,16 @@ pub(super) fn head() {
     println!("|---|---|---|---|---|---|---|");
 }
 
-pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
+pub(super) async fn start(env: &TestEnv, services: usize) -> Result<()> {
     let (mut cold, mut warm, mut json, mut protobuf) = (vec![], vec![], vec![], vec![]);
     for _ in 0..TURNS {
-        json.push(list(stage, "application/json").await?);
-        protobuf.push(list(stage, "application/vnd.kubernetes.protobuf").await?);
-        let mut agent = stage.agent(Role::Companion, Settings::new())?;
-        cold.push(one(stage, &mut agent, services, false).await?);
+        json.push(list(env, "application/json").await?);
+        protobuf.push(list(env, "application/vnd.kubernetes.protobuf").await?);
+        let mut agent = env.agent(Role::Companion, Settings::new())?;
+        cold.push(one(env, &mut agent, services, false).await?);
         agent.terminate().await?;
-        warm.push(one(stage, &mut agent, services, true).await?);
-        stage.end(agent).await?;
+        warm.push(one(env, &mut agent, services, true).await?);
+        env.end(agent).await?;
     }
     row("cold", services, &cold);
     row("warm: the previous state is on disk", services, &warm);
@@ -68,8 +68,8 @@ pub(super) async fn start(stage: &Stage, services: usize) -> Result<()> {
 }
 
 /// One start of an agent, with a caller that waits for it.
-async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> Result<StartTimes> {
-    let api = stage.cluster.api.pid().context("the API server runs")?;
+async fn one(env: &TestEnv, agent: &mut Agent, services: usize, warm: bool) -> Result<StartTimes> {
+    let api = env.cluster.api.pid().context("the API server runs")?;
     let (target, before, begun) = (agent.endpoints_target(), Cpu::of(api)?, Instant::now());
     let caller = tokio::spawn(async move {
         let caller = Caller::wait_for(&target).await?;
@@ -81,12 +81,12 @@ async fn one(stage: &Stage, agent: &mut Agent, services: usize, warm: bool) -> R
         anyhow::Ok((first, begun.elapsed()))
     });
     agent.start_live().await?;
-    let ((first, whole), current) = caller.await.context("the caller panicked")??;
+    let ((first, full_state), current) = caller.await.context("the caller panicked")??;
     ensure!(first.stale == warm, "{first:?}, warm: {warm}");
     let cpu = Cpu::of(agent.pid().context("it runs")?)?.since(Cpu::default());
     let disk =
         Duration::from_secs_f64(metric(agent, "keelson_endpoints_persist_duration_seconds_sum").await?);
-    Ok(StartTimes { whole, current, cpu, disk, api: Cpu::of(api)?.since(before) })
+    Ok(StartTimes { full_state, current, cpu, disk, api: Cpu::of(api)?.since(before) })
 }
 
 async fn read_full_state(caller: &Caller, services: usize, begun: Instant) -> Result<(Received, Duration)> {
@@ -96,9 +96,9 @@ async fn read_full_state(caller: &Caller, services: usize, begun: Instant) -> Re
 }
 
 /// Requests both lists at once, over a new client, and counts bytes.
-async fn list(stage: &Stage, accept: &'static str) -> Result<(StartTimes, usize)> {
-    let api = stage.cluster.api.pid().context("the API server runs")?;
-    let client = stage.cluster.admin.client();
+async fn list(env: &TestEnv, accept: &'static str) -> Result<(StartTimes, usize)> {
+    let api = env.cluster.api.pid().context("the API server runs")?;
+    let client = env.cluster.admin.client();
     let (before, own, begun) = (Cpu::of(api)?, Cpu::own()?, Instant::now());
     let lists = LISTS.map(|path| {
         let client = client.clone();
@@ -113,9 +113,9 @@ async fn list(stage: &Stage, accept: &'static str) -> Result<(StartTimes, usize)
         }
     });
     let bytes: usize = futures_util::future::try_join_all(lists).await?.into_iter().sum();
-    let whole = begun.elapsed();
+    let full_state = begun.elapsed();
     let took = StartTimes {
-        whole,
+        full_state,
         cpu: Cpu::own()?.since(own),
         api: Cpu::of(api)?.since(before),
         ..StartTimes::default()
@@ -134,7 +134,7 @@ fn row(what: &str, services: usize, took: &[StartTimes]) {
     };
     println!(
         "| {what} | {services} | {} | {} | {} | {} | {} |",
-        median(|took| took.whole),
+        median(|took| took.full_state),
         median(|took| took.current),
         median(|took| took.cpu),
         median(|took| took.disk),

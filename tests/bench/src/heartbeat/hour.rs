@@ -1,37 +1,37 @@
 //! Writes of heartbeats to etcd per hour with default settings.
 //!
-//! Owns: the count. In: the stage of [`heartbeat`](super), where kubelet, agent and companion run at the same time and
-//! report at their real intervals; `KEELSON_BENCH_HOUR` (60 minutes). Out: a table.
+//! Owns: the count. In: the environment of [`heartbeat`](super), where kubelet, agent and companion run at the same
+//! time and report at their real intervals; `KEELSON_BENCH_HOUR` (60 minutes). Out: a table.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use keelson_cluster::kube::{Journal, Put};
 
-use super::{COMPANION, SETTLE, Stage, megabytes};
+use super::{COMPANION, SETTLE, TestEnv, megabytes};
 
 /// Weight of a put.
 type Size = fn(&Put) -> usize;
 
 pub(in super::super) async fn hour() -> Result<()> {
     let minutes = super::super::number("KEELSON_BENCH_HOUR", 60)?;
-    let stage = Stage::new(None).await?;
-    let way = stage.cluster.tcp_proxy().await?;
-    let kubelet = stage.kubelet(&way).await?;
-    let identity = stage.cluster.node(&stage.scratch, "b").await?;
-    let node = stage.agent(identity, &way, "b", "node").await?;
-    stage.cluster.admin.await_condition("b", "Ready", "True").await?;
-    stage.cluster.admin.apply(COMPANION).await?;
-    let identity = stage.cluster.companion(&stage.scratch, "keelson-agent", "a").await?;
-    let companion = stage.agent(identity, &way, "a", "companion").await?;
+    let env = TestEnv::new(None).await?;
+    let way = env.cluster.tcp_proxy().await?;
+    let kubelet = env.kubelet(&way).await?;
+    let identity = env.cluster.node(&env.scratch, "b").await?;
+    let node = env.agent(identity, &way, "b", "node").await?;
+    env.cluster.admin.await_condition("b", "Ready", "True").await?;
+    env.cluster.admin.apply(COMPANION).await?;
+    let identity = env.cluster.companion(&env.scratch, "keelson-agent", "a").await?;
+    let companion = env.agent(identity, &way, "a", "companion").await?;
     tokio::time::sleep(SETTLE).await;
     let begin = jiff::Timestamp::now();
-    let journal = Journal::start(&stage.scratch, &stage.cluster.etcd).await?;
+    let journal = Journal::start(&env.scratch, &env.cluster.etcd).await?;
     tokio::time::sleep(Duration::from_secs(60 * u64::try_from(minutes)?)).await;
     let puts = journal.puts()?;
     let user = "system:serviceaccount:kube-system:keelson-agent";
     let writes = |event: &keelson_cluster::kube::AuditEvent| event.user == user && event.is_write();
-    let written = stage.cluster.api.audit(|event| event.received >= begin && writes(event))?.len();
+    let written = env.cluster.api.audit(|event| event.received >= begin && writes(event))?.len();
 
     println!(
         "| {minutes} minutes by default settings | kubelet | agent, role `node` | ratio | agent, `companion` |"

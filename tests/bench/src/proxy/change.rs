@@ -20,8 +20,8 @@ use super::cold::total;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Change, Report, Resident};
-use super::stage::Stage;
 use super::subject::{PATIENCE, PROGRAM, Subject};
+use super::test_env::TestEnv;
 use super::usage::Children;
 
 /// Minimum number of changes, however long they take.
@@ -55,19 +55,19 @@ impl Changed {
 }
 
 pub(super) async fn change(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &Subject,
     options: &Options,
     report: &mut Report,
 ) -> Result<()> {
     for changed in [Changed::Endpoint, Changed::Count] {
-        one_by_one(stage, subject, options, changed, report).await?;
+        one_by_one(env, subject, options, changed, report).await?;
     }
     Ok(())
 }
 
 async fn one_by_one(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &Subject,
     options: &Options,
     changed: Changed,
@@ -76,7 +76,7 @@ async fn one_by_one(
     let generations = Generations::watch(subject.namespace())?;
     let programs = Children::watch(subject.pid()?, PROGRAM);
     let seen = Seen::default();
-    let watch = watch(stage, seen.clone()).await?;
+    let watch = watch(env, seen.clone()).await?;
     let mut random = SmallRng::seed_from_u64(2);
     let (mut written, begun) = (Vec::new(), Instant::now());
     let before = total(&subject.usage()?);
@@ -88,15 +88,15 @@ async fn one_by_one(
     {
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
-        let (service, number) = (random.random_range(0..stage.size.services), stage.new_port()?);
+        let (service, number) = (random.random_range(0..env.size.services), env.new_port()?);
         let sent = Instant::now();
         let version = match (changed, scaled.take()) {
-            (Changed::Endpoint, _) => stage.touch(service, number).await?,
+            (Changed::Endpoint, _) => env.touch(service, number).await?,
             (Changed::Count, None) => {
                 scaled = Some(service);
-                stage.scale(service, true).await?
+                env.scale(service, true).await?
             }
-            (Changed::Count, Some(service)) => stage.scale(service, false).await?,
+            (Changed::Count, Some(service)) => env.scale(service, false).await?,
         };
         let acknowledged = Instant::now();
         let moved = generations.first_after(sent, PATIENCE).await?;
@@ -110,7 +110,7 @@ async fn one_by_one(
     watch.abort();
     let count = written.len() as f64;
     let mut row = Change {
-        size: stage.size,
+        size: env.size,
         kind: subject.kind,
         what: changed.title(),
         acknowledged: written.iter().map(|one| after(one.moved, one.acknowledged)).collect(),
@@ -129,7 +129,7 @@ async fn one_by_one(
     row.watched.sort_unstable_by(f64::total_cmp);
     report.change.push(row);
     report.memory.push(Resident {
-        size: stage.size,
+        size: env.size,
         kind: subject.kind,
         when: match changed {
             Changed::Endpoint => "after changes one by one",
@@ -138,8 +138,8 @@ async fn one_by_one(
         memory: subject.memory()?,
         children: programs.max(),
     });
-    subject.check_complete(stage)?;
-    subject.wait_for_answers(stage).await
+    subject.check_complete(env)?;
+    subject.wait_for_answers(env).await
 }
 
 /// Milliseconds; negative if `later` was earlier.
@@ -150,8 +150,8 @@ fn after(later: Instant, earlier: Instant) -> f64 {
 }
 
 /// A plain watch: JSON, with the client library of Kubernetes. Records the time of every event.
-async fn watch(stage: &Stage, seen: Seen) -> Result<JoinHandle<Result<()>>> {
-    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(stage.cluster.admin.client(), bulk::NAMESPACE);
+async fn watch(env: &TestEnv, seen: Seen) -> Result<JoinHandle<Result<()>>> {
+    let api: kube::Api<EndpointSlice> = kube::Api::namespaced(env.cluster.admin.client(), bulk::NAMESPACE);
     let listed = api.list(&ListParams::default().limit(1)).await.context("cannot list")?;
     let mut version = listed.metadata.resource_version.context("a list has a version")?;
     Ok(tokio::spawn(async move {

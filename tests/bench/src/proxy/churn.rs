@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 
 use super::kernel::Generations;
 use super::options::Options;
-use super::report::{Churn, Report, Resident};
-use super::stage::{POLL_INTERVAL, Stage, touch};
+use super::report::{ChurnRow, Report, Resident};
 use super::subject::{PATIENCE, PROGRAM, Subject};
+use super::test_env::{POLL_INTERVAL, TestEnv, touch};
 use super::usage::Children;
 
 /// Changes per second.
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 16;
 const PORTS: std::ops::Range<u16> = 1024..8000;
 
 pub(super) async fn churn(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &Subject,
     options: &Options,
     report: &mut Report,
@@ -35,11 +35,11 @@ pub(super) async fn churn(
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let (usage, before) = (subject.usage()?, subject.memory()?);
     let begun = Instant::now();
-    let written = write(stage, options.churn).await?;
+    let written = write(env, options.churn).await?;
     let lasted = begun.elapsed();
-    stage.switch().await?;
+    env.switch().await?;
     let acknowledged = Instant::now();
-    let lag = in_effect(stage, subject, acknowledged).await?;
+    let lag = in_effect(env, subject, acknowledged).await?;
     let until = Instant::now();
     // Work afterwards is part of the cost.
     ensure!(generations.rests(2 * subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
@@ -48,27 +48,27 @@ pub(super) async fn churn(
         subject.usage()?.into_iter().zip(usage).map(|(after, before)| after.since(before)).collect();
     let transactions = generations.after(begun)?.iter().filter(|at| **at <= until).count();
     report.memory.push(Resident {
-        size: stage.size,
+        size: env.size,
         kind: subject.kind,
         when: "after very many changes",
         memory: after.clone(),
         children: programs.max(),
     });
-    let (size, kind) = (stage.size, subject.kind);
-    report.churn.push(Churn { size, kind, written, lasted, transactions, lag, usage, before, after });
-    subject.check_complete(stage)
+    let (size, kind) = (env.size, subject.kind);
+    report.churn.push(ChurnRow { size, kind, written, lasted, transactions, lag, usage, before, after });
+    subject.check_complete(env)
 }
 
 /// Changes slices at random; returns the number of changes.
-pub(super) async fn write(stage: &Stage, long: Duration) -> Result<usize> {
+pub(super) async fn write(env: &TestEnv, long: Duration) -> Result<usize> {
     let mut random = SmallRng::seed_from_u64(1);
     let mut turn = tokio::time::interval(Duration::from_secs(1) / A_SECOND);
     let (at_once, mut writes) = (Arc::new(Semaphore::new(AT_ONCE)), JoinSet::new());
     let (begun, mut written) = (Instant::now(), 0);
     while begun.elapsed() < long {
         turn.tick().await;
-        let (service, number) = (random.random_range(0..stage.size.services), random.random_range(PORTS));
-        let (writer, turn) = (stage.writer.clone(), at_once.clone().acquire_owned().await?);
+        let (service, number) = (random.random_range(0..env.size.services), random.random_range(PORTS));
+        let (writer, turn) = (env.writer.clone(), at_once.clone().acquire_owned().await?);
         writes.spawn(async move {
             let done = touch(&writer, service, number).await;
             drop(turn);
@@ -87,10 +87,10 @@ pub(super) async fn write(stage: &Stage, long: Duration) -> Result<usize> {
 
 /// Time from the last change, of a real Service, until a new connection is answered by the new endpoints; None if that
 /// never happens.
-async fn in_effect(stage: &Stage, subject: &Subject, acknowledged: Instant) -> Result<Option<Duration>> {
+async fn in_effect(env: &TestEnv, subject: &Subject, acknowledged: Instant) -> Result<Option<Duration>> {
     while acknowledged.elapsed() < PATIENCE {
         let asked = Instant::now();
-        if subject.answers(stage).await? {
+        if subject.answers(env).await? {
             // The request followed the change; the response took longer.
             return Ok(Some(asked.saturating_duration_since(acknowledged)));
         }

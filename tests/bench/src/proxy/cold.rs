@@ -10,8 +10,8 @@ use anyhow::Result;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Cold, Report, Resident};
-use super::stage::Stage;
 use super::subject::{Kind, PROGRAM, Subject};
+use super::test_env::TestEnv;
 use super::usage::{Children, Usage};
 
 /// Another round is run only if all so far took less in total, in seconds.
@@ -20,7 +20,7 @@ const ROUNDS_WITHIN: f64 = 30.0;
 /// Measures cold syncs. Afterwards the subject runs in sync; if the sync took too long, it is stopped and false is
 /// returned.
 pub(super) async fn cold(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &mut Subject,
     options: &Options,
     report: &mut Report,
@@ -29,9 +29,9 @@ pub(super) async fn cold(
     let ways: &[bool] = if subject.kind == Kind::Keelson { &[true, false] } else { &[true] };
     for both in ways {
         let mut row = Cold {
-            size: stage.size,
-            service_ports: stage.service_ports(),
-            endpoints: stage.endpoints(),
+            size: env.size,
+            service_ports: env.service_ports(),
+            endpoints: env.endpoints(),
             kind: subject.kind,
             both: *both,
             took: Vec::new(),
@@ -40,14 +40,14 @@ pub(super) async fn cold(
             transactions: Vec::new(),
             own: None,
         };
-        let mut whole = true;
+        let mut is_complete = true;
         let mut all = 0.0;
-        while whole && row.took.len() < options.rounds && (row.took.is_empty() || all < ROUNDS_WITHIN) {
-            whole = one(stage, subject, options, &mut row, report).await?;
+        while is_complete && row.took.len() < options.rounds && (row.took.is_empty() || all < ROUNDS_WITHIN) {
+            is_complete = one(env, subject, options, &mut row, report).await?;
             all += row.took.iter().flatten().last().map_or(0.0, std::time::Duration::as_secs_f64);
         }
         report.cold.push(row);
-        if !whole {
+        if !is_complete {
             subject.stop(true).await?;
             return Ok(false);
         }
@@ -56,7 +56,7 @@ pub(super) async fn cold(
 }
 
 async fn one(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &mut Subject,
     options: &Options,
     row: &mut Cold,
@@ -65,7 +65,7 @@ async fn one(
     subject.stop(row.both).await?;
     subject.flush().await?;
     if !row.both {
-        subject.start_agent(stage).await?;
+        subject.start_agent(env).await?;
     }
     let generations = Generations::watch(subject.namespace())?;
     // Usage of the agent so far; a process that is started now has none yet.
@@ -73,16 +73,16 @@ async fn one(
     let begun = Instant::now();
     subject.start().await?;
     let programs = Children::watch(subject.pid()?, PROGRAM);
-    let last = subject.synced(stage, &generations, begun, options.patience).await?;
+    let last = subject.synced(env, &generations, begun, options.patience).await?;
     row.took.push(last.map(|last| last.duration_since(begun)));
     let Some(last) = last else { return Ok(false) };
     row.processor.push(total(&subject.usage()?) - before);
     row.transactions.push(generations.after(begun)?.iter().filter(|at| **at <= last).count());
     row.own = subject.own_figure().await?;
-    subject.wait_for_answers(stage).await?;
+    subject.wait_for_answers(env).await?;
     if row.took.len() == 1 && (subject.kind == Kind::KubeProxy || !row.both) {
         report.memory.push(Resident {
-            size: stage.size,
+            size: env.size,
             kind: subject.kind,
             when: "all is in the kernel",
             memory: subject.memory()?,

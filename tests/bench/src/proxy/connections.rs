@@ -22,8 +22,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::options::Options;
 use super::report::{Report, Way};
-use super::stage::{LOAD_PORT, Load, Stage};
 use super::subject::Subject;
+use super::test_env::{LOAD_PORT, Load, TestEnv};
 
 /// Concurrent clients for the maximum rate of connections.
 const CLIENTS: usize = 8;
@@ -52,26 +52,26 @@ struct Route<'a> {
 }
 
 pub(super) async fn connections(
-    stage: &Stage,
+    env: &TestEnv,
     subjects: &[Subject],
     options: &Options,
     report: &mut Report,
 ) -> Result<()> {
     let plain = World::new()?;
     let servers = Arc::new(serve(&plain)?);
-    let way = |name: &'static str, kind| Way { size: stage.size, kind, name, ..Way::default() };
+    let way = |name: &'static str, kind| Way { size: env.size, kind, name, ..Way::default() };
     let mut routes = vec![Route {
         way: way(NO_RULES, None),
         world: &plain,
         from: plain.pod(),
-        targets: stage.load_endpoints(),
+        targets: env.load_endpoints(),
         _servers: servers,
     }];
     let served: Vec<_> =
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
-    for (name, from, targets) in ways(stage) {
+    for (name, from, targets) in ways(env) {
         for (subject, servers) in subjects.iter().zip(&served) {
-            subject.check_complete(stage)?;
+            subject.check_complete(env)?;
             routes.push(Route {
                 way: way(name, Some(subject.kind)),
                 world: &subject.world,
@@ -104,15 +104,15 @@ const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 type Exchange = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
 
 /// The paths that are measured with the rules of each subject.
-fn ways(stage: &Stage) -> [Exchange; 7] {
+fn ways(env: &TestEnv) -> [Exchange; 7] {
     [
-        ("from a pod to an endpoint", World::pod, stage.load_endpoints()),
-        ("from a pod to a cluster IP", World::pod, stage.loaded(Load::Plain)),
-        ("from a pod to a cluster IP with affinity", World::pod, stage.loaded(Load::Sticky)),
-        ("from the node to a cluster IP", World::host, stage.loaded(Load::Plain)),
-        ("from outside to a load balancer", World::client, Stage::ingresses(Load::Exposed)),
-        ("from outside to one with source ranges", World::client, Stage::ingresses(Load::Ranged)),
-        ("from outside to a node port", World::client, Stage::node_ports()),
+        ("from a pod to an endpoint", World::pod, env.load_endpoints()),
+        ("from a pod to a cluster IP", World::pod, env.loaded(Load::Plain)),
+        ("from a pod to a cluster IP with affinity", World::pod, env.loaded(Load::Sticky)),
+        ("from the node to a cluster IP", World::host, env.loaded(Load::Plain)),
+        ("from outside to a load balancer", World::client, TestEnv::ingresses(Load::Exposed)),
+        ("from outside to one with source ranges", World::client, TestEnv::ingresses(Load::Ranged)),
+        ("from outside to a node port", World::client, TestEnv::node_ports()),
     ]
 }
 

@@ -25,8 +25,8 @@ use super::churn;
 use super::neighbour::Neighbour;
 use super::options::Options;
 use super::report::{Long, Report};
-use super::stage::{NODE, Stage};
 use super::subject::{self, Kind, Subject};
+use super::test_env::{NODE, TestEnv};
 use super::usage::Memory;
 
 /// Connections per second.
@@ -46,14 +46,14 @@ const WORDS: usize = 20;
 
 /// Sends requests and makes changes for as long as the options say. Everything runs again afterwards.
 pub(super) async fn long(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &mut Subject,
     options: &Options,
     report: &mut Report,
 ) -> Result<()> {
     let mut moving = Vec::new();
     for number in 0..SERVED.len() {
-        moving.push(Arc::new(Moving::make(&stage.writer, number).await?));
+        moving.push(Arc::new(Moving::make(&env.writer, number).await?));
     }
     tokio::time::sleep(4 * MOVE).await;
     let neighbour = Neighbour::start(subject.namespace())?;
@@ -61,12 +61,12 @@ pub(super) async fn long(
     let stop = CancellationToken::new();
     let mut others = JoinSet::new();
     for moving in &moving {
-        others.spawn(moving.clone().keep_moving(stage.writer.clone(), stop.clone()));
+        others.spawn(moving.clone().keep_moving(env.writer.clone(), stop.clone()));
     }
     others.spawn(send_requests(subject.clients(), moving.clone(), found.clone(), stop.clone()));
     let began = Instant::now();
     let killing = kill(subject, options.long);
-    let changing = churn::write(stage, options.long);
+    let changing = churn::write(env, options.long);
     let (killed, written) = tokio::try_join!(killing, changing)?;
     let lasted = began.elapsed();
     stop.cancel();
@@ -76,9 +76,9 @@ pub(super) async fn long(
     let neighbour_rate = neighbour.commits()? as f64 / lasted.as_secs_f64();
     drop(neighbour);
     for moving in &moving {
-        moving.remove(&stage.writer).await?;
+        moving.remove(&env.writer).await?;
     }
-    eventually(subject::PATIENCE, "everything is as before", || async { subject.check_complete(stage) })
+    eventually(subject::PATIENCE, "everything is as before", || async { subject.check_complete(env) })
         .await?;
     let found = std::mem::take(&mut *lock(&found));
     let violations = found.violations(subject.kind);
@@ -86,7 +86,7 @@ pub(super) async fn long(
         eprintln!("violation: {violation}");
     }
     report.long.push(Long {
-        size: stage.size,
+        size: env.size,
         kind: subject.kind,
         lasted,
         written,

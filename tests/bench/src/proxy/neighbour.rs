@@ -18,8 +18,8 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::options::Options;
 use super::report::{NeighbourResult, Report};
-use super::stage::Stage;
 use super::subject::{Kind, PATIENCE, Subject};
+use super::test_env::TestEnv;
 
 /// Commit interval of the neighbour.
 const EVERY: Duration = Duration::from_millis(20);
@@ -48,7 +48,7 @@ const TABLE_NAME: u16 = 1;
 const PROC_NAME: u16 = 3;
 
 pub(super) async fn neighbour(
-    stage: &Stage,
+    env: &TestEnv,
     subject: &mut Subject,
     options: &Options,
     report: &mut Report,
@@ -56,19 +56,19 @@ pub(super) async fn neighbour(
     for with in [false, true] {
         let neighbour = if with { Some(Neighbour::start(subject.namespace())?) } else { None };
         let begun = Instant::now();
-        let changes = changes(stage, subject, options).await?;
+        let changes = changes(env, subject, options).await?;
         let mut restarts = Vec::new();
         while restarts.len() < RESTARTS && restarts.last() != Some(&None) {
-            restarts.push(restart(stage, subject).await?);
+            restarts.push(restart(env, subject).await?);
         }
-        let repair = repair(stage, subject).await?;
+        let repair = repair(env, subject).await?;
         let rate = match &neighbour {
             Some(neighbour) => neighbour.commits()? as f64 / begun.elapsed().as_secs_f64(),
             None => 0.0,
         };
         drop(neighbour);
         report.neighbour.push(NeighbourResult {
-            size: stage.size,
+            size: env.size,
             kind: subject.kind,
             rate,
             changes,
@@ -80,13 +80,13 @@ pub(super) async fn neighbour(
 }
 
 /// Milliseconds from the API server's response to a change until its commit, sorted.
-async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<Vec<f64>> {
+async fn changes(env: &TestEnv, subject: &Subject, options: &Options) -> Result<Vec<f64>> {
     let commits = Commits::watch(subject)?;
     let (mut took, begun) = (Vec::new(), Instant::now());
     while took.len() < options.changes && (took.len() < 3 || begun.elapsed() < options.changing) {
         commits.wait_for_quiet(subject.kind.pause()).await?;
         let sent = Instant::now();
-        stage.touch(took.len() % stage.size.services, stage.new_port()?).await?;
+        env.touch(took.len() % env.size.services, env.new_port()?).await?;
         let acknowledged = Instant::now();
         // One that never comes is not awaited again.
         let Some(committed) = commits.first_after(sent).await? else { break };
@@ -97,9 +97,9 @@ async fn changes(stage: &Stage, subject: &Subject, options: &Options) -> Result<
 }
 
 /// Time from the start of a proxy until the commit of a change made while it was stopped; None if that does not happen.
-async fn restart(stage: &Stage, subject: &mut Subject) -> Result<Option<Duration>> {
+async fn restart(env: &TestEnv, subject: &mut Subject) -> Result<Option<Duration>> {
     subject.stop(false).await?;
-    stage.touch(1, stage.new_port()?).await?;
+    env.touch(1, env.new_port()?).await?;
     if subject.kind == Kind::Keelson {
         // The agent runs, and has the change before the proxy starts.
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -113,17 +113,17 @@ async fn restart(stage: &Stage, subject: &mut Subject) -> Result<Option<Duration
 }
 
 /// Time until a removed element is restored. kube-proxy does not check.
-async fn repair(stage: &Stage, subject: &Subject) -> Result<Option<Duration>> {
+async fn repair(env: &TestEnv, subject: &Subject) -> Result<Option<Duration>> {
     if subject.kind != Kind::Keelson {
         return Ok(None);
     }
     let commits = Commits::watch(subject)?;
-    let (asked, _) = stage.asked()?;
+    let (asked, _) = env.asked()?;
     let element = format!("{{ {} . tcp . {} }}", asked.ip(), asked.port());
     subject.namespace().nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", &element])?;
     let begun = Instant::now();
     let first = commits.first_after(begun).await?.context("the element was not restored")?;
-    subject.wait_for_answers(stage).await?;
+    subject.wait_for_answers(env).await?;
     Ok(Some(first.duration_since(begun)))
 }
 

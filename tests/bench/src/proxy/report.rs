@@ -42,7 +42,7 @@ pub(super) struct Change {
     pub(super) transactions: f64,
 }
 
-pub(super) struct Churn {
+pub(super) struct ChurnRow {
     pub(super) size: Size,
     pub(super) kind: Kind,
     pub(super) written: usize,
@@ -123,7 +123,7 @@ pub(super) struct Way {
 pub(super) struct Report {
     pub(super) cold: Vec<Cold>,
     pub(super) change: Vec<Change>,
-    pub(super) churn: Vec<Churn>,
+    pub(super) churn: Vec<ChurnRow>,
     pub(super) neighbour: Vec<NeighbourResult>,
     pub(super) long: Vec<Long>,
     pub(super) memory: Vec<Resident>,

@@ -1,7 +1,7 @@
 //! The subject of a measurement: an agent with `keelson proxy`, or kube-proxy.
 //!
-//! Owns: [`Subject`], in its own network. In: a stage. Out: control of its processes, the progress of their sync in the
-//! kernel, the resources they use.
+//! Owns: [`Subject`], in its own network. In: a test environment. Out: control of its processes, the progress of their
+//! sync in the kernel, the resources they use.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::kernel::{Generations, Nft, Set};
-use super::stage::{NODE, Stage};
+use super::test_env::{NODE, TestEnv};
 use super::usage::{Memory, Usage, children};
 
 /// Time without a transaction after which completeness is checked.
@@ -84,7 +84,7 @@ pub(super) struct Subject {
 impl Subject {
     /// Creates its world and prepares its programs without leaving one running. Must be called before there are
     /// Services.
-    pub(super) async fn new(stage: &Stage, runtime: &str, kind: Kind) -> Result<Self> {
+    pub(super) async fn new(env: &TestEnv, runtime: &str, kind: Kind) -> Result<Self> {
         let world = World::new()?;
         let programs = match kind {
             Kind::Keelson => {
@@ -93,22 +93,21 @@ impl Subject {
                     .set("node.role", "companion")
                     // It must be current before a proxy starts.
                     .set("endpoints.watch", "always")
-                    .set("node.root_dir", stage.scratch.path().display().to_string())
+                    .set("node.root_dir", env.scratch.path().display().to_string())
                     // The disk of the machine may be full.
                     .set("node.eviction_hard", "memory.available<1Mi")
-                    .set("kube.kubeconfig", stage.companion.kubeconfig().display().to_string());
-                let agent = Box::new(Agent::new(&stage.scratch, runtime, &settings)?);
+                    .set("kube.kubeconfig", env.companion.kubeconfig().display().to_string());
+                let agent = Box::new(Agent::new(&env.scratch, runtime, &settings)?);
                 let options = KeelsonProxyOptions::new(&agent.endpoints_target());
-                let proxy = KeelsonProxy::new(&stage.scratch, world.node(), &options)?;
+                let proxy = KeelsonProxy::new(&env.scratch, world.node(), &options)?;
                 Programs::Keelson { agent, proxy }
             }
             Kind::KubeProxy => {
-                let address = stage.cluster.api.address();
+                let address = env.cluster.api.address();
                 let inside: SocketAddr = address.parse().context("the API server's address")?;
                 let api = Forward::start(world.node(), inside, address)?;
                 let options = KubeProxyOptions::new(NODE);
-                let mut proxy =
-                    KubeProxy::start(&stage.scratch, &stage.cluster, world.node(), &options).await?;
+                let mut proxy = KubeProxy::start(&env.scratch, &env.cluster, world.node(), &options).await?;
                 proxy.terminate().await?;
                 Programs::KubeProxy { proxy, _api: api }
             }
@@ -137,7 +136,7 @@ impl Subject {
     }
 
     /// Starts the agent, if there is one, and waits until it has all objects.
-    pub(super) async fn start_agent(&mut self, stage: &Stage) -> Result<()> {
+    pub(super) async fn start_agent(&mut self, env: &TestEnv) -> Result<()> {
         let Programs::Keelson { agent, .. } = &mut self.programs else { return Ok(()) };
         if agent.pid().is_none() {
             agent.start_live().await?;
@@ -146,7 +145,7 @@ impl Subject {
             let text = agent.http_get("/metrics").await?.success()?.text();
             let (have, stale) =
                 (metric(&text, "keelson_endpoints_services")?, metric(&text, "keelson_endpoints_stale")?);
-            ensure!(have >= stage.services() as f64 && stale == 0.0, "{have} Services, stale: {stale}");
+            ensure!(have >= env.services() as f64 && stale == 0.0, "{have} Services, stale: {stale}");
             Ok(())
         })
         .await
@@ -206,7 +205,7 @@ impl Subject {
     /// `patience`.
     pub(super) async fn synced(
         &self,
-        stage: &Stage,
+        env: &TestEnv,
         generations: &Generations,
         begun: Instant,
         patience: Duration,
@@ -216,13 +215,13 @@ impl Subject {
         loop {
             let last = generations.after(begun)?.last().copied();
             if let Some(last) = last.filter(|last| last.elapsed() >= REST && looked != Some(*last)) {
-                if self.missing(stage, &mut nft)?.is_none() {
+                if self.missing(env, &mut nft)?.is_none() {
                     return Ok(Some(last));
                 }
                 looked = Some(last);
             }
             if begun.elapsed() > patience {
-                let missing = self.missing(stage, &mut nft)?.unwrap_or_else(|| "nothing".to_owned());
+                let missing = self.missing(env, &mut nft)?.unwrap_or_else(|| "nothing".to_owned());
                 eprintln!("{} was given up: {missing}", self.kind.name());
                 return Ok(None);
             }
@@ -231,12 +230,12 @@ impl Subject {
     }
 
     /// The first set or map with a wrong number of elements.
-    fn missing(&self, stage: &Stage, nft: &mut Nft) -> Result<Option<String>> {
-        let (ports, endpoints) = (stage.service_ports(), stage.endpoints());
+    fn missing(&self, env: &TestEnv, nft: &mut Nft) -> Result<Option<String>> {
+        let (ports, endpoints) = (env.service_ports(), env.endpoints());
         let expected = match self.kind {
             Kind::Keelson => vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)],
             // Its endpoints are in rules, which are part of the same transaction.
-            Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports + stage.ingress_ports())],
+            Kind::KubeProxy => vec![("kube-proxy", "service-ips", ports + env.ingress_ports())],
         };
         for (table, name, expected) in expected {
             let count = nft.count(Set { table, name })?;
@@ -244,35 +243,35 @@ impl Subject {
                 return Ok(Some(format!("{name} has {count} elements and not {expected}")));
             }
         }
-        if self.kind == Kind::Keelson && stage.ranges() > 0 {
+        if self.kind == Kind::Keelson && env.ranges() > 0 {
             // Those of Services with connections are not counted.
             let count = nft.count(Set { table: "keelson", name: "source-ranges" })?;
-            if count < stage.ranges() {
-                return Ok(Some(format!("there are {count} source ranges and not {}", stage.ranges())));
+            if count < env.ranges() {
+                return Ok(Some(format!("there are {count} source ranges and not {}", env.ranges())));
             }
         }
         Ok(None)
     }
 
     /// Fails unless all rules are in the kernel.
-    pub(super) fn check_complete(&self, stage: &Stage) -> Result<()> {
-        match self.missing(stage, &mut Nft::open(self.namespace())?)? {
+    pub(super) fn check_complete(&self, env: &TestEnv) -> Result<()> {
+        match self.missing(env, &mut Nft::open(self.namespace())?)? {
             Some(missing) => bail!("{}: {missing}", self.kind.name()),
             None => Ok(()),
         }
     }
 
     /// Sends a request to a real Service from a pod: whether its present endpoints answer.
-    pub(super) async fn answers(&self, stage: &Stage) -> Result<bool> {
-        let (service, port) = stage.asked()?;
+    pub(super) async fn answers(&self, env: &TestEnv) -> Result<bool> {
+        let (service, port) = env.asked()?;
         let outcome = self.world.pod().ask(service, Transport::Tcp, ANSWER).await?;
         Ok(matches!(outcome, Outcome::Answered { by, .. } if by.port() == port))
     }
 
-    pub(super) async fn wait_for_answers(&self, stage: &Stage) -> Result<()> {
+    pub(super) async fn wait_for_answers(&self, env: &TestEnv) -> Result<()> {
         let what = format!("a Service answers by the rules of {}", self.kind.name());
         eventually(Duration::from_secs(10), &what, || async {
-            ensure!(self.answers(stage).await?, "it does not");
+            ensure!(self.answers(env).await?, "it does not");
             Ok(())
         })
         .await

@@ -4,8 +4,8 @@
 //! For every state it checks that revisions of an instance grow, that a pair of instance and revision means the same to
 //! all consumers, and the test's invariant. A consumer continues over restarts of the agent.
 
-use super::truth::Truth;
-use super::whole::{FullState, Invariant, Pairs};
+use super::expected_state::ExpectedState;
+use super::full_state::{FullState, Invariant, Pairs};
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_client::{
     Api, BoxError, CancellationToken, Client, DiffStore, Error, Handlers, Options, Position, ServiceName,
@@ -34,7 +34,7 @@ pub struct Seen {
 
 #[derive(Default)]
 struct Inner {
-    whole: FullState,
+    full_state: FullState,
     seen: Vec<Seen>,
     faults: Vec<String>,
     errors: Vec<String>,
@@ -42,14 +42,14 @@ struct Inner {
     is_new_client: bool,
 }
 
-struct Shared {
+struct FollowerState {
     inner: Mutex<Inner>,
     count: watch::Sender<usize>,
     pairs: Pairs,
     invariant: Invariant,
 }
 
-impl Shared {
+impl FollowerState {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,12 +59,12 @@ impl Shared {
         let mut inner = self.lock();
         for change in changes {
             match change {
-                Change::Node(node) => inner.whole.set_node(node),
-                Change::Set(name, service) => inner.whole.set(&name, *service),
-                Change::Delete(name) => inner.whole.delete(&name),
+                Change::Node(node) => inner.full_state.set_node(node),
+                Change::Set(name, service) => inner.full_state.set(&name, *service),
+                Change::Delete(name) => inner.full_state.delete(&name),
             }
         }
-        inner.whole.position = position.clone();
+        inner.full_state.position = position.clone();
         let stale = position.stale.then(|| position.stale_reason.clone());
         let seen = Seen {
             instance_id: position.instance_id,
@@ -81,7 +81,8 @@ impl Shared {
             _ => None,
         };
         let wrong = wrong.map(|wrong| anyhow!("{wrong}"));
-        let checks = [wrong, self.pairs.record(&inner.whole).err(), (self.invariant)(&inner.whole).err()];
+        let checks =
+            [wrong, self.pairs.record(&inner.full_state).err(), (self.invariant)(&inner.full_state).err()];
         for error in checks.into_iter().flatten() {
             let text = format!("{seen:?} after {:?}: {error:#}", inner.seen.last());
             inner.faults.push(text);
@@ -101,14 +102,14 @@ enum Change {
 }
 
 struct Collector {
-    shared: Arc<Shared>,
+    shared: Arc<FollowerState>,
     changes: Vec<Change>,
 }
 
 impl Handlers for Collector {
     fn held(&mut self) -> Vec<ServiceName> {
         let inner = self.shared.lock();
-        let names = inner.whole.services.values();
+        let names = inner.full_state.services.values();
         names.map(|service| ServiceName::new(&service.namespace, &service.name)).collect()
     }
 
@@ -134,7 +135,7 @@ impl Handlers for Collector {
 pub struct Follower {
     api: Api,
     target: String,
-    shared: Arc<Shared>,
+    shared: Arc<FollowerState>,
     cancel: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
@@ -156,7 +157,8 @@ impl Follower {
 
     /// Like [`Follower::start`]; checks each state against an invariant and against what other consumers received.
     pub fn checking(target: &str, api: Api, pairs: Pairs, invariant: Invariant) -> Result<Self> {
-        let shared = Shared { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
+        let shared =
+            FollowerState { inner: Mutex::default(), count: watch::Sender::new(0), pairs, invariant };
         let mut follower = Self {
             api,
             target: target.to_owned(),
@@ -207,7 +209,7 @@ impl Follower {
     }
 
     pub fn with_state<T>(&self, look: impl FnOnce(&FullState) -> T) -> T {
-        look(&self.shared.lock().whole)
+        look(&self.shared.lock().full_state)
     }
 
     /// Instance and revision of the latest state; zeros if there is none.
@@ -248,14 +250,14 @@ impl Follower {
         }
     }
 
-    /// Waits until the latest state equals `truth`, and with `Watch` until it is current. (`Next` reports that only
+    /// Waits until the latest state equals `expected`, and with `Watch` until it is current. (`Next` reports that only
     /// with the next state.)
-    pub async fn settled(&self, truth: &Truth) -> Result<()> {
+    pub async fn settled(&self, expected: &ExpectedState) -> Result<()> {
         let says_when_current = self.api == Api::Watch;
-        self.until("the state is the truth", |whole| {
-            whole.ensure_equals(truth)?;
-            if whole.position.stale && says_when_current {
-                bail!("{:?} is stale", whole.position);
+        self.until("the state is the expected one", |full_state| {
+            full_state.ensure_equals(expected)?;
+            if full_state.position.stale && says_when_current {
+                bail!("{:?} is stale", full_state.position);
             }
             Ok(())
         })
@@ -321,9 +323,9 @@ impl Followers {
         [&self.watch, &self.next]
     }
 
-    pub async fn settled(&self, truth: &Truth) -> Result<()> {
+    pub async fn settled(&self, expected: &ExpectedState) -> Result<()> {
         for follower in self.both() {
-            follower.settled(truth).await?;
+            follower.settled(expected).await?;
         }
         Ok(())
     }
@@ -333,6 +335,21 @@ impl Followers {
             follower.until(what, &mut check).await?;
         }
         Ok(())
+    }
+
+    /// Waits until both have the Service `namespace/name`.
+    pub async fn until_service(&self, name: &str) -> Result<()> {
+        let has = |state: &FullState| state.service(name).map(drop).context("it is not there");
+        self.until(&format!("{name} is there"), has).await
+    }
+
+    /// Waits until neither has the Service `namespace/name`.
+    pub async fn until_no_service(&self, name: &str) -> Result<()> {
+        let lacks = |state: &FullState| match state.service(name) {
+            Some(_) => bail!("it is there"),
+            None => Ok(()),
+        };
+        self.until(&format!("{name} is gone"), lacks).await
     }
 
     /// Stops both clients and starts others that resume.

@@ -183,20 +183,20 @@ pub fn port(name: &str, number: u16) -> Value {
 
 /// A Service without a selector: only the test makes its slices. `spec` may replace any part of its spec.
 pub fn service(name: &str, ports: &[Value], spec: &Value) -> Value {
-    let mut whole = json!({"ports": ports});
-    if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
-        whole.extend(spec.clone());
+    let mut merged = json!({"ports": ports});
+    if let (Some(merged), Some(spec)) = (merged.as_object_mut(), spec.as_object()) {
+        merged.extend(spec.clone());
     }
-    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": merged})
 }
 
 /// A ready endpoint on a node. `more` may replace any part of it.
 pub fn endpoint(address: &str, node: &str, more: &Value) -> Value {
-    let mut whole = json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
-    if let (Some(whole), Some(more)) = (whole.as_object_mut(), more.as_object()) {
-        whole.extend(more.clone());
+    let mut merged = json!({"addresses": [address], "nodeName": node, "conditions": {"ready": true}});
+    if let (Some(merged), Some(more)) = (merged.as_object_mut(), more.as_object()) {
+        merged.extend(more.clone());
     }
-    whole
+    merged
 }
 
 /// Slice `SERVICE-SUFFIX` of a Service. Its family is that of its first address.

@@ -1,7 +1,7 @@
 //! Owns: a kube-apiserver of the test. In: an etcd, a certificate authority, flags that a test may add.
 //! Out: its endpoint, its audit log, and control of its process.
 
-use super::audit::{self, AuditEvent};
+use super::audit::{AuditEvent, AuditLog};
 use super::client::Admin;
 use super::pki::{Pki, new_key, write_secret};
 use anyhow::{Context as _, Result};
@@ -15,7 +15,8 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -46,7 +47,7 @@ const PROBE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ApiServer {
     endpoint: String,
-    audit_log: PathBuf,
+    audit_log: Mutex<AuditLog>,
     daemon: Daemon,
     /// A client that may read `/readyz`.
     probe: Admin,
@@ -81,7 +82,7 @@ impl ApiServer {
             log: folder.join("apiserver.log"),
         };
         let probe = probe(endpoint.clone()).await?;
-        let audit_log = folder.join("audit.log");
+        let audit_log = Mutex::new(AuditLog::new(folder.join("audit.log")));
         let mut server = Self { endpoint, audit_log, daemon: Daemon::new(program), probe };
         server.start_again().await?;
         Ok(server)
@@ -134,9 +135,8 @@ impl ApiServer {
 
     /// The requests that match `filter`, of all its runs. An entry is written before the client receives its response.
     pub fn audit(&self, filter: impl Fn(&AuditEvent) -> bool) -> Result<Vec<AuditEvent>> {
-        let log = fs::read_to_string(&self.audit_log)
-            .with_context(|| format!("cannot read {}", self.audit_log.display()))?;
-        Ok(audit::parse(&log)?.into_iter().filter(filter).collect())
+        let mut log = self.audit_log.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(log.read()?.iter().filter(|event| filter(event)).cloned().collect())
     }
 
     /// The response to an administrator for a path such as `/metrics`.

@@ -5,7 +5,10 @@
 use anyhow::{Context as _, Result};
 use jiff::Timestamp;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::PathBuf;
 
 /// One request, as the API server logged it. A watch is logged twice: the latest entry counts.
 #[derive(Clone, Debug)]
@@ -92,22 +95,46 @@ struct ResponseStatus {
     code: Option<u16>,
 }
 
-/// Reads a log: one event for each request, in the order of their first entries.
-pub(super) fn parse(log: &str) -> Result<Vec<AuditEvent>> {
-    let mut events: Vec<AuditEvent> = Vec::new();
-    let mut places: BTreeMap<String, usize> = BTreeMap::new();
-    // The text after the last line break is still being written.
-    for line in log.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
-        let line: Line =
-            serde_json::from_str(line).with_context(|| format!("not a line of an audit log: {line}"))?;
-        let place = *places.entry(line.audit_id.clone()).or_insert(events.len());
-        let event = AuditEvent::from(line);
-        match events.get_mut(place) {
-            Some(earlier) => *earlier = event,
-            None => events.push(event),
-        }
+/// The log of an API server, read as it grows.
+#[derive(Debug)]
+pub(super) struct AuditLog {
+    file: PathBuf,
+    /// How many bytes of it are read.
+    read: u64,
+    /// One for each request, in the order of their first entries.
+    events: Vec<AuditEvent>,
+    /// The place in `events` of each audit ID.
+    places: HashMap<String, usize>,
+}
+
+impl AuditLog {
+    pub(super) fn new(file: PathBuf) -> Self {
+        Self { file, read: 0, events: Vec::new(), places: HashMap::new() }
     }
-    Ok(events)
+
+    /// Reads what was written since the last call, and returns all events.
+    pub(super) fn read(&mut self) -> Result<&[AuditEvent]> {
+        let mut new = String::new();
+        File::open(&self.file)
+            .and_then(|mut file| {
+                file.seek(SeekFrom::Start(self.read))?;
+                file.read_to_string(&mut new)
+            })
+            .with_context(|| format!("cannot read {}", self.file.display()))?;
+        // The text after the last line break is still being written.
+        for line in new.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            self.read += line.len() as u64;
+            let line: Line =
+                serde_json::from_str(line).with_context(|| format!("not a line of an audit log: {line}"))?;
+            let place = *self.places.entry(line.audit_id.clone()).or_insert(self.events.len());
+            let event = AuditEvent::from(line);
+            match self.events.get_mut(place) {
+                Some(earlier) => *earlier = event,
+                None => self.events.push(event),
+            }
+        }
+        Ok(&self.events)
+    }
 }
 
 impl From<Line> for AuditEvent {
@@ -134,6 +161,8 @@ impl From<Line> for AuditEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use keelson_harness::scratch::Scratch;
+    use std::io::Write as _;
 
     fn line(id: &str, stage: &str, verb: &str, code: u16) -> String {
         let line = serde_json::json!({
@@ -149,14 +178,25 @@ mod tests {
 
     #[test]
     fn a_request_counts_once_with_its_last_stage() {
-        let log = [
-            line("1", "ResponseStarted", "watch", 200),
-            line("2", "ResponseComplete", "patch", 403),
-            line("1", "ResponseComplete", "watch", 200),
-            "{\"half".to_owned(),
-        ]
-        .concat();
-        let events = parse(&log).unwrap();
+        let scratch = Scratch::new().unwrap();
+        let file = scratch.path().join("audit.log");
+        let mut log = AuditLog::new(file.clone());
+        let append = |text: &str| {
+            let mut file = File::options().create(true).append(true).open(&file).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        };
+
+        let patch = line("2", "ResponseComplete", "patch", 403);
+        let (head, rest) = patch.split_at(20);
+        append(&line("1", "ResponseStarted", "watch", 200));
+        append(head);
+        let events = log.read().unwrap();
+        assert_eq!(events.len(), 1, "half a line is none");
+        assert_eq!(events[0].stage, "ResponseStarted");
+
+        append(rest);
+        append(&line("1", "ResponseComplete", "watch", 200));
+        let events = log.read().unwrap();
         assert_eq!(events.len(), 2);
         assert_eq!(events[0].stage, "ResponseComplete");
         assert!(!events[0].is_write());

@@ -21,12 +21,12 @@ use tokio::task::JoinHandle;
 #[derive(Debug)]
 pub struct TcpProxy {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     server: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyState {
     upstream: String,
     line: watch::Sender<Line>,
     sent: AtomicU64,
@@ -44,7 +44,7 @@ pub struct Chunk {
     pub bytes: usize,
 }
 
-impl Shared {
+impl ProxyState {
     fn count(&self, to_server: bool, bytes: usize) {
         let total = if to_server { &self.sent } else { &self.received };
         total.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl TcpProxy {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
         let address = listener.local_addr().context("a listener has an address")?.to_string();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             upstream: upstream.to_owned(),
             line: watch::Sender::default(),
             sent: AtomicU64::new(0),
@@ -141,7 +141,7 @@ impl Drop for TcpProxy {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<ProxyState>) {
     loop {
         match listener.accept().await {
             Ok((client, _)) => {
@@ -168,7 +168,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 /// Carries one connection until both sides have ended it, one has broken it, or it is reset.
 async fn forward_connection(
     mut client: TcpStream,
-    shared: &Shared,
+    shared: &ProxyState,
     line: watch::Receiver<Line>,
 ) -> io::Result<()> {
     let resets = line.borrow().resets;
@@ -226,8 +226,8 @@ async fn copy(
     loop {
         let length = from.read(&mut buffer).await?;
         // What was read waits here while the line is cut, also the end of the stream.
-        let whole = line.wait_for(|line| !line.cut).await.is_ok();
-        if !whole {
+        let is_complete = line.wait_for(|line| !line.cut).await.is_ok();
+        if !is_complete {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if length == 0 {

@@ -1,7 +1,7 @@
 //! Consistency: two slices of two Services, of which the second is always written after the first. No state may show
 //! another order.
 
-use crate::rig::{Lane, Stage, run};
+use crate::common::{Lane, TestEnv, run};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{FullState, Kind, Writer, endpoint, port, service, slice};
 use keelson_harness::util::Seeded;
@@ -17,8 +17,8 @@ fn generation(of: &str, number: u32) -> Value {
     slice(of, "a", &[port("p", 80)], &[endpoint(&format!("10.{b}.{c}.{d}"), "elsewhere", &json!({}))])
 }
 
-fn shown(whole: &FullState, service: &str) -> Result<u32> {
-    let service = whole.service(service).with_context(|| format!("{service} is missing"))?;
+fn shown(full_state: &FullState, service: &str) -> Result<u32> {
+    let service = full_state.service(service).with_context(|| format!("{service} is missing"))?;
     ensure!(service.endpoints.len() == 1, "there is one endpoint at any time: {service:?}");
     let ips = service.endpoints[0].i_ps.as_ref().context("it has an address")?;
     let address: std::net::Ipv4Addr = ips.v4.first().context("of IPv4")?.parse()?;
@@ -55,23 +55,23 @@ async fn write(writer: Writer, written: Arc<AtomicU32>, stop: Arc<AtomicBool>) -
 fn no_state_is_inconsistent() -> Result<()> {
     run(async {
         let mut random = Seeded::new()?;
-        let mut stage = Stage::new(Lane::Rough, "consistency").await?;
+        let mut env = TestEnv::new(Lane::Rough, "consistency").await?;
         for of in ["first", "second"] {
-            stage.writer.create(Kind::Service, &service(of, &[port("p", 80)], &json!({}))).await?;
-            stage.writer.create(Kind::Slice, &generation(of, 1)).await?;
+            env.writer.create(Kind::Service, &service(of, &[port("p", 80)], &json!({}))).await?;
+            env.writer.create(Kind::Slice, &generation(of, 1)).await?;
         }
-        let proxy = stage.cluster.proxy().await?;
-        stage.via(&proxy.endpoint())?;
-        stage.agent.start_live().await?;
-        let (first, second) = (stage.qualified_name("first"), stage.qualified_name("second"));
-        let mut followers = stage.followers_with(move |whole| {
-            let (first, second) = (shown(whole, &first)?, shown(whole, &second)?);
+        let proxy = env.cluster.proxy().await?;
+        env.via(&proxy.endpoint())?;
+        env.agent.start_live().await?;
+        let (first, second) = (env.qualified_name("first"), env.qualified_name("second"));
+        let mut followers = env.followers_with(move |full_state| {
+            let (first, second) = (shown(full_state, &first)?, shown(full_state, &second)?);
             ensure!(first == second || first == second + 1, "{first} and {second} were never at one time");
             Ok(())
         })?;
-        stage.settled(&followers).await?;
+        env.settled(&followers).await?;
         let (written, stop) = (Arc::new(AtomicU32::new(1)), Arc::new(AtomicBool::new(false)));
-        let writer = tokio::spawn(write(stage.writer.clone(), written.clone(), stop.clone()));
+        let writer = tokio::spawn(write(env.writer.clone(), written.clone(), stop.clone()));
 
         for round in 0..24 {
             tokio::time::sleep(Duration::from_millis(random.rng().random_range(50..500))).await;
@@ -79,21 +79,21 @@ fn no_state_is_inconsistent() -> Result<()> {
             match round % 8 {
                 // Watches that resume at their version.
                 0 | 2 | 4 => proxy.close_all(),
-                1 | 5 => stage.kill_and_start().await?,
+                1 | 5 => env.kill_and_start().await?,
                 3 => {
-                    stage.terminate().await?;
-                    stage.agent.start_live().await?;
+                    env.terminate().await?;
+                    env.agent.start_live().await?;
                 }
                 6 => followers.restart().await?,
                 // Watches that have to list again.
                 _ => {
-                    stage.cluster.api.kill9()?;
-                    stage.cluster.api.start_again().await?;
+                    env.cluster.api.kill9()?;
+                    env.cluster.api.start_again().await?;
                 }
             }
-            let service = stage.qualified_name("second");
-            let on = |whole: &FullState| {
-                let number = shown(whole, &service)?;
+            let service = env.qualified_name("second");
+            let on = |full_state: &FullState| {
+                let number = shown(full_state, &service)?;
                 ensure!(number > from, "it shows {number}, and {from} was written");
                 Ok(())
             };
@@ -102,7 +102,7 @@ fn no_state_is_inconsistent() -> Result<()> {
         }
         stop.store(true, Ordering::Relaxed);
         writer.await??;
-        stage.settled(&followers).await?;
+        env.settled(&followers).await?;
         for follower in followers.both() {
             let seen = follower.seen().len();
             eprintln!("{seen} states of {} generations were seen", written.load(Ordering::Relaxed));

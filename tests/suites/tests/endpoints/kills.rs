@@ -1,8 +1,8 @@
 //! The agent is killed at random moments while everything changes.
 
-use crate::rig::{Lane, Stage, run};
+use crate::common::{Lane, TestEnv, run};
 use anyhow::{Result, ensure};
-use keelson_cluster::endpoints::{Churn, Seen};
+use keelson_cluster::endpoints::{RandomWriter, Seen};
 use keelson_harness::util::Seeded;
 use rand::RngExt as _;
 use std::collections::BTreeSet;
@@ -16,30 +16,30 @@ const ROUND: usize = 5;
 fn consumers_converge_through_fifty_kills() -> Result<()> {
     run(async {
         let mut random = Seeded::new()?;
-        let mut stage = Stage::new(Lane::Calm, "kills").await?;
-        let mut followers = stage.followers()?;
-        let churn = Churn::start(&stage.writer, &stage.name, random.rng().random(), 150);
+        let mut env = TestEnv::new(Lane::Calm, "kills").await?;
+        let mut followers = env.followers()?;
+        let random_writer = RandomWriter::start(&env.writer, &env.name, random.rng().random(), 150);
         let mut instances = BTreeSet::new();
         for kill in 1..=KILLS {
-            stage.agent.start_live().await?;
+            env.agent.start_live().await?;
             tokio::time::sleep(Duration::from_millis(random.rng().random_range(0..400))).await;
             if kill.is_multiple_of(ROUND) {
-                let paused = churn.pause().await?;
-                let (instance, _) = stage.settled(&followers).await?;
+                let paused = random_writer.pause().await?;
+                let (instance, _) = env.settled(&followers).await?;
                 instances.insert(instance);
                 drop(paused);
             }
             if kill.is_multiple_of(3 * ROUND) {
                 followers.restart().await?;
             }
-            stage.agent.kill9()?;
+            env.agent.kill9()?;
         }
-        stage.agent.start_live().await?;
-        let paused = churn.pause().await?;
-        let (instance, rev) = stage.settled(&followers).await?;
+        env.agent.start_live().await?;
+        let paused = random_writer.pause().await?;
+        let (instance, rev) = env.settled(&followers).await?;
         drop(paused);
-        let writes = churn.stop().await?;
-        stage.settled(&followers).await?;
+        let writes = random_writer.stop().await?;
+        env.settled(&followers).await?;
         instances.insert(instance);
         ensure!(instances.len() == 1, "the store was never lost: {instances:?}");
         for follower in followers.both() {
@@ -52,7 +52,7 @@ fn consumers_converge_through_fifty_kills() -> Result<()> {
             writes > KILLS && rev > KILLS as u64,
             "too little happened: {writes} writes, {rev} revisions"
         );
-        let log = stage.agent.log()?;
+        let log = env.agent.log()?;
         for word in ["state store damaged", "panic", "ERROR"] {
             let line = log.lines().find(|line| line.contains(word));
             ensure!(line.is_none(), "the agent's log contains {line:?}");

@@ -1,6 +1,6 @@
 //! Ten thousand Services with ten endpoints each.
 
-use crate::rig::{Lane, Stage, run};
+use crate::common::{Lane, TestEnv, run};
 use anyhow::{Context as _, Result, ensure};
 use keelson_client::Api;
 use keelson_cluster::endpoints::{Follower, FullState, Kind, bulk};
@@ -27,49 +27,52 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
 #[test]
 fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
     run(async {
-        let mut stage = Stage::new(Lane::Large, "bulk-node-007").await?;
-        let made = bulk::make(&stage.cluster, SERVICES - LATER, EACH).await?;
+        let mut env = TestEnv::new(Lane::Large, "bulk-node-007").await?;
+        let made = bulk::make(&env.cluster, SERVICES - LATER, EACH).await?;
         eprintln!("{made:?}");
         let started = Instant::now();
-        stage.agent.start_live().await?;
+        env.agent.start_live().await?;
         // Only with Watch: `Next` would send the complete state repeatedly while they are created.
-        let early = Follower::start(&stage.agent.endpoints_target(), Api::Watch)?;
-        let truth = stage.truth().await?;
-        early.settled(&truth).await?;
+        let early = Follower::start(&env.agent.endpoints_target(), Api::Watch)?;
+        let expected = env.expected().await?;
+        early.settled(&expected).await?;
         eprintln!("a new agent and its consumer had all after {:.1} s", started.elapsed().as_secs_f64());
         // The last are created one by one.
-        let made = bulk::make_more(&stage.cluster, SERVICES - LATER..SERVICES, EACH).await?;
+        let made = bulk::make_more(&env.cluster, SERVICES - LATER..SERVICES, EACH).await?;
         eprintln!("{made:?}");
-        let truth = stage.truth().await?;
-        ensure!(truth.services.len() >= SERVICES && truth.endpoints() >= SERVICES * EACH);
+        let expected = env.expected().await?;
+        ensure!(expected.services.len() >= SERVICES && expected.endpoints() >= SERVICES * EACH);
         let written = Instant::now();
-        early.settled(&truth).await?;
+        early.settled(&expected).await?;
         early.check_invariants()?;
-        eprintln!("its consumer had the truth {:.1} s after the last write", written.elapsed().as_secs_f64());
-        let pid = stage.agent.pid().context("it runs")?;
+        eprintln!(
+            "its consumer had the expected state {:.1} s after the last write",
+            written.elapsed().as_secs_f64()
+        );
+        let pid = env.agent.pid().context("it runs")?;
         let pair = early.pair();
         eprintln!("{:?} MiB now and at most, at revision {}", memory(pid)?, pair.1);
 
         // Another client, which gets everything at once.
         let asked = Instant::now();
-        let late = stage.followers()?;
-        late.settled(&truth).await?;
+        let late = env.followers()?;
+        late.settled(&expected).await?;
         eprintln!("newcomers had it after {:.1} s", asked.elapsed().as_secs_f64());
-        ensure!(stage.settled(&late).await? == pair);
+        ensure!(env.settled(&late).await? == pair);
         let (watch, next) = (late.watch.seen().len(), late.next.seen().len());
 
         // From disk, and compared with all objects of the API server.
         for peaceful in [true, false] {
             if peaceful {
-                stage.terminate().await?;
+                env.terminate().await?;
             } else {
-                stage.agent.kill9()?;
+                env.agent.kill9()?;
             }
             let started = Instant::now();
-            stage.agent.start_live().await?;
+            env.agent.start_live().await?;
             let live = started.elapsed();
-            stage.wait_until_current().await?;
-            let pid = stage.agent.pid().context("it runs")?;
+            env.wait_until_current().await?;
+            let pid = env.agent.pid().context("it runs")?;
             eprintln!(
                 "started again: live after {:.2} s, current after {:.1} s, {:?} MiB",
                 live.as_secs_f64(),
@@ -84,10 +87,10 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         }
 
         // One change of one Service is one revision, and reaches all clients.
-        bulk::touch(&stage.cluster, 4711, 9999).await?;
+        bulk::touch(&env.cluster, 4711, 9999).await?;
         let name = format!("{}/{}", bulk::NAMESPACE, bulk::name(4711));
-        let changed = |whole: &FullState| {
-            let service = whole.service(&name).context("it is there")?;
+        let changed = |full_state: &FullState| {
+            let service = full_state.service(&name).context("it is there")?;
             ensure!(service.endpoints.iter().all(|endpoint| endpoint.ports[0].port == 9999), "{service:?}");
             Ok(())
         };
@@ -97,11 +100,11 @@ fn ten_thousand_services_with_ten_endpoints_each() -> Result<()> {
         }
         // Another zone: changes the endpoints of a tenth of the Services, all in one revision.
         let zone = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "zone-c"}}});
-        stage.writer.patch(Kind::Node, "bulk-node-007", &zone).await?;
+        env.writer.patch(Kind::Node, "bulk-node-007", &zone).await?;
         let moved = Instant::now();
-        let truth = stage.truth().await?;
+        let expected = env.expected().await?;
         for follower in [&early, &late.watch, &late.next] {
-            follower.settled(&truth).await?;
+            follower.settled(&expected).await?;
             follower.check_invariants()?;
             ensure!(follower.pair() == (pair.0, pair.1 + 2));
         }

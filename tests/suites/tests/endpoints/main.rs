@@ -1,7 +1,7 @@
 //! Service endpoints from a real API server: the agent as a process, consumers of both APIs with the client library,
 //! and faults of all of them. The tests check that consumers reach the state that the API server's objects result in
-//! ([`Truth`](keelson_cluster::endpoints::Truth)), which revisions they see before and which they do not, and the
-//! invariants of every state.
+//! ([`ExpectedState`](keelson_cluster::endpoints::ExpectedState)), which revisions they see before and which they do
+//! not, and the invariants of every state.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. The other cases are tables beside
 //! the function that decides them, in `actors/endpoints/src/view/tests/`.
@@ -12,6 +12,7 @@
 use keelson_harness::suite::Suite;
 
 mod changes;
+mod common;
 mod consistency;
 mod demand;
 mod disk;
@@ -20,7 +21,6 @@ mod large;
 mod outages;
 mod restarts;
 mod restored;
-mod rig;
 mod rights;
 
 #[test]

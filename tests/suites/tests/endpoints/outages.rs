@@ -1,39 +1,37 @@
 //! The API server stopped, restarted, or without the version at which a watch was.
 
-use crate::rig::{Lane, Stage, eventually_slow, run};
+use crate::common::{Lane, TestEnv, eventually_slow, run};
 use anyhow::{Result, bail, ensure};
 use keelson_cluster::endpoints::{Follower, Followers, FullState, Kind, endpoint, port, service, slice};
 use keelson_cluster::kube::{ApiFault, ApiMatch};
 use serde_json::json;
 
 /// Writes three Services with a slice each.
-async fn write_some(stage: &Stage) -> Result<()> {
+async fn write_some(env: &TestEnv) -> Result<()> {
     for name in ["one", "two", "three"] {
         let ports = [port("p", 80)];
-        stage.writer.create(Kind::Service, &service(name, &ports, &json!({}))).await?;
-        let ready = [
-            endpoint("10.200.7.1", &stage.name, &json!({})),
-            endpoint("10.200.7.2", "elsewhere", &json!({})),
-        ];
-        stage.writer.create(Kind::Slice, &slice(name, "a", &ports, &ready)).await?;
+        env.writer.create(Kind::Service, &service(name, &ports, &json!({}))).await?;
+        let ready =
+            [endpoint("10.200.7.1", &env.name, &json!({})), endpoint("10.200.7.2", "elsewhere", &json!({}))];
+        env.writer.create(Kind::Slice, &slice(name, "a", &ports, &ready)).await?;
     }
     Ok(())
 }
 
 /// Changes one, deletes one, creates one.
-async fn change_some(stage: &Stage, port_number: u16) -> Result<()> {
+async fn change_some(env: &TestEnv, port_number: u16) -> Result<()> {
     let ports = [port("p", port_number)];
-    stage.writer.patch(Kind::Slice, "one-a", &json!({"ports": ports})).await?;
-    stage.writer.delete(Kind::Service, "two").await?;
+    env.writer.patch(Kind::Slice, "one-a", &json!({"ports": ports})).await?;
+    env.writer.delete(Kind::Service, "two").await?;
     let name = format!("made-{port_number}");
-    stage.writer.create(Kind::Service, &service(&name, &ports, &json!({}))).await?;
-    stage.writer.create(Kind::Service, &service("two", &[port("q", port_number)], &json!({}))).await.map(drop)
+    env.writer.create(Kind::Service, &service(&name, &ports, &json!({}))).await?;
+    env.writer.create(Kind::Service, &service("two", &[port("q", port_number)], &json!({}))).await.map(drop)
 }
 
 /// Waits until a consumer of `Watch` is told that the state is stale, or that it is not.
 async fn wait_for_staleness(follower: &Follower, stale: bool) -> Result<()> {
-    let message = |whole: &FullState| {
-        let position = &whole.position;
+    let message = |full_state: &FullState| {
+        let position = &full_state.position;
         ensure!(position.stale == stale && position.stale_reason.is_empty() != stale, "{position:?}");
         Ok(())
     };
@@ -53,28 +51,28 @@ fn check_same_revision(followers: &Followers, from: usize, next_from: usize, pai
 #[test]
 fn a_restarted_api_server_keeps_the_revision() -> Result<()> {
     run(async {
-        let mut stage = Stage::new(Lane::Rough, "api-restart").await?;
-        write_some(&stage).await?;
-        stage.agent.start_live().await?;
-        let followers = stage.followers()?;
-        let pair = stage.settled(&followers).await?;
-        stage.wait_until_current().await?;
+        let mut env = TestEnv::new(Lane::Rough, "api-restart").await?;
+        write_some(&env).await?;
+        env.agent.start_live().await?;
+        let followers = env.followers()?;
+        let pair = env.settled(&followers).await?;
+        env.wait_until_current().await?;
         let (watch, next) = (followers.watch.seen().len(), followers.next.seen().len());
 
-        stage.cluster.api.terminate().await?;
+        env.cluster.api.terminate().await?;
         wait_for_staleness(&followers.watch, true).await?;
-        stage.wait_until_stale("").await?;
-        stage.cluster.api.start_again().await?;
+        env.wait_until_stale("").await?;
+        env.cluster.api.start_again().await?;
         wait_for_staleness(&followers.watch, false).await?;
-        stage.wait_until_current().await?;
-        ensure!(stage.settled(&followers).await? == pair);
+        env.wait_until_current().await?;
+        ensure!(env.settled(&followers).await? == pair);
         check_same_revision(&followers, watch, next, pair)?;
 
         // Killed, and back at once: whether anything notices is random.
-        stage.cluster.api.kill9()?;
-        stage.cluster.api.start_again().await?;
-        change_some(&stage, 8001).await?;
-        let after = stage.settled(&followers).await?;
+        env.cluster.api.kill9()?;
+        env.cluster.api.start_again().await?;
+        change_some(&env, 8001).await?;
+        let after = env.settled(&followers).await?;
         ensure!(after.0 == pair.0 && after.1 > pair.1, "{pair:?} {after:?}");
         Ok(())
     })
@@ -83,13 +81,13 @@ fn a_restarted_api_server_keeps_the_revision() -> Result<()> {
 #[test]
 fn changes_during_an_expired_watch_are_sent_afterwards() -> Result<()> {
     run(async {
-        let mut stage = Stage::new(Lane::Rough, "expired").await?;
-        write_some(&stage).await?;
-        let proxy = stage.cluster.proxy().await?;
-        stage.via(&proxy.endpoint())?;
-        stage.agent.start_live().await?;
-        let followers = stage.followers()?;
-        let pair = stage.settled(&followers).await?;
+        let mut env = TestEnv::new(Lane::Rough, "expired").await?;
+        write_some(&env).await?;
+        let proxy = env.cluster.proxy().await?;
+        env.via(&proxy.endpoint())?;
+        env.agent.start_live().await?;
+        let followers = env.followers()?;
+        let pair = env.settled(&followers).await?;
         let lists = |of: &str| {
             let of = format!("/{of}");
             proxy.seen(|seen| {
@@ -102,90 +100,90 @@ fn changes_during_an_expired_watch_are_sent_afterwards() -> Result<()> {
         proxy.rule(ApiMatch::any(), ApiFault::Close);
         proxy.close_all();
         wait_for_staleness(&followers.watch, true).await?;
-        change_some(&stage, 8001).await?;
-        let cluster = &mut *stage.cluster;
+        change_some(&env, 8001).await?;
+        let cluster = &mut *env.cluster;
         cluster.api.terminate().await?;
         cluster.etcd.compact().await?;
         cluster.api.start_again().await?;
-        change_some(&stage, 8002).await?;
-        stage.cluster.etcd.compact().await?;
+        change_some(&env, 8002).await?;
+        env.cluster.etcd.compact().await?;
         ensure!(followers.pair().await? == pair, "nobody can know");
 
         proxy.clear_rules();
-        let after = stage.settled(&followers).await?;
+        let after = env.settled(&followers).await?;
         ensure!(after.0 == pair.0 && after.1 > pair.1, "{pair:?} {after:?}");
         let now = (lists("services").len(), lists("endpointslices").len());
         ensure!(
             now.0 > listed.0 && now.1 > listed.1,
             "the watches were to expire: lists {listed:?}, then {now:?}"
         );
-        let resets = stage.metric("keelson_endpoints_resets_total").await?;
+        let resets = env.metric("keelson_endpoints_resets_total").await?;
         ensure!(resets == 0.0, "consumers get what changed, not everything: {resets} resets");
-        stage.wait_until_current().await
+        env.wait_until_current().await
     })
 }
 
 #[test]
 fn the_stored_state_is_served_while_the_api_server_is_unreachable_at_the_start() -> Result<()> {
     run(async {
-        let mut stage = Stage::new(Lane::Rough, "unreachable").await?;
-        write_some(&stage).await?;
-        stage.agent.start_live().await?;
-        let followers = stage.followers()?;
-        let pair = stage.settled(&followers).await?;
-        let truth = stage.truth().await?;
-        stage.terminate().await?;
-        stage.cluster.api.terminate().await?;
+        let mut env = TestEnv::new(Lane::Rough, "unreachable").await?;
+        write_some(&env).await?;
+        env.agent.start_live().await?;
+        let followers = env.followers()?;
+        let pair = env.settled(&followers).await?;
+        let expected = env.expected().await?;
+        env.terminate().await?;
+        env.cluster.api.terminate().await?;
         let (watch, next) = (followers.watch.seen().len(), followers.next.seen().len());
 
-        stage.agent.start_live().await?;
-        let newcomers = stage.followers()?;
+        env.agent.start_live().await?;
+        let newcomers = env.followers()?;
         for follower in newcomers.both() {
-            let whole_and_stale = |whole: &FullState| {
-                whole.ensure_equals(&truth)?;
-                ensure!(whole.pair() == pair && whole.position.stale, "{:?}", whole.position);
+            let whole_and_stale = |full_state: &FullState| {
+                full_state.ensure_equals(&expected)?;
+                ensure!(full_state.pair() == pair && full_state.position.stale, "{:?}", full_state.position);
                 Ok(())
             };
             follower.until("what was there before is served", whole_and_stale).await?;
         }
-        stage.wait_until_stale("").await?;
-        stage.cluster.api.start_again().await?;
+        env.wait_until_stale("").await?;
+        env.cluster.api.start_again().await?;
         wait_for_staleness(&newcomers.watch, false).await?;
         wait_for_staleness(&followers.watch, false).await?;
-        stage.wait_until_current().await?;
-        ensure!(stage.settled(&newcomers).await? == pair && stage.settled(&followers).await? == pair);
+        env.wait_until_current().await?;
+        ensure!(env.settled(&newcomers).await? == pair && env.settled(&followers).await? == pair);
         check_same_revision(&followers, watch, next, pair)?;
         check_same_revision(&newcomers, 0, 1, pair)?;
 
         // The same with changes meanwhile: no consumer sees them before all objects are known, and then all at once.
-        stage.terminate().await?;
-        change_some(&stage, 8001).await?;
-        stage.cluster.api.terminate().await?;
-        stage.agent.start_live().await?;
+        env.terminate().await?;
+        change_some(&env, 8001).await?;
+        env.cluster.api.terminate().await?;
+        env.agent.start_live().await?;
         wait_for_staleness(&followers.watch, true).await?;
         for follower in [&newcomers.watch, &newcomers.next, &followers.watch, &followers.next] {
             ensure!(follower.pair() == pair, "{:?}", follower.pair());
         }
-        stage.cluster.api.start_again().await?;
-        let after = stage.settled(&followers).await?;
+        env.cluster.api.start_again().await?;
+        let after = env.settled(&followers).await?;
         ensure!(after == (pair.0, pair.1 + 1), "what was missed is one revision: {pair:?} {after:?}");
-        stage.settled(&newcomers).await.map(drop)
+        env.settled(&newcomers).await.map(drop)
     })
 }
 
 #[test]
 fn nothing_is_served_before_every_kind_was_listed() -> Result<()> {
     run(async {
-        let mut stage = Stage::new(Lane::Rough, "unlisted").await?;
-        write_some(&stage).await?;
-        let proxy = stage.cluster.proxy().await?;
-        stage.via(&proxy.endpoint())?;
+        let mut env = TestEnv::new(Lane::Rough, "unlisted").await?;
+        write_some(&env).await?;
+        let proxy = env.cluster.proxy().await?;
+        env.via(&proxy.endpoint())?;
         for missing in ["/services", "/endpointslices", "/servicecidrs", "/nodes"] {
             let held = proxy.rule(ApiMatch::path_if(move |path| is_of(path, missing)), ApiFault::Hold);
-            stage.agent.start_live().await?;
-            let followers = stage.followers()?;
+            env.agent.start_live().await?;
+            let followers = env.followers()?;
             eventually_slow("everything else was listed", || async {
-                let state = stage.state().await?;
+                let state = env.state().await?;
                 let synced = |synced: bool| {
                     let sources = state["sources"].as_array().into_iter().flatten();
                     sources.filter(|source| source["synced"] == synced).count()
@@ -198,13 +196,13 @@ fn nothing_is_served_before_every_kind_was_listed() -> Result<()> {
                 ensure!(follower.seen().is_empty(), "{missing} were not listed: {:?}", follower.seen());
             }
             proxy.remove(held);
-            stage.settled(&followers).await?;
+            env.settled(&followers).await?;
             let seen = followers.next.seen();
             if seen.len() != 1 || seen[0].rev != 1 {
                 bail!("the first state is complete: {seen:?}");
             }
-            stage.agent.kill9()?;
-            std::fs::remove_dir_all(stage.agent.state_dir())?;
+            env.agent.kill9()?;
+            std::fs::remove_dir_all(env.agent.state_dir())?;
         }
         Ok(())
     })

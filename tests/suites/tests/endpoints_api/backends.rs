@@ -1,6 +1,6 @@
 //! Status reports of backends, and where they are shown.
 
-use crate::rig::{Stage, ensure_contains, eventually_slow, plain};
+use crate::common::{TestEnv, ensure_contains, eventually_slow, plain};
 use anyhow::{Result, ensure};
 use keelson_client::{Backend, Reported, Reporter};
 
@@ -28,15 +28,12 @@ async fn reported(reporter: &mut Reporter, backend: Backend) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
-    let stage = Stage::started().await?;
-    let instance_id = stage.wait_for_rev(1).await?;
-    ensure!(
-        stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty),
-        "no backend has reported"
-    );
-    let mut reporter = Reporter::new(stage.target().parse()?);
+    let env = TestEnv::started().await?;
+    let instance_id = env.wait_for_rev(1).await?;
+    ensure!(env.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "no backend has reported");
+    let mut reporter = Reporter::new(env.target().parse()?);
     reported(&mut reporter, synced(instance_id, 1)).await?;
-    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = env.endpoints(&["--max", "0"]).await?.success()?;
     let who = format!("nft (pid {}, 9.9.9), synced, revision 1, last sync ", std::process::id());
     ensure_contains(
         &output.out,
@@ -45,30 +42,30 @@ async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
     ensure!(output.out.starts_with("State:    synced\n"), "nothing is wrong: {}", output.out);
 
     // It falls behind, and reports a failure; a second one connects to the other listener.
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
-    stage.wait_for_rev(2).await?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.2"]))?;
+    env.wait_for_rev(2).await?;
     let failing =
         Backend { state: "failing".into(), reason: "no such\nset".into(), ..synced(instance_id, 1) };
     reported(&mut reporter, failing).await?;
     let second = Backend { name: "other".into(), pid: 1, ..synced(instance_id + 1, 7) };
-    ensure!(keelson_client::report(&stage.tcp.parse()?, second).await? == Reported::Accepted);
-    let state = stage.state().await?;
+    ensure!(keelson_client::report(&env.tcp.parse()?, second).await? == Reported::Accepted);
+    let state = env.state().await?;
     let [nft, other] = state["backends"].as_array().map_or(&[][..], Vec::as_slice) else {
         anyhow::bail!("{}", state["backends"])
     };
     ensure!(nft["behind"] == 1 && nft["state"] == "failing" && nft["reason"] == "no such set", "{nft}");
     ensure!(nft["silent"] == false && nft["seen_unix_ms"].as_i64() > Some(1_700_000_000_000), "{nft}");
     ensure!(other["behind"] == 2 && other["rev"] == 7, "revisions of another instance do not count: {other}");
-    let output = stage.endpoints(&["--max", "0"]).await?.success()?;
+    let output = env.endpoints(&["--max", "0"]).await?.success()?;
     let wrong = format!("backend nft (pid {}) is failing: no such set\n\nState: ", std::process::id());
     ensure!(output.out.starts_with(&wrong), "{}", output.out);
     ensure_contains(
         &output.out,
         &["failing: no such set, revision 1, 1 behind", "revision 7 of another instance"],
     )?;
-    let page = stage.agent.json("/debug/endpoints?max=0").await?;
+    let page = env.agent.json("/debug/endpoints?max=0").await?;
     ensure!(page["backends"][0]["reason"] == "no such set", "{page}");
-    let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
+    let metrics = env.agent.http_get("/metrics").await?.success()?.text();
     ensure_contains(
         &metrics,
         &[
@@ -85,32 +82,32 @@ async fn backend_reports_are_shown_by_command_json_and_metrics() -> Result<()> {
     let refused =
         reporter.report(odd).await.map_or_else(|error| error.to_string(), |taken| format!("{taken:?}"));
     ensure_contains(&refused, &["\"splendid\" is not a state; use one of pending, synced, failing"])?;
-    ensure!(stage.state().await?["backends"][0]["state"] == "failing");
+    ensure!(env.state().await?["backends"][0]["state"] == "failing");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_agent_receives_backend_reports_again() -> Result<()> {
-    let mut stage = Stage::started().await?;
-    let instance_id = stage.wait_for_rev(1).await?;
-    let mut reporter = Reporter::new(stage.target().parse()?);
+    let mut env = TestEnv::started().await?;
+    let instance_id = env.wait_for_rev(1).await?;
+    let mut reporter = Reporter::new(env.target().parse()?);
     reported(&mut reporter, synced(instance_id, 1)).await?;
-    ensure!(stage.agent.terminate().await?.success());
+    ensure!(env.agent.terminate().await?.success());
     let away = reporter.report(synced(instance_id, 1)).await;
     ensure!(away.is_err(), "no backend runs, but: {away:?}");
     // Reports do not need the delta API.
-    stage.agent.set("feature_gates.EndpointDeltas", false)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_rev(1).await?;
-    ensure!(stage.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "it remembers none");
+    env.agent.set("feature_gates.EndpointDeltas", false)?;
+    env.agent.start_live().await?;
+    env.wait_for_rev(1).await?;
+    ensure!(env.state().await?["backends"].as_array().is_some_and(Vec::is_empty), "it remembers none");
     eventually_slow("the backend reports again", || async {
         // A new one each time, like one that is dropped during a call.
-        let mut reporter = Reporter::new(stage.target().parse()?);
+        let mut reporter = Reporter::new(env.target().parse()?);
         reported(&mut reporter, synced(instance_id, 1)).await
     })
     .await?;
     reported(&mut reporter, synced(instance_id, 1)).await?;
-    let state = stage.state().await?;
+    let state = env.state().await?;
     ensure!(state["backends"].as_array().is_some_and(|all| all.len() == 1), "{}", state["backends"]);
     ensure!(state["backends"][0]["behind"] == 0, "{}", state["backends"]);
     Ok(())

@@ -1,7 +1,7 @@
 //! Input that no valid client sends. Its sender gets an error or is disconnected, others are served meanwhile, and the
 //! log stays short.
 
-use crate::rig::{LONG, Stage, ensure_contains, plain};
+use crate::common::{LONG, TestEnv, ensure_contains, plain};
 use crate::wire::{self, Connection, NEXT, WATCH, framed, prefixed};
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
@@ -23,7 +23,7 @@ const LINES: usize = 20;
 
 /// An agent, consumers that must not be disturbed, and the length of the log before.
 struct Victim {
-    stage: Stage,
+    env: TestEnv,
     followers: Followers,
     lines: usize,
     rev: u64,
@@ -31,14 +31,14 @@ struct Victim {
 
 impl Victim {
     async fn new() -> Result<Self> {
-        Self::of(Stage::started().await?).await
+        Self::of(TestEnv::started().await?).await
     }
 
-    async fn of(stage: Stage) -> Result<Self> {
-        let followers = Followers::start(&stage.target(), |_| Ok(()))?;
-        followers.until("the first state", |whole: &FullState| at(whole, 1)).await?;
-        let lines = stage.log_lines()?;
-        Ok(Self { stage, followers, lines, rev: 1 })
+    async fn of(env: TestEnv) -> Result<Self> {
+        let followers = Followers::start(&env.target(), |_| Ok(()))?;
+        followers.until("the first state", |full_state: &FullState| at(full_state, 1)).await?;
+        let lines = env.log_lines()?;
+        Ok(Self { env, followers, lines, rev: 1 })
     }
 
     /// Consumers get the next change and were not disturbed, and the log is short.
@@ -46,23 +46,23 @@ impl Victim {
         self.changes().await?;
         let all: Vec<_> = self.followers.both().into_iter().flat_map(|follower| follower.errors()).collect();
         ensure!(all.is_empty(), "consumers were disturbed: {all:?}");
-        let more = self.stage.log_lines()? - self.lines;
-        ensure!(more <= LINES, "the log has {more} lines more:\n{}", self.stage.agent.log()?);
+        let more = self.env.log_lines()? - self.lines;
+        ensure!(more <= LINES, "the log has {more} lines more:\n{}", self.env.agent.log()?);
         Ok(())
     }
 
     async fn changes(&mut self) -> Result<()> {
         self.rev += 1;
         let address = format!("10.1.0.{}", self.rev);
-        self.stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&address]))?;
+        self.env.manifests.put("web.json", &plain("web", "10.96.0.1", &[&address]))?;
         let rev = self.rev;
-        self.followers.until("the next state", |whole| at(whole, rev)).await?;
+        self.followers.until("the next state", |full_state| at(full_state, rev)).await?;
         self.followers.check_invariants()
     }
 }
 
-fn at(whole: &FullState, rev: u64) -> Result<()> {
-    ensure!(whole.position.rev == rev, "{:?}", whole.position);
+fn at(full_state: &FullState, rev: u64) -> Result<()> {
+    ensure!(full_state.position.rev == rev, "{:?}", full_state.position);
     Ok(())
 }
 
@@ -84,7 +84,7 @@ fn state(body: &Bytes) -> Result<(NextFilter, usize, usize)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_are_refused_with_a_reason() -> Result<()> {
     let mut victim = Victim::new().await?;
-    let mut connection = Connection::open(&victim.stage.socket()).await?;
+    let mut connection = Connection::open(&victim.env.socket()).await?;
     let megabyte = vec![0; 1 << 20];
     let two = [framed(&[]), framed(&[])].concat();
     // A filter whose nested message has a length beyond its end.
@@ -130,8 +130,8 @@ async fn invalid_requests_are_refused_with_a_reason() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_filters_return_the_latest_state() -> Result<()> {
     let mut victim = Victim::new().await?;
-    let mut connection = Connection::open(&victim.stage.socket()).await?;
-    let instance_id = victim.stage.wait_for_rev(1).await?;
+    let mut connection = Connection::open(&victim.env.socket()).await?;
+    let instance_id = victim.env.wait_for_rev(1).await?;
     let filter = |instance_id, rev, required: Option<EndpointConditions>| NextFilter {
         instance_id,
         rev,
@@ -192,8 +192,8 @@ async fn until_closed(socket: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_protocols_are_refused_or_disconnected() -> Result<()> {
     let mut victim = Victim::new().await?;
-    let socket = victim.stage.socket();
-    let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
+    let socket = victim.env.socket();
+    let host = victim.env.tcp.trim_start_matches("tcp://").to_owned();
     let get = format!("GET / HTTP/1.1\r\nHost: {host}\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n");
     let post = format!(
         "POST {NEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/grpc\r\nContent-Length: 5\r\n\r\n\0\0\0\0\0"
@@ -242,8 +242,8 @@ async fn other_protocols_are_refused_or_disconnected() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn half_open_connections_delay_no_client() -> Result<()> {
     let mut victim = Victim::new().await?;
-    let socket = victim.stage.socket();
-    let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
+    let socket = victim.env.socket();
+    let host = victim.env.tcp.trim_start_matches("tcp://").to_owned();
     let megabytes = prefixed(0, 100 << 20, &[0; 1000]);
     let beginnings: [Vec<u8>; 8] = [
         Vec::new(),
@@ -283,7 +283,7 @@ async fn half_open_connections_delay_no_client() -> Result<()> {
         closed.with_context(|| format!("connection {at} stays open"))??;
     }
     // Calls whose request never completes are not kept among watchers forever.
-    victim.stage.wait_for_watchers(2, victim.rev).await?;
+    victim.env.wait_for_watchers(2, victim.rev).await?;
     drop((unix, tcp));
     victim.check_undisturbed().await
 }
@@ -311,14 +311,14 @@ async fn newcomer(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn excess_connections_delay_new_ones_only_while_they_are_open() -> Result<()> {
-    let mut stage = Stage::new()?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-    stage.agent.set("endpoints.max_watchers", 16)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_rev(1).await?;
-    let mut victim = Victim::of(stage).await?;
-    let socket = victim.stage.socket();
-    let host = victim.stage.tcp.trim_start_matches("tcp://").to_owned();
+    let mut env = TestEnv::new()?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    env.agent.set("endpoints.max_watchers", 16)?;
+    env.agent.start_live().await?;
+    env.wait_for_rev(1).await?;
+    let mut victim = Victim::of(env).await?;
+    let socket = victim.env.socket();
+    let host = victim.env.tcp.trim_start_matches("tcp://").to_owned();
     for round in 0..4 {
         let crowd =
             futures_util::future::join_all((0..600).map(|number| newcomer(number, &socket, &host))).await;
@@ -329,7 +329,7 @@ async fn excess_connections_delay_new_ones_only_while_they_are_open() -> Result<
         victim.changes().await?;
         victim.changes().await?;
     }
-    eprintln!("the agent has {} MB in use", victim.stage.memory()? >> 20);
+    eprintln!("the agent has {} MB in use", victim.env.memory()? >> 20);
     // Once they are gone others can connect again.
     let mut connection = Connection::open(&socket).await?;
     let answer = connection.call(NEXT, framed(&[])).await?;
@@ -341,7 +341,7 @@ async fn excess_connections_delay_new_ones_only_while_they_are_open() -> Result<
 async fn calls_that_are_reset_at_once_cost_no_memory() -> Result<()> {
     let mut victim = Victim::new().await?;
     for path in [NEXT, WATCH] {
-        let mut stream = UnixStream::connect(victim.stage.socket()).await.context("cannot connect")?;
+        let mut stream = UnixStream::connect(victim.env.socket()).await.context("cannot connect")?;
         stream.write_all(&wire::opening()).await?;
         for call in 0..20_000 {
             let id = 2 * call + 1;
@@ -355,7 +355,7 @@ async fn calls_that_are_reset_at_once_cost_no_memory() -> Result<()> {
         }
         victim.changes().await?;
     }
-    victim.stage.wait_for_watchers(2, victim.rev).await?;
-    eprintln!("the agent has {} MB in use", victim.stage.memory()? >> 20);
+    victim.env.wait_for_watchers(2, victim.rev).await?;
+    eprintln!("the agent has {} MB in use", victim.env.memory()? >> 20);
     victim.check_undisturbed().await
 }

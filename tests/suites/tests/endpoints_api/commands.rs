@@ -1,7 +1,7 @@
 //! The commands as users run them, with the manifests that are shipped as samples.
 
-use crate::rig::{
-    LONG, Stage, ensure_contains, eventually_slow, interrupt, of_namespace, plain, put_samples,
+use crate::common::{
+    LONG, TestEnv, ensure_contains, eventually_slow, interrupt, of_namespace, plain, put_samples,
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::command::CommandOutput;
@@ -17,12 +17,12 @@ edge/gateway     LoadBalancer  10.96.20.1             https 443:30443/TCP       
 kube-system/dns  ClusterIP     10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP     3 ready, 2 selected
 ";
 
-async fn samples() -> Result<Stage> {
-    let mut stage = Stage::new()?;
-    put_samples(&stage.manifests)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_rev(1).await?;
-    Ok(stage)
+async fn samples() -> Result<TestEnv> {
+    let mut env = TestEnv::new()?;
+    put_samples(&env.manifests)?;
+    env.agent.start_live().await?;
+    env.wait_for_rev(1).await?;
+    Ok(env)
 }
 
 /// The last line of standard error, which tells how to resume.
@@ -36,8 +36,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    fn start(stage: &Stage, args: &[&str]) -> Result<Self> {
-        let mut child = Command::new(stage.agent.program())
+    fn start(env: &TestEnv, args: &[&str]) -> Result<Self> {
+        let mut child = Command::new(env.agent.program())
             .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -49,11 +49,11 @@ impl Running {
         Ok(Self { child, lines })
     }
 
-    pub(crate) fn watch(stage: &Stage, args: &[&str]) -> Result<Self> {
-        let target = stage.target();
+    pub(crate) fn watch(env: &TestEnv, args: &[&str]) -> Result<Self> {
+        let target = env.target();
         let mut all = vec!["watch", "--target", &target];
         all.extend(args);
-        Self::start(stage, &all)
+        Self::start(env, &all)
     }
 
     pub(crate) async fn line(&mut self) -> Result<String> {
@@ -104,22 +104,22 @@ impl Running {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_once_prints_three_formats_and_how_to_resume() -> Result<()> {
-    let stage = samples().await?;
-    let id = stage.wait_for_rev(1).await?;
-    let config = stage.agent.config().display().to_string();
-    let target = stage.target();
+    let env = samples().await?;
+    let id = env.wait_for_rev(1).await?;
+    let config = env.agent.config().display().to_string();
+    let target = env.target();
     for args in [
         &["--target", &target][..],
-        &["--target", &stage.tcp],
+        &["--target", &env.tcp],
         &["--target", &target, "--api", "next"],
         &["--config", &config],
     ] {
         let all = [&["watch", "--once"], args].concat();
-        let output = stage.keelson(&all).await?.success()?;
+        let output = env.keelson(&all).await?.success()?;
         ensure!(output.out == TABLE && output.err == resume(id, 1), "{args:?}: {output:?}");
     }
 
-    let output = stage.watch(&["--once", "-o", "json"]).await?.success()?;
+    let output = env.watch(&["--once", "-o", "json"]).await?.success()?;
     let state: Value = serde_json::from_str(&output.out)?;
     // What follows on standard error begins on a new line.
     ensure!(output.out.ends_with('\n') && output.err == resume(id, 1), "{output:?}");
@@ -138,20 +138,20 @@ async fn watch_once_prints_three_formats_and_how_to_resume() -> Result<()> {
     );
     ensure!(gateway["sourceRanges"] == json!(["198.51.100.0/24", "203.0.113.0/24"]), "{gateway}");
     ensure!(gateway["ports"][0]["targetPort"] == 8443, "{gateway}");
-    let output = stage.watch(&["--once", "-o", "yaml"]).await?.success()?;
+    let output = env.watch(&["--once", "-o", "yaml"]).await?.success()?;
     let same: Value = serde_saphyr::from_str(&output.out)?;
     ensure!(output.out.ends_with('\n') && output.err == resume(id, 1), "{output:?}");
     ensure!(same == state, "YAML: {same}\nJSON: {state}");
 
-    let output = stage.watch(&["--once", "default/shop"]).await?.success()?;
+    let output = env.watch(&["--once", "default/shop"]).await?.success()?;
     ensure_contains(
         &output.out,
         &["default/shop  ClusterIP", "10.244.1.13  8080,9090  serving, terminating  yes    -"],
     )?;
-    let output = stage.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
+    let output = env.watch(&["--once", "-n", "edge", "-o", "json"]).await?.success()?;
     let some: Value = serde_json::from_str(&output.out)?;
     ensure!(some["services"] == json!([gateway]), "{some}");
-    let output = stage.watch(&["--once", "default/nobody"]).await?;
+    let output = env.watch(&["--once", "default/nobody"]).await?;
     ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
     ensure_contains(&output.err, &["Service default/nobody does not exist or has no cluster IP"])?;
     Ok(())
@@ -159,9 +159,9 @@ async fn watch_once_prints_three_formats_and_how_to_resume() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
-    let stage = samples().await?;
-    let id = stage.wait_for_rev(1).await?;
-    let mut watch = Running::watch(&stage, &[])?;
+    let env = samples().await?;
+    let id = env.wait_for_rev(1).await?;
+    let mut watch = Running::watch(&env, &[])?;
     watch
         .expect(&[
             "* node node  zone zone-a  192.0.2.10",
@@ -170,29 +170,29 @@ async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
             "+ kube-system/dns  ClusterIP  10.96.0.10,fd00:96::a  dns 53/UDP, dns-tcp 53/TCP  3 ready, 2 selected",
         ])
         .await?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
     watch.expect(&["+ ns/web  ClusterIP  10.96.0.1  http 80/TCP  1 ready, 1 selected"]).await?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
     watch.expect(&["~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  0 ready, 0 selected"]).await?;
     let output = watch.interrupted().await?;
     ensure!(output.code == Some(0) && output.err == resume(id, 3), "{output:?}");
 
     // Both print only the changes since then, in every format, with both APIs.
-    stage.manifests.remove("gateway.yaml")?;
-    stage.wait_for_rev(4).await?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
-    stage.wait_for_rev(5).await?;
+    env.manifests.remove("gateway.yaml")?;
+    env.wait_for_rev(4).await?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1", "10.1.0.2"]))?;
+    env.wait_for_rev(5).await?;
     let args: Vec<_> =
         output.err.trim().split_once("revision: ").context("no arguments")?.1.split(' ').collect();
     let changed = "~ ns/web  ClusterIP  10.96.0.1  http 80/TCP  2 ready, 2 selected";
-    let mut watch = Running::watch(&stage, &args)?;
+    let mut watch = Running::watch(&env, &args)?;
     let mut lines = [watch.line().await?, watch.line().await?];
     lines.sort();
     ensure!(lines == ["- edge/gateway", changed], "{lines:?}");
     let output = watch.interrupted().await?;
     ensure!(output.code == Some(0) && output.err == resume(id, 5) && output.out.is_empty(), "{output:?}");
 
-    let mut watch = Running::watch(&stage, &[&args[..], &["-o", "json"]].concat())?;
+    let mut watch = Running::watch(&env, &[&args[..], &["-o", "json"]].concat())?;
     let mut changes = Vec::new();
     loop {
         let change: Value = serde_json::from_str(&watch.line().await?)?;
@@ -206,7 +206,7 @@ async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
     ensure!(changes[2]["rev"] == 5 && changes[2]["instanceID"] == json!(id.to_string()), "{changes:?}");
     ensure!(watch.interrupted().await?.code == Some(0));
 
-    let mut watch = Running::watch(&stage, &[&args[..], &["-o", "yaml"]].concat())?;
+    let mut watch = Running::watch(&env, &[&args[..], &["-o", "yaml"]].concat())?;
     let mut text = String::new();
     while !text.contains("change: sync") || !text.contains("stale: ") {
         text.push_str(&watch.line().await?);
@@ -220,9 +220,9 @@ async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
 
     // With --once it waits for the next state.
     let now = ["--once", "--instance-id", &id.to_string(), "--rev", "5"];
-    let mut once = Running::watch(&stage, &now)?;
-    stage.wait_for_watchers(1, 5).await?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
+    let mut once = Running::watch(&env, &now)?;
+    env.wait_for_watchers(1, 5).await?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.9"]))?;
     once.line().await?;
     let ended = tokio::time::timeout(LONG, once.child.wait()).await.context("it does not end")??;
     ensure!(ended.success(), "{ended}");
@@ -234,24 +234,24 @@ async fn watch_prints_changes_and_resumes_at_its_revision() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_exits_with_its_reader_and_waits_for_the_agent() -> Result<()> {
-    let mut stage = Stage::new()?;
-    put_samples(&stage.manifests)?;
+    let mut env = TestEnv::new()?;
+    put_samples(&env.manifests)?;
     // Before the agent starts: it reports that, and waits.
-    let mut watch = Running::watch(&stage, &[])?;
+    let mut watch = Running::watch(&env, &[])?;
     watch
         .error_line(&[
             "cannot connect to unix:///",
             "the socket does not exist; check that the agent is running",
         ])
         .await?;
-    let mut once = Running::watch(&stage, &["--once"])?;
+    let mut once = Running::watch(&env, &["--once"])?;
     once.error_line(&["the socket does not exist"]).await?;
-    let mut interrupted = Running::watch(&stage, &["--once"])?;
+    let mut interrupted = Running::watch(&env, &["--once"])?;
     interrupted.error_line(&["the socket does not exist"]).await?;
     let output = interrupted.interrupted().await?;
     ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
     ensure_contains(&output.err, &["interrupted before a state was received"])?;
-    stage.agent.start_live().await?;
+    env.agent.start_live().await?;
     for of in [&mut watch, &mut once] {
         of.line().await?;
     }
@@ -260,7 +260,7 @@ async fn watch_exits_with_its_reader_and_waits_for_the_agent() -> Result<()> {
     // `keelson watch | head -1`
     let Running { mut child, lines } = watch;
     drop(lines);
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &[]))?;
     let ended = tokio::time::timeout(LONG, child.wait()).await.context("it continues without a reader")??;
     ensure!(ended.success(), "{ended}");
     Ok(())
@@ -268,10 +268,10 @@ async fn watch_exits_with_its_reader_and_waits_for_the_agent() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
-    let stage = samples().await?;
+    let env = samples().await?;
     let nobody = format!("tcp://127.0.0.1:{}", keelson_harness::util::free_port()?);
-    let page = stage.agent.url().replace("http", "tcp");
-    let debug = format!("unix://{}", stage.agent.debug_socket().display());
+    let page = env.agent.url().replace("http", "tcp");
+    let debug = format!("unix://{}", env.agent.debug_socket().display());
     for (target, message) in [
         ("unix:///nowhere/at.sock", "the socket does not exist"),
         (&nobody, "no process is listening"),
@@ -280,7 +280,7 @@ async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
     ] {
         for once in [&["--once"][..], &[]] {
             let all = [&["watch", "--target", target], once].concat();
-            let mut watch = Running::start(&stage, &all)?;
+            let mut watch = Running::start(&env, &all)?;
             let mut first = Vec::new();
             let errors = watch.child.stderr.as_mut().context("it has one")?;
             loop {
@@ -309,7 +309,7 @@ async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
         (&["default/shop", "-n", "default"], "cannot be used with"),
     ] {
         let all = [&["watch"], args].concat();
-        let output = stage.keelson(&all).await?;
+        let output = env.keelson(&all).await?;
         ensure!(output.code == Some(2) && output.out.is_empty(), "{args:?}: {output:?}");
         ensure_contains(&output.err, &[message])?;
     }
@@ -318,21 +318,21 @@ async fn a_wrong_target_is_distinguished_from_an_absent_one() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_lists_services_and_clients() -> Result<()> {
-    let stage = samples().await?;
-    let id = stage.wait_for_rev(1).await?;
-    let output = stage.endpoints(&[]).await?.success()?;
+    let env = samples().await?;
+    let id = env.wait_for_rev(1).await?;
+    let output = env.endpoints(&[]).await?.success()?;
     ensure!(output.err.is_empty(), "{output:?}");
     ensure_contains(
         &output.out,
         &[
             "State:    synced",
-            &format!("Source:   files, {}", stage.manifests.path().display()),
+            &format!("Source:   files, {}", env.manifests.path().display()),
             "Objects:  services 3, endpointslices 4, servicecidrs 1, nodes 1",
             "Served:   3 Services, 7 endpoints",
             "Revision: 1, published ",
             &format!("instance {id}"),
             "Node:     node, zone zone-a, 192.0.2.10, pods 10.244.1.0/24, Services 10.96.0.0/16",
-            &format!("Listens:  {}, {}", stage.target(), stage.tcp),
+            &format!("Listens:  {}, {}", env.target(), env.tcp),
             "Watchers: none",
             concat!(
                 "edge         gateway  LoadBalancer  10.96.20.1              https 443:30443/TCP            ",
@@ -340,14 +340,14 @@ async fn endpoints_lists_services_and_clients() -> Result<()> {
             ),
         ],
     )?;
-    let state = stage.state().await?;
+    let state = env.state().await?;
     ensure!(state["list"].as_array().map(Vec::len) == Some(3) && state["durable"] == true, "{state}");
-    let output = stage.endpoints(&["-n", "edge"]).await?.success()?;
+    let output = env.endpoints(&["-n", "edge"]).await?.success()?;
     ensure!(output.out.contains("gateway") && !output.out.contains("shop"), "{output:?}");
-    let output = stage.endpoints(&["-n", "nowhere"]).await?.success()?;
+    let output = env.endpoints(&["-n", "nowhere"]).await?.success()?;
     ensure_contains(&output.out, &["No Services in namespace nowhere."])?;
 
-    let output = stage.endpoints(&["explain", "default/shop"]).await?.success()?;
+    let output = env.endpoints(&["explain", "default/shop"]).await?.success()?;
     ensure_contains(
         &output.out,
         &[
@@ -357,33 +357,33 @@ async fn endpoints_lists_services_and_clients() -> Result<()> {
             "its hints are [zone-b], not zone zone-a of this node",
         ],
     )?;
-    let output = stage.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;
+    let output = env.endpoints(&["explain", "shop", "-o", "json"]).await?.success()?;
     let explained: Value = serde_json::from_str(&output.out)?;
     ensure!(explained["served"] == true && explained["name"] == "shop", "{explained}");
-    let output = stage.endpoints(&["explain", "default/nobody"]).await?;
+    let output = env.endpoints(&["explain", "default/nobody"]).await?;
     ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
     ensure_contains(&output.err, &["default/nobody"])?;
-    let output = stage.endpoints(&["explain", "a/b/c"]).await?;
+    let output = env.endpoints(&["explain", "a/b/c"]).await?;
     ensure!(output.code == Some(2) && output.out.is_empty(), "{output:?}");
     // A Service without frontends is explained too.
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "quiet"},
         "spec": {"clusterIP": "None", "ports": [{"port": 80}]}});
-    stage.manifests.put("quiet.json", &[of_namespace(service)])?;
+    env.manifests.put("quiet.json", &[of_namespace(service)])?;
     eventually_slow("the headless Service is explained", || async {
-        let output = stage.endpoints(&["explain", "ns/quiet"]).await?.success()?;
+        let output = env.endpoints(&["explain", "ns/quiet"]).await?.success()?;
         ensure_contains(&output.out, &["Served:            NO", "it is headless"])
     })
     .await?;
 
-    let mut watch = Running::watch(&stage, &[])?;
+    let mut watch = Running::watch(&env, &[])?;
     watch.line().await?;
     let pid = watch.child.id().context("it has ended")?;
     eventually_slow("the one who follows is named", || async {
-        let output = stage.endpoints(&["watchers"]).await?.success()?;
+        let output = env.endpoints(&["watchers"]).await?.success()?;
         ensure_contains(&output.out, &[&format!("pid {pid} (keelson)"), "Watch"])
     })
     .await?;
-    let output = stage.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
+    let output = env.keelson(&["endpoints", "--socket", "unix:///nowhere/at.sock"]).await?;
     ensure!(output.code == Some(1) && output.out.is_empty(), "{output:?}");
     ensure_contains(&output.err, &["cannot connect to the agent at unix:///nowhere/at.sock"])?;
     Ok(())

@@ -2,7 +2,7 @@
 //! time.
 
 use crate::commands::Running;
-use crate::rig::{LONG, Stage, ensure_contains, plain};
+use crate::common::{LONG, TestEnv, ensure_contains, plain};
 use crate::wire::{Connection, NEXT, WATCH, ask, framed};
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -66,7 +66,7 @@ fn key(service: &ServiceEndpoints) -> (String, String) {
 }
 
 /// Follows a `Watch` and passes every complete state to a callback.
-async fn follow(body: Incoming, mut whole: impl FnMut(u64, &Services) -> bool) -> Result<()> {
+async fn follow(body: Incoming, mut on_sync: impl FnMut(u64, &Services) -> bool) -> Result<()> {
     let (mut services, mut messages) = (Services::new(), Messages::of(body));
     while let Some(message) = messages.next().await? {
         match WatchItem::decode(message)?.item.context("an empty item")? {
@@ -74,7 +74,7 @@ async fn follow(body: Incoming, mut whole: impl FnMut(u64, &Services) -> bool) -
             watch_item::Item::Set(service) => drop(services.insert(key(&service), service)),
             watch_item::Item::Delete(name) => drop(services.remove(&(name.namespace, name.name))),
             watch_item::Item::Node(_) => {}
-            watch_item::Item::Sync(sync) if !whole(sync.rev, &services) => return Ok(()),
+            watch_item::Item::Sync(sync) if !on_sync(sync.rev, &services) => return Ok(()),
             watch_item::Item::Sync(_) => {}
         }
     }
@@ -163,34 +163,34 @@ async fn client(mut connection: Connection, place: Arc<AtomicU64>) -> Result<()>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_watchers_get_the_latest_state() -> Result<()> {
-    let mut stage = Stage::new()?;
-    stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-    stage.agent.set("endpoints.max_watchers", i64::try_from(2 * EACH)?)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_rev(1).await?;
-    let before = stage.memory()?;
+    let mut env = TestEnv::new()?;
+    env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+    env.agent.set("endpoints.max_watchers", i64::try_from(2 * EACH)?)?;
+    env.agent.start_live().await?;
+    env.wait_for_rev(1).await?;
+    let before = env.memory()?;
 
     let (places, mut calls) = (Places::default(), JoinSet::new());
     let alone = EACH - SHARED.iter().sum::<usize>();
     for streams in SHARED.into_iter().chain(std::iter::repeat_n(1, alone)) {
-        let connection = Connection::open(&stage.socket()).await?;
+        let connection = Connection::open(&env.socket()).await?;
         for _ in 0..streams {
             calls.spawn(watcher(connection.clone(), places.add()));
             calls.spawn(client(connection.clone(), places.add()));
         }
     }
-    stage.wait_for_watchers(2 * EACH, 1).await?;
+    env.wait_for_watchers(2 * EACH, 1).await?;
     ensure!(places.at(1) == 2 * EACH, "{} have the first state", places.at(1));
     eprintln!(
         "memory of the agent: {} MB, {} MB with {} watchers",
         before >> 20,
-        stage.memory()? >> 20,
+        env.memory()? >> 20,
         2 * EACH
     );
 
     for rev in 2..=6 {
         let began = Instant::now();
-        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.0.{rev}")]))?;
+        env.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.0.{rev}")]))?;
         keelson_harness::util::until("all have the change", || {
             places.at(rev) == 2 * EACH || !calls.is_empty() && ended(&mut calls)
         })
@@ -198,22 +198,22 @@ async fn five_hundred_watchers_get_the_latest_state() -> Result<()> {
         ensure!(places.at(rev) == 2 * EACH, "{} are at revision {rev}", places.at(rev));
         eprintln!("revision {rev} reached all after {:?}", began.elapsed());
     }
-    stage.wait_for_watchers(2 * EACH, 6).await?;
-    let list = stage.endpoints(&["watchers"]).await?.success()?;
+    env.wait_for_watchers(2 * EACH, 6).await?;
+    let list = env.endpoints(&["watchers"]).await?.success()?;
     ensure!(list.out.lines().count() > 2 * EACH, "{}", list.out);
 
     // One more is refused on either kind of connection, with a message that helps.
-    let mut connection = Connection::open(&stage.socket()).await?;
+    let mut connection = Connection::open(&env.socket()).await?;
     for path in [NEXT, WATCH] {
         let answer = connection.call(path, framed(&[])).await?;
         let status = answer.status.context("no status")?;
         ensure!(status.code() == Code::ResourceExhausted, "{status}");
         ensure_contains(status.message(), &["500 clients are already connected", "endpoints.max_watchers"])?;
     }
-    let mut late = Running::watch(&stage, &[])?;
+    let mut late = Running::watch(&env, &[])?;
     late.error_line(&["500 clients are already connected", "endpoints.max_watchers"]).await?;
     drop(late);
-    let metrics = stage.agent.http_get("/metrics").await?.success()?.text();
+    let metrics = env.agent.http_get("/metrics").await?.success()?.text();
     ensure_contains(
         &metrics,
         &["keelson_endpoints_refused_total", "keelson_endpoints_watchers{api=\"Watch\"} 250"],
@@ -221,7 +221,7 @@ async fn five_hundred_watchers_get_the_latest_state() -> Result<()> {
 
     // It stops while all are connected, and each gets the reason.
     let began = Instant::now();
-    ensure!(stage.agent.terminate().await?.success(), "the agent ended badly");
+    ensure!(env.agent.terminate().await?.success(), "the agent ended badly");
     eprintln!("with {} watchers the agent ended after {:?}", 2 * EACH, began.elapsed());
     let mut output = 0;
     while let Some(ended) = calls.join_next().await {

@@ -8,6 +8,7 @@
 mod backends;
 mod bad;
 mod commands;
+mod common;
 mod crowd;
 mod disk;
 mod files;
@@ -15,7 +16,6 @@ mod gates;
 mod pace;
 mod python;
 mod restored;
-mod rig;
 mod session;
 mod slow;
 mod wire;

@@ -1,6 +1,6 @@
 //! A thousand revisions per minute.
 
-use crate::rig::{Stage, plain};
+use crate::common::{TestEnv, plain};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::Followers;
 use std::time::{Duration, Instant};
@@ -14,25 +14,25 @@ const EVERY: Duration = Duration::from_millis(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
-    let mut stage = Stage::new()?;
-    let put = |stage: &Stage, change: u64| {
+    let mut env = TestEnv::new()?;
+    let put = |env: &TestEnv, change: u64| {
         let (name, address) =
             (format!("web-{}", change % FILES), format!("10.1.{}.{}", change / 250, change % 250));
         let objects = plain(&name, &format!("10.96.0.{}", 1 + change % FILES), &[&address]);
-        stage.manifests.put(&format!("{name}.json"), &objects)
+        env.manifests.put(&format!("{name}.json"), &objects)
     };
     for change in 0..FILES {
-        put(&stage, change)?;
+        put(&env, change)?;
     }
-    stage.agent.start_live().await?;
-    stage.wait_for_rev(1).await?;
-    let followers = Followers::start(&stage.target(), |whole| {
-        ensure!(whole.services.len() as u64 == FILES, "{} Services", whole.services.len());
+    env.agent.start_live().await?;
+    env.wait_for_rev(1).await?;
+    let followers = Followers::start(&env.target(), |full_state| {
+        ensure!(full_state.services.len() as u64 == FILES, "{} Services", full_state.services.len());
         Ok(())
     })?;
     followers
-        .until("the first state", |whole| {
-            ensure!(whole.position.rev == 1, "{:?}", whole.position);
+        .until("the first state", |full_state| {
+            ensure!(full_state.position.rev == 1, "{:?}", full_state.position);
             Ok(())
         })
         .await?;
@@ -41,16 +41,17 @@ async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     for change in FILES..FILES + CHANGES {
         ticks.tick().await;
-        put(&stage, change)?;
+        put(&env, change)?;
     }
     let took = began.elapsed();
 
     // Both reach the state of the files.
     followers
-        .until("the last state", |whole| {
+        .until("the last state", |full_state| {
             for change in CHANGES..CHANGES + FILES {
-                let service =
-                    whole.service(&format!("ns/web-{}", change % FILES)).context("a Service is missing")?;
+                let service = full_state
+                    .service(&format!("ns/web-{}", change % FILES))
+                    .context("a Service is missing")?;
                 let ips = service.endpoints[0].i_ps.as_ref().context("no address")?;
                 ensure!(ips.v4 == [format!("10.1.{}.{}", change / 250, change % 250)], "{service:?}");
             }
@@ -59,7 +60,7 @@ async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
         .await?;
     let (_, rev) = followers.pair().await?;
     followers.check_invariants()?;
-    let state = stage.state().await?;
+    let state = env.state().await?;
     ensure!(state["rev"] == rev, "{state}");
     let (watch, next) = (followers.watch.seen(), followers.next.seen());
     for seen in [&watch, &next] {
@@ -70,7 +71,7 @@ async fn a_thousand_revisions_per_minute_arrive_in_order() -> Result<()> {
         );
     }
     let [watched, asked] =
-        followers.both().map(|follower| follower.with_state(|whole| whole.services.clone()));
+        followers.both().map(|follower| follower.with_state(|full_state| full_state.services.clone()));
     ensure!(watched == asked, "the two APIs differ: {watched:?}\n{asked:?}");
     eprintln!(
         "{CHANGES} changes in {took:?}: {} revisions of {} events; Watch saw {}, Next {}",

@@ -1,7 +1,7 @@
 //! Owns: clients in Python with code generated only from the protocol (`tests/clients/next.proto`). In: a target. Out:
 //! their output, line by line.
 
-use crate::rig::LONG;
+use crate::common::LONG;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::peers;
 use keelson_harness::scratch::Scratch;

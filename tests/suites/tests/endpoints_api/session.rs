@@ -1,7 +1,7 @@
 //! A client that only knows the protocol, through a whole session.
 
+use crate::common::{TestEnv, eventually_slow, of_namespace, plain};
 use crate::python::{Generated, Python, State};
-use crate::rig::{Stage, eventually_slow, of_namespace, plain};
 use anyhow::{Result, ensure};
 use keelson_cluster::endpoints::{endpoint, port, service, slice};
 use serde_json::{Value, json};
@@ -80,25 +80,25 @@ async fn all_at(clients: &mut [Python], instance_id: u64, rev: u64) -> Result<Ve
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()> {
-    let mut stage = Stage::new()?;
-    let generated = Generated::generate(&stage.scratch).await?;
-    stage.manifests.put("gateway.json", &gateway())?;
-    stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
+    let mut env = TestEnv::new()?;
+    let generated = Generated::generate(&env.scratch).await?;
+    env.manifests.put("gateway.json", &gateway())?;
+    env.manifests.put("web.json", &web(&["10.1.1.1"]))?;
     // A client that starts before the agent gets only errors.
     let mut clients = [
-        generated.client("unix", &stage.target(), &[])?,
-        generated.client("tcp", &stage.tcp, &[])?,
-        generated.client("ready", &stage.target(), &["--require", "Ready"])?,
+        generated.client("unix", &env.target(), &[])?,
+        generated.client("tcp", &env.tcp, &[])?,
+        generated.client("ready", &env.target(), &["--require", "Ready"])?,
         generated.client(
             "chosen",
-            &stage.tcp,
+            &env.tcp,
             &["--require", "Ready", "--require", "Selected", "--require", "Local"],
         )?,
     ];
-    stage.agent.start_live().await?;
+    env.agent.start_live().await?;
 
     // The first state is complete.
-    let instance_id = stage.wait_for_rev(1).await?;
+    let instance_id = env.wait_for_rev(1).await?;
     let first = all_at(&mut clients, instance_id, 1).await?;
     ensure!(first[0].services.len() == 2 && first[0].services[0] == gateway_as_seen(), "{:#?}", first[0]);
     ensure!(first[0].required == Value::Null, "{:?}", first[0]);
@@ -115,9 +115,9 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
     ensure!(first[3].addresses("web") == Some(Vec::new()), "{:#?}", first[3]);
 
     // They wait while nothing changes, also if a file is replaced by an equal one.
-    stage.wait_for_watchers(4, 1).await?;
-    stage.manifests.put("web.json", &web(&["10.1.1.1"]))?;
-    stage.manifests.put("web.json", &web(&["10.1.1.1", "10.1.1.2"]))?;
+    env.wait_for_watchers(4, 1).await?;
+    env.manifests.put("web.json", &web(&["10.1.1.1"]))?;
+    env.manifests.put("web.json", &web(&["10.1.1.1", "10.1.1.2"]))?;
     let second = all_at(&mut clients, instance_id, 2).await?;
     ensure!(second[0].addresses("web") == Some(vec!["10.1.1.1", "10.1.1.2"]), "{:#?}", second[0]);
     ensure!(second[0].services[0] == first[0].services[0], "nothing else has changed");
@@ -125,14 +125,14 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
     ensure!(second[3].services == first[3].services, "{:#?}", second[3]);
 
     // A restart makes no revision.
-    stage.wait_for_watchers(4, 2).await?;
+    env.wait_for_watchers(4, 2).await?;
     for client in &mut clients {
         client.errors();
     }
-    ensure!(stage.agent.terminate().await?.success());
-    stage.agent.start_live().await?;
-    stage.wait_for_watchers(4, 2).await?;
-    stage.manifests.remove("web.json")?;
+    ensure!(env.agent.terminate().await?.success());
+    env.agent.start_live().await?;
+    env.wait_for_watchers(4, 2).await?;
+    env.manifests.remove("web.json")?;
     let third = all_at(&mut clients, instance_id, 3).await?;
     ensure!(third[0].services == vec![gateway_as_seen()], "{:#?}", third[0]);
     // An agent that stops tells the clients it can reach within its time limit.
@@ -145,31 +145,31 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
     ensure!(output > 0, "no client got the status that the agent stops");
 
     // All changes while the agent is dead are one state after its start.
-    stage.agent.kill9()?;
-    stage.manifests.put("web.json", &web(&["10.1.1.3"]))?;
-    stage.manifests.remove("gateway.json")?;
-    stage.agent.start_live().await?;
+    env.agent.kill9()?;
+    env.manifests.put("web.json", &web(&["10.1.1.3"]))?;
+    env.manifests.remove("gateway.json")?;
+    env.agent.start_live().await?;
     let fourth = all_at(&mut clients, instance_id, 4).await?;
     ensure!(fourth[0].services.len() == 1 && fourth[0].addresses("web") == Some(vec!["10.1.1.3"]));
 
     // A lost store is a new instance, and no client waits.
-    stage.agent.kill9()?;
-    fs::remove_dir_all(stage.agent.state_dir())?;
-    stage.agent.start_live().await?;
-    let lost = stage.wait_for_rev(1).await?;
+    env.agent.kill9()?;
+    fs::remove_dir_all(env.agent.state_dir())?;
+    env.agent.start_live().await?;
+    let lost = env.wait_for_rev(1).await?;
     ensure!(lost != instance_id && lost != 0, "{lost} after {instance_id}");
     let fifth = all_at(&mut clients, lost, 1).await?;
     ensure!(fifth[0].services == fourth[0].services, "{:#?}", fifth[0]);
-    stage.wait_for_watchers(4, 1).await?;
+    env.wait_for_watchers(4, 1).await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_at_another_revision_gets_the_latest_state_at_once() -> Result<()> {
-    let stage = Stage::started().await?;
-    let generated = Generated::generate(&stage.scratch).await?;
-    stage.manifests.put("web.json", &web(&["10.1.1.2"]))?;
-    let instance_id = stage.wait_for_rev(2).await?;
+    let env = TestEnv::started().await?;
+    let generated = Generated::generate(&env.scratch).await?;
+    env.manifests.put("web.json", &web(&["10.1.1.2"]))?;
+    let instance_id = env.wait_for_rev(2).await?;
     let (own, other) = (instance_id.to_string(), (instance_id ^ 1).to_string());
     let most = u64::MAX.to_string();
     let mut may_be_renamed = false;
@@ -178,7 +178,7 @@ async fn a_client_at_another_revision_gets_the_latest_state_at_once() -> Result<
         [(&own, "1"), (&own, "3"), (&other, "2"), (&"0".to_owned(), "5"), (&own, &most), (&most, &most)]
     {
         let args = ["--instance-id", id, "--rev", rev, "--count", "1"];
-        let mut client = generated.client("once", &stage.target(), &args)?;
+        let mut client = generated.client("once", &env.target(), &args)?;
         let state = client.state().await?;
         may_be_renamed |= id == &own && rev != "1";
         ensure!(
@@ -190,7 +190,7 @@ async fn a_client_at_another_revision_gets_the_latest_state_at_once() -> Result<
     }
     // E12: a future revision shows that the state folder was restored, and all get a new instance ID.
     eventually_slow("there is a new instance ID", || async {
-        ensure!(stage.wait_for_rev(2).await? != instance_id);
+        ensure!(env.wait_for_rev(2).await? != instance_id);
         Ok(())
     })
     .await

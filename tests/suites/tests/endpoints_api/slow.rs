@@ -1,6 +1,6 @@
 //! Slow and stuck readers affect only themselves: others get every revision, and the agent's memory does not grow.
 
-use crate::rig::{Stage, plain};
+use crate::common::{TestEnv, plain};
 use crate::wire::{self, Connection, NEXT, WATCH};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::Followers;
@@ -29,39 +29,39 @@ fn many() -> Vec<Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_and_stuck_readers_do_not_delay_others() -> Result<()> {
-    let stage = {
-        let mut stage = Stage::new()?;
-        stage.manifests.put("bulk.json", &many())?;
-        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-        stage.agent.start_live().await?;
-        stage
+    let env = {
+        let mut env = TestEnv::new()?;
+        env.manifests.put("bulk.json", &many())?;
+        env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+        env.agent.start_live().await?;
+        env
     };
-    stage.wait_for_rev(1).await?;
-    let followers = Followers::start(&stage.target(), |_| Ok(()))?;
+    env.wait_for_rev(1).await?;
+    let followers = Followers::start(&env.target(), |_| Ok(()))?;
     followers
-        .until("the first state", |whole| {
-            ensure!(whole.services.len() == SERVICES + 1, "{}", whole.services.len());
+        .until("the first state", |full_state| {
+            ensure!(full_state.services.len() == SERVICES + 1, "{}", full_state.services.len());
             Ok(())
         })
         .await?;
-    let before = stage.memory()?;
+    let before = env.memory()?;
 
     // Five of each API that read nothing at all, and answer no ping.
     let mut stuck = Vec::new();
     for number in 0..10 {
-        let mut stream = UnixStream::connect(stage.socket()).await.context("cannot connect")?;
+        let mut stream = UnixStream::connect(env.socket()).await.context("cannot connect")?;
         stream.write_all(&wire::unary_call(if number % 2 == 0 { NEXT } else { WATCH })).await?;
         stuck.push(stream);
     }
     // As many whose library answers pings, but whose program does not read the stream.
     let mut forgotten = Vec::new();
     for number in 0..10 {
-        let mut connection = Connection::open(&stage.socket()).await?;
+        let mut connection = Connection::open(&env.socket()).await?;
         let response = connection.response(wire::ask(if number % 2 == 0 { NEXT } else { WATCH })?).await?;
         forgotten.push((connection, response));
     }
     // One that reads one byte per second.
-    let mut stream = UnixStream::connect(stage.socket()).await.context("cannot connect")?;
+    let mut stream = UnixStream::connect(env.socket()).await.context("cannot connect")?;
     stream.write_all(&wire::unary_call(WATCH)).await?;
     let slow = tokio::spawn(async move {
         let mut bytes = 0;
@@ -74,11 +74,11 @@ async fn slow_and_stuck_readers_do_not_delay_others() -> Result<()> {
 
     // Others get every single revision.
     for rev in 2..2 + CHANGES {
-        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.{rev}.1")]))?;
+        env.manifests.put("web.json", &plain("web", "10.96.0.1", &[&format!("10.1.{rev}.1")]))?;
         followers
-            .until(&format!("revision {rev}"), |whole| {
-                ensure!(whole.position.rev == rev, "{:?}", whole.position);
-                let web = whole.service("ns/web").context("no web")?;
+            .until(&format!("revision {rev}"), |full_state| {
+                ensure!(full_state.position.rev == rev, "{:?}", full_state.position);
+                let web = full_state.service("ns/web").context("no web")?;
                 let ips = web.endpoints[0].i_ps.as_ref().context("no address")?;
                 ensure!(ips.v4 == [format!("10.1.{rev}.1")], "{ips:?}");
                 Ok(())
@@ -93,12 +93,12 @@ async fn slow_and_stuck_readers_do_not_delay_others() -> Result<()> {
     }
 
     // They are still connected and behind, and are shown as such.
-    let state = stage.state().await?;
+    let state = env.state().await?;
     let watchers = state["watchers"].as_array().context("no watchers")?;
     let behind = watchers.iter().filter(|watcher| watcher["behind"].as_u64() > Some(0)).count();
     eprintln!("{behind} of {} watchers are behind", watchers.len());
     ensure!(behind >= 20, "{watchers:?}");
-    let after = stage.memory()?;
+    let after = env.memory()?;
     eprintln!("memory of the agent: {} MB, {} MB after {CHANGES} changes", before >> 20, after >> 20);
     ensure!(after < before + MAX_GROWTH, "the agent has grown from {before} to {after} bytes");
 
@@ -108,5 +108,5 @@ async fn slow_and_stuck_readers_do_not_delay_others() -> Result<()> {
     ensure!(newest == (1 + CHANGES, SERVICES + 1), "{newest:?}");
     slow.abort();
     drop((stuck, forgotten));
-    stage.wait_for_watchers(2, 1 + CHANGES).await
+    env.wait_for_watchers(2, 1 + CHANGES).await
 }

@@ -16,11 +16,11 @@ pub(crate) const REFUSAL: &str = "RegistryUnavailable: no such image";
 /// A runtime that does not really pull.
 pub(crate) struct GatedRuntime {
     server: FakeRuntime,
-    shared: Shared,
+    shared: RuntimeState,
 }
 
 #[derive(Clone)]
-struct Shared {
+struct RuntimeState {
     open: watch::Sender<bool>,
     inner: Arc<Mutex<Inner>>,
 }
@@ -35,7 +35,7 @@ struct Inner {
     max_running: usize,
 }
 
-impl Shared {
+impl RuntimeState {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -44,7 +44,7 @@ impl Shared {
 impl GatedRuntime {
     /// Starts one below `scratch`. Its pulls wait until [`GatedRuntime::open`].
     pub(crate) fn start(scratch: &Scratch) -> Result<Self> {
-        let shared = Shared { open: watch::Sender::new(false), inner: Arc::default() };
+        let shared = RuntimeState { open: watch::Sender::new(false), inner: Arc::default() };
         Ok(Self { server: FakeRuntime::start(scratch, shared.clone())?, shared })
     }
 
@@ -76,7 +76,7 @@ impl Deref for GatedRuntime {
 }
 
 /// Counts a pull as ended on drop, however it ends.
-struct Running(Shared);
+struct Running(RuntimeState);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -85,7 +85,7 @@ impl Drop for Running {
 }
 
 #[tonic::async_trait]
-impl FakeAnswers for Shared {
+impl FakeAnswers for RuntimeState {
     fn images(&self) -> Vec<Image> {
         let (images, bytes) = self.lock().list;
         let image = |n: usize| {

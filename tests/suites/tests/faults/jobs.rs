@@ -19,6 +19,14 @@ use std::time::Duration;
 
 const EXAMPLE: &str = "registry.example/good-app:1";
 
+/// A runtime whose pulls wait, and an agent of it that is not started yet.
+fn prepared(settings: &Settings) -> Result<(Scratch, GatedRuntime, Agent)> {
+    let scratch = Scratch::new()?;
+    let runtime = GatedRuntime::start(&scratch)?;
+    let agent = Agent::new(&scratch, &runtime.endpoint(), settings)?;
+    Ok((scratch, runtime, agent))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
     let scratch = Scratch::new()?;
@@ -79,9 +87,7 @@ async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i22_a_used_debug_socket_is_retried_until_it_is_free() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let runtime = GatedRuntime::start(&scratch)?;
-    let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
+    let (_scratch, _runtime, mut agent) = prepared(&Settings::new())?;
     let other = std::os::unix::net::UnixListener::bind(agent.debug_socket())?;
     agent.start_live().await?;
     agent.cri().await?.version().await?;
@@ -144,9 +150,7 @@ impl Drop for Stopped {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let runtime = GatedRuntime::start(&scratch)?;
-    let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
+    let (_scratch, _runtime, mut agent) = prepared(&Settings::new())?;
     agent.start_live().await?;
     let pid = agent.pid().context("it runs")?;
     let stopped = Stopped::thread(pid, "cri")?;
@@ -166,9 +170,7 @@ async fn i9_livez_fails_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
 /// I9: systemd's watchdog is not notified while the CRI thread is stuck, so that systemd restarts the agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let runtime = GatedRuntime::start(&scratch)?;
-    let mut agent = Agent::new(&scratch, &runtime.endpoint(), &Settings::new())?;
+    let (scratch, _runtime, mut agent) = prepared(&Settings::new())?;
     let manager = Manager::start(&scratch, &mut agent)?;
     // Notified every 100 ms.
     agent.env("WATCHDOG_USEC", "300000");
@@ -189,10 +191,8 @@ async fn i9_the_watchdog_is_not_fed_while_the_thread_of_the_cri_is_stuck() -> Re
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_pulls_pass_through_while_the_coordinator_is_stuck() -> Result<()> {
-    let scratch = Scratch::new()?;
-    let runtime = GatedRuntime::start(&scratch)?;
     let settings = Settings::limit(1).set("cri.decision_timeout", "1s");
-    let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
+    let (_scratch, runtime, mut agent) = prepared(&settings)?;
     agent.start_live().await?;
     let cri = agent.cri().await?;
     let slow = start_pull(&cri, Pull::new("registry.example/good-slow:1"));

@@ -1,6 +1,6 @@
 //! An API server that is down, and a network that drops everything.
 
-use crate::rig::{Rig, Role, cluster, quick, run, shared, sleep_seconds, within};
+use crate::common::{Role, TestEnv, cluster, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{ApiSeen, Cluster};
 use keelson_harness::cri::Pull;
@@ -27,13 +27,13 @@ fn case_24_a_stopped_server_is_retried_at_the_kubelets_rate() -> Result<()> {
         let proxy = cluster.proxy().await?;
         // One with a proxy that records requests and disconnects if nothing is behind it; one that is refused; one that
         // starts meanwhile.
-        let mut recorded = Rig::new(&cluster, "case-24-node", Role::Node, quick()).await?;
+        let mut recorded = TestEnv::new(&cluster, "case-24-node", Role::Node, quick()).await?;
         recorded.via(&proxy.endpoint())?;
-        let mut refused = Rig::new(&cluster, "case-24-refused", Role::Companion, quick()).await?;
-        let mut late = Rig::new(&cluster, "case-24-late", Role::Companion, quick()).await?;
-        for rig in [&mut recorded, &mut refused] {
-            rig.agent.start_again().await?;
-            rig.settled(&cluster).await?;
+        let mut refused = TestEnv::new(&cluster, "case-24-refused", Role::Companion, quick()).await?;
+        let mut late = TestEnv::new(&cluster, "case-24-late", Role::Companion, quick()).await?;
+        for env in [&mut recorded, &mut refused] {
+            env.agent.start_again().await?;
+            env.settled(&cluster).await?;
         }
         let lease = |seen: &ApiSeen| seen.path.contains("/leases");
         let (leases, others) = (proxy.seen(lease).len(), proxy.seen(|seen| !lease(seen)).len());
@@ -44,9 +44,9 @@ fn case_24_a_stopped_server_is_retried_at_the_kubelets_rate() -> Result<()> {
         refused.wait_until_failing("Connection refused").await?;
         recorded.wait_until_failing("cannot ").await?;
         late.wait_until_failing("Connection refused").await?;
-        for rig in [&recorded, &refused, &late] {
-            let image = rig.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;
-            image.with_context(|| format!("no pull before {}", rig.name))?;
+        for env in [&recorded, &refused, &late] {
+            let image = env.agent.cri().await?.pull(&Pull::new("registry.example/one:1")).await;
+            image.with_context(|| format!("no pull before {}", env.name))?;
         }
         // The actor's tests cover 3 min on paused time.
         sleep_seconds(25_u64.saturating_sub(down.elapsed().as_secs())).await;
@@ -60,13 +60,13 @@ fn case_24_a_stopped_server_is_retried_at_the_kubelets_rate() -> Result<()> {
 
         cluster.api.start_again().await?;
         let up = Instant::now();
-        for rig in [&recorded, &refused, &late] {
-            rig.wait_for_renewals(&cluster, 1).await.with_context(|| rig.name.clone())?;
+        for env in [&recorded, &refused, &late] {
+            env.wait_for_renewals(&cluster, 1).await.with_context(|| env.name.clone())?;
         }
         eprintln!("renewed {:.1} s after the server was back", up.elapsed().as_secs_f64());
-        for rig in [&recorded, &refused, &late] {
-            rig.settled(&cluster).await?;
-            let ready = rig.readyz().await?.text();
+        for env in [&recorded, &refused, &late] {
+            env.settled(&cluster).await?;
+            let ready = env.readyz().await?.text();
             ensure!(ready.contains("[+]lease ok") && ready.contains("[+]node-status ok"), "{ready}");
         }
         // The watches restart when their back-off is over, which is half a minute and more by now, like every watch of
@@ -92,17 +92,17 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let proxy = cluster.tcp_proxy().await?;
     // Shorter than the 10 s of a kubelet, so that there are several requests in 30 s.
     let settings = quick().set("kube.request_timeout", "2s");
-    let mut rig = Rig::new(cluster, name, role, settings).await?;
-    rig.via(&proxy.endpoint())?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
+    let mut env = TestEnv::new(cluster, name, role, settings).await?;
+    env.via(&proxy.endpoint())?;
+    env.agent.start_again().await?;
+    env.settled(cluster).await?;
     let connections = proxy.accepted();
 
     let started = Instant::now();
     proxy.cut();
-    rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-    rig.wait_until_failing("no answer").await?;
-    let cri = rig.agent.cri().await?;
+    env.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    env.wait_until_failing("no answer").await?;
+    let cri = env.agent.cri().await?;
     let mut pulls = 0;
     while started.elapsed() < CUT {
         // During the whole outage; each as without one.
@@ -111,7 +111,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         pulls += 1;
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    let timeouts = rig.metric("keelson_lease_renewals_total{result=\"Timeout\"}").await?;
+    let timeouts = env.metric("keelson_lease_renewals_total{result=\"Timeout\"}").await?;
     let (cut, fresh) = (started.elapsed().as_secs_f64(), proxy.accepted() - connections);
     eprintln!("{name}: {timeouts} timeouts, {fresh} connections, {pulls} pulls in {cut:.1} s");
     // One request of 2 s at a time.
@@ -120,7 +120,7 @@ async fn black_hole(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     within("new connections", fresh as f64, 2.0, 4.0 * (cut / 2.0 + 2.0))?;
 
     proxy.repair();
-    rig.wait_for_renewals(cluster, 2).await?;
+    env.wait_for_renewals(cluster, 2).await?;
     cluster.admin.await_condition(name, "Late", "True").await?;
-    rig.wait_until_healthy().await
+    env.wait_until_healthy().await
 }

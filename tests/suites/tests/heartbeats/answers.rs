@@ -1,7 +1,7 @@
 //! An API server with wrong responses: every agent recovers by itself once they end, sends no more requests than a
 //! kubelet meanwhile, and reports what is wrong and since when.
 
-use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds, within};
+use crate::common::{Role, TestEnv, eventually_slow, on_cluster, quick, run, shared, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{ApiFault, ApiMatch, Cluster};
 use std::time::{Duration, Instant};
@@ -22,20 +22,20 @@ const ONCE: f64 = 6.0;
 
 async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     let proxy = cluster.proxy().await?;
-    let mut rig = Rig::new(cluster, case.name, role, quick()).await?;
-    rig.via(&proxy.endpoint())?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
-    rig.wait_until_healthy().await?;
+    let mut env = TestEnv::new(cluster, case.name, role, quick()).await?;
+    env.via(&proxy.endpoint())?;
+    env.agent.start_again().await?;
+    env.settled(cluster).await?;
+    env.wait_until_healthy().await?;
 
     let (before, started) = (proxy.seen(|_| true).len(), Instant::now());
     proxy.rule(ApiMatch::any(), case.fault);
     // The watches restart, and get the same.
     proxy.close_all();
-    rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-    rig.wait_until_failing(case.says).await?;
+    env.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+    env.wait_until_failing(case.says).await?;
     sleep_seconds(4).await;
-    let text = rig.readyz().await?.text();
+    let text = env.readyz().await?.text();
     for part in ["lease", "node-status", "node-watch", "pod-watch"] {
         ensure!(text.contains(&format!("[-]{part} failed: ")), "{part} is reported as healthy:\n{text}");
     }
@@ -44,12 +44,12 @@ async fn survives(cluster: &Cluster, case: Case, role: Role) -> Result<()> {
     eprintln!("{}: {asked} requests in {took:.1} s", case.name);
     within("requests", asked, 2.0, (took + 3.0) * case.per_second)?;
     ensure!(cluster.admin.condition(case.name, "Late").await?.is_none(), "it came through");
-    ensure!(rig.metric("keelson_lease_consecutive_failures").await? > 0.0, "no failure is counted");
+    ensure!(env.metric("keelson_lease_consecutive_failures").await? > 0.0, "no failure is counted");
 
     proxy.clear_rules();
-    rig.wait_for_renewals(cluster, 2).await?;
+    env.wait_for_renewals(cluster, 2).await?;
     cluster.admin.await_condition(case.name, "Late", "True").await?;
-    rig.wait_until_healthy().await
+    env.wait_until_healthy().await
 }
 
 async fn run_cases(cases: Vec<(Case, Role)>) -> Result<()> {
@@ -108,19 +108,17 @@ fn the_agent_survives_every_failure_of_the_server() -> Result<()> {
 
 #[test]
 fn a_slow_server_gets_one_renewal_at_a_time() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let proxy = cluster.proxy().await?;
-        let mut rig = Rig::new(cluster, "slow", Role::Companion, quick()).await?;
-        rig.via(&proxy.endpoint())?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+        let mut env = TestEnv::new(cluster, "slow", Role::Companion, quick()).await?;
+        env.via(&proxy.endpoint())?;
+        env.agent.start_again().await?;
+        env.settled(cluster).await?;
         proxy.rule(ApiMatch::any(), ApiFault::Delay(Duration::from_secs(2)));
         proxy.close_all();
-        rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        env.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
         let from = proxy.seen(|_| true).len();
-        rig.wait_for_renewals(cluster, 3).await?;
+        env.wait_for_renewals(cluster, 3).await?;
         cluster.admin.await_condition("slow", "Late", "True").await?;
         let seen = proxy.seen(|_| true);
         let renewals: Vec<_> = seen[from..]
@@ -133,6 +131,6 @@ fn a_slow_server_gets_one_renewal_at_a_time() -> Result<()> {
             ensure!(pair[1].started >= ended, "two renewals under way at once: {pair:#?}");
         }
         proxy.clear_rules();
-        eventually_slow("everything is healthy", || rig.wait_until_healthy()).await
+        eventually_slow("everything is healthy", || env.wait_until_healthy()).await
     })
 }

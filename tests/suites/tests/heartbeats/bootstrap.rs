@@ -2,7 +2,7 @@
 //! API server and the real controllers that approve and sign.
 
 use crate::bound::{furnished, is_held_to_its_node_by_the_authorizer};
-use crate::rig::{eventually_slow, quick, run};
+use crate::common::{eventually_slow, quick, run};
 use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -26,7 +26,7 @@ const BOOTSTRAP_USER: &str = "system:bootstrap:abcdef";
 const VALID: Duration = Duration::from_secs(60);
 
 /// A cluster of the test, and an agent with only a bootstrap token.
-struct Stage {
+struct BootstrapEnv {
     agent: Agent,
     cluster: Cluster,
     folder: PathBuf,
@@ -34,7 +34,7 @@ struct Stage {
     _runtime: FakeRuntime,
 }
 
-impl Stage {
+impl BootstrapEnv {
     async fn new(name: &str) -> Result<Self> {
         let scratch = Scratch::new()?;
         let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
@@ -119,32 +119,31 @@ fn mode(path: &Path) -> Result<u32> {
 fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
     run(async {
         let name = "bootstrapped";
-        let mut stage = Stage::new(name).await?;
-        let _signers = stage.signers().await?;
-        stage.agent.start_live().await?;
-        stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.wait_until_healthy().await?;
-        ensure!(mode(&stage.file())? == 0o600 && mode(&stage.folder)? == 0o700, "others may read it");
-        let first = fs::read_to_string(stage.file())?;
-        let node = stage.agent.json("/debug/node").await?;
+        let mut env = BootstrapEnv::new(name).await?;
+        let _signers = env.signers().await?;
+        env.agent.start_live().await?;
+        env.cluster.admin.await_condition(name, "Ready", "True").await?;
+        env.wait_until_healthy().await?;
+        ensure!(mode(&env.file())? == 0o600 && mode(&env.folder)? == 0o700, "others may read it");
+        let first = fs::read_to_string(env.file())?;
+        let node = env.agent.json("/debug/node").await?;
         ensure!(node["credentials"][0]["user"] == format!("system:node:{name}"), "{node}");
-        let end = stage
+        let end = env
             .metric("keelson_kube_credentials_expiration_timestamp_seconds{kind=\"client_certificate\"}")
             .await?;
         ensure!(end > 1.7e9, "it ends at {end}");
 
         eventually_slow("the certificate was renewed", || async {
-            ensure!(fs::read_to_string(stage.file())? != first, "it is the first one");
-            let renewals =
-                stage.metric("keelson_kube_certificate_renewals_total{result=\"success\"}").await?;
+            ensure!(fs::read_to_string(env.file())? != first, "it is the first one");
+            let renewals = env.metric("keelson_kube_certificate_renewals_total{result=\"success\"}").await?;
             ensure!(renewals >= 2.0, "{renewals}");
             Ok(())
         })
         .await?;
-        stage.wait_until_healthy().await?;
+        env.wait_until_healthy().await?;
         // The first with the bootstrap token, every later one with the previous certificate; nothing was refused.
         let user = format!("system:node:{name}");
-        let asked = stage.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
+        let asked = env.cluster.api.audit(|event| event.user == user || event.user == BOOTSTRAP_USER)?;
         let refused: Vec<_> = asked.iter().filter(|event| matches!(event.code, Some(401 | 403))).collect();
         ensure!(refused.is_empty(), "{refused:#?}");
         let mut by = asked
@@ -155,30 +154,30 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
         let later: Vec<_> = by.collect();
         ensure!(!later.is_empty() && later.iter().all(|by| *by == user), "{later:?}");
         let left: Vec<_> =
-            fs::read_dir(&stage.folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+            fs::read_dir(&env.folder)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
         ensure!(left.iter().all(|name| name != "client-current.pem.new"), "{left:?}");
 
         // No line of a key is in any other file.
-        let key = fs::read_to_string(stage.file())?;
+        let key = fs::read_to_string(env.file())?;
         let key: Vec<_> =
             key.split("PRIVATE KEY-----").nth(1).context("a key")?.lines().map(str::to_owned).collect();
         let message = [
-            stage.agent.log()?,
-            stage.agent.http_get("/metrics").await?.text(),
-            stage.agent.http_get("/debug/node").await?.text(),
+            env.agent.log()?,
+            env.agent.http_get("/metrics").await?.text(),
+            env.agent.http_get("/debug/node").await?.text(),
         ];
         for line in key.iter().filter(|line| line.len() > 40) {
             ensure!(!message.iter().any(|text| text.contains(line.as_str())), "a key was shown");
         }
 
         // Credentials of this kind reach no other node either.
-        furnished(&stage.cluster, name).await?;
-        furnished(&stage.cluster, "other").await?;
-        let by_file = stage.scratch.path().join("issued.conf");
+        furnished(&env.cluster, name).await?;
+        furnished(&env.cluster, "other").await?;
+        let by_file = env.scratch.path().join("issued.conf");
         kubeconfig(
-            &stage.cluster,
+            &env.cluster,
             &by_file,
-            &json!({"client-certificate": stage.file(), "client-key": stage.file()}),
+            &json!({"client-certificate": env.file(), "client-key": env.file()}),
         )?;
         eventually_slow("the Node authorizer knows the pod", || async {
             is_held_to_its_node_by_the_authorizer(&client(&by_file).await?, name, "other").await
@@ -192,13 +191,13 @@ fn e4_a_node_requests_its_certificate_and_renews_it() -> Result<()> {
 fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
     run(async {
         let name = "patient";
-        let mut stage = Stage::new(name).await?;
-        stage.agent.start_live().await?;
+        let mut env = BootstrapEnv::new(name).await?;
+        env.agent.start_live().await?;
         let request = eventually_slow("there is one request, reported as pending", || async {
-            let requests = stage.requests().await?;
+            let requests = env.requests().await?;
             let [request] = requests.as_slice() else { anyhow::bail!("{} requests", requests.len()) };
             let request = request.metadata.name.clone().context("a name")?;
-            let ready = stage.agent.http_get("/readyz?verbose").await?.text();
+            let ready = env.agent.http_get("/readyz?verbose").await?.text();
             let line = ready
                 .lines()
                 .find(|line| line.starts_with("[-]credentials failed"))
@@ -207,10 +206,10 @@ fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
             Ok(request)
         })
         .await?;
-        stage.agent.kill9()?;
-        stage.agent.start_live().await?;
+        env.agent.kill9()?;
+        env.agent.start_live().await?;
         eventually_slow("the request is asked for again", || async {
-            let asked = stage.cluster.api.audit(|event| {
+            let asked = env.cluster.api.audit(|event| {
                 event.user == BOOTSTRAP_USER && event.is_for("create", "certificatesigningrequests")
             })?;
             let codes: Vec<_> = asked.iter().map(|event| event.code).collect();
@@ -218,26 +217,26 @@ fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
             Ok(())
         })
         .await?;
-        ensure!(stage.requests().await?.len() == 1, "another request was made");
+        ensure!(env.requests().await?.len() == 1, "another request was made");
 
         let denied = json!({"status": {"conditions": [
             {"type": "Denied", "status": "True", "reason": "NotYet", "message": "ask again"}]}});
-        let requests: Api<CertificateSigningRequest> = Api::all(stage.cluster.admin.client());
+        let requests: Api<CertificateSigningRequest> = Api::all(env.cluster.admin.client());
         let patched = requests.patch_approval(&request, &PatchParams::default(), &Patch::Merge(denied)).await;
         patched.context("cannot deny the request")?;
         eventually_slow("another request is made, with its reason", || async {
-            ensure!(stage.requests().await?.len() == 2, "there is no other");
-            let log = stage.agent.log()?;
+            ensure!(env.requests().await?.len() == 2, "there is no other");
+            let log = env.agent.log()?;
             ensure!(log.contains("it was denied: NotYet: ask again"), "it is not in the log");
             Ok(())
         })
         .await?;
-        let failed = stage.metric("keelson_kube_certificate_renewals_total{result=\"error\"}").await?;
+        let failed = env.metric("keelson_kube_certificate_renewals_total{result=\"error\"}").await?;
         ensure!(failed >= 1.0, "it is not counted");
 
-        let _signers = stage.signers().await?;
-        stage.cluster.admin.await_condition(name, "Ready", "True").await?;
-        stage.wait_until_healthy().await
+        let _signers = env.signers().await?;
+        env.cluster.admin.await_condition(name, "Ready", "True").await?;
+        env.wait_until_healthy().await
     })
 }
 
@@ -245,21 +244,21 @@ fn e4_a_pending_request_is_reported_and_survives_a_restart() -> Result<()> {
 #[test]
 fn e4_a_refused_bootstrap_token_is_reported_once() -> Result<()> {
     run(async {
-        let mut stage = Stage::new("expired").await?;
-        let bootstrap = stage.scratch.path().join("bootstrap.conf");
-        kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.ffffffffffffffff"}))?;
-        stage.agent.start_live().await?;
+        let mut env = BootstrapEnv::new("expired").await?;
+        let bootstrap = env.scratch.path().join("bootstrap.conf");
+        kubeconfig(&env.cluster, &bootstrap, &json!({"token": "abcdef.ffffffffffffffff"}))?;
+        env.agent.start_live().await?;
         eventually_slow("the token is reported", || async {
-            let node = stage.agent.json("/debug/node").await?;
+            let node = env.agent.json("/debug/node").await?;
             let reason = node["reason"].as_str().context("a reason")?;
             let cause = format!("does not accept the credentials of {}", bootstrap.display());
             ensure!(reason.matches("client certificate").count() == 2 && reason.contains(&cause), "{reason}");
             Ok(())
         })
         .await?;
-        kubeconfig(&stage.cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
+        kubeconfig(&env.cluster, &bootstrap, &json!({"token": "abcdef.0123456789abcdef"}))?;
         eventually_slow("the new token is used", || async {
-            ensure!(stage.requests().await?.len() == 1, "no request");
+            ensure!(env.requests().await?.len() == 1, "no request");
             Ok(())
         })
         .await

@@ -1,7 +1,7 @@
 //! E4: credentials that belong to one node. A real API server with exactly the shipped manifests tells what each kind
 //! may do to its own node and to another; docs/heartbeats.md has the same tables.
 
-use crate::rig::{Rig, Role, eventually_slow, manifest_of, quick, run, shared};
+use crate::common::{Role, TestEnv, eventually_slow, manifest_of, on_cluster, quick, run, shared};
 use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -129,9 +129,7 @@ pub(crate) async fn is_held_to_its_node_by_the_authorizer(
 /// The credentials of node A, of each kind except the certificate that the agent requests itself (`bootstrap.rs`).
 #[test]
 fn e4_credentials_of_one_node_reach_no_other() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let scratch = Scratch::new()?;
         let (a, b, account) = ("bound-a", "bound-b", "bound");
         furnished(cluster, a).await?;
@@ -219,9 +217,7 @@ async fn check_foreign_lease_is_refused(
 /// What the kubelet's certificate may read: the table of docs/heartbeats.md.
 #[test]
 fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let scratch = Scratch::new()?;
         let name = "reader";
         cluster.admin.create_node(name, &[]).await?;
@@ -255,9 +251,7 @@ fn e4_what_a_kubelets_certificate_may_read() -> Result<()> {
 /// A companion with the kubelet's certificate, by files and by a kubeconfig, while the kubelet rotates it.
 #[test]
 fn e4_a_companion_uses_the_kubelets_certificate() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         for (name, by_file) in [("kubelets-file", true), ("kubelets-conf", false)] {
             let scratch = Scratch::new()?;
             cluster.admin.create_node(name, &[]).await?;
@@ -313,37 +307,35 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
 /// A token that others can read is reported with the remedy; one that everybody can write is no longer used.
 #[test]
 fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "modes", Role::Companion, quick()).await?;
-        let file = rig.identity.credential_file();
+    on_cluster(async |cluster| {
+        let mut env = TestEnv::new(cluster, "modes", Role::Companion, quick()).await?;
+        let file = env.identity.credential_file();
         set_mode(&file, 0o644)?;
-        rig.agent.start_again().await?;
+        env.agent.start_again().await?;
         let advice = format!("run: chmod 600 {}", file.display());
         eventually_slow("the file mode is reported", || async {
-            let ready = rig.readyz().await?;
+            let ready = env.readyz().await?;
             ensure!(ready.status.is_success(), "not ready: {}", ready.text());
             let ready = ready.text();
             let line =
                 ready.lines().find(|line| line.starts_with("[+]credentials ok: ")).context("not reported")?;
             ensure!(line.contains("(mode 0644)") && line.contains(&advice), "{line}");
-            let node = rig.agent.output(&["node"]).await?;
+            let node = env.agent.output(&["node"]).await?;
             ensure!(node.contains("warning: the token file") && node.contains(&advice), "{node}");
-            ensure!(rig.agent.log()?.contains(&advice), "it is not in the log");
+            ensure!(env.agent.log()?.contains(&advice), "it is not in the log");
             Ok(())
         })
         .await?;
         set_mode(&file, 0o600)?;
         eventually_slow("nothing is reported any more", || async {
-            let ready = rig.readyz().await?.text();
+            let ready = env.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
         })
         .await?;
         set_mode(&file, 0o666)?;
         eventually_slow("the file is refused", || async {
-            let ready = rig.readyz().await?.text();
+            let ready = env.readyz().await?.text();
             let line = ready
                 .lines()
                 .find(|line| line.starts_with("[-]credentials failed"))
@@ -354,7 +346,7 @@ fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
         .await?;
         set_mode(&file, 0o600)?;
         eventually_slow("it is used again", || async {
-            let ready = rig.readyz().await?.text();
+            let ready = env.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
         })
@@ -365,56 +357,53 @@ fn e4_file_modes_of_secrets_are_reported() -> Result<()> {
 /// The expiry of credentials is shown, in metrics and, late in their life, as a warning.
 #[test]
 fn e4_the_end_of_credentials_is_shown_and_counted() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let metric = "keelson_kube_credentials_expiration_timestamp_seconds";
         // A token: healthy, bound to its node, and no part of it in any output.
-        let mut rig = Rig::new(cluster, "token-end", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
+        let env = TestEnv::started(cluster, "token-end", Role::Companion, quick()).await?;
         let now = unix_now();
         eventually_slow("the token is shown", || async {
-            let node = rig.node_json().await?;
+            let node = env.node_json().await?;
             let shown = &node["credentials"][0];
             ensure!(shown["kind"] == "token" && shown["state"] == "healthy", "{node}");
-            ensure!(shown["bound_node"] == "token-end" && shown["user"] == rig.identity.user(), "{node}");
-            let left = rig.metric(&format!("{metric}{{kind=\"token\"}}")).await? - now;
+            ensure!(shown["bound_node"] == "token-end" && shown["user"] == env.identity.user(), "{node}");
+            let left = env.metric(&format!("{metric}{{kind=\"token\"}}")).await? - now;
             ensure!((3_000.0..=3_700.0).contains(&left), "{left} s");
             Ok(())
         })
         .await?;
-        let token = fs::read_to_string(rig.identity.credential_file())?;
+        let token = fs::read_to_string(env.identity.credential_file())?;
         let reported = [
-            rig.agent.log()?,
-            rig.readyz().await?.text(),
-            rig.agent.output(&["node", "-o", "json"]).await?,
-            rig.agent.http_get("/metrics").await?.text(),
+            env.agent.log()?,
+            env.readyz().await?.text(),
+            env.agent.output(&["node", "-o", "json"]).await?,
+            env.agent.http_get("/metrics").await?.text(),
         ];
         for part in token.trim().split('.') {
             ensure!(!reported.iter().any(|text| text.contains(part)), "a part of the token was shown");
         }
 
-        let mut rig = Rig::new(cluster, "certificate-end", Role::Node, quick()).await?;
-        rig.identity.rotate_for(Duration::from_secs(3_600))?;
-        rig.agent.start_again().await?;
+        let mut env = TestEnv::new(cluster, "certificate-end", Role::Node, quick()).await?;
+        env.identity.rotate_for(Duration::from_secs(3_600))?;
+        env.agent.start_again().await?;
         eventually_slow("the certificate is warned of", || async {
-            let node = rig.agent.output(&["node"]).await?;
+            let node = env.agent.output(&["node"]).await?;
             ensure!(node.contains("Identity: system:node:certificate-end, client certificate "), "{node}");
             ensure!(node.contains("EXPIRES in "), "{node}");
-            let ready = rig.readyz().await?;
+            let ready = env.readyz().await?;
             ensure!(ready.status.is_success(), "not ready: {}", ready.text());
             ensure!(ready.text().contains("and has not been renewed"), "{}", ready.text());
-            ensure!(rig.agent.log()?.contains("and has not been renewed"), "it is not in the log");
-            let left = rig.metric(&format!("{metric}{{kind=\"client_certificate\"}}")).await? - unix_now();
+            ensure!(env.agent.log()?.contains("and has not been renewed"), "it is not in the log");
+            let left = env.metric(&format!("{metric}{{kind=\"client_certificate\"}}")).await? - unix_now();
             ensure!((3_000.0..=3_600.0).contains(&left), "{left} s");
             Ok(())
         })
         .await?;
-        rig.identity.rotate().await?;
+        env.identity.rotate().await?;
         eventually_slow("the renewed one is healthy", || async {
-            let node = rig.node_json().await?;
+            let node = env.node_json().await?;
             ensure!(node["credentials"][0]["state"] == "healthy", "{node}");
-            let ready = rig.readyz().await?.text();
+            let ready = env.readyz().await?.text();
             ensure!(ready.contains("[+]credentials ok\n"), "{ready}");
             Ok(())
         })
@@ -470,9 +459,7 @@ fn e4_the_agent_manifest_is_valid_and_its_token_is_short_lived() -> Result<()> {
 /// A token that is bound to a Node becomes invalid with the Node.
 #[test]
 fn e4_a_token_of_a_node_ends_with_the_node() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (name, namespace) = ("ends", "kube-system");
         cluster.admin.create_node(name, &[]).await?;
         cluster.admin.ensure_service_account(namespace, name).await?;

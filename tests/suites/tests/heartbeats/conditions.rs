@@ -1,6 +1,6 @@
 //! Conditions that others report through the agent.
 
-use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds};
+use crate::common::{Role, TestEnv, eventually_slow, on_cluster, quick, sleep_seconds};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::Cluster;
 
@@ -8,9 +8,7 @@ const KIND: &str = "KernelDeadlock";
 
 #[test]
 fn a_condition_is_written_once_survives_kills_and_can_be_cleared() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (companion, node) = tokio::join!(
             lives(cluster, "reporter", Role::Companion),
             lives(cluster, "reporter-node", Role::Node)
@@ -20,14 +18,12 @@ fn a_condition_is_written_once_survives_kills_and_can_be_cleared() -> Result<()>
 }
 
 async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
-    let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
+    let mut env = TestEnv::reporting(cluster, name, role, quick()).await?;
     sleep_seconds(2).await;
-    let before = rig.status_writes(cluster)?.len();
+    let before = env.status_writes(cluster)?.len();
 
     let set = ["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--message", "all well"];
-    let shown = rig.agent.output(&set).await?;
+    let shown = env.agent.output(&set).await?;
     ensure!(shown.contains("is set to False"), "{shown}");
     let found = cluster.admin.await_condition(name, KIND, "False").await?;
     assert_eq!(found.reason.as_deref(), Some("NoDeadlock"));
@@ -36,34 +32,34 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
     // A repeat changes nothing.
     for _ in 0..3 {
-        let shown = rig.agent.output(&set).await?;
+        let shown = env.agent.output(&set).await?;
         ensure!(shown.contains("is unchanged: it is False"), "{shown}");
     }
     sleep_seconds(3).await;
-    assert_eq!(rig.status_writes(cluster)?.len(), before + 1, "a repeat was written");
+    assert_eq!(env.status_writes(cluster)?.len(), before + 1, "a repeat was written");
 
     // An accepted condition is on disk: a kill right after it loses nothing.
-    rig.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
-    rig.agent.kill9()?;
-    rig.agent.start_again().await?;
+    env.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    env.agent.kill9()?;
+    env.agent.start_again().await?;
     let flipped = cluster.admin.await_condition(name, KIND, "True").await?;
     ensure!(flipped.last_transition_time >= found.last_transition_time, "{flipped:?}");
-    let shown = rig.agent.output(&["node"]).await?;
+    let shown = env.agent.output(&["node"]).await?;
     let line = shown.lines().find(|line| line.starts_with(KIND)).context("not shown")?;
     ensure!(line.contains("reporter") && line.contains("Deadlock"), "{shown}");
 
-    let shown = rig.agent.output(&["node", "clear-condition", KIND]).await?;
+    let shown = env.agent.output(&["node", "clear-condition", KIND]).await?;
     ensure!(shown.contains("is cleared"), "{shown}");
     eventually_slow("the condition is gone", || async {
         ensure!(cluster.admin.condition(name, KIND).await?.is_none(), "it is there");
         Ok(())
     })
     .await?;
-    rig.agent.kill9()?;
-    rig.agent.start_again().await?;
+    env.agent.kill9()?;
+    env.agent.start_again().await?;
     sleep_seconds(3).await;
     assert!(cluster.admin.condition(name, KIND).await?.is_none(), "a cleared condition is back");
-    rig.settled(cluster).await?;
+    env.settled(cluster).await?;
     Ok(())
 }
 
@@ -72,9 +68,7 @@ async fn lives(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 /// always does.
 #[test]
 fn e5_a_clean_stop_removes_the_conditions_if_configured() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (companion, node) = tokio::join!(
             leaves(cluster, "leaves", Role::Companion),
             leaves(cluster, "leaves-node", Role::Node)
@@ -102,31 +96,29 @@ async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
         kinds
     };
     let (with, without) = (sorted(&[&own, heartbeat]), sorted(&[heartbeat]));
-    let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
-    rig.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
+    let mut env = TestEnv::reporting(cluster, name, role, quick()).await?;
+    env.agent.output(&["node", "set-condition", KIND, "True", "--reason", "Deadlock"]).await?;
     cluster.admin.await_condition(name, KIND, "True").await?;
-    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    ensure!(env.agent.terminate().await?.success(), "it did not end in peace");
     ensure!(kinds().await? == with, "a stop that was to leave them left {:?}", kinds().await?);
 
-    rig.agent.set("node.remove_conditions_on_stop", true)?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
-    rig.agent.kill9()?;
+    env.agent.set("node.remove_conditions_on_stop", true)?;
+    env.agent.start_again().await?;
+    env.settled(cluster).await?;
+    env.agent.kill9()?;
     ensure!(kinds().await? == with, "a kill left {:?}", kinds().await?);
-    rig.agent.start_again().await?;
-    rig.wait_until_healthy().await?;
-    let before = rig.status_writes(cluster)?.len();
-    ensure!(rig.agent.terminate().await?.success(), "it did not end in peace");
+    env.agent.start_again().await?;
+    env.wait_until_healthy().await?;
+    let before = env.status_writes(cluster)?.len();
+    ensure!(env.agent.terminate().await?.success(), "it did not end in peace");
     ensure!(kinds().await? == without, "a stop that was to remove them left {:?}", kinds().await?);
     eventually_slow("one write for all of them", || async {
-        let writes = rig.status_writes(cluster)?.len() - before;
+        let writes = env.status_writes(cluster)?.len() - before;
         ensure!(writes == 1, "{writes} writes");
         Ok(())
     })
     .await?;
-    rig.agent.start_again().await?;
+    env.agent.start_again().await?;
     eventually_slow("they are back", || async {
         let kinds = kinds().await?;
         ensure!(kinds == with, "{kinds:?}");
@@ -137,18 +129,15 @@ async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 
 #[test]
 fn a_silent_reporter_is_reported() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "silent", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.agent
+    on_cluster(async |cluster| {
+        let env = TestEnv::started(cluster, "silent", Role::Companion, quick()).await?;
+        env.agent
             .output(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "3s"])
             .await?;
         cluster.admin.await_condition("silent", KIND, "False").await?;
         let silent = cluster.admin.await_condition("silent", KIND, "Unknown").await?;
         assert_eq!(silent.reason.as_deref(), Some("ReporterSilent"));
-        rig.agent
+        env.agent
             .output(&["node", "set-condition", KIND, "False", "--reason", "NoDeadlock", "--ttl", "60s"])
             .await?;
         cluster.admin.await_condition("silent", KIND, "False").await?;
@@ -158,13 +147,9 @@ fn a_silent_reporter_is_reported() -> Result<()> {
 
 #[test]
 fn foreign_and_invalid_conditions_are_refused_with_a_remedy() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "refused", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
-        let before = rig.status_writes(cluster)?.len();
+    on_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "refused", Role::Companion, quick()).await?;
+        let before = env.status_writes(cluster)?.len();
         let owned = [
             "Ready",
             "MemoryPressure",
@@ -183,22 +168,22 @@ fn foreign_and_invalid_conditions_are_refused_with_a_remedy() -> Result<()> {
         refusals.push((KIND, "no reason", "a reason must be one word in CamelCase"));
         for (kind, reason, says) in refusals {
             let output =
-                rig.agent.keelson(&["node", "set-condition", kind, "True", "--reason", reason]).await?;
+                env.agent.keelson(&["node", "set-condition", kind, "True", "--reason", reason]).await?;
             ensure!(!output.is_success() && output.err.contains(says), "{kind} {reason}: {output:?}");
         }
-        let output = rig.agent.keelson(&["node", "clear-condition", KIND]).await?;
+        let output = env.agent.keelson(&["node", "clear-condition", KIND]).await?;
         ensure!(!output.is_success() && output.err.contains("is not set"), "{output:?}");
         for n in 0..32 {
-            rig.agent
+            env.agent
                 .output(&["node", "set-condition", &format!("Many{n}"), "True", "--reason", "Many"])
                 .await?;
         }
         let output =
-            rig.agent.keelson(&["node", "set-condition", "Many32", "True", "--reason", "Many"]).await?;
+            env.agent.keelson(&["node", "set-condition", "Many32", "True", "--reason", "Many"]).await?;
         ensure!(!output.is_success() && output.err.contains("clear one first"), "{output:?}");
         cluster.admin.await_condition("refused", "Many31", "True").await?;
         ensure!(cluster.admin.condition("refused", "Many32").await?.is_none(), "it was taken");
-        ensure!(rig.status_writes(cluster)?.len() > before, "nothing was written");
+        ensure!(env.status_writes(cluster)?.len() > before, "nothing was written");
         Ok(())
     })
 }

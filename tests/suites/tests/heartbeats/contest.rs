@@ -1,6 +1,6 @@
 //! E3 and E22: two agents of one node name, an agent of role `node` beside a kubelet, two reporters of one condition.
 
-use crate::rig::{Rig, Role, eventually_slow, quick, run, shared, sleep_seconds, within};
+use crate::common::{Role, TestEnv, eventually_slow, on_cluster, quick, sleep_seconds, within};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{AuditEvent, Cluster, KubeletOptions};
 use keelson_harness::agent::Settings;
@@ -92,15 +92,10 @@ fn writes(events: &[AuditEvent]) -> Vec<&AuditEvent> {
 
 #[test]
 fn e3_of_two_agents_with_one_name_the_first_continues() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let name = "e3-twins";
-        let mut first = Rig::new(cluster, name, Role::Node, settings()).await?;
-        first.agent.start_again().await?;
-        first.settled(cluster).await?;
-        let mut second = Rig::new(cluster, name, Role::Node, settings()).await?;
-        second.agent.start_again().await?;
+        let mut first = TestEnv::reporting(cluster, name, Role::Node, settings()).await?;
+        let second = TestEnv::started(cluster, name, Role::Node, settings()).await?;
         second.wait_until_failing("stands back").await?;
         within("renewals are late by", longest_silence(cluster, name, 10).await?, 1.0, PERIOD * 2.0)?;
         ensure!(
@@ -141,9 +136,7 @@ fn e3_of_two_agents_with_one_name_the_first_continues() -> Result<()> {
 
 #[test]
 fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let name = "e3-kubelet";
         let scratch = Scratch::new()?;
         let options = Options { network: true, ..Options::default() };
@@ -154,12 +147,11 @@ fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()>
         eventually_slow("the kubelet has made its Lease", || renew_time(cluster, name)).await?;
 
         // It was there first: the agent only writes one condition.
-        let mut rig = Rig::new(cluster, name, Role::Node, settings()).await?;
-        rig.agent.start_again().await?;
-        rig.wait_until_failing("stands back").await?;
+        let env = TestEnv::started(cluster, name, Role::Node, settings()).await?;
+        env.wait_until_failing("stands back").await?;
         assert_eq!(contested(cluster, name, "True").await?, "StandingBack");
         sleep_seconds(6).await;
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         assert!(writes(&asked).is_empty(), "{:#?}", writes(&asked));
         let version = |node: k8s_openapi::api::core::v1::Node| {
             node.status.and_then(|status| status.node_info).map(|info| info.kubelet_version)
@@ -170,10 +162,10 @@ fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()>
         kubelet.terminate().await?;
         kubelet.start_again().await?;
         sleep_seconds(LASTS + 2).await;
-        assert!(writes(&rig.requests(cluster)?).is_empty(), "{:#?}", writes(&rig.requests(cluster)?));
+        assert!(writes(&env.requests(cluster)?).is_empty(), "{:#?}", writes(&env.requests(cluster)?));
 
         kubelet.kill9()?;
-        rig.wait_until_healthy().await?;
+        env.wait_until_healthy().await?;
         eventually_slow("the Node is the agent's", || async {
             let now = version(cluster.admin.node(name).await?.context("no Node")?);
             ensure!(now != kubelets, "still {now:?}");
@@ -185,7 +177,7 @@ fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()>
         // It comes back: two intervals.
         kubelet.start_again().await?;
         let began = Instant::now();
-        rig.wait_until_failing("stands back").await?;
+        env.wait_until_failing("stands back").await?;
         let took = began.elapsed().as_secs_f64();
         eprintln!("stood back {took:.1} s after the kubelet was healthy");
         within("to stand back took", took, 0.0, PERIOD * 2.0 + 5.0)?;
@@ -201,29 +193,25 @@ fn e3_role_node_stands_back_for_a_kubelet_and_resumes_without_it() -> Result<()>
 
 #[test]
 fn e3_role_node_continues_if_configured_and_reports_it() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let name = "e3-continue";
         let settings = settings().set("node.when_contested", "continue");
-        let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+        let env = TestEnv::reporting(cluster, name, Role::Node, settings).await?;
         let looks = async {
             assert_eq!(contested(cluster, name, "True").await?, "LeaseRenewedByAnother");
-            assert_eq!(rig.metric("keelson_lease_contested").await?, 1.0);
-            ensure!(rig.metric("keelson_lease_foreign_renewals_total").await? >= 2.0, "not counted");
+            assert_eq!(env.metric("keelson_lease_contested").await?, 1.0);
+            ensure!(env.metric("keelson_lease_foreign_renewals_total").await? >= 2.0, "not counted");
             ensure!(
-                rig.agent.output(&["node"]).await?.contains("CONTESTED: another process renews it"),
+                env.agent.output(&["node"]).await?.contains("CONTESTED: another process renews it"),
                 "not shown"
             );
-            let before = rig.renewals(cluster)?;
+            let before = env.renewals(cluster)?;
             eventually_slow("it continues", || async {
-                ensure!(rig.renewals(cluster)? >= before + 2, "it does not renew");
+                ensure!(env.renewals(cluster)? >= before + 2, "it does not renew");
                 Ok(())
             })
             .await?;
-            rig.wait_until_healthy().await
+            env.wait_until_healthy().await
         };
         tokio::select! {
             renewed = keep_renewing(cluster, name) => renewed,
@@ -237,26 +225,22 @@ fn e3_role_node_continues_if_configured_and_reports_it() -> Result<()> {
 
 #[test]
 fn e22_two_reporters_of_one_condition_do_not_alternate() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (name, kind) = ("e22-reporters", "KernelDeadlock");
         let settings = quick().set("node.node_status_report_frequency", "60s");
-        let mut rig = Rig::new(cluster, name, Role::Companion, settings).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
-        rig.agent.output(&["node", "set-condition", kind, "False", "--reason", "NoDeadlock"]).await?;
+        let env = TestEnv::reporting(cluster, name, Role::Companion, settings).await?;
+        env.agent.output(&["node", "set-condition", kind, "False", "--reason", "NoDeadlock"]).await?;
         cluster.admin.await_condition(name, kind, "False").await?;
         let looks = async {
             assert_eq!(contested(cluster, name, "True").await?, "ConditionsWrittenByAnother");
-            let shown = rig.agent.output(&["node"]).await?;
+            let shown = env.agent.output(&["node"]).await?;
             let line = shown.lines().find(|line| line.starts_with(kind)).context("not shown")?;
             ensure!(line.contains("reporter, CONTESTED"), "{shown}");
-            assert_eq!(rig.metric("keelson_node_conditions_contested").await?, 1.0);
+            assert_eq!(env.metric("keelson_node_conditions_contested").await?, 1.0);
             // With a write in every pass it would be 20 more.
-            let before = rig.status_writes(cluster)?.len();
+            let before = env.status_writes(cluster)?.len();
             sleep_seconds(20).await;
-            let writes = rig.status_writes(cluster)?.len() - before;
+            let writes = env.status_writes(cluster)?.len() - before;
             within("writes in 20 s", writes as f64, 0.0, 3.0)
         };
         tokio::select! {

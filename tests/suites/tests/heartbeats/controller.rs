@@ -1,6 +1,8 @@
 //! Beside the controllers that check nodes and remove their objects.
 
-use crate::rig::{GRACE, Rig, Role, controlled, eventually_slow, quick, run, sleep_seconds, within};
+use crate::common::{
+    GRACE, Role, TestEnv, eventually_slow, on_controlled_cluster, quick, sleep_seconds, within,
+};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::{Cluster, condition};
@@ -10,8 +12,8 @@ use nix::unistd::Pid;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-fn signal(rig: &Rig, signal: Signal) -> Result<()> {
-    let pid = rig.agent.pid().context("the agent is not running")?;
+fn signal(env: &TestEnv, signal: Signal) -> Result<()> {
+    let pid = env.agent.pid().context("the agent is not running")?;
     kill(Pid::from_raw(pid.try_into()?), signal).context("cannot signal the agent")
 }
 
@@ -25,22 +27,18 @@ async fn is_gone(cluster: &Cluster, lease: &str) -> Result<()> {
 
 #[test]
 fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<()> {
-    run(async {
-        let shared = controlled().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "case-26", Role::Node, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
-        rig.wait_until_healthy().await?;
-        let from = rig.requests(cluster)?.len();
+    on_controlled_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "case-26", Role::Node, quick()).await?;
+        env.wait_until_healthy().await?;
+        let from = env.requests(cluster)?.len();
         cluster.admin.delete_node("case-26").await?;
-        rig.wait_until_failing("Node case-26").await?;
+        env.wait_until_failing("Node case-26").await?;
         is_gone(cluster, "case-26").await?;
-        rig.wait_until_failing("Node case-26 does not exist").await?;
-        rig.wait_until_failing("Node case-26 was deleted and is not recreated").await?;
+        env.wait_until_failing("Node case-26 does not exist").await?;
+        env.wait_until_failing("Node case-26 was deleted and is not recreated").await?;
         sleep_seconds(5).await;
 
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         let after = &asked[from..];
         let made: Vec<_> = after.iter().filter(|event| event.verb == "create").collect();
         assert!(made.is_empty(), "{made:#?}");
@@ -55,8 +53,8 @@ fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<
         // The Node is created: the agent adopts it.
         let fresh = cluster.admin.create_node("case-26", &[]).await?;
         cluster.admin.await_condition("case-26", "Ready", "True").await?;
-        rig.settled(cluster).await?;
-        rig.wait_until_healthy().await?;
+        env.settled(cluster).await?;
+        env.wait_until_healthy().await?;
         let lease = cluster.admin.lease("case-26").await?.context("no Lease")?;
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!(Some(owner.uid), fresh.metadata.uid);
@@ -66,13 +64,9 @@ fn case_26_a_deleted_node_is_not_registered_again_and_gets_no_lease() -> Result<
 
 #[test]
 fn case_26_with_always_a_deleted_node_is_registered_again() -> Result<()> {
-    run(async {
-        let shared = controlled().await?;
-        let cluster = &shared.cluster;
+    on_controlled_cluster(async |cluster| {
         let settings = quick().set("node.register_node", "always");
-        let mut rig = Rig::new(cluster, "case-26-always", Role::Node, settings).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+        let env = TestEnv::reporting(cluster, "case-26-always", Role::Node, settings).await?;
         let before = cluster.admin.node("case-26-always").await?.context("no Node")?;
         cluster.admin.delete_node("case-26-always").await?;
         let after = eventually_slow("a new Node", || async {
@@ -89,14 +83,14 @@ fn case_26_with_always_a_deleted_node_is_registered_again() -> Result<()> {
             Ok(())
         })
         .await?;
-        rig.wait_for_renewals(cluster, 2).await?;
-        rig.wait_until_healthy().await
+        env.wait_for_renewals(cluster, 2).await?;
+        env.wait_until_healthy().await
     })
 }
 
 /// When the next idle report is due, in milliseconds from now.
-async fn next_report_in(rig: &Rig) -> Result<f64> {
-    let shown = rig.node_json().await?;
+async fn next_report_in(env: &TestEnv) -> Result<f64> {
+    let shown = env.node_json().await?;
     let value = &shown["status"]["next_report_in_ms"];
     let number = value.as_f64().or_else(|| value.as_str()?.parse().ok());
     number.with_context(|| format!("no next report in {shown}"))
@@ -104,18 +98,14 @@ async fn next_report_in(rig: &Rig) -> Result<f64> {
 
 #[test]
 fn case_30_an_unknown_node_is_ready_with_the_next_status() -> Result<()> {
-    run(async {
-        let shared = controlled().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "case-30", Role::Node, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
-        rig.wait_until_healthy().await?;
+    on_controlled_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "case-30", Role::Node, quick()).await?;
+        env.wait_until_healthy().await?;
         let ready = cluster.admin.await_condition("case-30", "Ready", "True").await?;
-        let due = next_report_in(&rig).await?;
+        let due = next_report_in(&env).await?;
 
         let stopped = Instant::now();
-        signal(&rig, Signal::SIGSTOP)?;
+        signal(&env, Signal::SIGSTOP)?;
         let given_up = cluster.admin.await_condition("case-30", "Ready", "Unknown").await?;
         let silence = stopped.elapsed();
         eprintln!("given up after {:.1} s", silence.as_secs_f64());
@@ -123,30 +113,30 @@ fn case_30_an_unknown_node_is_ready_with_the_next_status() -> Result<()> {
         assert_eq!(given_up.reason.as_deref(), Some("NodeStatusUnknown"));
         // A second at least, because the transition time has no fractions.
         sleep_seconds(2).await;
-        let reports = rig.status_writes(cluster)?.len();
-        signal(&rig, Signal::SIGCONT)?;
+        let reports = env.status_writes(cluster)?.len();
+        signal(&env, Signal::SIGCONT)?;
         let back = cluster.admin.await_condition("case-30", "Ready", "True").await?;
         let (before, after) = (given_up.last_transition_time, back.last_transition_time);
         ensure!(after > before && after > ready.last_transition_time, "transitions: {before:?}, {after:?}");
         for kind in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
             cluster.admin.await_condition("case-30", kind, "False").await?;
         }
-        rig.wait_until_healthy().await?;
+        env.wait_until_healthy().await?;
         // Drawn again from 7.5 to 22.5 min, and different from the plan before.
-        let redrawn = next_report_in(&rig).await?;
+        let redrawn = next_report_in(&env).await?;
         within("the next report", redrawn, 380_000.0, 1_351_000.0)?;
         let planned = due - stopped.elapsed().as_secs_f64() * 1000.0;
         eprintln!("next report in {redrawn} ms; the plan was {planned:.0} ms");
         ensure!((redrawn - planned).abs() > 20.0, "the plan is the old one");
-        within("reports", (rig.status_writes(cluster)?.len() - reports) as f64, 1.0, 3.0)?;
-        storm(cluster, &rig).await
+        within("reports", (env.status_writes(cluster)?.len() - reports) as f64, 1.0, 3.0)?;
+        storm(cluster, &env).await
     })
 }
 
 /// While others write the Node's metadata without a pause, every report succeeds at the first attempt: its patch has no
 /// resourceVersion.
-async fn storm(cluster: &Cluster, rig: &Rig) -> Result<()> {
-    let (nodes, name) = (cluster.admin.nodes(), rig.name.clone());
+async fn storm(cluster: &Cluster, env: &TestEnv) -> Result<()> {
+    let (nodes, name) = (cluster.admin.nodes(), env.name.clone());
     let writers = (0..3).map(|writer| {
         let (nodes, name) = (nodes.clone(), name.clone());
         tokio::spawn(async move {
@@ -162,22 +152,22 @@ async fn storm(cluster: &Cluster, rig: &Rig) -> Result<()> {
         })
     });
     let writers: Vec<_> = writers.collect();
-    let from = rig.status_writes(cluster)?.len();
+    let from = env.status_writes(cluster)?.len();
     for turn in 0..4 {
         let status = if turn % 2 == 0 { "True" } else { "False" };
         let kind = "KernelDeadlock";
-        rig.agent.output(&["node", "set-condition", kind, status, "--reason", "Storm"]).await?;
-        cluster.admin.await_condition(&rig.name, kind, status).await?;
+        env.agent.output(&["node", "set-condition", kind, status, "--reason", "Storm"]).await?;
+        cluster.admin.await_condition(&env.name, kind, status).await?;
     }
     for writer in &writers {
         ensure!(!writer.is_finished(), "a writer has ended");
         writer.abort();
     }
-    let writes = rig.status_writes(cluster)?.split_off(from);
+    let writes = env.status_writes(cluster)?.split_off(from);
     within("reports", writes.len() as f64, 4.0, 8.0)?;
     let failed: Vec<_> = writes.iter().filter(|write| write.code != Some(200)).collect();
     assert!(failed.is_empty(), "{failed:#?}");
-    let node: Node = cluster.admin.node(&rig.name).await?.context("no Node")?;
+    let node: Node = cluster.admin.node(&env.name).await?.context("no Node")?;
     ensure!(condition(&node, "Ready").is_some_and(|ready| ready.status == "True"), "{node:#?}");
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Cost of heartbeats while nothing changes, and over restarts.
 
-use crate::rig::{
-    Rig, Role, eventually_slow, pauses, quick, run, shared, sleep_seconds, verbs_and_codes, within,
+use crate::common::{
+    Role, TestEnv, eventually_slow, on_cluster, pauses, quick, run, shared, sleep_seconds, verbs_and_codes,
+    within,
 };
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{AuditEvent, Cluster};
@@ -17,15 +18,14 @@ fn conditions(write: &AuditEvent) -> Result<Vec<Value>> {
 /// then one per interval; a pass every second in between sends no request. The actor's tests cover an hour.
 async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let settings = quick().set("node.node_status_report_frequency", "6s");
-    let mut rig = Rig::new(cluster, name, Role::Node, settings).await?;
-    rig.agent.start_again().await?;
+    let env = TestEnv::started(cluster, name, Role::Node, settings).await?;
     eventually_slow("three idle reports", || async {
-        let count = rig.status_writes(cluster)?.len();
+        let count = env.status_writes(cluster)?.len();
         ensure!(count >= 4, "{count} reports");
         Ok(())
     })
     .await?;
-    let writes = rig.status_writes(cluster)?;
+    let writes = env.status_writes(cluster)?;
     let between = pauses(&writes);
     eprintln!("{between:?}");
     let idle = writes.iter().map(conditions).collect::<Result<Vec<_>>>()?;
@@ -35,7 +35,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let first = idle.iter().position(|list| is_idle(list)).context("no idle report")?;
     // The first report created the Node.
     assert_eq!(first, 0, "{writes:#?}");
-    let asked = rig.requests(cluster)?;
+    let asked = env.requests(cluster)?;
     let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
     let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
     within("the pause before the first idle report", pause, 2.9, 60.0)?;
@@ -52,7 +52,7 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     }
     // No request for the Node: the watch has it.
     let last = writes.last().context("no report")?;
-    let asked = rig.requests(cluster)?;
+    let asked = env.requests(cluster)?;
     let begun = writes[first].received;
     let quiet: Vec<_> = asked
         .iter()
@@ -75,46 +75,44 @@ fn case_27_an_idle_node_sends_heartbeats_only_at_the_kubelets_intervals() -> Res
 /// conditions once, no Lease, and nothing after that, restarts included. It has no rights to Leases.
 #[test]
 fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let settings = quick().set("node.node_status_report_frequency", "1s");
-        let mut rig = Rig::without_lease(cluster, "e7-quiet", settings).await?;
-        rig.agent.start_again().await?;
+        let mut env = TestEnv::without_lease(cluster, "e7-quiet", settings).await?;
+        env.agent.start_again().await?;
         eventually_slow("its conditions", || async {
             cluster.admin.condition("e7-quiet", "KeelsonStateNotDurable").await?.map(drop).context("none")
         })
         .await?;
-        rig.wait_until_healthy().await?;
+        env.wait_until_healthy().await?;
         for way in ["killed", "terminated", "left alone"] {
             match way {
-                "killed" => rig.agent.kill9()?,
-                "terminated" => drop(rig.agent.terminate().await?),
+                "killed" => env.agent.kill9()?,
+                "terminated" => drop(env.agent.terminate().await?),
                 _ => {}
             }
             if way != "left alone" {
-                rig.agent.start_again().await?;
+                env.agent.start_again().await?;
             }
             eventually_slow("ten passes", || async {
-                let passes = rig.metric("keelson_node_status_computations_total").await?;
+                let passes = env.metric("keelson_node_status_computations_total").await?;
                 ensure!(passes >= 10.0, "{passes} passes");
                 Ok(())
             })
             .await?;
-            rig.wait_until_healthy().await?;
+            env.wait_until_healthy().await?;
         }
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         let writes: Vec<_> = asked.iter().filter(|event| event.is_write()).collect();
         ensure!(writes.len() == 1 && writes[0].is_for("patch", "nodes/status"), "{writes:#?}");
         ensure!(asked.iter().all(|event| event.resource != "leases"), "it asked for a Lease");
         ensure!(asked.iter().all(|event| event.code != Some(403)), "it lacks a right");
 
-        let ready = rig.readyz().await?.success()?.text();
+        let ready = env.readyz().await?.success()?.text();
         ensure!(!ready.contains("lease"), "{ready}");
-        let shown = rig.agent.output(&["node", "--check"]).await?;
+        let shown = env.agent.output(&["node", "--check"]).await?;
         ensure!(shown.contains("Lease:    disabled: node.companion_lease is false"), "{shown}");
         ensure!(shown.contains("next report on a change"), "{shown}");
-        let metrics = rig.agent.http_get("/metrics").await?.success()?.text();
+        let metrics = env.agent.http_get("/metrics").await?.success()?.text();
         ensure!(!metrics.contains("keelson_lease_"), "{metrics}");
         ensure!(!metrics.contains("status_last_report_age"), "{metrics}");
         Ok(())
@@ -124,73 +122,69 @@ fn e7_a_quiet_companion_writes_its_conditions_once_and_no_lease() -> Result<()> 
 /// E7: after an outage the watches and the reports of a companion without a Lease continue by themselves.
 #[test]
 fn e7_a_companion_without_a_lease_continues_after_an_outage() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let line = cluster.tcp_proxy().await?;
         let settings = quick().set("kube.request_timeout", "2s");
-        let mut rig = Rig::without_lease(cluster, "e7-outage", settings).await?;
-        rig.via(&line.endpoint())?;
-        rig.agent.start_again().await?;
-        rig.wait_until_healthy().await?;
+        let mut env = TestEnv::without_lease(cluster, "e7-outage", settings).await?;
+        env.via(&line.endpoint())?;
+        env.agent.start_again().await?;
+        env.wait_until_healthy().await?;
         line.cut();
-        rig.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
-        rig.wait_until_failing("no answer").await?;
+        env.agent.output(&["node", "set-condition", "Late", "True", "--reason", "Waited"]).await?;
+        env.wait_until_failing("no answer").await?;
         line.repair();
         cluster.admin.await_condition("e7-outage", "Late", "True").await?;
-        rig.wait_until_healthy().await
+        env.wait_until_healthy().await
     })
 }
 
 /// Kills and stops an agent with the default intervals repeatedly: it writes nothing that a continuously running agent
 /// would not have written.
 async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
-    let mut rig = Rig::new(cluster, name, role, Settings::new()).await?;
-    rig.agent.start_again().await?;
-    rig.settled(cluster).await?;
+    let mut env = TestEnv::reporting(cluster, name, role, Settings::new()).await?;
     // A fresh node has sent its changes in its first seconds.
     sleep_seconds(2).await;
     let shown =
-        rig.agent.output(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
+        env.agent.output(&["node", "set-condition", "Survives", "True", "--reason", "ItDoes"]).await?;
     ensure!(shown.contains("is set to"), "{shown}");
     eventually_slow("the condition is reported", || async {
-        cluster.admin.condition(&rig.name, "Survives").await?.map(drop).context("not there")
+        cluster.admin.condition(&env.name, "Survives").await?.map(drop).context("not there")
     })
     .await?;
-    let reports = rig.status_writes(cluster)?.len();
-    let node = cluster.admin.node(&rig.name).await?.context("no Node")?;
+    let reports = env.status_writes(cluster)?.len();
+    let node = cluster.admin.node(&env.name).await?.context("no Node")?;
 
     for kill in [true, false, true, true, false] {
         // At all moments of the interval of 10 s except a renewal: the next process does not know of one in flight.
         sleep_seconds(3).await;
-        while rig.is_about_to_renew(cluster)? {
+        while env.is_about_to_renew(cluster)? {
             sleep_seconds(1).await;
         }
         if kill {
-            rig.agent.kill9()?;
+            env.agent.kill9()?;
         } else {
-            let status = rig.agent.terminate().await?;
+            let status = env.agent.terminate().await?;
             ensure!(status.success(), "ended with {status}");
         }
-        rig.agent.start_again().await?;
+        env.agent.start_again().await?;
         // The pass at the start compares the Node with the present status.
         eventually_slow("a pass", || async {
-            let passes = rig.metric("keelson_node_status_computations_total").await?;
+            let passes = env.metric("keelson_node_status_computations_total").await?;
             ensure!(passes >= 1.0, "{passes} passes");
             Ok(())
         })
         .await?;
     }
-    rig.wait_for_renewals(cluster, 1).await?;
-    let writes = rig.status_writes(cluster)?;
+    env.wait_for_renewals(cluster, 1).await?;
+    let writes = env.status_writes(cluster)?;
     assert_eq!(writes.len(), reports, "{:#?}", &writes[reports..]);
-    let after = cluster.admin.node(&rig.name).await?.context("no Node")?;
+    let after = cluster.admin.node(&env.name).await?.context("no Node")?;
     assert_eq!(
         node.metadata.resource_version, after.metadata.resource_version,
         "another client wrote the Node"
     );
 
-    let all = rig.lease_requests(cluster)?;
+    let all = env.lease_requests(cluster)?;
     let written: Vec<_> = all.iter().filter(|event| event.is_write()).cloned().collect();
     let between = pauses(&written);
     eprintln!("{role:?}: pauses between writes of the Lease: {between:?}");
@@ -199,23 +193,21 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     }
     let made: Vec<_> = written.iter().filter(|event| event.verb == "create").collect();
     assert_eq!(made.len(), 1, "{:?}", verbs_and_codes(&all));
-    let others: Vec<_> = rig.requests(cluster)?.into_iter().filter(AuditEvent::is_write).collect();
+    let others: Vec<_> = env.requests(cluster)?.into_iter().filter(AuditEvent::is_write).collect();
     let others = others.iter().filter(|event| event.resource != "leases").count() - reports;
     assert_eq!(
         others,
         usize::from(role == Role::Node),
         "a Node is registered once, and nothing else written"
     );
-    let shown = rig.node_json().await?;
+    let shown = env.node_json().await?;
     ensure!(shown.to_string().contains("Survives"), "{shown}");
     Ok(())
 }
 
 #[test]
 fn restarts_cause_no_additional_writes() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (node, companion) = tokio::join!(
             restarts(cluster, "restarted", Role::Node),
             restarts(cluster, "restarted-companion", Role::Companion)
@@ -226,21 +218,17 @@ fn restarts_cause_no_additional_writes() -> Result<()> {
 
 #[test]
 fn a_companion_does_not_write_a_node_of_a_kubelet() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "companion", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+    on_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "companion", Role::Companion, quick()).await?;
         sleep_seconds(4).await;
-        let writes = rig.status_writes(cluster)?;
+        let writes = env.status_writes(cluster)?;
         assert_eq!(writes.len(), 1, "{writes:#?}");
         let node = cluster.admin.node("companion").await?.context("no Node")?;
         let status = node.status.context("no status")?;
         let kinds: Vec<_> = status.conditions.unwrap_or_default().into_iter().map(|one| one.type_).collect();
         assert_eq!(kinds, ["ImagePullsStalled", "KeelsonStateNotDurable"]);
         assert!(status.capacity.is_none() && status.addresses.is_none() && status.images.is_none());
-        let shown = rig.node_json().await?;
+        let shown = env.node_json().await?;
         assert_eq!((&shown["state"], &shown["role"]), (&json!("healthy"), &json!("companion")), "{shown}");
         Ok(())
     })

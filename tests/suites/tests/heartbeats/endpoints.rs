@@ -1,7 +1,7 @@
 //! The condition of service endpoints: False once they are synced with the API server, True when a right to them is
 //! missing for long enough, absent if they are disabled; and it does not change at a restart.
 
-use crate::rig::{NODE_MANIFEST, Rig, Role, eventually_slow, manifest_of, quick, run, shared};
+use crate::common::{NODE_MANIFEST, Role, TestEnv, eventually_slow, manifest_of, on_cluster, quick};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use keelson_cluster::kube::{Change, Cluster, condition, refused};
@@ -21,9 +21,7 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices?limit=1";
 
 #[test]
 fn the_endpoints_condition_survives_restarts_and_is_stale_without_rights() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         cluster.admin.apply(NODE_MANIFEST).await?;
         let (companion, node) = tokio::join!(
             follows(cluster, "endpoints-companion", Role::Companion),
@@ -56,31 +54,31 @@ fn without_slices(manifest: &str) -> Result<String> {
 }
 
 /// Result of a list of EndpointSlices by this agent's user.
-async fn list_slices(rig: &Rig) -> Result<kube::Result<Value>> {
-    let client = rig.identity.client().await?;
+async fn list_slices(env: &TestEnv) -> Result<kube::Result<Value>> {
+    let client = env.identity.client().await?;
     let request = http::Request::get(SLICES).body(Vec::new())?;
     Ok(client.request(request).await)
 }
 
 async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
-    let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.agent.set("endpoints.source", "kube")?;
+    let mut env = TestEnv::new(cluster, name, role, quick()).await?;
+    env.agent.set("endpoints.source", "kube")?;
     // The condition changes back soon.
-    rig.agent.set("node.eviction_pressure_transition_period", "2s")?;
+    env.agent.set("node.eviction_pressure_transition_period", "2s")?;
     // No client follows them here.
-    rig.agent.set("endpoints.watch", "always")?;
+    env.agent.set("endpoints.watch", "always")?;
     // Connections that a test can break.
     let line = cluster.tcp_proxy().await?;
-    rig.via(&line.endpoint())?;
-    eventually_slow("the API server knows the rights", || async { Ok(list_slices(&rig).await?.map(drop)?) })
+    env.via(&line.endpoint())?;
+    eventually_slow("the API server knows the rights", || async { Ok(list_slices(&env).await?.map(drop)?) })
         .await?;
 
     // On a first start nothing is known yet, which is reported correctly, if at all.
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
-    rig.agent.start_again().await?;
+    env.agent.start_again().await?;
     let first = cluster.admin.await_condition(name, KIND, "False").await?;
     ensure!(first.reason.as_deref() == Some("EndpointsSynced"), "{first:?}");
-    reported(cluster, &rig, "First").await?;
+    reported(cluster, &env, "First").await?;
     let answer = condition_history(&versions.changes()?);
     ensure!(statuses(&answer) == ["False EndpointsSynced"], "the first start reported {answer:#?}");
     drop(versions);
@@ -88,12 +86,12 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     for way in ["Killed", "Terminated"] {
         let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
         match way {
-            "Killed" => rig.agent.kill9()?,
-            _ => ensure!(rig.agent.terminate().await?.success(), "it did not end in peace"),
+            "Killed" => env.agent.kill9()?,
+            _ => ensure!(env.agent.terminate().await?.success(), "it did not end in peace"),
         }
         let started = Instant::now();
-        rig.agent.start_again().await?;
-        reported(cluster, &rig, way).await?;
+        env.agent.start_again().await?;
+        reported(cluster, &env, way).await?;
         for (at, printed) in condition_history(&versions.changes()?) {
             // A machine so slow that the grace period expired gets the condition.
             let late = printed.status == "True" && at.duration_since(started) >= ONSET;
@@ -104,7 +102,7 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     }
 
     let versions = cluster.admin.watch(cluster.admin.nodes(), name).await?;
-    let lost = lose_and_restore_rights(cluster, &rig, role, || line.reset()).await?;
+    let lost = lose_and_restore_rights(cluster, &env, role, || line.reset()).await?;
     ensure!(lost.last_transition_time >= first.last_transition_time, "{first:?}, then {lost:?}");
     let answer = condition_history(&versions.changes()?);
     let turns = ["False EndpointsSynced", "True SourceRefused", "False EndpointsSynced"];
@@ -116,20 +114,20 @@ async fn follows(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
 /// the conditions meanwhile.
 async fn lose_and_restore_rights(
     cluster: &Cluster,
-    rig: &Rig,
+    env: &TestEnv,
     role: Role,
     reset: impl Fn(),
 ) -> Result<NodeCondition> {
-    let manifest = rights(&rig.name, role);
+    let manifest = rights(&env.name, role);
     cluster.admin.apply(&without_slices(&manifest)?).await?;
     eventually_slow("the API server knows that the right is gone", || async {
-        refused(list_slices(rig).await?, 403)
+        refused(list_slices(env).await?, 403)
     })
     .await?;
     // A running watch is not authorized again; the next one is.
     reset();
     let lost = eventually_slow("the condition has the reason", || async {
-        let found = cluster.admin.condition(&rig.name, KIND).await?.context("it is gone")?;
+        let found = cluster.admin.condition(&env.name, KIND).await?.context("it is gone")?;
         let message = found.message.clone().unwrap_or_default();
         ensure!(found.status == "True" && found.reason.as_deref() == Some("SourceRefused"), "{found:?}");
         // E6: the text of the error is in the log, in `keelson endpoints` and in /readyz.
@@ -138,7 +136,7 @@ async fn lose_and_restore_rights(
     })
     .await?;
     let shown = eventually_slow("allowed resources are healthy", || async {
-        let shown = rig.agent.json("/debug/endpoints").await?;
+        let shown = env.agent.json("/debug/endpoints").await?;
         let sources = shown["sources"].as_array().context("no sources")?;
         for source in sources {
             let wanted = if source["resource"] == "endpointslices" { "failing" } else { "healthy" };
@@ -148,33 +146,33 @@ async fn lose_and_restore_rights(
     })
     .await?;
     ensure!(shown["state"] == "stale" && shown["services"].as_u64() > Some(0), "{shown}");
-    let ready = rig.readyz().await?.text();
+    let ready = env.readyz().await?.text();
     let wrong: Vec<_> = ready.lines().filter(|line| line.starts_with("[-]")).collect();
     ensure!(wrong.len() == 1 && wrong[0].starts_with("[-]endpoints") && wrong[0].contains("403"), "{ready}");
     // Heartbeats are not affected.
-    rig.wait_for_renewals(cluster, 2).await?;
-    let answer = rig.agent.output(&["node", "--check"]).await?;
+    env.wait_for_renewals(cluster, 2).await?;
+    let answer = env.agent.output(&["node", "--check"]).await?;
     ensure!(answer.starts_with("State:    healthy\n"), "{answer}");
 
     cluster.admin.apply(&manifest).await?;
-    let back = cluster.admin.await_condition(&rig.name, KIND, "False").await?;
+    let back = cluster.admin.await_condition(&env.name, KIND, "False").await?;
     ensure!(back.reason.as_deref() == Some("EndpointsSynced"), "{back:?}");
     ensure!(back.last_transition_time >= lost.last_transition_time, "{lost:?}, then {back:?}");
-    rig.wait_until_healthy().await?;
+    env.wait_until_healthy().await?;
     Ok(lost)
 }
 
 /// Waits until the endpoints are current and a later report is at the API server.
-async fn reported(cluster: &Cluster, rig: &Rig, word: &str) -> Result<()> {
+async fn reported(cluster: &Cluster, env: &TestEnv, word: &str) -> Result<()> {
     eventually_slow("the endpoints are current", || async {
-        let shown = rig.agent.json("/debug/endpoints").await?;
+        let shown = env.agent.json("/debug/endpoints").await?;
         ensure!(shown["state"] == "synced", "they are {shown}");
         Ok(())
     })
     .await?;
-    rig.agent.output(&["node", "set-condition", MARK, "True", "--reason", word]).await?;
+    env.agent.output(&["node", "set-condition", MARK, "True", "--reason", word]).await?;
     eventually_slow("a report with the mark", || async {
-        let mark = cluster.admin.condition(&rig.name, MARK).await?.context("no mark")?;
+        let mark = cluster.admin.condition(&env.name, MARK).await?.context("no mark")?;
         ensure!(mark.reason.as_deref() == Some(word), "{mark:?}");
         Ok(())
     })
@@ -200,9 +198,7 @@ fn statuses(printed: &[(Instant, NodeCondition)]) -> Vec<String> {
 /// E5: disabled endpoints have no condition; the next start removes one that was left on the Node.
 #[test]
 fn e5_disabled_endpoints_have_no_condition_and_no_requests() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         cluster.admin.apply(NODE_MANIFEST).await?;
         let (companion, node) = tokio::join!(
             check_disabled(cluster, "no-endpoints-companion", Role::Companion),
@@ -213,21 +209,21 @@ fn e5_disabled_endpoints_have_no_condition_and_no_requests() -> Result<()> {
 }
 
 async fn check_disabled(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
-    let mut rig = Rig::new(cluster, name, role, quick()).await?;
-    rig.agent.set("endpoints.source", "kube")?;
+    let mut env = TestEnv::new(cluster, name, role, quick()).await?;
+    env.agent.set("endpoints.source", "kube")?;
     // No client follows them here.
-    rig.agent.set("endpoints.watch", "always")?;
-    rig.agent.start_again().await?;
+    env.agent.set("endpoints.watch", "always")?;
+    env.agent.start_again().await?;
     cluster.admin.await_condition(name, KIND, "False").await?;
     for way in ["Setting", "Gate"] {
-        rig.agent.terminate().await?;
-        rig.agent.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
-        rig.agent.set("feature_gates.ServiceEndpoints", way != "Gate")?;
+        env.agent.terminate().await?;
+        env.agent.set("endpoints.source", if way == "Gate" { "kube" } else { "off" })?;
+        env.agent.set("feature_gates.ServiceEndpoints", way != "Gate")?;
         // An agent of an earlier version leaves conditions with other names.
         let old = json!({"status": {"conditions": [{"type": "ServiceEndpointsCurrent", "status": "True"}]}});
         cluster.admin.nodes().patch_status(name, &PatchParams::default(), &Patch::Strategic(&old)).await?;
-        let begun = rig.requests(cluster)?.len();
-        rig.agent.start_again().await?;
+        let begun = env.requests(cluster)?.len();
+        env.agent.start_again().await?;
         eventually_slow("the conditions are gone", || async {
             for kind in [KIND, "ServiceEndpointsCurrent"] {
                 let found = cluster.admin.condition(name, kind).await?;
@@ -236,7 +232,7 @@ async fn check_disabled(cluster: &Cluster, name: &str, role: Role) -> Result<()>
             Ok(())
         })
         .await?;
-        rig.agent.output(&["node", "set-condition", MARK, "True", "--reason", way]).await?;
+        env.agent.output(&["node", "set-condition", MARK, "True", "--reason", way]).await?;
         eventually_slow("a report with the mark", || async {
             let mark = cluster.admin.condition(name, MARK).await?.context("no mark")?;
             ensure!(mark.reason.as_deref() == Some(way), "{mark:?}");
@@ -245,9 +241,9 @@ async fn check_disabled(cluster: &Cluster, name: &str, role: Role) -> Result<()>
         .await?;
         let found = cluster.admin.condition(name, KIND).await?;
         ensure!(found.is_none(), "{way}: {found:?}");
-        let ready = rig.readyz().await?.success()?.text();
+        let ready = env.readyz().await?.success()?.text();
         ensure!(!ready.contains("endpoints"), "{ready}");
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         let of_endpoints = ["services", "endpointslices", "servicecidrs"];
         let wrong: Vec<_> =
             asked[begun..].iter().filter(|event| of_endpoints.contains(&event.resource.as_str())).collect();

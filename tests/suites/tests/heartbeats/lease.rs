@@ -1,7 +1,7 @@
 //! The Lease: created once, renewed without a read, taken back from others.
 
-use crate::rig::{
-    Rig, Role, eventually_slow, pauses, quick, run, shared, sleep_seconds, verbs_and_codes, within,
+use crate::common::{
+    Role, TestEnv, eventually_slow, on_cluster, pauses, quick, sleep_seconds, verbs_and_codes, within,
 };
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
@@ -15,21 +15,18 @@ const START: [&str; 2] = ["get 404", "create 201"];
 
 #[test]
 fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         // The real interval: 40 s / 4.
-        let mut rig = Rig::new(cluster, "case-22", Role::Companion, Settings::new()).await?;
-        rig.agent.start_again().await?;
-        rig.wait_for_renewals(cluster, 2).await?;
+        let env = TestEnv::started(cluster, "case-22", Role::Companion, Settings::new()).await?;
+        env.wait_for_renewals(cluster, 2).await?;
 
-        let asked = rig.lease_requests(cluster)?;
+        let asked = env.lease_requests(cluster)?;
         let mut expected: Vec<String> = START.map(str::to_owned).into();
         expected.extend((0..asked.len() - START.len()).map(|_| "patch 200".to_owned()));
         assert_eq!(verbs_and_codes(&asked), expected, "{asked:#?}");
         // One GET of the Node between the two for the owner's uid, and one for the first status, which may precede the
         // watch's first event. None afterwards.
-        let mut nodes = rig.requests(cluster)?;
+        let mut nodes = env.requests(cluster)?;
         nodes.retain(|event| event.is_for("get", "nodes"));
         let (read, made) = (asked[0].ended, asked[1].received);
         ensure!(nodes.iter().any(|get| get.received >= read && get.ended <= made), "{nodes:#?}");
@@ -51,7 +48,7 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
         assert_eq!(spec.holder_identity.as_deref(), Some("case-22"));
         assert_eq!(spec.lease_duration_seconds, Some(40));
         assert_eq!(spec.lease_transitions.unwrap_or(0), 0);
-        let shown = rig.agent.output(&["node"]).await?;
+        let shown = env.agent.output(&["node"]).await?;
         ensure!(shown.contains("keelson-case-22, renewed "), "{shown}");
         Ok(())
     })
@@ -59,18 +56,14 @@ fn case_22_an_absent_lease_costs_three_requests_once_and_one_every_ten_seconds()
 
 #[test]
 fn case_22_a_node_that_registers_itself_gets_its_lease_at_once() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "case-22-node", Role::Node, Settings::new()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+    on_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "case-22-node", Role::Node, Settings::new()).await?;
         let node = cluster.admin.node("case-22-node").await?.context("no Node")?;
         let lease = cluster.admin.lease("case-22-node").await?.context("no Lease")?;
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!((owner.kind.as_str(), Some(owner.uid)), ("Node", node.metadata.uid));
 
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         let made = |resource| {
             let mut found = asked.iter().filter(move |event| event.is_for("create", resource));
             let first = found.next().cloned();
@@ -98,24 +91,22 @@ async fn write_lease(cluster: &Cluster, lease: &str, patch: serde_json::Value) -
 
 #[test]
 fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let proxy = cluster.proxy().await?;
         // An interval of 4 s, so that a pause of a busy machine does not look like one.
         let settings = quick().set("node.lease_duration", "16s");
-        let mut rig = Rig::new(cluster, "case-23", Role::Companion, settings).await?;
-        rig.via(&proxy.endpoint())?;
-        rig.agent.start_again().await?;
-        rig.wait_for_renewals(cluster, 1).await?;
+        let mut env = TestEnv::new(cluster, "case-23", Role::Companion, settings).await?;
+        env.via(&proxy.endpoint())?;
+        env.agent.start_again().await?;
+        env.wait_for_renewals(cluster, 1).await?;
         let connections = proxy.connections();
 
         // Another writer, which also takes the Lease for itself.
         let foreign =
             json!({"metadata": {"labels": {"foreign": "yes"}}, "spec": {"holderIdentity": "thief"}});
         write_lease(cluster, "keelson-case-23", foreign).await?;
-        rig.wait_for_renewals(cluster, 2).await?;
-        let asked = rig.lease_requests(cluster)?;
+        env.wait_for_renewals(cluster, 2).await?;
+        let asked = env.lease_requests(cluster)?;
         let conflict = asked.iter().position(|event| event.code == Some(409)).context("no conflict")?;
         let sync = &asked[conflict..conflict + 3];
         assert_eq!(verbs_and_codes(sync), ["patch 409", "get 200", "patch 200"], "{asked:#?}");
@@ -135,8 +126,8 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() -> Result<()> {
         let spec = lease.spec.context("no spec")?;
         assert_eq!(spec.holder_identity.as_deref(), Some("case-23"));
         assert_eq!(spec.lease_transitions, Some(1));
-        assert_eq!(rig.metric("keelson_lease_takeovers_total").await?, 1.0);
-        rig.wait_until_healthy().await
+        assert_eq!(env.metric("keelson_lease_takeovers_total").await?, 1.0);
+        env.wait_until_healthy().await
     })
 }
 
@@ -158,16 +149,14 @@ fn syncs(seen: &[ApiSeen], seconds: f64) -> Vec<Vec<ApiSeen>> {
 
 #[test]
 fn case_23_endless_conflicts_cause_ten_attempts_per_interval_on_one_connection() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let proxy = cluster.proxy().await?;
         // An interval of 4 s, so that a pause of a busy machine does not look like the end of a sync.
         let settings = quick().set("node.lease_duration", "16s");
-        let mut rig = Rig::new(cluster, "case-23-forever", Role::Companion, settings).await?;
-        rig.via(&proxy.endpoint())?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+        let mut env = TestEnv::new(cluster, "case-23-forever", Role::Companion, settings).await?;
+        env.via(&proxy.endpoint())?;
+        env.agent.start_again().await?;
+        env.settled(cluster).await?;
         let connections = proxy.connections();
         let about_leases = |seen: &ApiSeen| seen.path.contains("/leases/keelson-case-23-forever");
         let before = proxy.seen(about_leases).len();
@@ -183,7 +172,7 @@ fn case_23_endless_conflicts_cause_ten_attempts_per_interval_on_one_connection()
             is_over().then_some(()).context("not yet")
         })
         .await?;
-        rig.wait_until_failing("another client writes it concurrently").await?;
+        env.wait_until_failing("another client writes it concurrently").await?;
         let seen = proxy.seen(about_leases);
         let syncs = syncs(&seen[before..], 3.0);
         let count = |sync: &[ApiSeen], method| sync.iter().filter(|one| one.method == method).count();
@@ -193,8 +182,8 @@ fn case_23_endless_conflicts_cause_ten_attempts_per_interval_on_one_connection()
         // read. Each attempt but the last of a half is followed by a read.
         assert_eq!(&tries[..2], [(10, 9), (5, 5)], "{syncs:#?}");
         proxy.remove(rule);
-        rig.wait_for_renewals(cluster, 1).await?;
-        rig.wait_until_healthy().await?;
+        env.wait_for_renewals(cluster, 1).await?;
+        env.wait_until_healthy().await?;
         assert_eq!(proxy.connections(), connections, "a conflict is no reason to close connections");
         Ok(())
     })
@@ -202,24 +191,21 @@ fn case_23_endless_conflicts_cause_ten_attempts_per_interval_on_one_connection()
 
 #[test]
 fn a_deleted_lease_is_created_again_once() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "deleted-lease", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.wait_for_renewals(cluster, 1).await?;
+    on_cluster(async |cluster| {
+        let env = TestEnv::started(cluster, "deleted-lease", Role::Companion, quick()).await?;
+        env.wait_for_renewals(cluster, 1).await?;
         let before = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
         cluster.admin.delete_lease("keelson-deleted-lease").await?;
-        rig.wait_for_renewals(cluster, 2).await?;
+        env.wait_for_renewals(cluster, 2).await?;
         let after = cluster.admin.lease("keelson-deleted-lease").await?.context("no Lease")?;
         ensure!(before.metadata.uid != after.metadata.uid, "it is the same");
         assert_eq!(before.metadata.owner_references, after.metadata.owner_references);
-        let asked = rig.lease_requests(cluster)?;
+        let asked = env.lease_requests(cluster)?;
         let made = asked.iter().filter(|event| event.verb == "create").count();
         let missed = asked.iter().filter(|event| event.verb == "patch" && event.code == Some(404)).count();
         assert_eq!((made, missed), (2, 1), "{:?}", verbs_and_codes(&asked));
         assert!(!verbs_and_codes(&asked).contains(&"create 409".to_owned()), "{:?}", verbs_and_codes(&asked));
-        rig.wait_until_healthy().await
+        env.wait_until_healthy().await
     })
 }
 
@@ -230,27 +216,23 @@ fn creations(asked: &[AuditEvent]) -> usize {
 
 #[test]
 fn a_companion_creates_nothing_while_its_node_is_deleted() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let mut rig = Rig::new(cluster, "node-gone", Role::Companion, quick()).await?;
-        rig.agent.start_again().await?;
-        rig.settled(cluster).await?;
+    on_cluster(async |cluster| {
+        let env = TestEnv::reporting(cluster, "node-gone", Role::Companion, quick()).await?;
         cluster.admin.delete_node("node-gone").await?;
         // The work of the garbage collector, which does not run here.
         cluster.admin.delete_lease("keelson-node-gone").await?;
-        rig.wait_until_failing("Node node-gone").await?;
-        let made = creations(&rig.requests(cluster)?);
-        let from = rig.requests(cluster)?.len();
+        env.wait_until_failing("Node node-gone").await?;
+        let made = creations(&env.requests(cluster)?);
+        let from = env.requests(cluster)?.len();
         sleep_seconds(6).await;
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         assert_eq!(creations(&asked), made, "{:#?}", &asked[from..]);
         // One read for the Lease's Node and one for the status per interval of a second.
         within("requests in 6 s", (asked.len() - from) as f64, 2.0, 40.0)?;
 
         let fresh = cluster.admin.create_node("node-gone", &[]).await?;
-        rig.settled(cluster).await?;
-        rig.wait_until_healthy().await?;
+        env.settled(cluster).await?;
+        env.wait_until_healthy().await?;
         let lease = cluster.admin.lease("keelson-node-gone").await?.context("no Lease")?;
         let owner = lease.metadata.owner_references.context("no owner")?.remove(0);
         assert_eq!(Some(owner.uid), fresh.metadata.uid);
@@ -260,15 +242,12 @@ fn a_companion_creates_nothing_while_its_node_is_deleted() -> Result<()> {
 
 #[test]
 fn a_lease_has_no_managed_fields_unless_the_gate_is_off() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         for (name, lean) in [("lean", true), ("not-lean", false)] {
             let settings = quick().set("feature_gates.LeanLeases", lean);
-            let mut rig = Rig::new(cluster, name, Role::Companion, settings).await?;
-            rig.agent.start_again().await?;
-            rig.wait_for_renewals(cluster, 2).await?;
-            let lease = cluster.admin.lease(&rig.lease()).await?.context("no Lease")?;
+            let env = TestEnv::started(cluster, name, Role::Companion, settings).await?;
+            env.wait_for_renewals(cluster, 2).await?;
+            let lease = cluster.admin.lease(&env.lease()).await?.context("no Lease")?;
             let fields = lease.metadata.managed_fields.unwrap_or_default();
             assert_eq!(fields.is_empty(), lean, "{fields:#?}");
         }

@@ -17,6 +17,7 @@ mod answers;
 mod bootstrap;
 mod bound;
 mod clock;
+mod common;
 mod conditions;
 mod contest;
 mod controller;
@@ -25,7 +26,6 @@ mod economy;
 mod endpoints;
 mod lease;
 mod off;
-mod rig;
 mod runtime;
 
 #[test]

@@ -1,6 +1,6 @@
 //! Heartbeats disabled: everything else runs, and the agent reports why.
 
-use crate::rig::{Rig, Role, quick, run, shared, sleep_seconds};
+use crate::common::{Role, TestEnv, on_cluster, quick, run, shared, sleep_seconds};
 use crate::runtime::start_ready_runtime;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
@@ -44,15 +44,12 @@ fn without_a_cluster_heartbeats_are_off_and_pulls_work() -> Result<()> {
 
 #[test]
 fn with_the_gate_off_no_requests_are_sent() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let settings = quick().set("feature_gates.NodeHeartbeats", false);
-        let mut rig = Rig::new(cluster, "gate-off", Role::Companion, settings).await?;
-        rig.agent.start_again().await?;
-        is_off(&rig.agent, "feature gate NodeHeartbeats is disabled").await?;
+        let env = TestEnv::started(cluster, "gate-off", Role::Companion, settings).await?;
+        is_off(&env.agent, "feature gate NodeHeartbeats is disabled").await?;
         sleep_seconds(2).await;
-        let asked = rig.requests(cluster)?;
+        let asked = env.requests(cluster)?;
         assert!(asked.is_empty(), "{asked:#?}");
         Ok(())
     })
@@ -63,14 +60,13 @@ fn with_its_gate_off_conditions_of_reporters_are_refused() -> Result<()> {
     run(async {
         let shared = shared().await?;
         let settings = quick().set("feature_gates.ExternalNodeConditions", false);
-        let mut rig = Rig::new(&shared.cluster, "no-conditions", Role::Companion, settings).await?;
-        rig.agent.start_again().await?;
-        rig.settled(&shared.cluster).await?;
-        let output = rig.agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
+        let env = TestEnv::started(&shared.cluster, "no-conditions", Role::Companion, settings).await?;
+        env.settled(&shared.cluster).await?;
+        let output = env.agent.keelson(&["node", "set-condition", "Any", "True", "--reason", "Any"]).await?;
         ensure!(
             !output.is_success() && output.err.contains("ExternalNodeConditions is disabled"),
             "{output:?}"
         );
-        rig.wait_until_healthy().await
+        env.wait_until_healthy().await
     })
 }

@@ -1,7 +1,7 @@
 //! A node with the agent's heartbeat, at default intervals, under the node lifecycle controller.
 
-use crate::rig::{
-    agent_requests, describe_event, heartbeats, node_settings, run, set_condition, shared, wait_until_healthy,
+use crate::common::{
+    agent_requests, describe_event, heartbeats, node_settings, on_cluster, set_condition, wait_until_healthy,
 };
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
@@ -28,9 +28,7 @@ const TWO_PASSES: Duration = Duration::from_secs(22);
 
 #[test]
 fn the_controller_keeps_a_node_by_its_leases_and_marks_it_when_they_end() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let options = Options { network: true, ..Options::default() };
         let node =
             keelson_harness::node::Node::start_with(Kind::Debian16, Access::Anonymous, &options).await?;

@@ -3,8 +3,8 @@
 //! the manifest are the two places it marks, the image, and the paths and the port of the node, which this machine may
 //! use itself.
 
-use crate::rig::{ACCOUNT, run, shared};
-use crate::stage::pod_node;
+use crate::common::{ACCOUNT, on_cluster};
+use crate::test_env::pod_node;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use keelson_cluster::kube::{Cluster, ControllerOptions, KubeletOptions};
@@ -123,9 +123,7 @@ async fn is_ready(cluster: &Cluster, pod: &str) -> Result<()> {
 
 #[test]
 fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let (name, scratch) = ("daemon", Scratch::new()?);
         let folder = scratch.dir("d0")?;
         let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;

@@ -1,23 +1,20 @@
 //! A node whose agent is stopped for good: the calls that go through the agent fail, others still work.
 
-use crate::rig::run;
-use crate::stage::{Agents, Stage, pod_node};
+use crate::common::run;
+use crate::test_env::{Agents, TestEnv, new_pod_node};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{KubeletOptions, condition};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
 use keelson_harness::registry::Access;
-use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
 
-async fn stage(name: &str, agents: Agents) -> Result<Stage> {
-    let scratch = Scratch::new()?;
-    let folder = scratch.dir("c0")?;
-    let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+async fn start_env(name: &str, agents: Agents) -> Result<TestEnv> {
+    let node = new_pod_node(Kind::V2, Access::Anonymous).await?;
     let options = KubeletOptions::default().set("nodeStatusUpdateFrequency", "1s");
-    let stage = Stage::start(name, node, Access::Anonymous, agents, options).await?;
-    stage.run_pod("before", &[]).await?;
-    Ok(stage)
+    let env = TestEnv::start(name, node, Access::Anonymous, agents, options).await?;
+    env.run_pod("before", &[]).await?;
+    Ok(env)
 }
 
 /// If only images go through the agent, its death affects only pulls; with both services, the kubelet considers the
@@ -25,8 +22,8 @@ async fn stage(name: &str, agents: Agents) -> Result<Stage> {
 #[test]
 fn a_node_whose_agent_proxies_only_images_stays_ready_without_it() -> Result<()> {
     run(async {
-        let images = stage("dead-images", Agents::Images(Settings::new()));
-        let everything = stage("dead-all", Agents::Everything(Settings::new()));
+        let images = start_env("dead-images", Agents::Images(Settings::new()));
+        let everything = start_env("dead-all", Agents::Everything(Settings::new()));
         let (mut images, mut everything) = tokio::try_join!(images, everything)?;
         let admin = &images.shared.clone().cluster.admin;
         let watch = admin.watch(admin.nodes(), &images.name).await?;
@@ -45,7 +42,7 @@ fn a_node_whose_agent_proxies_only_images_stays_ready_without_it() -> Result<()>
             let ready = condition(&node, "Ready").context("no Ready")?;
             ensure!(ready.status == "True", "the node needs its agent: {ready:?}");
         }
-        let image = images.push(&crate::stage::program("during", &[])?).await?;
+        let image = images.push(&crate::test_env::program("during", &[])?).await?;
         images.make_pod("during", &image).await?;
         let message = images.pull_failed("default", "during").await?;
         eprintln!("without its agent, the kubelet reports {message}");
@@ -55,10 +52,10 @@ fn a_node_whose_agent_proxies_only_images_stays_ready_without_it() -> Result<()>
             "the pod was disturbed: {before:?}, then {after:?}"
         );
 
-        for stage in [&mut images, &mut everything] {
-            stage.agent()?.start_again().await?;
-            admin.await_condition(&stage.name, "Ready", "True").await?;
-            stage.run_pod("after", &[]).await?;
+        for env in [&mut images, &mut everything] {
+            env.agent()?.start_again().await?;
+            admin.await_condition(&env.name, "Ready", "True").await?;
+            env.run_pod("after", &[]).await?;
         }
         images.runs("during").await?;
         images.delete(&["before", "during", "after"]).await?;

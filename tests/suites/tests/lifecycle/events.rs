@@ -1,6 +1,6 @@
 //! Events on pods whose image pull waits for a slot, with the shipped rights.
 
-use crate::rig::{ACCOUNT, MANIFEST, companion, run, settings, shared};
+use crate::common::{ACCOUNT, MANIFEST, companion, on_cluster, settings};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_cluster::kube::Cluster;
@@ -83,9 +83,7 @@ impl Waiting {
 
 #[test]
 fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let node = Node::start(Kind::V2).await?;
         let identity = companion(cluster, &node.scratch, ACCOUNT, "events").await?;
         cluster.admin.create_node("events", &[]).await?;
@@ -119,9 +117,7 @@ fn a_pod_that_waits_for_a_slot_has_an_event_that_is_updated() -> Result<()> {
 
 #[test]
 fn refused_events_are_counted_and_delay_no_pull() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let node = Node::start(Kind::V2).await?;
         // The account has all other rights.
         let rule = "resources: [\"events\"]";

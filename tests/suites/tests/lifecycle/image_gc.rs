@@ -2,8 +2,8 @@
 //! unfinished pulls never makes the kubelet remove an image or evict a pod. Every scenario runs twice, with the kubelet
 //! on containerd itself and with the agent between them, and at its marks the same number of bytes is free in both.
 
-use crate::rig::run;
-use crate::stage::{Agents, Stage, pod_node, program};
+use crate::common::run;
+use crate::test_env::{Agents, TestEnv, pod_node, program};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use keelson_cluster::kube::KubeletOptions;
@@ -40,14 +40,14 @@ const FREE_BEFORE: u64 = 24;
 /// Longer than two passes of the kubelet's eviction manager, one every 10 s.
 const TWO_PASSES: Duration = Duration::from_secs(25);
 
-struct SmallStage {
+struct SmallDiskEnv {
     disk: LoopDisk,
-    stage: Stage,
+    env: TestEnv,
     /// Every byte of the file system.
     capacity: u64,
 }
 
-impl SmallStage {
+impl SmallDiskEnv {
     async fn start(kind: Kind, name: &str, with_agent: bool, options: KubeletOptions) -> Result<Self> {
         let scratch = Scratch::new()?;
         let folder = scratch.dir("c0")?;
@@ -57,25 +57,25 @@ impl SmallStage {
         // The shipped value, which the harness turns off.
         let settings = || Settings::new().set("pulls.retain_min_free_percent", 20);
         let agents = if with_agent { Agents::Everything(settings()) } else { Agents::Nothing };
-        let stage = Stage::start(&name, node, Access::Anonymous, agents, options).await?;
-        stage.run_pod("keeper", &[]).await?;
+        let env = TestEnv::start(&name, node, Access::Anonymous, agents, options).await?;
+        env.run_pod("keeper", &[]).await?;
         let capacity = disk.capacity()?;
-        Ok(Self { disk, stage, capacity })
+        Ok(Self { disk, env, capacity })
     }
 
     async fn keeper(&self) -> Result<ContainerStatus> {
-        self.stage.container("default", "keeper").await
+        self.env.container("default", "keeper").await
     }
 
     /// Number of the kubelet's Events about its node with this reason.
     async fn events(&self, reason: &str) -> Result<usize> {
-        Ok(self.stage.events("Node", &self.stage.name, reason).await?.len())
+        Ok(self.env.events("Node", &self.env.name, reason).await?.len())
     }
 
     /// Checks that the kubelet has reclaimed nothing, and the running pod is the first one.
     async fn check_nothing_reclaimed(&self, keeper: &ContainerStatus) -> Result<()> {
         for reason in ["EvictionThresholdMet", "FreeDiskSpaceFailed"] {
-            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.stage.kubelet_log());
+            ensure!(self.events(reason).await? == 0, "{reason}: {}", self.env.kubelet_log());
         }
         self.keeper_runs(keeper).await
     }
@@ -91,10 +91,10 @@ impl SmallStage {
 
     /// Waits until the agent, if there is one, retains the content of this number of pulls.
     async fn retained(&mut self, expected: usize) -> Result<()> {
-        if !self.stage.has_agent() {
+        if !self.env.has_agent() {
             return Ok(());
         }
-        let agent = self.stage.agent()?;
+        let agent = self.env.agent()?;
         eventually(PATIENCE, &format!("{expected} are retained"), || async {
             let text = agent.http_get("/metrics").await?.success()?.text();
             let line = text.lines().find_map(|line| line.strip_prefix("keelson_image_pull_retained "));
@@ -140,7 +140,7 @@ impl SmallStage {
     }
 
     async fn has(&self, image: &Image) -> Result<bool> {
-        let node = &self.stage.node;
+        let node = &self.env.node;
         Ok(node.runtime.cri().await?.image_status(&node.name(image)).await?.is_some())
     }
 }
@@ -182,10 +182,10 @@ fn stock() -> KubeletOptions {
 
 /// Pulls are interrupted, the disk becomes low, then so low that the kubelet must act.
 async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
-    let mut small = SmallStage::start(kind, &format!("gc-{}", label(kind)), with_agent, stock()).await?;
+    let mut small = SmallDiskEnv::start(kind, &format!("gc-{}", label(kind)), with_agent, stock()).await?;
     // Unused: the kubelet removes it first.
-    let spare = small.stage.push(&ImageSpec::single("spare", SPARE)).await?;
-    let node = &small.stage.node;
+    let spare = small.env.push(&ImageSpec::single("spare", SPARE)).await?;
+    let node = &small.env.node;
     node.runtime.cri().await?.pull_image(&node.name(&spare)).await?;
     let free = small.settled().await?;
 
@@ -196,10 +196,10 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
         let layers = || Match::layers().repo(&image.repo);
         node.proxy.rule_times(layers(), Fault::ResetAfter(BROKEN_AFTER), 1);
         node.proxy.rule(layers(), Fault::status(503));
-        small.stage.make_pod(name, image).await?;
+        small.env.make_pod(name, image).await?;
     }
     for name in &names {
-        small.stage.pull_failed("default", name).await?;
+        small.env.pull_failed("default", name).await?;
     }
     small.retained(UNFINISHED).await?;
     let keeper = small.keeper().await?;
@@ -215,12 +215,12 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
     drop(filler);
     // The same without it. A kubelet that starts collects images at once if it finds the disk low.
     let filler = small.fill(free, LOW)?;
-    small.stage.kubelet.kill9()?;
-    small.stage.kubelet.start_again().await?;
+    small.env.kubelet.kill9()?;
+    small.env.kubelet.start_again().await?;
     tokio::time::sleep(TWO_PASSES).await;
     small.check_nothing_reclaimed(&keeper).await?;
-    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.stage.kubelet_log());
-    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.stage.kubelet_log());
+    ensure!(small.events("NodeHasDiskPressure").await? == 0, "{}", small.env.kubelet_log());
+    ensure!(small.has(&spare).await?, "the kubelet removed an image: {}", small.env.kubelet_log());
     let lower = small.settled_at(small.percent(LOW)).await?;
     drop(filler);
 
@@ -234,17 +234,17 @@ async fn pulls_break_off(kind: Kind, with_agent: bool) -> Result<Marks> {
         Ok(())
     })
     .await
-    .with_context(|| small.stage.kubelet_log())?;
-    small.stage.shared.cluster.admin.await_condition(&small.stage.name, "DiskPressure", "False").await?;
+    .with_context(|| small.env.kubelet_log())?;
+    small.env.shared.cluster.admin.await_condition(&small.env.name, "DiskPressure", "False").await?;
     small.keeper_runs(&keeper).await?;
     let collected = small.settled_at(small.percent(UNDER_PRESSURE) + 2 * SPARE).await?;
     drop(filler);
 
-    small.stage.delete(&names).await?;
-    small.stage.node.proxy.clear_rules();
-    small.stage.run_pod("after", &[MIB]).await?;
+    small.env.delete(&names).await?;
+    small.env.node.proxy.clear_rules();
+    small.env.run_pod("after", &[MIB]).await?;
     small.keeper_runs(&keeper).await?;
-    small.stage.delete(&["keeper", "after"]).await?;
+    small.env.delete(&["keeper", "after"]).await?;
     Ok(vec![("the disk is low", low), ("the disk is lower", lower), ("images were collected", collected)])
 }
 
@@ -263,15 +263,15 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
         .set("evictionSoft", json!({"imagefs.available": "15%"}))
         .set("evictionSoftGracePeriod", json!({"imagefs.available": "15s"}))
         .set("imageGCHighThresholdPercent", 100);
-    let mut small = SmallStage::start(kind, &format!("fit-{}", label(kind)), with_agent, options).await?;
+    let mut small = SmallDiskEnv::start(kind, &format!("fit-{}", label(kind)), with_agent, options).await?;
     let keeper = small.keeper().await?;
     let free = small.settled().await?;
     let filler = small.fill(free, FREE_BEFORE)?;
     let before = small.settled().await?;
 
-    let large = small.stage.push(&program("large", &[48 * MIB, 96 * MIB])?).await?;
-    small.stage.make_pod("large", &large).await?;
-    let message = small.stage.pull_failed("default", "large").await?;
+    let large = small.env.push(&program("large", &[48 * MIB, 96 * MIB])?).await?;
+    small.env.make_pod("large", &large).await?;
+    let message = small.env.pull_failed("default", "large").await?;
     ensure!(message.contains("no space left on device"), "the kubelet reports {message}");
     eventually(PATIENCE, "its bytes are free again", || async {
         let now = small.disk.available()?;
@@ -281,18 +281,18 @@ async fn one_does_not_fit(kind: Kind, with_agent: bool) -> Result<Marks> {
     .await?;
     // The kubelet retries meanwhile, without success.
     tokio::time::sleep(TWO_PASSES).await;
-    small.stage.pull_failed("default", "large").await?;
-    small.stage.delete(&["large"]).await?;
+    small.env.pull_failed("default", "large").await?;
+    small.env.delete(&["large"]).await?;
     small.retained(0).await?;
     let freed = small.settled_at(before).await?;
     // A node under pressure accepts no pod, and the kubelet checks again in its next pass.
     tokio::time::sleep(TWO_PASSES).await;
     small.check_nothing_reclaimed(&keeper).await?;
-    small.stage.run_pod("small", &[4 * MIB]).await?;
+    small.env.run_pod("small", &[4 * MIB]).await?;
     let after = small.settled().await?;
     small.check_nothing_reclaimed(&keeper).await?;
     drop(filler);
-    small.stage.delete(&["keeper", "small"]).await?;
+    small.env.delete(&["keeper", "small"]).await?;
     Ok(vec![
         ("before the image that does not fit", before),
         ("after it", freed),

@@ -10,6 +10,7 @@
 use keelson_harness::suite::Suite;
 
 mod alive;
+mod common;
 mod crio;
 mod daemon_set;
 mod dead_agent;
@@ -19,10 +20,9 @@ mod image_gc;
 mod pods;
 mod register;
 mod restarts;
-mod rig;
 mod rights;
 mod runtime;
-mod stage;
+mod test_env;
 mod together;
 
 #[test]

@@ -1,7 +1,7 @@
 //! Pods that are deleted while their image pull waits for a slot.
 
-use crate::rig::{ACCOUNT, companion, run, settings, shared, wait_until_healthy};
-use crate::stage::{pod_node, program};
+use crate::common::{ACCOUNT, companion, on_cluster, settings, wait_until_healthy};
+use crate::test_env::{new_pod_node, program};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{Cluster, KubeletOptions};
 use keelson_harness::agent::Agent;
@@ -11,7 +11,6 @@ use keelson_harness::images::Image;
 use keelson_harness::node::Node;
 use keelson_harness::registry::Access;
 use keelson_harness::registry_proxy::{Fault, Match};
-use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
@@ -67,12 +66,8 @@ pub(crate) async fn apps(node: &Node, names: &[&str]) -> Result<Vec<Image>> {
 
 #[test]
 fn case_06_a_pod_deleted_while_its_pull_waits_terminates_while_the_first_pull_runs() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
-        let scratch = Scratch::new()?;
-        let folder = scratch.dir("c0")?;
-        let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+    on_cluster(async |cluster| {
+        let node = new_pod_node(Kind::V2, Access::Anonymous).await?;
         let images = apps(&node, &["one", "two", "three"]).await?;
 
         let identity = companion(cluster, &node.scratch, ACCOUNT, "worker").await?;
@@ -137,9 +132,7 @@ fn begin(cri: &Cri, pull: Pull) -> RunningPull {
 
 #[test]
 fn case_06_waiting_pulls_fail_when_their_pod_is_deleted() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let node = Node::start(Kind::Debian16).await?;
         let images = node.push_many("pods", 4, 1 << 20).await?;
         let identity = companion(cluster, &node.scratch, ACCOUNT, "callers").await?;

@@ -1,6 +1,6 @@
 //! The Node that the agent creates, compared with the one of a stock kubelet on the same machine.
 
-use crate::rig::{node_settings, run, shared, wait_until_healthy};
+use crate::common::{node_settings, run, shared, wait_until_healthy};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use keelson_cluster::kube::KubeletOptions;

@@ -1,8 +1,8 @@
 //! Pods that a stock kubelet starts while the agent before its runtime is restarted or killed.
 
+use crate::common::{ACCOUNT, SharedCluster, companion, run, settings, shared};
 use crate::pods::{apps, phase, pod};
-use crate::rig::{ACCOUNT, Shared, companion, run, settings, shared};
-use crate::stage::pod_node;
+use crate::test_env::new_pod_node;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Event;
 use keelson_cluster::kube::{Kubelet, KubeletOptions};
@@ -12,7 +12,6 @@ use keelson_harness::images::Image;
 use keelson_harness::node::Node;
 use keelson_harness::registry::Access;
 use keelson_harness::registry_proxy::{Fault, Match};
-use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
 use kube::Api;
 use kube::api::ListParams;
@@ -36,11 +35,9 @@ struct Site {
 }
 
 impl Site {
-    async fn start(shared: &Shared, name: &'static str, count: usize) -> Result<Self> {
+    async fn start(shared: &SharedCluster, name: &'static str, count: usize) -> Result<Self> {
         let cluster = &shared.cluster;
-        let scratch = Scratch::new()?;
-        let folder = scratch.dir("c0")?;
-        let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
+        let node = new_pod_node(Kind::V2, Access::Anonymous).await?;
         let names: Vec<_> = (0..count).map(|n| format!("{name}/{n}")).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let images = apps(&node, &names).await?;
@@ -67,7 +64,7 @@ impl Site {
     /// `end` while some are being pulled and some wait. At the end the registry releases everything.
     async fn begin_pods(
         &mut self,
-        shared: &Shared,
+        shared: &SharedCluster,
         mut end: impl AsyncFnMut(&mut Agent) -> Result<()>,
     ) -> Result<()> {
         let mut held = Vec::new();
@@ -97,14 +94,14 @@ impl Site {
         .await
     }
 
-    async fn all_run(&self, shared: &Shared) -> Result<()> {
+    async fn all_run(&self, shared: &SharedCluster) -> Result<()> {
         for n in 0..self.images.len() {
             phase(&shared.cluster, &self.pod_name(n), "Running").await?;
         }
         Ok(())
     }
 
-    async fn delete_pods(&self, shared: &Shared) -> Result<()> {
+    async fn delete_pods(&self, shared: &SharedCluster) -> Result<()> {
         for n in 0..self.images.len() {
             shared.cluster.admin.delete_pod("default", &self.pod_name(n)).await?;
         }
@@ -112,7 +109,7 @@ impl Site {
     }
 
     /// The kubelet's messages about failed pulls, in events of the pods and in its log.
-    async fn failures(&self, shared: &Shared) -> Result<Vec<String>> {
+    async fn failures(&self, shared: &SharedCluster) -> Result<Vec<String>> {
         let events: Api<Event> = Api::namespaced(shared.cluster.admin.client(), "default");
         let events = events.list(&ListParams::default()).await.context("cannot list events")?;
         let of_pods = events.items.into_iter().filter(|event| {

@@ -2,9 +2,9 @@
 //!
 //! Service endpoints come from the API server here, because some of the rights are for them.
 
-use crate::rig::{
+use crate::common::{
     ACCOUNT, MANIFEST, NODE_MANIFEST, NODE_ROLE, agent_requests, companion, describe_event, heartbeats,
-    knows_rights, node_settings, run, set_condition, settings, shared, wait_until_healthy,
+    knows_rights, node_settings, on_cluster, run, set_condition, settings, shared, wait_until_healthy,
 };
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
@@ -309,9 +309,7 @@ fn pairs(rights: &[Right]) -> Vec<(&str, &str)> {
 
 #[test]
 fn the_rights_of_a_companion_are_sufficient() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let scratch = Scratch::new()?;
         let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;
         let identity = companion(cluster, &scratch, ACCOUNT, "enough").await?;
@@ -358,9 +356,7 @@ fn narrowed(account: &str, node: &str) -> Result<Vec<String>> {
 
 #[test]
 fn an_account_can_be_restricted_to_one_node() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let scratch = Scratch::new()?;
         for document in narrowed("agent-of-one", "one-of-many")? {
             cluster.admin.apply(&document).await?;
@@ -394,9 +390,7 @@ async fn check_no_access_to_other_nodes(cluster: &Cluster, identity: &Identity, 
 
 #[test]
 fn role_node_needs_only_rights_for_endpoints_and_reaches_no_other_node() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let granted = rights(&documents(NODE_MANIFEST)?);
         ensure!(granted.iter().all(Right::is_of_endpoints), "the manifest gives {granted:?}");
         // Before all nodes have them: rights add up.

@@ -1,6 +1,6 @@
 //! A container runtime that dies and comes back, as seen in the node's condition Ready.
 
-use crate::rig::{node_settings, run, shared, wait_until_healthy};
+use crate::common::{node_settings, run, shared, wait_until_healthy};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Agent;
 use keelson_harness::containerd::{Containerd, Kind, Options};

@@ -1,7 +1,7 @@
 //! A stock kubelet and a companion that write to one Node at the same time.
 
-use crate::rig::{
-    ACCOUNT, AGENT, companion, describe_event, run, set_condition, settings, shared, wait_until_healthy,
+use crate::common::{
+    ACCOUNT, AGENT, companion, describe_event, on_cluster, set_condition, settings, wait_until_healthy,
 };
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -45,9 +45,7 @@ fn halves(node: &Node) -> Result<Halves> {
 
 #[test]
 fn kubelet_and_companion_keep_each_others_conditions() -> Result<()> {
-    run(async {
-        let shared = shared().await?;
-        let cluster = &shared.cluster;
+    on_cluster(async |cluster| {
         let scratch = Scratch::new()?;
         let options = Options { network: true, ..Options::default() };
         let containerd = Containerd::start(&scratch, Kind::Debian16, &options).await?;

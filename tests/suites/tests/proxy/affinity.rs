@@ -1,8 +1,8 @@
 //! Session affinity: case 47.
 
+use crate::common::{Case, Setup, run};
 use crate::expect::kept;
 use crate::objects::{Ep, PORT, elsewhere, port};
-use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::net::{Dual, Family, NetClient, Outcome, Transport};
 use serde_json::json;
@@ -107,7 +107,7 @@ fn case_47_a_client_stays_with_its_endpoint_over_all_frontends_of_a_port() -> Re
 fn case_47_a_client_idle_for_the_timeout_may_get_another_endpoint() -> Result<()> {
     run(async {
         let case = sticky(247, 2).await?;
-        let client = case.world().client();
+        let client = case.client();
         let to = case.w(1).at(Family::V4);
         let one = the_one(&client, to).await?;
         // Each connection restarts the timeout: twice the timeout passes, and nothing has changed.
@@ -129,17 +129,14 @@ fn case_47_a_client_idle_for_the_timeout_may_get_another_endpoint() -> Result<()
 
 #[test]
 fn case_47_an_endpoint_outside_of_the_set_in_use_is_passed_over() -> Result<()> {
-    run(async {
-        let case = Case::new(248, Setup::Plain).await?;
+    Case::run(248, Setup::Plain, async |case| {
         let spec = json!({
             "sessionAffinity": "ClientIP", "externalTrafficPolicy": "Local",
             "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 3600}},
         });
-        case.make("svc", 1, &spec).await?;
         let endpoints = [crate::objects::on_node(&case, 1), elsewhere(1), elsewhere(2), elsewhere(3)];
-        case.slices("svc", &endpoints).await?;
-        case.synced().await?;
-        let c = case.world().client();
+        case.serve("svc", 1, &spec, &endpoints).await?;
+        let c = case.client();
         for family in Family::ALL {
             let v = the_one(&c, case.v(1).at(family)).await?;
             let local: Dual = endpoints[0].at;

@@ -1,7 +1,7 @@
 //! Endpoints are chosen uniformly, at random, for each new connection.
 
+use crate::common::{Case, Setup};
 use crate::objects::{Ep, elsewhere};
-use crate::rig::{Case, Setup, run};
 use anyhow::{Result, ensure};
 use keelson_cluster::net::{Family, NetClient, Transport};
 use serde_json::json;
@@ -36,8 +36,7 @@ fn as_float(number: usize) -> f64 {
 
 #[test]
 fn endpoints_are_chosen_uniformly() -> Result<()> {
-    run(async {
-        let case = Case::new(150, Setup::Plain).await?;
+    Case::run(150, Setup::Plain, async |case| {
         let ports = [
             crate::objects::port("http", 80, Transport::Tcp),
             crate::objects::port("dns", 80, Transport::Udp),
@@ -50,7 +49,7 @@ fn endpoints_are_chosen_uniformly() -> Result<()> {
         let all: [Ep; 5] = [1, 2, 3, 4, 5].map(elsewhere);
         case.slices_of("svc", "a", &served, &all).await?;
         case.synced().await?;
-        let pod = case.world().pod();
+        let pod = case.pod();
         for family in Family::ALL {
             for transport in [Transport::Tcp, Transport::Udp] {
                 is_uniform(&pod, case.v(1).at(family), transport, all.len()).await?;

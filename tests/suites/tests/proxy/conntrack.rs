@@ -1,8 +1,8 @@
 //! Existing flows: cases 48 to 50.
 
+use crate::common::{Case, Setup};
 use crate::expect::{Target, Want, kept};
 use crate::objects::{Ep, PORT, elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::net::plan::remote;
@@ -65,8 +65,7 @@ async fn moved_to(case: &Case, flow: &mut Flow, want: SocketAddr) -> Result<()> 
 
 #[test]
 fn case_48_udp_flows_to_a_removed_endpoint_are_deleted_and_others_kept() -> Result<()> {
-    run(async {
-        let case = Case::new(48, Setup::Plain).await?;
+    Case::run(48, Setup::Plain, async |case| {
         // By default an association that makes no progress is forgotten after three seconds.
         case.world().node().sysctl(&[("netfilter/nf_conntrack_sctp_timeout_cookie_wait", "120")])?;
         let x = case.x_address(1);
@@ -84,7 +83,7 @@ fn case_48_udp_flows_to_a_removed_endpoint_are_deleted_and_others_kept() -> Resu
         case.synced().await?;
 
         let frontends: [Target; 4] = [case.v(1), case.w(1), case.x(1), case.np(1)];
-        let c = case.world().client();
+        let c = case.client();
         let (mut gone, mut stay, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for family in Family::ALL {
             for frontend in frontends {
@@ -113,11 +112,10 @@ fn case_48_udp_flows_to_a_removed_endpoint_are_deleted_and_others_kept() -> Resu
 
 #[test]
 fn case_49_untranslated_udp_flows_are_deleted_with_the_first_endpoint() -> Result<()> {
-    run(async {
-        let case = Case::new(49, Setup::Plain).await?;
+    Case::run(49, Setup::Plain, async |case| {
         // Without any rules the kernel does not track connections at all.
         case.synced().await?;
-        let c = case.world().client();
+        let c = case.client();
         // There is no Service: the node forwards it, and has an untranslated entry.
         let mut flows = Vec::new();
         for family in Family::ALL {
@@ -178,13 +176,12 @@ fn conntrack_address(family: Family) -> &'static str {
 
 #[test]
 fn case_49_flows_of_the_last_endpoint_are_kept_until_another_is_added() -> Result<()> {
-    run(async {
-        let case = Case::new(149, Setup::Plain).await?;
+    Case::run(149, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({"ports": [udp(&case, 1)]})).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         serve(&case, std::slice::from_ref(&l1)).await?;
         case.synced().await?;
-        let c = case.world().client();
+        let c = case.client();
         let v = case.v(1).over(Transport::Udp);
         let mut flows = Vec::new();
         for family in Family::ALL {
@@ -207,13 +204,12 @@ fn case_49_flows_of_the_last_endpoint_are_kept_until_another_is_added() -> Resul
 
 #[test]
 fn case_50_udp_flows_to_serving_endpoints_are_kept_unless_the_port_changed() -> Result<()> {
-    run(async {
-        let case = Case::new(50, Setup::Plain).await?;
+    Case::run(50, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({"ports": [udp(&case, 1)], "externalTrafficPolicy": "Local"})).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         serve(&case, &[l1.clone(), r1.clone()]).await?;
         case.synced().await?;
-        let pod = case.world().pod();
+        let pod = case.pod();
         let mut flows = Vec::new();
         for family in Family::ALL {
             for target in [case.w(1), case.v(1)] {

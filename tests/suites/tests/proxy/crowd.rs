@@ -1,8 +1,8 @@
 //! Health under connections that are never closed: P3.
 
+use crate::common::{Case, Setup};
 use crate::expect::kept;
 use crate::objects::on_node;
-use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use keelson_cluster::net::plan::{CLIENT, NODE};
@@ -41,8 +41,7 @@ async fn answers(case: &Case, check: u16) -> Result<()> {
     for round in 0..5 {
         for (port, path) in [(HEALTH, "/healthz"), (HEALTH, "/livez"), (check, "/")] {
             for family in Family::ALL {
-                let answer =
-                    http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await;
+                let answer = http_get_from(case.client().namespace(), NODE.at(family, port), path).await;
                 let answer = answer.with_context(|| format!("{path} at port {port}, round {round}"))?;
                 ensure!(answer.status.as_u16() == 200, "{path} at port {port}: {}", answer.text());
             }
@@ -53,15 +52,12 @@ async fn answers(case: &Case, check: u16) -> Result<()> {
 
 #[test]
 fn p3_health_answers_with_five_thousand_open_connections() -> Result<()> {
-    run(async {
-        let case = Case::alone(157, Setup::Plain).await?;
+    Case::run_alone(157, Setup::Plain, async |case| {
         let check = case.node_port(9);
         let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": check});
-        case.make("svc", 1, &spec).await?;
         let l1 = on_node(&case, 1);
-        case.slices("svc", std::slice::from_ref(&l1)).await?;
-        case.synced().await?;
-        let client = case.world().client();
+        case.serve("svc", 1, &spec, std::slice::from_ref(&l1)).await?;
+        let client = case.client();
         case.all([(client.clone(), case.w(1), kept([&l1]))]).await?;
         case.eventually("the health check port answers", || answers(&case, check)).await?;
 
@@ -70,7 +66,7 @@ fn p3_health_answers_with_five_thousand_open_connections() -> Result<()> {
         let lines: String = many.iter().map(|ip| format!("addr add {ip}/32 dev eth0\n")).collect();
         client.namespace().ip(&lines)?;
         let many: Vec<IpAddr> = many.into_iter().map(IpAddr::from).collect();
-        let pod = case.world().pod();
+        let pod = case.pod();
         for (who, sources) in [(&pod, vec![pod.ip(Family::V4)]), (&client, many)] {
             for port in [HEALTH, check] {
                 let open = crowd(who, &sources, NODE.at(Family::V4, port)).await?;

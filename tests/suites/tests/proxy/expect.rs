@@ -1,7 +1,7 @@
 //! Owns: expectations of a case. In: clients, targets and expected outcomes. Out: an error with the actual outcome.
 
+use crate::common::Case;
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::rig::Case;
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};

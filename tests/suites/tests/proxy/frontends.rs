@@ -1,8 +1,8 @@
 //! Frontends: cases 1 to 5, 14 to 17, 43 and 44.
 
+use crate::common::{Case, Setup, run, shared};
 use crate::expect::{Want, kept, masked};
 use crate::objects::{PORT, at_8080, elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run, shared};
 use anyhow::{Result, ensure};
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::kube::{ApiFault, ApiMatch};
@@ -13,8 +13,7 @@ use std::time::Duration;
 
 #[test]
 fn case_01_headless_external_name_and_no_cluster_ip_have_no_frontend() -> Result<()> {
-    run(async {
-        let case = Case::new(1, Setup::Plain).await?;
+    Case::run(1, Setup::Plain, async |case| {
         let spec = |n: u8, over: serde_json::Value| {
             let x = case.x_address(n);
             let mut spec = json!({"externalIPs": [x.v4, x.v6]});
@@ -34,14 +33,13 @@ fn case_01_headless_external_name_and_no_cluster_ip_have_no_frontend() -> Result
             case.slices(name, &[elsewhere(1)]).await?;
         }
         case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
         let mut table = Vec::new();
         for n in 1..=3 {
-            table.push((c.clone(), case.x(n), Want::Untouched));
-            table.push((pod.clone(), case.w(n), Want::Untouched));
-            table.push((c.clone(), case.np(n), Want::Reset));
+            table.push((case.client(), case.x(n), Want::Untouched));
+            table.push((case.pod(), case.w(n), Want::Untouched));
+            table.push((case.client(), case.np(n), Want::Reset));
             // An address of a ServiceCIDR that no Service has.
-            table.push((pod.clone(), case.v(n), Want::Drop));
+            table.push((case.pod(), case.v(n), Want::Drop));
         }
         case.all(table).await
     })
@@ -49,21 +47,18 @@ fn case_01_headless_external_name_and_no_cluster_ip_have_no_frontend() -> Result
 
 #[test]
 fn case_02_a_service_of_another_proxy_has_no_frontends() -> Result<()> {
-    run(async {
-        let case = Case::new(2, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run(2, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
-        case.slices("svc", &r1).await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
+        case.make_with("svc", 1, &json!({}), &r1).await?;
         let there = [
-            (pod.clone(), case.v(1), kept(&r1)),
-            (c.clone(), case.w(1), masked(&r1)),
-            (c.clone(), case.np(1), masked(&r1)),
+            (case.pod(), case.v(1), kept(&r1)),
+            (case.client(), case.w(1), masked(&r1)),
+            (case.client(), case.np(1), masked(&r1)),
         ];
         let gone = [
-            (pod, case.v(1), Want::Drop),
-            (c.clone(), case.w(1), Want::Untouched),
-            (c, case.np(1), Want::Reset),
+            (case.pod(), case.v(1), Want::Drop),
+            (case.client(), case.w(1), Want::Untouched),
+            (case.client(), case.np(1), Want::Reset),
         ];
         case.synced().await?;
         case.all(there.clone()).await?;
@@ -80,21 +75,18 @@ fn case_02_a_service_of_another_proxy_has_no_frontends() -> Result<()> {
 
 #[test]
 fn case_03_a_family_without_endpoints_is_rejected() -> Result<()> {
-    run(async {
-        let case = Case::new(3, Setup::Plain).await?;
+    Case::run(3, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({})).await?;
         let r1 = [elsewhere(1)];
         case.put(Kind::Slice, &case.slice("svc", "a", Family::V4, &at_8080(), &r1)).await?;
         case.synced().await?;
-        let pod = case.world().pod();
-        case.all([(pod.clone(), case.v(1).v4(), kept(&r1)), (pod, case.v(1).v6(), Want::Reject)]).await
+        case.all([(case.pod(), case.v(1).v4(), kept(&r1)), (case.pod(), case.v(1).v6(), Want::Reject)]).await
     })
 }
 
 #[test]
 fn case_04_a_service_of_one_family_has_no_frontend_of_the_other() -> Result<()> {
-    run(async {
-        let case = Case::new(4, Setup::Plain).await?;
+    Case::run(4, Setup::Plain, async |case| {
         let (v, x, w) = (case.v_address(1), case.x_address(1), case.w_address(1));
         let single = json!({
             "clusterIPs": [v.v4], "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack", "externalIPs": [x.v6],
@@ -104,14 +96,13 @@ fn case_04_a_service_of_one_family_has_no_frontend_of_the_other() -> Result<()> 
         let r1 = [elsewhere(1)];
         case.slices("svc", &r1).await?;
         case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
         case.all([
-            (pod, case.v(1).v4(), kept(&r1)),
-            (c.clone(), case.np(1).v4(), masked(&r1)),
-            (c.clone(), case.x(1).v6(), Want::Untouched),
-            (c.clone(), case.w(1).v6(), Want::Untouched),
-            (c.clone(), case.w(1).v4(), Want::Untouched),
-            (c, case.np(1).v6(), Want::Reset),
+            (case.pod(), case.v(1).v4(), kept(&r1)),
+            (case.client(), case.np(1).v4(), masked(&r1)),
+            (case.client(), case.x(1).v6(), Want::Untouched),
+            (case.client(), case.w(1).v6(), Want::Untouched),
+            (case.client(), case.w(1).v4(), Want::Untouched),
+            (case.client(), case.np(1).v6(), Want::Reset),
         ])
         .await
     })
@@ -119,8 +110,7 @@ fn case_04_a_service_of_one_family_has_no_frontend_of_the_other() -> Result<()> 
 
 #[test]
 fn case_05_slices_of_names_or_no_service_are_ignored() -> Result<()> {
-    run(async {
-        let case = Case::new(5, Setup::Plain).await?;
+    Case::run(5, Setup::Plain, async |case| {
         case.make("named", 1, &json!({})).await?;
         let mut named = case.slice("named", "a", Family::V4, &at_8080(), &[elsewhere(1)]);
         named["addressType"] = json!("FQDN");
@@ -131,15 +121,13 @@ fn case_05_slices_of_names_or_no_service_are_ignored() -> Result<()> {
         alone["metadata"]["labels"] = json!({});
         case.put(Kind::Slice, &alone).await?;
         case.synced().await?;
-        let pod = case.world().pod();
-        case.all([(pod.clone(), case.v(1), Want::Reject), (pod, case.v(2), Want::Reject)]).await
+        case.all([(case.pod(), case.v(1), Want::Reject), (case.pod(), case.v(2), Want::Reject)]).await
     })
 }
 
 #[test]
 fn case_14_protocols_on_one_port_are_independent() -> Result<()> {
-    run(async {
-        let case = Case::new(14, Setup::Plain).await?;
+    Case::run(14, Setup::Plain, async |case| {
         let names = [("t", Transport::Tcp), ("u", Transport::Udp), ("s", Transport::Sctp)];
         let ports: Vec<_> = names
             .iter()
@@ -156,15 +144,14 @@ fn case_14_protocols_on_one_port_are_independent() -> Result<()> {
             case.slices_of("svc", name, &ports, std::slice::from_ref(endpoint)).await?;
         }
         case.synced().await?;
-        let (pod, host, c) = (case.world().pod(), case.world().host(), case.world().client());
         let mut table = Vec::new();
         for ((_, transport), endpoint) in names.iter().zip(&endpoints) {
             let [v, w, np] = [case.v(1), case.w(1), case.np(1)].map(|target| target.over(*transport));
-            table.push((pod.clone(), v, kept([endpoint])));
-            table.push((c.clone(), v, masked([endpoint])));
-            table.push((c.clone(), w, masked([endpoint])));
-            table.push((c.clone(), np, masked([endpoint])));
-            table.push((host.clone(), w, masked([endpoint])));
+            table.push((case.pod(), v, kept([endpoint])));
+            table.push((case.client(), v, masked([endpoint])));
+            table.push((case.client(), w, masked([endpoint])));
+            table.push((case.client(), np, masked([endpoint])));
+            table.push((case.host(), w, masked([endpoint])));
         }
         case.all(table).await?;
 
@@ -172,11 +159,11 @@ fn case_14_protocols_on_one_port_are_independent() -> Result<()> {
         case.respec("svc", &json!({"ports": without})).await?;
         case.synced().await?;
         case.all([
-            (pod.clone(), case.v(1).over(Transport::Udp), Want::Reject),
-            (pod.clone(), case.v(1), kept([&endpoints[0]])),
-            (pod, case.v(1).over(Transport::Sctp), kept([&endpoints[2]])),
-            (c.clone(), case.w(1).over(Transport::Udp), Want::Drop),
-            (c, case.w(1).over(Transport::Sctp), masked([&endpoints[2]])),
+            (case.pod(), case.v(1).over(Transport::Udp), Want::Reject),
+            (case.pod(), case.v(1), kept([&endpoints[0]])),
+            (case.pod(), case.v(1).over(Transport::Sctp), kept([&endpoints[2]])),
+            (case.client(), case.w(1).over(Transport::Udp), Want::Drop),
+            (case.client(), case.w(1).over(Transport::Sctp), masked([&endpoints[2]])),
         ])
         .await
     })
@@ -184,8 +171,7 @@ fn case_14_protocols_on_one_port_are_independent() -> Result<()> {
 
 #[test]
 fn case_15_addresses_with_leading_zeros_are_decimal() -> Result<()> {
-    run(async {
-        let case = Case::new(15, Setup::Plain).await?;
+    Case::run(15, Setup::Plain, async |case| {
         let odd = json!({
             "type": "ClusterIP", "clusterIP": "10.100.015.041", "clusterIPs": ["10.100.015.041"],
             "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
@@ -198,22 +184,20 @@ fn case_15_addresses_with_leading_zeros_are_decimal() -> Result<()> {
         slice["endpoints"][0]["addresses"] = json!(["10.244.002.011"]);
         case.put_unchecked(Kind::Slice, &slice).await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(41).v4(), kept(&r1))]).await
+        case.all([(case.pod(), case.v(41).v4(), kept(&r1))]).await
     })
 }
 
 #[test]
 fn case_16_a_slice_may_come_before_its_service() -> Result<()> {
-    run(async {
-        let case = Case::new(16, Setup::Plain).await?;
+    Case::run(16, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
         case.slices("svc", &r1).await?;
         case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
-        case.all([(pod.clone(), case.v(1), Want::Drop), (c.clone(), case.w(1), Want::Untouched)]).await?;
+        case.all([(case.pod(), case.v(1), Want::Drop), (case.client(), case.w(1), Want::Untouched)]).await?;
         case.make("svc", 1, &json!({})).await?;
         case.synced().await?;
-        case.all([(pod, case.v(1), kept(&r1)), (c, case.w(1), masked(&r1))]).await
+        case.all([(case.pod(), case.v(1), kept(&r1)), (case.client(), case.w(1), masked(&r1))]).await
     })
 }
 
@@ -236,17 +220,20 @@ async fn check_nothing_programmed(number: u8, held: &str) -> Result<()> {
     .await?;
     // A proxy that does not wait programs rules within this time.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let (pod, c) = (case.world().pod(), case.world().client());
     case.all([
-        (pod.clone(), case.v(1), Want::Untouched),
-        (c.clone(), case.w(1), Want::Untouched),
-        (c.clone(), case.np(1), Want::Reset),
+        (case.pod(), case.v(1), Want::Untouched),
+        (case.client(), case.w(1), Want::Untouched),
+        (case.client(), case.np(1), Want::Reset),
     ])
     .await?;
     proxy.remove(rule);
     case.wait_for(case.v(1)).await?;
-    case.all([(pod, case.v(1), kept(&r1)), (c.clone(), case.w(1), masked(&r1)), (c, case.np(1), masked(&r1))])
-        .await
+    case.all([
+        (case.pod(), case.v(1), kept(&r1)),
+        (case.client(), case.w(1), masked(&r1)),
+        (case.client(), case.np(1), masked(&r1)),
+    ])
+    .await
 }
 
 #[test]
@@ -261,26 +248,24 @@ fn case_16_slices_without_listed_services_program_nothing() -> Result<()> {
 
 #[test]
 fn case_17_undefined_ports_and_unallocated_addresses() -> Result<()> {
-    run(async {
-        let case = Case::new(17, Setup::Plain).await?;
+    Case::run(17, Setup::Plain, async |case| {
         case.make("one", 1, &json!({})).await?;
         case.make("two", 2, &json!({"type": "ClusterIP", "ports": [port("http", 81, Transport::Tcp)]}))
             .await?;
         case.slices("one", &[elsewhere(1)]).await?;
         case.slices("two", &[elsewhere(2)]).await?;
         case.synced().await?;
-        let (pod, host, c) = (case.world().pod(), case.world().host(), case.world().client());
         case.all([
-            (pod.clone(), case.v(2).port(81), kept([&elsewhere(2)])),
-            (pod.clone(), case.v(1).port(81), Want::Reject),
-            (host.clone(), case.v(1).port(81), Want::Reject),
-            (c.clone(), case.v(1).port(81), Want::Reject),
-            (pod.clone(), case.v(1).over(Transport::Udp), Want::Reject),
-            (pod, case.v(77), Want::Drop),
-            (host.clone(), case.v(77), Want::Drop),
-            (c.clone(), case.v(77), Want::Drop),
-            (c, case.w(1).port(81), Want::Untouched),
-            (host, case.w(1).port(81), Want::Untouched),
+            (case.pod(), case.v(2).port(81), kept([&elsewhere(2)])),
+            (case.pod(), case.v(1).port(81), Want::Reject),
+            (case.host(), case.v(1).port(81), Want::Reject),
+            (case.client(), case.v(1).port(81), Want::Reject),
+            (case.pod(), case.v(1).over(Transport::Udp), Want::Reject),
+            (case.pod(), case.v(77), Want::Drop),
+            (case.host(), case.v(77), Want::Drop),
+            (case.client(), case.v(77), Want::Drop),
+            (case.client(), case.w(1).port(81), Want::Untouched),
+            (case.host(), case.w(1).port(81), Want::Untouched),
         ])
         .await
     })
@@ -288,8 +273,7 @@ fn case_17_undefined_ports_and_unallocated_addresses() -> Result<()> {
 
 #[test]
 fn case_43_only_addresses_of_mode_vip_are_captured() -> Result<()> {
-    run(async {
-        let case = Case::new(43, Setup::Plain).await?;
+    Case::run(43, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
         for (n, name) in [(1, "proxied"), (2, "vip"), (3, "absent")] {
             case.make(name, n, &json!({})).await?;
@@ -303,14 +287,13 @@ fn case_43_only_addresses_of_mode_vip_are_captured() -> Result<()> {
         case.ingress("vip", &of(2, "VIP")).await?;
         case.ingress("absent", &[]).await?;
         case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
         case.all([
-            (c.clone(), case.w(1), Want::Untouched),
-            (pod.clone(), case.w(1), Want::Untouched),
-            (c.clone(), case.w(2), masked(&r1)),
-            (c.clone(), case.w(3), Want::Untouched),
-            (pod, case.v(3), kept(&r1)),
-            (c, case.np(3), masked(&r1)),
+            (case.client(), case.w(1), Want::Untouched),
+            (case.pod(), case.w(1), Want::Untouched),
+            (case.client(), case.w(2), masked(&r1)),
+            (case.client(), case.w(3), Want::Untouched),
+            (case.pod(), case.v(3), kept(&r1)),
+            (case.client(), case.np(3), masked(&r1)),
         ])
         .await
     })
@@ -318,17 +301,13 @@ fn case_43_only_addresses_of_mode_vip_are_captured() -> Result<()> {
 
 #[test]
 fn case_44_without_a_node_port_there_is_none_and_the_load_balancer_works() -> Result<()> {
-    run(async {
-        let case = Case::new(44, Setup::Plain).await?;
+    Case::run(44, Setup::Plain, async |case| {
         let without = json!({
             "allocateLoadBalancerNodePorts": false, "ports": [port("http", PORT, Transport::Tcp)],
         });
-        case.make("svc", 1, &without).await?;
         let r1 = [elsewhere(1)];
-        case.slices("svc", &r1).await?;
-        case.synced().await?;
-        let c = case.world().client();
+        case.serve("svc", 1, &without, &r1).await?;
         let own = crate::expect::Target::new(NODE, PORT);
-        case.all([(c.clone(), case.w(1), masked(&r1)), (c, own, Want::Reset)]).await
+        case.all([(case.client(), case.w(1), masked(&r1)), (case.client(), own, Want::Reset)]).await
     })
 }

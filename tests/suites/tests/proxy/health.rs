@@ -1,9 +1,9 @@
 //! Health checks over HTTP: cases 51 to 55.
 
+use crate::common::{Case, Setup};
 use crate::expect::{kept, masked};
 use crate::held::HeldTable;
 use crate::objects::{elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run};
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::net::plan::{NODE, NODE_2};
@@ -20,7 +20,7 @@ fn checked(case: &Case, n: u8) -> Value {
 
 /// Response of the health check port to C.
 async fn ask(case: &Case, family: Family, port: u16, path: &str) -> Result<Answer> {
-    http_get_from(case.world().client().namespace(), NODE.at(family, port), path).await
+    http_get_from(case.client().namespace(), NODE.at(family, port), path).await
 }
 
 async fn check_closed(case: &Case, port: u16) -> Result<()> {
@@ -70,8 +70,7 @@ async fn eventually_is(case: &Case, port: u16, service: &str, endpoints: usize, 
 
 #[test]
 fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready() -> Result<()> {
-    run(async {
-        let case = Case::new(51, Setup::Plain).await?;
+    Case::run(51, Setup::Plain, async |case| {
         let mut ports = [port("http", 80, Transport::Tcp), port("more", 81, Transport::Tcp)];
         for (n, port) in (1..).zip(&mut ports) {
             port["nodePort"] = json!(case.node_port(n));
@@ -89,7 +88,7 @@ fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready
                 .with_context(|| path.to_owned())?;
         }
         // By default only the node's primary address.
-        let (c, second) = (case.world().client(), NODE_2.at(Family::V4, case.node_port(9)));
+        let (c, second) = (case.client(), NODE_2.at(Family::V4, case.node_port(9)));
         let other = http_get_from(c.namespace(), second, "/").await;
         ensure!(other.is_err(), "it answers on N2 too: {other:?}");
         Ok(())
@@ -98,23 +97,18 @@ fn case_51_a_health_check_counts_the_addresses_of_local_endpoints_that_are_ready
 
 #[test]
 fn case_52_terminating_endpoints_do_not_count_and_are_served() -> Result<()> {
-    run(async {
-        let case = Case::new(52, Setup::Plain).await?;
-        case.make("svc", 1, &checked(&case, 9)).await?;
+    Case::run(52, Setup::Plain, async |case| {
         let l1 = on_node(&case, 1).terminating();
-        case.slices("svc", std::slice::from_ref(&l1)).await?;
-        case.synced().await?;
-        case.all([(case.world().client(), case.w(1), kept([&l1]))]).await?;
+        case.serve("svc", 1, &checked(&case, 9), std::slice::from_ref(&l1)).await?;
+        case.all([(case.client(), case.w(1), kept([&l1]))]).await?;
         eventually_is(&case, case.node_port(9), "svc", 0, true).await
     })
 }
 
 #[test]
 fn case_53_the_health_check_port_follows_policy_and_number() -> Result<()> {
-    run(async {
-        let case = Case::new(53, Setup::Plain).await?;
-        case.make("svc", 1, &checked(&case, 9)).await?;
-        case.slices("svc", &[on_node(&case, 1)]).await?;
+    Case::run(53, Setup::Plain, async |case| {
+        case.make_with("svc", 1, &checked(&case, 9), &[on_node(&case, 1)]).await?;
         eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
         // The API does not allow to change the number: this is another Service with the same name.
         case.writer.delete(Kind::Service, "svc").await?;
@@ -149,12 +143,9 @@ async fn eventually_own(case: &Case, path: &str, status: u16) -> Result<Value> {
 
 #[test]
 fn case_53_55_a_family_that_cannot_sync_is_unhealthy_until_it_does() -> Result<()> {
-    run(async {
-        let case = Case::alone(153, Setup::Rough).await?;
-        case.make("svc", 1, &checked(&case, 9)).await?;
+    Case::run_alone(153, Setup::Rough, async |case| {
         let l1 = on_node(&case, 1);
-        case.slices("svc", std::slice::from_ref(&l1)).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &checked(&case, 9), std::slice::from_ref(&l1)).await?;
         eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
         eventually_own(&case, "/livez", 200).await?;
 
@@ -168,8 +159,7 @@ fn case_53_55_a_family_that_cannot_sync_is_unhealthy_until_it_does() -> Result<(
         let body = eventually_own(&case, "/healthz", 503).await?;
         ensure!(body["nodeEligible"] == true && body["healthy"] == false, "{body}");
         // A sync of IPv4 succeeds, and does not hide the failure.
-        let (pod, c) = (case.world().pod(), case.world().client());
-        case.eventually_all(vec![(pod.clone(), case.v(1).v4(), kept([&l1, &elsewhere(1)]))]).await?;
+        case.eventually_all(vec![(case.pod(), case.v(1).v4(), kept([&l1, &elsewhere(1)]))]).await?;
         let (status, body) = own_health(&case, "/livez").await?;
         ensure!(status == 503, "{body}");
         let answer = ask(&case, Family::V4, case.node_port(9), "/").await?;
@@ -179,14 +169,17 @@ fn case_53_55_a_family_that_cannot_sync_is_unhealthy_until_it_does() -> Result<(
         eventually_own(&case, "/livez", 200).await?;
         eventually_own(&case, "/healthz", 200).await?;
         eventually_is(&case, case.node_port(9), "svc", 1, true).await?;
-        case.all([(pod, case.v(1), kept([&l1, &elsewhere(1)])), (c, case.w(1), kept([&l1]))]).await
+        case.all([
+            (case.pod(), case.v(1), kept([&l1, &elsewhere(1)])),
+            (case.client(), case.w(1), kept([&l1])),
+        ])
+        .await
     })
 }
 
 #[test]
 fn case_54_a_node_marked_for_deletion_is_not_eligible() -> Result<()> {
-    run(async {
-        let case = Case::alone(54, Setup::OwnNode).await?;
+    Case::run_alone(54, Setup::OwnNode, async |case| {
         let taints = |taints: Value| json!({"spec": {"taints": taints}});
         let body = eventually_own(&case, "/healthz", 200).await?;
         ensure!(body["nodeEligible"] == true && body["healthy"] == true, "{body}");
@@ -235,12 +228,9 @@ fn case_54_a_node_marked_for_deletion_is_not_eligible() -> Result<()> {
 
 #[test]
 fn health_is_served_at_every_address_with_timestamps() -> Result<()> {
-    run(async {
-        let case = Case::new(155, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
-        case.slices("svc", &[elsewhere(1)]).await?;
-        case.synced().await?;
-        case.all([(case.world().client(), case.w(1), masked([&elsewhere(1)]))]).await?;
+    Case::run(155, Setup::Plain, async |case| {
+        case.serve("svc", 1, &json!({}), &[elsewhere(1)]).await?;
+        case.all([(case.client(), case.w(1), masked([&elsewhere(1)]))]).await?;
         let (status, body) = own_health(&case, "/livez").await?;
         let Some(families) = body["status"].as_object() else { bail!("no status in {body}") };
         ensure!(status == 200 && families.keys().eq(["IPv4", "IPv6"]), "{status}: {body}");

@@ -14,6 +14,7 @@ use keelson_harness::suite::Suite;
 
 mod affinity;
 mod choice;
+mod common;
 mod conntrack;
 mod crowd;
 mod expect;
@@ -27,7 +28,6 @@ mod operations;
 mod policies;
 mod priority;
 mod ranges;
-mod rig;
 mod slices;
 mod subject;
 mod topology;

@@ -1,8 +1,8 @@
 //! A node whose Node object is deleted, or loses fields: P4.
 
+use crate::common::{Case, Setup};
 use crate::expect::{Want, masked};
 use crate::objects::{elsewhere, on_node};
-use crate::rig::{Case, Setup, run};
 use crate::subject::Subject;
 use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
@@ -10,23 +10,19 @@ use serde_json::json;
 
 /// Checks that node ports answer only at the node's primary address, and that the zone is used.
 async fn unchanged(case: &Case, there: &Want) -> Result<()> {
-    let (c, pod) = (case.world().client(), case.world().pod());
     case.all([
-        (c.clone(), case.np(1), there.clone()),
-        (pod, case.np(1), there.clone()),
-        (c, case.np2(1), Want::Reset),
+        (case.client(), case.np(1), there.clone()),
+        (case.pod(), case.np(1), there.clone()),
+        (case.client(), case.np2(1), Want::Reset),
     ])
     .await
 }
 
 #[test]
 fn p4_frontends_stay_when_the_node_object_is_deleted_or_loses_its_addresses() -> Result<()> {
-    run(async {
-        let case = Case::alone(158, Setup::OwnNode).await?;
-        case.make("svc", 1, &json!({"type": "NodePort"})).await?;
+    Case::run_alone(158, Setup::OwnNode, async |case| {
         let l1 = on_node(&case, 1).zones(&["a"]);
-        case.slices("svc", &[l1.clone(), elsewhere(1).zones(&["b"])]).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"type": "NodePort"}), &[l1.clone(), elsewhere(1).zones(&["b"])]).await?;
         let there = masked([&l1]);
         unchanged(&case, &there).await?;
 

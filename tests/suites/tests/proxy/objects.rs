@@ -1,7 +1,7 @@
 //! Owns: the objects of a case. In: differences from the usual. Out: dual-stack Services and EndpointSlices at the API
 //! server.
 
-use crate::rig::Case;
+use crate::common::Case;
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
 use keelson_cluster::endpoints::Kind;
@@ -138,26 +138,26 @@ impl Case {
         let v = self.v_address(n);
         let mut http = port("http", PORT, Transport::Tcp);
         http["nodePort"] = json!(self.node_port(n));
-        let mut whole = json!({
+        let mut merged = json!({
             "type": "LoadBalancer",
             "clusterIP": v.v4, "clusterIPs": [v.v4, v.v6],
             "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
             "ports": [http],
         });
-        if let (Some(whole), Some(spec)) = (whole.as_object_mut(), spec.as_object()) {
-            whole.extend(spec.clone());
-            whole.retain(|_, value| !value.is_null());
+        if let (Some(merged), Some(spec)) = (merged.as_object_mut(), spec.as_object()) {
+            merged.extend(spec.clone());
+            merged.retain(|_, value| !value.is_null());
             // The API server might allocate the address or port of another case.
-            if whole["type"] == "LoadBalancer"
-                && whole.get("externalTrafficPolicy").is_some_and(|policy| policy == "Local")
+            if merged["type"] == "LoadBalancer"
+                && merged.get("externalTrafficPolicy").is_some_and(|policy| policy == "Local")
             {
-                whole.entry("healthCheckNodePort").or_insert_with(|| json!(self.node_port(10 - n)));
+                merged.entry("healthCheckNodePort").or_insert_with(|| json!(self.node_port(10 - n)));
             }
-            if whole["type"] == "ClusterIP" && !spec.contains_key("ports") {
-                whole.insert("ports".to_owned(), json!([port("http", PORT, Transport::Tcp)]));
+            if merged["type"] == "ClusterIP" && !spec.contains_key("ports") {
+                merged.insert("ports".to_owned(), json!([port("http", PORT, Transport::Tcp)]));
             }
         }
-        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": whole})
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": merged})
     }
 
     /// Creates such a Service, with W in its status if it is of type LoadBalancer.
@@ -169,6 +169,18 @@ impl Case {
             self.ingress(name, &[json!({"ip": w.v4}), json!({"ip": w.v6})]).await?;
         }
         Ok(())
+    }
+
+    /// The same with its slices.
+    pub(crate) async fn make_with(&self, name: &str, n: u8, spec: &Value, endpoints: &[Ep]) -> Result<()> {
+        self.make(name, n, spec).await?;
+        self.slices(name, endpoints).await
+    }
+
+    /// The same, and waits until the proxy has applied it.
+    pub(crate) async fn serve(&self, name: &str, n: u8, spec: &Value, endpoints: &[Ep]) -> Result<()> {
+        self.make_with(name, n, spec, endpoints).await?;
+        self.synced().await
     }
 
     pub(crate) async fn ingress(&self, name: &str, ingress: &[Value]) -> Result<()> {

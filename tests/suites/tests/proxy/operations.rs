@@ -1,9 +1,9 @@
 //! Operation of the proxy: cases 56 to 60.
 
+use crate::common::{Case, Setup};
 use crate::expect::{Want, kept, masked};
 use crate::held::HeldTable;
 use crate::objects::{elsewhere, on_node};
-use crate::rig::{Case, Setup, run};
 use crate::subject::Subject;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::net::{Family, Outcome, Transport};
@@ -46,8 +46,7 @@ fn contents(case: &Case, family: Family) -> Result<BTreeSet<String>> {
 
 #[test]
 fn case_56_no_change_is_no_operation_and_a_change_affects_one_service() -> Result<()> {
-    run(async {
-        let case = Case::alone(56, Setup::Rough).await?;
+    Case::run_alone(56, Setup::Rough, async |case| {
         case.make("svc", 1, &json!({})).await?;
         case.make("idle", 2, &json!({})).await?;
         case.slices("svc", &[on_node(&case, 1), elsewhere(1)]).await?;
@@ -65,7 +64,7 @@ fn case_56_no_change_is_no_operation_and_a_change_affects_one_service() -> Resul
         let before = Family::ALL.map(|family| contents(&case, family));
         case.slices("svc", &[on_node(&case, 1), elsewhere(3)]).await?;
         let both = [on_node(&case, 1), elsewhere(3)];
-        case.eventually_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+        case.eventually_all(vec![(case.pod(), case.v(1), kept(&both))]).await?;
         for (family, before) in Family::ALL.into_iter().zip(before) {
             let (before, after) = (before?, contents(&case, family)?);
             let changed: Vec<_> = before.symmetric_difference(&after).cloned().collect();
@@ -86,19 +85,14 @@ fn case_56_no_change_is_no_operation_and_a_change_affects_one_service() -> Resul
 
 #[test]
 fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
-    run(async {
-        let case = Case::alone(57, Setup::Rough).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run_alone(57, Setup::Rough, async |case| {
         let all = [1, 2, 3, 4, 5].map(elsewhere);
-        case.slices("svc", &all[..2]).await?;
+        case.make_with("svc", 1, &json!({}), &all[..2]).await?;
         let hour = json!({
             "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 3600}},
         });
-        case.make("sticky", 2, &hour).await?;
-        case.slices("sticky", &all).await?;
-        case.make("gone", 3, &json!({})).await?;
-        case.slices("gone", &all[..1]).await?;
-        case.synced().await?;
+        case.make_with("sticky", 2, &hour, &all).await?;
+        case.serve("gone", 3, &json!({}), &all[..1]).await?;
         let who = async |family: Family| match case
             .world()
             .client()
@@ -112,7 +106,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
 
         // A client sends requests all the time, and every one is answered.
         let done = Arc::new(AtomicBool::new(false));
-        let (client, to, over) = (case.world().pod(), case.v(1).at(Family::V4), done.clone());
+        let (client, to, over) = (case.pod(), case.v(1).at(Family::V4), done.clone());
         let asking = tokio::spawn(async move {
             let mut asked = 0;
             while !over.load(Ordering::Relaxed) {
@@ -126,15 +120,15 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
         });
         case.bench.running.kill9().await?;
         // Rules stay while the proxy is stopped, and it catches up with changes afterwards.
-        case.all([(case.world().client(), case.w(1), masked(&all[..2]))]).await?;
+        case.all([(case.client(), case.w(1), masked(&all[..2]))]).await?;
         case.writer.delete(keelson_cluster::endpoints::Kind::Service, "gone").await?;
         case.bench.running.start_again(case.world()).await?;
         case.synced().await?;
         ensure!([who(Family::V4).await?, who(Family::V6).await?] == before, "a client was moved");
         case.all([
-            (case.world().client(), case.w(1), masked(&all[..2])),
-            (case.world().client(), case.w(3), Want::Untouched),
-            (case.world().pod(), case.v(3), Want::Drop),
+            (case.client(), case.w(1), masked(&all[..2])),
+            (case.client(), case.w(3), Want::Untouched),
+            (case.pod(), case.v(3), Want::Drop),
         ])
         .await?;
         done.store(true, Ordering::Relaxed);
@@ -146,42 +140,34 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
 
 #[test]
 fn case_58_endpoints_removed_and_restored_at_once_are_served() -> Result<()> {
-    run(async {
-        let case = Case::new(58, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run(58, Setup::Plain, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({}), &both).await?;
         for _ in 0..3 {
             case.slices("svc", &[]).await?;
-            case.eventually_all(vec![(case.world().pod(), case.v(1), Want::Reject)]).await?;
+            case.eventually_all(vec![(case.pod(), case.v(1), Want::Reject)]).await?;
             case.slices("svc", &both).await?;
-            case.eventually_all(vec![(case.world().pod(), case.v(1), kept(&both))]).await?;
+            case.eventually_all(vec![(case.pod(), case.v(1), kept(&both))]).await?;
         }
         // A later clean-up removes nothing that is in use again.
         case.synced().await?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept(&both))]).await
+        case.all([(case.pod(), case.v(1), kept(&both))]).await
     })
 }
 
 #[test]
 fn case_59_refused_changes_are_retried_and_completed() -> Result<()> {
-    run(async {
-        let case = Case::alone(59, Setup::Rough).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run_alone(59, Setup::Rough, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({}), &both).await?;
         let failures = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
         let v4 = [("ip_family", "IPv4")];
         let before = case.metric(failures, &v4).await?;
         let held = HeldTable::take(case.world(), case.subject().table(), Family::V4).await?;
-        case.make("more", 2, &json!({})).await?;
-        case.slices("more", &both).await?;
-        let pod = case.world().pod();
-        case.eventually_all(vec![(pod.clone(), case.v(2).v6(), kept(&both))]).await?;
+        case.make_with("more", 2, &json!({}), &both).await?;
+        case.eventually_all(vec![(case.pod(), case.v(2).v6(), kept(&both))]).await?;
         case.eventually("failures are counted", || async {
             let now = case.metric(failures, &v4).await?;
             ensure!(now > before, "{failures} is {now}, and was {before}");
@@ -191,38 +177,35 @@ fn case_59_refused_changes_are_retried_and_completed() -> Result<()> {
         drop(held);
         // All rules are there again, not only changed ones; the first Service too.
         let want = kept(&both);
-        case.eventually_all(vec![(pod.clone(), case.v(2), want.clone()), (pod, case.v(1), want)]).await?;
-        case.all([(case.world().client(), case.w(1), masked(&both))]).await
+        case.eventually_all(vec![(case.pod(), case.v(2), want.clone()), (case.pod(), case.v(1), want)])
+            .await?;
+        case.all([(case.client(), case.w(1), masked(&both))]).await
     })
 }
 
 #[test]
 fn a_table_that_somebody_removes_comes_back() -> Result<()> {
-    run(async {
-        let case = Case::alone(160, Setup::Rough).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run_alone(160, Setup::Rough, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
+        case.serve("svc", 1, &json!({}), &both).await?;
         for kind in ["ip", "ip6"] {
             case.world().node().nft(&["delete", "table", kind, case.subject().table()])?;
         }
         if case.subject() == Subject::KubeProxy {
             // Without work it checks only once an hour.
             tokio::time::sleep(4 * PERIOD).await;
-            case.all([(pod.clone(), case.v(1), Want::Untouched)]).await?;
+            case.all([(case.pod(), case.v(1), Want::Untouched)]).await?;
             case.synced().await?;
         }
-        case.eventually_all(vec![(pod, case.v(1), kept(&both))]).await?;
-        case.all([(c.clone(), case.w(1), masked(&both)), (c, case.np(1), masked(&both))]).await
+        case.eventually_all(vec![(case.pod(), case.v(1), kept(&both))]).await?;
+        case.all([(case.client(), case.w(1), masked(&both)), (case.client(), case.np(1), masked(&both))])
+            .await
     })
 }
 
 #[test]
 fn case_60_ports_without_local_endpoints_are_counted() -> Result<()> {
-    run(async {
-        let case = Case::alone(60, Setup::Plain).await?;
+    Case::run_alone(60, Setup::Plain, async |case| {
         case.synced().await?;
         let counts = async || {
             let mut counts = Vec::new();
@@ -255,11 +238,9 @@ fn case_60_ports_without_local_endpoints_are_counted() -> Result<()> {
             .await?;
         case.synced().await?;
         soon("no endpoints at all are not counted", more(0.0, 0.0)).await?;
-        case.make("inside", 2, &json!({"internalTrafficPolicy": "Local"})).await?;
-        case.slices("inside", &[elsewhere(1)]).await?;
+        case.make_with("inside", 2, &json!({"internalTrafficPolicy": "Local"}), &[elsewhere(1)]).await?;
         soon("the internal policy is counted", more(1.0, 0.0)).await?;
-        case.make("outside", 3, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("outside", &[elsewhere(1)]).await?;
+        case.make_with("outside", 3, &json!({"externalTrafficPolicy": "Local"}), &[elsewhere(1)]).await?;
         soon("the external policy is counted", more(1.0, 1.0)).await?;
         case.slices("inside", &[on_node(&case, 1)]).await?;
         case.slices("outside", &[]).await?;

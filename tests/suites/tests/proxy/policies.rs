@@ -1,8 +1,8 @@
 //! Traffic policies and masquerading: cases 31 to 39.
 
+use crate::common::{Case, Setup, run};
 use crate::expect::{Want, kept, masked};
 use crate::objects::{PORT, elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run};
 use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::net::Transport;
@@ -11,27 +11,24 @@ use serde_json::json;
 
 #[test]
 fn case_31_internal_policy_local_is_for_cluster_ips_alone() -> Result<()> {
-    run(async {
-        let case = Case::new(31, Setup::Plain).await?;
+    Case::run(31, Setup::Plain, async |case| {
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         let both = [l1.clone(), r1];
-        case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
-        case.slices("svc", &both).await?;
+        case.make_with("svc", 1, &json!({"internalTrafficPolicy": "Local"}), &both).await?;
         let inside =
             case.service("inside", 2, &json!({"type": "ClusterIP", "externalTrafficPolicy": "Local"}));
         case.refused(Kind::Service, &inside).await?;
         case.put_unchecked(Kind::Service, &inside).await?;
         case.slices("inside", &both).await?;
         case.synced().await?;
-        let (pod, host, c) = (case.world().pod(), case.world().host(), case.world().client());
         case.all([
-            (pod.clone(), case.v(1), kept([&l1])),
-            (host, case.v(1), masked([&l1])),
-            (c.clone(), case.v(1), masked([&l1])),
-            (c.clone(), case.np(1), masked(&both)),
-            (pod.clone(), case.np(1), masked(&both)),
-            (pod, case.v(2), kept(&both)),
-            (c, case.v(2), masked(&both)),
+            (case.pod(), case.v(1), kept([&l1])),
+            (case.host(), case.v(1), masked([&l1])),
+            (case.client(), case.v(1), masked([&l1])),
+            (case.client(), case.np(1), masked(&both)),
+            (case.pod(), case.np(1), masked(&both)),
+            (case.pod(), case.v(2), kept(&both)),
+            (case.client(), case.v(2), masked(&both)),
         ])
         .await
     })
@@ -39,12 +36,9 @@ fn case_31_internal_policy_local_is_for_cluster_ips_alone() -> Result<()> {
 
 #[test]
 fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_rejects() -> Result<()> {
-    run(async {
-        let case = Case::new(32, Setup::Plain).await?;
+    Case::run(32, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
-        case.make("svc", 1, &json!({"internalTrafficPolicy": "Local"})).await?;
-        case.slices("svc", &r1).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"internalTrafficPolicy": "Local"}), &r1).await?;
         let mut table = case.all_clients(case.v(1), &Want::Drop);
         table.extend(case.all_clients(case.w(1), &masked(&r1)));
         case.all(table).await?;
@@ -58,26 +52,23 @@ fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_r
 
 #[test]
 fn case_33_external_policy_local_keeps_the_source_and_short_circuits_pods_and_host() -> Result<()> {
-    run(async {
-        let case = Case::new(33, Setup::Plain).await?;
+    Case::run(33, Setup::Plain, async |case| {
         let x = case.x_address(1);
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local", "externalIPs": [x.v4, x.v6]})).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         let both = [l1.clone(), r1];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local", "externalIPs": [x.v4, x.v6]}), &both)
+            .await?;
         let (w, v, x, np) = (case.w(1), case.v(1), case.x(1), case.np(1));
-        let (pod, host, c) = (case.world().pod(), case.world().host(), case.world().client());
         case.all([
-            (c.clone(), w, kept([&l1])),
-            (c.clone(), np, kept([&l1])),
-            (c, x, kept([&l1])),
-            (pod.clone(), w, kept(&both)),
-            (pod.clone(), np, kept(&both)),
-            (pod.clone(), x, kept(&both)),
-            (host.clone(), w, masked(&both)),
-            (host, np, masked(&both)),
-            (pod, v, kept(&both)),
+            (case.client(), w, kept([&l1])),
+            (case.client(), np, kept([&l1])),
+            (case.client(), x, kept([&l1])),
+            (case.pod(), w, kept(&both)),
+            (case.pod(), np, kept(&both)),
+            (case.pod(), x, kept(&both)),
+            (case.host(), w, masked(&both)),
+            (case.host(), np, masked(&both)),
+            (case.pod(), v, kept(&both)),
         ])
         .await
     })
@@ -85,19 +76,15 @@ fn case_33_external_policy_local_keeps_the_source_and_short_circuits_pods_and_ho
 
 #[test]
 fn case_34_external_policy_local_without_local_endpoints_drops_external_traffic() -> Result<()> {
-    run(async {
-        let case = Case::new(34, Setup::Plain).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+    Case::run(34, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
-        case.slices("svc", &r1).await?;
-        case.synced().await?;
-        let (pod, host, c) = (case.world().pod(), case.world().host(), case.world().client());
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local"}), &r1).await?;
         case.all([
-            (c.clone(), case.w(1), Want::Drop),
-            (c, case.np(1), Want::Drop),
-            (pod, case.w(1), kept(&r1)),
-            (host.clone(), case.np(1), masked(&r1)),
-            (host, case.w(1), masked(&r1)),
+            (case.client(), case.w(1), Want::Drop),
+            (case.client(), case.np(1), Want::Drop),
+            (case.pod(), case.w(1), kept(&r1)),
+            (case.host(), case.np(1), masked(&r1)),
+            (case.host(), case.w(1), masked(&r1)),
         ])
         .await
     })
@@ -105,16 +92,13 @@ fn case_34_external_policy_local_without_local_endpoints_drops_external_traffic(
 
 #[test]
 fn case_35_without_a_detector_pods_count_as_outside_and_the_host_does_not() -> Result<()> {
-    run(async {
-        let case = Case::new(35, Setup::NoDetector).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+    Case::run(35, Setup::NoDetector, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local"}), &both).await?;
         case.all([
-            (case.world().pod(), case.w(1), kept(&both[..1])),
-            (case.world().client(), case.w(1), kept(&both[..1])),
-            (case.world().host(), case.w(1), masked(&both)),
+            (case.pod(), case.w(1), kept(&both[..1])),
+            (case.client(), case.w(1), kept(&both[..1])),
+            (case.host(), case.w(1), masked(&both)),
         ])
         .await
     })
@@ -124,15 +108,13 @@ fn case_35_without_a_detector_pods_count_as_outside_and_the_host_does_not() -> R
 /// not.
 async fn masquerade_of_v(number: u8, setup: Setup, [pod, host, c]: [bool; 3]) -> Result<()> {
     let case = Case::new(number, setup).await?;
-    case.make("svc", 1, &json!({})).await?;
     let both = [on_node(&case, 1), elsewhere(1)];
-    case.slices("svc", &both).await?;
-    case.synced().await?;
+    case.serve("svc", 1, &json!({}), &both).await?;
     let want = |masqueraded| if masqueraded { masked(&both) } else { kept(&both) };
     case.all([
-        (case.world().pod(), case.v(1), want(pod)),
-        (case.world().host(), case.v(1), want(host)),
-        (case.world().client(), case.v(1), want(c)),
+        (case.pod(), case.v(1), want(pod)),
+        (case.host(), case.v(1), want(host)),
+        (case.client(), case.v(1), want(c)),
     ])
     .await
 }
@@ -154,17 +136,14 @@ fn case_36_masquerade_all_includes_pods() -> Result<()> {
 
 #[test]
 fn case_36_masquerade_all_applies_to_cluster_ips_only() -> Result<()> {
-    run(async {
-        let case = Case::new(141, Setup::MasqueradeAll).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+    Case::run(141, Setup::MasqueradeAll, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local"}), &both).await?;
         case.all([
-            (case.world().pod(), case.v(1), masked(&both)),
-            (case.world().pod(), case.w(1), kept(&both)),
-            (case.world().client(), case.w(1), kept(&both[..1])),
-            (case.world().host(), case.w(1), masked(&both)),
+            (case.pod(), case.v(1), masked(&both)),
+            (case.pod(), case.w(1), kept(&both)),
+            (case.client(), case.w(1), kept(&both[..1])),
+            (case.host(), case.w(1), masked(&both)),
         ])
         .await
     })
@@ -187,13 +166,10 @@ fn case_36_pods_by_the_interface_prefix() -> Result<()> {
 
 #[test]
 fn case_37_external_policy_cluster_is_masqueraded_for_all() -> Result<()> {
-    run(async {
-        let case = Case::new(37, Setup::Plain).await?;
+    Case::run(37, Setup::Plain, async |case| {
         let x = case.x_address(1);
-        case.make("svc", 1, &json!({"externalIPs": [x.v4, x.v6]})).await?;
         let both = [on_node(&case, 1), elsewhere(1)];
-        case.slices("svc", &both).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({"externalIPs": [x.v4, x.v6]}), &both).await?;
         let targets = [case.w(1), case.np(1), case.x(1)];
         case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &masked(&both)))).await
     })
@@ -201,16 +177,13 @@ fn case_37_external_policy_cluster_is_masqueraded_for_all() -> Result<()> {
 
 #[test]
 fn case_38_hairpin_connections_have_the_source_of_the_node() -> Result<()> {
-    run(async {
-        let case = Case::new(38, Setup::Plain).await?;
+    Case::run(38, Setup::Plain, async |case| {
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         for (n, name, endpoint) in [(1, "itself", &l1), (2, "other", &r1)] {
             case.make(name, n, &json!({})).await?;
             case.slices(name, std::slice::from_ref(endpoint)).await?;
         }
-        case.make("local", 3, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("local", std::slice::from_ref(&l1)).await?;
-        case.synced().await?;
+        case.serve("local", 3, &json!({"externalTrafficPolicy": "Local"}), std::slice::from_ref(&l1)).await?;
         let pod = case.world().local(1)?;
         case.all([
             (pod.clone(), case.v(1), masked([&l1])),
@@ -224,8 +197,7 @@ fn case_38_hairpin_connections_have_the_source_of_the_node() -> Result<()> {
 
 #[test]
 fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
-    run(async {
-        let case = Case::new(39, Setup::Plain).await?;
+    Case::run(39, Setup::Plain, async |case| {
         let x = case.x_address(1);
         let ports = Transport::ALL.map(|transport| {
             let mut port = port(&transport.name().to_lowercase(), PORT, transport);
@@ -246,19 +218,15 @@ fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
 
 #[test]
 fn case_37_an_endpoint_on_the_network_of_the_node_needs_no_masquerading() -> Result<()> {
-    run(async {
-        let case = Case::new(142, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run(142, Setup::Plain, async |case| {
         let node = on_node(&case, 1).moved_to(NODE);
-        case.slices("svc", std::slice::from_ref(&node)).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &json!({}), std::slice::from_ref(&node)).await?;
         // Packets for the node itself never reach source translation.
-        let (pod, c) = (case.world().pod(), case.world().client());
         case.all([
-            (pod.clone(), case.v(1), kept([&node])),
-            (pod, case.w(1), kept([&node])),
-            (c.clone(), case.w(1), kept([&node])),
-            (c, case.np(1), kept([&node])),
+            (case.pod(), case.v(1), kept([&node])),
+            (case.pod(), case.w(1), kept([&node])),
+            (case.client(), case.w(1), kept([&node])),
+            (case.client(), case.np(1), kept([&node])),
         ])
         .await
     })

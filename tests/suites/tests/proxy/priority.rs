@@ -1,8 +1,8 @@
 //! Packet priorities: the proxy's marks must not leave the node, and those of others must stay (P12).
 
+use crate::common::{Case, Setup};
 use crate::expect::Want;
 use crate::objects::{elsewhere, on_node};
-use crate::rig::{Case, Setup, run};
 use crate::subject::Subject;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::plan::remote;
@@ -55,16 +55,11 @@ fn packets(node: &Namespace, table: &str, counter: &str) -> Result<u64> {
 
 #[test]
 fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
-    run(async {
-        let case = Case::new(161, Setup::Plain).await?;
+    Case::run(161, Setup::Plain, async |case| {
         let endpoints = [on_node(&case, 1), elsewhere(1)];
-        case.make("plain", 1, &json!({})).await?;
-        case.slices("plain", &endpoints).await?;
-        case.make("sticky", 2, &json!({"sessionAffinity": "ClientIP"})).await?;
-        case.slices("sticky", &endpoints).await?;
-        case.make("local", 3, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("local", &endpoints).await?;
-        case.synced().await?;
+        case.make_with("plain", 1, &json!({}), &endpoints).await?;
+        case.make_with("sticky", 2, &json!({"sessionAffinity": "ClientIP"}), &endpoints).await?;
+        case.serve("local", 3, &json!({"externalTrafficPolicy": "Local"}), &endpoints).await?;
         let node = case.world().node();
         node.nft(&[WATCH])?;
         let targets = (1..=3).flat_map(|n| [case.v(n), case.w(n), case.np(n)]);
@@ -88,16 +83,13 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
 /// P12: a number is cleared only in packets to Services.
 #[test]
 fn p12_a_connection_to_no_service_keeps_its_priority() -> Result<()> {
-    run(async {
-        let case = Case::alone(162, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
-        case.slices("svc", &[elsewhere(1)]).await?;
-        case.synced().await?;
+    Case::run_alone(162, Setup::Plain, async |case| {
+        case.serve("svc", 1, &json!({}), &[elsewhere(1)]).await?;
         let node = case.world().node();
         node.nft(&[OTHERS])?;
         for family in Family::ALL {
             let to = remote(1).at(family, 8080);
-            let answer = case.world().host().ask(to, Transport::Tcp, ANSWER).await?;
+            let answer = case.host().ask(to, Transport::Tcp, ANSWER).await?;
             ensure!(matches!(answer, Outcome::Answered { .. }), "{to}: {answer:?}");
         }
         let (kept, lost) = (packets(node, "others", "kept")?, packets(node, "others", "lost")?);

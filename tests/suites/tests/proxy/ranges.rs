@@ -1,8 +1,8 @@
 //! Source ranges: cases 40 to 42.
 
+use crate::common::{Case, Setup};
 use crate::expect::{Want, kept, masked};
 use crate::objects::elsewhere;
-use crate::rig::{Case, Setup, run};
 use anyhow::Result;
 use keelson_cluster::net::Family;
 use keelson_cluster::net::plan::{CLIENT_NETWORKS, NODE_NETWORKS};
@@ -10,8 +10,7 @@ use serde_json::json;
 
 #[test]
 fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() -> Result<()> {
-    run(async {
-        let case = Case::new(40, Setup::Plain).await?;
+    Case::run(40, Setup::Plain, async |case| {
         // With a space, as the API allows.
         let ranges: Vec<String> = CLIENT_NETWORKS
             .iter()
@@ -20,16 +19,13 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
             .collect();
         let x = case.x_address(1);
         let spec = json!({"loadBalancerSourceRanges": ranges, "externalIPs": [x.v4, x.v6]});
-        case.make("svc", 1, &spec).await?;
         let r1 = [elsewhere(1)];
-        case.slices("svc", &r1).await?;
-        case.synced().await?;
+        case.serve("svc", 1, &spec, &r1).await?;
         let w = case.w_address(1);
         for family in Family::ALL {
             case.world().bind_to_node(w.of(family))?;
         }
-        let (pod, host, c, b) =
-            (case.world().pod(), case.world().host(), case.world().client(), case.world().outside_client());
+        let (pod, host, c, b) = (case.pod(), case.host(), case.client(), case.world().outside_client());
         let vip = host.from(w);
         case.all([
             (c, case.w(1), masked(&r1)),
@@ -48,8 +44,7 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
 
 #[test]
 fn case_41_ranges_of_the_other_family_or_of_everything_do_not_filter() -> Result<()> {
-    run(async {
-        let case = Case::new(41, Setup::Plain).await?;
+    Case::run(41, Setup::Plain, async |case| {
         let r1 = [elsewhere(1)];
         for (n, name, ranges) in [
             (1, "six", vec![CLIENT_NETWORKS[1]]),
@@ -59,7 +54,7 @@ fn case_41_ranges_of_the_other_family_or_of_everything_do_not_filter() -> Result
             case.slices(name, &r1).await?;
         }
         case.synced().await?;
-        let (b, c) = (case.world().outside_client(), case.world().client());
+        let (b, c) = (case.world().outside_client(), case.client());
         case.all([
             (b.clone(), case.w(1).v4(), masked(&r1)),
             (b.clone(), case.w(1).v6(), Want::Drop),
@@ -72,11 +67,10 @@ fn case_41_ranges_of_the_other_family_or_of_everything_do_not_filter() -> Result
 
 #[test]
 fn case_42_ranges_apply_before_rejections() -> Result<()> {
-    run(async {
-        let case = Case::new(42, Setup::Plain).await?;
+    Case::run(42, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({"loadBalancerSourceRanges": CLIENT_NETWORKS})).await?;
         case.synced().await?;
-        let (b, c) = (case.world().outside_client(), case.world().client());
+        let (b, c) = (case.world().outside_client(), case.client());
         case.all([(c, case.w(1), Want::Reject), (b, case.w(1), Want::Drop)]).await
     })
 }

@@ -1,8 +1,8 @@
 //! Contents of slices: cases 6 to 13 and 18 to 22.
 
+use crate::common::{Case, Setup};
 use crate::expect::{Want, kept};
 use crate::objects::{PORT, elsewhere, on_node, port};
-use crate::rig::{Case, Setup, run};
 use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
 use keelson_cluster::net::{Family, Transport};
@@ -10,43 +10,40 @@ use serde_json::json;
 
 #[test]
 fn case_06_endpoints_of_all_slices_are_merged() -> Result<()> {
-    run(async {
-        let case = Case::new(6, Setup::Plain).await?;
+    Case::run(6, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({})).await?;
         let all = [on_node(&case, 1), elsewhere(1), elsewhere(2)];
         case.slices_of("svc", "a", &crate::objects::at_8080(), &all[..1]).await?;
         case.slices_of("svc", "b", &crate::objects::at_8080(), &all[1..]).await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept(&all))]).await?;
+        case.all([(case.pod(), case.v(1), kept(&all))]).await?;
         case.delete_slices("svc", "b").await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept(&all[..1]))]).await
+        case.all([(case.pod(), case.v(1), kept(&all[..1]))]).await
     })
 }
 
 #[test]
 fn case_07_an_endpoint_in_two_slices_counts_once_until_both_lose_it() -> Result<()> {
-    run(async {
-        let case = Case::new(7, Setup::Plain).await?;
+    Case::run(7, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({})).await?;
         let l1 = [on_node(&case, 1)];
         case.slices_of("svc", "a", &crate::objects::at_8080(), &l1).await?;
         case.slices_of("svc", "b", &crate::objects::at_8080(), &l1).await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept(&l1))]).await?;
+        case.all([(case.pod(), case.v(1), kept(&l1))]).await?;
         case.delete_slices("svc", "a").await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept(&l1))]).await?;
+        case.all([(case.pod(), case.v(1), kept(&l1))]).await?;
         case.delete_slices("svc", "b").await?;
         case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), Want::Reject)]).await
+        case.all([(case.pod(), case.v(1), Want::Reject)]).await
     })
 }
 
 #[test]
 fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
-    run(async {
-        let case = Case::new(8, Setup::Plain).await?;
+    Case::run(8, Setup::Plain, async |case| {
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         for (n, name, [first, second]) in [
             (1, "one", [l1.clone().terminating(), l1.clone()]),
@@ -57,7 +54,7 @@ fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
             case.slices_of(name, "b", &crate::objects::at_8080(), &[second, r1.clone()]).await?;
         }
         case.synced().await?;
-        let (pod, both) = (case.world().pod(), [l1, r1]);
+        let (pod, both) = (case.pod(), [l1, r1]);
         // If it counted as terminating, only R1 would be used.
         case.all([(pod.clone(), case.v(1), kept(&both)), (pod, case.v(2), kept(&both))]).await
     })
@@ -65,8 +62,7 @@ fn case_08_an_endpoint_that_one_slice_has_ready_is_ready() -> Result<()> {
 
 #[test]
 fn case_09_each_slice_has_its_own_port_numbers() -> Result<()> {
-    run(async {
-        let case = Case::new(9, Setup::Plain).await?;
+    Case::run(9, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({})).await?;
         let (l1, r1) = (on_node(&case, 1), elsewhere(1));
         let numbered = |number| [port("http", number, Transport::Tcp)];
@@ -74,14 +70,13 @@ fn case_09_each_slice_has_its_own_port_numbers() -> Result<()> {
         case.slices_of("svc", "b", &numbered(8081), std::slice::from_ref(&r1)).await?;
         case.synced().await?;
         let want = Want::Answers { by: [(l1.at, 8080), (r1.at, 8081)].into(), masqueraded: false };
-        case.all([(case.world().pod(), case.v(1), want)]).await
+        case.all([(case.pod(), case.v(1), want)]).await
     })
 }
 
 #[test]
 fn case_10_ports_without_number_or_name_are_skipped() -> Result<()> {
-    run(async {
-        let case = Case::new(10, Setup::Plain).await?;
+    Case::run(10, Setup::Plain, async |case| {
         let ports = ["a", "b", "c", "d"];
         let ports: Vec<_> =
             ports.iter().zip(PORT..).map(|(name, number)| port(name, number, Transport::Tcp)).collect();
@@ -97,7 +92,7 @@ fn case_10_ports_without_number_or_name_are_skipped() -> Result<()> {
             case.put_unchecked(Kind::Slice, &case.slice("svc", "a", family, &odd, &r1)).await?;
         }
         case.synced().await?;
-        let (pod, v) = (case.world().pod(), case.v(1));
+        let (pod, v) = (case.pod(), case.v(1));
         case.all([
             (pod.clone(), v, Want::Reject),
             (pod.clone(), v.port(PORT + 1), Want::Reject),
@@ -110,8 +105,7 @@ fn case_10_ports_without_number_or_name_are_skipped() -> Result<()> {
 
 #[test]
 fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
-    run(async {
-        let case = Case::new(11, Setup::Plain).await?;
+    Case::run(11, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({})).await?;
         let udp = [port("http", 8080, Transport::Udp)];
         case.slices_of("svc", "a", &udp, &[elsewhere(1)]).await?;
@@ -122,8 +116,7 @@ fn case_11_a_port_of_another_protocol_is_another_port() -> Result<()> {
 
 #[test]
 fn case_12_the_first_address_counts_and_endpoints_without_node_are_not_local() -> Result<()> {
-    run(async {
-        let case = Case::new(12, Setup::Plain).await?;
+    Case::run(12, Setup::Plain, async |case| {
         case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
         let (l1, l2, r1) = (on_node(&case, 1), on_node(&case, 2), elsewhere(1));
         for family in Family::ALL {
@@ -133,15 +126,13 @@ fn case_12_the_first_address_counts_and_endpoints_without_node_are_not_local() -
             slice["endpoints"][2]["addresses"] = json!([]);
             case.put_unchecked(Kind::Slice, &slice).await?;
         }
-        case.make("lost", 2, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("lost", &[l1.clone().without_node()]).await?;
-        case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
+        case.serve("lost", 2, &json!({"externalTrafficPolicy": "Local"}), &[l1.clone().without_node()])
+            .await?;
         case.all([
-            (pod.clone(), case.v(1), kept([&l1, &l2])),
-            (c.clone(), case.w(1), kept([&l2])),
-            (pod, case.v(2), kept([&l1])),
-            (c, case.w(2), Want::Drop),
+            (case.pod(), case.v(1), kept([&l1, &l2])),
+            (case.client(), case.w(1), kept([&l2])),
+            (case.pod(), case.v(2), kept([&l1])),
+            (case.client(), case.w(2), Want::Drop),
         ])
         .await
     })
@@ -149,59 +140,44 @@ fn case_12_the_first_address_counts_and_endpoints_without_node_are_not_local() -
 
 #[test]
 fn case_13_missing_and_contradictory_conditions() -> Result<()> {
-    run(async {
-        let case = Case::new(13, Setup::Plain).await?;
+    Case::run(13, Setup::Plain, async |case| {
         let serving = json!({"conditions": {"ready": false, "serving": true, "terminating": false}});
         let both = json!({"conditions": {"ready": true, "serving": true, "terminating": true}});
         let (l1, l2) = (on_node(&case, 1).with(json!({"conditions": {}})), on_node(&case, 2).with(both));
         let l3 = on_node(&case, 3).with(serving);
-        case.make("svc", 1, &json!({})).await?;
-        case.slices("svc", &[l1.clone(), l2.clone(), l3.clone()]).await?;
-        case.make("only", 2, &json!({})).await?;
-        case.slices("only", &[l3]).await?;
-        case.synced().await?;
-        let pod = case.world().pod();
-        case.all([(pod.clone(), case.v(1), kept([&l1, &l2])), (pod, case.v(2), Want::Reject)]).await
+        case.make_with("svc", 1, &json!({}), &[l1.clone(), l2.clone(), l3.clone()]).await?;
+        case.serve("only", 2, &json!({}), &[l3]).await?;
+        case.all([(case.pod(), case.v(1), kept([&l1, &l2])), (case.pod(), case.v(2), Want::Reject)]).await
     })
 }
 
 #[test]
 fn case_18_unready_endpoints_get_no_traffic() -> Result<()> {
-    run(async {
-        let case = Case::new(18, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run(18, Setup::Plain, async |case| {
         let l1 = on_node(&case, 1);
-        case.slices("svc", &[l1.clone(), elsewhere(1).unready()]).await?;
-        case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept([&l1]))]).await
+        case.serve("svc", 1, &json!({}), &[l1.clone(), elsewhere(1).unready()]).await?;
+        case.all([(case.pod(), case.v(1), kept([&l1]))]).await
     })
 }
 
 #[test]
 fn case_19_terminating_endpoints_serve_if_no_others_are_ready() -> Result<()> {
-    run(async {
-        let case = Case::new(19, Setup::Plain).await?;
-        case.make("svc", 1, &json!({})).await?;
+    Case::run(19, Setup::Plain, async |case| {
         let (l1, r1) = (on_node(&case, 1).terminating(), elsewhere(1).terminating());
-        case.slices("svc", &[l1.clone(), r1.clone(), elsewhere(2).not_serving()]).await?;
-        case.synced().await?;
-        case.all([(case.world().pod(), case.v(1), kept([&l1, &r1]))]).await
+        case.serve("svc", 1, &json!({}), &[l1.clone(), r1.clone(), elsewhere(2).not_serving()]).await?;
+        case.all([(case.pod(), case.v(1), kept([&l1, &r1]))]).await
     })
 }
 
 #[test]
 fn case_20_the_local_fallback_is_independent_of_that_of_the_cluster() -> Result<()> {
-    run(async {
-        let case = Case::new(20, Setup::Plain).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+    Case::run(20, Setup::Plain, async |case| {
         let (l1, r1) = (on_node(&case, 1).terminating(), elsewhere(1));
-        case.slices("svc", &[l1.clone(), r1.clone()]).await?;
-        case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local"}), &[l1.clone(), r1.clone()]).await?;
         case.all([
-            (pod.clone(), case.v(1), kept([&r1])),
-            (c, case.w(1), kept([&l1])),
-            (pod, case.w(1), kept([&r1])),
+            (case.pod(), case.v(1), kept([&r1])),
+            (case.client(), case.w(1), kept([&l1])),
+            (case.pod(), case.w(1), kept([&r1])),
         ])
         .await
     })
@@ -209,24 +185,23 @@ fn case_20_the_local_fallback_is_independent_of_that_of_the_cluster() -> Result<
 
 #[test]
 fn case_21_a_remote_terminating_endpoint_serves_the_cluster_set_only() -> Result<()> {
-    run(async {
-        let case = Case::new(21, Setup::Plain).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
+    Case::run(21, Setup::Plain, async |case| {
         let r1 = elsewhere(1).terminating();
-        case.slices("svc", std::slice::from_ref(&r1)).await?;
-        case.synced().await?;
-        let (pod, c) = (case.world().pod(), case.world().client());
-        case.all([(pod, case.v(1), kept([&r1])), (c, case.w(1), Want::Drop)]).await
+        case.serve("svc", 1, &json!({"externalTrafficPolicy": "Local"}), std::slice::from_ref(&r1)).await?;
+        case.all([(case.pod(), case.v(1), kept([&r1])), (case.client(), case.w(1), Want::Drop)]).await
     })
 }
 
 #[test]
 fn case_22_without_serving_endpoints_everything_is_rejected() -> Result<()> {
-    run(async {
-        let case = Case::new(22, Setup::Plain).await?;
-        case.make("svc", 1, &json!({"externalTrafficPolicy": "Local"})).await?;
-        case.slices("svc", &[on_node(&case, 1).unready(), elsewhere(1).not_serving()]).await?;
-        case.synced().await?;
+    Case::run(22, Setup::Plain, async |case| {
+        case.serve(
+            "svc",
+            1,
+            &json!({"externalTrafficPolicy": "Local"}),
+            &[on_node(&case, 1).unready(), elsewhere(1).not_serving()],
+        )
+        .await?;
         let targets = [case.v(1), case.w(1), case.np(1)];
         case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &Want::Reject))).await
     })

@@ -1,7 +1,7 @@
 //! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), a setup, a world.
 //! Out: a running proxy.
 
-use crate::rig::{Setup, Shared};
+use crate::common::{Setup, SharedCluster};
 use anyhow::{Context as _, Result, bail};
 use keelson_cluster::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::plan::NODE_NETWORKS;
@@ -64,7 +64,7 @@ pub(crate) enum Running {
 impl Running {
     /// Starts it; `via` is another address of the API server, which accepts only tokens.
     pub(crate) async fn start(
-        shared: &Shared,
+        shared: &SharedCluster,
         setup: Setup,
         world: &World,
         via: Option<&ApiProxy>,
@@ -91,7 +91,12 @@ impl Running {
         }
     }
 
-    async fn keelson(shared: &Shared, setup: Setup, world: &World, via: Option<&ApiProxy>) -> Result<Self> {
+    async fn keelson(
+        shared: &SharedCluster,
+        setup: Setup,
+        world: &World,
+        via: Option<&ApiProxy>,
+    ) -> Result<Self> {
         let scratch: &Scratch = &shared.scratch;
         let mut identity = shared.cluster.companion(scratch, ACCOUNT, setup.node()).await?;
         let kubeconfig = match via {

@@ -1,8 +1,8 @@
 //! A proxy whose agent is missing, replaced, or no agent; and addresses on which it cannot listen.
 
+use crate::common::{TestEnv, ensure_contains, eventually_slow, family_of};
 use crate::kernel;
-use crate::model::{Service, pool};
-use crate::rig::{Stage, ensure_contains, eventually_slow, family_of};
+use crate::model::{Service, plain_and_affine};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Outcome, Transport, http_get_from};
@@ -18,31 +18,23 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 fn services() -> Vec<Service> {
-    let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::ALL) {
-        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..5]);
-        plain.transports.push(Transport::Udp);
-        let mut affine = Service::new(12 + index, family, &pool(family, 8081));
-        affine.affinity = Some(600);
-        all.extend([plain, affine]);
-    }
-    all
+    plain_and_affine(5, 600, |plain| plain.transports.push(Transport::Udp))
 }
 
 /// Waits until the proxy reports this state, with any exit code.
 async fn wait_for_state(
-    stage: &Stage,
+    env: &TestEnv,
     what: &str,
     check: impl Fn(&Value, Option<i32>) -> Result<()>,
 ) -> Result<Value> {
     eventually_slow(what, || async {
-        let output = stage.state_command().await?;
+        let output = env.state_command().await?;
         let state: Value = serde_json::from_str(&output.out).with_context(|| format!("{output:?}"))?;
         check(&state, output.code).with_context(|| output.out)?;
         Ok(state)
     })
     .await
-    .with_context(|| stage.logs())
+    .with_context(|| env.logs())
 }
 
 /// Checks that it cannot reach the agent, and reports that.
@@ -60,22 +52,19 @@ fn check_healthy(state: &Value, code: Option<i32>) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
     let mut services = services();
-    let mut stage = Stage::started(&services).await?;
-    let world = stage.world.clone();
+    let mut env = TestEnv::started(&services).await?;
+    let world = env.world.clone();
     let traffic = Traffic::start(&world, &services)?;
-    stage.proxy.kill9()?;
-    stage.agent.kill9()?;
+    env.proxy.kill9()?;
+    env.agent.kill9()?;
     let generation = kernel::generation(world.node())?;
-    stage.proxy.start_again(world.node()).await?;
-    let state = wait_for_state(&stage, "it has no agent", without_agent).await?;
+    env.proxy.start_again(world.node()).await?;
+    let state = wait_for_state(&env, "it has no agent", without_agent).await?;
     for family in Family::ALL {
         let family = family_of(&state, family)?;
         ensure!(family["state"] == "pending" && family["syncs"] == 0, "{family}");
     }
-    ensure_contains(
-        &stage.events().await?.join("\n"),
-        &["disconnected from the agent; rules stay unchanged"],
-    )?;
+    ensure_contains(&env.events().await?.join("\n"), &["disconnected from the agent; rules stay unchanged"])?;
     traffic.wait_for_answers().await?;
     // For load balancers and probes the node stays healthy.
     let livez = http_get_from(world.node(), healthz(), "/livez").await?;
@@ -84,28 +73,28 @@ async fn without_an_agent_it_waits_and_existing_rules_stay() -> Result<()> {
 
     // A TCP endpoint: connections to removed endpoints continue.
     services[1].endpoints.truncate(3);
-    services[1].write(&stage.manifests)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_exact_services(&services).await?;
-    wait_for_state(&stage, "everything is healthy", check_healthy).await?;
+    services[1].write(&env.manifests)?;
+    env.agent.start_live().await?;
+    env.wait_for_exact_services(&services).await?;
+    wait_for_state(&env, "everything is healthy", check_healthy).await?;
     traffic.finish().await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     let mut services = services();
-    let mut stage = Stage::started(&services).await?;
-    let world = stage.world.clone();
+    let mut env = TestEnv::started(&services).await?;
+    let world = env.world.clone();
     let traffic = Traffic::start(&world, &services)?;
-    let (generation, first) = (kernel::generation(world.node())?, stage.synced().await?);
-    stage.agent.kill9()?;
-    wait_for_state(&stage, "the agent is gone", without_agent).await?;
+    let (generation, first) = (kernel::generation(world.node())?, env.synced().await?);
+    env.agent.kill9()?;
+    wait_for_state(&env, "the agent is gone", without_agent).await?;
     traffic.wait_for_answers().await?;
 
     // It lost its state on disk.
-    fs::remove_dir_all(stage.agent.state_dir())?;
-    stage.agent.start_live().await?;
-    let state = wait_for_state(&stage, "it follows another instance", |state, code| {
+    fs::remove_dir_all(env.agent.state_dir())?;
+    env.agent.start_live().await?;
+    let state = wait_for_state(&env, "it follows another instance", |state, code| {
         ensure!(state["instance_id"] != first["instance_id"], "it is the same");
         check_healthy(state, code)
     })
@@ -119,15 +108,15 @@ async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
     }
     ensure!(kernel::generation(world.node())? == generation, "the same Services are no transaction");
     services[0].endpoints.truncate(3);
-    services[0].write(&stage.manifests)?;
+    services[0].write(&env.manifests)?;
     // Objects that were deleted meanwhile are removed with the next complete state too.
-    stage.agent.kill9()?;
-    fs::remove_dir_all(stage.agent.state_dir())?;
+    env.agent.kill9()?;
+    fs::remove_dir_all(env.agent.state_dir())?;
     let gone = services.remove(2);
-    gone.delete(&stage.manifests)?;
-    stage.agent.start_live().await?;
-    stage.wait_for_exact_services(&services).await?;
-    wait_for_state(&stage, "everything is healthy", check_healthy).await.map(drop)?;
+    gone.delete(&env.manifests)?;
+    env.agent.start_live().await?;
+    env.wait_for_exact_services(&services).await?;
+    wait_for_state(&env, "everything is healthy", check_healthy).await.map(drop)?;
     // Clients of the deleted Service get no response.
     drop(traffic);
     Traffic::start(&world, &services)?.finish().await.map(drop)
@@ -136,24 +125,24 @@ async fn a_restarted_agent_with_a_new_instance_changes_no_rule() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_state_is_reported_and_stays_in_effect() -> Result<()> {
     let services = services();
-    let stage = Stage::started(&services).await?;
-    let traffic = Traffic::start(&stage.world, &services)?;
-    let generation = kernel::generation(stage.node())?;
-    let away = stage.scratch.path().join("away");
-    fs::rename(stage.manifests.path(), &away)?;
-    let state = wait_for_state(&stage, "it is stale", |state, code| {
+    let env = TestEnv::started(&services).await?;
+    let traffic = Traffic::start(&env.world, &services)?;
+    let generation = kernel::generation(env.node())?;
+    let away = env.scratch.path().join("away");
+    fs::rename(env.manifests.path(), &away)?;
+    let state = wait_for_state(&env, "it is stale", |state, code| {
         ensure!(state["stale"] == true && code == Some(1), "exit code {code:?}");
         Ok(())
     })
     .await?;
     ensure_contains(
         state["stale_reason"].as_str().unwrap_or_default(),
-        &[&stage.manifests.path().display().to_string()],
+        &[&env.manifests.path().display().to_string()],
     )?;
     traffic.wait_for_answers().await?;
-    fs::rename(&away, stage.manifests.path())?;
-    wait_for_state(&stage, "it is current", check_healthy).await?;
-    ensure!(kernel::generation(stage.node())? == generation);
+    fs::rename(&away, env.manifests.path())?;
+    wait_for_state(&env, "it is current", check_healthy).await?;
+    ensure!(kernel::generation(env.node())? == generation);
     traffic.finish().await.map(drop)
 }
 
@@ -176,12 +165,12 @@ fn nonsense(socket: &Path, text: &'static [u8]) -> Result<(JoinHandle<()>, Arc<A
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
     let services = services();
-    let mut stage = Stage::started(&services).await?;
-    let world = stage.world.clone();
+    let mut env = TestEnv::started(&services).await?;
+    let world = env.world.clone();
     let traffic = Traffic::start(&world, &services)?;
     let generation = kernel::generation(world.node())?;
-    let socket = PathBuf::from(stage.agent.endpoints_target().trim_start_matches("unix://"));
-    stage.agent.kill9()?;
+    let socket = PathBuf::from(env.agent.endpoints_target().trim_start_matches("unix://"));
+    env.agent.kill9()?;
     let settings_and_a_frame_too_long =
         b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\xff\xff\xff\x00\x00\x00\x00\x00\x01";
     for text in [
@@ -193,18 +182,18 @@ async fn a_server_that_is_no_agent_is_retried() -> Result<()> {
         fs::remove_file(&socket)?;
         let (server, asked) = nonsense(&socket, text)?;
         until("the proxy got the answer and retries", || asked.load(Ordering::Relaxed) >= 2).await?;
-        wait_for_state(&stage, "it has no agent", without_agent).await?;
+        wait_for_state(&env, "it has no agent", without_agent).await?;
         traffic.wait_for_answers().await?;
         server.abort();
         // Nothing listens any more when it has ended.
         let _ = server.await;
     }
     ensure!(kernel::generation(world.node())? == generation);
-    stage.agent.start_live().await?;
-    wait_for_state(&stage, "it follows the agent", check_healthy).await?;
-    let log = stage.proxy.log()?;
+    env.agent.start_live().await?;
+    wait_for_state(&env, "it follows the agent", check_healthy).await?;
+    let log = env.proxy.log()?;
     ensure!(!log.contains("panic"), "{log}");
-    stage.wait_for_exact_services(&services).await?;
+    env.wait_for_exact_services(&services).await?;
     traffic.finish().await.map(drop)
 }
 
@@ -215,16 +204,16 @@ fn healthz() -> SocketAddr {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_used_healthz_port_delays_nothing() -> Result<()> {
     let services = services();
-    let mut stage = Stage::new()?;
+    let mut env = TestEnv::new()?;
     let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), healthz().port());
-    let taken = stage.node().tcp_listener(any)?;
-    stage.start(&services).await?;
-    ensure_contains(&stage.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
-    let traffic = Traffic::start(&stage.world, &services)?;
+    let taken = env.node().tcp_listener(any)?;
+    env.start(&services).await?;
+    ensure_contains(&env.proxy.log()?, &["cannot listen; retrying, Services are not affected", "10256"])?;
+    let traffic = Traffic::start(&env.world, &services)?;
     traffic.wait_for_answers().await?;
     drop(taken);
     eventually_slow("healthz is served", || async {
-        http_get_from(stage.node(), healthz(), "/healthz").await?.success()
+        http_get_from(env.node(), healthz(), "/healthz").await?.success()
     })
     .await?;
     traffic.finish().await.map(drop)
@@ -233,21 +222,20 @@ async fn a_used_healthz_port_delays_nothing() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unusable_debug_socket_is_reported_before_any_change() -> Result<()> {
     let services = services();
-    let mut stage = Stage::started(&services).await?;
-    let world = stage.world.clone();
-    stage.proxy.kill9()?;
+    let mut env = TestEnv::started(&services).await?;
+    let world = env.world.clone();
+    env.proxy.kill9()?;
     let generation = kernel::generation(world.node())?;
-    let in_a_file = stage.manifests.path().join("node.json").join("proxy.sock");
-    stage
-        .proxy
-        .configure(&stage.options.clone().set("proxy.listen", format!("unix://{}", in_a_file.display())))?;
-    let output = stage.proxy_command(&["--backend", "nft"]).await?;
+    let in_a_file = env.manifests.path().join("node.json").join("proxy.sock");
+    env.proxy
+        .configure(&env.options.clone().set("proxy.listen", format!("unix://{}", in_a_file.display())))?;
+    let output = env.proxy_command(&["--backend", "nft"]).await?;
     ensure!(output.code == Some(1), "{output:?}");
     ensure_contains(&output.err, &[&in_a_file.display().to_string()])?;
     ensure!(kernel::generation(world.node())? == generation, "nothing is done");
     let answered = world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");
-    stage.proxy.configure(&stage.options)?;
-    stage.proxy.start_again(world.node()).await?;
-    stage.wait_for_exact_services(&services).await
+    env.proxy.configure(&env.options)?;
+    env.proxy.start_again(world.node()).await?;
+    env.wait_for_exact_services(&services).await
 }

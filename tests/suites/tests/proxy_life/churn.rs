@@ -1,8 +1,8 @@
 //! A hundred changes per second, of which clients only notice that other endpoints answer.
 
+use crate::common::{LONG, TestEnv, family_of};
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
-use crate::rig::{LONG, Stage, family_of};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_cluster::manifests::ManifestFolder;
@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Duration in seconds; `KEELSON_CHURN_SECONDS` overrides it.
-const SECONDS: u64 = 120;
+const SECONDS: u64 = 40;
 /// Changes per second.
 const RATE: u32 = 100;
 /// One change in this number is of a Service with clients.
@@ -222,8 +222,8 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
     let (moving, staying) = services();
     let mut all: Vec<Service> = moving.iter().map(|moving| moving.service(1)).collect();
     all.extend(staying.iter().cloned());
-    let stage = Stage::started(&all).await?;
-    let (world, stop) = (stage.world.clone(), Arc::<AtomicBool>::default());
+    let env = TestEnv::started(&all).await?;
+    let (world, stop) = (env.world.clone(), Arc::<AtomicBool>::default());
     let watch = watch(&world, &moving, &stop);
 
     let mut traffic = Traffic::start(&world, &staying)?;
@@ -239,13 +239,13 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
             flows.push(tokio::spawn(moving_udp(flow, moving.clone(), stop.clone())));
         }
     }
-    let (turns, manifests, mut turn) = (moving.clone(), stage.manifests.clone(), 0);
+    let (turns, manifests, mut turn) = (moving.clone(), env.manifests.clone(), 0);
     let write = move || {
         turn += 1;
         turns[turn % turns.len()].write(&manifests)
     };
-    let before = stage.synced().await?;
-    let author = Author::start(&stage.manifests, random.rng().random(), RATE, (write, ASKED_EVERY));
+    let before = env.synced().await?;
+    let author = Author::start(&env.manifests, random.rng().random(), RATE, (write, ASKED_EVERY));
     // Connections begin at all times, and stay: if an endpoint is removed, its connections continue.
     for _ in 0..seconds {
         for moving in &moving {
@@ -254,19 +254,19 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        traffic.check_healthy().with_context(|| stage.logs())?;
+        traffic.check_healthy().with_context(|| env.logs())?;
     }
     let writes = author.writes();
     let mut last = author.stop()?;
-    traffic.wait_for_answers().await.with_context(|| stage.logs())?;
+    traffic.wait_for_answers().await.with_context(|| env.logs())?;
     last.extend(staying);
     last.extend(moving.iter().map(|moving| moving.service(moving.written.load(Ordering::SeqCst))));
-    stage.wait_for_exact_services(&last).await?;
+    env.wait_for_exact_services(&last).await?;
     udp_is_with_the_last(&moving, flows, &stop).await?;
     let looks = watch.join().map_err(|_| anyhow!("the watch panicked"))??;
-    traffic.finish().await.with_context(|| stage.logs())?;
+    traffic.finish().await.with_context(|| env.logs())?;
 
-    let after = stage.synced().await?;
+    let after = env.synced().await?;
     for family in Family::ALL {
         let (before, after) = (family_of(&before, family)?, family_of(&after, family)?);
         let syncs =

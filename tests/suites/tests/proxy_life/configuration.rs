@@ -1,7 +1,7 @@
 //! P20: kube-proxy's configuration file instead of the settings.
 
+use crate::common::{TestEnv, ensure_contains, run_inside};
 use crate::model::{Service, pool};
-use crate::rig::{Stage, ensure_contains, run_inside};
 use anyhow::{Result, ensure};
 use keelson_cluster::net::Family;
 use keelson_harness::peers;
@@ -23,17 +23,17 @@ strictArp: true
 #[tokio::test(flavor = "multi_thread")]
 async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
     let services = [Service::new(10, Family::V4, &pool(Family::V4, 8080)[..2])];
-    let mut stage = Stage::new()?;
-    services[0].write(&stage.manifests)?;
-    stage.agent.start_live().await?;
-    let file = stage.scratch.path().join("config.conf");
+    let mut env = TestEnv::new()?;
+    services[0].write(&env.manifests)?;
+    env.agent.start_live().await?;
+    let file = env.scratch.path().join("config.conf");
     fs::write(&file, CONFIGURATION)?;
-    let (file, target) = (file.display().to_string(), stage.agent.endpoints_target());
+    let (file, target) = (file.display().to_string(), env.agent.endpoints_target());
     let keelson = peers::keelson()?;
     let run = |more: &'static [&'static str]| {
         let mut args = vec!["proxy", "--config", &file, "--target", &target];
         args.extend(more);
-        let (node, keelson) = (stage.node(), keelson.clone());
+        let (node, keelson) = (env.node(), keelson.clone());
         async move { run_inside(node, &keelson, &args).await }
     };
 
@@ -56,10 +56,10 @@ async fn p20_a_proxy_takes_the_configuration_of_kube_proxy() -> Result<()> {
 
     // An address in use is fatal, because of bindAddressHardFail.
     let taken = SocketAddr::from((Ipv4Addr::LOCALHOST, 10249));
-    let _other = stage.node().tcp_listener(taken)?;
-    let socket = format!("proxy.listen=unix://{}", stage.scratch.path().join("debug.sock").display());
+    let _other = env.node().tcp_listener(taken)?;
+    let socket = format!("proxy.listen=unix://{}", env.scratch.path().join("debug.sock").display());
     let args = ["proxy", "--config", &file, "--target", &target, "--set", &socket, "--set", "proxy.http="];
-    let output = run_inside(stage.node(), &keelson, &args).await?;
+    let output = run_inside(env.node(), &keelson, &args).await?;
     ensure!(output.code == Some(1), "{output:?}");
     let message = format!("{}{}", output.out, output.err);
     ensure_contains(

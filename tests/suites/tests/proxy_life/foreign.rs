@@ -1,8 +1,8 @@
 //! Tables of other programs, and other programs' changes of the proxy's table.
 
+use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::kernel;
 use crate::model::{PORT, Service, pool};
-use crate::rig::{Stage, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_cluster::net::{Family, Namespace, Outcome, Transport, World, http_get_from};
@@ -60,10 +60,10 @@ const TABLES: [(&str, &str); 5] = [
     ("bridge", "keelson"),
 ];
 
-fn make(stage: &Stage) -> Result<()> {
-    let file = stage.scratch.path().join("foreign.nft");
+fn make(env: &TestEnv) -> Result<()> {
+    let file = env.scratch.path().join("foreign.nft");
     fs::write(&file, FOREIGN)?;
-    stage.node().nft(&["-f", &file.display().to_string()]).map(drop)
+    env.node().nft(&["-f", &file.display().to_string()]).map(drop)
 }
 
 /// With handles, which change when a table is recreated.
@@ -86,55 +86,55 @@ fn services() -> Vec<Service> {
 }
 
 /// Checks new connections to all Services from all clients.
-async fn served(stage: &Stage, services: &[Service]) -> Result<()> {
-    Traffic::start(&stage.world, services)?.finish().await.map(drop)
+async fn served(env: &TestEnv, services: &[Service]) -> Result<()> {
+    Traffic::start(&env.world, services)?.finish().await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_tables_stay_unchanged() -> Result<()> {
     let mut services = services();
-    let mut stage = Stage::new()?;
-    make(&stage)?;
-    let before = listed(stage.node())?;
-    stage.start(&services).await?;
-    ensure!(listed(stage.node())? == before, "a start");
+    let mut env = TestEnv::new()?;
+    make(&env)?;
+    let before = listed(env.node())?;
+    env.start(&services).await?;
+    ensure!(listed(env.node())? == before, "a start");
     services[0].endpoints.truncate(2);
-    services[0].write(&stage.manifests)?;
+    services[0].write(&env.manifests)?;
     let gone = services.pop().context("the last one")?;
-    gone.delete(&stage.manifests)?;
-    stage.wait_for_services(&services).await?;
-    ensure!(listed(stage.node())? == before, "changes");
-    stage.proxy.kill9()?;
-    stage.proxy.start_again(stage.world.node()).await?;
-    stage.wait_for_services(&services).await?;
-    stage.node().nft(&["delete", "table", "ip", "keelson"])?;
-    stage.wait_for_exact_services(&services).await?;
-    ensure!(listed(stage.node())? == before, "a restart, and repairs");
-    ensure!(stage.proxy.terminate().await?.success());
-    let mut removed = stage.cleanup(&[]).await?;
+    gone.delete(&env.manifests)?;
+    env.wait_for_services(&services).await?;
+    ensure!(listed(env.node())? == before, "changes");
+    env.proxy.kill9()?;
+    env.proxy.start_again(env.world.node()).await?;
+    env.wait_for_services(&services).await?;
+    env.node().nft(&["delete", "table", "ip", "keelson"])?;
+    env.wait_for_exact_services(&services).await?;
+    ensure!(listed(env.node())? == before, "a restart, and repairs");
+    ensure!(env.proxy.terminate().await?.success());
+    let mut removed = env.cleanup(&[]).await?;
     removed.sort();
     ensure!(removed == ["removed table ip keelson", "removed table ip6 keelson"], "{removed:?}");
-    ensure!(listed(stage.node())? == before, "cleanup");
-    let left = stage.node().nft(&["list", "tables"])?;
+    ensure!(listed(env.node())? == before, "cleanup");
+    let left = env.node().nft(&["list", "tables"])?;
     ensure!(left.lines().count() == TABLES.len(), "{left}");
-    ensure!(stage.cleanup(&[]).await? == ["nothing to remove"]);
-    ensure!(listed(stage.node())? == before, "another cleanup");
+    ensure!(env.cleanup(&[]).await? == ["nothing to remove"]);
+    ensure!(listed(env.node())? == before, "another cleanup");
     Ok(())
 }
 
 /// Runs a command on the table, and waits until it is detected and repaired.
-async fn disturbed(stage: &Stage, services: &[Service], family: Family, command: &[&str]) -> Result<()> {
-    let repaired = || async { stage.family(family).await?["repaired"].as_u64().context("no number") };
+async fn disturbed(env: &TestEnv, services: &[Service], family: Family, command: &[&str]) -> Result<()> {
+    let repaired = || async { env.family(family).await?["repaired"].as_u64().context("no number") };
     let before = repaired().await?;
-    stage.node().nft(command)?;
+    env.node().nft(command)?;
     eventually_slow("it is noticed", || async {
         ensure!(repaired().await? > before, "it is not");
         Ok(())
     })
     .await
-    .with_context(|| stage.logs())?;
-    stage.wait_for_exact_services(services).await?;
-    served(stage, services).await
+    .with_context(|| env.logs())?;
+    env.wait_for_exact_services(services).await?;
+    served(env, services).await
 }
 
 /// Minimum number of commits of another program, and of rounds of changes beside them.
@@ -189,36 +189,36 @@ impl Drop for Noise {
 #[tokio::test(flavor = "multi_thread")]
 async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
     let mut services = services();
-    let mut stage = Stage::started(&services).await?;
-    let noise = Noise::start(&stage.world);
+    let mut env = TestEnv::started(&services).await?;
+    let noise = Noise::start(&env.world);
     let mut rounds = 0;
     while rounds < ROUNDS || noise.is_young()? {
         rounds += 1;
         for service in &mut services {
             service.endpoints.rotate_left(1);
-            service.write(&stage.manifests)?;
+            service.write(&env.manifests)?;
         }
         let gone = services[0].endpoints.pop().context("one left")?;
-        services[0].write(&stage.manifests)?;
-        stage.wait_for_services(&services).await?;
+        services[0].write(&env.manifests)?;
+        env.wait_for_services(&services).await?;
         services[0].endpoints.push(gone);
     }
-    let state = stage.family(Family::V4).await?;
+    let state = env.family(Family::V4).await?;
     ensure!(state["failures"] == 0 && state["full_syncs"] == 1, "{state}");
-    stage.proxy.kill9()?;
-    stage.proxy.start_again(stage.world.node()).await?;
+    env.proxy.kill9()?;
+    env.proxy.start_again(env.world.node()).await?;
     services[0].endpoints.truncate(2);
-    services[0].write(&stage.manifests)?;
-    stage.wait_for_services(&services).await?;
+    services[0].write(&env.manifests)?;
+    env.wait_for_services(&services).await?;
     let element = format!("{{ {} . tcp . {PORT} }}", services[0].ip());
     disturbed(
-        &stage,
+        &env,
         &services,
         Family::V4,
         &["delete", "element", "ip", "keelson", "cluster-ip-ports", &element],
     )
     .await?;
-    let state = stage.family(Family::V4).await?;
+    let state = env.family(Family::V4).await?;
     ensure!(state["failures"] == 0, "{state}");
     noise.end()
 }
@@ -226,12 +226,12 @@ async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_changes_of_the_table_are_repaired() -> Result<()> {
     let services = services();
-    let stage = Stage::started(&services).await?;
+    let env = TestEnv::started(&services).await?;
     let v = format!("{{ {} . tcp . 80 }}", services[0].ip());
     // Existing connections continue, whatever happens to rules that only new ones use.
-    let mut flows = Traffic::none(&stage.world)?;
+    let mut flows = Traffic::none(&env.world)?;
     for service in &services {
-        for client in [stage.world.pod(), stage.world.client(), stage.world.host()] {
+        for client in [env.world.pod(), env.world.client(), env.world.host()] {
             flows.open_flow(client, service.at(), Transport::Tcp, service.endpoints.clone());
         }
     }
@@ -261,29 +261,28 @@ async fn foreign_changes_of_the_table_are_repaired() -> Result<()> {
         &["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"],
         &["add", "map", "ip", "keelson", "slots-2", "{ type ipv4_addr : verdict; }"],
     ] {
-        disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
+        disturbed(&env, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
     }
-    disturbed(&stage, &services, Family::V6, &["flush", "map", "ip6", "keelson", "affinity-endpoints"])
-        .await?;
+    disturbed(&env, &services, Family::V6, &["flush", "map", "ip6", "keelson", "affinity-endpoints"]).await?;
     flows.finish().await?;
     for command in [
         &["delete", "table", "ip", "keelson"][..],
         &["flush", "table", "ip", "keelson"],
         &["flush", "ruleset"],
     ] {
-        disturbed(&stage, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
+        disturbed(&env, &services, Family::V4, command).await.with_context(|| format!("{command:?}"))?;
     }
     ensure_contains(
-        &stage.events().await?.join("\n"),
+        &env.events().await?.join("\n"),
         &["table ip keelson was modified by another program; repaired: "],
     )?;
-    ensure_contains(&stage.proxy.log()?, &["table modified by another program; repaired"])
+    ensure_contains(&env.proxy.log()?, &["table modified by another program; repaired"])
 }
 
 /// The value of an IPv4 counter; 0 before it has counted anything.
-async fn counter(stage: &Stage, name: &str) -> Result<u64> {
+async fn counter(env: &TestEnv, name: &str) -> Result<u64> {
     let at = SocketAddr::from(([127, 0, 0, 1], 10249));
-    let text = http_get_from(stage.node(), at, "/metrics").await?.success()?.text();
+    let text = http_get_from(env.node(), at, "/metrics").await?.success()?.text();
     let series = format!("keelson_proxy_{name}_total{{ip_family=\"IPv4\"}} ");
     let value = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap_or("0");
     value.parse().with_context(|| format!("{name} is {value:?}"))
@@ -293,22 +292,18 @@ async fn counter(stage: &Stage, name: &str) -> Result<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
     let services = services();
-    let stage = Stage::started(&services).await?;
+    let env = TestEnv::started(&services).await?;
     let of_v4 = services.iter().filter(|service| service.family == Family::V4).count() as u64;
-    ensure!(
-        counter(&stage, "operations").await? > 10 * of_v4,
-        "the first sync made chains, sets and elements"
-    );
-    ensure!(counter(&stage, "repaired").await? == 0, "no program has changed anything");
+    ensure!(counter(&env, "operations").await? > 10 * of_v4, "the first sync made chains, sets and elements");
+    ensure!(counter(&env, "repaired").await? == 0, "no program has changed anything");
     for (command, expected) in [
         (&["flush", "map", "ip", "keelson", "cluster-ip-ports"][..], of_v4),
         (&["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"], 1),
     ] {
-        let counters = || async {
-            anyhow::Ok([counter(&stage, "repaired").await?, counter(&stage, "operations").await?])
-        };
+        let counters =
+            || async { anyhow::Ok([counter(&env, "repaired").await?, counter(&env, "operations").await?]) };
         let before = counters().await?;
-        disturbed(&stage, &services, Family::V4, command).await?;
+        disturbed(&env, &services, Family::V4, command).await?;
         let after = counters().await?;
         ensure!(
             after == before.map(|count| count + expected),
@@ -321,40 +316,40 @@ async fn p21_the_counters_count_elements_chains_and_sets() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_default_settings_a_deleted_table_is_restored() -> Result<()> {
     let services = services();
-    let mut stage = Stage::with(|options| options)?;
-    stage.start(&services).await?;
+    let mut env = TestEnv::with(|options| options)?;
+    env.start(&services).await?;
     for family in Family::ALL {
-        stage.node().nft(&["delete", "table", kernel::nft_family(family), "keelson"])?;
+        env.node().nft(&["delete", "table", kernel::nft_family(family), "keelson"])?;
     }
     let began = Instant::now();
-    stage.wait_for_services(&services).await?;
+    env.wait_for_services(&services).await?;
     // The target is 30 s; a busy machine may need more, which is printed for readers.
     eprintln!("both tables were back after {:?}", began.elapsed());
-    stage.wait_for_exact_services(&services).await?;
-    served(&stage, &services).await
+    env.wait_for_exact_services(&services).await?;
+    served(&env, &services).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_59_a_conflicting_element_is_repaired_at_once() -> Result<()> {
     let mut services = services();
     // It checks the table only every 10 s, so that the change comes first.
-    let mut stage = Stage::with(|options| options)?;
-    stage.start(&services).await?;
+    let mut env = TestEnv::with(|options| options)?;
+    env.start(&services).await?;
     for (number, family) in [(20, Family::V4), (21, Family::V6)] {
         services.push(Service::new(number, family, &pool(family, 8082)[..3]));
     }
     for service in &services[services.len() - 2..] {
         let element = format!("{{ {} . tcp . 80 : 4000:99 }}", service.ip());
         let family = kernel::nft_family(service.family);
-        stage.node().nft(&["add", "element", family, "keelson", "cluster-ip-ports", &element])?;
-        service.write(&stage.manifests)?;
+        env.node().nft(&["add", "element", family, "keelson", "cluster-ip-ports", &element])?;
+        service.write(&env.manifests)?;
     }
-    stage.wait_for_exact_services(&services).await?;
+    env.wait_for_exact_services(&services).await?;
     for family in Family::ALL {
-        let state = stage.family(family).await?;
+        let state = env.family(family).await?;
         ensure!(state["state"] == "synced" && state["failures"] == 0, "{state}");
     }
-    let answered = stage.world.pod().ask(services[services.len() - 1].at(), Transport::Tcp, PATIENCE).await?;
+    let answered = env.world.pod().ask(services[services.len() - 1].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(answered, Outcome::Answered { .. }), "{answered:?}");
-    served(&stage, &services).await
+    served(&env, &services).await
 }

@@ -333,8 +333,8 @@ mod tests {
     //! The reference itself is tested: it must detect wrong tables.
 
     use super::*;
+    use crate::common::TestEnv;
     use crate::model::{Service, meaning, pool};
-    use crate::rig::Stage;
     use crate::traffic::Traffic;
 
     /// Fails unless the reference rejects the table after `change`, with an error that contains `words`; reverts it.
@@ -355,10 +355,10 @@ mod tests {
         let mut affine = Service::new(2, Family::V4, &pool[4..6]);
         affine.affinity = Some(60);
         let services = [Service::new(1, Family::V4, &pool[..3]), affine];
-        let mut stage = Stage::started(&services).await?;
+        let mut env = TestEnv::started(&services).await?;
         // So that nothing repairs it.
-        stage.proxy.kill9()?;
-        let (node, wanted) = (stage.world.node(), meaning(&services, Family::V4));
+        env.proxy.kill9()?;
+        let (node, wanted) = (env.world.node(), meaning(&services, Family::V4));
         is(node, Family::V4, &wanted)?;
         let element = |map: &str, element: &str| format!("element ip keelson {map} {{ {element} }}");
         let number = Table::read(node, Family::V4)?.map("cluster-ip-ports")?;
@@ -380,7 +380,7 @@ mod tests {
         ] {
             is_seen(node, &wanted, &change, &back, words)?;
         }
-        let traffic = Traffic::start(&stage.world, &services[..1])?;
+        let traffic = Traffic::start(&env.world, &services[..1])?;
         traffic.wait_for_answers().await?;
         node.nft(&[&format!("delete {own}")])?;
         node.nft(&[&format!("add {wrong}")])?;
@@ -388,7 +388,7 @@ mod tests {
         let mut failed = traffic.finish().await;
         while failed.is_ok() {
             // By chance no connection met the wrong one.
-            failed = Traffic::start(&stage.world, &services[..1])?.finish().await;
+            failed = Traffic::start(&env.world, &services[..1])?.finish().await;
         }
         let output = format!("{failed:?}");
         ensure!(output.contains(&format!("{}:8081", pool[7].ip())), "{output}");

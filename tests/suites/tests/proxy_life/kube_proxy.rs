@@ -1,8 +1,8 @@
 //! From kube-proxy to Keelson and back, with a real API server: leftovers of a kube-proxy (mode nftables) are harmless,
 //! and are reported.
 
+use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::model::{NODE_NAME, Service, pool};
-use crate::rig::{Stage, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
@@ -44,10 +44,10 @@ async fn change(
 }
 
 /// Waits until the present endpoints of these Services answer all new connections, from all clients.
-async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
+async fn answered(env: &TestEnv, services: &[Service]) -> Result<()> {
     for service in services {
         eventually_slow("its endpoints answer", || async {
-            let tally = stage.world.client().ask_times(service.at(), Transport::Tcp, 10, PATIENCE).await?;
+            let tally = env.world.client().ask_times(service.at(), Transport::Tcp, 10, PATIENCE).await?;
             let by = tally.by_endpoint();
             ensure!(
                 by.values().sum::<usize>() == 10 && by.keys().all(|by| service.endpoints.contains(by)),
@@ -57,34 +57,34 @@ async fn answered(stage: &Stage, services: &[Service]) -> Result<()> {
         })
         .await?;
     }
-    Traffic::start(&stage.world, services)?.finish().await.map(drop)
+    Traffic::start(&env.world, services)?.finish().await.map(drop)
 }
 
-async fn kube_proxy_has(stage: &Stage, text: &str) -> Result<()> {
+async fn kube_proxy_has(env: &TestEnv, text: &str) -> Result<()> {
     eventually_slow("kube-proxy has programmed it", || async {
-        let listed = stage.node().nft(&["list", "table", "ip", "kube-proxy"])?;
+        let listed = env.node().nft(&["list", "table", "ip", "kube-proxy"])?;
         ensure!(listed.contains(text), "{text} is not in its table");
         Ok(())
     })
     .await
 }
 
-fn tables(stage: &Stage) -> Result<Vec<String>> {
-    Ok(stage.node().nft(&["list", "tables"])?.lines().map(str::to_owned).collect())
+fn tables(env: &TestEnv) -> Result<Vec<String>> {
+    Ok(env.node().nft(&["list", "tables"])?.lines().map(str::to_owned).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result<()> {
-    let mut stage = Stage::new()?;
+    let mut env = TestEnv::new()?;
     let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
     let options = ApiOptions { args, ..ApiOptions::default() };
-    let cluster = Cluster::start_with(&stage.scratch, &options).await?;
+    let cluster = Cluster::start_with(&env.scratch, &options).await?;
     cluster.admin.apply(MANIFEST).await?;
     create_node(&cluster.admin, NODE_NAME, &json!({})).await?;
     let writer = Writer::new(&cluster.admin, "ns").await?;
     let address = cluster.api.address();
-    let _api = Forward::start(stage.node(), address.parse()?, address)?;
-    stage.node().nft(&["add", "table", "ip", "mine"])?;
+    let _api = Forward::start(env.node(), address.parse()?, address)?;
+    env.node().nft(&["add", "table", "ip", "mine"])?;
 
     // Services of a kube-proxy: with endpoints, without any, and one that is deleted later.
     let [first, second, third] =
@@ -100,54 +100,54 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
     make(&writer, &empty).await?;
     make(&writer, std::slice::from_ref(&deleted)).await?;
     let options = KubeProxyOptions::new(NODE_NAME);
-    let mut kube_proxy = KubeProxy::start(&stage.scratch, &cluster, stage.node(), &options).await?;
-    answered(&stage, &services).await.context("by kube-proxy")?;
-    answered(&stage, std::slice::from_ref(&deleted)).await?;
+    let mut kube_proxy = KubeProxy::start(&env.scratch, &cluster, env.node(), &options).await?;
+    answered(&env, &services).await.context("by kube-proxy")?;
+    answered(&env, std::slice::from_ref(&deleted)).await?;
     kube_proxy.kill9()?;
 
     change(&writer, &mut services, &second).await?;
     change(&writer, &mut empty, &second).await?;
     writer.delete(Kind::Service, &deleted.name).await?;
-    let old = stage.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
+    let old = env.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
 
-    let identity = cluster.companion(&stage.scratch, ACCOUNT, NODE_NAME).await?;
-    stage.agent.configure(
+    let identity = cluster.companion(&env.scratch, ACCOUNT, NODE_NAME).await?;
+    env.agent.configure(
         &Settings::new()
             .set("agent.node_name", NODE_NAME)
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string()),
     )?;
-    stage.agent.start_live().await?;
-    stage.proxy.start_again(stage.world.node()).await?;
-    stage.synced().await?;
-    answered(&stage, &services).await.context("by our rules")?;
-    answered(&stage, &empty).await.context("by our rules, where kube-proxy would refuse")?;
-    reports_leftovers(&stage).await?;
+    env.agent.start_live().await?;
+    env.proxy.start_again(env.world.node()).await?;
+    env.synced().await?;
+    answered(&env, &services).await.context("by our rules")?;
+    answered(&env, &empty).await.context("by our rules, where kube-proxy would refuse")?;
+    reports_leftovers(&env).await?;
     // Services unknown to Keelson are left to kube-proxy's rules while those exist.
-    let left = stage.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
+    let left = env.world.pod().ask(deleted.at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(left, Outcome::Answered { by, .. } if deleted.endpoints.contains(&by)), "{left:?}");
 
-    stage.cleanup(&["--kube-proxy"]).await?;
-    ensure!(!tables(&stage)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&stage)?);
-    answered(&stage, &services).await.context("without a kube-proxy's tables")?;
+    env.cleanup(&["--kube-proxy"]).await?;
+    ensure!(!tables(&env)?.iter().any(|table| table.contains("kube-proxy")), "{:?}", tables(&env)?);
+    answered(&env, &services).await.context("without a kube-proxy's tables")?;
     // The addresses are in the cluster's ranges, and belong to no Service.
-    let gone = stage.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
+    let gone = env.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
-    return_to_kube_proxy(&mut stage, &writer, &mut kube_proxy, &mut services, &third).await
+    return_to_kube_proxy(&mut env, &writer, &mut kube_proxy, &mut services, &third).await
 }
 
 /// Checks that leftovers are reported in log, state and events.
-async fn reports_leftovers(stage: &Stage) -> Result<()> {
+async fn reports_leftovers(env: &TestEnv) -> Result<()> {
     for family in Family::ALL {
-        let leftovers = stage.family(family).await?["other_proxies"].clone();
+        let leftovers = env.family(family).await?["other_proxies"].clone();
         ensure_contains(&leftovers.to_string(), &["kube-proxy", "nftables"])?;
     }
     ensure_contains(
-        &stage.events().await?.join("\n"),
+        &env.events().await?.join("\n"),
         &["of a kube-proxy (mode nftables)", "the rules of keelson take precedence"],
     )?;
     ensure_contains(
-        &stage.proxy.log()?,
+        &env.proxy.log()?,
         &["table kube-proxy of a kube-proxy (mode nftables)", "keelson proxy cleanup --kube-proxy"],
     )
 }
@@ -155,29 +155,26 @@ async fn reports_leftovers(stage: &Stage) -> Result<()> {
 /// Our rules come before kube-proxy's and win while they exist, even if they are old; without them kube-proxy works as
 /// if Keelson had never run.
 async fn return_to_kube_proxy(
-    stage: &mut Stage,
+    env: &mut TestEnv,
     writer: &Writer,
     kube_proxy: &mut KubeProxy,
     services: &mut [Service],
     third: &impl Fn(Family) -> Vec<SocketAddr>,
 ) -> Result<()> {
-    ensure!(stage.proxy.terminate().await?.success());
+    ensure!(env.proxy.terminate().await?.success());
     let former = services.to_vec();
     change(writer, services, third).await?;
-    kube_proxy.start_again(stage.world.node()).await?;
-    kube_proxy_has(
-        stage,
-        &format!("{} . {}", services[0].endpoints[0].ip(), services[0].endpoints[0].port()),
-    )
-    .await?;
-    let by = stage.world.pod().ask(former[0].at(), Transport::Tcp, PATIENCE).await?;
+    kube_proxy.start_again(env.world.node()).await?;
+    kube_proxy_has(env, &format!("{} . {}", services[0].endpoints[0].ip(), services[0].endpoints[0].port()))
+        .await?;
+    let by = env.world.pod().ask(former[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(by, Outcome::Answered { by, .. } if former[0].endpoints.contains(&by)), "{by:?}");
-    let mut removed = stage.cleanup(&[]).await?;
+    let mut removed = env.cleanup(&[]).await?;
     removed.sort();
     ensure!(removed == ["removed table ip keelson", "removed table ip6 keelson"], "{removed:?}");
-    answered(stage, services).await.context("by kube-proxy, after cleanup")?;
+    answered(env, services).await.context("by kube-proxy, after cleanup")?;
     kube_proxy.kill9()?;
-    let mut left = tables(stage)?;
+    let mut left = tables(env)?;
     left.retain(|table| !table.contains("kube-proxy"));
     ensure!(left == ["table ip mine"], "{left:?}");
     Ok(())

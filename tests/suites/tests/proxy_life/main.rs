@@ -11,6 +11,7 @@
 
 mod absent;
 mod churn;
+mod common;
 mod configuration;
 mod foreign;
 mod kernel;
@@ -20,7 +21,6 @@ mod model;
 mod once;
 mod readers;
 mod restarts;
-mod rig;
 mod rights;
 mod single_stack;
 mod traffic;

@@ -47,6 +47,11 @@ impl Service {
         }
     }
 
+    /// Gives it a node port that no other Service has.
+    pub(crate) fn expose(&mut self) {
+        self.node_port = Some(30_990 + self.number);
+    }
+
     /// Writes the Service and its slice as one manifest.
     pub(crate) fn write(&self, manifests: &ManifestFolder) -> Result<()> {
         manifests.put(&format!("{}.json", self.name), &self.objects())
@@ -142,6 +147,23 @@ impl Service {
         }
         all
     }
+}
+
+/// For each family a Service with a number of endpoints, changed by `change`, and one with session affinity.
+pub(crate) fn plain_and_affine(
+    endpoints: usize,
+    affinity_seconds: u32,
+    change: impl Fn(&mut Service),
+) -> Vec<Service> {
+    let mut all = Vec::new();
+    for (index, family) in (0..).zip(Family::ALL) {
+        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..endpoints]);
+        change(&mut plain);
+        let mut affine = Service::new(12 + index, family, &pool(family, 8081));
+        affine.affinity = Some(affinity_seconds);
+        all.extend([plain, affine]);
+    }
+    all
 }
 
 pub(crate) fn meaning<'a>(services: impl IntoIterator<Item = &'a Service>, family: Family) -> Meaning {

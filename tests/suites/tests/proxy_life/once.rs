@@ -1,8 +1,8 @@
 //! `--print` and `--dry-run`: their output is what a proxy does, and they change nothing.
 
+use crate::common::{TestEnv, ensure_contains, eventually_slow, run_inside};
 use crate::kernel;
 use crate::model::{Service, meaning, pool};
-use crate::rig::{Stage, ensure_contains, eventually_slow, run_inside};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Namespace, Transport};
 use keelson_harness::peers;
@@ -60,9 +60,9 @@ fn with_sorted_elements(text: &str) -> String {
 }
 
 /// The ruleset of a separate namespace after loading this text.
-fn loaded(stage: &Stage, name: &str, text: &str) -> Result<BTreeMap<String, String>> {
+fn loaded(env: &TestEnv, name: &str, text: &str) -> Result<BTreeMap<String, String>> {
     let fresh = Namespace::new(name)?;
-    let file = stage.scratch.path().join(format!("{name}.nft"));
+    let file = env.scratch.path().join(format!("{name}.nft"));
     fs::write(&file, text)?;
     let file = file.display().to_string();
     fresh.nft(&["-c", "-f", &file])?;
@@ -89,21 +89,21 @@ fn same(one: &BTreeMap<String, String>, other: &BTreeMap<String, String>) -> Res
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_ruleset_equals_the_kernels() -> Result<()> {
     let services = services();
-    let stage = Stage::started(&services).await?;
-    let programmed = normal(&stage.node().nft(&["-s", "list", "ruleset"])?)?;
-    let (keelson, socket) = (peers::keelson()?, format!("unix://{}", stage.proxy.socket().display()));
+    let env = TestEnv::started(&services).await?;
+    let programmed = normal(&env.node().nft(&["-s", "list", "ruleset"])?)?;
+    let (keelson, socket) = (peers::keelson()?, format!("unix://{}", env.proxy.socket().display()));
     let running =
-        run_inside(stage.node(), &keelson, &["proxy", "print", "--socket", &socket]).await?.success()?.out;
-    same(&loaded(&stage, "running", &running)?, &programmed).context("keelson proxy print")?;
-    let printed = stage.print().await?;
-    same(&loaded(&stage, "printed", &printed)?, &programmed).context("keelson proxy --print")?;
+        run_inside(env.node(), &keelson, &["proxy", "print", "--socket", &socket]).await?.success()?.out;
+    same(&loaded(&env, "running", &running)?, &programmed).context("keelson proxy print")?;
+    let printed = env.print().await?;
+    same(&loaded(&env, "printed", &printed)?, &programmed).context("keelson proxy --print")?;
 
     // Without an existing table, numbers may differ; the reference shows that the meaning is the same.
     let fresh = Namespace::new("fresh")?;
-    let config = stage.proxy.config().display().to_string();
+    let config = env.proxy.config().display().to_string();
     let args = ["proxy", "--config", &config, "--print"];
     let output = run_inside(&fresh, &keelson, &args).await?.success()?;
-    let file = stage.scratch.path().join("fresh.nft");
+    let file = env.scratch.path().join("fresh.nft");
     fs::write(&file, &output.out)?;
     fresh.nft(&["-f", &file.display().to_string()])?;
     for family in Family::ALL {
@@ -115,13 +115,13 @@ async fn the_printed_ruleset_equals_the_kernels() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_reports_changes_and_makes_none() -> Result<()> {
     let mut services = services();
-    let mut stage = Stage::new()?;
+    let mut env = TestEnv::new()?;
     for service in &services {
-        service.write(&stage.manifests)?;
+        service.write(&env.manifests)?;
     }
-    stage.agent.start_live().await?;
-    let generation = kernel::generation(stage.node())?;
-    let lines = stage.dry_run().await?.join("\n");
+    env.agent.start_live().await?;
+    let generation = kernel::generation(env.node())?;
+    let lines = env.dry_run().await?.join("\n");
     let v = format!("add element ip keelson cluster-ip-ports {{ {} . tcp . 80 : ", services[0].ip());
     let refused =
         format!("add element ip6 keelson refused {{ {} . tcp . 80 : goto reject-it }}", services[3].ip());
@@ -129,19 +129,17 @@ async fn a_dry_run_reports_changes_and_makes_none() -> Result<()> {
         &lines,
         &["add table ip keelson", "add table ip6 keelson", "add chain ip keelson lb-4", &v, &refused],
     )?;
-    ensure!(
-        stage.node().nft(&["list", "tables"])?.is_empty() && kernel::generation(stage.node())? == generation
-    );
+    ensure!(env.node().nft(&["list", "tables"])?.is_empty() && kernel::generation(env.node())? == generation);
 
-    stage.proxy.start_again(stage.world.node()).await?;
-    stage.wait_for_exact_services(&services).await?;
-    stage.proxy.kill9()?;
-    let (generation, before) = (kernel::generation(stage.node())?, stage.node().nft(&["list", "ruleset"])?);
+    env.proxy.start_again(env.world.node()).await?;
+    env.wait_for_exact_services(&services).await?;
+    env.proxy.kill9()?;
+    let (generation, before) = (kernel::generation(env.node())?, env.node().nft(&["list", "ruleset"])?);
     let other = pool(Family::V4, 8080)[6];
     let former = std::mem::replace(&mut services[0].endpoints[3], other);
-    services[0].write(&stage.manifests)?;
+    services[0].write(&env.manifests)?;
     let lines = eventually_slow("the agent has read it", || async {
-        let lines = stage.dry_run().await?;
+        let lines = env.dry_run().await?;
         ensure!(lines != ["no changes"], "it has not");
         Ok(lines)
     })
@@ -156,8 +154,8 @@ async fn a_dry_run_reports_changes_and_makes_none() -> Result<()> {
             .count()
     };
     ensure!(ends("delete element ip", former) == 3 && ends("add element ip", other) == 3, "{lines:#?}");
-    ensure!(kernel::generation(stage.node())? == generation, "it does nothing");
-    ensure!(stage.node().nft(&["list", "ruleset"])? == before);
-    stage.proxy.start_again(stage.world.node()).await?;
-    stage.wait_for_exact_services(&services).await
+    ensure!(kernel::generation(env.node())? == generation, "it does nothing");
+    ensure!(env.node().nft(&["list", "ruleset"])? == before);
+    env.proxy.start_again(env.world.node()).await?;
+    env.wait_for_exact_services(&services).await
 }

@@ -1,9 +1,9 @@
 //! P14: programs that read nftables beside a busy proxy.
 
 use crate::churn::Author;
+use crate::common::{LONG, TestEnv};
 use crate::kernel;
 use crate::model::{Service, pool};
-use crate::rig::{LONG, Stage};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::Family;
 use keelson_harness::peers;
@@ -36,10 +36,10 @@ fn services() -> Vec<Service> {
 }
 
 /// Duration of `nft list ruleset` in milliseconds. It restarts its read while others commit.
-async fn read(stage: &Stage) -> Result<u64> {
+async fn read(env: &TestEnv) -> Result<u64> {
     let begun = Instant::now();
     let mut command = Command::new(peers::system("ip", "iproute2")?);
-    command.args(["netns", "exec", stage.node().name(), "nft", "list", "ruleset"]);
+    command.args(["netns", "exec", env.node().name(), "nft", "list", "ruleset"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
     let status = tokio::time::timeout(LONG, command.status()).await;
     ensure!(status.with_context(|| format!("nft list ruleset does not end in {LONG:?}"))??.success());
@@ -47,23 +47,23 @@ async fn read(stage: &Stage) -> Result<u64> {
 }
 
 /// Single changes do not wait for the period. At least one of them has to be faster, because the machine may be busy.
-async fn alone(stage: &Stage, others: &[Service], moving: &mut Service) -> Result<()> {
+async fn alone(env: &TestEnv, others: &[Service], moving: &mut Service) -> Result<()> {
     let mut took = Vec::new();
     let endpoints = pool(Family::V4, 8080);
     for round in 0..ALONE {
         let first = round % 2;
         moving.endpoints = endpoints[first..first + 2].to_vec();
-        let (begun, before) = (Instant::now(), kernel::generation(stage.node())?);
-        moving.write(&stage.manifests)?;
-        while kernel::generation(stage.node())? == before {
-            ensure!(begun.elapsed() < LONG, "{}", stage.logs());
+        let (begun, before) = (Instant::now(), kernel::generation(env.node())?);
+        moving.write(&env.manifests)?;
+        while kernel::generation(env.node())? == before {
+            ensure!(begun.elapsed() < LONG, "{}", env.logs());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         took.push(begun.elapsed());
         tokio::time::sleep(PERIOD).await;
     }
     let all: Vec<_> = others.iter().chain([&*moving]).cloned().collect();
-    stage.wait_for_services(&all).await?;
+    env.wait_for_services(&all).await?;
     eprintln!("changes that came alone were in the kernel after {took:?}");
     ensure!(took.iter().any(|took| *took < PERIOD), "every change waited for a period: {took:?}");
     Ok(())
@@ -72,25 +72,25 @@ async fn alone(stage: &Stage, others: &[Service], moving: &mut Service) -> Resul
 #[tokio::test(flavor = "multi_thread")]
 async fn p14_another_program_reads_the_ruleset_during_a_hundred_changes_per_second() -> Result<()> {
     let period = format!("{}s", PERIOD.as_secs());
-    let mut stage = Stage::with(|options| options.set("proxy.min_sync_period", period))?;
+    let mut env = TestEnv::with(|options| options.set("proxy.min_sync_period", period))?;
     let all = services();
     let objects: Vec<_> = all.iter().flat_map(Service::objects).collect();
-    stage.manifests.put("many.json", &objects)?;
-    stage.agent.start_live().await?;
-    stage.proxy.start_again(stage.world.node()).await?;
-    stage.wait_for_services(&all).await?;
+    env.manifests.put("many.json", &objects)?;
+    env.agent.start_live().await?;
+    env.proxy.start_again(env.world.node()).await?;
+    env.wait_for_services(&all).await?;
 
     let mut moving = Service::new(20, Family::V4, &pool(Family::V4, 8080)[..2]);
-    alone(&stage, &all, &mut moving).await?;
+    alone(&env, &all, &mut moving).await?;
 
     let nothing = (|| Ok(()), usize::MAX);
-    let author = Author::start(&stage.manifests, 7, RATE, nothing);
-    let (begun, before) = (Instant::now(), kernel::generation(stage.node())?);
+    let author = Author::start(&env.manifests, 7, RATE, nothing);
+    let (begun, before) = (Instant::now(), kernel::generation(env.node())?);
     tokio::time::sleep(BURST).await;
     let mut took = Vec::new();
     loop {
-        took.push(read(&stage).await?);
-        let commits = kernel::generation(stage.node())?.wrapping_sub(before);
+        took.push(read(&env).await?);
+        let commits = kernel::generation(env.node())?.wrapping_sub(before);
         let seconds = u32::try_from(begun.elapsed().as_secs())?;
         let written = u32::try_from(author.writes())?;
         // One per second, of each family; the changes are of both.
@@ -108,8 +108,8 @@ async fn p14_another_program_reads_the_ruleset_during_a_hundred_changes_per_seco
 
     let mut now = author.stop()?;
     moving.endpoints.rotate_left(1);
-    moving.write(&stage.manifests)?;
+    moving.write(&env.manifests)?;
     now.push(moving);
     now.extend(all);
-    stage.wait_for_services(&now).await
+    env.wait_for_services(&now).await
 }

@@ -1,9 +1,9 @@
 //! With the rights of unit and manifest, and no others, everything works. Without rights: an error message, and no
 //! change.
 
+use crate::common::{TestEnv, ensure_contains, eventually_slow, family_of, run_inside};
 use crate::kernel;
-use crate::model::{PORT, Service, pool};
-use crate::rig::{Stage, ensure_contains, eventually_slow, family_of, run_inside};
+use crate::model::{PORT, Service, plain_and_affine};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::manifests::PROXY as MANIFEST;
@@ -111,7 +111,7 @@ fn capabilities<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<BTreeSet
 }
 
 struct RestrictedProxy {
-    stage: Stage,
+    env: TestEnv,
     folder: PathBuf,
     program: PathBuf,
 }
@@ -121,31 +121,31 @@ impl RestrictedProxy {
     async fn new(services: &[Service], others: &[Value], rights: &Rights) -> Result<Self> {
         // Node ports also at addresses that a node gets later.
         let networks = vec!["192.168.0.0/16".to_owned(), "fd00:10:1::/64".to_owned()];
-        let mut stage = Stage::with(|options| {
+        let mut env = TestEnv::with(|options| {
             options.set("proxy.sync_period", "1s").set("proxy.nodeport_addresses", networks)
         })?;
         for service in services {
-            service.write(&stage.manifests)?;
+            service.write(&env.manifests)?;
         }
-        stage.manifests.put("others.json", others)?;
-        stage.agent.start_live().await?;
-        let socket = stage.agent.endpoints_target();
+        env.manifests.put("others.json", others)?;
+        env.agent.start_live().await?;
+        let socket = env.agent.endpoints_target();
         // As the unit's group does.
         chown(socket.trim_start_matches("unix://"), None, Some(rights.user))
             .context("cannot give the socket away")?;
         // Its user may not have access to the folder of the build.
-        let program = stage.scratch.path().join("keelson");
+        let program = env.scratch.path().join("keelson");
         fs::copy(peers::keelson()?, &program).context("cannot copy the program")?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-        let folder = stage.proxy.folder().to_owned();
+        let folder = env.proxy.folder().to_owned();
         chown(&folder, Some(rights.user), Some(rights.user)).context("cannot give the folder away")?;
-        Ok(Self { stage, folder, program })
+        Ok(Self { env, folder, program })
     }
 
     fn start(&self, rights: &Rights) -> Result<Process> {
         let (setpriv, given) = rights.prefix()?;
-        let config = self.stage.proxy.config().display().to_string();
-        let folder = self.stage.scratch.dir("netfilter")?.display().to_string();
+        let config = self.env.proxy.config().display().to_string();
+        let folder = self.env.scratch.dir("netfilter")?.display().to_string();
         let place = if rights.elsewhere { "elsewhere" } else { "usual" };
         let mut args =
             ["--mount", "--", "sh", "-c", SEALED, "sh", &folder, place].map(str::to_owned).to_vec();
@@ -161,18 +161,18 @@ impl RestrictedProxy {
         let path = peers::system("unshare", "util-linux")?;
         let log = self.folder.join("proxy.log");
         let program = Program { name: "keelson proxy".to_owned(), path, args, env, log };
-        self.stage.node().in_namespace(&program)?.start()
+        self.env.node().in_namespace(&program)?.start()
     }
 
     /// Runs a command with these rights to its end.
     async fn command(&self, rights: &Rights, args: &[&str]) -> Result<CommandOutput> {
         let (path, mut all) = rights.prefix()?;
-        let config = self.stage.proxy.config().display().to_string();
+        let config = self.env.proxy.config().display().to_string();
         all.push(self.program.display().to_string());
         all.extend(["proxy", "--config", &config].map(str::to_owned));
         all.extend(args.iter().map(|arg| (*arg).to_owned()));
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        run_inside(self.stage.node(), &path, &all).await
+        run_inside(self.env.node(), &path, &all).await
     }
 }
 
@@ -202,16 +202,10 @@ fn has_no_more_than(pid: u32, rights: &Rights) -> Result<()> {
 
 /// TCP and UDP with a node port, and with affinity, of both families.
 fn services() -> Vec<Service> {
-    let mut all = Vec::new();
-    for (index, family) in (0..).zip(Family::ALL) {
-        let mut plain = Service::new(10 + index, family, &pool(family, 8080)[..3]);
+    plain_and_affine(3, 600, |plain| {
         plain.transports.push(Transport::Udp);
-        plain.node_port = Some(31_000 + index);
-        let mut affine = Service::new(12 + index, family, &pool(family, 8081));
-        affine.affinity = Some(600);
-        all.extend([plain, affine]);
-    }
-    all
+        plain.expose();
+    })
 }
 
 const CHECK: u16 = 32_100;
@@ -229,11 +223,11 @@ fn checked() -> [Value; 2] {
 
 /// P1: conntrack's settings are kube-proxy's, except those of the whole machine, which cannot be written in a separate
 /// network namespace: those are reported.
-async fn conntrack_is_set(stage: &Stage) -> Result<()> {
+async fn conntrack_is_set(env: &TestEnv) -> Result<()> {
     let value = async |name: &str| {
         let file = format!("/proc/sys/net/netfilter/{name}");
         let output =
-            run_inside(stage.node(), &peers::system("cat", "coreutils")?, &[&file]).await?.success()?;
+            run_inside(env.node(), &peers::system("cat", "coreutils")?, &[&file]).await?.success()?;
         Ok::<u64, anyhow::Error>(output.out.trim().parse()?)
     };
     eventually_slow("conntrack's times are kube-proxy's", || async {
@@ -248,7 +242,7 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
     .await?;
     let limit = value("nf_conntrack_max").await?;
     let output = eventually_slow("the state has all of them", || async {
-        let state = stage.state().await?;
+        let state = env.state().await?;
         let lines: Vec<String> = serde_json::from_value(state["settings"].clone())?;
         let lines: Vec<String> = lines.into_iter().filter(|line| line.starts_with("nf_conntrack_")).collect();
         ensure!(lines.len() == 4, "{state}");
@@ -269,11 +263,11 @@ async fn conntrack_is_set(stage: &Stage) -> Result<()> {
 async fn check_everything_works(rights: &Rights) -> Result<()> {
     let mut services = services();
     let poor = RestrictedProxy::new(&services, &checked(), rights).await?;
-    let (stage, world) = (&poor.stage, poor.stage.world.clone());
+    let (env, world) = (&poor.env, poor.env.world.clone());
     let process = poor.start(rights)?;
-    stage.synced().await.with_context(|| process.log_tail())?;
+    env.synced().await.with_context(|| process.log_tail())?;
     has_no_more_than(process.pid(), rights)?;
-    conntrack_is_set(stage).await?;
+    conntrack_is_set(env).await?;
 
     let traffic = Traffic::start(&world, &services)?;
     traffic.wait_for_answers().await?;
@@ -307,7 +301,7 @@ async fn check_everything_works(rights: &Rights) -> Result<()> {
             bail!("no endpoint answers")
         };
         service.endpoints.retain(|endpoint| *endpoint != first);
-        service.write(&stage.manifests)?;
+        service.write(&env.manifests)?;
         eventually_slow("the flow is with another endpoint", || async {
             let outcome = world.pod().ask(service.at(), Transport::Udp, PATIENCE).await?;
             ensure!(matches!(outcome, Outcome::Answered { by, .. } if by != first), "{outcome:?}");
@@ -324,9 +318,9 @@ async fn check_everything_works(rights: &Rights) -> Result<()> {
         }
     }
     // Repairs, and commands that need the rights too.
-    stage.node().nft(&["delete", "table", "ip", "keelson"])?;
+    env.node().nft(&["delete", "table", "ip", "keelson"])?;
     eventually_slow("the table is back", || async {
-        ensure!(family_of(&stage.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");
+        ensure!(family_of(&env.state().await?, Family::V4)?["repaired"].as_u64() >= Some(1), "it is not");
         Ok(())
     })
     .await?;
@@ -336,8 +330,8 @@ async fn check_everything_works(rights: &Rights) -> Result<()> {
     let (path, mut args) = rights.prefix()?;
     args.extend([poor.program.display().to_string(), "proxy".to_owned(), "cleanup".to_owned()]);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    run_inside(stage.node(), &path, &args).await?.success()?;
-    ensure!(stage.node().nft(&["list", "tables"])?.is_empty());
+    run_inside(env.node(), &path, &args).await?.success()?;
+    ensure!(env.node().nft(&["list", "tables"])?.is_empty());
     Ok(())
 }
 
@@ -357,7 +351,7 @@ async fn without_rights_it_reports_an_error_and_changes_nothing() -> Result<()> 
     for user in [UNPRIVILEGED_USER, 0] {
         let none = Rights::none(user);
         let poor = RestrictedProxy::new(&services, &[], &none).await?;
-        let node = poor.stage.node();
+        let node = poor.env.node();
         let generation = kernel::generation(node)?;
         let mut process = poor.start(&none)?;
         let ended = process.wait(PATIENCE).await?;

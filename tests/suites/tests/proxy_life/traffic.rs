@@ -2,8 +2,8 @@
 //! endpoint of its Service answered each connection, and the same endpoint each long one throughout; or the first
 //! violation.
 
+use crate::common::{LONG, eventually_slow};
 use crate::model::Service;
-use crate::rig::{LONG, eventually_slow};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use keelson_cluster::net::{NetClient, Outcome, Transport, World};
 use std::collections::BTreeMap;
@@ -23,12 +23,12 @@ const IN_A_FLOW: Duration = Duration::from_millis(100);
 const CONNECTIONS_PER_RETRANSMISSION: u64 = 200;
 
 #[derive(Debug, Default)]
-struct Shared {
+struct TrafficState {
     stop: AtomicBool,
     failed: Mutex<Option<String>>,
 }
 
-impl Shared {
+impl TrafficState {
     fn check_healthy(&self) -> Result<()> {
         match &*self.failed.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(anyhow!("a client met this: {error}")),
@@ -40,7 +40,7 @@ impl Shared {
 /// Running clients. Stopped on drop.
 #[derive(Debug)]
 pub(crate) struct Traffic {
-    shared: Arc<Shared>,
+    shared: Arc<TrafficState>,
     clients: Vec<Arc<AtomicUsize>>,
     tasks: JoinSet<()>,
     world: Arc<World>,
@@ -75,7 +75,7 @@ impl Traffic {
         Ok(Self { shared, clients, tasks, world: world.clone(), retransmissions_before })
     }
 
-    fn client<F>(&mut self, what: String, each: impl FnOnce(Arc<Shared>, Arc<AtomicUsize>) -> F)
+    fn client<F>(&mut self, what: String, each: impl FnOnce(Arc<TrafficState>, Arc<AtomicUsize>) -> F)
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {

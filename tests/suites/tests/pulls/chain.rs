@@ -1,7 +1,7 @@
 //! Two agents in a row: the upper one passes the limit to the lower one, which enforces it; and the fallback if the
 //! runtime cannot.
 
-use crate::rig::{Rig, all_succeed, begin, most_at_once, spans, wait_for_pulls};
+use crate::common::{TestEnv, all_succeed, begin, most_at_once, spans, wait_for_pulls};
 use anyhow::{Result, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -25,78 +25,78 @@ fn upper() -> Settings {
     Settings::limit(2).set("pulls.enforce", "runtime")
 }
 
-async fn above(rig: &Rig, settings: &Settings) -> Result<Agent> {
-    Agent::start(&rig.node.scratch, &rig.agent.endpoint(), settings).await
+async fn above(env: &TestEnv, settings: &Settings) -> Result<Agent> {
+    Agent::start(&env.node.scratch, &env.agent.endpoint(), settings).await
 }
 
 async fn the_lower_agent_keeps_the_limit_of_the_upper(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &lower()).await?;
-    let upper = above(&rig, &upper()).await?;
+    let env = TestEnv::start(kind, &lower()).await?;
+    let upper = above(&env, &upper()).await?;
     let seen =
         wait_for_pulls(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
     ensure!(seen.limit.enforce_note.is_empty(), "{seen:?}");
 
-    let images = rig.node.push_many("chain", 6, TINY).await?;
-    let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
+    let images = env.node.push_many("chain", 6, TINY).await?;
+    let hold = env.node.proxy.rule(Match::layers(), Fault::Hang);
     let cri = upper.cri().await?;
-    let going: Vec<_> = images.iter().map(|image| begin(&cri, rig.pull_of(image))).collect();
+    let going: Vec<_> = images.iter().map(|image| begin(&cri, env.pull_of(image))).collect();
     wait_for_pulls(&upper, "all six are asked for below", |pulls| pulls.callers == 6).await?;
-    rig.wait_for_pulls("two run below", |pulls| pulls.running == 2).await?;
-    until("two are at the registry", || rig.records().active_repos().len() == 2).await?;
+    env.wait_for_pulls("two run below", |pulls| pulls.running == 2).await?;
+    until("two are at the registry", || env.records().active_repos().len() == 2).await?;
     // Those that the lower agent refuses do not fail: the upper one waits for it.
     wait_for_pulls(&upper, "one was refused below and waits", |pulls| {
         pulls.pulls.iter().any(|pull| pull.state == "retrying")
     })
     .await?;
-    assert_eq!(rig.records().active_repos().len(), 2);
+    assert_eq!(env.records().active_repos().len(), 2);
     ensure!(going.iter().all(|going| !going.is_finished()), "a caller in wait mode was refused");
-    rig.node.proxy.remove(hold);
+    env.node.proxy.remove(hold);
     all_succeed(going, &images).await?;
-    assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
+    assert_eq!(most_at_once(&spans(&env.records().all())), 2);
     wait_for_pulls(&upper, "nothing is left", |pulls| pulls.pulls.is_empty()).await?;
-    rig.idle().await
+    env.idle().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_reject_mode_the_error_of_the_lower_agent_is_passed_on() -> Result<()> {
-    let rig = Rig::start(Kind::V2, &lower()).await?;
+    let env = TestEnv::start(Kind::V2, &lower()).await?;
     let settings = Settings::limit(1)
         .set("pulls.enforce", "runtime")
         .set("pulls.when_full", "reject")
         .set("pulls.reject_retries", 2)
         .set("pulls.reject_retry_interval", "100ms");
-    let upper = above(&rig, &settings).await?;
+    let upper = above(&env, &settings).await?;
     wait_for_pulls(&upper, "it knows its runtime", |pulls| pulls.limit.enforced_by == "runtime").await?;
-    let images = rig.node.push_many("refused", 2, TINY).await?;
-    let hold = rig.hold(&images[0]);
+    let images = env.node.push_many("refused", 2, TINY).await?;
+    let hold = env.hold(&images[0]);
     let cri = upper.cri().await?;
-    let first = begin(&cri, rig.pull_of(&images[0]));
-    rig.wait_for_active(&images[..1]).await?;
-    let status = failed(cri.pull(&rig.pull_of(&images[1])).await, "the limit is reached below")?;
+    let first = begin(&cri, env.pull_of(&images[0]));
+    env.wait_for_active(&images[..1]).await?;
+    let status = failed(cri.pull(&env.pull_of(&images[1])).await, "the limit is reached below")?;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     ensure!(status.message().starts_with("TooManyPullingInParallel"), "{status}");
-    rig.node.proxy.remove(hold);
+    env.node.proxy.remove(hold);
     all_succeed([first], &images).await?;
-    all_succeed([begin(&cri, rig.pull_of(&images[1]))], &images[1..]).await
+    all_succeed([begin(&cri, env.pull_of(&images[1]))], &images[1..]).await
 }
 
 async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &upper()).await?;
-    let seen = rig.pulls().await?;
+    let env = TestEnv::start(kind, &upper()).await?;
+    let seen = env.pulls().await?;
     ensure!(seen.limit.enforced_by == "agent" && !seen.limit.enforce_note.is_empty(), "{seen:?}");
-    let images = rig.node.push_many("alone", 5, TINY).await?;
+    let images = env.node.push_many("alone", 5, TINY).await?;
     // Both slots are held until all five wait or run: otherwise the first ones are done before the last one comes.
-    let holds = rig.hold_each(&images[..2]);
-    let going = rig.begin_in_order(&images).await?;
-    rig.wait_for_active(&images[..2]).await?;
+    let holds = env.hold_each(&images[..2]);
+    let going = env.begin_in_order(&images).await?;
+    env.wait_for_active(&images[..2]).await?;
     for hold in holds {
-        rig.node.proxy.remove(hold);
+        env.node.proxy.remove(hold);
     }
     all_succeed(going, &images).await?;
-    let at_once = most_at_once(&spans(&rig.records().all()));
+    let at_once = most_at_once(&spans(&env.records().all()));
     ensure!(at_once <= 2, "{at_once} at once");
     // Two run at once, so the runtime may swap neighbours, but not more.
-    let order = rig.records().order();
+    let order = env.records().order();
     for (wanted, image) in images.iter().enumerate() {
         let came = order.iter().position(|repo| *repo == image.repo);
         ensure!(
@@ -111,13 +111,13 @@ async fn a_runtime_without_the_option_falls_back(kind: Kind) -> Result<()> {
 /// The lower agent counts the bytes: the upper one must not conclude that there are none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_pull_below_is_not_stalled_above() -> Result<()> {
-    let rig = Rig::start(Kind::V2, &lower()).await?;
+    let env = TestEnv::start(Kind::V2, &lower()).await?;
     let settings = Settings::new().set("pulls.stall_timeout", "6s");
-    let upper = above(&rig, &settings).await?;
-    let image = ImageSpec::single("long", LARGE).push(rig.node.registry.address(), None).await?;
+    let upper = above(&env, &settings).await?;
+    let image = ImageSpec::single("long", LARGE).push(env.node.registry.address(), None).await?;
     // At least nine seconds.
-    rig.node.proxy.throttle(Some(1 << 20));
-    assert_eq!(upper.cri().await?.pull(&rig.pull_of(&image)).await?, image.config.0);
-    assert_eq!(rig.records().gets(&image.layers[0].digest).len(), 1);
+    env.node.proxy.throttle(Some(1 << 20));
+    assert_eq!(upper.cri().await?.pull(&env.pull_of(&image)).await?, image.config.0);
+    assert_eq!(env.records().gets(&image.layers[0].digest).len(), 1);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Clients in Rust and Go, through the agent and directly to containerd: the responses are the same.
 
-use crate::rig::Rig;
+use crate::common::TestEnv;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -42,19 +42,19 @@ fn settle(value: &mut Value) {
 }
 
 async fn the_go_client_gets_the_same_answers_as_directly(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::limit(2)).await?;
-    let images = rig.node.push_many("go", 3, TINY).await?;
-    let names: Vec<_> = images.iter().map(|image| rig.node.name(image)).collect();
-    let (agent, direct) = (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.runtime.endpoint())?);
+    let env = TestEnv::start(kind, &Settings::limit(2)).await?;
+    let images = env.node.push_many("go", 3, TINY).await?;
+    let names: Vec<_> = images.iter().map(|image| env.node.name(image)).collect();
+    let (agent, direct) = (Driver::new(&env.agent.endpoint())?, Driver::new(&env.node.runtime.endpoint())?);
 
     let answer = agent.run(&["pull", "--pod", "default/web/uid-1", &names[0]]).await?.success()?;
-    assert_eq!(answer["imageRef"], rig.node.reference(&images[0]));
+    assert_eq!(answer["imageRef"], env.node.reference(&images[0]));
     let answer = agent.run(&["pulls", "--clients", "2", &names[1], &names[2]]).await?.success()?;
     let references: Vec<_> =
         answer.as_array().into_iter().flatten().filter_map(|one| one["imageRef"].as_str()).collect();
-    assert_eq!(references, [rig.node.reference(&images[1]), rig.node.reference(&images[2])]);
+    assert_eq!(references, [env.node.reference(&images[1]), env.node.reference(&images[2])]);
 
-    let missing = format!("{}/missing:v1", rig.node.proxy.address());
+    let missing = format!("{}/missing:v1", env.node.proxy.address());
     let calls: [&[&str]; 10] = [
         &["version"],
         &["status"],
@@ -81,45 +81,45 @@ async fn the_go_client_gets_the_same_answers_as_directly(kind: Kind) -> Result<(
 }
 
 async fn tonic_gets_the_same_answers_as_directly(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::limit(2)).await?;
-    let images = rig.node.push_many("tonic", 2, TINY).await?;
-    let direct = rig.node.runtime.cri().await?;
+    let env = TestEnv::start(kind, &Settings::limit(2)).await?;
+    let images = env.node.push_many("tonic", 2, TINY).await?;
+    let direct = env.node.runtime.cri().await?;
     for image in &images {
-        assert_eq!(rig.begin(image).await??, rig.node.reference(image));
+        assert_eq!(env.begin(image).await??, env.node.reference(image));
     }
-    let name = rig.node.name(&images[0]);
-    let found = rig.cri.image_status(&name).await?.context("the image is there")?;
+    let name = env.node.name(&images[0]);
+    let found = env.cri.image_status(&name).await?.context("the image is there")?;
     let id = found.id.clone();
     assert_eq!(Some(found), direct.image_status(&name).await?);
-    let (mut through, mut straight) = (rig.cri.list_images().await?, direct.list_images().await?);
+    let (mut through, mut straight) = (env.cri.list_images().await?, direct.list_images().await?);
     for list in [&mut through, &mut straight] {
         // containerd lists in no order.
         list.sort_by(|one, other| one.id.cmp(&other.id));
     }
     assert_eq!(through, straight);
     assert_eq!(through.len(), 2);
-    assert_eq!(rig.cri.version().await?, direct.version().await?);
-    assert_eq!(rig.cri.status().await?, direct.status().await?);
-    let (mut through, mut straight) = (rig.cri.fs_info().await?, direct.fs_info().await?);
+    assert_eq!(env.cri.version().await?, direct.version().await?);
+    assert_eq!(env.cri.status().await?, direct.status().await?);
+    let (mut through, mut straight) = (env.cri.fs_info().await?, direct.fs_info().await?);
     for info in [&mut through, &mut straight] {
         let usages = info.image_filesystems.iter_mut().chain(&mut info.container_filesystems);
         usages.for_each(|usage| usage.timestamp = 0);
     }
     assert_eq!(through, straight);
     ensure!(!through.image_filesystems.is_empty(), "the runtime does not report its file systems");
-    rig.cri.remove(&id).await?;
+    env.cri.remove(&id).await?;
     ensure!(direct.image_status(&name).await?.is_none(), "it was not removed");
-    let missing = rig.node.name(&images[1]).replace("tonic", "missing");
-    assert_eq!(rig.cri.image_status(&missing).await?, None);
+    let missing = env.node.name(&images[1]).replace("tonic", "missing");
+    assert_eq!(env.cri.image_status(&missing).await?, None);
     Ok(())
 }
 
 /// A runtime without the call returns code 12 itself; one that has it streams its images.
 async fn case_19_stream_images_is_answered_by_the_runtime(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::new()).await?;
-    let image = &rig.node.push_many("stream", 1, TINY).await?[0];
-    rig.begin(image).await??;
-    let (agent, direct) = (Driver::new(&rig.agent.endpoint())?, Driver::new(&rig.node.runtime.endpoint())?);
+    let env = TestEnv::start(kind, &Settings::new()).await?;
+    let image = &env.node.push_many("stream", 1, TINY).await?[0];
+    env.begin(image).await??;
+    let (agent, direct) = (Driver::new(&env.agent.endpoint())?, Driver::new(&env.node.runtime.endpoint())?);
     let (through, straight) = (agent.run(&["stream-images"]).await?, direct.run(&["stream-images"]).await?);
     match &through.error {
         Some(error) => {

@@ -1,6 +1,6 @@
 //! Errors of the runtime: code, message and details are passed on unchanged.
 
-use crate::rig::Rig;
+use crate::common::TestEnv;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -23,31 +23,31 @@ fn seen(status: &Status) -> (Code, String, Vec<u8>) {
 }
 
 async fn case_16_errors_of_the_runtime_are_passed_on(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::new()).await?;
-    let images = rig.node.push_many("wrong", 2, TINY).await?;
+    let env = TestEnv::start(kind, &Settings::new()).await?;
+    let images = env.node.push_many("wrong", 2, TINY).await?;
     let (broken, refused) = (&images[0], &images[1]);
-    spoil(&rig.node, &broken.layers[0])?;
-    rig.node.proxy.rule(Match::any().repo(&refused.repo), Fault::status(500));
-    let at = rig.node.proxy.address();
+    spoil(&env.node, &broken.layers[0])?;
+    env.node.proxy.rule(Match::any().repo(&refused.repo), Fault::status(500));
+    let at = env.node.proxy.address();
     let nobody = free_port()?;
     let nobody = format!("127.0.0.1:{nobody}");
-    rig.node.runtime.configure_registry(&nobody, &nobody)?;
+    env.node.runtime.configure_registry(&nobody, &nobody)?;
 
     let cases = [
         ("no such image", format!("{at}/missing:v1")),
         ("no such tag", format!("{at}/{}:v2", broken.repo)),
         ("no such digest", format!("{at}/{}@sha256:{}", broken.repo, "0".repeat(64))),
-        ("the registry answers 500", rig.node.name(refused)),
-        ("a layer that is not what its digest says", rig.node.name(broken)),
+        ("the registry answers 500", env.node.name(refused)),
+        ("a layer that is not what its digest says", env.node.name(broken)),
         ("no process listens", format!("{nobody}/app:v1")),
     ];
-    let direct = rig.node.runtime.cri().await?;
-    let driver = Driver::new(&rig.node.runtime.endpoint())?;
-    let driver_here = Driver::new(&rig.agent.endpoint())?;
+    let direct = env.node.runtime.cri().await?;
+    let driver = Driver::new(&env.node.runtime.endpoint())?;
+    let driver_here = Driver::new(&env.agent.endpoint())?;
     let mut codes = Vec::new();
     for (why, name) in &cases {
         let expected = failed(direct.pull_image(name).await, why)?;
-        let got = failed(rig.cri.pull_image(name).await, why)?;
+        let got = failed(env.cri.pull_image(name).await, why)?;
         assert_eq!(seen(&got), seen(&expected), "{why}");
         ensure!(!expected.message().is_empty(), "{why}: the runtime returns no message");
         if kind == Kind::Crio && *why == "no process listens" {
@@ -62,7 +62,7 @@ async fn case_16_errors_of_the_runtime_are_passed_on(kind: Kind) -> Result<()> {
     }
     codes.dedup();
     ensure!(codes.len() > 1 || kind == Kind::Crio, "all cases have one code, which proves little: {codes:?}");
-    rig.idle().await
+    env.idle().await
 }
 
 /// Changes a byte of a blob on the registry's disk.
@@ -80,13 +80,13 @@ fn spoil(node: &Node, blob: &Blob) -> Result<()> {
 /// Invalid requests are refused by the runtime or by the agent, without side effects.
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_are_refused_without_side_effects() -> Result<()> {
-    let rig = Rig::start(Kind::V2, &Settings::limit(1)).await?;
-    let long = format!("{}/{}:v1", rig.node.proxy.address(), "x".repeat(300));
+    let env = TestEnv::start(Kind::V2, &Settings::limit(1)).await?;
+    let long = format!("{}/{}:v1", env.node.proxy.address(), "x".repeat(300));
     let endless = "y".repeat(1 << 20);
     let names =
         ["", " ", "UPPER/Case:v1", "a b", "http://example/app", "app:", "app@sha256:12", &long, &endless];
     for name in names {
-        let status = failed(rig.cri.pull_image(name).await, "it is no name of an image")?;
+        let status = failed(env.cri.pull_image(name).await, "it is no name of an image")?;
         let shown: String = name.chars().take(30).collect();
         ensure!(
             matches!(status.code(), Code::InvalidArgument | Code::Unknown) && status.message().len() > 10,
@@ -100,11 +100,11 @@ async fn invalid_requests_are_refused_without_side_effects() -> Result<()> {
     }
     let mut empty = Pull::new("app").request();
     empty.get_mut().image = None;
-    let status = failed(rig.cri.images().pull_image(empty).await, "it names no image")?;
+    let status = failed(env.cri.images().pull_image(empty).await, "it names no image")?;
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     // None of them took a slot or a place in the queue.
-    rig.idle().await?;
-    let image = ImageSpec::single("fine", TINY).push(rig.node.registry.address(), None).await?;
-    assert_eq!(rig.begin(&image).await??, image.config.0);
+    env.idle().await?;
+    let image = ImageSpec::single("fine", TINY).push(env.node.registry.address(), None).await?;
+    assert_eq!(env.begin(&image).await??, image.config.0);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The limit: never exceeded, first come first served, measured at the registry.
 
-use crate::rig::{Pulls, Rig, all_succeed, begin, most_at_once, spans};
+use crate::common::{Pulls, TestEnv, all_succeed, begin, most_at_once, spans};
 use anyhow::{Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -26,32 +26,32 @@ on_crio!(
 );
 
 async fn case_01_limit_2_of_5_pulls_first_come_first_served(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::limit(2)).await?;
-    let images = rig.node.push_many("fifo", 5, TINY).await?;
-    let holds = rig.hold_each(&images);
-    let going = rig.begin_in_order(&images).await?;
+    let env = TestEnv::start(kind, &Settings::limit(2)).await?;
+    let images = env.node.push_many("fifo", 5, TINY).await?;
+    let holds = env.hold_each(&images);
+    let going = env.begin_in_order(&images).await?;
     let seen =
-        rig.wait_for_pulls("two run, three wait", |pulls| (pulls.running, pulls.queued) == (2, 3)).await?;
+        env.wait_for_pulls("two run, three wait", |pulls| (pulls.running, pulls.queued) == (2, 3)).await?;
     for (position, image) in (1..).zip(&images[2..]) {
-        let shown = seen.of_image(&rig.node.name(image)).map(|pull| pull.position);
+        let shown = seen.of_image(&env.node.name(image)).map(|pull| pull.position);
         ensure!(shown == Some(position), "{} is at {shown:?} instead of {position}: {seen:?}", image.repo);
     }
-    rig.wait_for_active(&images[..2]).await?;
+    env.wait_for_active(&images[..2]).await?;
 
     // Released one by one: only the next in line starts.
     for (n, hold) in holds.into_iter().enumerate() {
-        rig.node.proxy.remove(hold);
-        rig.wait_for_active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
+        env.node.proxy.remove(hold);
+        env.wait_for_active(&images[(n + 1).min(5)..(n + 3).min(5)]).await?;
     }
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
-    let mut order = rig.records().order();
+    let mut order = env.records().order();
     // The first two have a slot each from the start: the runtime decides which of them it requests first.
     order[..2].sort_unstable();
     assert_eq!(order, wanted);
-    assert_eq!(rig.records().max_concurrent_repos(), 2);
-    assert_eq!(most_at_once(&spans(&rig.records().all())), 2);
-    rig.idle().await
+    assert_eq!(env.records().max_concurrent_repos(), 2);
+    assert_eq!(most_at_once(&spans(&env.records().all())), 2);
+    env.idle().await
 }
 
 /// Half an hour in the queue, scaled down: every timeout of the agent or the client expires several times while the
@@ -62,20 +62,20 @@ async fn case_02_a_long_wait_ends_in_success() -> Result<()> {
     for name in ["cancel_grace", "resume_window", "reentry_window", "progress_interval"] {
         settings = settings.set(&format!("pulls.{name}"), "500ms");
     }
-    let rig = Rig::start(Kind::V2, &settings).await?;
-    let images = rig.node.push_many("long", 3, TINY).await?;
-    let hold = rig.hold(&images[0]);
-    let mut going = rig.begin_in_order(&images[..2]).await?;
+    let env = TestEnv::start(Kind::V2, &settings).await?;
+    let images = env.node.push_many("long", 3, TINY).await?;
+    let hold = env.hold(&images[0]);
+    let mut going = env.begin_in_order(&images[..2]).await?;
     // The deadline of this client is for all calls but PullImage, as with the kubelet.
-    let driver = Driver::new(&rig.agent.endpoint())?;
-    let third = rig.node.name(&images[2]);
+    let driver = Driver::new(&env.agent.endpoint())?;
+    let third = env.node.name(&images[2]);
     let go = tokio::spawn(async move { driver.run(&["--timeout", "500ms", "pull", &third]).await });
-    rig.wait_for_callers(3).await?;
+    env.wait_for_callers(3).await?;
 
     tokio::time::sleep(Duration::from_secs(4)).await;
-    rig.wait_for_callers(3).await?;
-    ensure!(rig.records().order().len() == 1, "a queued pull was begun: {:?}", rig.records().order());
-    rig.node.proxy.remove(hold);
+    env.wait_for_callers(3).await?;
+    ensure!(env.records().order().len() == 1, "a queued pull was begun: {:?}", env.records().order());
+    env.node.proxy.remove(hold);
     all_succeed(going.drain(..), &images).await?;
     let answer = go.await??.success()?;
     assert_eq!(answer["imageRef"], images[2].config.0.as_str());
@@ -85,62 +85,62 @@ async fn case_02_a_long_wait_ends_in_success() -> Result<()> {
 async fn the_limit_holds_under_200_callers_of_60_images(kind: Kind) -> Result<()> {
     const LIMIT: usize = 4;
     // More pulls at once than containerd 2 downloads by default.
-    let rig = Rig::start_with_many_downloads(kind, &Settings::limit(LIMIT as i64)).await?;
-    let images = rig.node.push_many("crowd", 60, TINY).await?;
+    let env = TestEnv::start_with_many_downloads(kind, &Settings::limit(LIMIT as i64)).await?;
+    let images = env.node.push_many("crowd", 60, TINY).await?;
     let mut connections = Vec::new();
     for _ in 0..8 {
-        connections.push(rig.agent.cri().await?);
+        connections.push(env.agent.cri().await?);
     }
     let mut wanted: Vec<_> = (0..200).map(|n| n % images.len()).collect();
     wanted.shuffle(Seeded::new()?.rng());
-    let hold = rig.node.proxy.rule(Match::layers(), Fault::Hang);
+    let hold = env.node.proxy.rule(Match::layers(), Fault::Hang);
     let mut going = Vec::new();
     for (n, which) in wanted.iter().enumerate() {
-        let pull = Pull::new(&rig.node.name(&images[*which]));
+        let pull = Pull::new(&env.node.name(&images[*which]));
         going.push(begin(&connections[n % connections.len()], pull));
     }
     // Slots are assigned after the runtime has reported that the image is not present.
     let counts = |pulls: &Pulls| (pulls.running, pulls.queued, pulls.callers);
-    rig.wait_for_pulls("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
-    until("four are at the registry", || rig.records().active_repos().len() == LIMIT).await?;
-    rig.node.proxy.remove(hold);
+    env.wait_for_pulls("four of 60 run for 200 callers", |pulls| counts(pulls) == (4, 56, 200)).await?;
+    until("four are at the registry", || env.records().active_repos().len() == LIMIT).await?;
+    env.node.proxy.remove(hold);
     let asked: Vec<_> = wanted.iter().map(|which| images[*which].clone()).collect();
     all_succeed(going, &asked).await?;
 
-    assert_eq!(rig.records().max_concurrent_repos(), LIMIT);
+    assert_eq!(env.records().max_concurrent_repos(), LIMIT);
     for image in &images {
-        let fetched = rig.records().full_fetches(&image.layers[0]);
+        let fetched = env.records().full_fetches(&image.layers[0]);
         ensure!(fetched == 1, "the layer of {} was fetched {fetched} times", image.repo);
     }
-    rig.idle().await
+    env.idle().await
 }
 
 async fn without_a_limit_all_pulls_run_in_parallel(kind: Kind) -> Result<()> {
     // The runtime's own limit would hold them back.
-    let rig = Rig::start_with_many_downloads(kind, &Settings::limit(0)).await?;
-    let images = rig.node.push_many("free", 20, TINY).await?;
-    let holds = rig.hold_each(&images);
-    let going: Vec<_> = images.iter().map(|image| rig.begin(image)).collect();
-    rig.wait_for_active(&images).await?;
+    let env = TestEnv::start_with_many_downloads(kind, &Settings::limit(0)).await?;
+    let images = env.node.push_many("free", 20, TINY).await?;
+    let holds = env.hold_each(&images);
+    let going: Vec<_> = images.iter().map(|image| env.begin(image)).collect();
+    env.wait_for_active(&images).await?;
     for hold in holds {
-        rig.node.proxy.remove(hold);
+        env.node.proxy.remove(hold);
     }
     all_succeed(going, &images).await?;
-    rig.idle().await
+    env.idle().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn serialized_pulls_run_one_after_the_other_in_order() -> Result<()> {
     let settings = Settings::new().set("pulls.serialize_image_pulls", true);
-    let rig = Rig::start(Kind::V2, &settings).await?;
-    let images = rig.node.push_many("serial", 12, TINY).await?;
-    let hold = rig.hold(&images[0]);
-    let going = rig.begin_in_order(&images).await?;
-    rig.wait_for_active(&images[..1]).await?;
-    rig.node.proxy.remove(hold);
+    let env = TestEnv::start(Kind::V2, &settings).await?;
+    let images = env.node.push_many("serial", 12, TINY).await?;
+    let hold = env.hold(&images[0]);
+    let going = env.begin_in_order(&images).await?;
+    env.wait_for_active(&images[..1]).await?;
+    env.node.proxy.remove(hold);
     all_succeed(going, &images).await?;
     let wanted: Vec<_> = images.iter().map(|image| image.repo.clone()).collect();
-    assert_eq!(rig.records().order(), wanted);
-    assert_eq!(most_at_once(&spans(&rig.records().all())), 1);
+    assert_eq!(env.records().order(), wanted);
+    assert_eq!(most_at_once(&spans(&env.records().all())), 1);
     Ok(())
 }

@@ -10,6 +10,7 @@
 
 mod chain;
 mod clients;
+mod common;
 mod crio;
 mod errors;
 mod leaving;
@@ -21,7 +22,6 @@ mod progress;
 mod reentry;
 mod registries;
 mod reject;
-mod rig;
 mod scripted;
 mod secrets;
 mod sharing;

@@ -1,6 +1,6 @@
 //! Progress of a pull.
 
-use crate::rig::{Progress, Rig};
+use crate::common::{Progress, TestEnv};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -12,28 +12,28 @@ use std::cell::RefCell;
 on_both_runtimes!(progress_is_shown_and_only_grows);
 
 async fn progress_is_shown_and_only_grows(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::new().set("pulls.progress_interval", "50ms")).await?;
+    let env = TestEnv::start(kind, &Settings::new().set("pulls.progress_interval", "50ms")).await?;
     let image =
-        ImageSpec::new("seen", &[LARGE, 1 << 20, TINY]).push(rig.node.registry.address(), None).await?;
-    let name = rig.node.name(&image);
+        ImageSpec::new("seen", &[LARGE, 1 << 20, TINY]).push(env.node.registry.address(), None).await?;
+    let name = env.node.name(&image);
     let [large, small, _] = image.layers.as_slice() else { unreachable!("it has three layers") };
-    let half = rig.node.proxy.rule(Match::digest(&large.digest), Fault::StallAfter(5 << 20));
-    let hold = rig.node.proxy.rule(Match::digest(&small.digest), Fault::Hang);
-    let going = rig.begin(&image);
+    let half = env.node.proxy.rule(Match::digest(&large.digest), Fault::StallAfter(5 << 20));
+    let hold = env.node.proxy.rule(Match::digest(&small.digest), Fault::Hang);
+    let going = env.begin(&image);
 
     // Half of the large layer and all of the tiny one; then the small one as well.
     let mut seen = Vec::new();
     let at_half = |now: &Progress| now.bytes_done >= 4 << 20 && now.layers_done == 1;
-    let first = watch(&rig, &name, &mut seen, at_half).await?;
+    let first = watch(&env, &name, &mut seen, at_half).await?;
     ensure!(
         first.bytes_done <= (5 << 20) + (16 << 10),
         "{first:?}, though no more than 5 MiB and a bit were sent"
     );
-    rig.node.proxy.remove(hold);
-    let second = watch(&rig, &name, &mut seen, |now| now.layers_done == 2).await?;
+    env.node.proxy.remove(hold);
+    let second = watch(&env, &name, &mut seen, |now| now.layers_done == 2).await?;
     ensure!(second.bytes_done >= first.bytes_done + small.size, "{second:?} after {first:?} and a layer");
     ensure!(!going.is_finished());
-    rig.node.proxy.remove(half);
+    env.node.proxy.remove(half);
     assert_eq!(going.await??, image.config.0);
 
     // The layers and the config, which is small.
@@ -48,7 +48,7 @@ async fn progress_is_shown_and_only_grows(kind: Kind) -> Result<()> {
             "it went back: {pair:?}"
         );
     }
-    let done = rig
+    let done = env
         .wait_for_pulls("it has ended", |pulls| pulls.finished.iter().any(|pull| pull.image == name))
         .await?;
     let done = done.finished.iter().find(|pull| pull.image == name).context("it was there")?;
@@ -58,13 +58,13 @@ async fn progress_is_shown_and_only_grows(kind: Kind) -> Result<()> {
 
 /// Collects the progress of a pull, from when its size is known until `enough`.
 async fn watch(
-    rig: &Rig,
+    env: &TestEnv,
     name: &str,
     seen: &mut Vec<Progress>,
     enough: impl Fn(&Progress) -> bool,
 ) -> Result<Progress> {
     let collected = RefCell::new(Vec::new());
-    rig.wait_for_pulls("the pull is so far", |pulls| {
+    env.wait_for_pulls("the pull is so far", |pulls| {
         let progress = pulls.of_image(name).and_then(|pull| pull.progress).filter(|it| it.bytes_total > 0);
         collected.borrow_mut().extend(progress);
         progress.is_some_and(|progress| enough(&progress))

@@ -1,6 +1,6 @@
 //! A runtime that answers every pull with one error, for errors that containerd never returns, and under other names.
 
-use crate::rig::{begin, wait_for_pulls};
+use crate::common::{begin, wait_for_pulls};
 use anyhow::Result;
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::cri::{Pull, failed};

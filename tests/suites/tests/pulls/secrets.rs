@@ -1,6 +1,6 @@
 //! Credentials are only where they are needed: not on disk, in no log, in no metric, in no debug output.
 
-use crate::rig::Rig;
+use crate::common::TestEnv;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::Kind;
@@ -173,26 +173,26 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
         .set("pulls.cancel_grace", "0s")
         .set("endpoints.source", "files")
         .set("endpoints.manifests", manifests.path().display().to_string());
-    let mut rig = Rig::with_users(kind, &settings).await?;
+    let mut env = TestEnv::with_users(kind, &settings).await?;
     let specs: Vec<_> =
         ["secret-done", "secret-held", "secret-waits"].map(|name| ImageSpec::single(name, TINY)).into();
-    let images = rig.node.push(&specs, Some(&ALICE)).await?;
+    let images = env.node.push(&specs, Some(&ALICE)).await?;
     let (kinds, mut secrets) = credentials();
     secrets.extend(IN_MANIFESTS);
     for auth in &kinds[1..] {
-        failed(pull(&rig, &rig.pull_of(&images[0]), auth).await, "its credentials are not good")?;
+        failed(pull(&env, &env.pull_of(&images[0]), auth).await, "its credentials are not good")?;
     }
-    pull(&rig, &rig.pull_of(&images[0]), &kinds[0]).await?;
+    pull(&env, &env.pull_of(&images[0]), &kinds[0]).await?;
     // One that runs, one that waits, and one that waits with invalid credentials.
-    let _hold = rig.hold(&images[1]);
-    let running = rig.begin_with(rig.pull_of(&images[1]).user(&ALICE));
-    rig.wait_for_active(&images[1..2]).await?;
-    let waiting = rig.begin_with(rig.pull_of(&images[2]).user(&ALICE).pod("web", "uid-1"));
-    let wrong = rig.begin_with(rig.pull_of(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
-    rig.wait_for_callers(3).await?;
+    let _hold = env.hold(&images[1]);
+    let running = env.begin_with(env.pull_of(&images[1]).user(&ALICE));
+    env.wait_for_active(&images[1..2]).await?;
+    let waiting = env.begin_with(env.pull_of(&images[2]).user(&ALICE).pod("web", "uid-1"));
+    let wrong = env.begin_with(env.pull_of(&images[2]).credentials("robot-user-6e1c", "wrong-password-93af"));
+    env.wait_for_callers(3).await?;
 
-    let mut places = written(&rig.agent)?;
-    places.extend(shown(&rig.agent).await?);
+    let mut places = written(&env.agent)?;
+    places.extend(shown(&env.agent).await?);
     for (place, part) in [
         ("/debug/pulls", "secret-held"),
         ("/debug/events", "secret-held"),
@@ -209,9 +209,9 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
     for going in [running, waiting, wrong] {
         going.abort();
     }
-    rig.agent.terminate().await?;
+    env.agent.terminate().await?;
     places.extend(
-        written(&rig.agent)?.into_iter().map(|(place, content)| (format!("{place} (at the end)"), content)),
+        written(&env.agent)?.into_iter().map(|(place, content)| (format!("{place} (at the end)"), content)),
     );
 
     // The names of images are written: where the search does not find them, it would not find secrets either.
@@ -237,10 +237,10 @@ async fn no_credential_appears_in_any_output(kind: Kind) -> Result<()> {
     Ok(())
 }
 
-async fn pull(rig: &Rig, pull: &Pull, auth: &AuthConfig) -> Result<String, tonic::Status> {
+async fn pull(env: &TestEnv, pull: &Pull, auth: &AuthConfig) -> Result<String, tonic::Status> {
     let mut request = pull.request();
     request.get_mut().auth = Some(auth.clone());
-    Ok(rig.cri.images().pull_image(request).await?.into_inner().image_ref)
+    Ok(env.cri.images().pull_image(request).await?.into_inner().image_ref)
 }
 
 /// All files of the agent: its folder with state and log.

@@ -1,6 +1,6 @@
 //! Requests that share one pull, and requests that do not.
 
-use crate::rig::{Rig, begin};
+use crate::common::{TestEnv, begin};
 use anyhow::{Result, ensure};
 use keelson_harness::agent::Settings;
 use keelson_harness::containerd::Kind;
@@ -23,85 +23,85 @@ fn shape(seen: &[Seen], image: &Image) -> Vec<String> {
 }
 
 async fn case_03_equal_pulls_are_shared(kind: Kind) -> Result<()> {
-    let rig = Rig::start(kind, &Settings::new()).await?;
-    let images = rig.node.push_many("twice", 3, TINY).await?;
-    let direct = rig.node.runtime.cri().await?;
+    let env = TestEnv::start(kind, &Settings::new()).await?;
+    let images = env.node.push_many("twice", 3, TINY).await?;
+    let direct = env.node.runtime.cri().await?;
     let (alone, shared, apart) = (&images[0], &images[1], &images[2]);
 
     // The requests of one pull; and that two unshared pulls look different.
-    direct.pull_image(&rig.node.name(alone)).await?;
-    assert_eq!(rig.runtime_calls(&rig.node.name(alone))?, 1);
-    let hold = rig.hold(apart);
-    let two = [begin(&direct, rig.pull_of(apart)), begin(&direct, rig.pull_of(apart))];
-    rig.wait_for_active(std::slice::from_ref(apart)).await?;
+    direct.pull_image(&env.node.name(alone)).await?;
+    assert_eq!(env.runtime_calls(&env.node.name(alone))?, 1);
+    let hold = env.hold(apart);
+    let two = [begin(&direct, env.pull_of(apart)), begin(&direct, env.pull_of(apart))];
+    env.wait_for_active(std::slice::from_ref(apart)).await?;
     until("both have asked the runtime", || {
-        rig.runtime_calls(&rig.node.name(apart)).is_ok_and(|count| count == 2)
+        env.runtime_calls(&env.node.name(apart)).is_ok_and(|count| count == 2)
     })
     .await?;
-    rig.node.proxy.remove(hold);
+    env.node.proxy.remove(hold);
     for going in two {
         going.await??;
     }
 
-    let hold = rig.hold(shared);
-    let name = rig.node.name(shared);
-    let other = rig.agent.cri().await?;
+    let hold = env.hold(shared);
+    let name = env.node.name(shared);
+    let other = env.agent.cri().await?;
     let tonic = [
-        begin(&rig.cri, rig.pull_of(shared).pod("app", "uid-0")),
-        begin(&other, rig.pull_of(shared).pod("web", "uid-1")),
+        begin(&env.cri, env.pull_of(shared).pod("app", "uid-0")),
+        begin(&other, env.pull_of(shared).pod("web", "uid-1")),
     ];
-    let driver = Driver::new(&rig.agent.endpoint())?;
+    let driver = Driver::new(&env.agent.endpoint())?;
     let go = tokio::spawn({
         let name = name.clone();
         async move { driver.run(&["pull", "--pod", "default/go/uid-2", &name]).await }
     });
-    let seen = rig.wait_for_callers(3).await?;
+    let seen = env.wait_for_callers(3).await?;
     ensure!(seen.pulls.len() == 1 && seen.pulls[0].callers == 3 && seen.running == 1, "{seen:?}");
-    rig.node.proxy.remove(hold);
+    env.node.proxy.remove(hold);
     for going in tonic {
-        assert_eq!(going.await??, rig.node.reference(shared));
+        assert_eq!(going.await??, env.node.reference(shared));
     }
-    assert_eq!(go.await??.success()?["imageRef"], rig.node.reference(shared));
+    assert_eq!(go.await??.success()?["imageRef"], env.node.reference(shared));
 
-    let seen = rig.records().all();
+    let seen = env.records().all();
     assert_eq!(shape(&seen, shared), shape(&seen, alone), "three callers made other requests than one");
-    assert_eq!(rig.records().gets(&shared.layers[0].digest).len(), 1);
-    assert_eq!(rig.runtime_calls(&name)?, 1);
+    assert_eq!(env.records().gets(&shared.layers[0].digest).len(), 1);
+    assert_eq!(env.runtime_calls(&name)?, 1);
     Ok(())
 }
 
 async fn case_04_other_credentials_never_share(kind: Kind) -> Result<()> {
-    let rig = Rig::with_users(kind, &Settings::new()).await?;
-    let image = ImageSpec::single("secret", TINY).push(rig.node.registry.address(), Some(&ALICE)).await?;
-    let direct = rig.node.runtime.cri().await?;
-    let bad = rig.pull_of(&image).credentials(ALICE.name, BOB.password);
+    let env = TestEnv::with_users(kind, &Settings::new()).await?;
+    let image = ImageSpec::single("secret", TINY).push(env.node.registry.address(), Some(&ALICE)).await?;
+    let direct = env.node.runtime.cri().await?;
+    let bad = env.pull_of(&image).credentials(ALICE.name, BOB.password);
     let expected = failed(direct.pull(&bad).await, "the password is wrong")?;
-    let nobody = failed(direct.pull(&rig.pull_of(&image)).await, "it came without credentials")?;
-    let before = rig.runtime_calls(&rig.node.name(&image))?;
+    let nobody = failed(direct.pull(&env.pull_of(&image)).await, "it came without credentials")?;
+    let before = env.runtime_calls(&env.node.name(&image))?;
 
-    let hold = rig.hold(&image);
-    let good = rig.begin_with(rig.pull_of(&image).user(&ALICE));
-    rig.wait_for_active(std::slice::from_ref(&image)).await?;
+    let hold = env.hold(&image);
+    let good = env.begin_with(env.pull_of(&image).user(&ALICE));
+    env.wait_for_active(std::slice::from_ref(&image)).await?;
     // While the valid one runs, the invalid ones fail separately.
-    for (pull, expected) in [(bad.clone(), &expected), (rig.pull_of(&image), &nobody)] {
-        let status = failed(rig.begin_with(pull.clone()).await?, "its credentials are not good")?;
+    for (pull, expected) in [(bad.clone(), &expected), (env.pull_of(&image), &nobody)] {
+        let status = failed(env.begin_with(pull.clone()).await?, "its credentials are not good")?;
         assert_eq!((status.code(), status.message()), (expected.code(), expected.message()));
     }
-    let other = rig.begin_with(rig.pull_of(&image).user(&BOB));
-    rig.wait_for_callers(2).await?;
-    rig.node.proxy.remove(hold);
-    assert_eq!(good.await??, rig.node.reference(&image));
-    assert_eq!(other.await??, rig.node.reference(&image));
-    assert_eq!(rig.runtime_calls(&rig.node.name(&image))? - before, 4, "one call upstream for each");
-    let used: Vec<_> = rig.records().all().into_iter().filter_map(|seen| seen.authorization).collect();
+    let other = env.begin_with(env.pull_of(&image).user(&BOB));
+    env.wait_for_callers(2).await?;
+    env.node.proxy.remove(hold);
+    assert_eq!(good.await??, env.node.reference(&image));
+    assert_eq!(other.await??, env.node.reference(&image));
+    assert_eq!(env.runtime_calls(&env.node.name(&image))? - before, 4, "one call upstream for each");
+    let used: Vec<_> = env.records().all().into_iter().filter_map(|seen| seen.authorization).collect();
     for user in [ALICE, BOB] {
         ensure!(used.iter().any(|header| header == user.basic), "{} never came to the registry", user.name);
     }
 
     // The image is present now. Invalid credentials get the runtime's own error.
     let expected = direct.pull(&bad).await;
-    let got = rig.begin_with(bad.clone()).await?;
+    let got = env.begin_with(bad.clone()).await?;
     let text = |result: Result<String, tonic::Status>| result.map_err(|s| (s.code(), s.message().to_owned()));
     assert_eq!(text(got), text(expected));
-    rig.idle().await
+    env.idle().await
 }

@@ -2,9 +2,9 @@
 //! callers, a real containerd and a real registry. The tests check what callers, the registry and the runtime see.
 
 mod calls;
-#[path = "../pulls/rig.rs"]
+#[path = "../pulls/common.rs"]
 #[allow(dead_code)]
-mod rig;
+mod common;
 mod runtime;
 mod starts;
 mod under_load;

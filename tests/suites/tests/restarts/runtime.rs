@@ -27,12 +27,12 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// A runtime whose pods start after [`SlowRuntime::open`].
 pub(crate) struct SlowRuntime {
     socket: PathBuf,
-    shared: Shared,
+    shared: RuntimeState,
     server: JoinHandle<()>,
 }
 
 #[derive(Clone)]
-struct Shared {
+struct RuntimeState {
     open: watch::Sender<bool>,
     starting: watch::Sender<usize>,
 }
@@ -41,7 +41,7 @@ impl SlowRuntime {
     pub(crate) fn start(scratch: &Scratch) -> Result<Self> {
         let socket = scratch.dir("slow")?.join("cri.sock");
         let listener = UnixListener::bind(&socket).context("cannot listen")?;
-        let shared = Shared { open: watch::Sender::new(false), starting: watch::Sender::new(0) };
+        let shared = RuntimeState { open: watch::Sender::new(false), starting: watch::Sender::new(0) };
         let server = tokio::spawn(serve(listener, shared.clone()));
         Ok(Self { socket, shared, server })
     }
@@ -66,7 +66,7 @@ impl Drop for SlowRuntime {
     }
 }
 
-async fn serve(listener: UnixListener, shared: Shared) {
+async fn serve(listener: UnixListener, shared: RuntimeState) {
     while let Ok((stream, _)) = listener.accept().await {
         let shared = shared.clone();
         tokio::spawn(async move {
@@ -78,7 +78,7 @@ async fn serve(listener: UnixListener, shared: Shared) {
 }
 
 /// Counts a pod as ended on drop, however its call ends.
-struct Starting(Shared);
+struct Starting(RuntimeState);
 
 impl Drop for Starting {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ impl Drop for Starting {
     }
 }
 
-async fn answer(request: Request<Incoming>, shared: Shared) -> Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, shared: RuntimeState) -> Result<Response<Body>, Infallible> {
     let first = |text: &str| VersionResponse { version: text.to_owned(), ..VersionResponse::default() };
     let (message, goes_on) = match request.uri().path() {
         RUN_POD => {

@@ -1,7 +1,7 @@
 //! Starts beside an agent that runs, that is being killed, or whose successor fails.
 
 use crate::{
-    rig::{Rig, all_succeed},
+    common::{TestEnv, all_succeed},
     settings,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -13,8 +13,8 @@ use tokio::{
     net::UnixStream,
 };
 
-fn handover_socket(rig: &Rig) -> PathBuf {
-    let mut path = rig.agent.socket().into_os_string();
+fn handover_socket(env: &TestEnv) -> PathBuf {
+    let mut path = env.agent.socket().into_os_string();
     path.push(".handover");
     path.into()
 }
@@ -32,8 +32,8 @@ async fn receive_frame(stream: &mut UnixStream) -> Result<String> {
 }
 
 /// Takes over as a new agent does, up to the state.
-async fn take(rig: &Rig) -> Result<UnixStream> {
-    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+async fn take(env: &TestEnv) -> Result<UnixStream> {
+    let mut stream = UnixStream::connect(handover_socket(env)).await?;
     send_frame(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
     let status = receive_frame(&mut stream).await?;
     ensure!(status.contains(r#""is_stopping":true"#), "{status}");
@@ -45,35 +45,35 @@ async fn take(rig: &Rig) -> Result<UnixStream> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i5_an_agent_started_during_a_kill_starts() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
     for _ in 0..10 {
         // The kernel tears down the old process while the new one starts.
-        rig.agent.kill9_and_start().await?;
+        env.agent.kill9_and_start().await?;
     }
-    rig.agent.cri().await?.version().await?;
+    env.agent.cri().await?.version().await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i5_a_second_agent_is_refused_when_the_first_one_stays() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
-    let ended = rig.agent.start_refused().await?;
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
+    let ended = env.agent.start_refused().await?;
     ensure!(!ended.success(), "{ended}");
-    let log = rig.agent.log()?;
+    let log = env.agent.log()?;
     ensure!(log.contains("another agent (pid") && log.contains("stop it or set cri.listen"), "{log}");
-    rig.agent.cri().await?.version().await?;
+    env.agent.cri().await?.version().await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_garbage_on_the_handover_socket_is_ignored() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
     for garbage in [&b"\xff\xff\xff\xff"[..], b"\0\0\0\x02{}", b"GET / HTTP/1.1\r\n\r\n", b""] {
-        let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+        let mut stream = UnixStream::connect(handover_socket(&env)).await?;
         stream.write_all(garbage).await?;
     }
     // An agent that is not stopping hands over nothing, whatever is requested.
-    let mut stream = UnixStream::connect(handover_socket(&rig)).await?;
+    let mut stream = UnixStream::connect(handover_socket(&env)).await?;
     send_frame(&mut stream, r#"{"hello":{"version":1,"pid":1}}"#).await?;
     ensure!(receive_frame(&mut stream).await?.contains(r#""is_stopping":false"#));
     // It may have closed the connection before the request.
@@ -82,51 +82,51 @@ async fn i8_garbage_on_the_handover_socket_is_ignored() -> Result<()> {
         receive_frame(&mut stream).await
     };
     ensure!(taken.await.is_err(), "it gives nothing away");
-    rig.agent.replace().await?;
-    rig.agent.cri().await?.version().await?;
-    let metrics = rig.agent.http_get("/metrics").await?.success()?;
+    env.agent.replace().await?;
+    env.agent.cri().await?.version().await?;
+    let metrics = env.agent.http_get("/metrics").await?.success()?;
     let line = "keelson_handovers_total{result=\"taken_over\"} 1";
     ensure!(metrics.text().contains(line), "{}", metrics.text());
     // A store that is still being opened is no failure.
-    let log = rig.agent.log()?;
+    let log = env.agent.log()?;
     ensure!(!log.contains("cannot write the journal"), "{log}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_a_successor_killed_during_the_hand_over_fails_no_call() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
-    let images = rig.node.push_many("dies", 3, TINY).await?;
-    let holds = rig.hold_each(&images);
-    let going = rig.begin_in_order(&images).await?;
-    rig.wait_for_active(&images[..1]).await?;
-    rig.agent.sigterm()?;
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
+    let images = env.node.push_many("dies", 3, TINY).await?;
+    let holds = env.hold_each(&images);
+    let going = env.begin_in_order(&images).await?;
+    env.wait_for_active(&images[..1]).await?;
+    env.agent.sigterm()?;
     // Two in a row take over everything and exit before they serve.
     for attempt in 0..2 {
         let dies = keelson_harness::util::eventually(
             keelson_harness::util::PATIENCE,
             "the agent hands over",
-            || async { take(&rig).await.with_context(|| format!("attempt {attempt}")) },
+            || async { take(&env).await.with_context(|| format!("attempt {attempt}")) },
         )
         .await?;
         drop(dies);
     }
-    let mut old = rig.agent.start_successor().await?;
-    rig.wait_for_pulls("all callers wait", |pulls| {
+    let mut old = env.agent.start_successor().await?;
+    env.wait_for_pulls("all callers wait", |pulls| {
         pulls.running == 1 && pulls.queued == 2 && pulls.callers == 2
     })
     .await?;
     for hold in holds {
-        rig.node.proxy.remove(hold);
+        env.node.proxy.remove(hold);
     }
     all_succeed(going, &images).await?;
     ensure!(old.wait(keelson_harness::util::PATIENCE).await?.success());
-    rig.idle().await
+    env.idle().await
 }
 
 /// The response of an agent that stops to a successor of another version, up to the end of the stream.
-async fn greeted(rig: &Rig, version: u32) -> Result<String> {
-    let mut stream = UnixStream::connect(handover_socket(rig)).await?;
+async fn greeted(env: &TestEnv, version: u32) -> Result<String> {
+    let mut stream = UnixStream::connect(handover_socket(env)).await?;
     send_frame(&mut stream, &format!(r#"{{"hello":{{"version":{version},"pid":1,"new_field":[]}}}}"#))
         .await?;
     let status = receive_frame(&mut stream).await?;
@@ -145,15 +145,15 @@ async fn greeted(rig: &Rig, version: u32) -> Result<String> {
 async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<()> {
     for version in [0, 2] {
         let settings = settings(1).set("agent.handover_timeout", "2s").set("agent.drain_timeout", "1m");
-        let mut rig = Rig::start(Kind::V2, &settings).await?;
-        let images = rig.node.push_many("version", 2, TINY).await?;
-        let holds = rig.hold_each(&images);
-        let mut going = rig.begin_in_order(&images).await?;
-        rig.wait_for_active(&images[..1]).await?;
-        rig.agent.sigterm()?;
+        let mut env = TestEnv::start(Kind::V2, &settings).await?;
+        let images = env.node.push_many("version", 2, TINY).await?;
+        let holds = env.hold_each(&images);
+        let mut going = env.begin_in_order(&images).await?;
+        env.wait_for_active(&images[..1]).await?;
+        env.agent.sigterm()?;
         let status =
             keelson_harness::util::eventually(keelson_harness::util::PATIENCE, "the agent stops", || async {
-                greeted(&rig, version).await
+                greeted(&env, version).await
             })
             .await?;
         ensure!(status.contains(r#""version":1"#), "{status}");
@@ -161,13 +161,13 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let queued = going.pop().context("two pulls")?.await?;
         ensure!(queued.is_err_and(|status| status.code() == tonic::Code::Unavailable), "refused");
         for hold in holds {
-            rig.node.proxy.remove(hold);
+            env.node.proxy.remove(hold);
         }
         all_succeed(going, &images[..1]).await?;
-        ensure!(rig.agent.end().await?.success());
+        ensure!(env.agent.end().await?.success());
 
         // A predecessor of that version, which is slow to stop.
-        let socket = handover_socket(&rig);
+        let socket = handover_socket(&env);
         let listener = tokio::net::UnixListener::bind(&socket)?;
         let (asked, mut questions) = tokio::sync::mpsc::unbounded_channel();
         let predecessor = tokio::spawn(async move {
@@ -180,7 +180,7 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
             }
             anyhow::Ok(())
         });
-        let starts = rig.agent.start_again();
+        let starts = env.agent.start_again();
         let ends = async {
             for _ in 0..20 {
                 let (hello, asks) = questions.recv().await.context("the agent looks again and again")?;
@@ -193,13 +193,13 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
         let (started, ended) = tokio::join!(starts, ends);
         ended?;
         started?;
-        let metrics = rig.agent.http_get("/metrics").await?.success()?;
+        let metrics = env.agent.http_get("/metrics").await?.success()?;
         let line = "keelson_handovers_total{result=\"other_version\"} 1";
         ensure!(metrics.text().contains(line), "{}", metrics.text());
-        rig.cri = rig.agent.cri().await?;
+        env.cri = env.agent.cri().await?;
         // The queued pull was in the journal: it continues, with its caller or without.
-        all_succeed([rig.begin(&images[1])], &images[1..]).await?;
-        rig.idle().await?;
+        all_succeed([env.begin(&images[1])], &images[1..]).await?;
+        env.idle().await?;
     }
     Ok(())
 }
@@ -226,22 +226,22 @@ fn runs(pid: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Result<()> {
-    let mut rig = Rig::start(Kind::V2, &settings(1)).await?;
-    let path = rig.node.scratch.path().join("notify");
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
+    let path = env.node.scratch.path().join("notify");
     let manager = tokio::net::UnixDatagram::bind(&path)?;
-    rig.agent.env("NOTIFY_SOCKET", &path.display().to_string());
-    rig.agent.arg("--systemd-handover");
-    rig.agent.kill9()?;
-    rig.agent.start_again().await?;
+    env.agent.env("NOTIFY_SOCKET", &path.display().to_string());
+    env.agent.arg("--systemd-handover");
+    env.agent.kill9()?;
+    env.agent.start_again().await?;
     // With READY: systemd accepts no main process of a service that stops.
     let stand_in = notifications(&manager, "MAINPID").await?;
-    rig.cri = rig.agent.cri().await?;
-    rig.cri.version().await?;
-    let images = rig.node.push_many("systemd", 1, TINY).await?;
-    let hold = rig.hold(&images[0]);
-    let going = rig.begin(&images[0]);
-    rig.wait_for_callers(1).await?;
-    let agent = rig.agent.pid().context("it runs")?.to_string();
+    env.cri = env.agent.cri().await?;
+    env.cri.version().await?;
+    let images = env.node.push_many("systemd", 1, TINY).await?;
+    let hold = env.hold(&images[0]);
+    let going = env.begin(&images[0]);
+    env.wait_for_callers(1).await?;
+    let agent = env.agent.pid().context("it runs")?.to_string();
 
     ensure!(stand_in != agent);
     let main = nix::unistd::Pid::from_raw(stand_in.parse()?);
@@ -249,8 +249,8 @@ async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Res
     keelson_harness::util::until("the stand-in ends", || !runs(&stand_in)).await?;
     ensure!(runs(&agent), "the agent serves on");
     // As systemd starts the service again.
-    let mut old = rig.agent.start_successor().await?;
-    rig.node.proxy.remove(hold);
+    let mut old = env.agent.start_successor().await?;
+    env.node.proxy.remove(hold);
     all_succeed([going], &images).await?;
     ensure!(old.wait(keelson_harness::util::PATIENCE).await?.success());
     Ok(())

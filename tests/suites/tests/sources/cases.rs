@@ -9,21 +9,21 @@ use keelson_endpoint_publisher::{NodeView, SourceKind};
 use serde_json::{Value, json};
 
 use crate::objects::{PROXY_NAME, cidr, node, service, slice, with};
-use crate::truth::{Collector, Short, Truth};
+use crate::sink::{Collector, Short, SinkState};
 use crate::world::{World, eventually_in_sink};
 
 fn short(of: &[(&str, String)]) -> Short {
     of.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
 }
 
-fn services(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
-    let found = truth.services(&world.namespace())?;
+fn services(state: &SinkState, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
+    let found = state.services(&world.namespace())?;
     ensure!(found == short(expected), "Services are {found:?}");
     Ok(())
 }
 
-fn slices(truth: &Truth, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
-    let found = truth.slices(&world.namespace())?;
+fn slices(state: &SinkState, world: &impl World, expected: &[(&str, String)]) -> Result<()> {
+    let found = state.slices(&world.namespace())?;
     ensure!(found == short(expected), "slices are {found:?}");
     Ok(())
 }
@@ -42,15 +42,15 @@ pub(crate) async fn existing_objects_arrive_as_one_listing_per_kind(world: &impl
     world.put(&node(&world.node(), "zone-a", None)).await?;
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "everything is received", |truth| {
+    eventually_in_sink(&sink, "everything is received", |state| {
         let ip = |n| format!("{} 80", world.ip(n));
-        services(truth, world, &[("a", ip(1)), ("b", ip(2))])?;
-        slices(truth, world, &[("a-1", "a: 10.0.0.1,10.0.0.2".into()), ("a-2", "a: 10.0.0.3".into())])?;
-        let cidrs = truth.cidrs(&range)?;
+        services(state, world, &[("a", ip(1)), ("b", ip(2))])?;
+        slices(state, world, &[("a-1", "a: 10.0.0.1,10.0.0.2".into()), ("a-2", "a: 10.0.0.3".into())])?;
+        let cidrs = state.cidrs(&range)?;
         ensure!(cidrs == short(&[("", "172.30.0.0/24".into())]), "ServiceCIDRs are {cidrs:?}");
-        let node = truth.node.as_ref().context("no Node")?;
+        let node = state.node.as_ref().context("no Node")?;
         ensure!(node.exists && node.name == world.node(), "{node:?}");
-        truth.check_healthy(&SourceKind::ALL)
+        state.check_healthy(&SourceKind::ALL)
     })
     .await
 }
@@ -60,53 +60,53 @@ pub(crate) async fn each_change_is_sent(world: &impl World) -> Result<()> {
     let range = format!("range-{}", world.number());
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "there is nothing", |truth| {
-        services(truth, world, &[])?;
-        slices(truth, world, &[])?;
-        truth.check_healthy(&COLLECTED)
+    eventually_in_sink(&sink, "there is nothing", |state| {
+        services(state, world, &[])?;
+        slices(state, world, &[])?;
+        state.check_healthy(&COLLECTED)
     })
     .await?;
 
     let a = service(&ns, "a", &world.ip(1));
     let ip = format!("{} 80", world.ip(1));
     world.put(&a).await?;
-    eventually_in_sink(&sink, "a Service is made", |truth| services(truth, world, &[("a", ip.clone())]))
+    eventually_in_sink(&sink, "a Service is made", |state| services(state, world, &[("a", ip.clone())]))
         .await?;
     let a = with(a, "/spec/ports", json!([{"name": "http", "port": 81, "protocol": "TCP"}]));
     world.put(&a).await?;
     let ip = format!("{} 81", world.ip(1));
-    eventually_in_sink(&sink, "its port changes", |truth| services(truth, world, &[("a", ip.clone())]))
+    eventually_in_sink(&sink, "its port changes", |state| services(state, world, &[("a", ip.clone())]))
         .await?;
 
     world.put(&slice(&ns, "a-1", "a", &["10.0.0.1"])).await?;
-    eventually_in_sink(&sink, "a slice is made", |truth| {
-        slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
+    eventually_in_sink(&sink, "a slice is made", |state| {
+        slices(state, world, &[("a-1", "a: 10.0.0.1".into())])
     })
     .await?;
     let second = slice(&ns, "a-2", "a", &["10.0.0.2"]);
     world.put(&second).await?;
     world.put(&slice(&ns, "a-1", "a", &["10.0.0.7", "10.0.0.8"])).await?;
     let changed = ("a-1", "a: 10.0.0.7,10.0.0.8".to_owned());
-    eventually_in_sink(&sink, "slices come and change", |truth| {
-        slices(truth, world, &[changed.clone(), ("a-2", "a: 10.0.0.2".into())])
+    eventually_in_sink(&sink, "slices come and change", |state| {
+        slices(state, world, &[changed.clone(), ("a-2", "a: 10.0.0.2".into())])
     })
     .await?;
     world.delete(&second).await?;
-    eventually_in_sink(&sink, "a slice goes", |truth| slices(truth, world, std::slice::from_ref(&changed)))
+    eventually_in_sink(&sink, "a slice goes", |state| slices(state, world, std::slice::from_ref(&changed)))
         .await?;
 
     let own = cidr(&range, "172.30.1.0/24");
     world.put(&own).await?;
-    eventually_in_sink(&sink, "a ServiceCIDR comes", |truth| {
-        ensure!(truth.cidrs(&range)?.len() == 1, "{:?}", truth.cidrs(&range)?);
+    eventually_in_sink(&sink, "a ServiceCIDR comes", |state| {
+        ensure!(state.cidrs(&range)?.len() == 1, "{:?}", state.cidrs(&range)?);
         Ok(())
     })
     .await?;
     world.delete(&own).await?;
     world.delete(&a).await?;
-    eventually_in_sink(&sink, "they go", |truth| {
-        ensure!(truth.cidrs(&range)?.is_empty(), "{:?}", truth.cidrs(&range)?);
-        services(truth, world, &[])
+    eventually_in_sink(&sink, "they go", |state| {
+        ensure!(state.cidrs(&range)?.is_empty(), "{:?}", state.cidrs(&range)?);
+        services(state, world, &[])
     })
     .await
 }
@@ -119,14 +119,14 @@ pub(crate) async fn case_2_a_service_of_another_proxy_is_removed_and_restored(
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     world.put(&plain).await?;
-    eventually_in_sink(&sink, "the Service is there", |truth| services(truth, world, &there)).await?;
+    eventually_in_sink(&sink, "the Service is there", |state| services(state, world, &there)).await?;
     // Any value excludes it, even an empty one.
     for value in ["", "another"] {
         let labelled = with(plain.clone(), "/metadata/labels", json!({"app": "a", PROXY_NAME: value}));
         world.put(&labelled).await?;
-        eventually_in_sink(&sink, "it has vanished", |truth| services(truth, world, &[])).await?;
+        eventually_in_sink(&sink, "it has vanished", |state| services(state, world, &[])).await?;
         world.put(&plain).await?;
-        eventually_in_sink(&sink, "it is back", |truth| services(truth, world, &there)).await?;
+        eventually_in_sink(&sink, "it is back", |state| services(state, world, &there)).await?;
     }
     Ok(())
 }
@@ -144,8 +144,8 @@ pub(crate) async fn case_1_headless_and_external_services_are_ignored(world: &im
     world.put(&service(&ns, "late", "None")).await?;
     // Delivered after the others, so their events have been delivered too.
     world.put(&service(&ns, "z", &world.ip(1))).await?;
-    eventually_in_sink(&sink, "only one counts", |truth| {
-        services(truth, world, &[("z", format!("{} 80", world.ip(1)))])
+    eventually_in_sink(&sink, "only one counts", |state| {
+        services(state, world, &[("z", format!("{} 80", world.ip(1)))])
     })
     .await
 }
@@ -156,8 +156,8 @@ pub(crate) async fn node_info_matches_the_node(world: &impl World) -> Result<()>
     let _source = world.start(&sink);
     let none = NodeView { name: name.clone(), ..NodeView::default() };
     let is = async |what: &str, expected: &NodeView| {
-        eventually_in_sink(&sink, what, |truth| {
-            ensure!(truth.node.as_ref() == Some(expected), "the Node is {:?}", truth.node);
+        eventually_in_sink(&sink, what, |state| {
+            ensure!(state.node.as_ref() == Some(expected), "the Node is {:?}", state.node);
             Ok(())
         })
         .await
@@ -193,9 +193,9 @@ pub(crate) async fn a_sink_that_lost_its_state_gets_everything_again(world: &imp
     let sink = Arc::new(Collector::default());
     let _source = world.start(&sink);
     let of_service = [("a", format!("{} 80", world.ip(1)))];
-    eventually_in_sink(&sink, "both are received", |truth| {
-        services(truth, world, &of_service)?;
-        slices(truth, world, &[("a-1", "a: 10.0.0.1".into())])
+    eventually_in_sink(&sink, "both are received", |state| {
+        services(state, world, &of_service)?;
+        slices(state, world, &[("a-1", "a: 10.0.0.1".into())])
     })
     .await?;
     for n in 2..4_u8 {
@@ -203,14 +203,14 @@ pub(crate) async fn a_sink_that_lost_its_state_gets_everything_again(world: &imp
         // It gets a change, and reports that it knows nothing.
         world.put(&slice(&ns, "a-1", "a", &[&format!("10.0.0.{n}")])).await?;
         world.put(&service(&ns, "b", &world.ip(n))).await?;
-        eventually_in_sink(&sink, "everything is received again", |truth| {
+        eventually_in_sink(&sink, "everything is received again", |state| {
             let [a] = of_service.clone();
-            services(truth, world, &[a, ("b", format!("{} 80", world.ip(n)))])?;
-            slices(truth, world, &[("a-1", format!("a: 10.0.0.{n}"))])
+            services(state, world, &[a, ("b", format!("{} 80", world.ip(n)))])?;
+            slices(state, world, &[("a-1", format!("a: 10.0.0.{n}"))])
         })
         .await?;
         world.delete(&service(&ns, "b", &world.ip(n))).await?;
-        eventually_in_sink(&sink, "as before", |truth| services(truth, world, &of_service)).await?;
+        eventually_in_sink(&sink, "as before", |state| services(state, world, &of_service)).await?;
     }
     Ok(())
 }
@@ -224,13 +224,13 @@ pub(crate) async fn a_slow_sink_gets_everything_in_bounded_batches<W: World>(wor
     world.put_all(&all).await?;
     let sink = Arc::new(Collector::slow(Duration::from_millis(50)));
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "all slices are received", |truth| {
-        let count = truth.slices(&ns)?.len();
+    eventually_in_sink(&sink, "all slices are received", |state| {
+        let count = state.slices(&ns)?.len();
         ensure!(count == COUNT, "{count} of {COUNT}");
         Ok(())
     })
     .await?;
-    let largest = sink.truth().slices.largest_batch;
+    let largest = sink.state().slices.largest_batch;
     ensure!(largest <= W::LARGEST_BATCH, "{largest} in one event");
     Ok(())
 }
@@ -245,8 +245,8 @@ pub(crate) async fn a_restarted_source_reports_deletions_during_its_absence(
     let sink = Arc::new(Collector::default());
     let there = |n| format!("{} 80", world.ip(n));
     let source = world.start(&sink);
-    eventually_in_sink(&sink, "both are there", |truth| {
-        services(truth, world, &[("a", there(1)), ("b", there(2))])
+    eventually_in_sink(&sink, "both are there", |state| {
+        services(state, world, &[("a", there(1)), ("b", there(2))])
     })
     .await?;
     drop(source);
@@ -254,8 +254,8 @@ pub(crate) async fn a_restarted_source_reports_deletions_during_its_absence(
     world.put(&service(&ns, "c", &world.ip(3))).await?;
     // To the same sink, which still has the old state.
     let _source = world.start(&sink);
-    eventually_in_sink(&sink, "one is gone, one is new", |truth| {
-        services(truth, world, &[("b", there(2)), ("c", there(3))])
+    eventually_in_sink(&sink, "one is gone, one is new", |state| {
+        services(state, world, &[("b", there(2)), ("c", there(3))])
     })
     .await
 }

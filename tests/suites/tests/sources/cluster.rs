@@ -24,19 +24,19 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::truth::Collector;
+use crate::sink::Collector;
 use crate::world::{Running, World, number};
 
 const ACCOUNT: &str = "keelson-agent";
 
 /// A cluster with the rights of companions.
-pub(crate) struct Shared {
+pub(crate) struct SharedCluster {
     pub(crate) cluster: Cluster,
     pub(crate) companion: Identity,
     pub(crate) scratch: Scratch,
 }
 
-impl Shared {
+impl SharedCluster {
     /// A cluster that only one test uses.
     pub(crate) async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
@@ -48,18 +48,18 @@ impl Shared {
 
     /// The cluster of all tests that do not disturb it.
     pub(crate) async fn of_all() -> Result<Arc<Self>> {
-        static SHARED: suite::Shared<Shared> = suite::Shared::new();
+        static SHARED: suite::Shared<SharedCluster> = suite::Shared::new();
         SHARED.get(Self::start).await
     }
 }
 
 pub(crate) struct InCluster {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedCluster>,
     number: usize,
 }
 
 impl InCluster {
-    pub(crate) async fn of(shared: Arc<Shared>) -> Result<Self> {
+    pub(crate) async fn of(shared: Arc<SharedCluster>) -> Result<Self> {
         let world = Self { shared, number: number() };
         let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": world.namespace()}}))?;
         Api::all(world.admin().client()).create(&PostParams::default(), &namespace).await?;
@@ -67,7 +67,7 @@ impl InCluster {
     }
 
     /// The cluster, for tests that disturb it. Fails if it is shared.
-    pub(crate) fn own(&mut self) -> Result<&mut Shared> {
+    pub(crate) fn own(&mut self) -> Result<&mut SharedCluster> {
         Arc::get_mut(&mut self.shared).context("other tests have this cluster too")
     }
 
@@ -119,7 +119,7 @@ impl World for InCluster {
     const LARGEST_BATCH: usize = 202;
 
     async fn make() -> Result<Self> {
-        Self::of(Shared::of_all().await?).await
+        Self::of(SharedCluster::of_all().await?).await
     }
 
     fn number(&self) -> usize {

@@ -8,7 +8,7 @@ use keelson_endpoints::files::{FilesParts, FilesSource};
 use keelson_harness::scratch::Scratch;
 use serde_json::Value;
 
-use crate::truth::Collector;
+use crate::sink::Collector;
 use crate::world::{Running, World, number};
 
 pub(crate) struct InFolder {

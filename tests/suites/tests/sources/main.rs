@@ -14,7 +14,7 @@ mod cluster;
 mod folder;
 mod objects;
 mod server;
-mod truth;
+mod sink;
 mod world;
 
 use anyhow::Result;

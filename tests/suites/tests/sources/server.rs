@@ -10,17 +10,17 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::cluster::{InCluster, NODE, Shared};
+use crate::cluster::{InCluster, NODE, SharedCluster};
 use crate::objects::{PROXY_NAME, cidr, service, slice, with};
-use crate::truth::{Collector, Known, Named, Truth};
+use crate::sink::{Collector, Known, Named, SinkState};
 use crate::world::{World as _, eventually_in_sink, run};
 
 const COLLECTED: [SourceKind; 3] =
     [SourceKind::Services, SourceKind::EndpointSlices, SourceKind::ServiceCidrs];
 
-fn check_events(truth: &Truth, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
-    let of_services: Vec<_> = truth.services(&world.namespace())?.into_keys().collect();
-    let of_slices: Vec<_> = truth.slices(&world.namespace())?.into_keys().collect();
+fn check_events(state: &SinkState, world: &InCluster, services: &[&str], slices: &[&str]) -> Result<()> {
+    let of_services: Vec<_> = state.services(&world.namespace())?.into_keys().collect();
+    let of_slices: Vec<_> = state.slices(&world.namespace())?.into_keys().collect();
     ensure!(of_services == services && of_slices == slices, "there are {of_services:?} and {of_slices:?}");
     Ok(())
 }
@@ -59,30 +59,30 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
         world.put(&hidden).await?;
         let sink = Arc::new(Collector::default());
         let _source = world.start(&sink);
-        eventually_in_sink(&sink, "relevant objects are received", |truth| {
-            check_events(truth, &world, &["a"], &["a-1"])
+        eventually_in_sink(&sink, "relevant objects are received", |state| {
+            check_events(state, &world, &["a"], &["a-1"])
         })
         .await?;
         // With a watch as with the list.
         world.put(&service(&ns, "late", "None")).await?;
         world.put(&service(&ns, "z", &world.ip(3))).await?;
         world.put(&slice(&ns, "z-1", "z", &["10.0.0.3"])).await?;
-        eventually_in_sink(&sink, "and what comes later", |truth| {
-            check_events(truth, &world, &["a", "z"], &["a-1", "z-1"])
+        eventually_in_sink(&sink, "and what comes later", |state| {
+            check_events(state, &world, &["a", "z"], &["a-1", "z-1"])
         })
         .await?;
-        let truth = sink.truth();
+        let state = sink.state();
         for never in ["headless", "foreign", "late"] {
-            ensure!(!truth.services.ever.contains(&format!("{ns}/{never}")), "{never} was received");
+            ensure!(!state.services.ever.contains(&format!("{ns}/{never}")), "{never} was received");
         }
         ensure!(
-            !truth.slices.ever.contains(&format!("{ns}/h-1")),
+            !state.slices.ever.contains(&format!("{ns}/h-1")),
             "the slice of a headless Service was received"
         );
-        check_only(&truth.services, &[])?;
-        check_only(&truth.slices, &["kubernetes.io/service-name"])?;
-        check_only(&truth.cidrs, &[])?;
-        let slice = &truth.slices.objects[&format!("{ns}/a-1")];
+        check_only(&state.services, &[])?;
+        check_only(&state.slices, &["kubernetes.io/service-name"])?;
+        check_only(&state.cidrs, &[])?;
+        let slice = &state.slices.objects[&format!("{ns}/a-1")];
         ensure!(slice.meta().annotations.len() == 1, "when the change was made is lost: {slice:?}");
         Ok(())
     })
@@ -91,7 +91,7 @@ fn unused_fields_and_irrelevant_objects_are_not_requested() -> Result<()> {
 #[test]
 fn a_restarted_api_server_loses_nothing() -> Result<()> {
     run(async {
-        let mut world = InCluster::of(Arc::new(Shared::start().await?)).await?;
+        let mut world = InCluster::of(Arc::new(SharedCluster::start().await?)).await?;
         let ns = world.namespace();
         let a = service(&ns, "a", &world.ip(1));
         world.put(&a).await?;
@@ -100,24 +100,24 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         let sink = Arc::new(Collector::default());
         let kubeconfig = world.shared.companion.kubeconfig();
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "existing objects are received", |truth| {
-            check_events(truth, &world, &["a", "b"], &["b-1"])
+        eventually_in_sink(&sink, "existing objects are received", |state| {
+            check_events(state, &world, &["a", "b"], &["b-1"])
         })
         .await?;
 
         world.own()?.cluster.api.kill9()?;
-        eventually_in_sink(&sink, "the outage of the server is reported", |truth| {
-            COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "(Unreachable)"))?;
-            check_events(truth, &world, &["a", "b"], &["b-1"])
+        eventually_in_sink(&sink, "the outage of the server is reported", |state| {
+            COLLECTED.iter().try_for_each(|kind| state.check_failing(*kind, "(Unreachable)"))?;
+            check_events(state, &world, &["a", "b"], &["b-1"])
         })
         .await?;
         world.own()?.cluster.api.start_again().await?;
         world.delete(&a).await?;
         world.put(&service(&ns, "c", &world.ip(3))).await?;
-        eventually_in_sink(&sink, "changes after the kill are received", |truth| {
+        eventually_in_sink(&sink, "changes after the kill are received", |state| {
             api.wake_watches();
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["b", "c"], &["b-1"])
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["b", "c"], &["b-1"])
         })
         .await?;
 
@@ -125,10 +125,10 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
         world.own()?.cluster.api.start_again().await?;
         world.delete(&slice(&ns, "b-1", "b", &[])).await?;
         world.put(&slice(&ns, "b-2", "b", &["10.0.0.2"])).await?;
-        eventually_in_sink(&sink, "changes after the restart are received", |truth| {
+        eventually_in_sink(&sink, "changes after the restart are received", |state| {
             api.wake_watches();
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["b", "c"], &["b-2"])
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["b", "c"], &["b-2"])
         })
         .await
     })
@@ -138,7 +138,7 @@ fn a_restarted_api_server_loses_nothing() -> Result<()> {
 #[test]
 fn after_a_compaction_everything_is_listed_again() -> Result<()> {
     run(async {
-        let mut world = InCluster::of(Arc::new(Shared::start().await?)).await?;
+        let mut world = InCluster::of(Arc::new(SharedCluster::start().await?)).await?;
         let ns = world.namespace();
         let a = service(&ns, "a", &world.ip(1));
         let gone = slice(&ns, "a-1", "a", &["10.0.0.1"]);
@@ -148,9 +148,9 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         let kubeconfig = world.own()?.companion.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "existing objects are received", |truth| {
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["a"], &["a-1"])
+        eventually_in_sink(&sink, "existing objects are received", |state| {
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["a"], &["a-1"])
         })
         .await?;
 
@@ -168,22 +168,22 @@ fn after_a_compaction_everything_is_listed_again() -> Result<()> {
         world.own()?.cluster.api.kill9()?;
         world.shared.cluster.etcd.compact().await?;
         world.own()?.cluster.api.start_again().await?;
-        check_events(&sink.truth(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
+        check_events(&sink.state(), &world, &["a"], &["a-1"]).context("nothing got through the cut")?;
         proxy.repair();
         proxy.reset();
-        eventually_in_sink(&sink, "the current objects are received", |truth| {
+        eventually_in_sink(&sink, "the current objects are received", |state| {
             api.wake_watches();
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["b"], &["b-1"])?;
-            let slices = truth.slices(&ns)?;
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["b"], &["b-1"])?;
+            let slices = state.slices(&ns)?;
             ensure!(slices["b-1"] == "b: 10.0.0.19", "{slices:?}");
             Ok(())
         })
         .await?;
-        let truth = sink.truth();
+        let state = sink.state();
         // A watch that merely broke resumes at its version: only one that is too old is listed again, at once and
         // without a report, because nothing has failed.
-        let listings = (truth.services.listings, truth.slices.listings);
+        let listings = (state.services.listings, state.slices.listings);
         ensure!(listings >= (2, 2), "there were {listings:?} listings");
         Ok(())
     })
@@ -209,9 +209,9 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         let kubeconfig = identity.kubeconfig_via(&proxy.endpoint())?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&kubeconfig, &sink);
-        eventually_in_sink(&sink, "everything is healthy", |truth| {
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["a"], &[])
+        eventually_in_sink(&sink, "everything is healthy", |state| {
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["a"], &[])
         })
         .await?;
 
@@ -219,8 +219,8 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
         bindings.delete(&account, &DeleteParams::default()).await?;
         // An open watch continues; a new one is refused, once the authorizer has the change.
         let broken = std::cell::Cell::new(0);
-        eventually_in_sink(&sink, "the lost rights are reported", |truth| {
-            let refused = COLLECTED.iter().try_for_each(|kind| truth.check_failing(*kind, "403"));
+        eventually_in_sink(&sink, "the lost rights are reported", |state| {
+            let refused = COLLECTED.iter().try_for_each(|kind| state.check_failing(*kind, "403"));
             broken.set(broken.get() + 1);
             if refused.is_err() && broken.get() % 50 == 1 {
                 proxy.reset();
@@ -229,15 +229,15 @@ fn lost_rights_are_reported_and_recovered() -> Result<()> {
             refused
         })
         .await?;
-        check_events(&sink.truth(), &world, &["a"], &[]).context("what was last known stays")?;
+        check_events(&sink.state(), &world, &["a"], &[]).context("what was last known stays")?;
         world.put(&service(&ns, "b", &world.ip(2))).await?;
         world.put(&slice(&ns, "b-1", "b", &["10.0.0.1"])).await?;
 
         world.admin().apply(&binding.to_string()).await?;
-        eventually_in_sink(&sink, "everything is healthy again", |truth| {
+        eventually_in_sink(&sink, "everything is healthy again", |state| {
             api.wake_watches();
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["a", "b"], &["b-1"])
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["a", "b"], &["b-1"])
         })
         .await
     })
@@ -254,18 +254,18 @@ fn role_node_needs_exactly_the_shipped_rights() -> Result<()> {
         let identity = world.shared.cluster.node(&world.shared.scratch, &world.node()).await?;
         let sink = Arc::new(Collector::default());
         let (api, _source) = world.start_by(&identity.kubeconfig(), &sink);
-        eventually_in_sink(&sink, "only Services are healthy", |truth| {
-            truth.check_healthy(&[SourceKind::Services])?;
-            ensure!(truth.services(&ns)?.len() == 1, "{:?}", truth.services(&ns)?);
-            truth.check_failing(SourceKind::EndpointSlices, "403")?;
-            truth.check_failing(SourceKind::ServiceCidrs, "403")
+        eventually_in_sink(&sink, "only Services are healthy", |state| {
+            state.check_healthy(&[SourceKind::Services])?;
+            ensure!(state.services(&ns)?.len() == 1, "{:?}", state.services(&ns)?);
+            state.check_failing(SourceKind::EndpointSlices, "403")?;
+            state.check_failing(SourceKind::ServiceCidrs, "403")
         })
         .await?;
         world.admin().apply(NODE).await?;
-        eventually_in_sink(&sink, "everything is healthy", |truth| {
+        eventually_in_sink(&sink, "everything is healthy", |state| {
             api.wake_watches();
-            truth.check_healthy(&COLLECTED)?;
-            check_events(truth, &world, &["a"], &["a-1"])
+            state.check_healthy(&COLLECTED)?;
+            check_events(state, &world, &["a"], &["a-1"])
         })
         .await?;
         for resource in ["services", "endpointslices", "servicecidrs"] {

@@ -10,7 +10,7 @@ use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::truth::{Collector, Truth};
+use crate::sink::{Collector, SinkState};
 
 /// A number that no other test has.
 pub(crate) fn number() -> usize {
@@ -67,10 +67,10 @@ pub(crate) trait World: Sized {
 pub(crate) async fn eventually_in_sink(
     sink: &Collector,
     what: &str,
-    check: impl Fn(&Truth) -> Result<()>,
+    check: impl Fn(&SinkState) -> Result<()>,
 ) -> Result<()> {
     eventually(PATIENCE, what, || {
-        let outcome = check(&sink.truth());
+        let outcome = check(&sink.state());
         async {
             if outcome.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -219,20 +219,13 @@ fn hostnames_are_kept() {
 }
 
 #[test]
-fn case_48_conntrack_keeps_serving_endpoints() {
-    let service = internal().port("dns", "UDP", 53);
-    let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
-    assert_eq!(sent(&scene(service.clone(), dns("L1 R2 R3")).served()), "{L1 R2 R3}");
-    assert_eq!(sent(&scene(service, dns("L1 R3")).served()), "{L1 R3}");
-}
-
-#[test]
-fn case_49_a_port_without_serving_endpoints_is_marked() {
-    let service = internal().port("dns", "UDP", 53);
-    let dns = |words: &str| [slice("a").port("dns", "UDP", 53).words(words)];
-    assert_eq!(sent(&scene(service.clone(), dns("")).served()), "{}");
-    assert_eq!(sent(&scene(service.clone(), dns("L1- R1!")).served()), "{}");
-    assert_eq!(sent(&scene(service, dns("L1")).served()), "{L1}");
+fn cases_48_and_49_conntrack_keeps_serving_endpoints_and_a_port_without_any_is_marked() {
+    for (words, expected) in
+        [("L1 R2 R3", "{L1 R2 R3}"), ("L1 R3", "{L1 R3}"), ("", "{}"), ("L1- R1!", "{}"), ("L1", "{L1}")]
+    {
+        let dns = slice("a").port("dns", "UDP", 53).words(words);
+        assert_eq!(sent(&scene(internal().port("dns", "UDP", 53), [dns]).served()), expected, "{words:?}");
+    }
 }
 
 #[test]

@@ -7,47 +7,32 @@ use super::*;
 
 /// `fates`: of traffic to the cluster IP, from outside, and from pods and the node.
 #[track_caller]
-fn check(service: Svc, endpoints: &str, fates: [&str; 3]) {
-    let [cluster_ip, outside, inside] = fates;
-    scene(service, [http("a", endpoints)]).expect(cluster_ip, outside, inside);
+fn check(case: &str, service: Svc, endpoints: &str, fates: [&str; 3]) {
+    let scene = scene(service, [http("a", endpoints)]);
+    assert_eq!(scene.fates(), fates, "{case}: {endpoints}: {:#?}", scene.explain());
 }
 
 #[test]
-fn case_18_only_ready_endpoints() {
-    check(svc(), "L1 R1!", ["{L1}"; 3]);
-    check(svc(), "L1 R1s R2~", ["{L1}"; 3]);
-}
-
-#[test]
-fn case_19_terminating_ones_when_none_is_ready() {
-    check(svc(), "L1~ R1~ R2-", ["{L1 R1}"; 3]);
-    check(svc(), "L1~ R1~ R2- R3!", ["{L1 R1}"; 3]);
-}
-
-#[test]
-fn case_20_the_sets_fall_back_independently() {
-    check(svc().external_local(), "R1 L1~", ["{R1}", "{L1}", "{R1}"]);
-}
-
-#[test]
-fn case_21_remote_terminating_endpoints_do_not_serve_outside_traffic() {
-    check(svc().external_local(), "R1~", ["{R1}", "DROP", "{R1}"]);
-}
-
-#[test]
-fn case_22_nothing_serves_anywhere() {
-    check(svc().external_local(), "L1! R1- R2s", ["REJECT"; 3]);
-}
-
-#[test]
-fn case_23_zone_hints_choose() {
-    check(svc(), "R1@a R2@b R3@c R4@a,b", ["{R1 R4}"; 3]);
-}
-
-#[test]
-fn case_24_one_ready_endpoint_without_hint_turns_hints_off() {
-    check(svc(), "R1@a R2@b R3", ["{R1 R2 R3}"; 3]);
-    check(svc(), "R1@a R2@b R3! R4~ R5s", ["{R1}"; 3]);
+fn cases_18_to_24_conditions_and_zone_hints_choose() {
+    for (case, service, endpoints, fates) in [
+        ("18: only ready endpoints", svc(), "L1 R1!", ["{L1}"; 3]),
+        ("18: only ready endpoints", svc(), "L1 R1s R2~", ["{L1}"; 3]),
+        ("19: terminating ones when none is ready", svc(), "L1~ R1~ R2-", ["{L1 R1}"; 3]),
+        ("19: terminating ones when none is ready", svc(), "L1~ R1~ R2- R3!", ["{L1 R1}"; 3]),
+        ("20: the sets fall back independently", svc().external_local(), "R1 L1~", ["{R1}", "{L1}", "{R1}"]),
+        (
+            "21: remote terminating endpoints do not serve outside traffic",
+            svc().external_local(),
+            "R1~",
+            ["{R1}", "DROP", "{R1}"],
+        ),
+        ("22: nothing serves anywhere", svc().external_local(), "L1! R1- R2s", ["REJECT"; 3]),
+        ("23: zone hints choose", svc(), "R1@a R2@b R3@c R4@a,b", ["{R1 R4}"; 3]),
+        ("24: a ready endpoint without hint turns hints off", svc(), "R1@a R2@b R3", ["{R1 R2 R3}"; 3]),
+        ("24: one that is not ready does not", svc(), "R1@a R2@b R3! R4~ R5s", ["{R1}"; 3]),
+    ] {
+        check(case, service, endpoints, fates);
+    }
 }
 
 #[test]
@@ -56,40 +41,37 @@ fn case_25_no_zone_or_no_hint_for_it() {
         let found = scene(svc(), [http("a", "R1@a R2@b")]).zone(zone);
         found.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
     }
-    check(svc(), "R1@b R2@c R3!@a", ["{R1 R2}"; 3]);
+    check("no hint for it", svc(), "R1@b R2@c R3!@a", ["{R1 R2}"; 3]);
     // A hint for a zone with an empty name matches no zone.
     let nameless = scene(svc(), [http("a", "R1@ R2@b")]).zone(None);
     nameless.expect("{R1 R2}", "{R1 R2}", "{R1 R2}");
 }
 
 #[test]
-fn case_26_node_hints_come_first() {
-    check(svc(), "L1@a#n1 R1@a#n2 R2@a#n3", ["{L1}"; 3]);
-    check(svc(), "L1#n1 R1#n2 R2#n2,n1", ["{L1 R2}"; 3]);
-}
-
-#[test]
-fn case_27_node_hints_that_do_not_apply_leave_it_to_zones() {
-    check(svc(), "R1@a#n2 R2@b#n3", ["{R1}"; 3]);
-    check(svc(), "L1@a#n1 R1@a R2@b#n2", ["{L1 R1}"; 3]);
-    check(svc(), "L1@a#n1 R1 R2@b#n2", ["{L1 R1 R2}"; 3]);
-}
-
-#[test]
-fn case_28_hints_alone_decide() {
-    // trafficDistribution has no effect: it is not read.
-    check(svc(), "L1 R1", ["{L1 R1}"; 3]);
-    check(svc(), "L1@b R1@a", ["{R1}"; 3]);
-}
-
-#[test]
-fn case_29_hints_do_not_choose_among_local_endpoints() {
-    check(svc().external_local(), "L1@b R1@a R2@b", ["{R1}", "{L1}", "{R1}"]);
+fn cases_26_to_29_hints_for_nodes_come_first_and_hints_alone_decide() {
+    for (case, service, endpoints, fates) in [
+        ("26: node hints come first", svc(), "L1@a#n1 R1@a#n2 R2@a#n3", ["{L1}"; 3]),
+        ("26: node hints come first", svc(), "L1#n1 R1#n2 R2#n2,n1", ["{L1 R2}"; 3]),
+        ("27: node hints that do not apply leave it to zones", svc(), "R1@a#n2 R2@b#n3", ["{R1}"; 3]),
+        ("27: nor do those that an endpoint lacks", svc(), "L1@a#n1 R1@a R2@b#n2", ["{L1 R1}"; 3]),
+        ("27: nor zones that an endpoint lacks", svc(), "L1@a#n1 R1 R2@b#n2", ["{L1 R1 R2}"; 3]),
+        // trafficDistribution has no effect: it is not read.
+        ("28: hints alone decide", svc(), "L1 R1", ["{L1 R1}"; 3]),
+        ("28: hints alone decide", svc(), "L1@b R1@a", ["{R1}"; 3]),
+        (
+            "29: hints do not choose among local endpoints",
+            svc().external_local(),
+            "L1@b R1@a R2@b",
+            ["{R1}", "{L1}", "{R1}"],
+        ),
+    ] {
+        check(case, service, endpoints, fates);
+    }
 }
 
 #[test]
 fn case_30_hints_do_not_choose_among_terminating_endpoints_and_zones_may_change() {
-    check(svc(), "R1~@a R2~@b", ["{R1 R2}"; 3]);
+    check("terminating", svc(), "R1~@a R2~@b", ["{R1 R2}"; 3]);
     let found = scene(svc(), [http("a", "R1@a R2@b")]);
     found.expect("{R1}", "{R1}", "{R1}");
     let moved = found.zone(Some("b"));
@@ -98,7 +80,7 @@ fn case_30_hints_do_not_choose_among_terminating_endpoints_and_zones_may_change(
 
 #[test]
 fn case_31_internal_policy_local() {
-    check(svc().internal_local(), "L1 R1", ["{L1}", "{L1 R1}", "{L1 R1}"]);
+    check("with frontends", svc().internal_local(), "L1 R1", ["{L1}", "{L1 R1}", "{L1 R1}"]);
     // Without frontends for outside traffic, the cluster set is not used.
     let inner = scene(internal().port("http", "TCP", 80).internal_local(), [http("a", "L1 R1")]);
     assert_eq!((inner.outcome(To::ClusterIp), inner.cluster_set()), ("{L1}".to_owned(), "{}".to_owned()));
@@ -116,10 +98,12 @@ fn case_31_internal_policy_local() {
 #[test]
 fn external_policy_has_an_effect_with_external_ips_also() {
     let service = internal().port("http", "TCP", 80).external_ip(X).external_local();
-    check(service.clone(), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
-    check(service.kind(""), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
     let node_port = internal().kind("NodePort").port("http", "TCP", 80).node_port(30080).external_local();
-    check(node_port, "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+    for (case, service) in
+        [("external IP", service.clone()), ("no type", service.kind("")), ("node port", node_port)]
+    {
+        check(case, service, "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
+    }
     // The type has such frontends, but this family has none.
     let bare = internal().kind("LoadBalancer").port("http", "TCP", 80).external_local();
     let bare = scene(bare, [http("a", "L1 R1")]);
@@ -127,19 +111,25 @@ fn external_policy_has_an_effect_with_external_ips_also() {
 }
 
 #[test]
-fn case_32_internal_policy_local_without_local_endpoints() {
-    check(svc().internal_local(), "R1", ["DROP", "{R1}", "{R1}"]);
-    check(svc().internal_local(), "", ["REJECT"; 3]);
-}
-
-#[test]
-fn case_33_external_policy_local() {
-    check(svc().external_ip(X).external_local(), "L1 R1", ["{L1 R1}", "{L1}", "{L1 R1}"]);
-}
-
-#[test]
-fn case_34_external_policy_local_without_local_endpoints() {
-    check(svc().external_local(), "R1", ["{R1}", "DROP", "{R1}"]);
+fn cases_32_to_37_policies() {
+    let both = || svc().internal_local().external_local();
+    for (case, service, endpoints, fates) in [
+        ("32: internal Local, no local endpoint", svc().internal_local(), "R1", ["DROP", "{R1}", "{R1}"]),
+        ("32: internal Local, no endpoint", svc().internal_local(), "", ["REJECT"; 3]),
+        (
+            "33: external Local",
+            svc().external_ip(X).external_local(),
+            "L1 R1",
+            ["{L1 R1}", "{L1}", "{L1 R1}"],
+        ),
+        ("34: external Local, no local endpoint", svc().external_local(), "R1", ["{R1}", "DROP", "{R1}"]),
+        ("37: external Cluster, the same for all clients", svc().external_ip(X), "L1 R1", ["{L1 R1}"; 3]),
+        ("both Local", both(), "L1 R1", ["{L1}", "{L1}", "{L1 R1}"]),
+        ("both Local, no local endpoint", both(), "R1", ["DROP", "DROP", "{R1}"]),
+        ("both Local, the local one terminating", both(), "L1~ R1", ["{L1}", "{L1}", "{R1}"]),
+    ] {
+        check(case, service, endpoints, fates);
+    }
 }
 
 #[test]
@@ -149,25 +139,12 @@ fn case_35_both_sets_are_published_for_proxies_that_cannot_detect_pods() {
 }
 
 #[test]
-fn case_37_external_policy_cluster_is_the_same_for_all_clients() {
-    check(svc().external_ip(X), "L1 R1", ["{L1 R1}"; 3]);
-}
-
-#[test]
 fn case_39_no_endpoints() {
     let both = svc().internal_local().external_local();
     for service in [svc(), svc().internal_local(), svc().external_local(), both] {
-        check(service.clone(), "", ["REJECT"; 3]);
+        check("an empty slice", service.clone(), "", ["REJECT"; 3]);
         scene(service, []).expect("REJECT", "REJECT", "REJECT");
     }
-}
-
-#[test]
-fn both_policies_local() {
-    let both = || svc().internal_local().external_local();
-    check(both(), "L1 R1", ["{L1}", "{L1}", "{L1 R1}"]);
-    check(both(), "R1", ["DROP", "DROP", "{R1}"]);
-    check(both(), "L1~ R1", ["{L1}", "{L1}", "{R1}"]);
 }
 
 #[test]

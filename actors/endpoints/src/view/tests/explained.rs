@@ -1,20 +1,23 @@
 use super::*;
 
+/// IPv4 of the first port.
+fn family(scene: &Scene) -> pb::FamilyExplanation {
+    scene.explain().ports[0].families[0].clone()
+}
+
 /// Each endpoint of the first port with its reason, as `R1: reason`.
 fn reasons(scene: &Scene) -> Vec<String> {
-    let family = scene.explain().ports[0].families[0].clone();
-    family.endpoints.into_iter().map(|it| format!("{}: {}", word(&it.address), it.reason)).collect()
+    family(scene).endpoints.into_iter().map(|it| format!("{}: {}", word(&it.address), it.reason)).collect()
 }
 
 fn topology(scene: &Scene) -> (String, String) {
-    let family = scene.explain().ports[0].families[0].clone();
+    let family = family(scene);
     (family.topology, family.topology_reason)
 }
 
 fn rows(scene: &Scene) -> Vec<String> {
-    let family = scene.explain().ports[0].families[0].clone();
     let row = |it: pb::TrafficExplanation| format!("{} -> {}: {}: {}", it.from, it.to, it.verdict, it.reason);
-    family.traffic.into_iter().map(row).collect()
+    family(scene).traffic.into_iter().map(row).collect()
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn traffic_is_explained() {
         "pods and the node -> node port 30080: forwarded: to every ready endpoint".to_owned(),
     ];
     assert_eq!(rows(&found), expected);
-    let endpoints = found.explain().ports[0].families[0].traffic[1].endpoints.clone();
+    let endpoints = family(&found).traffic[1].endpoints.clone();
     assert_eq!(endpoints, ["10.1.0.1:8080"]);
 
     let far = scene(svc().internal_local(), [http("a", "R1@a R2@b")]);
@@ -177,7 +180,7 @@ fn an_endpoint_is_identified() {
         slice.endpoints[1].target_ref =
             Some(ObjectReference { kind: "VirtualMachine".to_owned(), name: "vm".to_owned() });
     });
-    let endpoints = scene(svc(), [slice]).explain().ports[0].families[0].endpoints.clone();
+    let endpoints = family(&scene(svc(), [slice])).endpoints;
     let first = &endpoints[0];
     let explained = [&first.address, &first.pod, &first.node, &first.zone, &first.slice];
     assert_eq!(explained, ["10.1.0.1", "pod-l1", "n1", "z", "a"]);

@@ -142,9 +142,8 @@ pub(crate) fn slice(name: &str) -> Slice {
         ObjectMeta { name: name.to_owned(), namespace: "ns".to_owned(), labels, ..ObjectMeta::default() };
     Slice(EndpointSlice {
         metadata: Some(metadata),
-        endpoints: Vec::new(),
-        ports: Vec::new(),
         address_type: "IPv4".to_owned(),
+        ..EndpointSlice::default()
     })
 }
 
@@ -226,15 +225,16 @@ fn endpoint_of(word: &str) -> Endpoint {
     let (head, node_hints) = word.split_once('#').map_or((word, None), |(head, hints)| (head, Some(hints)));
     let (head, zone_hints) = head.split_once('@').map_or((head, None), |(head, hints)| (head, Some(hints)));
     let name = head.trim_end_matches(['~', '!', '-', '+', 's']);
-    let (ready, serving, terminating) = match head.strip_prefix(name).unwrap() {
-        "" => (true, true, false),
-        "~" => (false, true, true),
-        "!" => (false, false, false),
-        "-" => (false, false, true),
-        "+" => (true, true, true),
-        "s" => (false, true, false),
+    let [ready, serving, terminating] = match head.strip_prefix(name).unwrap() {
+        "" => [true, true, false],
+        "~" => [false, true, true],
+        "!" => [false, false, false],
+        "-" => [false, false, true],
+        "+" => [true, true, true],
+        "s" => [false, true, false],
         other => panic!("{other}"),
-    };
+    }
+    .map(Some);
     let (kind, number) = name.split_at(1);
     let (net, node) = match kind {
         "L" => (1, "n1"),
@@ -248,36 +248,31 @@ fn endpoint_of(word: &str) -> Endpoint {
     let names = |hints: Option<&str>| -> Vec<String> {
         hints.into_iter().flat_map(|hints| hints.split(',')).map(str::to_owned).collect()
     };
+    let has_hints = zone_hints.is_some() || node_hints.is_some();
     Endpoint {
         addresses: vec![address],
-        conditions: Some(EndpointConditions {
-            ready: Some(ready),
-            serving: Some(serving),
-            terminating: Some(terminating),
-        }),
+        conditions: Some(EndpointConditions { ready, serving, terminating }),
         target_ref: Some(ObjectReference {
             kind: "Pod".to_owned(),
             name: format!("pod-{name}").to_lowercase(),
         }),
         node_name: Some(node.to_owned()),
-        hints: (zone_hints.is_some() || node_hints.is_some()).then(|| EndpointHints {
-            for_zones: names(zone_hints).into_iter().map(|name| ForZone { name }).collect(),
-            for_nodes: names(node_hints).into_iter().map(|name| ForNode { name }).collect(),
-        }),
+        hints: has_hints.then(|| hints(names(zone_hints), names(node_hints))),
         ..Endpoint::default()
+    }
+}
+
+fn hints<T: Into<String>>(zones: Vec<T>, nodes: Vec<T>) -> EndpointHints {
+    EndpointHints {
+        for_zones: zones.into_iter().map(|name| ForZone { name: name.into() }).collect(),
+        for_nodes: nodes.into_iter().map(|name| ForNode { name: name.into() }).collect(),
     }
 }
 
 /// Node n1 in zone a.
 pub(crate) fn n1() -> NodeView {
-    NodeView {
-        name: "n1".to_owned(),
-        exists: true,
-        zone: Some("a".to_owned()),
-        ips: Vec::new(),
-        pod_cidrs: Vec::new(),
-        eligible: true,
-    }
+    let zone = Some("a".to_owned());
+    NodeView { name: "n1".to_owned(), exists: true, zone, eligible: true, ..NodeView::default() }
 }
 
 fn word(address: &str) -> String {
@@ -357,8 +352,11 @@ impl Scene {
     /// Asserts the fate of traffic to the cluster IP, from outside, and from pods and the node.
     #[track_caller]
     pub(crate) fn expect(&self, cluster_ip: &str, outside: &str, inside: &str) {
-        let fates = [To::ClusterIp, To::Outside, To::Inside].map(|to| self.outcome(to));
-        assert_eq!(fates, [cluster_ip, outside, inside], "{:#?}", self.explain());
+        assert_eq!(self.fates(), [cluster_ip, outside, inside], "{:#?}", self.explain());
+    }
+
+    fn fates(&self) -> [String; 3] {
+        [To::ClusterIp, To::Outside, To::Inside].map(|to| self.outcome(to))
     }
 }
 

@@ -34,10 +34,7 @@ fn dense_endpoint(six: bool) -> impl Strategy<Value = Endpoint> {
                 terminating,
             }),
             node_name: node.map(str::to_owned),
-            hints: hints.map(|(zones, nodes)| EndpointHints {
-                for_zones: zones.into_iter().map(|name| ForZone { name: name.to_owned() }).collect(),
-                for_nodes: nodes.into_iter().map(|name| ForNode { name: name.to_owned() }).collect(),
-            }),
+            hints: hints.map(|(zones, nodes)| super::hints(zones, nodes)),
             ..Endpoint::default()
         })
 }
@@ -108,17 +105,13 @@ fn dense_node() -> impl Strategy<Value = NodeView> {
 }
 
 fn published(of: &ServiceEndpoints, index: usize, six: bool) -> Sets {
-    let mut sets = Sets { has_any: of.ports[index].has_any_v4, ..Sets::default() };
-    if six {
-        sets.has_any = of.ports[index].has_any_v6;
-    }
+    let port = &of.ports[index];
+    let has_any = if six { port.has_any_v6 } else { port.has_any_v4 };
+    let mut sets = Sets { has_any, ..Sets::default() };
     for endpoint in &of.endpoints {
-        for (address, port) in addresses(endpoint, six)
-            .iter()
-            .flat_map(|address| endpoint.ports.iter().map(move |port| (address, port)))
-        {
-            let place: Place = (ip(address), port.port);
-            if port.index as usize == index {
+        for port in endpoint.ports.iter().filter(|port| port.index as usize == index) {
+            for address in addresses(endpoint, six) {
+                let place: Place = (ip(&address), port.port);
                 assert!(sets.sent.insert(place), "{place:?} is there twice");
                 let _ = !port.cluster || sets.cluster.insert(place);
                 let _ = !port.local || sets.local.insert(place);
@@ -318,10 +311,7 @@ prop_compose! {
             target_ref: target.map(|(kind, name)| ObjectReference { kind, name }),
             node_name,
             zone,
-            hints: hints.map(|(zones, nodes)| EndpointHints {
-                for_zones: zones.into_iter().map(|name| ForZone { name }).collect(),
-                for_nodes: nodes.into_iter().map(|name| ForNode { name }).collect(),
-            }),
+            hints: hints.map(|(zones, nodes)| super::hints(zones, nodes)),
         }
     }
 }

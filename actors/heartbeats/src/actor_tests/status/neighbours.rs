@@ -15,10 +15,7 @@ use keelson_actor_system::{
     cluster::{ApiError, ApiErrorKind, JobHealth, NodeApi, Written},
     file_system::FileSystem,
     inspect::{Mailbox, Recorder},
-    reports::{
-        EndpointsView, NETWORK_READY, PullsView, RUNTIME_READY, RuntimeAvailability, RuntimeCondition,
-        RuntimeReport,
-    },
+    reports::{EndpointsView, NETWORK_READY, PullsView, RUNTIME_READY, RuntimeCondition, RuntimeReport},
     supervise,
     test_support::FakeStore,
 };
@@ -29,9 +26,9 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     host::{Host, HostFacts, HostQuery, HostReadings},
     status::{
-        ConditionRefused, ConditionStatus, ExternalCondition, NodeChanged, PullsSource, Role, RuntimeSource,
-        SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts, StatusState,
-        apply_patch,
+        ClearCondition, ConditionRefused, ConditionStatus, ExternalCondition, NodeChanged, PullsSource, Role,
+        RuntimeSource, SetCondition, StatusMetrics, StatusPolicy, StatusReporter, StatusReporterParts,
+        StatusState, apply_patch, idle,
     },
 };
 
@@ -249,18 +246,7 @@ impl PullsSource for FakeSource {
     }
 }
 
-pub(super) fn idle() -> PullsView {
-    PullsView {
-        queued: 0,
-        running: 0,
-        oldest_wait: None,
-        since_progress: None,
-        runtime: RuntimeAvailability::Up,
-        durable: true,
-    }
-}
-
-pub(super) fn report() -> RuntimeReport {
+fn report() -> RuntimeReport {
     let ok = |kind: &str| RuntimeCondition { kind: kind.into(), ok: true, ..RuntimeCondition::default() };
     RuntimeReport {
         version: "containerd://v2.4.2".into(),
@@ -285,14 +271,6 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn start(role: Role) -> Self {
-        Self::of(role, FakeStore::new())
-    }
-
-    pub(super) fn on(store: Arc<FakeStore>) -> Self {
-        Self::of(Role::Companion, store)
-    }
-
-    fn of(role: Role, store: Arc<FakeStore>) -> Self {
         let api = Arc::new(FakeApi::default());
         if role == Role::Companion {
             api.make();
@@ -304,10 +282,10 @@ impl World {
             pressure: Mutex::default(),
         };
         let host = FakeHost { booted: Instant::now(), hangs: Mutex::new(false) };
-        Self::with(role, api, Arc::new(host), Arc::new(source), store)
+        Self::with(role, api, Arc::new(host), Arc::new(source), FakeStore::new())
     }
 
-    pub(super) fn with(
+    fn with(
         role: Role,
         api: Arc<FakeApi>,
         host: Arc<FakeHost>,
@@ -347,8 +325,8 @@ impl World {
     }
 
     pub(super) fn runtime_dies(&self) {
-        *self.source.report.lock().expect("unharmed") = Err(format!("{SOCKET}: connection refused"));
         let reason = format!("{SOCKET}: connection refused");
+        *self.source.report.lock().expect("unharmed") = Err(reason.clone());
         self.source.down.send_replace(Some(reason));
     }
 
@@ -371,6 +349,10 @@ impl World {
             ttl: Some(Duration::from_secs(3600)),
         };
         self.reporter.ask(SetCondition { condition }).await.expect("the reporter answers")
+    }
+
+    pub(super) async fn clear(&self, kind: &str) -> Result<(), ConditionRefused> {
+        self.reporter.ask(ClearCondition { kind: kind.into() }).await.expect("the reporter answers")
     }
 
     pub(super) async fn state(&self) -> Value {

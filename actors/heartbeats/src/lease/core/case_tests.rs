@@ -6,7 +6,7 @@ use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseCreate, Owner}
 
 use super::{
     Counted, Request,
-    testing::{Bench, START_MS, Server, millis, policy, seconds},
+    testing::{Bench, START_MS, Server, created, millis, policy, seconds},
 };
 
 #[test]
@@ -45,9 +45,7 @@ fn case_22_an_absent_lease_is_created_with_its_owner_and_renewed_after_the_inter
 
 #[test]
 fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.touch();
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET"), (10_200, "PATCH")]);
@@ -58,9 +56,7 @@ fn case_23_one_conflict_is_read_and_renewed_in_the_same_sync() {
 
 #[test]
 fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.second_writer = true;
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
@@ -70,9 +66,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
     let expect: Vec<&str> = ["PATCH", "GET"].into_iter().cycle().take(19).collect();
     assert_eq!(names, expect);
     assert_eq!(bench.closes, 0, "no hook");
-    assert!(
-        matches!(bench.core.health(), JobHealth::Failing { reason, .. } if reason.contains("another client"))
-    );
+    assert!(bench.failure().contains("another client"));
     bench.pass(seconds(10), &mut server);
     let log = bench.timed_log();
     assert!(log.iter().all(|(at, _)| *at == 20_400), "the interval: {log:?}");
@@ -84,9 +78,7 @@ fn case_23_conflicts_without_end_take_five_tries_twice_and_then_the_interval() {
 
 #[test]
 fn case_24_an_api_server_that_is_down_for_three_minutes() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.down = Some((ApiErrorKind::Unreachable, Duration::ZERO));
     bench.pass(seconds(180), &mut server);
     let log = bench.timed_log();
@@ -138,9 +130,7 @@ fn case_24_an_api_server_that_is_down_at_the_start() {
 
 #[test]
 fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     assert_eq!(policy().request_timeout(), seconds(10));
     server.down = Some((ApiErrorKind::Timeout, policy().request_timeout()));
     bench.pass(millis(29_200), &mut server);
@@ -167,9 +157,7 @@ fn case_25_a_black_hole_closes_the_connections_from_the_second_failure_on() {
 
 #[test]
 fn case_26_no_lease_is_created_for_a_deleted_node() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     (server.lease, server.node) = (None, None);
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node")]);

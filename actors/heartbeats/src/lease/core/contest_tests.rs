@@ -33,6 +33,13 @@ impl World {
         Self { server, agents: Vec::new(), kubelet: None, now: Duration::ZERO }
     }
 
+    /// The agent is the first to write the Lease.
+    fn with_agent(policy: LeasePolicy) -> (Self, usize) {
+        let mut world = Self::new(Server::with_node());
+        let agent = world.start(policy, None);
+        (world, agent)
+    }
+
     fn unix_ms(&self) -> i64 {
         START_MS + i64::try_from(self.now.as_millis()).expect("small")
     }
@@ -44,6 +51,13 @@ impl World {
         agent.random = [0.1, 0.6, 0.9][self.agents.len() % 3];
         self.agents.push(Some(agent));
         self.agents.len() - 1
+    }
+
+    /// As another process with the same record.
+    fn restart(&mut self, agent: usize) -> usize {
+        let record = self.agent(agent).record.clone();
+        self.agents[agent] = None;
+        self.start(may_stand_back(), record)
     }
 
     fn pass(&mut self, time: Duration) {
@@ -90,8 +104,7 @@ fn writes(log: &[&str]) -> usize {
 
 #[test]
 fn e3_of_two_agents_the_earlier_claim_wins() {
-    let mut world = World::new(Server::with_node());
-    let first = world.start(may_stand_back(), None);
+    let (mut world, first) = World::with_agent(may_stand_back());
     world.pass(seconds(33));
     let second = world.start(may_stand_back(), None);
     world.pass(millis(100));
@@ -101,9 +114,7 @@ fn e3_of_two_agents_the_earlier_claim_wins() {
     assert_eq!(world.contention(first), Contention::Uncontested);
     let agent = world.agent(second);
     assert_eq!(writes(&agent.log()), 0);
-    assert!(
-        matches!(agent.core.health(), JobHealth::Failing { reason, .. } if reason.contains("stands back"))
-    );
+    assert!(agent.failure().contains("stands back"));
     assert_eq!(agent.count_notes("stands back"), 1);
     assert!(world.oldest(seconds(120)) < seconds(11), "the first one is not disturbed");
     assert_eq!(
@@ -129,8 +140,7 @@ fn e3_of_two_agents_the_earlier_claim_wins() {
 
 #[test]
 fn e3_a_copy_of_the_agent_with_its_state_yields_to_the_original() {
-    let mut world = World::new(Server::with_node());
-    let original = world.start(may_stand_back(), None);
+    let (mut world, original) = World::with_agent(may_stand_back());
     world.pass(seconds(34));
     let record = world.agent(original).record.clone();
     let copy = world.start(may_stand_back(), record);
@@ -148,8 +158,7 @@ fn e3_a_copy_of_the_agent_with_its_state_yields_to_the_original() {
 
 #[test]
 fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone() {
-    let mut world = World::new(Server::with_node());
-    let agent = world.start(may_stand_back(), None);
+    let (mut world, agent) = World::with_agent(may_stand_back());
     world.pass(seconds(64));
     assert_eq!(world.contention(agent), Contention::Uncontested);
     world.kubelet = Some(world.now);
@@ -163,9 +172,7 @@ fn e3_beside_a_kubelet_that_comes_later_the_agent_stands_back_until_it_is_gone()
         "one read an interval: {log:?}"
     );
     // After a restart there is no new contest.
-    let record = world.agent(agent).record.clone();
-    world.agents[agent] = None;
-    let agent = world.start(may_stand_back(), record);
+    let agent = world.restart(agent);
     world.pass(seconds(TWO_PERIODS));
     assert_eq!(world.contention(agent), Contention::StandingBack);
     assert_eq!(writes(&world.agent(agent).log()), 0);
@@ -198,8 +205,7 @@ fn e3_an_earlier_kubelet_keeps_the_lease() {
 
 #[test]
 fn e3_an_agent_set_to_continue_renews_and_reports_the_contest() {
-    let mut world = World::new(Server::with_node());
-    let agent = world.start(policy(), None);
+    let (mut world, agent) = World::with_agent(policy());
     assert_eq!(world.contention(agent), Contention::Uncontested, "no status waits for it");
     world.pass(seconds(64));
     world.kubelet = Some(world.now);
@@ -220,8 +226,7 @@ fn e3_an_agent_set_to_continue_renews_and_reports_the_contest() {
 
 #[test]
 fn e3_an_agent_with_the_default_yields_to_one_that_never_stands_back() {
-    let mut world = World::new(Server::with_node());
-    let first = world.start(may_stand_back(), None);
+    let (mut world, first) = World::with_agent(may_stand_back());
     world.pass(seconds(33));
     let stubborn = world.start(policy(), None);
     assert!(world.oldest(seconds(80)) < seconds(12));
@@ -233,8 +238,7 @@ fn e3_an_agent_with_the_default_yields_to_one_that_never_stands_back() {
 
 #[test]
 fn e3_neither_lost_answers_nor_edits_are_a_second_writer() {
-    let mut world = World::new(Server::with_node());
-    let agent = world.start(may_stand_back(), None);
+    let (mut world, agent) = World::with_agent(may_stand_back());
     world.pass(seconds(5));
     for _ in 0..6 {
         world.server.swallows = 2;
@@ -283,8 +287,7 @@ fn e3_a_restart_delays_no_renewal() {
 
 #[test]
 fn e3_api_server_failures_do_not_count_as_silence_of_the_second_writer() {
-    let mut world = World::new(Server::with_node());
-    let agent = world.start(may_stand_back(), None);
+    let (mut world, agent) = World::with_agent(may_stand_back());
     world.pass(seconds(34));
     world.kubelet = Some(world.now);
     world.pass(seconds(TWO_PERIODS));
@@ -328,12 +331,9 @@ fn e3_an_unreadable_lease_does_not_delay_the_status() {
 /// E18: a clock that was set back while the agent was down delays no renewal.
 #[test]
 fn e18_a_lease_of_the_future_that_was_ours_is_renewed_at_once() {
-    let mut world = World::new(Server::with_node());
-    let agent = world.start(may_stand_back(), None);
+    let (mut world, agent) = World::with_agent(may_stand_back());
     world.pass(seconds(25));
-    let record = world.agent(agent).record.clone();
-    world.agents[agent] = None;
-    let agent = world.start(may_stand_back(), record);
+    let agent = world.restart(agent);
     world.agent(agent).now.unix_ms -= 3_600_000;
     world.agent(agent).log();
     world.pass(millis(100));

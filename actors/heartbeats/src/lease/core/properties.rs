@@ -1,8 +1,8 @@
 //! Random histories: invariants for any answers of the server.
 //!
 //! After every event: at most one request is under way, and a timer or a request is ([`Bench`]); no patch without a
-//! version. In any interval: no more requests than the kubelet would make. At the end, when the server is healthy: a
-//! renewal within the longest pause and an interval.
+//! version. In any interval: no more requests than the kubelet would make, besides those after a pause of the server. At
+//! the end, when the server is healthy: a renewal within the longest pause and an interval.
 
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use super::{
 /// The kubelet's maximum in one interval: ten updates, a read after each, one between the two halves; reads with
 /// back-off, 0.2 s to 7 s (six of them fit); and the reads of the Node.
 const MAX_REQUESTS_PER_INTERVAL: usize = 10 + 10 + 1 + 6 + 2;
+/// The kubelet's ten updates, and those that reach no server: where the kubelet reads with back-off, a patch is tried.
+const MAX_PATCHES_PER_INTERVAL: usize = 10 + 6;
 /// The longest pause in the steps below, seconds.
 const MAX_RETRY_AFTER_SECONDS: u64 = 20;
 
@@ -117,7 +119,13 @@ impl Run {
                 (self.times, self.patches, self.is_reported) = (Vec::new(), Vec::new(), false);
             }
         }
+        // The server itself sets the rate of requests after its pauses. The kubelet's client makes up to ten of them for
+        // each request.
+        let after_pauses = std::mem::take(&mut self.bench.after_pauses);
         for (at, request) in self.bench.requests.drain(..) {
+            if after_pauses.contains(&at) {
+                continue;
+            }
             self.times.push(at);
             if matches!(request, Request::Renew(_)) {
                 self.patches.push(at);
@@ -129,7 +137,9 @@ impl Run {
         let interval = policy().interval();
         // A sync that a change starts early comes on top of the planned one, once per interval.
         let factor = if self.is_reported { 2 } else { 1 };
-        for (times, most) in [(&self.times, MAX_REQUESTS_PER_INTERVAL), (&self.patches, 10)] {
+        for (times, most) in
+            [(&self.times, MAX_REQUESTS_PER_INTERVAL), (&self.patches, MAX_PATCHES_PER_INTERVAL)]
+        {
             for window in times.windows(most * factor + 1) {
                 let took = window[most * factor].saturating_sub(window[0]);
                 assert!(took >= interval, "{} requests in {took:?}", most * factor + 1);

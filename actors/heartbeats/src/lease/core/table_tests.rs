@@ -6,7 +6,7 @@ use keelson_actor_system::cluster::{ApiErrorKind, JobHealth, LeaseHolder, Observ
 
 use super::{
     Answer, Counted, Event, LeasePolicy, Request,
-    testing::{Bench, START_MS, Server, error, millis, policy, seconds},
+    testing::{Bench, START_MS, Server, created, error, millis, policy, seconds},
 };
 use crate::lease::LeaseRecord;
 
@@ -54,19 +54,17 @@ fn a_restart_renews_when_the_process_before_would_have() {
 
 #[test]
 fn a_restart_renews_at_once_what_is_old_foreign_or_of_the_future() {
-    let future = {
+    let renewed = |renew_unix_us| {
         let mut server = Server::with_lease("web-1", Duration::ZERO);
-        server.lease.as_mut().expect("there").renew_unix_us = Some(START_MS * 1000 + 1);
+        server.lease.as_mut().expect("there").renew_unix_us = renew_unix_us;
         server
     };
-    let never = {
-        let mut server = Server::with_lease("web-1", Duration::ZERO);
-        server.lease.as_mut().expect("there").renew_unix_us = None;
-        server
-    };
-    let old = Server::with_lease("web-1", seconds(10));
-    let foreign = Server::with_lease("other", seconds(1));
-    for (what, mut server) in [("future", future), ("never", never), ("old", old), ("foreign", foreign)] {
+    for (what, mut server) in [
+        ("future", renewed(Some(START_MS * 1000 + 1))),
+        ("never", renewed(None)),
+        ("old", Server::with_lease("web-1", seconds(10))),
+        ("foreign", Server::with_lease("other", seconds(1))),
+    ] {
         let mut bench = Bench::new(Some(record("lease-uid")));
         bench.pass(Duration::ZERO, &mut server);
         assert_eq!(bench.log(), ["GET", "PATCH"], "{what}");
@@ -153,9 +151,7 @@ fn an_unreadable_node_puts_creation_off_to_the_next_interval() {
 
 #[test]
 fn a_deleted_lease_is_recreated_at_once() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.lease = None;
     bench.pass(seconds(10), &mut server);
     assert_eq!(bench.timed_log(), [(10_200, "PATCH"), (10_200, "GET node"), (10_200, "POST")]);
@@ -210,9 +206,7 @@ fn permanent_errors_are_tried_once_per_interval() {
         ApiErrorKind::Credentials,
         ApiErrorKind::Invalid,
     ] {
-        let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-        bench.pass(seconds(1), &mut server);
-        bench.log();
+        let (mut bench, mut server) = created();
         server.down = Some((kind, Duration::ZERO));
         bench.pass(seconds(40), &mut server);
         let at: Vec<u128> = bench.timed_log().iter().map(|(at, _)| *at).collect();
@@ -235,15 +229,13 @@ fn a_missing_namespace_is_reported_and_tried_once_per_interval() {
     server.next = [None, None, Some(ApiErrorKind::NotFound)].into();
     bench.pass(seconds(5), &mut server);
     assert_eq!(bench.log(), ["GET", "GET node", "POST"]);
-    let JobHealth::Failing { reason, .. } = bench.core.health() else { panic!("it fails") };
+    let reason = bench.failure();
     assert!(reason.contains("namespace kube-node-lease may be missing"), "{reason}");
 }
 
 #[test]
 fn a_refused_patch_is_reduced_next_time() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.next = [Some(ApiErrorKind::Invalid)].into();
     bench.pass(seconds(20), &mut server);
     let patches = bench.patches();
@@ -268,9 +260,7 @@ fn e13_a_retry_after_is_obeyed_up_to_the_interval_and_spread() {
         (ApiErrorKind::TooManyRequests { retry_after: Some(Duration::MAX) }, 10_000),
     ] {
         for (random, more_ms) in [(0.0, 0), (0.5, 1_250), (1.0, 2_500)] {
-            let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-            bench.pass(seconds(1), &mut server);
-            bench.log();
+            let (mut bench, mut server) = created();
             server.next = [Some(kind)].into();
             bench.random = random;
             bench.pass(millis(23_500), &mut server);
@@ -305,9 +295,7 @@ fn e13_with_a_retry_after_of_a_minute_there_are_three_tries_per_lease_duration()
 
 #[test]
 fn one_try_follows_retry_after() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.next = [Some(ApiErrorKind::TooManyRequests { retry_after: Some(seconds(2)) })].into();
     server.next.extend([Some(ApiErrorKind::Server { retry_after: None }); 10]);
     bench.pass(seconds(13), &mut server);
@@ -416,9 +404,7 @@ fn unexpected_answers_are_ignored() {
 
 #[test]
 fn a_gone_version_is_read_like_a_conflict() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.next = [Some(ApiErrorKind::Gone)].into();
     bench.pass(seconds(10), &mut server);
     assert_eq!((bench.log(), bench.closes), (vec!["PATCH", "GET", "PATCH"], 0));
@@ -427,9 +413,7 @@ fn a_gone_version_is_read_like_a_conflict() {
 
 #[test]
 fn other_errors_use_up_the_tries_without_a_pause() {
-    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
-    bench.pass(seconds(1), &mut server);
-    bench.log();
+    let (mut bench, mut server) = created();
     server.next = [Some(ApiErrorKind::Server { retry_after: None }); 5].into();
     server.next.push_back(None);
     server.next.extend([Some(ApiErrorKind::Server { retry_after: None }); 5]);

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use keelson_actor_system::{
     clock::Now,
-    cluster::{ApiError, ApiErrorKind, ObservedLease, Written},
+    cluster::{ApiError, ApiErrorKind, JobHealth, LeaseCreate, LeasePatch, ObservedLease, Written},
 };
 
 use super::{Answer, Core, Counted, Effect, Event, LeasePolicy, Request};
@@ -104,52 +104,43 @@ impl Server {
     }
 
     pub(crate) fn serve(&mut self, request: &Request) -> Answer {
-        let wrong = self.next_error().map(error);
+        let not_found = || error(ApiErrorKind::NotFound);
+        let fault = self.next_error().map_or(Ok(()), |kind| Err(error(kind)));
         match request {
-            Request::Read => Answer::Read(match wrong {
-                Some(error) => Err(error),
-                None => self.lease.clone().ok_or(error(ApiErrorKind::NotFound)),
-            }),
-            Request::Node => Answer::Node(match wrong {
-                Some(error) => Err(error),
-                None => self.node.clone().ok_or(error(ApiErrorKind::NotFound)),
-            }),
-            Request::Create(create) => Answer::Created(match wrong {
-                Some(error) => Err(error),
-                None if self.lease.is_some() => Err(error(ApiErrorKind::AlreadyExists)),
-                None => {
-                    self.version += 1;
-                    self.writes += 1;
-                    let written = Written {
-                        uid: format!("uid-{}", self.version),
-                        resource_version: self.version.to_string(),
-                    };
-                    self.lease = Some(ObservedLease {
-                        written: written.clone(),
-                        owner_uid: create.owner.as_ref().map(|owner| owner.uid.clone()),
-                        holder: Some(create.holder.clone()),
-                        duration_seconds: Some(create.duration_seconds),
-                        renew_unix_us: Some(create.now_unix_us),
-                        acquire_unix_us: Some(create.now_unix_us),
-                        transitions: Some(create.transitions),
-                    });
-                    Ok(written)
-                }
-            }),
+            Request::Read => Answer::Read(fault.and_then(|()| self.lease.clone().ok_or_else(not_found))),
+            Request::Node => Answer::Node(fault.and_then(|()| self.node.clone().ok_or_else(not_found))),
+            Request::Create(create) => Answer::Created(fault.and_then(|()| self.create(create))),
             Request::Renew(patch) if self.swallows > 0 => {
                 self.swallows -= 1;
                 // A conflict is no answer either.
                 let _ = self.patch(patch);
                 Answer::Renewed(Err(error(ApiErrorKind::Timeout)))
             }
-            Request::Renew(patch) => Answer::Renewed(match wrong {
-                Some(error) => Err(error),
-                None => self.patch(patch),
-            }),
+            Request::Renew(patch) => Answer::Renewed(fault.and_then(|()| self.patch(patch))),
         }
     }
 
-    fn patch(&mut self, patch: &keelson_actor_system::cluster::LeasePatch) -> Result<Written, ApiError> {
+    fn create(&mut self, create: &LeaseCreate) -> Result<Written, ApiError> {
+        if self.lease.is_some() {
+            return Err(error(ApiErrorKind::AlreadyExists));
+        }
+        self.version += 1;
+        self.writes += 1;
+        let written =
+            Written { uid: format!("uid-{}", self.version), resource_version: self.version.to_string() };
+        self.lease = Some(ObservedLease {
+            written: written.clone(),
+            owner_uid: create.owner.as_ref().map(|owner| owner.uid.clone()),
+            holder: Some(create.holder.clone()),
+            duration_seconds: Some(create.duration_seconds),
+            renew_unix_us: Some(create.now_unix_us),
+            acquire_unix_us: Some(create.now_unix_us),
+            transitions: Some(create.transitions),
+        });
+        Ok(written)
+    }
+
+    fn patch(&mut self, patch: &LeasePatch) -> Result<Written, ApiError> {
         if self.second_writer {
             self.touch();
         }
@@ -175,12 +166,23 @@ impl Server {
     }
 }
 
+/// A second after the agent created the Lease; what it has requested until then is not in the log.
+pub(crate) fn created() -> (Bench, Server) {
+    let (mut bench, mut server) = (Bench::new(None), Server::with_node());
+    bench.pass(seconds(1), &mut server);
+    bench.log();
+    (bench, server)
+}
+
 pub(crate) struct Bench {
     pub(crate) core: Core,
     pub(crate) now: Now,
     pub(crate) random: f64,
     pub(crate) asked: Option<(u64, Request)>,
     pub(crate) requests: Vec<(Duration, Request)>,
+    /// When requests were sent after a pause that the server had asked for.
+    pub(crate) after_pauses: Vec<Duration>,
+    pub(crate) asked_for_pause: bool,
     pub(crate) closes: u32,
     pub(crate) record: Option<LeaseRecord>,
     pub(crate) persisted: u32,
@@ -200,6 +202,8 @@ impl Bench {
             random: 0.5,
             asked: None,
             requests: Vec::new(),
+            after_pauses: Vec::new(),
+            asked_for_pause: false,
             closes: 0,
             record,
             persisted: 0,
@@ -213,6 +217,9 @@ impl Bench {
             match effect {
                 Effect::Ask { number, request } => {
                     assert!(self.asked.is_none(), "two requests at once: {:?} and {request:?}", self.asked);
+                    if self.asked_for_pause {
+                        self.after_pauses.push(self.now.mono);
+                    }
                     self.requests.push((self.now.mono, request.clone()));
                     self.asked = Some((number, request));
                 }
@@ -232,6 +239,14 @@ impl Bench {
     }
 
     pub(crate) fn answer(&mut self, answer: Answer) {
+        let error = match &answer {
+            Answer::Read(result) => result.as_ref().err(),
+            Answer::Created(result) | Answer::Renewed(result) => result.as_ref().err(),
+            Answer::Node(result) => result.as_ref().err(),
+        };
+        self.asked_for_pause = error.is_some_and(|error| {
+            matches!(error.kind, ApiErrorKind::TooManyRequests { .. }) || error.kind.retry_after().is_some()
+        });
         let (request, _) = self.asked.take().expect("a request under way");
         self.event(Event::Answered { request, answer });
     }
@@ -283,11 +298,20 @@ impl Bench {
         self.requests.drain(..).map(|(at, request)| (at.as_millis(), name_of(&request))).collect()
     }
 
-    pub(crate) fn patches(&self) -> Vec<keelson_actor_system::cluster::LeasePatch> {
+    pub(crate) fn patches(&self) -> Vec<LeasePatch> {
         let patch = |(_, request): &(Duration, Request)| {
             if let Request::Renew(patch) = request { Some(patch.clone()) } else { None }
         };
         self.requests.iter().filter_map(patch).collect()
+    }
+
+    /// Why the Lease is failing.
+    #[track_caller]
+    pub(crate) fn failure(&self) -> String {
+        match self.core.health() {
+            JobHealth::Failing { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(crate) fn count_notes(&self, words: &str) -> usize {

@@ -102,7 +102,7 @@ pub(super) mod tests {
     use keelson_actor_system::reports::RuntimeAvailability;
 
     /// No pull waits.
-    pub(in crate::status) fn idle() -> PullsView {
+    pub(crate) fn idle() -> PullsView {
         PullsView {
             queued: 0,
             running: 0,

@@ -4,10 +4,9 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     Policy, PullEvent,
-    testing::{Bench, CONTAINERD, image, ok, seconds},
+    testing::{Bench, image, ok, seconds},
 };
 use crate::request::PullId;
-use crate::runtime::RuntimeEvent;
 
 fn limit(limit: u32) -> Policy {
     Policy { limit, stall_timeout: None, ..Policy::default() }
@@ -24,9 +23,7 @@ fn synced(bench: &mut Bench, live: &[&str]) {
 
 fn kill_and_start_after(mut bench: Bench, hours: i64, policy: Policy) -> Bench {
     bench.now.unix_ms += hours * 3_600_000 + 1;
-    let mut bench = bench.kill(policy);
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    bench
+    bench.restart(policy)
 }
 
 #[test]
@@ -74,8 +71,7 @@ fn i7_pulls_with_callers_come_first_and_returning_callers_keep_their_place() {
     for name in ["r/1", "r/2", "r/3"] {
         bench.ask(image(name));
     }
-    let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(limit(1));
     assert_eq!(bench.starts, [(PullId(1), 2)], "an unused slot");
     let new = bench.ask(image("r/new"));
     let back = bench.ask(image("r/3"));
@@ -95,8 +91,7 @@ fn i7_pulls_of_deleted_pods_are_dropped_before_they_run() {
         bench.ask(image(name).pod(pod));
     }
     bench.ask(image("r/4").pod("deleted").auth("secret"));
-    let mut bench = bench.kill(with_pods());
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(with_pods());
     assert_eq!(
         (bench.starts.len(), bench.core.counts().held),
         (0, 4),
@@ -114,8 +109,7 @@ fn i7_pulls_of_deleted_pods_are_dropped_before_they_run() {
 fn i7_a_caller_does_not_wait_for_the_pod_watch() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/1").pod("web"));
-    let mut bench = bench.kill(with_pods());
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(with_pods());
     let back = bench.ask(image("r/1").pod("web"));
     assert_eq!((bench.pull(back), bench.starts.len()), (PullId(1), 1));
     synced(&mut bench, &[]);
@@ -129,8 +123,7 @@ fn i7_without_a_pod_watch_pulls_resume_after_the_window() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/1").pod("web"));
     bench.ask(image("r/2"));
-    let mut bench = bench.kill(with_pods());
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(with_pods());
     assert_eq!(bench.started(), [PullId(2)], "no pod, nothing to learn");
     bench.finish(PullId(2), ok());
     bench.pass(seconds(120));

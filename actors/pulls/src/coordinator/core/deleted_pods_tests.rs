@@ -7,13 +7,9 @@ use keelson_proto::Code;
 
 use super::{
     CallerId, Policy, PullEnd, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
+    testing::{Bench, OBEYS_PULL_OPTION, fails, image, limit, lost, ok, reading, seconds},
 };
-use crate::runtime::{Phase, RuntimeEvent};
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
+use crate::runtime::Phase;
 
 fn delete_pod(bench: &mut Bench, pod: &str) {
     bench.event(PullEvent::PodGone { uid: pod.into(), pod: format!("default/{pod}") });
@@ -23,6 +19,13 @@ fn delete_pod(bench: &mut Bench, pod: &str) {
 fn is_refused(bench: &Bench, caller: CallerId, pod: &str, image: &str) {
     let expect = Refusal::PodGone { pod: format!("default/{pod}"), image: image.into() };
     assert_eq!(bench.refusal(caller), expect);
+}
+
+/// A new caller is refused, for its pod has been deleted.
+#[track_caller]
+fn is_refused_at_once(bench: &mut Bench, pod: &str, name: &str) {
+    let caller = bench.ask(image(name).pod(pod));
+    is_refused(bench, caller, pod, name);
 }
 
 #[test]
@@ -40,11 +43,9 @@ fn case_06_a_queued_pull_of_a_deleted_pod_fails_at_once() {
     assert_eq!((bench.running(), bench.queued(), bench.cancels.len()), (1, 1, 0));
     assert_eq!(bench.journal.pulls.len(), 2);
     assert_eq!(bench.finished(), [PullEnd::Cancelled]);
-    bench.finish(bench.pull(running), ok());
-    assert!(bench.succeeded(running));
+    bench.succeed(running);
     assert_eq!((bench.running(), bench.queued()), (1, 0));
-    bench.finish(bench.pull(next), ok());
-    assert!(bench.succeeded(next));
+    bench.succeed(next);
     // A repeated report changes nothing.
     delete_pod(&mut bench, "web");
 }
@@ -69,14 +70,13 @@ fn case_06_other_callers_of_the_pull_stay() {
 #[test]
 fn case_06_a_running_or_lost_pull_is_untouched() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a").pod("web"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a").pod("web"));
     delete_pod(&mut bench, "web");
     assert!(bench.waits(caller));
     bench.finish(pull, lost("EOF"));
     delete_pod(&mut bench, "web");
     assert!(bench.waits(caller), "it keeps its slot and its call");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     // A caller that joins a running pull does not wait in a queue.
     let joined = bench.ask(image("r/a").pod("web"));
     bench.finish(pull, ok());
@@ -88,13 +88,11 @@ fn case_06_a_request_of_a_deleted_pod_fails_if_it_would_wait() {
     let mut bench = Bench::up(limit(1));
     delete_pod(&mut bench, "web");
     bench.ask(image("r/a"));
-    let late = bench.ask(image("r/b").pod("web"));
-    is_refused(&bench, late, "web", "r/b");
+    is_refused_at_once(&mut bench, "web", "r/b");
     assert_eq!((bench.queued(), bench.checks.len(), bench.journal.pulls.len()), (0, 0, 1));
     // It does not join a waiting pull of others either.
     let other = bench.ask(image("r/c").pod("db"));
-    let late = bench.ask(image("r/c").pod("web"));
-    is_refused(&bench, late, "web", "r/c");
+    is_refused_at_once(&mut bench, "web", "r/c");
     assert!(bench.waits(other));
 }
 
@@ -104,12 +102,10 @@ fn case_06_a_deleted_pod_is_remembered_for_a_limited_time() {
     let _running = bench.ask(image("r/a"));
     delete_pod(&mut bench, "web");
     bench.pass(seconds(3_600));
-    let late = bench.ask(image("r/b").pod("web"));
-    is_refused(&bench, late, "web", "r/b");
+    is_refused_at_once(&mut bench, "web", "r/b");
     bench.event(PullEvent::PodForgotten("web".into()));
     bench.pass(seconds(599));
-    let late = bench.ask(image("r/b").pod("web"));
-    is_refused(&bench, late, "web", "r/b");
+    is_refused_at_once(&mut bench, "web", "r/b");
     bench.pass(seconds(1));
     let late = bench.ask(image("r/b").pod("web"));
     assert!(bench.waits(late));
@@ -163,8 +159,7 @@ fn case_06_a_restarted_coordinator_remembers_deleted_pods() {
     bench.core.set_deleted_pods(pods);
     let effects = bench.core.restore(records, Vec::new(), None, bench.now);
     assert!(bench.core.pulls.is_empty(), "{effects:?}");
-    let late = bench.ask(image("r/b").pod("web"));
-    is_refused(&bench, late, "web", "r/b");
+    is_refused_at_once(&mut bench, "web", "r/b");
 }
 
 #[test]
@@ -172,8 +167,7 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
     // Its image was present, then turned out to be a download: no slot is free.
     let mut bench = Bench::up(limit(1));
     let _running = bench.ask(image("r/a"));
-    let caller = bench.ask(image("r/b").pod("web"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/b").pod("web"));
     bench.present(pull, Some(true));
     delete_pod(&mut bench, "web");
     assert!(bench.waits(caller), "it runs");
@@ -186,10 +180,8 @@ fn case_06_a_pull_that_has_to_go_back_to_the_queue_ends() {
 fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
     let policy = Policy { enforce_by_runtime: true, ..limit(1) };
     for before in [false, true] {
-        let mut bench = Bench::new(policy.clone());
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
-        let caller = bench.ask(image("r/a").pod("web"));
-        let pull = bench.pull(caller);
+        let mut bench = Bench::with(OBEYS_PULL_OPTION, policy.clone());
+        let (caller, pull) = bench.request(image("r/a").pod("web"));
         if before {
             delete_pod(&mut bench, "web");
             assert!(bench.waits(caller));
@@ -207,7 +199,7 @@ fn case_06_a_pull_held_back_by_the_runtime_limit_is_waiting() {
 #[test]
 fn case_06_a_pull_for_an_absent_runtime_is_waiting() {
     let mut bench = Bench::new(limit(0));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     let caller = bench.ask(image("r/a").pod("web"));
     delete_pod(&mut bench, "web");
     is_refused(&bench, caller, "web", "r/a");
@@ -226,7 +218,7 @@ fn the_pulls_view_shows_waiting_and_progressing_pulls() {
         durable: true,
     };
     assert_eq!(pulls_view(&bench), expect);
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     let running = bench.ask(image("r/a"));
     bench.pass(seconds(5));
     bench.ask(image("r/b"));
@@ -250,15 +242,15 @@ fn the_pulls_view_shows_waiting_and_progressing_pulls() {
         (pulls_view(&bench).since_progress, pulls_view(&bench).oldest_wait),
         (Some(Duration::ZERO), Some(seconds(10)))
     );
-    bench.event(RuntimeEvent::RuntimeChanged(Err("no socket".into())));
+    bench.runtime_down("no socket");
     bench.pass(seconds(2));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("still none".into())));
+    bench.runtime_down("still none");
     bench.pass(seconds(2));
     assert_eq!(
         pulls_view(&bench).runtime,
         RuntimeAvailability::Down { down_for: seconds(4), reason: "still none".into() }
     );
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(pulls_view(&bench).runtime, RuntimeAvailability::Up);
     assert!(!bench.core.pulls_view(false, bench.now).durable);
 }

@@ -1,33 +1,15 @@
 //! I8: hand-over between two cores.
 
 use super::{
-    CallerId, Policy, PullEvent, Refusal, Stage,
-    testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+    CallerId, PullEvent, Refusal, Stage,
+    testing::{Ask, Bench, fails, image, limit, lost, ok, reading, seconds},
 };
 use crate::{
-    coordinator::handover::{HandedEnd, HandedOutcome, HandedState},
+    coordinator::handover::{HandedEnd, HandedOutcome},
     request::PullId,
-    runtime::{Phase, RuntimeEvent},
+    runtime::Phase,
 };
 use keelson_proto::Code;
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
-
-/// Hands over, through JSON, to a second core with the same settings, whose runtime is up.
-fn replaced(old: &mut Bench) -> (Bench, HandedState) {
-    let (state, effects) = old.core.hand_over(old.now);
-    old.take(effects);
-    let text = serde_json::to_string(&state).expect("written");
-    let mut new = Bench::new(old.core.policy.clone());
-    new.now = old.now;
-    new.salt = old.salt.clone();
-    let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
-    new.take(effects);
-    new.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    (new, state)
-}
 
 /// Passes the ends of the old core's last event to the successor.
 fn report_ends(old: &Bench, new: &mut Bench) -> Vec<HandedEnd> {
@@ -46,7 +28,7 @@ fn ask_all(bench: &mut Bench, names: &[&str]) -> Vec<CallerId> {
 fn queued_callers_move_and_running_ones_stay() {
     let mut old = Bench::up(limit(2));
     let callers = ask_all(&mut old, &["r/a", "r/b", "r/c", "r/d"]);
-    let (new, state) = replaced(&mut old);
+    let (new, state) = old.hand_over();
     assert_eq!((state.pulls.len(), state.running()), (4, 2));
     for (index, caller) in callers.iter().enumerate() {
         match index < 2 {
@@ -63,10 +45,9 @@ fn queued_callers_move_and_running_ones_stay() {
 #[test]
 fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
     let mut old = Bench::up(limit(1));
-    let first = old.ask(image("r/a"));
-    let pull = old.pull(first);
+    let (first, pull) = old.request(image("r/a"));
     let moved = ask_all(&mut old, &["r/b", "r/c"]);
-    let (mut new, _) = replaced(&mut old);
+    let (mut new, _) = old.hand_over();
     let joined = new.ask(image("r/a"));
     let again = ask_all(&mut new, &["r/c", "r/b"]);
     assert!(new.starts.is_empty(), "{moved:?} wait for the slot");
@@ -83,9 +64,8 @@ fn an_end_in_the_predecessor_frees_the_slot_and_answers_joined_callers() {
 #[test]
 fn callers_with_credentials_join_only_their_own_running_pull() {
     let mut old = Bench::up(limit(2));
-    let first = old.ask(image("r/a").auth("secret"));
-    let pull = old.pull(first);
-    let (mut new, state) = replaced(&mut old);
+    let (_, pull) = old.request(image("r/a").auth("secret"));
+    let (mut new, state) = old.hand_over();
     assert!(!serde_json::to_string(&state).expect("written").contains("\"secret\""));
     let same = new.ask(image("r/a").auth("secret"));
     let other = new.ask(image("r/a").auth("other"));
@@ -116,9 +96,8 @@ fn the_end_in_the_predecessor_decides_the_next_step() {
         ("only the caller that joined stays", leave, true, 1, 1),
     ] {
         let mut old = Bench::up(limit(1));
-        let caller = old.ask(image("r/a"));
-        let pull = old.pull(caller);
-        let (mut new, _) = replaced(&mut old);
+        let (caller, pull) = old.request(image("r/a"));
+        let (mut new, _) = old.hand_over();
         let joined = joined.then(|| new.ask(image("r/a")));
         act(&mut old, caller, pull);
         assert_eq!(report_ends(&old, &mut new).len(), 1, "{name}");
@@ -131,7 +110,7 @@ fn the_end_in_the_predecessor_decides_the_next_step() {
 fn a_caller_whose_pull_lost_its_runtime_in_the_old_agent_moves() {
     let mut old = Bench::up(limit(1));
     let caller = old.ask(image("r/a"));
-    let (_, _) = replaced(&mut old);
+    let (_, _) = old.hand_over();
     old.finish(PullId(1), lost("gone"));
     assert_eq!(old.refusal(caller), Refusal::Moved);
     assert!(old.core.is_idle());
@@ -142,7 +121,7 @@ fn pulls_of_a_dead_predecessor_are_taken_over_under_the_limit() {
     let mut old = Bench::up(limit(2));
     let _callers = ask_all(&mut old, &["r/a", "r/b", "r/c"]);
     old.ask(image("r/d").auth("secret"));
-    let (mut new, _) = replaced(&mut old);
+    let (mut new, _) = old.hand_over();
     new.event(PullEvent::PredecessorGone);
     assert_eq!(new.started(), [PullId(1), PullId(2)], "they come first");
     assert_eq!((new.running(), new.queued()), (2, 1));
@@ -154,7 +133,7 @@ fn a_running_pull_without_its_credentials_is_held_for_a_caller() {
     let ask = || -> Ask { image("r/a").auth("secret") };
     let mut old = Bench::up(limit(1));
     old.ask(ask());
-    let (mut new, _) = replaced(&mut old);
+    let (mut new, _) = old.hand_over();
     new.event(PullEvent::PredecessorGone);
     assert!(new.starts.is_empty() && new.running() == 0);
     let caller = new.ask(ask());
@@ -165,9 +144,9 @@ fn a_running_pull_without_its_credentials_is_held_for_a_caller() {
 fn a_successor_that_is_replaced_passes_ends_on() {
     let mut first = Bench::up(limit(1));
     let caller = first.ask(image("r/a"));
-    let (mut second, _) = replaced(&mut first);
+    let (mut second, _) = first.hand_over();
     let joined = second.ask(image("r/a"));
-    let (mut third, state) = replaced(&mut second);
+    let (mut third, state) = second.hand_over();
     assert_eq!(state.running(), 1);
     assert!(second.waits(joined), "it gets its answer in the second");
     assert!(matches!(third.core.pulls[&PullId(1)].stage, Stage::Predecessor));
@@ -184,7 +163,7 @@ fn the_successor_counts_a_present_pull_that_becomes_a_download() {
     old.absent = false;
     let caller = old.ask(image("r/a"));
     old.present(old.pull(caller), Some(true));
-    let (mut new, _) = replaced(&mut old);
+    let (mut new, _) = old.hand_over();
     assert_eq!(new.running(), 0, "not counted under the limit");
     old.progress(PullId(1), reading(Phase::Downloading, 1));
     assert_eq!((old.refusal(caller), old.cancels.len()), (Refusal::Moved, 1));

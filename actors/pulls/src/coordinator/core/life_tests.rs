@@ -6,17 +6,13 @@ use keelson_proto::Code;
 
 use super::{
     Policy, PullEnd, PullEvent, Refusal, Tally,
-    testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+    testing::{Bench, fails, image, limit, lost, ok, reading, seconds},
 };
 use crate::{
-    coordinator::record::{PullRecord, RecordState},
+    coordinator::record::PullRecord,
     request::PullId,
     runtime::{Phase, RuntimeEvent},
 };
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
 
 #[test]
 fn deadlines_end_queued_and_running_callers() {
@@ -64,8 +60,7 @@ fn the_last_caller_that_leaves_cancels_the_pull_after_the_grace_period() {
 #[test]
 fn a_caller_that_returns_in_the_grace_period_joins_the_pull() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     bench.leave(caller);
     bench.pass(seconds(9));
     let back = bench.ask(image("r/a"));
@@ -82,8 +77,7 @@ fn a_caller_that_returns_in_the_grace_period_joins_the_pull() {
 #[test]
 fn a_pull_that_ends_in_its_grace_period_is_a_success() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     bench.leave(caller);
     bench.finish(pull, ok());
     bench.pass(seconds(60));
@@ -93,8 +87,7 @@ fn a_pull_that_ends_in_its_grace_period_is_a_success() {
 #[test]
 fn ends_of_other_attempts_are_ignored() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     for (pull, attempt) in [(pull, 0), (pull, 2), (PullId(99), 1)] {
         bench.event(RuntimeEvent::PullFinished { pull, attempt, outcome: ok() });
         assert!(bench.waits(caller));
@@ -107,12 +100,11 @@ fn ends_of_other_attempts_are_ignored() {
 #[test]
 fn a_lost_pull_is_retried_up_to_the_maximum() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     for attempt in 2..=3 {
         bench.finish(pull, lost("transport is closing"));
         assert!(bench.waits(caller));
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+        bench.runtime_up();
         assert_eq!(bench.starts.last(), Some(&(pull, attempt)));
     }
     bench.finish(pull, lost("transport is closing"));
@@ -126,7 +118,7 @@ fn after_the_hold_time_the_error_of_an_absent_runtime_is_returned() {
     let mut bench = Bench::up(limit(1));
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), lost("EOF"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.pass(seconds(99));
     assert!(bench.waits(caller));
     bench.pass(seconds(1));
@@ -162,8 +154,7 @@ fn a_pull_ended_by_another_cancellation_is_retried_up_to_the_maximum() {
 #[test]
 fn a_lost_pull_without_callers_is_not_retried() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     bench.leave(caller);
     bench.finish(pull, lost("EOF"));
     assert!(bench.core.pulls.is_empty());
@@ -177,7 +168,7 @@ fn a_lost_pull_without_callers_is_not_retried() {
 fn joining_a_running_pull_in_an_outage_is_not_refused() {
     let mut bench = Bench::up(limit(1));
     let first = bench.ask(image("r/a"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("the probe timed out".into())));
+    bench.runtime_down("the probe timed out");
     let second = bench.ask(image("r/a"));
     bench.pass(seconds(200));
     assert!(bench.waits(second), "the call is out, whatever the probes say");
@@ -190,18 +181,18 @@ fn presence_is_asked_for_once_the_runtime_is_back() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     let caller = bench.ask(image("r/a"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.present(bench.pull(caller), Some(true));
     assert_eq!(bench.starts.len(), 1, "an answer from before the outage is too old");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.checks.last(), Some(&bench.pull(caller)));
 }
 
 #[test]
 fn kept_leases_expire() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    bench.finish(bench.pull(caller), fails(Code::Unknown, "connection reset by peer"));
+    let (_, pull) = bench.request(image("r/a"));
+    bench.finish(pull, fails(Code::Unknown, "connection reset by peer"));
     let lease = bench.journal.leases.keys().next().cloned().expect("kept");
     let mut bench = bench.kill(limit(1));
     bench.pass(seconds(3 * 3600 - 1));
@@ -214,8 +205,8 @@ fn kept_leases_expire() {
 #[test]
 fn a_clock_that_stepped_back_keeps_no_lease_for_longer() {
     let mut bench = Bench::up(limit(1));
-    let caller = bench.ask(image("r/a"));
-    bench.finish(bench.pull(caller), fails(Code::Unknown, "connection reset by peer"));
+    let (_, pull) = bench.request(image("r/a"));
+    bench.finish(pull, fails(Code::Unknown, "connection reset by peer"));
     bench.now.unix_ms -= 1_000_000_000;
     let mut bench = bench.kill(limit(1));
     bench.pass(seconds(3 * 3600));
@@ -253,8 +244,7 @@ fn a_restart_takes_up_running_pulls_first_and_keeps_the_order() {
     let mut bench = bench.kill(limit(1));
     assert_eq!(bench.journal, bench.core.journal(bench.now));
     // Killed again before anything started: the order holds.
-    bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench = bench.restart(limit(1));
     let new = bench.ask(image("r/new"));
     assert!(bench.pull(new) > PullId(4), "no id names two pulls");
     let new = bench.pull(new).0;
@@ -279,26 +269,14 @@ fn a_restart_without_the_gate_drops_the_queue() {
 
 #[test]
 fn records_of_the_first_schema_and_unknown_ones() {
-    let record = |id, image: &str| PullRecord {
-        id,
-        order: None,
-        image: image.into(),
-        runtime_handler: String::new(),
-        requested_unix_ms: 5,
-        wanted_unix_ms: None,
-        attempts: 3,
-        with_credentials: false,
-        state: RecordState::Queued,
-        pod: None,
-        lease: None,
-    };
+    let record = |id, image: &str| PullRecord { order: None, attempts: 3, ..PullRecord::queued(id, image) };
     let mut bench = Bench::new(limit(1));
     for bad in [record(4, "r/a"), record(2, "r/b"), record(7, "NO REFERENCE"), record(u64::MAX, "r/c")] {
         bench.journal.pulls.insert(bad.id, bad);
     }
     let mut bench = bench.kill(limit(1));
     assert_eq!(bench.journal.pulls.keys().collect::<Vec<_>>(), [&2, &4]);
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.starts, [(PullId(2), 4)]);
     assert_eq!(bench.core.list(5, bench.now).pulls[0].requested_unix_ms, 5);
 }
@@ -309,8 +287,7 @@ fn a_held_place_is_claimed_with_any_credentials() {
     for ask in [image("r/slow"), image("r/a").auth("old").pod("p"), image("r/b")] {
         bench.ask(ask);
     }
-    let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(limit(1));
     assert_eq!((bench.core.counts().held, bench.queued()), (1, 1));
     let anonymous = bench.ask(image("r/a"));
     assert_ne!(bench.pull(anonymous), PullId(2), "not by one without");
@@ -331,8 +308,7 @@ fn a_held_place_is_claimed_with_any_credentials() {
 fn a_held_place_without_claim_is_dropped() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/a").auth("pw"));
-    let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(limit(1));
     bench.pass(seconds(120));
     assert_eq!((bench.core.counts().held, bench.journal.pulls.len()), (0, 0));
     assert_eq!((bench.finished(), bench.starts.len()), (vec![PullEnd::Cancelled], 0));
@@ -372,8 +348,7 @@ fn draining_starts_no_pull_and_waits_for_running_ones() {
     assert!(bench.succeeded(running) && bench.core.is_idle());
     assert_eq!(bench.starts.len(), 1);
     assert_eq!(bench.journal.pulls.len(), 1, "the queued one keeps its place");
-    let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let bench = bench.restart(limit(1));
     assert_eq!(bench.starts, [(PullId(2), 1)]);
 }
 

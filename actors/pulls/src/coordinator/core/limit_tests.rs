@@ -5,13 +5,9 @@ use keelson_proto::Code;
 
 use super::{
     Effect, Policy, PullEnd, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, OBEYS_PULL_OPTION, fails, image, lost, ok, reading, seconds},
+    testing::{Bench, OBEYS_PULL_OPTION, fails, image, limit, lost, ok, reading, seconds},
 };
 use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
 
 fn reject(of: u32) -> Policy {
     Policy { reject: true, ..limit(of) }
@@ -99,10 +95,7 @@ fn reject_fails_after_three_tries_ten_seconds_apart() {
     let mut bench = Bench::up(reject(1));
     let running = bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
-    bench.pass(seconds(29));
-    assert!(bench.waits(caller));
-    bench.pass(seconds(1));
-    let refusal = bench.refusal(caller);
+    let refusal = bench.refused_after(caller, 30);
     assert_eq!(refusal.code(), Code::ResourceExhausted);
     assert!(refusal.to_string().starts_with("TooManyPullingInParallel"), "{refusal}");
     let expect = Refusal::TooMany { running: 1, limit: 1, queued: 1, waited: seconds(30) };
@@ -132,8 +125,7 @@ fn reject_takes_a_slot_that_becomes_free_between_the_tries() {
     bench.finish(bench.pull(running), ok());
     bench.pass(seconds(600));
     assert!(bench.waits(caller), "it runs, so it is not rejected");
-    bench.finish(bench.pull(caller), ok());
-    assert!(bench.succeeded(caller));
+    bench.succeed(caller);
 }
 
 #[test]
@@ -141,14 +133,12 @@ fn reject_does_not_count_time_without_a_runtime() {
     let mut bench = Bench::up(Policy { hold: seconds(300), ..reject(1) });
     bench.ask(image("r/a"));
     let caller = bench.ask(image("r/b"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.pass(seconds(120));
     assert!(bench.waits(caller));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    bench.pass(seconds(29));
-    assert!(bench.waits(caller));
-    bench.pass(seconds(1));
-    assert!(matches!(bench.refusal(caller), Refusal::TooMany { .. }));
+    bench.runtime_up();
+    let refusal = bench.refused_after(caller, 30);
+    assert!(matches!(refusal, Refusal::TooMany { .. }));
 }
 
 #[test]
@@ -177,14 +167,12 @@ fn the_pull_option_rejects_even_where_the_agent_waits() {
 
 #[test]
 fn option_0_and_a_closed_gate_are_no_option() {
-    let mut bench = Bench::up(limit(5));
-    fill(&mut bench, 4);
-    let caller = bench.ask(image("r/a").option(0));
-    assert_eq!(bench.starts.last(), Some(&(bench.pull(caller), 1)));
-    let mut bench = Bench::up(Policy { obey_option: false, ..limit(5) });
-    fill(&mut bench, 4);
-    let caller = bench.ask(image("r/a").option(1));
-    assert_eq!(bench.starts.last(), Some(&(bench.pull(caller), 1)));
+    for (option, policy) in [(0, limit(5)), (1, Policy { obey_option: false, ..limit(5) })] {
+        let mut bench = Bench::up(policy);
+        fill(&mut bench, 4);
+        let (_, pull) = bench.request(image("r/a").option(option));
+        assert_eq!(bench.starts.last(), Some(&(pull, 1)), "option {option}");
+    }
 }
 
 #[test]
@@ -203,14 +191,11 @@ fn the_highest_option_of_the_waiters_counts() {
 
 #[test]
 fn the_limit_is_passed_to_a_runtime_that_obeys_it() {
-    let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
-    let caller = bench.ask(image("r/a"));
-    assert_eq!(bench.start_of(bench.pull(caller)).expect("started").1, Some(3));
-    let tighter = bench.ask(image("r/b").option(2));
-    assert_eq!(bench.start_of(bench.pull(tighter)).expect("started").1, Some(2));
-    let looser = bench.ask(image("r/c").option(9));
-    assert_eq!(bench.start_of(bench.pull(looser)).expect("started").1, Some(3));
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, by_runtime(3));
+    for (ask, passed) in [(image("r/a"), 3), (image("r/b").option(2), 2), (image("r/c").option(9), 3)] {
+        let (_, pull) = bench.request(ask);
+        assert_eq!(bench.start_of(pull).expect("started").1, Some(passed));
+    }
     fill(&mut bench, 4);
     assert_eq!(bench.running(), 7, "the agent's own list is off");
     assert_eq!(bench.core.limit_view().enforced_by, "runtime");
@@ -230,24 +215,20 @@ fn without_the_capability_the_agent_applies_the_limit() {
 
 #[test]
 fn runtime_limit_refusals_pause_a_waiting_pull() {
-    let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, by_runtime(3));
+    let (caller, pull) = bench.request(image("r/a"));
     for attempt in 1..=5 {
         bench.finish(pull, fails(Code::ResourceExhausted, FULL));
         assert!(bench.waits(caller) && bench.starts.len() == attempt);
         bench.pass(seconds(1));
         assert_eq!(bench.starts.last(), Some(&(pull, attempt as u32 + 1)));
     }
-    bench.finish(pull, ok());
-    assert!(bench.succeeded(caller));
+    bench.succeed(caller);
 }
 
 #[test]
 fn runtime_limit_refusals_are_returned_in_reject_mode() {
-    let mut bench = Bench::new(Policy { reject: true, ..by_runtime(3) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, Policy { reject: true, ..by_runtime(3) });
     let caller = bench.ask(image("r/a"));
     bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, FULL));
     assert_eq!(bench.status(caller).message, FULL);
@@ -255,8 +236,7 @@ fn runtime_limit_refusals_are_returned_in_reject_mode() {
 
 #[test]
 fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
-    let mut bench = Bench::new(by_runtime(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, by_runtime(3));
     let waits = bench.ask(image("r/a"));
     let hears = bench.ask(image("r/a").option(3));
     bench.finish(bench.pull(waits), fails(Code::ResourceExhausted, FULL));
@@ -270,8 +250,7 @@ fn runtime_limit_refusals_reach_callers_with_the_pull_option() {
 #[test]
 fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
     for (enforce, message) in [(true, "disk quota"), (false, FULL)] {
-        let mut bench = Bench::new(Policy { enforce_by_runtime: enforce, ..limit(3) });
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+        let mut bench = Bench::with(OBEYS_PULL_OPTION, Policy { enforce_by_runtime: enforce, ..limit(3) });
         let caller = bench.ask(image("r/a"));
         bench.finish(bench.pull(caller), fails(Code::ResourceExhausted, message));
         assert_eq!(bench.status(caller).message, message);
@@ -280,17 +259,16 @@ fn other_exhaustion_of_the_runtime_is_an_ordinary_error() {
 
 #[test]
 fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit() {
-    let mut bench = Bench::new(by_runtime(2));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, by_runtime(2));
     let callers = fill(&mut bench, 6);
     let pulls: Vec<PullId> = callers.iter().map(|caller| bench.pull(*caller)).collect();
     for pull in &pulls[..5] {
         bench.finish(*pull, lost("EOF"));
     }
     bench.finish(pulls[5], fails(Code::ResourceExhausted, FULL));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.pass(seconds(3));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.running(), 2);
     assert_eq!(bench.starts[6..], [(pulls[0], 2)], "the pausing one still holds the other slot");
     bench.pass(seconds(1));
@@ -304,16 +282,15 @@ fn a_runtime_that_comes_back_without_the_capability_gets_no_more_than_the_limit(
 
 #[test]
 fn a_pausing_pull_waits_for_its_runtime_and_gives_way_to_the_limit() {
-    let mut bench = Bench::new(by_runtime(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+    let mut bench = Bench::with(OBEYS_PULL_OPTION, by_runtime(1));
     let callers = fill(&mut bench, 3);
     for caller in &callers {
         bench.finish(bench.pull(*caller), fails(Code::ResourceExhausted, FULL));
     }
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.pass(seconds(20));
     assert_eq!(bench.starts.len(), 3, "no request while it is down");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     bench.pass(seconds(2));
     assert_eq!((bench.running(), bench.starts.len(), bench.queued()), (1, 4, 2));
 }
@@ -331,8 +308,8 @@ fn max_queue_time_bounds_the_wait() {
 
 #[test]
 fn max_queue_time_bounds_the_wait_at_the_runtimes_own_limit() {
-    let mut bench = Bench::new(Policy { max_queue_time: Some(seconds(60)), ..by_runtime(1) });
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(OBEYS_PULL_OPTION)));
+    let mut bench =
+        Bench::with(OBEYS_PULL_OPTION, Policy { max_queue_time: Some(seconds(60)), ..by_runtime(1) });
     let (a, b) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     bench.pass(seconds(59));
     bench.finish(bench.pull(a), fails(Code::ResourceExhausted, FULL));
@@ -374,15 +351,13 @@ fn absent_and_unknown_images_wait_as_do_all_without_the_gate() {
 fn a_present_image_that_is_a_download_moves_to_a_free_slot() {
     let mut bench = Bench::up(limit(2));
     let slow = fill(&mut bench, 2);
-    let caller = bench.ask(image("r/present"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/present"));
     bench.present(pull, Some(true));
     bench.finish(bench.pull(slow[0]), ok());
     bench.progress(pull, reading(Phase::Downloading, 1));
     assert_eq!((bench.running(), bench.core.counts().present), (2, 0));
     assert!(bench.cancels.is_empty());
-    bench.finish(pull, ok());
-    assert!(bench.succeeded(caller));
+    bench.succeed(caller);
 }
 
 #[test]
@@ -390,8 +365,7 @@ fn a_present_image_that_is_a_download_goes_back_to_its_place() {
     for by_time in [false, true] {
         let mut bench = Bench::up(Policy { max_queue_time: Some(seconds(5)), ..limit(1) });
         let slow = bench.ask(image("r/slow"));
-        let caller = bench.ask(image("r/present"));
-        let pull = bench.pull(caller);
+        let (caller, pull) = bench.request(image("r/present"));
         bench.present(pull, Some(true));
         if by_time {
             bench.pass(seconds(10));
@@ -421,18 +395,15 @@ fn a_requeued_download_has_its_full_queue_time() {
     bench.present(bench.pull(caller), Some(true));
     bench.pass(seconds(10));
     assert_eq!(bench.queued(), 1);
-    bench.pass(seconds(4));
-    assert!(bench.waits(caller));
-    bench.pass(seconds(1));
-    assert!(matches!(bench.refusal(caller), Refusal::QueueTime(..)));
+    let refusal = bench.refused_after(caller, 5);
+    assert!(matches!(refusal, Refusal::QueueTime(..)));
 }
 
 #[test]
 fn a_download_without_callers_is_not_requeued() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
-    let caller = bench.ask(image("r/present"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/present"));
     bench.present(pull, Some(true));
     bench.leave(caller);
     bench.progress(pull, reading(Phase::Downloading, 1));
@@ -444,8 +415,7 @@ fn presence_is_asked_again_when_the_image_arrives_under_other_credentials() {
     let mut bench = Bench::up(limit(1));
     let first = bench.ask(image("r/a").auth("one"));
     bench.ask(image("r/b"));
-    let second = bench.ask(image("r/a").auth("two"));
-    let pull = bench.pull(second);
+    let (_, pull) = bench.request(image("r/a").auth("two"));
     bench.present(pull, Some(false));
     bench.finish(bench.pull(first), ok());
     assert_eq!(bench.checks.iter().filter(|asked| **asked == pull).count(), 2);
@@ -481,19 +451,13 @@ fn ten_thousand_wait_and_are_served_in_order() {
     };
     for n in 1..=10_000 {
         note(request(&mut bench, n));
-        note(
-            bench.core.handle(
-                RuntimeEvent::PullPresence { pull: PullId(n), present: Some(false) }.into(),
-                bench.now,
-            ),
-        );
+        let absent = RuntimeEvent::PullPresence { pull: PullId(n), present: Some(false) };
+        note(bench.core.handle(absent.into(), bench.now));
     }
     assert_eq!(bench.core.list(10, bench.now).queued, 9_997);
     for n in 1..=10_000 {
-        note(bench.core.handle(
-            RuntimeEvent::PullFinished { pull: PullId(n), attempt: 1, outcome: ok() }.into(),
-            bench.now,
-        ));
+        let finished = RuntimeEvent::PullFinished { pull: PullId(n), attempt: 1, outcome: ok() };
+        note(bench.core.handle(finished.into(), bench.now));
     }
     println!("10,000 requests and ends: {:?}", begin.elapsed());
     assert_eq!(starts, (1..=10_000).map(PullId).collect::<Vec<_>>());

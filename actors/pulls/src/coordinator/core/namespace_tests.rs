@@ -4,16 +4,12 @@ use keelson_proto::Code;
 
 use super::{
     Policy,
-    testing::{Ask, Bench, CONTAINERD, CRIO, fails, image, ok},
+    testing::{Ask, Bench, CONTAINERD, CRIO, fails, image, limit, ok},
 };
 use crate::runtime::{Capabilities, RuntimeEvent};
 
 fn ask(namespace: &str) -> Ask {
     image("r/a").pod(&format!("pod-of-{namespace}")).namespace(namespace)
-}
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
 }
 
 /// `None`: the runtime has not answered yet.
@@ -51,8 +47,7 @@ fn a_refused_namespace_is_refused_while_another_pulls() {
     assert_eq!(bench.starts.len(), 2, "the runtime decides about each");
     bench.finish(bench.pull(bad), fails(Code::Unknown, "SignatureValidationFailed: rejected by policy"));
     assert_eq!(bench.status(bad).message, "SignatureValidationFailed: rejected by policy");
-    bench.finish(bench.pull(good), ok());
-    assert!(bench.succeeded(good));
+    bench.succeed(good);
 }
 
 /// I2.
@@ -70,20 +65,19 @@ fn requests_before_the_first_runtime_answer_are_not_merged() {
     let mut bench = bench(None, limit(1));
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_ne!(bench.pull(first), bench.pull(second));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     let third = bench.ask(ask("c"));
     assert_eq!(bench.pull(third), bench.pull(first), "the first of them is the one to join");
     bench.finish(bench.pull(first), ok());
     assert!(bench.succeeded(first) && bench.succeeded(third) && bench.waits(second));
-    bench.finish(bench.pull(second), ok());
-    assert!(bench.succeeded(second));
+    bench.succeed(second);
 }
 
 /// I2: what is known of a runtime holds during an outage, until another runtime returns.
 #[test]
 fn the_restarted_runtime_decides_whether_namespaces_matter() {
     let mut bench = bench(Some(CONTAINERD), limit(5));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
+    bench.runtime_down("gone");
     let (first, second) = (bench.ask(ask("a")), bench.ask(ask("b")));
     assert_eq!(bench.pull(first), bench.pull(second));
     bench.event(RuntimeEvent::RuntimeChanged(Ok(CRIO)));

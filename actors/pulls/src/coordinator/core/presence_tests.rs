@@ -4,19 +4,15 @@ use keelson_proto::Code;
 
 use super::{
     Lane, Policy,
-    testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+    testing::{Bench, fails, image, limit, lost, ok, reading, seconds},
 };
 use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
 
 /// A core whose runtime answers presence checks only when the test does.
 fn bench(policy: Policy) -> Bench {
     let mut bench = Bench::new(policy);
     bench.absent = false;
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     bench
 }
 
@@ -27,8 +23,7 @@ fn lane(bench: &Bench, pull: PullId) -> Option<Lane> {
 #[test]
 fn i13_a_present_image_takes_no_counted_slot_of_an_idle_node() {
     let mut bench = bench(limit(1));
-    let caller = bench.ask(image("r/present"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/present"));
     assert_eq!((&bench.checks[..], bench.starts.len(), bench.running()), (&[pull][..], 0, 0));
     bench.present(pull, Some(true));
     assert_eq!((lane(&bench, pull), bench.running()), (Some(Lane::Present), 0));
@@ -47,8 +42,7 @@ fn i13_a_present_image_takes_no_counted_slot_of_an_idle_node() {
 fn i13_unknown_presence_counts() {
     for late in [false, true] {
         let mut bench = bench(limit(1));
-        let caller = bench.ask(image("r/a"));
-        let pull = bench.pull(caller);
+        let (_, pull) = bench.request(image("r/a"));
         if late {
             bench.pass(super::presence::PRESENCE_TIMEOUT);
         } else {
@@ -99,7 +93,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
         ("no answer", |_, _| {}),
         ("the second is absent", |bench, [_, second]| bench.present(second, Some(false))),
         ("the second is unknown", |bench, [_, second]| bench.present(second, None)),
-        ("the runtime is away", |bench, _| bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())))),
+        ("the runtime is away", |bench, _| bench.runtime_down("away")),
     ];
     for (case, answers) in cases {
         let mut bench = bench(limit(1));
@@ -110,7 +104,7 @@ fn i8_a_kill_before_the_answer_about_presence_keeps_the_place() {
         answers(&mut bench, pulls);
         let mut bench = bench.kill(limit(1));
         bench.absent = false;
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+        bench.runtime_up();
         // They return in the other order, behind a new caller.
         let new = bench.ask(image("r/new").pod("n"));
         let [second, first] = [("r/2", "q"), ("r/1", "p")].map(|(name, pod)| bench.ask(image(name).pod(pod)));
@@ -135,16 +129,16 @@ fn i13_a_present_pull_that_ends_leaves_no_record() {
 fn i13_presence_is_read_again_after_an_outage_and_before_the_start() {
     let mut bench = bench(limit(1));
     let caller = bench.ask(image("r/present"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     assert_eq!(bench.journal.pulls.len(), 1, "it waits for the runtime");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!((bench.checks.len(), bench.starts.len()), (2, 0));
     bench.present(bench.pull(caller), Some(true));
     assert_eq!(bench.running(), 0);
     // Also after a restart.
     let mut bench = bench.kill(limit(1));
     bench.absent = false;
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!((bench.checks.len(), bench.starts.len()), (1, 0));
     bench.present(PullId(1), Some(true));
     assert_eq!(lane(&bench, PullId(1)), Some(Lane::Present));
@@ -155,8 +149,7 @@ fn i13_an_image_that_arrived_under_other_credentials_takes_no_slot() {
     let mut bench = bench(limit(1));
     let first = bench.ask(image("r/a").auth("one"));
     bench.present(bench.pull(first), Some(false));
-    let second = bench.ask(image("r/a").auth("two"));
-    let pull = bench.pull(second);
+    let (_, pull) = bench.request(image("r/a").auth("two"));
     bench.present(pull, Some(false));
     bench.finish(bench.pull(first), ok());
     assert_eq!(
@@ -172,8 +165,7 @@ fn i13_an_image_that_arrived_under_other_credentials_takes_no_slot() {
 fn i13_a_moved_tag_takes_a_free_slot_or_gives_way_at_the_first_byte() {
     for full in [false, true] {
         let mut bench = bench(limit(1));
-        let caller = bench.ask(image("r/moved"));
-        let pull = bench.pull(caller);
+        let (caller, pull) = bench.request(image("r/moved"));
         bench.present(pull, Some(true));
         if full {
             let slow = bench.ask(image("r/slow"));
@@ -186,7 +178,6 @@ fn i13_a_moved_tag_takes_a_free_slot_or_gives_way_at_the_first_byte() {
             bench.finish(PullId(2), ok());
             assert_eq!(lane(&bench, pull), Some(Lane::Counted), "it is known to be a download");
         }
-        bench.finish(pull, ok());
-        assert!(bench.succeeded(caller));
+        bench.succeed(caller);
     }
 }

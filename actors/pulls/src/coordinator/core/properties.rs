@@ -146,7 +146,7 @@ impl Run {
     fn new(policy: Policy, absent: bool) -> Self {
         let mut bench = Bench::new(policy.clone());
         bench.absent = absent;
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+        bench.runtime_up();
         Self { bench, policy, left: BTreeSet::new() }
     }
 
@@ -182,7 +182,7 @@ impl Run {
                 let lease = self.bench.core.kept.keys().nth(which).cloned().unwrap_or_default();
                 self.bench.event(RuntimeEvent::LeaseMeasured { lease, bytes });
             }
-            Step::Down => self.bench.event(RuntimeEvent::RuntimeChanged(Err("away".into()))),
+            Step::Down => self.bench.runtime_down("away"),
             Step::PodGone(uid) => {
                 self.bench.event(PullEvent::PodGone { uid: uid.into(), pod: format!("ns/{uid}") })
             }

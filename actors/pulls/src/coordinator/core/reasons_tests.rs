@@ -6,13 +6,9 @@ use keelson_proto::Code;
 
 use super::{
     CallerId, Policy, PullEvent, Tally,
-    testing::{Ask, Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+    testing::{Ask, Bench, fails, image, limit, lost, ok, reading, seconds},
 };
-use crate::runtime::{Phase, RuntimeEvent};
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
+use crate::runtime::Phase;
 
 fn last_end(bench: &Bench) -> (&'static str, &'static str) {
     let why = bench.core.finished.front().expect("a pull ended").why;
@@ -160,8 +156,7 @@ fn i18_a_refused_caller_does_not_set_the_reason_of_others() {
 fn i18_waiting_and_pulling_are_distinguished() {
     let mut bench = Bench::up(limit(1));
     let slow = bench.ask(image("r/slow"));
-    let caller = bench.ask(image("r/moved"));
-    let pull = bench.pull(caller);
+    let (_, pull) = bench.request(image("r/moved"));
     bench.present(pull, Some(true));
     bench.pass(seconds(2));
     bench.progress(pull, reading(Phase::Downloading, 1));
@@ -183,7 +178,7 @@ fn i18_joined_and_retried_pulls_are_counted() {
     bench.ask(image("r/b"));
     bench.ask(image("r/b"));
     bench.finish(bench.pull(running), lost("EOF"));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(
         bench.tallies,
         [Tally::Joined("Running"), Tally::Joined("Queued"), Tally::Retried("RuntimeLost")]

@@ -2,38 +2,21 @@
 
 use super::{
     Core, Policy, PullEvent, Stage,
-    testing::{Bench, CONTAINERD, fails, image, ok, seconds},
+    testing::{Bench, fails, image, limit, ok, seconds},
 };
 use crate::{
     coordinator::record::{KeptLease, PullRecord, RecordState},
     request::PullId,
-    runtime::RuntimeEvent,
 };
 
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
-
 fn record(id: u64, image: &str, state: RecordState) -> PullRecord {
-    PullRecord {
-        id,
-        order: Some(id),
-        image: image.into(),
-        runtime_handler: String::new(),
-        requested_unix_ms: 5,
-        wanted_unix_ms: None,
-        attempts: 0,
-        with_credentials: false,
-        state,
-        pod: None,
-        lease: None,
-    }
+    PullRecord { state, ..PullRecord::queued(id, image) }
 }
 
 fn unread(limit: u32) -> Bench {
     let mut bench = Bench::new(Policy { limit, ..Policy::default() });
     bench.core.begin_unread(bench.now);
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     bench
 }
 
@@ -99,14 +82,13 @@ fn i4_a_pull_that_succeeded_meanwhile_is_not_pulled_again_and_one_that_failed_is
 fn i4_leases_are_not_reaped_before_the_journal_has_been_read() {
     let mut bench = unread(1);
     assert_eq!(bench.reaped(), None);
-    bench.event(RuntimeEvent::RuntimeChanged(Err("gone".into())));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_down("gone");
+    bench.runtime_up();
     assert_eq!(bench.reaped(), None);
     let kept = KeptLease { lease: "keelson-owner-x".into(), image: "r/x".into(), expires_unix_ms: i64::MAX };
     bench.reconcile(vec![], vec![kept], None);
     assert_eq!(bench.reaped(), Some(&["keelson-owner-x".to_owned()][..]));
-    let mut read = Bench::new(limit(1));
-    read.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let read = Bench::up(limit(1));
     assert_eq!(read.reaped(), Some(&[][..]));
 }
 
@@ -172,15 +154,8 @@ fn i4_a_successor_reconciles_with_a_journal_that_its_predecessor_has_not_read() 
         if by_hand.is_some() {
             old.event(PullEvent::SetLimit(by_hand));
         }
-        let (state, effects) = old.core.hand_over(old.now);
-        old.take(effects);
+        let (mut new, state) = old.hand_over();
         assert_eq!(state.unread.is_some(), expect_unread);
-        let text = serde_json::to_string(&state).expect("written");
-        let mut new = Bench::new(limit(1));
-        new.now = old.now;
-        let effects = new.core.take_over(serde_json::from_str(&text).expect("read"), new.now);
-        new.take(effects);
-        new.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
         assert_eq!(new.reaped().is_none(), expect_unread, "a lease of an unread record is not reaped");
         if expect_unread {
             let records = vec![

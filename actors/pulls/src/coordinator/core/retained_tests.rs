@@ -5,7 +5,7 @@ use keelson_proto::Code;
 
 use super::{
     Effect, FailureClass, Policy, PullEvent, ReleaseReason,
-    testing::{Bench, CONTAINERD, fails, image, lost, ok, percent_free, reading, seconds},
+    testing::{Bench, fails, image, lost, ok, percent_free, reading, seconds},
 };
 use crate::{
     request::PullId,
@@ -26,8 +26,7 @@ fn fail(bench: &mut Bench, name: &str, bytes: u64, code: Code, text: &str) {
 }
 
 fn begin(bench: &mut Bench, name: &str, bytes: u64) -> PullId {
-    let caller = bench.ask(image(name));
-    let pull = bench.pull(caller);
+    let (_, pull) = bench.request(image(name));
     if bytes > 0 {
         bench.progress(pull, reading(Phase::Downloading, bytes));
     }
@@ -131,8 +130,7 @@ fn a_denied_pull_retains_what_was_fetched_before_a_kill() {
     let mut bench = Bench::up(policy());
     let good = bench.ask(image("r/a").auth("good"));
     bench.progress(bench.pull(good), reading(Phase::Downloading, 700));
-    let mut bench = bench.kill(policy());
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(policy());
     let wrong = bench.ask(image("r/a").auth("wrong"));
     assert_eq!(bench.pull(wrong), PullId(1), "the place of the killed one");
     bench.finish(bench.pull(wrong), fails(Code::Unknown, DENIED));
@@ -308,7 +306,7 @@ fn a_restart_measures_retained_content_and_applies_new_settings() {
     fail(&mut bench, "r/a", 10, Code::Unknown, CUT);
     let mut bench = bench.kill(policy());
     assert_eq!(retained(&bench), (1, 0));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!((measures(&bench), checks_space(&bench)), (1, true));
     let bench = bench.kill(Policy { keep_progress: false, ..policy() });
     assert_eq!((retained(&bench), bench.journal.leases.len(), bench.dropped.len()), ((0, 0), 0, 1));
@@ -333,7 +331,7 @@ fn leases_in_use_and_retained_ones_are_renewed() {
     bench.finish(running, ok());
     bench.pass(seconds(600));
     assert_eq!(renewed(&bench), Some(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     bench.pass(seconds(600));
     assert_eq!(renewed(&bench), None, "no runtime");
 }

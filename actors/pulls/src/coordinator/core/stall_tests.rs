@@ -4,18 +4,14 @@ use std::time::Duration;
 
 use super::{
     EndReason, Policy, PullEnd, PullEvent, Refusal,
-    testing::{Bench, CONTAINERD, image, lost, reading, seconds},
+    testing::{Bench, image, limit, lost, reading, seconds},
 };
 use crate::{
     request::PullId,
-    runtime::{Download, Phase, Progress, RuntimeEvent},
+    runtime::{Download, Phase, Progress},
 };
 
 const STALL: Duration = Duration::from_secs(60);
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
 
 fn watched() -> Policy {
     Policy { stall_timeout: Some(STALL), ..limit(1) }
@@ -53,8 +49,7 @@ fn only_a_download_that_does_not_grow_is_a_stall() {
     ];
     for (name, progress, stalls) in cases {
         let mut bench = Bench::up(watched());
-        let caller = bench.ask(image("r/a"));
-        let pull = bench.pull(caller);
+        let (caller, pull) = bench.request(image("r/a"));
         read_for(&mut bench, pull, 2 * STALL, progress);
         assert_eq!(!bench.waits(caller), stalls, "{name}");
     }
@@ -69,8 +64,7 @@ fn reading_of(phase: Phase, download: Download) -> Progress {
 fn a_stall_counts_from_the_last_progress_or_wait() {
     for before in [Download::Waiting, Download::Unknown, Download::Moving] {
         let mut bench = Bench::up(watched());
-        let caller = bench.ask(image("r/a"));
-        let pull = bench.pull(caller);
+        let (caller, pull) = bench.request(image("r/a"));
         read_for(&mut bench, pull, 10 * STALL, downloads(before, 5));
         read_for(&mut bench, pull, STALL - seconds(1), downloads(Download::Idle, 5));
         assert!(bench.waits(caller), "{before:?}");
@@ -85,8 +79,7 @@ fn a_stall_counts_from_the_last_progress_or_wait() {
 #[test]
 fn a_stall_counts_from_the_last_byte() {
     let mut bench = Bench::up(watched());
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     for byte in 0..10 {
         bench.pass(seconds(50));
         bench.progress(pull, reading(Phase::Downloading, byte));
@@ -116,8 +109,7 @@ fn without_readings_nothing_stalls() {
 #[test]
 fn the_stall_timeout_changes_live() {
     let mut bench = Bench::up(Policy { stall_timeout: None, ..limit(1) });
-    let caller = bench.ask(image("r/a"));
-    let pull = bench.pull(caller);
+    let (caller, pull) = bench.request(image("r/a"));
     read_for(&mut bench, pull, seconds(300), reading(Phase::Downloading, 5));
     assert!(bench.waits(caller));
     bench.event(PullEvent::Configure(Box::new(watched())));
@@ -140,10 +132,7 @@ fn a_pull_ends_when_its_time_is_over() {
         if let Some(phase) = phase {
             bench.progress(pull, reading(phase, 1000));
         }
-        bench.pass(seconds(99));
-        assert!(bench.waits(caller));
-        bench.pass(seconds(1));
-        let refusal = bench.refusal(caller);
+        let refusal = bench.refused_after(caller, 100);
         assert_eq!(refusal.code(), keelson_proto::Code::DeadlineExceeded);
         let text = refusal.to_string();
         assert!(text.contains("pulls.max_pull_time") && text.contains(words), "{text}");
@@ -176,9 +165,7 @@ fn each_attempt_has_its_own_time() {
     bench.pass(seconds(99));
     bench.finish(bench.pull(caller), lost("EOF"));
     bench.pass(seconds(50));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
-    bench.pass(seconds(99));
-    assert!(bench.waits(caller));
-    bench.pass(seconds(1));
-    assert!(matches!(bench.refusal(caller), Refusal::PullTime { .. }));
+    bench.runtime_up();
+    let refusal = bench.refused_after(caller, 100);
+    assert!(matches!(refusal, Refusal::PullTime { .. }));
 }

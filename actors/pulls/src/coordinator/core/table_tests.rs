@@ -5,13 +5,12 @@ use keelson_proto::Code;
 
 use super::{
     Effect, Policy, PullEnd,
-    testing::{Bench, CONTAINERD, fails, image, lost, ok, reading, seconds},
+    testing::{Bench, CONTAINERD, fails, image, limit, lost, ok, reading, seconds},
 };
-use crate::{request::PullId, runtime::Phase, runtime::RuntimeEvent};
-
-fn limit(limit: u32) -> Policy {
-    Policy { limit, ..Policy::default() }
-}
+use crate::{
+    request::PullId,
+    runtime::{Capabilities, Phase},
+};
 
 #[test]
 fn case_01_limit_two_five_pulls_first_come_first_served() {
@@ -38,8 +37,7 @@ fn case_02_thirty_minutes_in_the_queue_are_no_error() {
     assert!(bench.waits(second) && !bench.answers.contains_key(&second));
     bench.finish(bench.pull(first), ok());
     assert_eq!(bench.started().last(), Some(&bench.pull(second)));
-    bench.finish(bench.pull(second), ok());
-    assert!(bench.succeeded(second));
+    bench.succeed(second);
 }
 
 #[test]
@@ -69,8 +67,7 @@ fn case_03_without_the_gate_each_caller_pulls_alone() {
     assert_eq!(bench.starts.len(), 2);
     bench.finish(bench.pull(one), ok());
     assert!(bench.succeeded(one) && bench.waits(two));
-    bench.finish(bench.pull(two), ok());
-    assert!(bench.succeeded(two));
+    bench.succeed(two);
 }
 
 #[test]
@@ -90,8 +87,7 @@ fn case_05_a_present_image_does_not_wait() {
     let mut bench = Bench::up(limit(1));
     bench.ask(image("r/slow"));
     bench.ask(image("r/queued"));
-    let present = bench.ask(image("r/present"));
-    let pull = bench.pull(present);
+    let (present, pull) = bench.request(image("r/present"));
     assert_eq!(bench.checks.last(), Some(&pull));
     bench.present(pull, Some(true));
     assert_eq!(bench.starts.last(), Some(&(pull, 1)), "started past the queue");
@@ -108,11 +104,8 @@ fn case_07_the_kubelet_dies_with_3_active_and_10_queued() {
     for caller in &callers {
         bench.leave(*caller);
     }
-    assert_eq!(
-        (bench.queued(), bench.running(), bench.journal.pulls.len()),
-        (0, 3, 3),
-        "queue emptied at once"
-    );
+    let counts = (bench.queued(), bench.running(), bench.journal.pulls.len());
+    assert_eq!(counts, (0, 3, 3), "queue emptied at once");
     bench.finish(active[0], ok());
     bench.pass(seconds(10));
     assert_eq!(bench.cancels, [(active[1], 1), (active[2], 1)], "the others end with the grace period");
@@ -122,11 +115,7 @@ fn case_07_the_kubelet_dies_with_3_active_and_10_queued() {
 
 #[test]
 fn case_08_without_leases_nothing_is_kept() {
-    let mut bench = Bench::new(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(crate::runtime::Capabilities {
-        leases: false,
-        ..CONTAINERD
-    })));
+    let mut bench = Bench::with(Capabilities { leases: false, ..CONTAINERD }, limit(1));
     let caller = bench.ask(image("r/a"));
     assert_eq!(bench.start_of(bench.pull(caller)), Some((None, None)));
     bench.leave(caller);
@@ -167,15 +156,9 @@ fn case_10_a_killed_agent_finds_its_lease_again() {
     let mut bench = Bench::up(limit(1));
     let (anonymous, secret) = (bench.ask(image("r/a")), bench.ask(image("r/b").auth("pw")));
     let (first, second) = (bench.pull(anonymous), bench.pull(secret));
-    let (lease, _) = bench.start_of(first).unwrap_or_else(|| {
-        let lease = bench.journal.pulls[&first.0].lease.clone();
-        (lease, None)
-    });
-    let lease = lease.expect("containerd has leases");
-    assert_eq!(bench.journal.pulls[&first.0].lease.as_ref(), Some(&lease), "in the journal before the call");
+    let lease = bench.journal.pulls[&first.0].lease.clone().expect("in the journal before the call");
 
-    let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    let mut bench = bench.restart(limit(1));
     assert_eq!(bench.starts, [(first, 2)], "the anonymous pull resumes without a caller");
     assert_eq!(bench.start_of(first), Some((Some(lease.clone()), None)), "with its lease");
     let back = bench.ask(image("r/a").pod("p"));
@@ -193,23 +176,19 @@ fn case_11_leases_that_no_record_names_are_reaped_at_start() {
     let running = bench.ask(image("r/running"));
     let running = bench.journal.pulls[&bench.pull(running).0].lease.clone().expect("a lease");
     let mut bench = bench.kill(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("away".into())));
+    bench.runtime_down("away");
     assert_eq!(bench.reaped(), None, "no runtime");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.reaped(), Some(&[running][..]), "every other lease of ours goes");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.reaped(), None, "once");
 }
 
 #[test]
 fn case_11_a_runtime_that_shows_its_leases_later_is_reaped_then() {
-    let mut bench = Bench::new(limit(1));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(crate::runtime::Capabilities {
-        leases: false,
-        ..CONTAINERD
-    })));
+    let mut bench = Bench::with(Capabilities { leases: false, ..CONTAINERD }, limit(1));
     assert_eq!(bench.reaped(), None);
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.reaped(), Some(&[][..]));
 }
 
@@ -219,10 +198,10 @@ fn case_12_and_13_a_pull_lost_with_its_runtime_goes_on() {
     let (caller, next) = (bench.ask(image("r/a")), bench.ask(image("r/b")));
     let pull = bench.pull(caller);
     bench.finish(pull, lost("EOF"));
-    bench.event(RuntimeEvent::RuntimeChanged(Err("connection refused".into())));
+    bench.runtime_down("connection refused");
     bench.pass(seconds(5));
     assert_eq!((bench.running(), bench.starts.len()), (1, 1), "it keeps its slot");
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.starts[1..], [(pull, 2)]);
     bench.finish(pull, ok());
     assert!(bench.succeeded(caller) && bench.waits(next));
@@ -234,7 +213,7 @@ fn case_14_callers_are_held_until_the_runtime_appears() {
     let caller = bench.ask(image("r/a"));
     bench.pass(seconds(60));
     assert!(bench.starts.is_empty() && bench.waits(caller));
-    bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    bench.runtime_up();
     assert_eq!(bench.starts.len(), 1);
     bench.pass(seconds(60));
     assert!(bench.waits(caller), "held no longer: it waits like any other");
@@ -246,7 +225,7 @@ fn case_15_the_runtime_is_away_for_five_minutes() {
     let running = bench.ask(image("r/a"));
     let queued = bench.ask(image("r/b"));
     bench.finish(bench.pull(running), ok());
-    bench.event(RuntimeEvent::RuntimeChanged(Err("unix:///run/x.sock: connection refused".into())));
+    bench.runtime_down("unix:///run/x.sock: connection refused");
     let new = bench.ask(image("r/c"));
     bench.pass(seconds(99));
     assert!(bench.waits(new));
@@ -302,14 +281,8 @@ fn case_21_three_credentials_enter_again_near_the_head() {
     let busy = bench.starts.last().expect("one runs").0;
     bench.finish(busy, ok());
     assert_eq!(bench.starts.last(), Some(&(bench.pull(third), 1)));
-    bench.finish(bench.pull(third), ok());
-    assert!(bench.succeeded(third));
-    let starts_of = |name: &str| {
-        bench
-            .last
-            .iter()
-            .filter(|effect| matches!(effect, Effect::Start { call, .. } if &*call.image == name))
-            .count()
-    };
-    assert_eq!(starts_of("r/a"), 0);
+    bench.succeed(third);
+    let starts_again =
+        |effect: &Effect| matches!(effect, Effect::Start { call, .. } if &*call.image == "r/a");
+    assert!(!bench.last.iter().any(starts_again));
 }

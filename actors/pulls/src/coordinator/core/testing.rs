@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     coordinator::{
-        handover::HandedEnd,
+        handover::{HandedEnd, HandedState},
         record::{KeptLease, PullRecord, Write},
     },
     request::{CredentialsSalt, PullCall, PullId},
@@ -36,6 +36,10 @@ pub(super) const OBEYS_PULL_OPTION: Capabilities = Capabilities { pull_option: t
 /// Neither leases nor progress, and may decide by namespace.
 pub(super) const CRIO: Capabilities =
     Capabilities { pull_option: false, leases: false, content: false, ignores_namespace: false };
+
+pub(super) fn limit(limit: u32) -> Policy {
+    Policy { limit, ..Policy::default() }
+}
 
 pub(super) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -169,8 +173,13 @@ pub(super) struct Bench {
 impl Bench {
     /// The runtime is up.
     pub(super) fn up(policy: Policy) -> Self {
+        Self::with(CONTAINERD, policy)
+    }
+
+    /// A runtime with these capabilities is up.
+    pub(super) fn with(capabilities: Capabilities, policy: Policy) -> Self {
         let mut bench = Self::new(policy);
-        bench.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+        bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
         bench
     }
 
@@ -209,6 +218,26 @@ impl Bench {
         next
     }
 
+    /// As [`Self::kill`]; then the runtime is found.
+    pub(super) fn restart(self, policy: Policy) -> Self {
+        let mut next = self.kill(policy);
+        next.runtime_up();
+        next
+    }
+
+    /// Hands over, through JSON, to a second core with the same settings, whose runtime is up.
+    pub(super) fn hand_over(&mut self) -> (Self, HandedState) {
+        let (state, effects) = self.core.hand_over(self.now);
+        self.take(effects);
+        let text = serde_json::to_string(&state).expect("written");
+        let mut next = Self::new(self.core.policy.clone());
+        (next.now, next.salt) = (self.now, self.salt.clone());
+        let effects = next.core.take_over(serde_json::from_str(&text).expect("read"), next.now);
+        next.take(effects);
+        next.runtime_up();
+        (next, state)
+    }
+
     pub(super) fn reconcile(&mut self, records: Vec<PullRecord>, leases: Vec<KeptLease>, limit: Option<u32>) {
         let effects = self.core.reconcile(records, leases, limit, self.now);
         self.take(effects);
@@ -227,6 +256,14 @@ impl Bench {
             self.take(effects);
             self.last.splice(0..0, before);
         }
+    }
+
+    pub(super) fn runtime_up(&mut self) {
+        self.event(RuntimeEvent::RuntimeChanged(Ok(CONTAINERD)));
+    }
+
+    pub(super) fn runtime_down(&mut self, reason: &str) {
+        self.event(RuntimeEvent::RuntimeChanged(Err(reason.into())));
     }
 
     pub(super) fn reported_ends(&self) -> Vec<HandedEnd> {
@@ -287,6 +324,12 @@ impl Bench {
         caller
     }
 
+    /// A new caller, and the pull it waits for.
+    pub(super) fn request(&mut self, ask: Ask) -> (CallerId, PullId) {
+        let caller = self.ask(ask);
+        (caller, self.pull(caller))
+    }
+
     pub(super) fn pull(&self, caller: CallerId) -> PullId {
         self.core.callers.get(&caller).unwrap_or_else(|| panic!("{caller:?} does not wait")).pull
     }
@@ -298,6 +341,13 @@ impl Bench {
     pub(super) fn finish(&mut self, pull: PullId, outcome: Outcome) {
         let attempt = self.core.pulls.get(&pull).map_or(0, |pull| pull.attempts);
         self.event(RuntimeEvent::PullFinished { pull, attempt, outcome });
+    }
+
+    /// The pull of this caller succeeds, which answers the caller.
+    #[track_caller]
+    pub(super) fn succeed(&mut self, caller: CallerId) {
+        self.finish(self.pull(caller), ok());
+        assert!(self.succeeded(caller), "{caller:?}");
     }
 
     pub(super) fn progress(&mut self, pull: PullId, progress: Progress) {
@@ -349,6 +399,15 @@ impl Bench {
             Some(Answer::Refused(refusal)) => refusal.clone(),
             other => panic!("{caller:?}: {other:?} is no refusal"),
         }
+    }
+
+    /// The caller waits until a second before this time, and is refused then.
+    #[track_caller]
+    pub(super) fn refused_after(&mut self, caller: CallerId, after_seconds: u64) -> Refusal {
+        self.pass(seconds(after_seconds - 1));
+        assert!(self.waits(caller), "{caller:?} was answered too early");
+        self.pass(seconds(1));
+        self.refusal(caller)
     }
 
     pub(super) fn succeeded(&self, caller: CallerId) -> bool {

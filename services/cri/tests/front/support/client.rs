@@ -13,7 +13,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::{Frame, Frames, Tap};
+use super::{Frame, Frames, PULL_IMAGE, Tap, pull_request};
 
 /// An empty message with its prefix.
 pub(crate) const EMPTY: Bytes = Bytes::from_static(&[0; 5]);
@@ -52,6 +52,12 @@ impl Reply {
 
     pub(crate) fn code(&self) -> i32 {
         self.status()["grpc-status"].to_str().expect("ascii").parse().expect("a number")
+    }
+
+    /// Fails with the error's text unless the call succeeded.
+    #[track_caller]
+    pub(crate) fn assert_ok(&self) {
+        assert_eq!(self.code(), 0, "{}", self.text());
     }
 
     /// `grpc-message` as sent on the wire.
@@ -162,6 +168,15 @@ impl Client {
 
     pub(crate) async fn call(&self, path: &str, body: Bytes) -> Reply {
         self.try_call(path, &[], body).await.expect("an answer")
+    }
+
+    pub(crate) async fn pull(&self, image: &str) -> Reply {
+        self.call(PULL_IMAGE, frame(&pull_request(image))).await
+    }
+
+    /// A pull whose answer is awaited later.
+    pub(crate) async fn start_pull(&self, image: &str) -> Sending {
+        self.send(PULL_IMAGE, &[], Some(frame(&pull_request(image)))).await
     }
 }
 

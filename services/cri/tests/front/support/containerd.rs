@@ -3,9 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::{FutureExt as _, future::BoxFuture};
+use http::HeaderMap;
+use keelson_cri::runtime::ContainerRuntime;
 use keelson_proto::containerd::{
     content::{
         Info, InfoRequest, InfoResponse, ListStatusesResponse, ReadContentRequest, ReadContentResponse,
@@ -17,7 +21,7 @@ use keelson_proto::containerd::{
     },
 };
 
-use super::{Call, ImageStatus, PULL_IMAGE, client::frame, grpc_ok, grpc_status};
+use super::{Call, FakeRuntime, OWNER, PULL_IMAGE, Sockets, client::frame, grpc_ok, grpc_status};
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OneLease {
@@ -50,10 +54,54 @@ impl Containerd {
         self.0.lock().expect("state")
     }
 
-    /// Any other CRI runtime: no lease API, no content API.
-    pub(crate) fn without_own_api(self) -> Self {
-        self.state().without_own_api = true;
-        self
+    /// A containerd that serves, and a connection of the agent to it.
+    pub(crate) fn start() -> (Self, FakeRuntime, ContainerRuntime) {
+        let (containerd, sockets) = (Self::default(), Sockets::new());
+        let runtime = FakeRuntime::start(&sockets, containerd.handler());
+        let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+        (containerd, runtime, client)
+    }
+
+    pub(crate) fn handler(&self) -> impl Fn(Call) -> BoxFuture<'static, ()> + use<> {
+        let containerd = self.clone();
+        move |call| containerd.clone().handle(call).boxed()
+    }
+
+    /// Runs `hook` before it handles a call of `path`.
+    pub(crate) fn before<F, H>(
+        &self,
+        path: &'static str,
+        hook: H,
+    ) -> impl Fn(Call) -> BoxFuture<'static, ()> + use<F, H>
+    where
+        F: Future<Output = ()> + Send + 'static,
+        H: Fn(Self, HeaderMap) -> F + Send + Sync + 'static,
+    {
+        let containerd = self.clone();
+        move |call| {
+            let containerd = containerd.clone();
+            if call.path != path {
+                return containerd.handle(call).boxed();
+            }
+            let hook = hook(containerd.clone(), call.headers.clone());
+            hook.then(|()| containerd.handle(call)).boxed()
+        }
+    }
+
+    /// During a pull its lease has this manifest, and 120 bytes of the layer `b` are there.
+    pub(crate) fn downloading(
+        &self,
+        manifest: &'static str,
+        labels: &'static [(&str, &str)],
+        lasts: Duration,
+    ) -> impl Fn(Call) -> BoxFuture<'static, ()> + use<> {
+        self.before(PULL_IMAGE, move |containerd, headers| async move {
+            let lease = containerd.enter_lease(&headers).expect("a known lease").expect("a lease");
+            containerd.put_blob("sha256:m", 200, manifest);
+            containerd.put_lease(&lease, labels, &[("content", "sha256:m")]);
+            containerd.put_ingest("layer-sha256:b", 120);
+            tokio::time::sleep(lasts).await;
+        })
     }
 
     /// The next call on the lease API fails with this.
@@ -119,8 +167,8 @@ impl Containerd {
     }
 
     /// Enters a pull's lease as containerd does: an unknown one is refused.
-    pub(crate) fn enter_lease(&self, call: &Call) -> Result<Option<String>, http::HeaderMap> {
-        let Some(lease) = call.headers.get("containerd-lease") else { return Ok(None) };
+    pub(crate) fn enter_lease(&self, headers: &HeaderMap) -> Result<Option<String>, HeaderMap> {
+        let Some(lease) = headers.get("containerd-lease") else { return Ok(None) };
         let lease = lease.to_str().expect("ascii").to_owned();
         if self.state().leases.contains_key(&lease) {
             Ok(Some(lease))
@@ -139,16 +187,15 @@ impl Containerd {
         match &*service {
             "containerd.services.leases.v1.Leases" => self.lease_call(call, &method).await,
             "containerd.services.content.v1.Content" => self.content_call(call, &method).await,
-            _ if call.path == PULL_IMAGE => match self.enter_lease(&call) {
+            _ if call.path == PULL_IMAGE => match self.enter_lease(&call.headers) {
                 Ok(_) => call.standard().await,
                 Err(status) => call.refuse(status),
             },
-            _ if call.path == ImageStatus::PATH => call.answer(&ImageStatus::absent()).await,
             _ => call.standard().await,
         }
     }
 
-    fn refusal(&self, call: &Call) -> Option<http::HeaderMap> {
+    fn refusal(&self, call: &Call) -> Option<HeaderMap> {
         if self.state().without_own_api {
             return Some(grpc_status(12, "unknown service"));
         }

@@ -15,8 +15,10 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use keelson_actor_system::{
     clock::Clock,
+    file_system::{FileSystem, FileSystemReader},
     inspect::{Mailbox, Recorder},
     supervise,
 };
@@ -35,10 +37,10 @@ use keelson_serve::unix::{Bound, SocketFile};
 use keelson_storage::MemoryStore;
 use tokio::{sync::watch, task::JoinHandle};
 
-pub(crate) use client::{Client, EMPTY, RawClient, Reply, frame, frame_bytes, unframe};
+pub(crate) use client::{Client, EMPTY, RawClient, frame, frame_bytes, unframe};
 pub(crate) use containerd::Containerd;
 pub(crate) use runtime::{
-    Call, FakeRuntime, IMAGE_FS_INFO, ImageStatus, PULL_IMAGE, VERSION, grpc_head, grpc_ok, grpc_status,
+    Call, FakeRuntime, IMAGE_FS_INFO, IMAGE_STATUS, PULL_IMAGE, VERSION, grpc_head, grpc_ok, grpc_status, on,
 };
 pub(crate) use tap::Frame;
 use tap::{Frames, Tap};
@@ -69,23 +71,51 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     panic!("waited 10 minutes in vain until {what}");
 }
 
-pub(crate) struct Sockets {
-    folder: tempfile::TempDir,
-}
+/// The folder of the sockets; the runtime and the agent keep it.
+#[derive(Clone)]
+pub(crate) struct Sockets(Arc<tempfile::TempDir>);
 
 impl Sockets {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a folder") }
+        Self(Arc::new(tempfile::tempdir().expect("a folder")))
     }
 
     pub(crate) fn runtime(&self) -> PathBuf {
-        self.folder.path().join("runtime.sock")
+        self.0.path().join("runtime.sock")
     }
 
     fn front(&self) -> PathBuf {
-        self.folder.path().join("cri.sock")
+        self.0.path().join("cri.sock")
     }
 }
+
+/// A runtime with this handler, the agent in front of it, and a client of the agent.
+pub(crate) async fn connect<F, H>(handler: H) -> (FakeRuntime, Agent, Client)
+where
+    F: Future<Output = ()> + Send + 'static,
+    H: Fn(Call) -> F + Send + Sync + 'static,
+{
+    connect_with(policy(), handler).await
+}
+
+pub(crate) async fn connect_with<F, H>(policy: Policy, handler: H) -> (FakeRuntime, Agent, Client)
+where
+    F: Future<Output = ()> + Send + 'static,
+    H: Fn(Call) -> F + Send + Sync + 'static,
+{
+    let sockets = Sockets::new();
+    let runtime = FakeRuntime::start(&sockets, handler);
+    let agent = Agent::start_with(&sockets, policy).await;
+    let client = agent.client().await;
+    (runtime, agent, client)
+}
+
+pub(crate) fn policy() -> Policy {
+    Policy { hold: HOLD, ..Policy::default() }
+}
+
+/// The agent's ID, which its leases carry.
+pub(crate) const OWNER: &str = "0123456789abcdef";
 
 /// The real front and the real actors.
 pub(crate) struct Agent {
@@ -97,24 +127,21 @@ pub(crate) struct Agent {
     pub(crate) health: watch::Receiver<Health>,
     pub(crate) metrics: Metrics,
     _file: SocketFile,
+    _sockets: Sockets,
 }
 
 struct NoFileSystems;
 
-impl keelson_actor_system::file_system::FileSystemReader for NoFileSystems {
-    fn file_system(
-        &self,
-        path: std::path::PathBuf,
-    ) -> futures_util::future::BoxFuture<'static, Result<keelson_actor_system::file_system::FileSystem, String>>
-    {
-        Box::pin(async move { Err(format!("{} is not read in this test", path.display())) })
+impl FileSystemReader for NoFileSystems {
+    fn file_system(&self, path: PathBuf) -> BoxFuture<'static, Result<FileSystem, String>> {
+        std::future::ready(Err(format!("{} is not read in this test", path.display()))).boxed()
     }
 }
 
 impl Agent {
     /// Starts the agent; the runtime need not exist yet.
     pub(crate) async fn start(sockets: &Sockets) -> Self {
-        Self::start_with(sockets, Policy { hold: HOLD, ..Policy::default() }).await
+        Self::start_with(sockets, policy()).await
     }
 
     pub(crate) async fn start_with(sockets: &Sockets, policy: Policy) -> Self {
@@ -123,7 +150,7 @@ impl Agent {
         let (_, progress_interval) = watch::channel(Duration::from_secs(1));
         let recorder = Recorder::new("RuntimeClient", 32_768);
         let parts = RuntimeClientParts {
-            runtime: Arc::new(ContainerRuntime::new(sockets.runtime(), "0123456789abcdef")),
+            runtime: Arc::new(ContainerRuntime::new(sockets.runtime(), OWNER)),
             file_systems: Arc::new(NoFileSystems),
             clock,
             metrics: metrics.clone(),
@@ -135,7 +162,7 @@ impl Agent {
         let recorder = Recorder::new("PullCoordinator", 32_768);
         let parts = PullCoordinatorParts {
             policy,
-            owner: "0123456789abcdef".into(),
+            owner: OWNER.into(),
             store: Arc::new(MemoryStore::new()),
             clock,
             runtime,
@@ -160,7 +187,17 @@ impl Agent {
         let socket = sockets.front();
         let (listener, file) = Bound::bind(&socket, 0o600).await.expect("binds").into_parts();
         let serving = Some(tokio::spawn(front::serve(listener, parts, phases)));
-        Self { socket, settings, phase, serving, pulls, health: health_seen, metrics, _file: file }
+        Self {
+            socket,
+            settings,
+            phase,
+            serving,
+            pulls,
+            health: health_seen,
+            metrics,
+            _file: file,
+            _sockets: sockets.clone(),
+        }
     }
 
     pub(crate) async fn client(&self) -> Client {

@@ -2,13 +2,15 @@
 
 use std::{
     future::Future,
-    path::{Path, PathBuf},
-    pin::Pin,
+    path::PathBuf,
     sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
-use futures_util::future::poll_fn;
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, poll_fn},
+};
 use h2::{Reason, RecvStream, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use keelson_proto::cri;
@@ -19,22 +21,12 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Frames, Tap, client};
+use super::{Frames, Sockets, Tap, client};
 
 pub(crate) const VERSION: &str = "/runtime.v1.RuntimeService/Version";
 pub(crate) const IMAGE_FS_INFO: &str = "/runtime.v1.ImageService/ImageFsInfo";
 pub(crate) const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
-const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
-
-pub(crate) struct ImageStatus;
-
-impl ImageStatus {
-    pub(crate) const PATH: &'static str = IMAGE_STATUS;
-
-    pub(crate) fn absent() -> cri::ImageStatusResponse {
-        cri::ImageStatusResponse::default()
-    }
-}
+pub(crate) const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 
 pub(crate) fn grpc_head() -> Response<()> {
     Response::builder().header("content-type", "application/grpc").body(()).expect("a response")
@@ -80,9 +72,19 @@ impl Call {
         self.answer_bytes(client::frame(message), grpc_ok()).await;
     }
 
-    pub(crate) async fn answer_bytes(mut self, body: Bytes, trailers: HeaderMap) {
+    pub(crate) async fn answer_bytes(self, body: Bytes, trailers: HeaderMap) {
+        self.answer_with(grpc_head(), body, trailers).await;
+    }
+
+    /// Sends the request body back once all of it has arrived.
+    pub(crate) async fn answer_with_request(mut self) {
+        let body = self.read().await;
+        self.answer_bytes(body, grpc_ok()).await;
+    }
+
+    pub(crate) async fn answer_with(mut self, head: Response<()>, body: Bytes, trailers: HeaderMap) {
         // A caller that has left does not read it.
-        let Ok(mut to) = self.respond.send_response(grpc_head(), false) else { return };
+        let Ok(mut to) = self.respond.send_response(head, false) else { return };
         if client::write(&mut to, body, false).await.is_ok() {
             let _ = to.send_trailers(trailers);
         }
@@ -98,10 +100,6 @@ impl Call {
     /// Returns when the caller resets the stream, or, with `None`, when its connection is gone.
     pub(crate) async fn reset(&mut self) -> Option<Reason> {
         poll_fn(|cx| self.respond.poll_reset(cx)).await.ok()
-    }
-
-    pub(crate) async fn wait_for_reset(mut self) -> Option<Reason> {
-        self.reset().await
     }
 
     /// Closes the connection without GOAWAY.
@@ -127,7 +125,7 @@ impl Call {
                 self.answer(&version).await;
             }
             IMAGE_FS_INFO => self.answer(&cri::ImageFsInfoResponse::default()).await,
-            IMAGE_STATUS => self.answer(&ImageStatus::absent()).await,
+            IMAGE_STATUS => self.answer(&cri::ImageStatusResponse::default()).await,
             PULL_IMAGE => self.answer(&cri::PullImageResponse { image_ref: "sha256:standard".into() }).await,
             path => {
                 let text = format!("unknown method {path}");
@@ -137,7 +135,19 @@ impl Call {
     }
 }
 
-type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+type Handler = Arc<dyn Fn(Call) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// Passes calls of `path` to `handler`; all others get the standard answer.
+pub(crate) fn on<F, H>(
+    path: &'static str,
+    handler: H,
+) -> impl Fn(Call) -> BoxFuture<'static, ()> + Send + Sync
+where
+    F: Future<Output = ()> + Send + 'static,
+    H: Fn(Call) -> F + Send + Sync + 'static,
+{
+    move |call| if call.path == path { handler(call).boxed() } else { call.standard().boxed() }
+}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -153,31 +163,35 @@ struct Log {
 }
 
 pub(crate) struct FakeRuntime {
-    socket: PathBuf,
+    sockets: Sockets,
     handler: Handler,
     log: Arc<Mutex<Log>>,
     serving: JoinSet<()>,
 }
 
 impl FakeRuntime {
-    pub(crate) fn start<F, H>(socket: &Path, handler: H) -> Self
+    pub(crate) fn start<F, H>(sockets: &Sockets, handler: H) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
         H: Fn(Call) -> F + Send + Sync + 'static,
     {
-        let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
+        let handler: Handler = Arc::new(move |call| handler(call).boxed());
         let mut runtime =
-            Self { socket: socket.to_owned(), handler, log: Arc::default(), serving: JoinSet::new() };
+            Self { sockets: sockets.clone(), handler, log: Arc::default(), serving: JoinSet::new() };
         runtime.appear();
         runtime
     }
 
-    pub(crate) fn standard(socket: &Path) -> Self {
-        Self::start(socket, Call::standard)
+    pub(crate) fn standard(sockets: &Sockets) -> Self {
+        Self::start(sockets, Call::standard)
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.sockets.runtime()
     }
 
     pub(crate) fn appear(&mut self) {
-        let listener = UnixListener::bind(&self.socket).expect("binds");
+        let listener = UnixListener::bind(self.sockets.runtime()).expect("binds");
         let (handler, log) = (self.handler.clone(), self.log.clone());
         self.serving.spawn(async move {
             let mut connections = JoinSet::new();
@@ -196,7 +210,7 @@ impl FakeRuntime {
     /// As [`FakeRuntime::die`], and its socket is removed.
     pub(crate) async fn vanish(&mut self) {
         self.die().await;
-        std::fs::remove_file(&self.socket).expect("removes its socket");
+        std::fs::remove_file(self.sockets.runtime()).expect("removes its socket");
     }
 
     pub(crate) fn calls(&self, path: &str) -> Vec<Seen> {

@@ -6,7 +6,7 @@ use keelson_proto::endpoints::{
 
 use super::super::inspection::InspectionService;
 use super::*;
-use crate::fake::{endpoints, explanation};
+use crate::fake::{endpoints, explanation, without_endpoints};
 
 fn state_request(namespace: &str, max_services: u32) -> Request<pb::GetStateRequest> {
     Request::new(pb::GetStateRequest { namespace: namespace.into(), max_services })
@@ -63,25 +63,19 @@ async fn one_service_or_the_reason_for_its_absence() {
     let whole = service.explain(explain_request("shop", "web")).await.unwrap().into_inner();
     assert_eq!(whole, explanation());
     let refused = async || service.explain(explain_request("shop", "wep")).await.unwrap_err();
-    let unknown = refused().await;
-    assert_eq!(unknown.code(), Code::NotFound);
+    let status = refused().await;
+    assert_eq!(status.code(), Code::NotFound);
     let text = "neither a Service shop/wep nor an EndpointSlice of it exists; 3 are known";
-    assert_eq!(unknown.message(), text);
+    assert_eq!(status.message(), text);
 
-    let off = pb::State {
-        state: "disabled".into(),
-        reason: "endpoints.source is off".into(),
-        ..Default::default()
-    };
+    let off = without_endpoints("disabled", "endpoints.source is off");
     fake.script().endpoints = Ok(off.clone());
     let status = refused().await;
     assert_eq!(status.code(), Code::NotFound);
-    let text = "service endpoints are disabled: endpoints.source is off";
-    assert_eq!(status.message(), text);
+    assert_eq!(status.message(), "service endpoints are disabled: endpoints.source is off");
     assert_eq!(service.get_state(state_request("", 9)).await.unwrap().into_inner(), off, "off is an answer");
 
-    let waiting = pb::State { state: "pending".into(), reason: "services are not listed".into(), ..off };
-    fake.script().endpoints = Ok(waiting);
+    fake.script().endpoints = Ok(without_endpoints("pending", "services are not listed"));
     let status = refused().await;
     assert_eq!(status.code(), Code::Unavailable, "what is not known yet may be there");
     assert_eq!(status.message(), "no Service is known yet: services are not listed");
@@ -91,22 +85,22 @@ async fn one_service_or_the_reason_for_its_absence() {
 async fn an_agent_without_endpoints() {
     let fake = Fake::new();
     let service = InspectionService::new(fake.clone());
+    let refusals = async || {
+        let state = service.get_state(state_request("", 1)).await.unwrap_err();
+        [state, service.explain(explain_request("shop", "web")).await.unwrap_err()]
+    };
     for (error, code) in [
         (ViewError::Busy("full".into()), Code::ResourceExhausted),
         (ViewError::Unavailable("restarting".into()), Code::Unavailable),
     ] {
         fake.script().endpoints = Err(error.clone());
         fake.script().explanation = Err(error.clone());
-        let state = service.get_state(state_request("", 1)).await.unwrap_err();
-        let explanation = service.explain(explain_request("shop", "web")).await.unwrap_err();
-        for status in [state, explanation] {
+        for status in refusals().await {
             assert_eq!((status.code(), status.message()), (code, error.to_string().as_str()));
         }
     }
     fake.script().stuck = true;
-    let state = service.get_state(state_request("", 1)).await.unwrap_err();
-    let explanation = service.explain(explain_request("shop", "web")).await.unwrap_err();
-    for status in [state, explanation] {
+    for status in refusals().await {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("did not answer within 8 s"), "{status}");
     }

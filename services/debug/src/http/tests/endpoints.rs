@@ -3,7 +3,7 @@
 use keelson_proto::endpoints as pb;
 
 use super::*;
-use crate::fake::endpoints;
+use crate::fake::{endpoints, without_endpoints};
 
 fn names(document: &Value) -> Vec<&str> {
     document["list"].as_array().unwrap().iter().map(|service| service["name"].as_str().unwrap()).collect()
@@ -11,8 +11,7 @@ fn names(document: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn the_state_as_json() {
-    let (status, state) = get_json(&Fake::new(), "/debug/endpoints").await;
-    assert_eq!(status, StatusCode::OK);
+    let state = document(&Fake::new(), "/debug/endpoints").await;
     let watcher = json!({
         "id": 1, "peer": "pid 12", "listener": "", "api": "Next", "since_unix_ms": 0, "rev": 7, "behind": 0, "items": 0,
         "bytes": 0
@@ -53,10 +52,9 @@ async fn parts_of_the_list() {
         ("?filter=cart&namespace=kube-system", &[], 0),
         ("?filter=", &["dns", "cart", "web"], 3),
     ] {
-        let (status, document) = get_json(&fake, &format!("/debug/endpoints{query}")).await;
-        assert_eq!(status, StatusCode::OK, "{query}");
-        assert_eq!(names(&document), listed, "{query}");
-        assert_eq!((&document["matching"], &document["services"]), (&json!(matching), &json!(3)), "{query}");
+        let state = document(&fake, &format!("/debug/endpoints{query}")).await;
+        assert_eq!(names(&state), listed, "{query}");
+        assert_eq!((&state["matching"], &state["services"]), (&json!(matching), &json!(3)), "{query}");
     }
     // Only a search examines more Services than it shows.
     let asked: Vec<u32> = fake.script().asked_endpoints.iter().map(|(_, max)| *max).collect();
@@ -77,22 +75,20 @@ async fn invalid_queries_are_not_passed_on() {
         ("namespaces=a", "namespaces"),
         (&long, "longer than 256 bytes"),
     ] {
-        let (status, error) = get_json(&fake, &format!("/debug/endpoints?{wrong}")).await;
-        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
-        assert!(error["error"].as_str().unwrap().contains(part), "{wrong}: {error}");
+        let error = refusal(&fake, &format!("/debug/endpoints?{wrong}"), StatusCode::BAD_REQUEST).await;
+        assert!(error.contains(part), "{wrong}: {error}");
     }
     assert_eq!(fake.script().asked_endpoints, []);
 }
 
 #[tokio::test]
 async fn one_service_explained() {
-    let (status, document) = get_json(&Fake::new(), "/debug/endpoints/shop/web").await;
-    assert_eq!(status, StatusCode::OK);
+    let service = document(&Fake::new(), "/debug/endpoints/shop/web").await;
     assert_eq!(
-        (&document["name"], &document["served"], &document["rev"]),
-        (&json!("web"), &json!(true), &json!(7))
+        [&service["name"], &service["served"], &service["rev"]],
+        [&json!("web"), &json!(true), &json!(7)]
     );
-    let family = &document["ports"][0]["families"][0];
+    let family = &service["ports"][0]["families"][0];
     assert_eq!((&family["family"], &family["topology"]), (&json!("IPv4"), &json!("none")));
     let endpoint = json!({
         "address": "10.1.0.1", "port": 8080, "pod": "", "node": "", "zone": "", "slice": "", "ready": true,
@@ -105,43 +101,30 @@ async fn one_service_explained() {
 #[tokio::test]
 async fn an_unknown_service() {
     let fake = Fake::new();
-    let (status, error) = get_json(&fake, "/debug/endpoints/shop/nothing").await;
-    assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = "neither a Service shop/nothing nor an EndpointSlice of it exists; 3 are known";
-    assert_eq!(error, json!({ "error": text }));
+    assert_eq!(
+        refusal(&fake, "/debug/endpoints/shop/nothing", StatusCode::NOT_FOUND).await,
+        "neither a Service shop/nothing nor an EndpointSlice of it exists; 3 are known"
+    );
     for wrong in ["a%20b/web", "shop/%3Cscript%3E", "shop/a%2Fb", "shop/%FF", "%FF/web"] {
-        let (status, error) = get_json(&fake, &format!("/debug/endpoints/{wrong}")).await;
-        assert_eq!(status, StatusCode::BAD_REQUEST, "{wrong}");
-        assert!(!error["error"].as_str().unwrap().is_empty(), "{wrong}");
+        let error = refusal(&fake, &format!("/debug/endpoints/{wrong}"), StatusCode::BAD_REQUEST).await;
+        assert!(!error.is_empty(), "{wrong}");
     }
     for path in ["/debug/endpoints/", "/debug/endpoints/shop", "/debug/endpoints/shop/web/x"] {
-        let (status, error) = get_json(&fake, path).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
-        assert!(
-            error["error"].as_str().unwrap().contains("/debug/endpoints/NAMESPACE/NAME"),
-            "{path}: {error}"
-        );
+        let error = refusal(&fake, path, StatusCode::NOT_FOUND).await;
+        assert!(error.contains("/debug/endpoints/NAMESPACE/NAME"), "{path}: {error}");
     }
 }
 
 #[tokio::test]
 async fn endpoints_disabled_or_not_ready() {
     let fake = Fake::new();
-    let off = pb::State {
-        state: "disabled".into(),
-        reason: "endpoints.source is off".into(),
-        ..Default::default()
-    };
-    fake.script().endpoints = Ok(off.clone());
-    let (status, document) = get_json(&fake, "/debug/endpoints").await;
-    assert_eq!(status, StatusCode::OK);
-    assert_eq!((&document["state"], &document["list"]), (&json!("disabled"), &json!([])));
-    let (status, error) = get_json(&fake, "/debug/endpoints/a/b").await;
-    assert_eq!(status, StatusCode::NOT_FOUND);
-    let text = "service endpoints are disabled: endpoints.source is off";
-    assert_eq!(error, json!({ "error": text }));
+    fake.script().endpoints = Ok(without_endpoints("disabled", "endpoints.source is off"));
+    let state = document(&fake, "/debug/endpoints").await;
+    assert_eq!((&state["state"], &state["list"]), (&json!("disabled"), &json!([])));
+    let error = refusal(&fake, "/debug/endpoints/a/b", StatusCode::NOT_FOUND).await;
+    assert_eq!(error, "service endpoints are disabled: endpoints.source is off");
 
-    fake.script().endpoints = Ok(pb::State { state: "pending".into(), reason: "no list yet".into(), ..off });
+    fake.script().endpoints = Ok(without_endpoints("pending", "no list yet"));
     let response = send(&fake, request(Method::GET, "/debug/endpoints/a/b")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(response.headers().contains_key(header::RETRY_AFTER));

@@ -4,44 +4,25 @@ use std::{fs::OpenOptions, io::Write as _, os::unix::fs::symlink};
 
 use super::*;
 
-const A: (&str, &str) = ("service default/a", "10.0.0.1");
-const A2: (&str, &str) = ("service default/a", "10.0.0.2");
-const B: (&str, &str) = ("service default/b", "10.0.0.9");
-const S: (&str, &str) = ("slice default/a-1", "10.1.0.1");
-
-fn a() -> String {
-    service("a", "10.0.0.1")
-}
-
-fn a2() -> String {
-    service("a", "10.0.0.2")
-}
-
-fn b() -> String {
-    service("b", "10.0.0.9")
-}
-
 #[tokio::test]
 async fn the_folder_is_listed_and_then_only_changes_are_sent() {
     let rig = Rig::new(&[("a.yaml", &a()), ("b.yaml", &b())]);
     rig.state(&[A, B]).await;
-    rig.until("no health", |recorded, _| {
-        recorded.health.values().filter(|h| **h == JobHealth::Healthy).count() == 4
-    })
-    .await;
+    rig.is_healthy().await;
     rig.recorded.get().events.clear();
     rig.replace("a.yaml", &a2());
     rig.state(&[A2, B]).await;
-    let events: Vec<SourceEvent> = rig.recorded.get().events.clone();
-    let full: Vec<&SourceEvent> = events
+    let recorded = rig.recorded.get();
+    let services: Vec<_> = recorded
+        .events
         .iter()
-        .filter(|event| !matches!(event, SourceEvent::Services(seen) if seen.is_empty()))
+        .filter_map(|event| match event {
+            SourceEvent::Services(seen) if !seen.is_empty() => Some(&seen[..]),
+            _ => None,
+        })
         .collect();
-    let services: Vec<_> = full.iter().filter(|event| matches!(event, SourceEvent::Services(_))).collect();
-    assert_eq!(services.len(), 1, "{full:?}");
-    let SourceEvent::Services(seen) = services[0] else { panic!() };
-    assert!(matches!(&seen[..], [ObjectEvent::Upsert(_)]), "{seen:?}");
-    assert_eq!(rig.recorded.get().states.len(), 2);
+    assert!(matches!(services[..], [[ObjectEvent::Upsert(_)]]), "{services:?}");
+    assert_eq!(recorded.states.len(), 2);
 }
 
 #[tokio::test]
@@ -82,10 +63,10 @@ async fn a_renamed_file_changes_nothing() {
 async fn an_editor_that_renames_the_old_file_causes_only_its_changes() {
     // It is not dropped while it is away: this is longer than any wait here.
     let settle = |parts: &mut FilesParts| parts.timing.settle = TEST_TIMEOUT;
-    let rig = Rig::with(&[("a.yaml", &(a() + "---\n" + &b()))], settle);
+    let rig = Rig::with(&[("a.yaml", &documents(&[a(), b()]))], settle);
     rig.state(&[A, B]).await;
     fs::rename(rig.folder.join("a.yaml"), rig.folder.join("a.yaml~")).unwrap();
-    rig.write("a.yaml", &(a2() + "---\n" + &b()));
+    rig.write("a.yaml", &documents(&[a2(), b()]));
     rig.remove("a.yaml~");
     rig.state(&[A2, B]).await;
     assert_eq!(rig.recorded.get().states, [state(&[A, B]), state(&[A2, B])]);
@@ -93,7 +74,7 @@ async fn an_editor_that_renames_the_old_file_causes_only_its_changes() {
 
 #[tokio::test]
 async fn services_slices_and_the_node_of_one_rename_are_one_state() {
-    let old = a() + "---\n" + &slice("a-1", "a", "10.1.0.1") + "---\n" + &node("n1", "x");
+    let old = documents(&[a(), s(), node("n1", "x")]);
     let cidr = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: k}\nspec: {cidrs: [10.0.0.0/24]}\n";
     let rig = Rig::new(&[("all.yaml", &old), ("cidr.yaml", cidr)]);
     let k = ("cidr /k", "10.0.0.0/24");
@@ -101,7 +82,7 @@ async fn services_slices_and_the_node_of_one_rename_are_one_state() {
     let mut wanted = vec![state(&[A, S, ("node n1", "x"), k])];
     for round in 0..20 {
         let (ip, address, zone) = (format!("10.0.1.{round}"), format!("10.1.1.{round}"), format!("z{round}"));
-        let new = service("a", &ip) + "---\n" + &slice("a-1", "a", &address) + "---\n" + &node("n1", &zone);
+        let new = documents(&[service("a", &ip), slice("a-1", "a", &address), node("n1", &zone)]);
         rig.replace("all.yaml", &new);
         let now = [(A.0, &*ip), (S.0, &*address), ("node n1", &*zone), k];
         rig.state(&now).await;
@@ -112,7 +93,7 @@ async fn services_slices_and_the_node_of_one_rename_are_one_state() {
 
 #[tokio::test]
 async fn a_file_that_is_written_slowly_is_read_once_complete() {
-    let rig = Rig::new(&[("a.yaml", &(a() + "---\n" + &b()))]);
+    let rig = Rig::new(&[("a.yaml", &documents(&[a(), b()]))]);
     rig.state(&[A, B]).await;
     let mut file = OpenOptions::new().write(true).truncate(true).open(rig.folder.join("a.yaml")).unwrap();
     for part in [a2(), "---\n".to_owned(), b()] {
@@ -166,10 +147,7 @@ async fn a_removed_folder_keeps_its_objects_and_a_recreated_one_is_read() {
     rig.write("b.yaml", &b());
     rig.write("a.yaml", &a2());
     rig.state(&[A2, B]).await;
-    rig.until("it is failing", |recorded, _| {
-        recorded.health.values().all(|health| *health == JobHealth::Healthy)
-    })
-    .await;
+    rig.is_healthy().await;
     rig.remove("b.yaml");
     rig.state(&[A2]).await;
     assert_eq!(rig.recorded.get().states.len(), 3, "never without both: {:#?}", rig.recorded.get().states);
@@ -205,9 +183,7 @@ async fn a_folder_that_takes_the_place_of_another_is_followed() {
 /// As the kubelet mounts a ConfigMap: files are links into `..data`, a link that is replaced.
 #[tokio::test]
 async fn a_mounted_config_map_is_switched_over_as_one() {
-    let home = tempfile::tempdir().unwrap();
-    let folder = home.path().join("manifests");
-    fs::create_dir(&folder).unwrap();
+    let (home, folder) = manifests();
     let version = |number: u32, files: &[(&str, String)]| {
         let data = folder.join(format!("..{number}"));
         fs::create_dir(&data).unwrap();
@@ -217,7 +193,7 @@ async fn a_mounted_config_map_is_switched_over_as_one() {
         symlink(format!("..{number}"), folder.join("..data_tmp")).unwrap();
         fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
     };
-    version(1, &[("a.yaml", a()), ("s.yaml", slice("a-1", "a", "10.1.0.1")), ("old.yaml", b())]);
+    version(1, &[("a.yaml", a()), ("s.yaml", s()), ("old.yaml", b())]);
     for name in ["a.yaml", "s.yaml", "old.yaml"] {
         symlink(format!("..data/{name}"), folder.join(name)).unwrap();
     }
@@ -233,9 +209,7 @@ async fn a_mounted_config_map_is_switched_over_as_one() {
 
 #[tokio::test]
 async fn a_change_without_a_notice_is_found_by_a_scan() {
-    let home = tempfile::tempdir().unwrap();
-    let folder = home.path().join("manifests");
-    fs::create_dir(&folder).unwrap();
+    let (home, folder) = manifests();
     let elsewhere = home.path().join("elsewhere.yaml");
     fs::write(&elsewhere, a()).unwrap();
     symlink(&elsewhere, folder.join("a.yaml")).unwrap();
@@ -309,10 +283,10 @@ async fn without_notices_all_changes_are_found_by_scans() {
         parts.timing.poll = Duration::from_millis(30);
     });
     rig.state(&[A]).await;
-    rig.replace("a.yaml", &(a2() + "---\n" + &b()));
+    rig.replace("a.yaml", &documents(&[a2(), b()]));
     rig.state(&[A2, B]).await;
     let mut file = OpenOptions::new().append(true).open(rig.folder.join("a.yaml")).unwrap();
-    file.write_all(format!("---\n{}", slice("a-1", "a", "10.1.0.1")).as_bytes()).unwrap();
+    file.write_all(format!("---\n{}", s()).as_bytes()).unwrap();
     rig.state(&[A2, B, S]).await;
     fs::rename(rig.folder.join("a.yaml"), rig.folder.join("b.yaml")).unwrap();
     rig.write("c.yaml", &node("n1", "z"));

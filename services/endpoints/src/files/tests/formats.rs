@@ -6,7 +6,7 @@ use super::super::{
     parse::{is_manifest, parse},
 };
 use keelson_endpoint_publisher::{EndpointSlice, Service, SourceKind};
-use prost::Message as _;
+use prost::Message;
 
 fn names(name: &str, text: &str) -> Vec<String> {
     let objects = parse(name, text.as_bytes()).unwrap_or_else(|faults| panic!("{text}: {faults:?}"));
@@ -21,17 +21,20 @@ fn faults(name: &str, text: &str) -> Vec<(u32, String)> {
     faults.into_iter().map(|fault| (fault.line, fault.reason)).collect()
 }
 
+fn has_one_fault(name: &str, text: &str, line: u32, reason: &str) {
+    let faults = faults(name, text);
+    let [(at, said)] = &faults[..] else { panic!("{text}: {faults:?}") };
+    assert!(*at == line && said.contains(reason) && !said.contains('\n'), "{text}: {faults:?}");
+}
+
 fn packed(object: &Object) -> bytes::Bytes {
     let Body::Packed(bytes) = &object.body else { panic!("{object:?}") };
     bytes.clone()
 }
 
-fn service(object: &Object) -> Service {
-    Service::decode(packed(object)).unwrap()
-}
-
-fn slice(object: &Object) -> EndpointSlice {
-    EndpointSlice::decode(packed(object)).unwrap()
+/// The first object of a YAML file.
+fn first<T: Message + Default>(text: &str) -> T {
+    T::decode(packed(&parse("a.yaml", text.as_bytes()).unwrap()[0])).unwrap()
 }
 
 const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {}\n";
@@ -87,14 +90,8 @@ fn lists_of_every_sort() {
     let wanted =
         ["endpointslices default/a 2", "endpointslices default/b 3", "servicecidrs /c 4", "nodes /n 5"];
     assert_eq!(names("a.json", typed), wanted);
-    assert_eq!(
-        names(
-            "a.yaml",
-            &typed.replace("}\n        {\"api", "}\n---\n{\"api").replace("}{\"api", "}\n---\n{\"api")
-        )
-        .len(),
-        4
-    );
+    let yaml = typed.replace("}\n        {\"api", "}\n---\n{\"api").replace("}{\"api", "}\n---\n{\"api");
+    assert_eq!(names("a.yaml", &yaml).len(), 4);
 }
 
 #[test]
@@ -102,8 +99,7 @@ fn nulls_are_unset_fields_and_other_kinds_are_ignored() {
     let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: a\n  namespace: ns\n  creationTimestamp: null\n  \
         labels:\n    kubernetes.io/service-name: s\n    service.kubernetes.io/headless:\n  annotations: null\n\
         addressType: IPv4\nendpoints: null\nports:\n- {name: null, port: 80, appProtocol: null}\n";
-    let objects = parse("a.yaml", text.as_bytes()).unwrap();
-    let read = slice(&objects[0]);
+    let read: EndpointSlice = first(text);
     assert!(read.endpoints.is_empty());
     assert_eq!((read.ports[0].name.as_deref(), read.ports[0].port), (Some(""), Some(80)));
     assert_eq!(
@@ -143,7 +139,7 @@ spec:
 status:
   loadBalancer: {ingress: [{ip: 192.0.2.9, ipMode: Proxy}]}
 ";
-    let read = service(&parse("a.yaml", text.as_bytes()).unwrap()[0]);
+    let read: Service = first(text);
     let spec = read.spec.unwrap();
     assert_eq!((&*spec.cluster_ip, spec.cluster_ips.len()), ("10.0.0.1", 2));
     assert_eq!(spec.external_ips, ["192.0.2.1"]);
@@ -159,19 +155,18 @@ status:
 fn anchors_and_merges_work_and_bombs_do_not() {
     let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  clusterIP: 10.0.0.1\n  ports:\n  \
         - &p {name: x, port: 1}\n  - {<<: *p, name: z}\n";
-    let ports = service(&parse("a.yaml", text.as_bytes()).unwrap()[0]).spec.unwrap().ports;
+    let ports = first::<Service>(text).spec.unwrap().ports;
     assert_eq!(ports.iter().map(|p| (&*p.name, p.port)).collect::<Vec<_>>(), [("x", 1), ("z", 1)]);
     let mut bomb = "a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n".to_owned();
     for level in 1..12 {
         let one = format!("*a{}, ", level - 1).repeat(9);
         bomb += &format!("a{level}: &a{level} [{one}]\n");
     }
-    assert_eq!(faults("a.yaml", &bomb).len(), 1);
     let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a, ".repeat(90));
-    assert_eq!(faults("a.yaml", &long).len(), 1);
     let deep = "[".repeat(100_000);
-    assert_eq!(faults("a.yaml", &deep).len(), 1);
-    assert_eq!(faults("a.json", &deep).len(), 1);
+    for (name, text) in [("a.yaml", &bomb), ("a.yaml", &long), ("a.yaml", &deep), ("a.json", &deep)] {
+        assert_eq!(faults(name, text).len(), 1, "{name}: {:.20}", text);
+    }
     let nested = r#"{"apiVersion":"v1","kind":"List","items":["#.repeat(40) + &"]}".repeat(40);
     assert_eq!(faults("a.json", &nested)[0].1, "lists are nested too deeply");
     assert_eq!(faults("a.yaml", &nested)[0].1, "lists are nested too deeply");
@@ -223,11 +218,7 @@ fn faults_are_named_with_their_line() {
         ("apiVersion: v1\nkind: List\nitems:\n- 7\n", 4, "found a number"),
         (&format!("{SERVICE}---\n{SERVICE}"), 6, "duplicate Service default/a, first defined on line 1"),
     ] {
-        let faults = faults("a.yaml", text);
-        assert_eq!(faults.len(), 1, "{text}: {faults:?}");
-        assert_eq!(faults[0].0, line, "{text}: {faults:?}");
-        assert!(faults[0].1.contains(reason), "{text}: {faults:?}");
-        assert!(!faults[0].1.contains('\n'), "{faults:?}");
+        has_one_fault("a.yaml", text, line, reason);
     }
 }
 
@@ -247,10 +238,7 @@ fn json_faults_are_named_with_their_line() {
         (&format!("{good}\n{good}"), 4, "duplicate Service default/a, first defined on line 1"),
         ("{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":7}", 1, "items is not a list"),
     ] {
-        let faults = faults("a.json", text);
-        assert_eq!(faults.len(), 1, "{text}: {faults:?}");
-        assert_eq!(faults[0].0, line, "{text}: {faults:?}");
-        assert!(faults[0].1.contains(reason), "{text}: {faults:?}");
+        has_one_fault("a.json", text, line, reason);
     }
 }
 

@@ -24,21 +24,48 @@ use keelson_endpoint_publisher::{
 };
 use keelson_proto::{endpoints::FileFault, kubernetes::ObjectMeta};
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::{FilesHandle, FilesParts, FilesSource, FilesTiming};
 
 /// Only a failing test waits this long.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) fn service(name: &str, ip: &str) -> String {
+fn service(name: &str, ip: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n  clusterIP: {ip}\n  ports:\n  \
          - port: 80\n    protocol: TCP\n"
     )
 }
 
-pub(super) fn slice(name: &str, service: &str, address: &str) -> String {
+const A: (&str, &str) = ("service default/a", "10.0.0.1");
+const A2: (&str, &str) = ("service default/a", "10.0.0.2");
+const B: (&str, &str) = ("service default/b", "10.0.0.9");
+const S: (&str, &str) = ("slice default/a-1", "10.1.0.1");
+
+/// The manifests of [`A`], [`A2`], [`B`] and [`S`].
+fn a() -> String {
+    service("a", A.1)
+}
+
+fn a2() -> String {
+    service("a", A2.1)
+}
+
+fn b() -> String {
+    service("b", B.1)
+}
+
+fn s() -> String {
+    slice("a-1", "a", S.1)
+}
+
+/// A file of several documents.
+fn documents(all: &[String]) -> String {
+    all.join("---\n")
+}
+
+fn slice(name: &str, service: &str, address: &str) -> String {
     format!(
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: {name}\n  labels:\n    \
          kubernetes.io/service-name: {service}\naddressType: IPv4\nports:\n- name: ''\n  port: 80\nendpoints:\n\
@@ -46,35 +73,35 @@ pub(super) fn slice(name: &str, service: &str, address: &str) -> String {
     )
 }
 
-pub(super) fn node(name: &str, zone: &str) -> String {
+fn node(name: &str, zone: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Node\nmetadata:\n  name: {name}\n  labels: {{topology.kubernetes.io/zone: {zone}}}\n"
     )
 }
 
 /// What would be published: `services/default/a` with its cluster IP, and so on.
-pub(super) type State = BTreeMap<String, String>;
+type State = BTreeMap<String, String>;
 
-pub(super) fn state(entries: &[(&str, &str)]) -> State {
+fn state(entries: &[(&str, &str)]) -> State {
     entries.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 
 #[derive(Default)]
-pub(super) struct Recorded {
+struct Recorded {
     objects: [BTreeMap<String, (String, bool)>; 3],
     open: [bool; 3],
     listed: [bool; 3],
     node: Option<NodeView>,
     /// Every state that could have been published, in order, without repetitions.
-    pub(super) states: Vec<State>,
-    pub(super) events: Vec<SourceEvent>,
-    pub(super) health: BTreeMap<SourceKind, JobHealth>,
+    states: Vec<State>,
+    events: Vec<SourceEvent>,
+    health: BTreeMap<SourceKind, JobHealth>,
     /// Kinds that must be listed again.
-    pub(super) forgotten: Vec<SourceKind>,
+    forgotten: Vec<SourceKind>,
 }
 
-fn name(metadata: Option<&ObjectMeta>) -> String {
-    metadata.map_or_else(String::new, |metadata| format!("{}/{}", metadata.namespace, metadata.name))
+fn name(metadata: &Option<ObjectMeta>) -> String {
+    metadata.as_ref().map_or_else(String::new, |metadata| format!("{}/{}", metadata.namespace, metadata.name))
 }
 
 impl Recorded {
@@ -129,21 +156,15 @@ impl Recorded {
         self.events.push(event.clone());
         match event {
             SourceEvent::Services(seen) => self.apply(0, seen, |service: &Service| {
-                (
-                    name(service.metadata.as_ref()),
-                    service.spec.as_ref().map_or_else(String::new, |s| s.cluster_ip.clone()),
-                )
+                (name(&service.metadata), service.spec.clone().unwrap_or_default().cluster_ip)
             }),
             SourceEvent::EndpointSlices(seen) => self.apply(1, seen, |slice: &EndpointSlice| {
                 let addresses: Vec<String> =
                     slice.endpoints.iter().flat_map(|e| e.addresses.clone()).collect();
-                (name(slice.metadata.as_ref()), addresses.join(","))
+                (name(&slice.metadata), addresses.join(","))
             }),
             SourceEvent::ServiceCidrs(seen) => self.apply(2, seen, |cidr: &ServiceCidr| {
-                (
-                    name(cidr.metadata.as_ref()),
-                    cidr.spec.as_ref().map_or_else(String::new, |s| s.cidrs.join(",")),
-                )
+                (name(&cidr.metadata), cidr.spec.clone().unwrap_or_default().cidrs.join(","))
             }),
             SourceEvent::Node(view) => self.node = Some(view),
             SourceEvent::Health(kind, health) => {
@@ -173,10 +194,10 @@ impl Recorded {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct RecordingSink(Arc<Mutex<Recorded>>);
+struct RecordingSink(Arc<Mutex<Recorded>>);
 
 impl RecordingSink {
-    pub(super) fn get(&self) -> MutexGuard<'_, Recorded> {
+    fn get(&self) -> MutexGuard<'_, Recorded> {
         self.0.lock().unwrap()
     }
 }
@@ -192,7 +213,7 @@ impl EventSink for RecordingSink {
 }
 
 /// Short intervals that still show a missing notice.
-pub(super) fn quick() -> FilesTiming {
+fn quick() -> FilesTiming {
     FilesTiming {
         settle: Duration::from_millis(50),
         settle_while_open: Duration::from_secs(20),
@@ -203,34 +224,35 @@ pub(super) fn quick() -> FilesTiming {
 }
 
 /// Makes a file old enough to have settled.
-pub(super) fn set_old_time(path: &Path) {
+fn set_old_time(path: &Path) {
     let time = SystemTime::now() - Duration::from_secs(3600);
     fs::File::open(path).unwrap().set_modified(time).unwrap();
 }
 
-pub(super) struct Rig {
+struct Rig {
     home: TempDir,
-    pub(super) folder: PathBuf,
-    pub(super) recorded: RecordingSink,
-    pub(super) handle: FilesHandle,
-    task: JoinHandle<()>,
+    folder: PathBuf,
+    recorded: RecordingSink,
+    handle: FilesHandle,
+    /// Aborted on drop.
+    _task: JoinSet<()>,
 }
 
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+/// An empty folder.
+fn manifests() -> (TempDir, PathBuf) {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("manifests");
+    fs::create_dir(&folder).unwrap();
+    (home, folder)
 }
 
 impl Rig {
-    pub(super) fn new(files: &[(&str, &str)]) -> Self {
+    fn new(files: &[(&str, &str)]) -> Self {
         Self::with(files, |_| {})
     }
 
-    pub(super) fn with(files: &[(&str, &str)], change: impl FnOnce(&mut FilesParts)) -> Self {
-        let home = tempfile::tempdir().unwrap();
-        let folder = home.path().join("manifests");
-        fs::create_dir(&folder).unwrap();
+    fn with(files: &[(&str, &str)], change: impl FnOnce(&mut FilesParts)) -> Self {
+        let (home, folder) = manifests();
         for (name, text) in files {
             fs::write(folder.join(name), text).unwrap();
             set_old_time(&folder.join(name));
@@ -239,37 +261,36 @@ impl Rig {
         Self::over(home, folder, change)
     }
 
-    pub(super) fn over(home: TempDir, folder: PathBuf, change: impl FnOnce(&mut FilesParts)) -> Self {
+    fn over(home: TempDir, folder: PathBuf, change: impl FnOnce(&mut FilesParts)) -> Self {
         let recorded = RecordingSink::default();
         let mut parts = FilesParts::new(folder.clone(), "n1".to_owned(), Arc::new(recorded.clone()));
         parts.timing = quick();
         change(&mut parts);
         let source = FilesSource::new(parts);
         let handle = source.handle();
-        let task = tokio::spawn(source.run());
-        Self { home, folder, recorded, handle, task }
+        Self { home, folder, recorded, handle, _task: JoinSet::from_iter([source.run()]) }
     }
 
-    pub(super) fn home(&self) -> &Path {
+    fn home(&self) -> &Path {
         self.home.path()
     }
 
-    pub(super) fn write(&self, name: &str, text: &str) {
+    fn write(&self, name: &str, text: &str) {
         fs::write(self.folder.join(name), text).unwrap();
     }
 
     /// Replaces a file by rename.
-    pub(super) fn replace(&self, name: &str, text: &str) {
+    fn replace(&self, name: &str, text: &str) {
         let new = self.home.path().join("new");
         fs::write(&new, text).unwrap();
         fs::rename(new, self.folder.join(name)).unwrap();
     }
 
-    pub(super) fn remove(&self, name: &str) {
+    fn remove(&self, name: &str) {
         fs::remove_file(self.folder.join(name)).unwrap();
     }
 
-    pub(super) async fn until(&self, what: &str, holds: impl Fn(&Recorded, &[FileFault]) -> bool) {
+    async fn until(&self, what: &str, holds: impl Fn(&Recorded, &[FileFault]) -> bool) {
         let start = Instant::now();
         loop {
             let faults = self.handle.faults();
@@ -289,14 +310,21 @@ impl Rig {
         }
     }
 
-    pub(super) async fn state(&self, entries: &[(&str, &str)]) {
+    async fn is_healthy(&self) {
+        let healthy = |recorded: &Recorded, _: &[FileFault]| {
+            recorded.health.len() == 4 && recorded.health.values().all(|health| *health == JobHealth::Healthy)
+        };
+        self.until("it is failing", healthy).await;
+    }
+
+    async fn state(&self, entries: &[(&str, &str)]) {
         let wanted = state(entries);
         self.until(&format!("not so: {wanted:#?}"), |recorded, _| recorded.states.last() == Some(&wanted))
             .await;
     }
 
     /// Waits for these faults: file, line, a part of the reason, whether an earlier version is in use.
-    pub(super) async fn faults(&self, wanted: &[(&str, u32, &str, bool)]) {
+    async fn faults(&self, wanted: &[(&str, u32, &str, bool)]) {
         self.until(&format!("not so: {wanted:#?}"), |_, faults| {
             faults.len() == wanted.len()
                 && faults.iter().zip(wanted).all(|(fault, (file, line, reason, earlier))| {

@@ -10,13 +10,6 @@ const WATCH: &str = "/keelson.endpoints.v1.Endpoints/Watch";
 /// Longer than the detection of a dead peer takes.
 const LONG: Duration = Duration::from_secs(120);
 
-async fn one_service() -> (Source, Running) {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let server = Running::start(&source).await;
-    (source, server)
-}
-
 /// Reads until the server closes the connection.
 async fn read_to_end(stream: &mut UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
@@ -26,7 +19,7 @@ async fn read_to_end(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 async fn serves(server: &Running, source: &Source) {
-    assert_eq!(next(&mut server.next().await, has((0, 0))).await.expect("a state").1, source.model);
+    assert_eq!(next(&mut server.next().await, has((0, 0))).await.1, source.model);
 }
 
 #[tokio::test]
@@ -46,10 +39,8 @@ async fn http1_clients_get_an_error() {
 
 #[tokio::test]
 async fn garbage_ends_its_own_connection_only() {
-    let (source, server) = one_service().await;
-    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-    let mut reader = Reader::default();
-    reader.sync(&mut good).await.expect("syncs");
+    let (mut source, server) = one_service().await;
+    let (mut good, mut reader) = server.follow().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     for garbage in [
         b"\x00\x01\x02\x03".to_vec(),
@@ -65,9 +56,8 @@ async fn garbage_ends_its_own_connection_only() {
         let answer = read_to_end(&mut stream).await;
         assert!(answer.len() < 1000, "{} bytes", answer.len());
     }
-    let mut source = source;
     source.set(service("b", &[]));
-    reader.sync(&mut good).await.expect("syncs");
+    reader.sync(&mut good).await;
     assert_eq!(reader.draft, source.model);
     assert_eq!(server.watchers.count().0, 1);
 }
@@ -127,8 +117,12 @@ impl Raw {
 
     /// Makes a complete call; its response has begun.
     async fn call(&mut self, path: &str, message: &[u8]) -> http::Response<h2::RecvStream> {
+        self.post(path, frame::frame(message)).await
+    }
+
+    async fn post(&mut self, path: &str, body: Bytes) -> http::Response<h2::RecvStream> {
         let (response, mut sending) = self.send.send_request(request(path), false).expect("sends");
-        sending.send_data(frame::frame(message), true).expect("sends");
+        sending.send_data(body, true).expect("sends");
         response.await.expect("answers")
     }
 }
@@ -141,9 +135,7 @@ fn request(path: &str) -> http::Request<()> {
 /// The gRPC status of one call with this body.
 async fn status_of(server: &Running, path: &str, body: Bytes) -> i32 {
     let mut raw = Raw::connect(server).await;
-    let (response, mut sending) = raw.send.send_request(request(path), false).expect("sends");
-    sending.send_data(body, true).expect("sends");
-    let response = response.await.expect("answers");
+    let response = raw.post(path, body).await;
     if let Some(code) = frame::code_of(response.headers()) {
         return code;
     }
@@ -161,25 +153,17 @@ async fn invalid_requests_are_refused_with_their_error() {
         let filter = NextFilter { stale_reason: "x".repeat(length), ..NextFilter::default() };
         frame::frame(&filter.encode_to_vec())
     };
+    let two = [frame::frame(b""), frame::frame(b"")].concat().into();
+    let four_gigabytes = Bytes::from_static(&[0, 255, 255, 255, 255]);
     for (what, path, body, code) in [
         ("garbage", NEXT, frame::frame(b"\xff\xff\xff\xff"), Code::InvalidArgument),
         ("garbage", WATCH, frame::frame(b"\x1a\xff"), Code::InvalidArgument),
         ("another type in the filter's field", NEXT, frame::frame(b"\x18\x01"), Code::InvalidArgument),
         ("no message", NEXT, Bytes::new(), Code::InvalidArgument),
         ("half a message", WATCH, Bytes::from_static(&[0, 0, 0, 0, 9, 1]), Code::InvalidArgument),
-        (
-            "two messages",
-            WATCH,
-            [frame::frame(b""), frame::frame(b"")].concat().into(),
-            Code::InvalidArgument,
-        ),
+        ("two messages", WATCH, two, Code::InvalidArgument),
         ("a compressed one", NEXT, Bytes::from_static(&[1, 0, 0, 0, 0]), Code::Unimplemented),
-        (
-            "a length of four gigabytes",
-            NEXT,
-            Bytes::from_static(&[0, 255, 255, 255, 255]),
-            Code::ResourceExhausted,
-        ),
+        ("a length of four gigabytes", NEXT, four_gigabytes, Code::ResourceExhausted),
         ("more than is allowed", NEXT, huge(65_536), Code::ResourceExhausted),
         ("as much as is allowed", NEXT, huge(65_000), Code::Ok),
         ("another method", "/localnetv1.Endpoints/Previous", frame::frame(b""), Code::Unimplemented),
@@ -204,9 +188,7 @@ async fn a_call_without_a_request_is_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_vanished_peer_loses_its_slot_and_a_waiting_one_does_not() {
     let (mut source, server) = one_service().await;
-    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-    let mut reader = Reader::default();
-    reader.sync(&mut good).await.expect("syncs");
+    let (mut good, mut reader) = server.follow().await;
     // It is up to date and answers nothing any more, as behind a cut cable.
     let mut raw = Raw::connect(&server).await;
     let _response = raw.call(NEXT, &has((7, 1)).encode_to_vec()).await;
@@ -216,23 +198,26 @@ async fn a_vanished_peer_loses_its_slot_and_a_waiting_one_does_not() {
     assert_eq!(server.watchers.count().0, 1);
     drop(stuck);
     source.set(service("b", &[]));
-    reader.sync(&mut good).await.expect("syncs");
+    reader.sync(&mut good).await;
     assert_eq!(reader.draft, source.model);
+}
+
+const WINDOW: u32 = 65_535;
+
+/// Services that exceed any window.
+async fn eight_megabytes() -> (Source, Running) {
+    let mut source = Source::new(7);
+    source.set_large(200, 40_000);
+    let server = Running::start(&source).await;
+    (source, server)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_reads_costs_little_and_delays_no_other() {
-    let mut source = Source::new(7);
-    let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
-    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
-    let server = Running::start(&source).await;
+    let (mut source, server) = eight_megabytes().await;
     let mut raw = Raw::connect(&server).await;
-    let (response, mut sending) = raw.send.send_request(request(WATCH), false).expect("sends");
-    let stuck = {
-        sending.send_data(frame::frame(b""), true).expect("sends");
-        let response = response.await.expect("answers");
-        (raw.stop_reading().await, response)
-    };
+    let response = raw.call(WATCH, b"").await;
+    let stuck = (raw.stop_reading().await, response);
     // Of eight megabytes, what fits the socket and the buffer.
     let taken = server.watchers.list()[0].bytes;
     for _ in 0..10 {
@@ -246,24 +231,11 @@ async fn a_caller_that_never_reads_costs_little_and_delays_no_other() {
     drop(stuck);
 }
 
-const WINDOW: u32 = 65_535;
-
-/// Services that exceed any window.
-async fn eight_megabytes() -> (Source, Running) {
-    let mut source = Source::new(7);
-    let names: Vec<String> = (0..200).map(|n| format!("s{n:03}")).collect();
-    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 40_000)))).collect::<Vec<_>>());
-    let server = Running::start(&source).await;
-    (source, server)
-}
-
 /// E16: its connection answers every ping, but what it was sent is never read.
 #[tokio::test(start_paused = true)]
 async fn e16_a_caller_that_answers_pings_but_never_reads_is_closed() {
     let (mut source, server) = eight_megabytes().await;
-    let mut good = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-    let mut reader = Reader::default();
-    reader.sync(&mut good).await.expect("syncs");
+    let (mut good, mut reader) = server.follow().await;
     for (path, message) in [(WATCH, Vec::new()), (NEXT, Vec::new())] {
         let mut raw = Raw::with_window(&server, WINDOW).await;
         let _unread = raw.call(path, &message).await;
@@ -279,7 +251,7 @@ async fn e16_a_caller_that_answers_pings_but_never_reads_is_closed() {
     // A client with nothing to read may wait indefinitely.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     source.set(service("b", &[]));
-    reader.sync(&mut good).await.expect("syncs");
+    reader.sync(&mut good).await;
     assert_eq!(reader.draft, source.model);
     assert_eq!(server.metrics.cut_off.get(), 2);
 }

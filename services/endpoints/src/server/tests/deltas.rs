@@ -2,10 +2,6 @@
 
 use super::*;
 
-async fn open(server: &Running, request: WatchRequest) -> Streaming<WatchItem> {
-    server.watch().await.watch(request).await.expect("is taken").into_inner()
-}
-
 #[tokio::test]
 async fn a_new_caller_gets_reset_node_everything_sync_and_then_only_differences() {
     let mut source = Source::new(7);
@@ -14,21 +10,21 @@ async fn a_new_caller_gets_reset_node_everything_sync_and_then_only_differences(
         Some(node("n1")),
     );
     let server = Running::start(&source).await;
-    let mut stream = open(&server, from((0, 0))).await;
+    let mut stream = server.open(from((0, 0))).await;
     let mut reader = Reader::default();
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!(seen, ["reset", "node", "+ns/a", "+ns/b"]);
     assert_eq!(sync, Sync { instance_id: 7, rev: 1, triggered_unix_ms: 1000, ..Sync::default() });
     assert_eq!(reader.draft, source.model);
 
     source.change(&[("a", Some(service("a", &["r1", "r2"]))), ("b", None)]);
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!(seen, ["+ns/a", "-ns/b"]);
     assert_eq!((sync.instance_id, sync.rev, sync.triggered_unix_ms), (7, 2, 2000));
     assert_eq!(reader.draft, source.model);
 
     source.revision(&[], Some(node("n1 in zone b")));
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!((seen, sync.rev), (vec!["node".to_owned()], 3));
     assert_eq!(reader.draft, source.model);
     still_waits(&mut stream).await;
@@ -38,12 +34,12 @@ async fn a_new_caller_gets_reset_node_everything_sync_and_then_only_differences(
 async fn nothing_is_sent_before_there_is_a_state() {
     let mut source = Source::new(7);
     let server = Running::start(&source).await;
-    let mut stream = open(&server, from((0, 0))).await;
+    let mut stream = server.open(from((0, 0))).await;
     server.served(1).await;
     still_waits(&mut stream).await;
     source.set(service("a", &[]));
     let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     assert_eq!(reader.draft, source.model);
 }
 
@@ -68,8 +64,7 @@ async fn a_returning_caller_gets_the_changes_since_its_revision() {
         ((7, 5), vec!["reset", "node", "+ns/a", "+ns/c"]),
         ((7, u64::MAX), vec!["reset", "node", "+ns/a", "+ns/c"]),
     ] {
-        let (sync, seen) =
-            Reader::default().sync(&mut open(&server, from(known)).await).await.expect("syncs");
+        let (sync, seen) = Reader::default().sync(&mut server.open(from(known)).await).await;
         assert_eq!(seen, expect, "{known:?}");
         assert_eq!((sync.instance_id, sync.rev), (7, 4));
         assert_eq!(
@@ -88,9 +83,9 @@ async fn a_history_that_is_too_short_means_reset() {
         source.set(service(&format!("s{n}"), &[]));
     }
     let server = Running::start(&source).await;
-    let (_, seen) = Reader::default().sync(&mut open(&server, from((7, 3))).await).await.expect("syncs");
+    let (_, seen) = Reader::default().sync(&mut server.open(from((7, 3))).await).await;
     assert_eq!(seen, ["+ns/s4", "+ns/s5"]);
-    let (_, seen) = Reader::default().sync(&mut open(&server, from((7, 2))).await).await.expect("syncs");
+    let (_, seen) = Reader::default().sync(&mut server.open(from((7, 2))).await).await;
     assert_eq!(seen, ["reset", "node", "+ns/s1", "+ns/s2", "+ns/s3", "+ns/s4", "+ns/s5"]);
 }
 
@@ -103,8 +98,7 @@ async fn a_history_of_another_instance_than_the_state_is_not_used() {
     // The publisher is about to publish instance 8.
     source.history.restart(8, 0);
     for known in [(7, 1), (8, 1)] {
-        let (sync, seen) =
-            Reader::default().sync(&mut open(&server, from(known)).await).await.expect("syncs");
+        let (sync, seen) = Reader::default().sync(&mut server.open(from(known)).await).await;
         assert_eq!(seen, ["reset", "node", "+ns/a", "+ns/b"], "{known:?}");
         assert_eq!((sync.instance_id, sync.rev), (7, 2));
     }
@@ -112,15 +106,11 @@ async fn a_history_of_another_instance_than_the_state_is_not_used() {
 
 #[tokio::test]
 async fn a_change_of_freshness_alone_is_a_sync_alone() {
-    let mut source = Source::new(7);
-    source.set(service("a", &[]));
-    let server = Running::start(&source).await;
-    let mut stream = open(&server, from((0, 0))).await;
-    let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    let (mut source, server) = one_service().await;
+    let (mut stream, mut reader) = server.follow().await;
     for reason in [Some("no API server"), Some("no rights"), None] {
         source.freshness(reason);
-        let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+        let (sync, seen) = reader.sync(&mut stream).await;
         assert!(seen.is_empty(), "{seen:?}");
         let stale_reason = reason.unwrap_or_default().to_owned();
         let expect = Sync {
@@ -143,24 +133,21 @@ async fn another_instance_in_the_middle_of_a_stream_is_a_reset() {
     let mut source = Source::new(7);
     source.revision(&[("a", Some(service("a", &[])))], Some(node("n1")));
     let server = Running::start(&source).await;
-    let mut stream = open(&server, from((0, 0))).await;
-    let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    let (mut stream, mut reader) = server.follow().await;
     source.new_instance(8);
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!(seen, ["reset", "node", "+ns/a"]);
     assert_eq!((sync.instance_id, sync.rev), (8, 1));
     assert_eq!(reader.draft, source.model);
     source.set(service("b", &[]));
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!((seen, sync.rev), (vec!["+ns/b".to_owned()], 2));
 }
 
 #[tokio::test]
 async fn a_slow_caller_skips_states_but_no_change() {
     let mut source = Source::new(7);
-    let names: Vec<String> = (0..100).map(|n| format!("s{n:03}")).collect();
-    source.change(&names.iter().map(|name| (name.as_str(), Some(large(name, 20_000)))).collect::<Vec<_>>());
+    source.set_large(100, 20_000);
     let first = source.model.clone();
     let server = Running::start(&source).await;
     // Two megabytes exceed the window, so the first state is not sent completely before the others are published.
@@ -174,10 +161,10 @@ async fn a_slow_caller_skips_states_but_no_change() {
     source.change(&[("s050", None)]);
     let mut reader = Reader::default();
     assert_eq!(reader.take(opening), None);
-    let (sync, _) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, _) = reader.sync(&mut stream).await;
     assert_eq!(sync.rev, 1);
     assert!(reader.draft == first, "a mixture");
-    let (sync, seen) = reader.sync(&mut stream).await.expect("syncs");
+    let (sync, seen) = reader.sync(&mut stream).await;
     assert_eq!(sync.rev, 61, "the newest, and none of those between");
     assert_eq!(seen.len(), 8, "{seen:?}");
     assert!(reader.draft == source.model);
@@ -189,11 +176,11 @@ async fn conditions_hold_for_the_first_state_and_for_changes() {
     source.set(service("a", &["r1", "x"]));
     let server = Running::start(&source).await;
     let request = WatchRequest { required_endpoint_conditions: only_ready(), ..WatchRequest::default() };
-    let mut stream = open(&server, request).await;
+    let mut stream = server.open(request).await;
     let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     assert_eq!(reader.draft.services["ns/a"], service("a", &["r1"]));
     source.set(service("a", &["y", "x"]));
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     assert_eq!(reader.draft.services["ns/a"], service("a", &[]), "a Service stays without endpoints");
 }

@@ -4,9 +4,16 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::*;
 use crate::server::{EndpointsThread, SPARE_CONNECTIONS};
+
+/// The status that the health service has for this name.
+async fn status(health: &mut HealthClient<Channel>, service: &str) -> &'static str {
+    let request = HealthCheckRequest { service: service.into() };
+    health.check(request).await.expect("is known").into_inner().status().as_str_name()
+}
 
 #[tokio::test]
 async fn callers_above_the_limit_are_refused_until_a_slot_is_free() {
@@ -21,7 +28,7 @@ async fn callers_above_the_limit_are_refused_until_a_slot_is_free() {
     assert_eq!(server.metrics.refused.get(), 2);
     drop(waiting);
     server.served(1).await;
-    next(&mut nexts, has((0, 0))).await.expect("room is free again");
+    next(&mut nexts, has((0, 0))).await;
 }
 
 /// P9: a client of a loopback TCP port takes no place and no connection at the socket of the node's proxies.
@@ -30,13 +37,8 @@ async fn p9_callers_at_a_port_leave_the_slots_of_the_socket_free() {
     let mut source = Source::new(7);
     source.set(service("a", &[]));
     let server = Running::with_most(&source, 2).await;
-    let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
-    let mut others = NextClient::new(tcp.connect().await.expect("connects"));
-    let waiting = [(); 2].map(|()| others.clone());
-    let mut taken = Vec::new();
-    for mut other in waiting {
-        taken.push(other.next(has((7, 1))).await.expect("is taken"));
-    }
+    let mut others = server.next_over_tcp().await;
+    let _taken = [ask(&mut others, has((7, 1))).await, ask(&mut others, has((7, 1))).await];
     ends_with(others.next(has((0, 0))).await, Code::ResourceExhausted, "endpoints.max_watchers");
     // All connections that a listener accepts but one: one that is answered has been accepted. Then more than it
     // accepts: further ones wait at that listener.
@@ -53,12 +55,7 @@ async fn p9_callers_at_a_port_leave_the_slots_of_the_socket_free() {
     // More than one: a listener reserves a place before it accepts.
     let mut proxies = Vec::new();
     for number in 1..=2 {
-        let proxy = async {
-            let mut watch = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-            Reader::default().sync(&mut watch).await.expect("syncs");
-            watch
-        };
-        let proxy = tokio::time::timeout(Duration::from_secs(30), proxy).await;
+        let proxy = tokio::time::timeout(Duration::from_secs(30), server.follow()).await;
         proxies.push(proxy.unwrap_or_else(|_| panic!("proxy {number} is not served among idle clients")));
     }
 }
@@ -81,7 +78,7 @@ async fn five_hundred_callers_at_once_all_get_every_state() {
     for round in 1..=3 {
         for (_, of) in &mut streams {
             for (stream, reader) in of {
-                let (sync, _) = reader.sync(stream).await.expect("syncs");
+                let (sync, _) = reader.sync(stream).await;
                 assert_eq!(sync.rev, round);
                 assert_eq!(reader.draft, source.model);
             }
@@ -94,13 +91,9 @@ async fn five_hundred_callers_at_once_all_get_every_state() {
 
 #[tokio::test]
 async fn the_list_has_watchers_addresses_and_lag() {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let server = Running::start(&source).await;
-    let mut watching = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-    Reader::default().sync(&mut watching).await.expect("syncs");
-    let tcp = tonic::transport::Endpoint::from_shared(format!("http://{}", server.tcp)).expect("an address");
-    let mut over_tcp = NextClient::new(tcp.connect().await.expect("connects"));
+    let (mut source, server) = one_service().await;
+    let _watching = server.follow().await;
+    let mut over_tcp = server.next_over_tcp().await;
     let _waiting = over_tcp.next(has((7, 1))).await.expect("is taken");
     let mut other = server.next().await;
     server.served(2).await;
@@ -125,22 +118,18 @@ async fn the_list_has_watchers_addresses_and_lag() {
     source.publish();
     let list = server.watchers.list();
     assert_eq!((list[0].rev, list[0].behind), (0, 5));
-    super::next(&mut other, has((0, 0))).await.expect("a state");
+    super::next(&mut other, has((0, 0))).await;
 }
 
 #[tokio::test]
 async fn sent_bytes_and_states_are_counted() {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let server = Running::start(&source).await;
-    next(&mut server.next().await, has((0, 0))).await.expect("a state");
-    let mut stream = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
-    let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    let (mut source, server) = one_service().await;
+    next(&mut server.next().await, has((0, 0))).await;
+    let (mut stream, mut reader) = server.follow().await;
     source.set(service("b", &[]));
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     source.new_instance(8);
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     server.served(1).await;
     let mut registry = prometheus_client::registry::Registry::default();
     server.metrics.register(&mut registry);
@@ -168,12 +157,10 @@ async fn sent_bytes_and_states_are_counted() {
 
 #[tokio::test]
 async fn at_the_end_calls_get_unavailable_and_no_caller_is_accepted() {
-    let mut source = Source::new(7);
-    source.set(service("a", &[]));
-    let mut server = Running::start(&source).await;
-    let mut waiting = server.next().await.next(has((7, 1))).await.expect("is taken").into_inner();
-    let mut watching = server.watch().await.watch(from((7, 1))).await.expect("is taken").into_inner();
-    Reader::default().sync(&mut watching).await.expect("syncs");
+    let (_source, mut server) = one_service().await;
+    let mut waiting = ask(&mut server.next().await, has((7, 1))).await;
+    let mut watching = server.open(from((7, 1))).await;
+    Reader::default().sync(&mut watching).await;
     server.served(2).await;
     server.stop();
     ends_with(waiting.message().await, Code::Unavailable, "the agent is stopping");
@@ -185,15 +172,13 @@ async fn at_the_end_calls_get_unavailable_and_no_caller_is_accepted() {
 
 #[tokio::test]
 async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
-    let mut source = Source::new(7);
-    source.set(service("a", &[]));
-    let server = Running::start(&source).await;
+    let (source, server) = one_service().await;
     let mut client = server.next().await;
-    let mut waiting = client.next(has((7, 1))).await.expect("is taken").into_inner();
+    let mut waiting = ask(&mut client, has((7, 1))).await;
     server.served(1).await;
     drop(source);
     ends_with(waiting.message().await, Code::Unavailable, "stopping");
-    let (answer, _) = next(&mut client, has((0, 0))).await.expect("what was last known");
+    let (answer, _) = next(&mut client, has((0, 0))).await;
     assert_eq!(answer.rev, 1);
 }
 
@@ -201,18 +186,16 @@ async fn the_end_of_the_feed_ends_calls_and_not_the_server() {
 async fn without_deltas_only_watch_is_disabled() {
     let mut source = Source::new(7);
     source.set(service("a", &["r1"]));
-    let server =
-        Running::with(&source, ServerSettings { max_watchers: 10, deltas: false, on_demand: false }).await;
+    let server = Running::with(&source, ServerSettings { deltas: false, ..SETTINGS }).await;
     ends_with(
         server.watch().await.watch(from((0, 0))).await,
         Code::Unimplemented,
         "feature gate EndpointDeltas",
     );
     server.watch().await.report(reports::synced("nft", 1, (7, 1))).await.expect("a report is taken");
-    assert_eq!(next(&mut server.next().await, has((0, 0))).await.expect("a state").1, source.model);
-    let mut health = tonic_health::pb::health_client::HealthClient::new(server.channel().await);
-    let request = tonic_health::pb::HealthCheckRequest { service: "keelson.endpoints.v1.Endpoints".into() };
-    health.check(request).await.expect("reports are served under that name");
+    assert_eq!(next(&mut server.next().await, has((0, 0))).await.1, source.model);
+    // Reports are served under this name.
+    status(&mut HealthClient::new(server.channel().await), "keelson.endpoints.v1.Endpoints").await;
 }
 
 #[tokio::test]
@@ -221,11 +204,8 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
     source.set(service("a", &["r1"]));
     let folder = tempfile::tempdir().expect("a folder");
     let (listeners, _, _file) = listeners(&folder).await;
-    let server = EndpointsServer::new(
-        source.feed(),
-        ServerSettings { max_watchers: 10, deltas: true, on_demand: false },
-        ServerMetrics::default(),
-    );
+    let settings = ServerSettings { max_watchers: 10, ..SETTINGS };
+    let server = EndpointsServer::new(source.feed(), settings, ServerMetrics::default());
     let watchers = server.watchers().clone();
     let thread: EndpointsThread = server.start(listeners).expect("starts");
     let socket = folder.path().join("endpoints.sock");
@@ -235,9 +215,9 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
         .expect("is taken")
         .into_inner();
     let mut reader = Reader::default();
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     source.set(service("b", &[]));
-    reader.sync(&mut stream).await.expect("syncs");
+    reader.sync(&mut stream).await;
     assert_eq!(reader.draft, source.model);
     assert_eq!(watchers.count(), (1, 10));
     thread.stop(Duration::from_secs(60)).await;
@@ -248,7 +228,6 @@ async fn on_a_thread_of_its_own_it_serves_and_stops() {
 
 #[tokio::test]
 async fn reflection_names_what_is_served_and_health_follows_the_feed() {
-    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
     use tonic_reflection::pb::v1::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
@@ -278,55 +257,33 @@ async fn reflection_names_what_is_served_and_health_follows_the_feed() {
     }
 
     let mut health = HealthClient::new(server.channel().await);
-    let mut status = async |service: &str| {
-        let request = HealthCheckRequest { service: service.into() };
-        health.check(request).await.expect("is known").into_inner().status().as_str_name().to_owned()
-    };
-    for name in ["", "localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints"] {
-        assert_eq!(status(name).await, "NOT_SERVING", "{name}");
+    let served = ["", "localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints"];
+    for name in served {
+        assert_eq!(status(&mut health, name).await, "NOT_SERVING", "{name}");
     }
     source.set(service("a", &[]));
-    for name in ["", "localnetv1.Endpoints", "keelson.endpoints.v1.Endpoints"] {
-        let mut known = status(name).await;
-        for _ in 0..20_000 {
-            if known == "SERVING" {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            known = status(name).await;
-        }
-        assert_eq!(known, "SERVING", "{name}");
+    for name in served {
+        until(async || status(&mut health, name).await == "SERVING").await;
     }
 }
 
 /// A client that waits for SERVING before it calls must not wait for ever.
 #[tokio::test]
 async fn on_demand_the_health_is_serving_until_the_first_call_asks_for_a_state() {
-    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
     let mut source = Source::new(7);
-    let server =
-        Running::with(&source, ServerSettings { max_watchers: 10, deltas: true, on_demand: true }).await;
+    let server = Running::with(&source, ServerSettings { on_demand: true, ..SETTINGS }).await;
     let mut health = HealthClient::new(server.channel().await);
-    let mut becomes = async |wanted: &str| {
-        for _ in 0..20_000 {
-            let status = health.check(HealthCheckRequest::default()).await.expect("is known").into_inner();
-            if status.status().as_str_name() == wanted {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        panic!("it is never {wanted}");
-    };
+    let mut becomes = async |wanted: &str| until(async || status(&mut health, "").await == wanted).await;
     becomes("SERVING").await;
     assert!(!server.hints.borrow().has_followed, "to ask for health is not to follow");
-    let mut stream = server.watch().await.watch(from((0, 0))).await.expect("is taken").into_inner();
+    let mut stream = server.open(from((0, 0))).await;
     becomes("NOT_SERVING").await;
     assert!(server.hints.borrow().has_followed);
     source.set(service("a", &[]));
     becomes("SERVING").await;
-    Reader::default().sync(&mut stream).await.expect("syncs");
+    Reader::default().sync(&mut stream).await;
     // E12: a revision that was not made here.
     assert_eq!(server.hints.borrow().later_revision, None);
-    next(&mut server.next().await, has((7, 9))).await.expect("a state");
+    next(&mut server.next().await, has((7, 9))).await;
     assert_eq!(server.hints.borrow().later_revision, Some((7, 9)));
 }

@@ -81,6 +81,13 @@ impl Source {
         self.revision(services, None);
     }
 
+    /// Publishes `s000`, `s001` and so on, each of about this size in bytes.
+    fn set_large(&mut self, count: usize, bytes: usize) {
+        let names: Vec<String> = (0..count).map(|number| format!("s{number:03}")).collect();
+        let services: Vec<_> = names.iter().map(|name| (name.as_str(), Some(large(name, bytes)))).collect();
+        self.change(&services);
+    }
+
     fn set(&mut self, service: ServiceEndpoints) {
         let name = service.name.clone();
         self.change(&[(&name, Some(service))]);
@@ -91,16 +98,17 @@ impl Source {
         self.newest.triggered_unix_ms = Some(i64::try_from(self.newest.rev).expect("small") * 1000);
         for (name, service) in services {
             let key = ServiceName::new("ns", name);
+            let former = self.newest.services.get(&key).map_or(0, |item| item.message.len() as u64);
+            self.newest.bytes -= former;
+            self.newest.replaced += former;
             match service {
                 Some(service) => {
                     let new = item(service, self.newest.rev);
                     self.newest.bytes += new.message.len() as u64;
-                    self.replace(&key);
                     self.newest.services.insert_mut(key.clone(), new);
                     self.model.services.insert(key.to_string(), service.clone());
                 }
                 None => {
-                    self.replace(&key);
                     self.newest.services.remove_mut(&key);
                     self.model.services.remove(key.as_str());
                 }
@@ -113,12 +121,6 @@ impl Source {
         let names = services.iter().map(|(name, _)| ServiceName::new("ns", name)).collect();
         self.history.note(self.newest.rev, names, node.is_some());
         self.publish();
-    }
-
-    fn replace(&mut self, key: &ServiceName) {
-        let former = self.newest.services.get(key).map_or(0, |item| item.message.len() as u64);
-        self.newest.bytes -= former;
-        self.newest.replaced += former;
     }
 
     fn freshness(&mut self, reason: Option<&str>) {
@@ -169,6 +171,8 @@ fn node(name: &str) -> NodeInfo {
     NodeInfo { name: name.into(), exists: true, ..NodeInfo::default() }
 }
 
+const SETTINGS: ServerSettings = ServerSettings { max_watchers: 1000, deltas: true, on_demand: false };
+
 struct Running {
     folder: tempfile::TempDir,
     tcp: std::net::SocketAddr,
@@ -183,11 +187,11 @@ struct Running {
 
 impl Running {
     async fn start(source: &Source) -> Self {
-        Self::with_most(source, 1000).await
+        Self::with(source, SETTINGS).await
     }
 
     async fn with_most(source: &Source, max_watchers: usize) -> Self {
-        Self::with(source, ServerSettings { max_watchers, deltas: true, on_demand: false }).await
+        Self::with(source, ServerSettings { max_watchers, ..SETTINGS }).await
     }
 
     async fn with(source: &Source, settings: ServerSettings) -> Self {
@@ -227,8 +231,25 @@ impl Running {
         WatchClient::new(self.channel().await)
     }
 
+    async fn next_over_tcp(&self) -> NextClient<Channel> {
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", self.tcp));
+        NextClient::new(endpoint.expect("an address").connect().await.expect("connects"))
+    }
+
+    /// A call of Watch that is taken.
+    async fn open(&self, request: WatchRequest) -> Streaming<WatchItem> {
+        self.watch().await.watch(request).await.expect("is taken").into_inner()
+    }
+
+    /// A call of Watch that has the newest state, and its reader.
+    async fn follow(&self) -> (Streaming<WatchItem>, Reader) {
+        let (mut stream, mut reader) = (self.open(from((0, 0))).await, Reader::default());
+        reader.sync(&mut stream).await;
+        (stream, reader)
+    }
+
     async fn served(&self, count: usize) {
-        until(|| self.watchers.count().0 == count).await;
+        until(async || self.watchers.count().0 == count).await;
     }
 
     fn stop(&mut self) {
@@ -236,6 +257,19 @@ impl Running {
             let _ = stop.send(());
         }
     }
+}
+
+/// A source with Service `a`, which has one ready endpoint, at revision 1 of instance 7.
+async fn one_service() -> (Source, Running) {
+    let mut source = Source::new(7);
+    source.set(service("a", &["r1"]));
+    let server = Running::start(&source).await;
+    (source, server)
+}
+
+/// A call of Next that is taken.
+async fn ask(client: &mut NextClient<Channel>, filter: NextFilter) -> Streaming<NextItem> {
+    client.next(filter).await.expect("is taken").into_inner()
 }
 
 async fn listeners(folder: &tempfile::TempDir) -> (Vec<Listener>, std::net::SocketAddr, SocketFile) {
@@ -262,9 +296,9 @@ async fn channel(socket: PathBuf, window: Option<u32>) -> Channel {
     endpoint.connect_with_connector(connect).await.expect("connects")
 }
 
-async fn until(mut so: impl FnMut() -> bool) {
+async fn until(mut so: impl AsyncFnMut() -> bool) {
     for _ in 0..20_000 {
-        if so() {
+        if so().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -301,8 +335,8 @@ async fn patiently<T>(coming: impl Future<Output = T>) -> T {
     tokio::time::timeout(TEST_TIMEOUT, coming).await.expect("what is waited for never comes")
 }
 
-async fn read_state(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
-    patiently(read_whole(stream)).await
+async fn read_state(stream: &mut Streaming<NextItem>) -> (NextFilter, State) {
+    patiently(read_whole(stream)).await.expect("a state")
 }
 
 async fn read_whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, State), Status> {
@@ -319,8 +353,8 @@ async fn read_whole(stream: &mut Streaming<NextItem>) -> Result<(NextFilter, Sta
     Ok((first.next.expect("Next"), state))
 }
 
-async fn next(client: &mut NextClient<Channel>, filter: NextFilter) -> Result<(NextFilter, State), Status> {
-    read_state(&mut client.next(filter).await?.into_inner()).await
+async fn next(client: &mut NextClient<Channel>, filter: NextFilter) -> (NextFilter, State) {
+    read_state(&mut ask(client, filter).await).await
 }
 
 /// A reader of Watch: it has a complete state after each Sync.
@@ -358,11 +392,11 @@ impl Reader {
     }
 
     /// Reads until the state is complete; returns what arrived.
-    async fn sync(&mut self, stream: &mut Streaming<WatchItem>) -> Result<(Sync, Vec<String>), Status> {
+    async fn sync(&mut self, stream: &mut Streaming<WatchItem>) -> (Sync, Vec<String>) {
         loop {
-            let item = patiently(stream.message()).await?.expect("a Watch does not end by itself");
-            if let Some(sync) = self.take(item) {
-                return Ok((sync, std::mem::take(&mut self.seen)));
+            let item = patiently(stream.message()).await.expect("syncs");
+            if let Some(sync) = self.take(item.expect("a Watch does not end by itself")) {
+                return (sync, std::mem::take(&mut self.seen));
             }
         }
     }

@@ -165,22 +165,12 @@ impl Readers {
         let mut all = Vec::new();
         for slow in [false, true] {
             let checker = || StateChecker { known: known.clone(), last: (0, 0) };
-            let (sender, received) = watch::channel((0, 0));
-            tasks.spawn(read_next(
-                server.socket(),
-                checker(),
-                FaultPlan { cuts: next_cuts.clone(), slow },
-                sender,
-            ));
-            all.push(received);
-            let (sender, received) = watch::channel((0, 0));
-            tasks.spawn(read_watch(
-                server.socket(),
-                checker(),
-                FaultPlan { cuts: watch_cuts.clone(), slow },
-                sender,
-            ));
-            all.push(received);
+            let [(next, next_received), (watch, watch_received)] = [(); 2].map(|()| watch::channel((0, 0)));
+            let faults = FaultPlan { cuts: next_cuts.clone(), slow };
+            tasks.spawn(read_next(server.socket(), checker(), faults, next));
+            let faults = FaultPlan { cuts: watch_cuts.clone(), slow };
+            tasks.spawn(read_watch(server.socket(), checker(), faults, watch));
+            all.extend([next_received, watch_received]);
         }
         Self { tasks, received: all, cut_next, cut_watch }
     }

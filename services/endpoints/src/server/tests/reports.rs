@@ -59,9 +59,7 @@ async fn backend_reports_are_shown_with_their_lag() {
 
 #[tokio::test]
 async fn an_invalid_report_is_refused_and_changes_nothing() {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let server = Running::start(&source).await;
+    let (_source, server) = one_service().await;
     let mut client = server.watch().await;
     for (said, words) in [
         (Backend::default(), "is not a valid backend name"),
@@ -108,9 +106,7 @@ async fn the_reporter_pid_comes_from_the_kernel() {
 
 #[tokio::test]
 async fn backends_are_counted_by_name_and_state() {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let server = Running::start(&source).await;
+    let (_source, server) = one_service().await;
     let mut registry = Registry::default();
     registry.register_collector(Box::new(server.backends.clone()));
     let metrics = || {
@@ -142,9 +138,7 @@ async fn backends_are_counted_by_name_and_state() {
 
 #[tokio::test]
 async fn a_server_that_stops_takes_no_reports() {
-    let mut source = Source::new(7);
-    source.set(service("a", &["r1"]));
-    let mut server = Running::start(&source).await;
+    let (_source, mut server) = one_service().await;
     let mut client = server.watch().await;
     client.report(synced("nft", 1, (7, 1))).await.expect("is taken");
     server.stop();

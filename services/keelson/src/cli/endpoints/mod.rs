@@ -164,43 +164,32 @@ async fn explain(mut client: Client, service: &ServiceRef, output: Output) -> an
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        endpoints: EndpointsArgs,
-    }
-
-    fn parsed(words: &[&str]) -> Result<EndpointsArgs, clap::Error> {
-        Line::try_parse_from(["endpoints"].iter().chain(words)).map(|line| line.endpoints)
-    }
+    use crate::cli::testing::parsed;
 
     #[test]
     fn command_lines() {
-        let plain = parsed(&[]).unwrap();
+        let plain = parsed::<EndpointsArgs>(&[]).unwrap();
         assert!(plain.what.is_none() && plain.max.is_none() && plain.namespace.is_none());
         for words in [
             &["-n", "shop", "--max", "5", "-o", "json", "--socket", "unix:///x"][..],
             &["list", "-n", "shop", "--max", "5", "-o", "json", "--socket", "unix:///x"],
             &["-n", "shop", "--max", "5", "list", "-o", "json", "--socket", "unix:///x"],
         ] {
-            let args = parsed(words).unwrap();
+            let args: EndpointsArgs = parsed(words).unwrap();
             assert_eq!(
                 (args.namespace.as_deref(), args.max, args.output),
                 (Some("shop"), Some(5), Output::Json)
             );
             assert_eq!(wrong_usage(&args), None, "{words:?}");
         }
-        let args = parsed(&["explain", "web", "-n", "shop"]).unwrap();
+        let args: EndpointsArgs = parsed(&["explain", "web", "-n", "shop"]).unwrap();
         assert!(matches!(&args.what, Some(EndpointsCommand::Explain { service }) if service == "web"));
         assert_eq!(wrong_usage(&args), None);
         for wrong in
             [&["explain"][..], &["explain", "a", "b"], &["--max", "100001"], &["--max", "-1"], &["shop/web"]]
         {
-            assert!(parsed(wrong).is_err(), "{wrong:?}");
+            assert!(parsed::<EndpointsArgs>(wrong).is_err(), "{wrong:?}");
         }
         for wrong in
             [&["explain", "a", "--max", "1"][..], &["watchers", "-n", "a"], &["watchers", "--max", "1"]]

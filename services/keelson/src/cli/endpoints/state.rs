@@ -255,6 +255,7 @@ pub(super) fn watchers(state: &pb::State, now: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::testing::contains;
 
     fn source(resource: &str, objects: u64) -> pb::SourceState {
         pb::SourceState {
@@ -384,20 +385,17 @@ Node worker-7 does not exist: its zone is unknown, so zone hints are ignored
 State:    stale
 ";
         assert!(text.starts_with(expected), "{text}");
-        assert!(text.contains("\nNode:     worker-7, Node not found, no zone\n"), "{text}");
+        contains(&text, "\nNode:     worker-7, Node not found, no zone\n");
         assert!(text.ends_with("\n\nNo Services in namespace shop.\n"), "{text}");
         // P4: a Node that was deleted keeps its zone.
         state.node = Some(pb::NodeState { name: "worker-7".into(), zone: "a".into(), ..Default::default() });
         let text = describe(&state, "", 0, 61_000);
-        assert!(
-            text.contains("\nNode worker-7 does not exist: its last known values stay in use\n"),
-            "{text}"
-        );
+        contains(&text, "\nNode worker-7 does not exist: its last known values stay in use\n");
         state.source = "files".into();
         assert!(!describe(&state, "", 0, 61_000).contains("does not exist"), "manifests need not hold it");
         state.faults = vec![fault(1, false); 13];
         let text = describe(&state, "", 10, 61_000);
-        assert!(text.contains("and 3 more invalid manifests; use -o json to list all\n"), "{text}");
+        contains(&text, "and 3 more invalid manifests; use -o json to list all\n");
         assert!(text.ends_with("\n\nNo Services.\n"), "{text}");
     }
 
@@ -431,33 +429,20 @@ Watchers: none
             ..waiting.clone()
         };
         let text = describe(&not_watched, "", 0, 61_000);
-        assert!(
-            text.starts_with(
-                "PENDING: Services are not watched: no client is connected\n\nState:    pending\n"
-            ),
-            "{text}"
-        );
+        let pending = "PENDING: Services are not watched: no client is connected\n\nState:    pending\n";
+        assert!(text.starts_with(pending), "{text}");
         let nft = pb::Backend { name: "nft".into(), pid: 12, state: "failing".into(), ..Default::default() };
         let with = pb::State { backends: vec![nft], ..waiting };
         let text = describe(&with, "", 0, 61_000);
-        assert!(
-            text.contains("not listed yet\nbackend nft (pid 12) is failing\n\nState:    pending\n"),
-            "{text}"
-        );
-        assert!(
-            text.ends_with("Watchers: none\nBackend:  nft (pid 12), failing, no revision in effect yet\n"),
-            "{text}"
-        );
+        contains(&text, "not listed yet\nbackend nft (pid 12) is failing\n\nState:    pending\n");
+        let backend = "Watchers: none\nBackend:  nft (pid 12), failing, no revision in effect yet\n";
+        assert!(text.ends_with(backend), "{text}");
         let off =
             pb::State { state: "disabled".into(), reason: "no API server".into(), ..Default::default() };
         let text = describe(&off, "", 10, 61_000);
-        assert!(
-            text.starts_with(
-                "Service endpoints are disabled: no API server.\n\nBy default they are enabled if [kube]"
-            ),
-            "{text}"
-        );
-        assert!(text.contains("\n  source = \"files\"\n"), "{text}");
+        let lead = "Service endpoints are disabled: no API server.\n\nBy default they are enabled if [kube]";
+        assert!(text.starts_with(lead), "{text}");
+        contains(&text, "\n  source = \"files\"\n");
         assert_eq!(watchers(&off, 61_000), text);
     }
 

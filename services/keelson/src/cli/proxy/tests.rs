@@ -11,7 +11,7 @@ use keelson_proxy::{
 use tokio::{net::UnixListener, sync::watch};
 
 use super::{ProxyInspectCommand, explanation, state};
-use crate::settings::SettingsArgs;
+use crate::{cli::testing::contains, settings::SettingsArgs};
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -53,7 +53,7 @@ fn command_lines() {
         assert_eq!(parsed(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
     }
     let says = parsed(&["explain", "web:80"]).unwrap_err().to_string();
-    assert!(says.contains("names are not resolved"), "{says}");
+    contains(&says, "names are not resolved");
 }
 
 fn family(name: &str) -> pb::FamilyState {
@@ -131,10 +131,7 @@ fn p8_how_full_the_maps_of_session_affinity_are() {
     assert!(shown.contains(line) && !shown.contains("WARNING"), "{shown}");
     state.families[0].affinity_clients.insert("affinity-0".into(), 117_965);
     let shown = state::describe(&state, None, 61_000);
-    assert!(
-        shown.contains("affinity-3 7/131072\nIPv4: WARNING: affinity-0 is more than 90 % full; "),
-        "{shown}"
-    );
+    contains(&shown, "affinity-3 7/131072\nIPv4: WARNING: affinity-0 is more than 90 % full; ");
     assert_eq!(state::problems(&state, 61_000), Vec::<String>::new(), "no failure");
 }
 
@@ -222,7 +219,7 @@ shop/web      32000  1 endpoint  -
     assert_eq!(state::describe(&bad, None, 61_000), expected);
     let many = pb::FamilyState { conflicts: vec!["x".into(); 13], ..family("IPv4") };
     let text = state::describe(&pb::State { families: vec![many], ..healthy() }, None, 61_000);
-    assert!(text.contains("IPv4: x\nand 3 more; use -o json to list all\n"), "{text}");
+    contains(&text, "IPv4: x\nand 3 more; use -o json to list all\n");
 }
 
 #[test]
@@ -323,6 +320,10 @@ impl ProxyView for Fake {
     }
 }
 
+fn missing_settings() -> SettingsArgs {
+    SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() }
+}
+
 /// The result of the command with this proxy.
 async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();
@@ -332,9 +333,7 @@ async fn run(fake: &Fake, words: &[&str]) -> Result<String, String> {
         tokio::spawn(serve_grpc(listener, fake.clone(), PrintSlots::default(), std::future::pending()));
     let named = format!("unix://{}", socket.display());
     let look = parsed(&[words, &["--socket", &named]].concat()).unwrap();
-    let settings =
-        SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
-    let outcome = super::run_proxy_inspect(look, &settings).await;
+    let outcome = super::run_proxy_inspect(look, &missing_settings()).await;
     server.abort();
     outcome.map(|code| format!("{code:?}")).map_err(|error| format!("{error:#}"))
 }
@@ -362,13 +361,12 @@ async fn exit_codes_of_commands_that_reach_a_proxy() {
 
 #[tokio::test]
 async fn without_a_socket_the_settings_decide() {
-    let settings =
-        SettingsArgs { config: Some("/nonexistent".into()), sets: Vec::new(), feature_gates: Vec::new() };
-    let outcome = super::run_proxy_inspect(parsed(&["state"]).unwrap(), &settings).await.unwrap();
+    let look = parsed(&["state"]).unwrap();
+    let outcome = super::run_proxy_inspect(look, &missing_settings()).await.unwrap();
     assert_eq!(format!("{outcome:?}"), format!("{:?}", ExitCode::from(2)), "wrong settings are wrong usage");
     let folder = tempfile::tempdir().unwrap();
     let sets = vec![format!("proxy.listen=unix://{}/none.sock", folder.path().display())];
-    let settings = SettingsArgs { config: None, sets, feature_gates: Vec::new() };
+    let settings = SettingsArgs { config: None, sets, ..missing_settings() };
     let error = super::run_proxy_inspect(parsed(&["print"]).unwrap(), &settings).await.unwrap_err();
     assert!(error.to_string().contains("/none.sock: the socket does not exist"), "{error:#}");
 }

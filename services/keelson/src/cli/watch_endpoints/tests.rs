@@ -4,7 +4,6 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser;
 use futures_util::{Stream, StreamExt as _, stream};
 use keelson_client::Options;
 use keelson_proto::{
@@ -14,12 +13,14 @@ use keelson_proto::{
 use tokio::{
     net::UnixListener,
     sync::watch::{self, Receiver},
+    task::JoinSet,
     time::timeout,
 };
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tonic::{Request, Response, Status, transport::Server};
 
 use super::*;
+use crate::cli::testing::parsed;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -131,7 +132,8 @@ fn sync(rev: u64, stale: &str) -> Item {
 struct Rig {
     folder: tempfile::TempDir,
     items: watch::Sender<Vec<Item>>,
-    server: tokio::task::JoinHandle<()>,
+    /// Aborted on drop.
+    _server: JoinSet<()>,
 }
 
 impl Rig {
@@ -150,13 +152,13 @@ impl Rig {
         let scripted = Scripted { state: vec![first, item(dns()), item(web())], items: received };
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("e.sock")).unwrap();
-        let server = tokio::spawn(async move {
+        let server = JoinSet::from_iter([async move {
             let server = Server::builder()
                 .add_service(next_server::EndpointsServer::new(scripted.clone()))
                 .add_service(watch_server::EndpointsServer::new(scripted));
             server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
-        });
-        Self { folder, items, server }
+        }]);
+        Self { folder, items, _server: server }
     }
 
     fn args(&self, words: &[&str]) -> WatchArgs {
@@ -178,13 +180,8 @@ impl Rig {
         (code, out.into_inner().unwrap(), stderr.into_inner().unwrap())
     }
 
-    /// The output of a watch until it contains this text.
-    async fn watch(
-        &self,
-        words: &[&str],
-        until: &str,
-        then: impl Fn(&str) -> io::Result<()>,
-    ) -> (String, String) {
+    /// The output of a watch until it contains this text, and its messages. Serves these items once it has printed.
+    async fn watch(&self, words: &[&str], until: &str, then: Vec<Item>) -> (String, String) {
         let args = self.args(words);
         let client = Client::new(args.endpoints.options());
         let cancel = client.cancellation();
@@ -204,7 +201,7 @@ impl Rig {
             while out.lock().unwrap().is_empty() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            then("").unwrap();
+            self.items.send(then).unwrap();
         };
         let (ran, ()) = tokio::join!(timeout(LONG, run(args, client, print, say)), after);
         assert_eq!(ran.expect("it ends").unwrap(), ExitCode::SUCCESS);
@@ -213,34 +210,18 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.server.abort();
-    }
-}
-
-#[derive(Debug, Parser)]
-struct Line {
-    #[command(flatten)]
-    watch: WatchArgs,
-}
-
-fn parsed(words: &[&str]) -> Result<WatchArgs, clap::Error> {
-    Line::try_parse_from(["watch"].iter().chain(words)).map(|line| line.watch)
-}
-
 const RESUME: &str = "keelson: to resume from this revision: --instance-id 18446744073709551615 --rev 5\n";
 const STALE: &str = "keelson: this state is stale since 2023-11-14T22:13:20Z: the API server is gone\n";
 
 #[test]
 fn arguments() {
-    let args = parsed(&["shop/web", "-o", "yaml", "--once"]).unwrap();
+    let args: WatchArgs = parsed(&["shop/web", "-o", "yaml", "--once"]).unwrap();
     assert!(args.shows(&ServiceName::new("shop", "web")) && !args.shows(&ServiceName::new("shop", "web2")));
     assert_eq!((args.output, args.once, args.endpoints.options()), (Form::Yaml, true, Options::default()));
-    let args = parsed(&["-n", "shop"]).unwrap();
+    let args: WatchArgs = parsed(&["-n", "shop"]).unwrap();
     assert!(args.shows(&ServiceName::new("shop", "x")) && !args.shows(&ServiceName::new("shop2", "x")));
     for wrong in [&["web"][..], &["shop/"], &["/web"], &["a/b/c"], &["shop/web", "-n", "x"], &["-o", "xml"]] {
-        assert!(parsed(wrong).is_err(), "{wrong:?}");
+        assert!(parsed::<WatchArgs>(wrong).is_err(), "{wrong:?}");
     }
 }
 
@@ -263,7 +244,7 @@ fn flags_override_the_settings() {
     assert_eq!(served_at(Some(file.clone())).unwrap().to_string(), "unix:///run/elsewhere.sock");
     std::fs::write(&file, "[endpoints]\nlisten = 7\n").unwrap();
     assert!(format!("{:#}", served_at(Some(file)).unwrap_err()).contains("pass it with --target"));
-    assert!(parsed(&["--config", "x", "--target", "unix:///x"]).is_err());
+    assert!(parsed::<WatchArgs>(&["--config", "x", "--target", "unix:///x"]).is_err());
 }
 
 #[tokio::test]
@@ -357,8 +338,7 @@ fn second() -> Vec<Item> {
 #[tokio::test]
 async fn changes_as_lines() {
     let rig = Rig::start(first());
-    let then = |_: &str| rig.items.send(second()).map_err(io::Error::other);
-    let (out, stderr) = rig.watch(&[], "! stale", then).await;
+    let (out, stderr) = rig.watch(&[], "! stale", second()).await;
     let expected = "\
 * node worker-7  zone a  192.0.2.7
 + kube-system/dns\u{fffd}[2J  ClusterIP  10.96.0.10  -  0 ready, 0 selected
@@ -375,8 +355,7 @@ async fn changes_as_lines() {
 async fn changes_for_scripts() {
     for form in ["json", "yaml"] {
         let rig = Rig::start(first());
-        let then = |_: &str| rig.items.send(second()).map_err(io::Error::other);
-        let (out, _) = rig.watch(&["-n", "kube-system", "-o", form], "API server is gone", then).await;
+        let (out, _) = rig.watch(&["-n", "kube-system", "-o", form], "API server is gone", second()).await;
         let changes: Vec<serde_json::Value> = if form == "json" {
             out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
         } else {
@@ -397,13 +376,12 @@ async fn changes_for_scripts() {
 #[tokio::test]
 async fn a_closed_output_ends_the_command() {
     let rig = Rig::start(first());
-    let args = rig.args(&[]);
-    let client = Client::new(args.endpoints.options());
-    let print = |_: &str| Err(io::Error::from(io::ErrorKind::BrokenPipe));
-    let code = timeout(LONG, run(args, client, print, |_| {})).await.expect("it ends").unwrap();
-    assert_eq!(code, ExitCode::SUCCESS);
-    let args = rig.args(&[]);
-    let client = Client::new(args.endpoints.options());
-    let print = |_: &str| Err(io::Error::from(io::ErrorKind::StorageFull));
-    assert!(timeout(LONG, run(args, client, print, |_| {})).await.expect("it ends").is_err());
+    let ends_with = async |kind: io::ErrorKind| {
+        let args = rig.args(&[]);
+        let client = Client::new(args.endpoints.options());
+        let print = |_: &str| Err(io::Error::from(kind));
+        timeout(LONG, run(args, client, print, |_| {})).await.expect("it ends")
+    };
+    assert_eq!(ends_with(io::ErrorKind::BrokenPipe).await.unwrap(), ExitCode::SUCCESS);
+    assert!(ends_with(io::ErrorKind::StorageFull).await.is_err());
 }

@@ -2,32 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_endpoint_publisher::Service;
-
 use super::*;
-use crate::{ApiServerParts, ClusterSource, ServerSignals};
-
-/// A client that shares these signals with others.
-fn connected(server: &Server, signals: &ServerSignals) -> ApiServer {
-    let parts = ApiServerParts::new(ClusterSource::Explicit(server.source()));
-    ApiServer::new(ApiServerParts { signals: signals.clone(), ..parts })
-}
-
-/// Lists nothing at `version`, and expects that the watch works.
-async fn listed(server: &mut Server, source: &mut Source, version: u64) -> Feed {
-    let feed = begin(server);
-    feed.listed(version);
-    source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
-    server.seen().await;
-    feed
-}
-
-/// Advances the time at once; no data may be in flight.
-async fn pass(time: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(time).await;
-    tokio::time::resume();
-}
 
 /// Sends 250 objects of a listing, and expects all but the last.
 async fn half(feed: &Feed, source: &mut Source) {
@@ -43,13 +18,13 @@ async fn half(feed: &Feed, source: &mut Source) {
 #[tokio::test]
 async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages() {
     let mut server = Server::plain().await;
-    let feed = begin(&server);
+    let feed = server.begin();
     let mut source = Source::slices(&server);
     half(&feed, &mut source).await;
     feed.cut();
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("a", 3)], "go/on")));
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("b", 4)], "")));
-    let feed = begin(&server);
+    let feed = server.begin();
     // No failure is reported: there is another way.
     source.expects(&[Call::Listing, put("a", 3), put("b", 4), Call::Listed, Call::Healthy]).await;
     feed.slice("ADDED", "c", 10);
@@ -66,7 +41,7 @@ async fn e1_e15_a_streaming_list_that_is_cut_off_is_followed_by_a_list_in_pages(
 #[tokio::test]
 async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     let mut server = Server::plain().await;
-    let feed = begin(&server);
+    let feed = server.begin();
     let mut source = Source::slices(&server);
     half(&feed, &mut source).await;
     server.seen().await;
@@ -75,17 +50,15 @@ async fn e1_a_hanging_streaming_list_is_reported_and_followed_by_a_list() {
     server.nothing_more();
     pass(Duration::from_secs(30)).await;
     feed.closed().await;
-    server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
+    server.reply(list_of("9", &[("a", 3)]));
     source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
     assert_eq!(server.seen().await.query("watch"), None);
 }
 
 #[tokio::test]
 async fn e1_a_list_that_never_ends_after_a_410_is_reported() {
-    let mut server = Server::plain().await;
-    let mut source = Source::slices(&server);
-    let feed = listed(&mut server, &mut source, 4).await;
-    let _hanging = begin(&server);
+    let (mut server, feed, mut source) = watched(&ServerSignals::default(), 4).await;
+    let _hanging = server.begin();
     feed.error(410, "Expired");
     assert!(server.seen().await.query("sendInitialEvents").is_some());
     pass(Duration::from_secs(11)).await;
@@ -101,15 +74,14 @@ async fn e1_a_list_that_never_ends_after_a_410_is_reported() {
 
 #[tokio::test]
 async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
-    let mut server = Server::plain().await;
-    let mut source = Source::slices(&server);
-    drop(listed(&mut server, &mut source, 4).await);
+    let (mut server, feed, mut source) = watched(&ServerSignals::default(), 4).await;
+    drop(feed);
     assert_eq!(server.seen().await.query("resourceVersion"), Some("4"));
     pass(Duration::from_secs(11)).await;
     source.fails("the watch was not answered after 10s").await;
     // API Priority and Fairness queues requests for up to a minute.
     pass(Duration::from_secs(40)).await;
-    let feed = begin(&server);
+    let feed = server.begin();
     feed.slice("ADDED", "a", 5);
     source.expects(&[put("a", 5), Call::Healthy]).await;
     server.nothing_more();
@@ -119,14 +91,12 @@ async fn e1_e14_an_unanswered_watch_is_reported_and_retried() {
 async fn e15_after_a_500_streaming_lists_are_tried_again() {
     let mut server = Server::plain().await;
     server.reply(refusal(500, "InternalError"));
-    server.reply(answer(200, wire::list("EndpointSlice", "9", &[wire::slice("a", 3)])));
-    let feed = begin(&server);
+    server.reply(list_of("9", &[("a", 3)]));
+    let feed = server.begin();
     let mut source = Source::slices(&server);
     source.expects(&[Call::Listing, put("a", 3), Call::Listed, Call::Healthy]).await;
-    for _ in 0..3 {
-        server.seen().await;
-    }
-    let again = begin(&server);
+    server.skip(3).await;
+    let again = server.begin();
     feed.error(410, "Expired");
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     again.listed(12);
@@ -140,12 +110,10 @@ async fn e15_pages_that_expire_are_followed_by_one_list() {
     server.reply(refusal(422, "Invalid"));
     server.reply(answer(200, wire::page("EndpointSlice", "9", &[wire::slice("a", 3)], "on")));
     server.reply(refusal(410, "Expired"));
-    server.reply(answer(200, wire::list("EndpointSlice", "10", &[wire::slice("b", 4)])));
+    server.reply(list_of("10", &[("b", 4)]));
     let mut source = Source::slices(&server);
     source.expects(&[Call::Listing, put("b", 4), Call::Listed, Call::Healthy]).await;
-    for _ in 0..3 {
-        server.seen().await;
-    }
+    server.skip(3).await;
     let full = server.seen().await;
     assert_eq!((full.query("limit"), full.query("continue"), full.query("watch")), (None, None, None));
 }
@@ -163,10 +131,8 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     server.reply(refusal(400, "BadRequest"));
     let all = [service("web", 1, "10.0.0.1"), service("headless", 2, "None"), service("name", 3, "")];
     server.reply(answer(200, wire::list("Service", "9", &all)));
-    let feed = begin(&server);
-    let api = server.api();
-    let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<Service>(&api, sink).await });
+    let feed = server.begin();
+    let mut source = Source::of::<Service>(server.api(), Semaphore::MAX_PERMITS);
     let names = |seen: &[ObjectEvent<Service>]| -> Vec<String> {
         let name = |seen: &ObjectEvent<Service>| match seen {
             ObjectEvent::Upsert(service) => Some(format!("+{}", service.metadata.as_ref()?.name)),
@@ -182,12 +148,11 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
     feed.bytes(wire::event("ADDED", "Service", &service("another", 10, "None")));
     let SourceEvent::Services(seen) = source.event().await else { panic!() };
     assert_eq!(names(&seen), ["-ns/another"]);
-    let selectors: Vec<_> =
-        [server.seen().await, server.seen().await, server.seen().await, server.seen().await]
-            .iter()
-            .map(|seen| (seen.query("fieldSelector").is_some(), seen.query("labelSelector").is_some()))
-            .collect();
-    assert_eq!(selectors, [(true, true), (true, true), (false, true), (false, true)]);
+    for field_selector in [true, true, false, false] {
+        let seen = server.seen().await;
+        let selectors = (seen.query("fieldSelector").is_some(), seen.query("labelSelector").is_some());
+        assert_eq!(selectors, (field_selector, true));
+    }
     server.nothing_more();
 }
 
@@ -195,7 +160,7 @@ async fn e10_a_server_that_does_not_know_the_field_is_asked_without_it() {
 async fn e2_a_watch_that_recovers_wakes_those_on_other_connections() {
     let signals = ServerSignals::default();
     let (mut server, mut other) = (Server::plain().await, Server::plain().await);
-    let mut waiting = Source::slices_of(connected(&other, &signals), Semaphore::MAX_PERMITS);
+    let mut waiting = Source::slices_of(other.api_with(&signals));
     for n in 0..7 {
         if n > 0 {
             // Longer than any wait.
@@ -207,7 +172,7 @@ async fn e2_a_watch_that_recovers_wakes_those_on_other_connections() {
     }
     // By now it waits for 30 s at least.
     server.reply(refusal(403, "Forbidden"));
-    let mut recovering = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
+    let mut recovering = Source::slices_of(server.api_with(&signals));
     recovering.fails("Forbidden").await;
     server.seen().await;
     // Its first wait is less than 2 s.
@@ -222,52 +187,39 @@ async fn e2_a_watch_that_recovers_wakes_those_on_other_connections() {
 async fn e2_a_watch_that_is_interrupted_does_not_ask_for_what_another_was_refused() {
     let signals = ServerSignals::default();
     for (version, asks_for) in [(90, None), (101, Some("102"))] {
-        let (mut server, mut other) = (Server::plain().await, Server::plain().await);
-        let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
-        let feed = listed(&mut server, &mut source, 100).await;
-        let mut second = Source::slices_of(connected(&other, &signals), Semaphore::MAX_PERMITS);
-        let interrupted = listed(&mut other, &mut second, version).await;
-        let again = begin(&server);
+        let (server, feed, mut source) = watched(&signals, 100).await;
+        let (mut other, interrupted, mut second) = watched(&signals, version).await;
+        let again = server.begin();
         feed.error(410, "Expired");
         again.listed(200);
         source.expects(&[Call::Listing, Call::Listed]).await;
         interrupted.slice("ADDED", "a", version + 1);
         second.expects(&[put("a", version + 1)]).await;
         drop(interrupted);
-        let _feed = begin(&other);
+        let _feed = other.begin();
         assert_eq!(other.seen().await.query("resourceVersion"), asks_for, "{version}");
     }
-}
-
-fn counting() -> (ServerSignals, Arc<AtomicUsize>) {
-    let count = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&count);
-    let signals = ServerSignals::new(move |_| {
-        counted.fetch_add(1, Ordering::SeqCst);
-    });
-    (signals, count)
 }
 
 #[tokio::test]
 async fn e11_an_older_listing_makes_all_watches_list_again() {
     let (signals, count) = counting();
-    let (mut server, mut other) = (Server::plain().await, Server::plain().await);
-    let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
-    let feed = listed(&mut server, &mut source, 100).await;
-    let mut second = Source::slices_of(connected(&other, &signals), Semaphore::MAX_PERMITS);
-    let ghost = begin(&other);
+    let (mut server, feed, mut source) = watched(&signals, 100).await;
+    let mut other = Server::plain().await;
+    let mut second = Source::slices_of(other.api_with(&signals));
+    let ghost = other.begin();
     ghost.slice("ADDED", "ghost", 90);
     ghost.listed(100);
     second.expects(&[Call::Listing, put("ghost", 90), Call::Listed, Call::Healthy]).await;
     other.seen().await;
     // An earlier version is too old for a server that has listed since; its list is older still.
-    let again = begin(&server);
+    let again = server.begin();
     feed.error(410, "Expired");
     again.listed(60);
     source.expects(&[Call::Listing, Call::Listed]).await;
     ghost.closed().await;
     pass(Duration::from_secs(30)).await;
-    let relist = begin(&other);
+    let relist = other.begin();
     let seen = other.seen().await;
     assert_eq!((seen.query("resourceVersion"), seen.query("sendInitialEvents")), (None, Some("true")));
     relist.listed(61);
@@ -280,27 +232,16 @@ async fn e11_an_older_listing_makes_all_watches_list_again() {
 
 #[tokio::test]
 async fn e11_an_older_lease_makes_all_watches_list_again() {
-    use keelson_actor_system::cluster::{LeaseApi as _, LeasePatch};
+    use super::super::requests::renewal;
+    use keelson_actor_system::cluster::LeaseApi as _;
     let (signals, count) = counting();
-    let (mut server, leases) = (Server::plain().await, Server::plain().await);
-    let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
-    let feed = listed(&mut server, &mut source, 100).await;
-    let api = connected(&leases, &signals);
+    let (mut server, feed, mut source) = watched(&signals, 100).await;
+    let leases = Server::plain().await;
+    let api = leases.api_with(&signals);
     for version in ["100", "101"] {
-        leases.reply(Reply::json(
-            200,
-            format!(r#"{{"metadata":{{"uid":"u","resourceVersion":"{version}"}}}}"#),
-        ));
-        let patch = LeasePatch {
-            name: "n1".into(),
-            resource_version: "1".into(),
-            renew_unix_us: 0,
-            duration_seconds: None,
-            owner: None,
-            acquire: None,
-            drop_managed_fields: false,
-        };
-        api.renew_lease(patch).await.unwrap();
+        let renewed = format!(r#"{{"metadata":{{"uid":"u","resourceVersion":"{version}"}}}}"#);
+        leases.reply(Reply::json(200, renewed));
+        api.renew_lease(renewal()).await.unwrap();
     }
     // The agent reads this after the Lease's conflict.
     leases.reply(Reply::json(200, r#"{"metadata":{"uid":"u","resourceVersion":"70"},"spec":{}}"#));
@@ -308,7 +249,7 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
     feed.closed().await;
     pass(Duration::from_secs(30)).await;
     assert_eq!(server.seen().await.query("resourceVersion"), None);
-    begin(&server).listed(71);
+    server.begin().listed(71);
     source.expects(&[Call::Listing, Call::Listed]).await;
     assert_eq!(count.load(Ordering::SeqCst), 1);
 }
@@ -317,10 +258,9 @@ async fn e11_an_older_lease_makes_all_watches_list_again() {
 #[tokio::test]
 async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let (signals, count) = counting();
-    let mut server = Server::plain().await;
-    let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
-    drop(listed(&mut server, &mut source, 100).await);
-    let deaf = begin(&server);
+    let (mut server, feed, mut source) = watched(&signals, 100).await;
+    drop(feed);
+    let deaf = server.begin();
     assert_eq!(server.seen().await.query("resourceVersion"), Some("100"));
     // The head has arrived when an event has.
     deaf.slice("ADDED", "a", 101);
@@ -337,7 +277,7 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
     let status = crate::protobuf::Status { details: Some(details), ..wire::status(504, "Timeout") };
     server.reply(answer(504, wire::enveloped("Status", &status)));
     deaf.closed().await;
-    let feed = begin(&server);
+    let feed = server.begin();
     assert_eq!(server.seen().await.query("sendInitialEvents"), Some("true"));
     feed.listed(60);
     source.expects(&[Call::Listing, Call::Listed]).await;
@@ -347,16 +287,15 @@ async fn e11_the_version_of_an_interrupted_watch_is_checked() {
 #[tokio::test]
 async fn e11_a_version_that_is_known_is_not_checked_again() {
     let (signals, count) = counting();
-    let mut server = Server::plain().await;
-    let mut source = Source::slices_of(connected(&server, &signals), Semaphore::MAX_PERMITS);
-    drop(listed(&mut server, &mut source, 100).await);
-    let feed = begin(&server);
+    let (mut server, feed, mut source) = watched(&signals, 100).await;
+    drop(feed);
+    let feed = server.begin();
     server.seen().await;
     feed.slice("ADDED", "a", 101);
     source.expects(&[put("a", 101)]).await;
     pass(Duration::from_secs(241)).await;
     server.seen().await;
-    server.reply(answer(200, wire::list::<EndpointSlice>("EndpointSlice", "102", &[])));
+    server.reply(list_of("102", &[]));
     feed.slice("ADDED", "b", 103);
     source.expects(&[put("b", 103)]).await;
     pass(Duration::from_secs(241)).await;

@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn cidrs(server: &Server) -> Source {
+    Source::of::<ServiceCidr>(server.api(), Semaphore::MAX_PERMITS)
+}
+
 /// Lists one ServiceCIDR; returns what a source reports of it.
 fn one_listed(feed: &Feed) -> Call {
     let metadata = Some(keelson_proto::kubernetes::ObjectMeta {
@@ -19,9 +23,7 @@ fn one_listed(feed: &Feed) -> Call {
 async fn a_server_without_service_cidrs_is_asked_again() {
     let mut server = Server::plain().await;
     server.reply(Reply::Answer(404, Vec::new(), Bytes::from_static(b"404 page not found")));
-    let api = server.api();
-    let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    let mut source = cidrs(&server);
     source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     assert!(server.seen().await.line.starts_with("GET /apis/networking.k8s.io/v1/servicecidrs?watch=true&"));
     server.nothing_more();
@@ -31,7 +33,7 @@ async fn a_server_without_service_cidrs_is_asked_again() {
         source.expects(&[Call::Nothing]).await;
     }
     tokio::time::resume();
-    let feed = begin(&server);
+    let feed = server.begin();
     server.seen().await;
     let cidr = one_listed(&feed);
     source.expects(&[Call::Listing, cidr, Call::Listed]).await;
@@ -45,9 +47,7 @@ async fn p19_refused_service_cidrs_block_nothing_and_are_requested_again() {
     for _ in 0..3 {
         server.reply(refusal(403, "Forbidden"));
     }
-    let api = server.api();
-    let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    let mut source = cidrs(&server);
     source.expects(&[Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
     // It is retried; the refusal is reported once to the sink, and each failure.
@@ -57,10 +57,8 @@ async fn p19_refused_service_cidrs_block_nothing_and_are_requested_again() {
     source.sink.answers.lock().unwrap().push_back(Ack::Relist);
     source.expects(&[Call::Nothing, Call::Listing, Call::Refused]).await;
     source.fails("Forbidden").await;
-    let feed = begin(&server);
-    for _ in 0..4 {
-        server.seen().await;
-    }
+    let feed = server.begin();
+    server.skip(4).await;
     let cidr = one_listed(&feed);
     source.expects(&[Call::Listing, cidr, Call::Listed, Call::Healthy]).await;
 }
@@ -72,12 +70,7 @@ async fn p19_failing_service_cidrs_block_nothing() {
         let server = Server::plain().await;
         // A failed streaming list is retried once as a list.
         (0..3).for_each(|_| server.reply(refusal(code, reason)));
-        let api = server.api();
-        let mut source =
-            Source::with(
-                Semaphore::MAX_PERMITS,
-                |sink| async move { collect::<ServiceCidr>(&api, sink).await },
-            );
+        let mut source = cidrs(&server);
         source.expects(&[Call::Listing, Call::Refused]).await;
     }
 }
@@ -86,11 +79,9 @@ async fn p19_failing_service_cidrs_block_nothing() {
 #[tokio::test]
 async fn p19_service_cidrs_that_are_refused_later_stay_as_they_were() {
     let server = Server::plain().await;
-    let feed = begin(&server);
+    let feed = server.begin();
     server.reply(refusal(403, "Forbidden"));
-    let api = server.api();
-    let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { collect::<ServiceCidr>(&api, sink).await });
+    let mut source = cidrs(&server);
     feed.bytes(wire::event("BOOKMARK", "ServiceCIDR", &wire::bookmark(4, true)));
     source.expects(&[Call::Listing, Call::Listed, Call::Healthy]).await;
     drop(feed);

@@ -49,12 +49,12 @@ type AnyBody = UnsyncBoxBody<Bytes, hyper::Error>;
 #[derive(Debug)]
 pub struct ApiProxy {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     server: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyState {
     upstream: String,
     tls: ClientConfig,
     rules: Rules,
@@ -70,7 +70,7 @@ impl ApiProxy {
         let listener =
             TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
         let address = listener.local_addr().context("a listener has an address")?.to_string();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             upstream: upstream.to_owned(),
             tls: pki.client_tls()?,
             rules: Rules::default(),
@@ -133,7 +133,7 @@ impl Drop for ApiProxy {
     }
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<ProxyState>) {
     loop {
         match listener.accept().await {
             Ok((client, _)) => {
@@ -151,7 +151,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, shared: Arc<Shared>) {
 
 struct Connection {
     number: usize,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     client: Upstream,
     /// Set to close it.
     close: watch::Sender<bool>,
@@ -162,7 +162,7 @@ async fn serve(
     client: TcpStream,
     number: usize,
     tls: TlsAcceptor,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     mut closes: watch::Receiver<usize>,
 ) {
     let stream = match tls.accept(client).await {

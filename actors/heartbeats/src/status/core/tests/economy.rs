@@ -57,10 +57,8 @@ fn e7_a_quiet_companion_writes_nothing_in_an_hour() {
 
 #[test]
 fn passes_come_as_often_as_the_kubelets() {
-    let mut world = World::with_node(Role::Companion);
+    let mut world = World::after(Role::Companion, MINUTE);
     world.random = 0.5;
-    world.pass(MINUTE);
-    world.forget();
     world.always = Some(Fault::Says(ApiErrorKind::Forbidden));
     world.collected.pulls_view = Err("broken".into());
     world.pass(5 * MINUTE);
@@ -97,9 +95,7 @@ fn a_change_is_written_once_and_the_watch_may_lag() {
 
 #[test]
 fn an_overwritten_status_is_written_again() {
-    let mut world = World::with_node(Role::Companion);
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Companion, 6 * MINUTE);
     let flip = json!({"status": {"conditions": [{"type": "ImagePullsStalled", "status": "True"}]}});
     world.other(&flip);
     world.pass(11 * SECOND);
@@ -109,11 +105,8 @@ fn an_overwritten_status_is_written_again() {
 
 #[test]
 fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(2 * MINUTE);
+    let mut world = World::after(Role::Node, 2 * MINUTE);
     world.random = 0.0;
-    world.forget();
     let unknown = |kind: &str| {
         json!({"type": kind, "status": "Unknown", "reason": "NodeStatusUnknown", "message": "stopped posting",
                "lastTransitionTime": "2026-01-01T00:01:00Z"})
@@ -124,8 +117,8 @@ fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
     world.faults.extend([Fault::Says(ApiErrorKind::Conflict); 3]);
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch", "get", "get", "get", "patch"], "{:?}", world.health);
+    world.assert_condition("Ready", "True", "KubeletReady");
     let ready = world.condition("Ready");
-    assert_eq!((&ready["status"], &ready["reason"]), (&json!("True"), &json!("KubeletReady")));
     assert_eq!(ready["lastTransitionTime"], ready["lastHeartbeatTime"], "now");
     assert_eq!(world.condition("MemoryPressure")["status"], "False");
     assert_eq!(world.closed, 0, "a conflict is no reason to close connections");
@@ -138,10 +131,7 @@ fn case_30_unknown_conditions_are_overwritten_by_the_next_pass() {
 
 #[test]
 fn case_28_a_step_back_is_answered_with_two_statuses_and_the_plan_stays() {
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Node, 6 * MINUTE);
     let planned = world.core.view(world.now())["next_report_unix_ms"].as_i64().expect("planned") - world.wall;
     world.wall -= HOUR;
     world.pass(11 * SECOND);
@@ -162,10 +152,7 @@ fn case_28_a_step_back_is_answered_with_two_statuses_and_the_plan_stays() {
 
 #[test]
 fn case_29_a_step_forward_and_back_costs_three_statuses() {
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Node, 6 * MINUTE);
     world.wall += HOUR;
     world.pass(30 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
@@ -179,16 +166,11 @@ fn case_29_a_step_forward_and_back_costs_three_statuses() {
 
 #[test]
 fn a_slow_clock_and_a_companion_write_nothing_for_a_clock() {
-    let mut world = World::with_node(Role::Companion);
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Companion, 6 * MINUTE);
     world.wall -= HOUR;
     world.pass(30 * SECOND);
     assert_eq!((world.verbs(), world.counted.contains(&Counted::ClockStep)), (vec![], true));
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Node, 6 * MINUTE);
     for _ in 0..6 {
         world.wall += 400;
         world.pass(10 * SECOND);
@@ -198,9 +180,7 @@ fn a_slow_clock_and_a_companion_write_nothing_for_a_clock() {
 
 #[test]
 fn a_manual_report_does_not_change_the_schedule() {
-    let mut world = World::with_node(Role::Companion);
-    world.pass(6 * MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Companion, 6 * MINUTE);
     let planned = |world: &World| world.core.view(world.now())["next_report_unix_ms"].clone();
     let before = planned(&world);
     world.step(Event::ReportNow);
@@ -247,8 +227,7 @@ proptest! {
     ) {
         let mut world = World::with_node(if node { Role::Node } else { Role::Companion });
         world.restart();
-        world.pass(20 * SECOND);
-        world.send_node();
+        world.pass_watched(20 * SECOND);
         world.random = 0.5;
         world.forget();
         for (bytes, pids, pulls, asks) in noise {
@@ -271,8 +250,7 @@ proptest! {
             if asks {
                 world.step(Event::Changed);
             }
-            world.pass(10 * SECOND);
-            world.send_node();
+            world.pass_watched(10 * SECOND);
         }
         prop_assert_eq!(world.verbs(), Vec::<&str>::new());
     }
@@ -280,10 +258,7 @@ proptest! {
 
 #[test]
 fn a_restart_after_a_reboot_reports_the_new_boot_id_and_no_time_in_reverse() {
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Node, MINUTE);
     world.collected.facts.boot_id = "boot-2".into();
     world.boot = 30 * SECOND;
     world.wall -= 2 * HOUR;
@@ -307,9 +282,7 @@ fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
     let (node, restored) = (world.node.clone(), world.reported.clone());
     world.core = Core::new(world.policy.clone());
     let restored = Restored { reported: restored.map(Box::new), ..Restored::default() };
-    let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
-    let stamp = Stamp::new("boot-1", since_boot, world.now());
-    world.step(Event::Started { restored, stamp });
+    world.step(Event::Started { restored, stamp: world.stamp() });
     world.step(Event::Node(old.map(|old| Arc::new(typed(&old)))));
     world.step(Event::RuntimeReady);
     world.pass(30 * SECOND);
@@ -318,9 +291,7 @@ fn a_restart_with_a_watch_that_begins_in_the_past_writes_nothing() {
 
 #[test]
 fn a_record_of_another_node_is_ignored() {
-    let mut world = World::with_node(Role::Companion);
-    world.pass(MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Companion, MINUTE);
     world.write(None);
     world.make_node();
     world.restart();
@@ -367,10 +338,7 @@ fn e18_a_clock_that_was_set_back_while_the_agent_was_down_is_answered_as_a_step(
 #[test]
 fn e18_a_report_of_the_future_does_not_delay_the_first_one_after_a_boot() {
     for role in [Role::Node, Role::Companion] {
-        let mut world = World::with_node(role);
-        world.restart();
-        world.pass(6 * MINUTE);
-        world.forget();
+        let mut world = World::after(role, 6 * MINUTE);
         world.collected.facts.boot_id = "boot-2".into();
         world.boot = 30 * SECOND;
         world.wall -= 2 * HOUR;

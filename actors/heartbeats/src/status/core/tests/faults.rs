@@ -115,9 +115,8 @@ fn runtime_death_and_recovery_are_reported_at_once() {
     let at = world.boot;
     world.step(Event::Changed);
     assert_eq!((world.verbs(), world.requests[0].at), (vec!["patch"], at));
-    let ready = world.condition("Ready");
-    assert_eq!((&ready["status"], &ready["reason"]), (&json!("False"), &json!("KubeletNotReady")));
-    assert_eq!(ready["message"], "the container runtime is down: unix:///r.sock: connection refused");
+    world.assert_condition("Ready", "False", "KubeletNotReady");
+    assert_eq!(world.message("Ready"), "the container runtime is down: unix:///r.sock: connection refused");
     let before = world.node.clone().expect("a Node");
     assert_eq!(before["status"]["images"], json!([{"names": ["r/a:1"], "sizeBytes": 7}]), "kept");
     // Varying texts for the same failure are not reported.
@@ -127,10 +126,7 @@ fn runtime_death_and_recovery_are_reported_at_once() {
     }
     assert_eq!(world.verbs(), ["patch"]);
     world.pass(HOUR);
-    assert!(
-        world.condition("Ready")["message"].as_str().expect("a text").contains("within 11 s"),
-        "later they are"
-    );
+    assert!(world.message("Ready").contains("within 11 s"), "later they are");
     world.forget();
     world.collected = healthy();
     world.step(Event::Changed);
@@ -163,8 +159,8 @@ fn a_silent_runtime_is_not_ready_after_thirty_seconds() {
     assert_eq!(world.verbs(), Vec::<&str>::new());
     world.pass(22 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    let message = world.condition("Ready")["message"].clone();
-    assert!(message.as_str().expect("a text").contains("does not report whether it is ready"), "{message}");
+    let message = world.message("Ready");
+    assert!(message.contains("does not report whether it is ready"), "{message}");
 }
 
 #[test]
@@ -236,9 +232,7 @@ fn each_disk_signal_is_disk_pressure() {
 
 #[test]
 fn a_node_without_capacity_is_not_ready() {
-    let mut world = World::new(Role::Node);
-    world.write(None);
-    world.reported = None;
+    let mut world = World::without_node(StatusPolicy::new(Role::Node, "n1"));
     world.collected.readings =
         HostReadings { errors: vec!["/proc/meminfo: gone".into()], ..HostReadings::default() };
     world.restart();
@@ -255,27 +249,18 @@ fn a_node_without_capacity_is_not_ready() {
 #[test]
 fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
     let secs = |secs| Some(Duration::from_secs(secs));
+    let busy = |oldest_wait, since_progress| PullsView {
+        queued: 5,
+        running: 3,
+        oldest_wait: secs(oldest_wait),
+        since_progress,
+        ..idle()
+    };
     for (pulls_view, status, reason) in [
-        (
-            PullsView { queued: 5, running: 3, oldest_wait: secs(900), since_progress: secs(1), ..idle() },
-            "False",
-            "PullsNotStalled",
-        ),
-        (
-            PullsView { queued: 5, running: 3, oldest_wait: secs(10), since_progress: secs(900), ..idle() },
-            "False",
-            "PullsNotStalled",
-        ),
-        (
-            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: secs(120), ..idle() },
-            "True",
-            "PullsStalled",
-        ),
-        (
-            PullsView { queued: 5, running: 3, oldest_wait: secs(120), since_progress: None, ..idle() },
-            "False",
-            "PullsNotStalled",
-        ),
+        (busy(900, secs(1)), "False", "PullsNotStalled"),
+        (busy(10, secs(900)), "False", "PullsNotStalled"),
+        (busy(120, secs(120)), "True", "PullsStalled"),
+        (busy(120, None), "False", "PullsNotStalled"),
         (PullsView { running: 3, since_progress: secs(900), ..idle() }, "False", "PullsNotStalled"),
         (PullsView { runtime: away(), ..idle() }, "False", "PullsNotStalled"),
         (PullsView { running: 1, runtime: away(), ..idle() }, "True", "RuntimeUnavailable"),
@@ -308,11 +293,6 @@ fn pulls_that_wait_for_a_dead_runtime_or_receive_nothing_are_stalled() {
 #[test]
 fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_condition() {
     const KIND: &str = "ServiceEndpointsStale";
-    let is = |world: &World| {
-        let condition = world.condition(KIND);
-        let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
-        (text("status"), text("reason"))
-    };
     let mut world = World::settled(Role::Companion);
     assert_eq!(world.condition(KIND), Value::Null, "endpoints are disabled");
     let stale = |cause| EndpointsView::Stale { cause, reason: "some words".into() };
@@ -324,10 +304,10 @@ fn service_endpoints_are_synced_stale_or_unknown_and_those_that_are_off_have_no_
         (stale(StaleCause::SourceRefused), "True", "SourceRefused"),
         (EndpointsView::Synced, "False", "EndpointsSynced"),
     ] {
-        world.collected.endpoints = view.clone();
+        world.collected.endpoints = view;
         // Longer than any delay of a change.
         world.pass(6 * MINUTE);
-        assert_eq!(is(&world), (status.to_owned(), reason.to_owned()), "{view:?}");
+        world.assert_condition(KIND, status, reason);
     }
     // The state is unknown right after a restart, and the Node's condition stands.
     let before = world.condition(KIND);
@@ -346,12 +326,7 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
     let unavailable =
         |reason: &str| StoreState::Unavailable { reason: reason.into(), since, next_try: Some(since) };
     let mut world = World::settled(Role::Companion);
-    let is = |world: &World| {
-        let condition = world.condition(KIND);
-        let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
-        (text("status"), text("reason"), text("message"))
-    };
-    assert_eq!((is(&world).0, is(&world).1), ("False".to_owned(), "StateDurable".to_owned()));
+    world.assert_condition(KIND, "False", "StateDurable");
     // The store, whether the journal is written, the condition after the onset, and the number of requests.
     let cases = [
         (StoreState::Opening { since }, true, "False", "StateDurable", "last write succeeded", 0),
@@ -368,11 +343,10 @@ fn i4_state_that_is_not_durable_is_a_condition_that_is_true() {
         world.collected.store = store;
         world.collected.pulls_view = Ok(PullsView { durable, ..idle() });
         world.forget();
-        world.pass(6 * MINUTE);
-        world.send_node();
-        let (is_status, is_reason, is_message) = is(&world);
-        assert_eq!((&*is_status, &*is_reason), (status, reason), "case {index}");
-        assert!(is_message.ends_with(message), "case {index}: {is_message}");
+        world.pass_watched(6 * MINUTE);
+        let is = world.condition(KIND);
+        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "case {index}");
+        assert!(world.message(KIND).ends_with(message), "case {index}: {is}");
         assert_eq!(world.requests.len(), requests, "case {index}: {:?}", world.verbs());
     }
 }

@@ -163,10 +163,26 @@ impl World {
 
     /// The first status is a minute old.
     fn settled(role: Role) -> Self {
+        let mut world = Self::after(role, MINUTE);
+        world.send_node();
+        world.forget();
+        world
+    }
+
+    /// The agent has reported, and `ms` have passed since its start.
+    fn after(role: Role, ms: i64) -> Self {
         let mut world = Self::with_node(role);
         world.restart();
-        world.pass(MINUTE);
-        world.send_node();
+        world.pass(ms);
+        world.forget();
+        world
+    }
+
+    /// There is no Node, and the agent has not started since.
+    fn without_node(policy: StatusPolicy) -> Self {
+        let mut world = Self::with(policy);
+        world.write(None);
+        world.reported = None;
         world.forget();
         world
     }
@@ -192,6 +208,14 @@ impl World {
         Now { mono, unix_ms: self.wall }
     }
 
+    fn since_boot(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.boot).expect("positive"))
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp::new(&self.collected.facts.boot_id, self.since_boot(), self.now())
+    }
+
     fn start(&mut self) {
         self.core = Core::new(self.policy.clone());
         let conditions = self.conditions.iter().map(|(kind, record)| (kind.clone(), Some(record.clone())));
@@ -200,9 +224,7 @@ impl World {
             conditions: conditions.collect(),
             unreadable: Vec::new(),
         };
-        let since_boot = Duration::from_millis(u64::try_from(self.boot).expect("positive"));
-        let stamp = Stamp::new(&self.collected.facts.boot_id, since_boot, self.now());
-        self.step(Event::Started { restored, stamp });
+        self.step(Event::Started { restored, stamp: self.stamp() });
         if self.watches && self.node.is_some() {
             self.send_node();
         }
@@ -229,6 +251,12 @@ impl World {
         self.skip((end - self.boot).max(0));
     }
 
+    /// Advances time; then the watch catches up.
+    fn pass_watched(&mut self, ms: i64) {
+        self.pass(ms);
+        self.send_node();
+    }
+
     fn skip(&mut self, ms: i64) {
         self.boot += ms;
         self.wall += ms;
@@ -249,8 +277,7 @@ impl World {
     fn act(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Collect { .. } => {
-                let since_boot = Duration::from_millis(u64::try_from(self.boot).expect("positive"));
-                let collected = Collected { since_boot, ..self.collected.clone() };
+                let collected = Collected { since_boot: self.since_boot(), ..self.collected.clone() };
                 return Some(Event::Collected(Box::new(collected)));
             }
             Effect::Get => {
@@ -389,6 +416,16 @@ impl World {
         found.unwrap_or(Value::Null)
     }
 
+    #[track_caller]
+    fn assert_condition(&self, kind: &str, status: &str, reason: &str) {
+        let is = self.condition(kind);
+        assert_eq!((&is["status"], &is["reason"]), (&json!(status), &json!(reason)), "{is}");
+    }
+
+    fn message(&self, kind: &str) -> String {
+        self.condition(kind)["message"].as_str().expect("a text").to_owned()
+    }
+
     fn fails(&self) -> (String, i64) {
         match &self.health {
             JobHealth::Failing { reason, since_unix_ms, .. } => (reason.clone(), *since_unix_ms),
@@ -399,6 +436,11 @@ impl World {
     fn set(&mut self, of: crate::status::ExternalCondition) {
         let write = self.core.set_condition(of, self.now()).expect("taken");
         self.save(write.into_iter().collect());
+    }
+
+    fn clear(&mut self, kind: &str) {
+        let write = self.core.clear_condition(kind, self.now()).expect("was there");
+        self.save(vec![write]);
     }
 }
 

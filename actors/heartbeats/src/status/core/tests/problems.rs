@@ -21,8 +21,7 @@ fn synced() -> World {
     let mut world = World::with_node(Role::Companion);
     world.collected.endpoints = EndpointsView::Synced;
     world.restart();
-    world.pass(10 * MINUTE);
-    world.send_node();
+    world.pass_watched(10 * MINUTE);
     world.forget();
     world
 }
@@ -135,7 +134,7 @@ fn e6_a_condition_has_one_text_for_each_reason() {
     pass_with(&mut world, 145, unavailable);
     let condition = world.condition(ENDPOINTS);
     assert_eq!(condition["reason"], "SourceUnavailable");
-    assert!(!condition["message"].as_str().expect("a text").contains("no answer within"), "{condition}");
+    assert!(!world.message(ENDPOINTS).contains("no answer within"), "{condition}");
     pass_with(&mut world, 290, |_| stale(StaleCause::SourceRefused, "403 Forbidden"));
     assert_eq!(world.condition(ENDPOINTS)["reason"], "SourceUnavailable");
     pass_with(&mut world, 30, |_| stale(StaleCause::SourceRefused, "401 Unauthorized"));
@@ -199,7 +198,7 @@ fn e17_with_manifests_as_the_source_the_texts_are_about_their_folder() {
             world.pass(3 * MINUTE);
             let condition = world.condition(ENDPOINTS);
             assert_eq!(condition["reason"], reason);
-            let message = condition["message"].as_str().expect("a text");
+            let message = world.message(ENDPOINTS);
             assert!(message.contains(word), "{origin:?}: {message}");
             assert!(origin == EndpointsOrigin::ApiServer || !message.contains("API"), "{message}");
         }
@@ -241,14 +240,12 @@ fn e5_conditions_that_are_not_reported_any_more_leave_the_node() {
 fn e5_external_conditions_are_removed_when_they_are_no_longer_accepted() {
     let mut world = synced();
     world.set(condition("KernelDeadlock", ConditionStatus::True));
-    world.pass(11 * SECOND);
-    world.send_node();
+    world.pass_watched(11 * SECOND);
     assert_eq!(world.condition("KernelDeadlock")["status"], "True");
     assert!(world.core.removable_conditions().contains(&"KernelDeadlock".to_owned()));
     world.policy.external_conditions = false;
     world.restart();
-    world.pass(11 * SECOND);
-    world.send_node();
+    world.pass_watched(11 * SECOND);
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     world.pass(2 * MINUTE);
     assert!(world.conditions.is_empty(), "{:?}", world.conditions);
@@ -278,8 +275,7 @@ fn e6_an_outage_of_the_api_server_causes_no_write_after_it() {
         world.collected.endpoints = EndpointsView::Synced;
         world.policy.report_frequency = Duration::from_secs(900);
         world.restart();
-        world.pass(MINUTE);
-        world.send_node();
+        world.pass_watched(MINUTE);
         world.forget();
         outage(&mut world);
         pass_with(&mut world, 22, unavailable);

@@ -43,11 +43,8 @@ fn a_missing_node_is_created_with_its_full_status_as_first_report() {
 
 #[test]
 fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
-    let mut world = World::new(Role::Node);
-    world.write(None);
-    world.reported = None;
+    let mut world = World::without_node(StatusPolicy::new(Role::Node, "n1"));
     world.collected.runtime = Err("no answer within 5s".into());
-    world.forget();
     world.restart();
     world.pass(2 * SECOND);
     assert_eq!(world.verbs(), Vec::<&str>::new());
@@ -67,10 +64,7 @@ fn a_new_node_waits_a_limited_time_for_the_first_runtime_status() {
 
 #[test]
 fn a_restart_with_a_slow_runtime_keeps_the_node_ready() {
-    let mut world = World::with_node(Role::Node);
-    world.restart();
-    world.pass(MINUTE);
-    world.forget();
+    let mut world = World::after(Role::Node, MINUTE);
     world.collected.runtime = Err("no answer within 5s".into());
     world.restart();
     world.pass(25 * SECOND);
@@ -79,11 +73,8 @@ fn a_restart_with_a_slow_runtime_keeps_the_node_ready() {
 
 #[test]
 fn registration_backs_off_from_100_ms_to_7_s_and_starts_over() {
-    let mut world = World::new(Role::Node);
-    world.write(None);
-    world.reported = None;
+    let mut world = World::without_node(StatusPolicy::new(Role::Node, "n1"));
     world.always = Some(Fault::Says(ApiErrorKind::Unreachable));
-    world.forget();
     world.restart();
     world.pass(60 * SECOND);
     let at: Vec<_> = world.requests.iter().map(|request| request.at).collect();
@@ -99,11 +90,8 @@ fn registration_backs_off_from_100_ms_to_7_s_and_starts_over() {
 fn an_existing_node_gets_labels_and_keeps_the_rest() {
     let mut policy = policy(Register::Once);
     policy.labels = Labels::parse_list("pool=a").expect("labels");
-    let mut world = World::with(policy);
-    world.write(None);
-    world.reported = None;
+    let mut world = World::without_node(policy);
     world.make_node();
-    world.forget();
     world.restart();
     assert_eq!(world.verbs(), ["repair", "get", "patch"]);
     assert_eq!(
@@ -130,11 +118,8 @@ fn an_existing_node_gets_labels_and_keeps_the_rest() {
 
 #[test]
 fn a_status_does_not_wait_for_labels_that_are_refused() {
-    let mut world = World::with(policy(Register::Once));
-    world.write(None);
-    world.reported = None;
+    let mut world = World::without_node(policy(Register::Once));
     world.make_node();
-    world.forget();
     world.faults.push_back(Fault::Says(ApiErrorKind::Forbidden));
     world.restart();
     assert_eq!(world.verbs(), ["repair", "patch"]);
@@ -147,10 +132,7 @@ fn a_status_does_not_wait_for_labels_that_are_refused() {
 #[test]
 fn a_node_created_concurrently_is_adopted() {
     for kind in [ApiErrorKind::AlreadyExists, ApiErrorKind::Forbidden] {
-        let mut world = World::with(policy(Register::Once));
-        world.write(None);
-        world.reported = None;
-        world.forget();
+        let mut world = World::without_node(policy(Register::Once));
         world.faults.extend([Fault::Says(ApiErrorKind::NotFound), Fault::Says(kind)]);
         world.make_node();
         world.watches = false;
@@ -158,10 +140,7 @@ fn a_node_created_concurrently_is_adopted() {
         assert_eq!(world.verbs()[..3], ["get", "create", "get"]);
         assert_eq!(world.condition("Ready")["status"], "True");
     }
-    let mut world = World::with(policy(Register::Once));
-    world.write(None);
-    world.reported = None;
-    world.forget();
+    let mut world = World::without_node(policy(Register::Once));
     world.faults.extend([Fault::Says(ApiErrorKind::NotFound), Fault::Says(ApiErrorKind::Forbidden)]);
     world.restart();
     assert_eq!(world.verbs(), ["get", "create", "get"]);
@@ -245,8 +224,7 @@ fn a_companion_never_registers_and_waits_for_the_kubelet() {
 #[test]
 fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     let mut world = World::with_node(Role::Companion);
-    world.pass(MINUTE);
-    world.send_node();
+    world.pass_watched(MINUTE);
     world.forget();
     let report = |status| ExternalCondition {
         ttl: Some(Duration::from_secs(60)),
@@ -277,8 +255,7 @@ fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     world.pass(11 * SECOND);
     assert_eq!(world.condition("KernelDeadlock")["status"], "True");
     // It is cleared, across a restart.
-    let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
-    world.save(vec![write]);
+    world.clear("KernelDeadlock");
     world.restart();
     world.forget();
     world.pass(11 * SECOND);
@@ -288,8 +265,7 @@ fn external_conditions_go_with_the_next_status_and_repeats_are_free() {
     );
     assert_eq!(world.condition("KernelDeadlock"), Value::Null);
     assert_eq!(world.condition("Foreign")["status"], "True");
-    world.pass(2 * MINUTE);
-    world.send_node();
+    world.pass_watched(2 * MINUTE);
     world.pass(MINUTE);
     assert!(world.conditions.is_empty() && world.requests.len() <= 2, "{:?}", world.verbs());
 }
@@ -347,8 +323,7 @@ proptest! {
         world.send_node();
         world.set(condition("KernelDeadlock", ConditionStatus::True));
         if cleared {
-            let write = world.core.clear_condition("KernelDeadlock", world.now()).expect("was there");
-            world.save(vec![write]);
+            world.clear("KernelDeadlock");
         }
         // The kubelet writes, and the watch has not reported it yet.
         node["status"]["conditions"] = json!(written);

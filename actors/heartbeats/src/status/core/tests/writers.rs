@@ -20,8 +20,7 @@ fn alternate_writes(world: &mut World, kind: &str, passes: i64) {
         if world.condition(kind)["reason"] != "Theirs" {
             world.other(&patch(kind, "True", world.boot / SECOND + n));
         }
-        world.pass(11 * SECOND);
-        world.send_node();
+        world.pass_watched(11 * SECOND);
     }
 }
 
@@ -55,8 +54,7 @@ fn e22_two_reporters_of_one_condition_are_reported_and_do_not_alternate() {
         let writes = writes.filter(of_kind).count();
         assert!((10..=13).contains(&writes), "{writes} in {} min, {role:?}", (world.boot - before) / MINUTE);
         // The other process stops: the contest is over after two report periods.
-        world.pass(6 * MINUTE);
-        world.send_node();
+        world.pass_watched(6 * MINUTE);
         assert_eq!(world.condition(KIND)["status"], "False");
         world.pass(11 * MINUTE);
         assert_eq!(world.condition(CONTESTED)["status"], "False");
@@ -69,21 +67,18 @@ fn e22_two_reporters_of_one_condition_are_reported_and_do_not_alternate() {
 fn e22_single_edits_the_lifecycle_controller_and_lost_answers_are_no_second_writer() {
     let mut world = World::settled(Role::Node);
     world.other(&patch("ImagePullsStalled", "True", 1));
-    world.pass(11 * SECOND);
-    world.send_node();
+    world.pass_watched(11 * SECOND);
     for n in 0..5 {
         let unknown = json!({"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
             "message": format!("{n}"), "lastTransitionTime": "2026-01-01T00:01:00Z"});
         world.other(&json!({"status": {"conditions": [unknown]}}));
-        world.pass(11 * SECOND);
-        world.send_node();
+        world.pass_watched(11 * SECOND);
         assert_eq!(world.condition("Ready")["status"], "True", "written at once");
     }
     for _ in 0..5 {
         world.faults.push_back(Fault::Swallows);
         world.step(Event::ReportNow);
-        world.pass(30 * SECOND);
-        world.send_node();
+        world.pass_watched(30 * SECOND);
     }
     assert_eq!(world.core.contested_conditions(), 0, "{:?}", world.notes);
     assert_eq!(world.condition(CONTESTED), Value::Null, "never contested, never written");
@@ -94,8 +89,7 @@ fn e22_a_condition_that_was_cleared_is_not_fought_over() {
     let mut world = World::settled(Role::Companion);
     world.set(condition(KIND, ConditionStatus::False));
     world.step(Event::Changed);
-    let write = world.core.clear_condition(KIND, world.now()).expect("was set");
-    world.save(vec![write]);
+    world.clear(KIND);
     world.pass(11 * SECOND);
     assert_eq!(world.condition(KIND), Value::Null);
     world.forget();
@@ -144,8 +138,7 @@ fn e3_role_node_that_stands_back_writes_one_condition_and_returns() {
     world.step(Event::Contention(Contention::StandingBack));
     world.pass(11 * SECOND);
     assert_eq!(world.verbs(), ["patch"]);
-    let contested = world.condition(CONTESTED);
-    assert_eq!((&contested["status"], &contested["reason"]), (&json!("True"), &json!("StandingBack")));
+    world.assert_condition(CONTESTED, "True", "StandingBack");
     assert_eq!(world.condition("Ready")["message"], "kubelet", "unchanged");
     world.collected.runtime = Err("gone".into());
     world.collected.runtime_down = Some("gone".into());
@@ -183,9 +176,7 @@ fn e3_role_node_waits_until_a_second_writer_is_excluded() {
     world.core = Core::new(world.policy.clone());
     world.health = JobHealth::Pending;
     world.step(Event::Contention(Contention::Undecided));
-    let since_boot = Duration::from_millis(u64::try_from(world.boot).expect("positive"));
-    let stamp = Stamp::new("boot-1", since_boot, world.now());
-    world.step(Event::Started { restored: Restored::default(), stamp });
+    world.step(Event::Started { restored: Restored::default(), stamp: world.stamp() });
     world.send_node();
     world.step(Event::RuntimeReady);
     world.pass(15 * SECOND);
@@ -200,11 +191,7 @@ fn e3_a_lease_that_another_renews_is_a_condition_of_a_companion_too() {
     let mut world = World::settled(Role::Companion);
     world.step(Event::Contention(Contention::Contested));
     world.pass(11 * SECOND);
-    let contested = world.condition(CONTESTED);
-    assert_eq!(
-        (&contested["status"], &contested["reason"]),
-        (&json!("True"), &json!("LeaseRenewedByAnother"))
-    );
+    world.assert_condition(CONTESTED, "True", "LeaseRenewedByAnother");
     // A restart is no transition.
     world.restart();
     world.pass(SECOND);

@@ -1,6 +1,7 @@
 use std::{
     collections::VecDeque,
     net::IpAddr,
+    ops::Range,
     process::Command,
     sync::{Arc, Mutex},
 };
@@ -9,16 +10,18 @@ use ipnet::IpNet;
 
 use keelson_client::{NodeInfo, localnetv1::IpSet};
 use keelson_proxy::{
-    addresses::NodePortAddresses,
-    conntrack::ConntrackOptions,
-    model::{Endpoint, PortName},
+    model::Endpoint,
     options::DetectLocal,
     sync::{CHECK_INTERVAL, Checked, FIRST_PAUSE, READ_INTERVAL, SyncLoop, Synced},
 };
 use nix::errno::Errno;
 
 use super::*;
-use crate::{kernel::Netlink, table::UNUSED_CHAIN_TTL, testing::in_namespace};
+use crate::{
+    kernel::Netlink,
+    table::UNUSED_CHAIN_TTL,
+    testing::{self, in_namespace},
+};
 
 mod checks;
 mod failures;
@@ -93,19 +96,7 @@ impl NfTables for Flaky {
 }
 
 fn options() -> Options {
-    Options {
-        bind_address: Vec::new(),
-        detect_local: DetectLocal::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]),
-        masquerade_all: false,
-        masquerade_bit: 14,
-        allow_external_ips: true,
-        conntrack: ConntrackOptions::default(),
-        node_port_addresses: NodePortAddresses::Primary,
-        flowtable_interfaces: Vec::new(),
-        min_sync_period: Duration::ZERO,
-        sync_period: Duration::from_secs(30),
-        max_staleness: None,
-    }
+    testing::options(&["10.244.0.0/16"])
 }
 
 fn node() -> NodeInfo {
@@ -123,16 +114,8 @@ fn ports(number: u16, from: u16, count: u16) -> [Vec<ServicePort>; 2] {
         let [a, b] = (from + index).to_be_bytes();
         Endpoint { ip: IpAddr::from([10, 244 + high % 8, a, b]), port: 8080 }
     };
-    let name = PortName { service: name(number), port: "http".into(), protocol: Protocol::Tcp };
     let port = ServicePort {
-        name,
-        port: 80,
-        cluster_ip: IpAddr::from([10, 96, high, low]),
-        external_ips: Vec::new(),
         load_balancer_ips: vec![IpAddr::from([198, 51, high, low])],
-        node_port: 0,
-        internal_local: false,
-        external_local: false,
         affinity_seconds: if number.is_multiple_of(7) { 60 } else { 0 },
         source_ranges: if number.is_multiple_of(5) {
             vec!["203.0.113.0/25".parse::<IpNet>().unwrap()]
@@ -141,9 +124,7 @@ fn ports(number: u16, from: u16, count: u16) -> [Vec<ServicePort>; 2] {
         },
         has_any: count > 0,
         cluster: (0..count).map(endpoint).collect(),
-        local: Vec::new(),
-        on_node: Vec::new(),
-        serving: Vec::new(),
+        ..testing::service_port(&name(number), "http", IpAddr::from([10, 96, high, low]), 80)
     };
     [vec![port], Vec::new()]
 }
@@ -198,6 +179,14 @@ impl Stage {
         sync_loop.set_node(node(), now);
         sync_loop.set_addresses(&["192.0.2.1".parse().unwrap()], now);
         Self { sync_loop, observer, script, now }
+    }
+
+    /// With Services of these numbers programmed, each with `count` endpoints.
+    fn programmed(numbers: Range<u16>, count: u16) -> Self {
+        let mut stage = Self::open();
+        numbers.for_each(|number| stage.set(number, 0, count));
+        stage.begin();
+        stage
     }
 
     fn set(&mut self, number: u16, from: u16, count: u16) {
@@ -293,11 +282,7 @@ fn case_16_no_rules_before_a_full_state() {
 #[test]
 fn case_56_no_change_is_no_operation_and_one_endpoint_is_a_few() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        for number in 0..200 {
-            stage.set(number, 0, 10);
-        }
-        stage.begin();
+        let mut stage = Stage::programmed(0..200, 10);
         let commits = stage.script.commits();
         stage.set(11, 0, 10);
         let nothing = stage.sync();
@@ -357,9 +342,7 @@ fn a_large_load_is_several_transactions_and_exact() {
 #[test]
 fn case_57_a_restart_changes_only_what_has_changed() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..50).for_each(|number| stage.set(number, 0, 4));
-        stage.begin();
+        let mut stage = Stage::programmed(0..50, 4);
         // Removals leave holes that a fresh start would fill.
         stage.set(3, 1, 3);
         stage.set(14, 2, 2);
@@ -394,9 +377,7 @@ fn case_57_a_restart_changes_only_what_has_changed() {
 #[test]
 fn case_58_returning_endpoints_reuse_their_chain() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        stage.set(1, 0, 70);
-        stage.begin();
+        let mut stage = Stage::programmed(1..2, 70);
         stage.set(1, 0, 0);
         stage.sync();
         stage.set(1, 0, 70);

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod measure;
+#[path = "../../../../src/testing.rs"]
+mod testing;
 
 use std::{
     fs::File,
@@ -22,11 +24,11 @@ use std::{
 
 use keelson_client::{NodeInfo, ServiceName};
 use keelson_proxy::{
-    addresses::{InterfacePattern, LocalAddresses, NodePortAddresses},
+    addresses::{InterfacePattern, LocalAddresses},
     backend::{Access, Driver as _, Observer},
-    conntrack::{self, ConntrackOptions, UdpFrontend},
+    conntrack::{self, UdpFrontend},
     model::{Endpoint, Family, PortName, Protocol, ServicePort},
-    options::{DetectLocal, Options},
+    options::Options,
     sync::{CHECK_INTERVAL, Checked, SyncLoop},
 };
 use keelson_proxy_nft::{Nft, kernel::Netlink};
@@ -222,16 +224,8 @@ impl Node {
     fn open(net: &Net, interfaces: &[&str], endpoint: u8) -> Self {
         let options = Options {
             bind_address: vec![net.ip(1, 1)],
-            detect_local: DetectLocal::ClusterCidr(Vec::new()),
-            masquerade_all: false,
-            masquerade_bit: 14,
-            allow_external_ips: true,
             flowtable_interfaces: interfaces.iter().map(|text| InterfacePattern::parse(text)).collect(),
-            conntrack: ConntrackOptions::default(),
-            node_port_addresses: NodePortAddresses::Primary,
-            min_sync_period: Duration::ZERO,
-            sync_period: Duration::from_secs(30),
-            max_staleness: None,
+            ..testing::options(&[])
         };
         let (sync_loop, observer) = net.within("node", || {
             let backend = Nft.open(&options, Access::Program).unwrap();
@@ -251,20 +245,11 @@ impl Node {
         let endpoint = Endpoint { ip: net.ip(2, host), port: ENDPOINT_PORT };
         let port = |protocol: Protocol| ServicePort {
             name: PortName { service: name.clone(), port: protocol.keyword().into(), protocol },
-            port: PORT,
-            cluster_ip: net.cluster_ip(),
-            external_ips: Vec::new(),
-            load_balancer_ips: Vec::new(),
             node_port: NODE_PORT,
-            internal_local: false,
-            external_local: false,
-            affinity_seconds: 0,
-            source_ranges: Vec::new(),
             has_any: true,
             cluster: vec![endpoint],
-            local: Vec::new(),
-            on_node: Vec::new(),
             serving: vec![endpoint],
+            ..testing::service_port(&name, "", net.cluster_ip(), PORT)
         };
         let both = vec![port(Protocol::Tcp), port(Protocol::Udp)];
         let ports = match net.family {

@@ -7,9 +7,7 @@ use keelson_proxy::backend::RuleOwner;
 #[test]
 fn drift_is_repaired_within_30_seconds() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..60).for_each(|number| stage.set(number, 0, 3));
-        stage.begin();
+        let mut stage = Stage::programmed(0..60, 3);
         for command in [
             &["delete", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.0.9 . tcp . 80 }"][..],
             &["add", "element", "ip", "keelson", "cluster-ips", "{ 192.0.2.77 }"],
@@ -48,9 +46,7 @@ fn drift_is_repaired_within_30_seconds() {
 #[test]
 fn p2_changes_continue_while_a_check_reads_the_table() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..60).for_each(|number| stage.set(number, 0, 3));
-        stage.begin();
+        let mut stage = Stage::programmed(0..60, 3);
         nft(&["add", "table", "ip", "mine"]);
         stage.now += READ_INTERVAL;
         assert!(stage.sync_loop.begin_checks(stage.now).contains(&Family::V4));
@@ -85,9 +81,7 @@ fn p2_changes_continue_while_a_check_reads_the_table() {
 #[test]
 fn p2_reads_and_changes_continue_while_a_program_commits_all_the_time() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..10_000).for_each(|number| stage.set(number, 0, 10));
-        stage.begin();
+        let mut stage = Stage::programmed(0..10_000, 10);
         let before = kernel().generation().unwrap();
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let noise = {
@@ -127,9 +121,7 @@ fn p2_reads_and_changes_continue_while_a_program_commits_all_the_time() {
 #[test]
 fn p2_checks_do_not_reset_the_age_of_unused_chains() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        stage.set(1, 0, 70);
-        stage.begin();
+        let mut stage = Stage::programmed(1..2, 70);
         stage.set(1, 0, 0);
         stage.sync();
         for _ in 0..=(UNUSED_CHAIN_TTL.as_secs() / READ_INTERVAL.as_secs()) {

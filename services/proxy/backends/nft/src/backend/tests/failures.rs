@@ -6,9 +6,7 @@ use crate::table::MAINTENANCE_RETRY;
 #[test]
 fn transient_errors_are_retried_at_once() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        stage.set(1, 0, 5);
-        stage.begin();
+        let mut stage = Stage::programmed(1..2, 5);
         for errno in [Errno::ENOBUFS, Errno::EAGAIN, Errno::EINTR] {
             stage.script.next(&[Fault::Refused(errno), Fault::Refused(errno)]);
             stage.set(1, errno as u16, 5);
@@ -22,9 +20,7 @@ fn transient_errors_are_retried_at_once() {
 #[test]
 fn unexpected_errors_start_a_full_sync_at_once() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..20).for_each(|number| stage.set(number, 0, 5));
-        stage.begin();
+        let mut stage = Stage::programmed(0..20, 5);
         for (step, fault) in [Fault::Refused(Errno::EEXIST), Fault::Refused(Errno::ENOENT), Fault::Lost]
             .into_iter()
             .enumerate()
@@ -41,9 +37,7 @@ fn unexpected_errors_start_a_full_sync_at_once() {
 #[test]
 fn case_59_a_failure_is_retried_as_a_full_sync() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..20).for_each(|number| stage.set(number, 0, 5));
-        stage.begin();
+        let mut stage = Stage::programmed(0..20, 5);
         stage.script.next(&[Fault::Refused(Errno::ENOSPC), Fault::Refused(Errno::ENOMEM)]);
         stage.set(1, 100, 5);
         let failed = stage.sync_loop.sync(stage.now);
@@ -71,9 +65,7 @@ fn case_59_a_failure_is_retried_as_a_full_sync() {
 #[test]
 fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        (0..20).for_each(|number| stage.set(number, 0, 5));
-        stage.begin();
+        let mut stage = Stage::programmed(0..20, 5);
         nft(&["delete", "element", "ip", "keelson", "cluster-ip-ports", "{ 10.96.0.9 . tcp . 80 }"]);
         stage.script.next(&[Fault::Unread]);
         assert!(stage.later(READ_INTERVAL).iter().all(|synced| synced.family != Family::V4));
@@ -91,9 +83,7 @@ fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
 #[test]
 fn p21_a_retry_of_our_own_changes_repairs_nothing() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        stage.set(1, 0, 5);
-        stage.begin();
+        let mut stage = Stage::programmed(1..2, 5);
         stage.script.next(&[Fault::Refused(Errno::ENOSPC)]);
         stage.set(1, 100, 5);
         assert!(stage.sync_loop.sync(stage.now).iter().any(|synced| synced.result.is_err()));
@@ -109,9 +99,7 @@ fn p21_a_retry_of_our_own_changes_repairs_nothing() {
 #[test]
 fn refused_chain_deletions_are_reported_and_checks_continue() {
     in_namespace(|| {
-        let mut stage = Stage::open();
-        stage.set(1, 0, 40);
-        stage.begin();
+        let mut stage = Stage::programmed(1..2, 40);
         stage.set(1, 0, 5);
         stage.sync();
         stage.script.next(&[Fault::Refused(Errno::ENOSPC)]);

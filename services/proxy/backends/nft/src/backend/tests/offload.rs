@@ -40,6 +40,20 @@ impl Kernel {
         stage
     }
 
+    /// With a Service programmed, and the offload enabled.
+    fn offloading() -> (Self, Stage) {
+        let kernel = Self::default();
+        let mut stage = kernel.open(offloading(&PATTERNS));
+        stage.begin();
+        (kernel, stage)
+    }
+
+    /// Sets the node's interfaces, and lets the flowtable follow.
+    fn apply_interfaces(&self, stage: &mut Stage, list: &[(&str, usize)]) {
+        self.interfaces(stage, list);
+        stage.later(Duration::ZERO);
+    }
+
     /// Sets the node's interfaces, as name and index. Removed ones leave the flowtables, as in the kernel.
     fn interfaces(&self, stage: &mut Stage, list: &[(&str, usize)]) {
         let interfaces: Vec<Interface> =
@@ -211,20 +225,16 @@ const PATTERNS: [&str; 2] = ["eth0", "veth*"];
 #[test]
 fn the_devices_of_the_flowtable_follow_the_interfaces() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
+        let (kernel, mut stage) = Kernel::offloading();
         assert_eq!(kernel.devices(), names(&[]), "the flowtable is there before its devices");
-        kernel.interfaces(&mut stage, &[("lo", 1), ("eth0", 2), ("veth1", 3), ("cni0", 4)]);
-        stage.later(Duration::ZERO);
+        kernel.apply_interfaces(&mut stage, &[("lo", 1), ("eth0", 2), ("veth1", 3), ("cni0", 4)]);
         assert_eq!(kernel.devices(), names(&["eth0", "veth1"]));
         assert_eq!(kernel.0.lock().unwrap().families[0].rules.len(), 2);
 
         // One is removed, one is added, one is created again under the same name.
         kernel.lose("eth0");
         kernel.lose("veth1");
-        kernel.interfaces(&mut stage, &[("eth0", 9), ("veth2", 5)]);
-        stage.later(Duration::ZERO);
+        kernel.apply_interfaces(&mut stage, &[("eth0", 9), ("veth2", 5)]);
         assert_eq!(kernel.devices(), names(&["eth0", "veth2"]));
 
         // A device that left without a notification is added again after a while.
@@ -244,9 +254,7 @@ fn the_devices_of_the_flowtable_follow_the_interfaces() {
 #[test]
 fn a_removed_interface_delays_no_other_interface_or_service() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
+        let (kernel, mut stage) = Kernel::offloading();
         kernel.interfaces(&mut stage, &[("veth1", 1), ("veth2", 2), ("veth3", 3)]);
         kernel.0.lock().unwrap().interfaces.remove("veth2");
         stage.set(2, 0, 3);
@@ -266,19 +274,15 @@ fn a_removed_interface_delays_no_other_interface_or_service() {
 #[test]
 fn a_restart_keeps_the_flowtable_and_turning_it_off_removes_it() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
-        kernel.interfaces(&mut stage, &[("eth0", 2)]);
-        stage.later(Duration::ZERO);
+        let (kernel, mut stage) = Kernel::offloading();
+        kernel.apply_interfaces(&mut stage, &[("eth0", 2)]);
 
         let mut stage = kernel.open(offloading(&PATTERNS));
         let [v4, v6] = stage.begin().try_into().unwrap();
         assert!(v4.result.unwrap().is_nothing() && v6.result.unwrap().is_nothing());
         stage.later(Duration::ZERO);
         assert_eq!(kernel.devices(), names(&["eth0"]), "until the interfaces are known, nothing is removed");
-        kernel.interfaces(&mut stage, &[("eth0", 2)]);
-        stage.later(Duration::ZERO);
+        kernel.apply_interfaces(&mut stage, &[("eth0", 2)]);
         assert_eq!(kernel.devices(), names(&["eth0"]));
 
         let mut stage = kernel.open(options());
@@ -298,11 +302,8 @@ fn a_restart_keeps_the_flowtable_and_turning_it_off_removes_it() {
 #[test]
 fn foreign_changes_of_flowtables_are_repaired() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
-        kernel.interfaces(&mut stage, &[("eth0", 2)]);
-        stage.later(Duration::ZERO);
+        let (kernel, mut stage) = Kernel::offloading();
+        kernel.apply_interfaces(&mut stage, &[("eth0", 2)]);
         type Damage = fn(&mut FakeFlowtables);
         let damages: [(&str, Damage); 4] = [
             ("rules deleted", |family| family.rules.clear()),
@@ -334,11 +335,8 @@ fn foreign_changes_of_flowtables_are_repaired() {
 #[test]
 fn udp_is_not_offloaded_if_the_kernel_cannot_delete_its_flows() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
-        kernel.interfaces(&mut stage, &[("eth0", 2)]);
-        stage.later(Duration::ZERO);
+        let (kernel, mut stage) = Kernel::offloading();
+        kernel.apply_interfaces(&mut stage, &[("eth0", 2)]);
         let rules = || kernel.0.lock().unwrap().families[0].rules.len();
         assert_eq!((rules(), kernel.created()), (2, 1));
 
@@ -355,8 +353,7 @@ fn udp_is_not_offloaded_if_the_kernel_cannot_delete_its_flows() {
         // The kernel keeps its state over a restart.
         let mut stage = kernel.open(offloading(&PATTERNS));
         stage.begin();
-        kernel.interfaces(&mut stage, &[("eth0", 2)]);
-        stage.later(Duration::ZERO);
+        kernel.apply_interfaces(&mut stage, &[("eth0", 2)]);
         assert_eq!((rules(), kernel.created()), (1, 2));
         let mut stage = kernel.open(options());
         stage.begin();
@@ -385,9 +382,7 @@ fn without_flowtables_everything_else_is_programmed() {
 #[test]
 fn the_text_has_the_flowtable() {
     in_namespace(|| {
-        let kernel = Kernel::default();
-        let mut stage = kernel.open(offloading(&PATTERNS));
-        stage.begin();
+        let (kernel, mut stage) = Kernel::offloading();
         kernel.interfaces(&mut stage, &[("eth0", 2), ("veth1", 3)]);
         let mut text = String::new();
         stage.sync_loop.backend().ruleset()(&mut text).unwrap();

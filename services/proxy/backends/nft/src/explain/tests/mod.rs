@@ -21,6 +21,7 @@ use crate::{
     chain::Chain,
     plan::{Existing, NodeFacts, Plan},
     ruleset::{Base, NodePortMatch},
+    testing,
 };
 
 /// A node: N is 192.168.0.1, N2 192.168.0.2; P is 10.244.0.0/16; L* are 10.244.0.*, R* are 10.244.1.*.
@@ -147,25 +148,13 @@ const B: &str = "192.0.2.200";
 fn web(names: &[&str]) -> ServicePort {
     let on_node: Vec<&str> = names.iter().copied().filter(|name| name.starts_with('L')).collect();
     ServicePort {
-        name: PortName {
-            service: ServiceName::new("default", "web"),
-            port: "http".into(),
-            protocol: Protocol::Tcp,
-        },
-        port: 80,
-        cluster_ip: ip("10.96.0.10"),
         external_ips: vec![ip("198.51.100.10")],
         load_balancer_ips: vec![ip("203.0.113.10")],
         node_port: 30_080,
-        internal_local: false,
-        external_local: false,
-        affinity_seconds: 0,
-        source_ranges: Vec::new(),
         has_any: !names.is_empty(),
         cluster: endpoints(names),
-        local: Vec::new(),
         on_node: endpoints(&on_node),
-        serving: Vec::new(),
+        ..testing::service_port(&ServiceName::new("default", "web"), "http", ip("10.96.0.10"), 80)
     }
 }
 

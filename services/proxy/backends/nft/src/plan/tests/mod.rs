@@ -14,6 +14,7 @@ use super::*;
 use crate::{
     chain::Choice,
     element::{KEY_MAX, Verdict},
+    testing,
 };
 
 impl Plan {
@@ -295,23 +296,7 @@ pub(super) fn ip(text: &str) -> IpAddr {
 
 /// A service port with V, without endpoints.
 pub(super) fn service_port(service: &ServiceName, name: &str, cluster_ip: &str, port: u16) -> ServicePort {
-    ServicePort {
-        name: PortName { service: service.clone(), port: name.into(), protocol: Protocol::Tcp },
-        port,
-        cluster_ip: ip(cluster_ip),
-        external_ips: vec![],
-        load_balancer_ips: vec![],
-        node_port: 0,
-        internal_local: false,
-        external_local: false,
-        affinity_seconds: 0,
-        source_ranges: vec![],
-        has_any: false,
-        cluster: vec![],
-        local: vec![],
-        on_node: vec![],
-        serving: vec![],
-    }
+    testing::service_port(service, name, ip(cluster_ip), port)
 }
 
 /// `10.244.0.<last>:8080`.

@@ -369,26 +369,16 @@ proptest! {
 /// An address that was a load balancer IP of a Service with external policy `Local` becomes its cluster IP.
 #[test]
 fn traffic_is_served_while_an_external_address_becomes_internal() {
+    let service = ServiceName::new("default", "c");
     let port = |cluster_ip: &str, load_balancer: &[&str], cluster: u8, local: &[u8]| ServicePort {
-        name: PortName {
-            service: ServiceName::new("default", "c"),
-            port: "web".into(),
-            protocol: Protocol::Tcp,
-        },
-        port: 80,
-        cluster_ip: ip(cluster_ip),
-        external_ips: vec![],
         load_balancer_ips: load_balancer.iter().copied().map(ip).collect(),
         node_port: 30_002,
-        internal_local: false,
         external_local: true,
         affinity_seconds: 10,
-        source_ranges: vec![],
         has_any: true,
         cluster: vec![endpoint(cluster)],
         local: local.iter().copied().map(endpoint).collect(),
-        on_node: vec![],
-        serving: vec![],
+        ..service_port(&service, "web", cluster_ip, 80)
     };
     let external = port("10.96.0.0", &["10.96.0.2"], 6, &[3]);
     let internal = port("10.96.0.2", &[], 5, &[]);

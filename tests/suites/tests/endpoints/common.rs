@@ -6,7 +6,7 @@
 //! it.
 
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::endpoints::{Followers, FullState, Truth, Writer};
+use keelson_cluster::endpoints::{ExpectedState, Followers, FullState, Writer};
 use keelson_cluster::kube::{ApiOptions, Cluster, Identity};
 pub(crate) use keelson_cluster::manifests::COMPANION_WITH_LEASE as MANIFEST;
 use keelson_harness::agent::{Agent, Settings, no_runtime};
@@ -23,12 +23,12 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 const ACCOUNT: &str = "keelson-agent";
 
 /// A cluster whose Services are dual-stack, with the rights of companions.
-struct Shared {
+struct SharedCluster {
     cluster: Arc<Mutex<Cluster>>,
     _scratch: Scratch,
 }
 
-impl Shared {
+impl SharedCluster {
     async fn start(lane: Lane) -> Result<Self> {
         let scratch = Scratch::new()?;
         let mut args = vec!["--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112".to_owned()];
@@ -60,14 +60,14 @@ pub(crate) enum Lane {
     Large,
 }
 
-async fn shared(lane: Lane) -> Result<Arc<Shared>> {
-    static LANES: [suite::Shared<Shared>; 3] = [const { suite::Shared::new() }; 3];
-    LANES[lane as usize].get(|| Shared::start(lane)).await
+async fn shared(lane: Lane) -> Result<Arc<SharedCluster>> {
+    static LANES: [suite::Shared<SharedCluster>; 3] = [const { suite::Shared::new() }; 3];
+    LANES[lane as usize].get(|| SharedCluster::start(lane)).await
 }
 
 /// A cluster that the test uses exclusively, a node with an agent that is not started yet, and a namespace to write
 /// into. Node and namespace have the test's name.
-pub(crate) struct Stage {
+pub(crate) struct TestEnv {
     pub(crate) agent: Agent,
     pub(crate) name: String,
     pub(crate) writer: Writer,
@@ -75,7 +75,7 @@ pub(crate) struct Stage {
     pub(crate) cluster: LockedCluster,
     _scratch: Scratch,
     started: Instant,
-    _shared: Arc<Shared>,
+    _shared: Arc<SharedCluster>,
 }
 
 /// A cluster that no other test uses meanwhile.
@@ -95,7 +95,7 @@ impl DerefMut for LockedCluster {
     }
 }
 
-impl Stage {
+impl TestEnv {
     /// Waits until the cluster is free.
     pub(crate) async fn new(lane: Lane, name: &str) -> Result<Self> {
         let shared = shared(lane).await?;
@@ -123,6 +123,14 @@ impl Stage {
         Ok(Self { agent, name, writer, identity, cluster, _scratch: scratch, started, _shared: shared })
     }
 
+    /// With the agent started, and consumers of both APIs.
+    pub(crate) async fn started(lane: Lane, name: &str) -> Result<(Self, Followers)> {
+        let mut env = Self::new(lane, name).await?;
+        env.agent.start_live().await?;
+        let followers = env.followers()?;
+        Ok((env, followers))
+    }
+
     /// Changes the address of the API server, effective at the next start.
     pub(crate) fn via(&mut self, endpoint: &str) -> Result<()> {
         let kubeconfig = self.identity.kubeconfig_via(endpoint)?;
@@ -143,8 +151,8 @@ impl Stage {
     }
 
     /// The state that the API server's objects must result in now.
-    pub(crate) async fn truth(&self) -> Result<Truth> {
-        Truth::of(&self.cluster, &self.name).await
+    pub(crate) async fn expected(&self) -> Result<ExpectedState> {
+        ExpectedState::of(&self.cluster, &self.name).await
     }
 
     /// `namespace/name` of a Service of the test.
@@ -154,7 +162,7 @@ impl Stage {
 
     /// Waits until both consumers have the expected state and no invariant was violated; returns instance and revision.
     pub(crate) async fn settled(&self, followers: &Followers) -> Result<(u64, u64)> {
-        followers.settled(&self.truth().await?).await?;
+        followers.settled(&self.expected().await?).await?;
         followers.check_invariants()?;
         followers.pair().await
     }
@@ -226,15 +234,15 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for TestEnv {
     fn drop(&mut self) {
         eprintln!("{} took {:.1} s", self.name, self.started.elapsed().as_secs_f64());
     }
 }
 
 /// The sorted addresses of a Service's endpoints that one of its ports, by index, sends to from anywhere.
-pub(crate) fn chosen(whole: &FullState, service: &str, index: u32) -> Option<Vec<String>> {
-    let service = whole.service(service)?;
+pub(crate) fn chosen(full_state: &FullState, service: &str, index: u32) -> Option<Vec<String>> {
+    let service = full_state.service(service)?;
     let chosen = service
         .endpoints
         .iter()

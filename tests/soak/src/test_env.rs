@@ -40,7 +40,7 @@ pub(crate) struct Source {
 
 /// Everything that takes part. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct TestEnv {
     kubelet: Kubelet,
     pub(crate) agent: Mutex<Agent>,
     pub(crate) kind: Kind,
@@ -57,7 +57,7 @@ pub(crate) struct Stage {
     _scratch: Scratch,
 }
 
-impl Stage {
+impl TestEnv {
     pub(crate) async fn start(kind: Kind, limit: usize, timeline: &Timeline) -> Result<Self> {
         let scratch = Scratch::new()?;
         let at = scratch.path();

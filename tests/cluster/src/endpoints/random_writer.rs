@@ -1,5 +1,5 @@
-//! Owns: [`Churn`], which writes Services, slices and a node's zone at random, in every field that has a meaning. In: a
-//! seed and a rate. Out: writes, until it is stopped.
+//! Owns: [`RandomWriter`], which writes Services, slices and a node's zone at random, in every field that has a
+//! meaning. In: a seed and a rate. Out: writes, until it is stopped.
 
 use super::objects::{Kind, Writer, endpoint, slice};
 use anyhow::{Context as _, Result, bail};
@@ -20,7 +20,7 @@ const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
 /// A random writer in the background. Stopped on drop.
 #[derive(Debug)]
-pub struct Churn {
+pub struct RandomWriter {
     /// Held by the writer during each write.
     turn: Arc<Mutex<()>>,
     stop: watch::Sender<bool>,
@@ -34,7 +34,7 @@ pub struct Churn {
 #[derive(Debug)]
 pub struct Paused(#[expect(dead_code, reason = "held, not looked at")] OwnedMutexGuard<()>);
 
-impl Churn {
+impl RandomWriter {
     /// Writes into the writer's namespace at most `per_second` times per second. `node` is the node whose zone also
     /// changes, and which has endpoints.
     pub fn start(writer: &Writer, node: &str, seed: u64, per_second: u32) -> Self {
@@ -83,7 +83,7 @@ impl Churn {
     }
 }
 
-impl Drop for Churn {
+impl Drop for RandomWriter {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -15,7 +15,7 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
-pub(crate) struct Rig {
+pub(crate) struct TestEnv {
     pub(crate) cri: Cri,
     pub(crate) agent: Agent,
     pub(crate) node: Node,
@@ -24,7 +24,7 @@ pub(crate) struct Rig {
 /// A pull in a separate task. Aborting it is a cancellation by the client.
 pub(crate) type RunningPull = JoinHandle<Result<String, Status>>;
 
-impl Rig {
+impl TestEnv {
     pub(crate) async fn start(kind: Kind, settings: &Settings) -> Result<Self> {
         Self::before(Node::start(kind).await?, settings).await
     }

@@ -1,6 +1,6 @@
 //! Shared by all measurements.
 //!
-//! Owns: a cluster with one Node, and agents of it. In: settings. Out: [`Stage`], and metrics of an agent.
+//! Owns: a cluster with one Node, and agents of it. In: settings. Out: [`TestEnv`], and metrics of an agent.
 
 use std::fs;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Role {
     }
 }
 
-pub(super) struct Stage {
+pub(super) struct TestEnv {
     pub(super) cluster: Cluster,
     containerd: Containerd,
     /// By node.
@@ -43,7 +43,7 @@ pub(super) struct Stage {
     pub(super) scratch: Scratch,
 }
 
-impl Stage {
+impl TestEnv {
     pub(super) async fn new() -> Result<Self> {
         let scratch = Scratch::new()?;
         let containerd = Containerd::start(&scratch, Kind::V2, &Options::default()).await?;

@@ -29,13 +29,13 @@ pub(crate) const ACCOUNT: &str = "keelson-agent";
 pub(crate) const AGENT: &str = "keelson/";
 
 /// A control plane with its controllers, with default timeouts.
-pub(crate) struct Shared {
+pub(crate) struct SharedCluster {
     _controllers: ControllerManager,
     pub(crate) cluster: Cluster,
     _scratch: Scratch,
 }
 
-impl Shared {
+impl SharedCluster {
     async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
         // Without streaming lists, because the right to list, which is tested here, is used only then.
@@ -47,9 +47,14 @@ impl Shared {
     }
 }
 
-pub(crate) async fn shared() -> Result<Arc<Shared>> {
-    static SHARED: suite::Shared<Shared> = suite::Shared::new();
-    SHARED.get(Shared::start).await
+pub(crate) async fn shared() -> Result<Arc<SharedCluster>> {
+    static SHARED: suite::Shared<SharedCluster> = suite::Shared::new();
+    SHARED.get(SharedCluster::start).await
+}
+
+/// Runs a test on the cluster that all tests share.
+pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    run(async { test(&shared().await?.cluster).await })
 }
 
 /// Settings of an agent of this node, with a Lease in both roles.

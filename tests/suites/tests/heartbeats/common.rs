@@ -37,13 +37,13 @@ pub(crate) fn manifest_of(account: &str) -> String {
     MANIFEST.replace(ACCOUNT, account)
 }
 
-pub(crate) struct Shared {
+pub(crate) struct SharedCluster {
     _controllers: Option<ControllerManager>,
     pub(crate) cluster: Cluster,
     _scratch: Scratch,
 }
 
-impl Shared {
+impl SharedCluster {
     async fn start(controlled: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
         let cluster = cluster(&scratch).await?;
@@ -66,15 +66,25 @@ pub(crate) async fn cluster(scratch: &Scratch) -> Result<Cluster> {
 }
 
 /// The cluster of all tests that do not disturb it.
-pub(crate) async fn shared() -> Result<Arc<Shared>> {
-    static SHARED: suite::Shared<Shared> = suite::Shared::new();
-    SHARED.get(|| Shared::start(false)).await
+pub(crate) async fn shared() -> Result<Arc<SharedCluster>> {
+    static SHARED: suite::Shared<SharedCluster> = suite::Shared::new();
+    SHARED.get(|| SharedCluster::start(false)).await
 }
 
 /// The cluster of all tests that need controllers.
-pub(crate) async fn controlled() -> Result<Arc<Shared>> {
-    static SHARED: suite::Shared<Shared> = suite::Shared::new();
-    SHARED.get(|| Shared::start(true)).await
+pub(crate) async fn controlled() -> Result<Arc<SharedCluster>> {
+    static SHARED: suite::Shared<SharedCluster> = suite::Shared::new();
+    SHARED.get(|| SharedCluster::start(true)).await
+}
+
+/// Runs a test on the cluster of all tests that do not disturb it.
+pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    run(async { test(&shared().await?.cluster).await })
+}
+
+/// Runs a test on the cluster of all tests that need controllers.
+pub(crate) fn on_controlled_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    run(async { test(&controlled().await?.cluster).await })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +99,7 @@ pub(crate) fn quick() -> Settings {
 }
 
 /// An agent, not started yet, with a separate identity.
-pub(crate) struct Rig {
+pub(crate) struct TestEnv {
     pub(crate) agent: Agent,
     _runtime: FakeRuntime,
     pub(crate) name: String,
@@ -98,11 +108,35 @@ pub(crate) struct Rig {
     pub(crate) scratch: Scratch,
 }
 
-impl Rig {
+impl TestEnv {
     /// An agent for the node `name`, directly connected to the API server, with a Lease in both roles. A companion's
     /// Node is created here; the agent of role `node` creates its own.
     pub(crate) async fn new(cluster: &Cluster, name: &str, role: Role, settings: Settings) -> Result<Self> {
         Self::with_rights(cluster, name, role, settings, MANIFEST).await
+    }
+
+    /// The same, started.
+    pub(crate) async fn started(
+        cluster: &Cluster,
+        name: &str,
+        role: Role,
+        settings: Settings,
+    ) -> Result<Self> {
+        let mut env = Self::new(cluster, name, role, settings).await?;
+        env.agent.start_again().await?;
+        Ok(env)
+    }
+
+    /// The same, once it has reported.
+    pub(crate) async fn reporting(
+        cluster: &Cluster,
+        name: &str,
+        role: Role,
+        settings: Settings,
+    ) -> Result<Self> {
+        let env = Self::started(cluster, name, role, settings).await?;
+        env.settled(cluster).await?;
+        Ok(env)
     }
 
     async fn with_rights(
@@ -142,9 +176,9 @@ impl Rig {
 
     /// A companion with the default settings: without a Lease, and without the rights that one needs.
     pub(crate) async fn without_lease(cluster: &Cluster, name: &str, settings: Settings) -> Result<Self> {
-        let mut rig = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
-        rig.agent.set("node.companion_lease", false)?;
-        Ok(rig)
+        let mut env = Self::with_rights(cluster, name, Role::Companion, settings, COMPANION).await?;
+        env.agent.set("node.companion_lease", false)?;
+        Ok(env)
     }
 
     /// Changes the address of the API server, effective at the next start.

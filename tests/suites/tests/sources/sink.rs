@@ -132,7 +132,7 @@ impl<T: Named> Known<T> {
 
 /// The state after a source's events.
 #[derive(Debug, Default)]
-pub(crate) struct Truth {
+pub(crate) struct SinkState {
     pub(crate) services: Known<Service>,
     pub(crate) slices: Known<EndpointSlice>,
     pub(crate) cidrs: Known<ServiceCidr>,
@@ -143,7 +143,7 @@ pub(crate) struct Truth {
     faults: Vec<String>,
 }
 
-impl Truth {
+impl SinkState {
     /// Relevant Services of a namespace: name, cluster IP and ports.
     pub(crate) fn services(&self, namespace: &str) -> Result<Short> {
         self.services.short(&format!("{namespace}/"), |service| {
@@ -215,7 +215,7 @@ impl Truth {
 /// A sink. Events of one kind must come one after the other, which it checks.
 #[derive(Default)]
 pub(crate) struct Collector {
-    truth: Mutex<Truth>,
+    state: Mutex<SinkState>,
     busy: Mutex<BTreeSet<SourceKind>>,
     /// Time it takes for each event.
     pause: Duration,
@@ -240,20 +240,20 @@ impl Collector {
         Self { pause, ..Self::default() }
     }
 
-    pub(crate) fn truth(&self) -> MutexGuard<'_, Truth> {
-        locked(&self.truth)
+    pub(crate) fn state(&self) -> MutexGuard<'_, SinkState> {
+        locked(&self.state)
     }
 
     pub(crate) fn forget(&self) {
-        let mut truth = self.truth();
-        truth.services.forget();
-        truth.slices.forget();
+        let mut state = self.state();
+        state.services.forget();
+        state.slices.forget();
     }
 
     /// Fails if the source violated a guarantee.
     pub(crate) fn check_guarantees(&self) -> Result<()> {
-        let truth = self.truth();
-        ensure!(truth.faults.is_empty(), "{:?}", truth.faults);
+        let state = self.state();
+        ensure!(state.faults.is_empty(), "{:?}", state.faults);
         Ok(())
     }
 }
@@ -263,12 +263,12 @@ impl EventSink for Collector {
         async move {
             let kind = kind_of(&event);
             if !locked(&self.busy).insert(kind) {
-                self.truth().faults.push(format!("two events of {kind:?} at once"));
+                self.state().faults.push(format!("two events of {kind:?} at once"));
             }
             if !self.pause.is_zero() {
                 tokio::time::sleep(self.pause).await;
             }
-            let answer = self.truth().take(event);
+            let answer = self.state().take(event);
             locked(&self.busy).remove(&kind);
             answer
         }

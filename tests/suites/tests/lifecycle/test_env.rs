@@ -1,8 +1,8 @@
 //! Owns: a node that runs pods: a runtime, a stock kubelet and, if a test needs one, an agent between them. In: the
 //! kind of runtime, settings of kubelet and agent. Out: pods, and the kubelet's status of them.
 
+use crate::common::{ACCOUNT, SharedCluster, companion, settings, shared};
 use crate::pods::{phase, pod};
-use crate::rig::{ACCOUNT, Shared, companion, settings, shared};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, PodStatus};
 use keelson_cluster::kube::{Kubelet, KubeletOptions};
@@ -29,13 +29,20 @@ pub(crate) enum Agents {
 }
 
 /// Fields are dropped in this order.
-pub(crate) struct Stage {
+pub(crate) struct TestEnv {
     pub(crate) kubelet: Kubelet,
     agent: Option<Agent>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedCluster>,
     pub(crate) node: Node,
     pub(crate) name: String,
     user: Option<&'static User>,
+}
+
+/// [`pod_node`] in a folder of its own.
+pub(crate) async fn new_pod_node(kind: Kind, access: Access) -> Result<Node> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.dir("c0")?;
+    pod_node(scratch, &folder, kind, access).await
 }
 
 /// The node without kubelet and agent: a runtime in `folder` whose pods use the host's network.
@@ -65,7 +72,7 @@ pub(crate) fn program(name: &str, layers: &[u64]) -> Result<ImageSpec> {
     Ok(spec)
 }
 
-impl Stage {
+impl TestEnv {
     /// Starts a kubelet on a runtime of [`pod_node`], and waits until the node is ready.
     pub(crate) async fn start(
         name: &str,
@@ -96,9 +103,9 @@ impl Stage {
         Ok(Self { kubelet, agent, shared, node, name: name.to_owned(), user: user(access) })
     }
 
-    /// Fails if the stage has no agent.
+    /// Fails if the node has no agent.
     pub(crate) fn agent(&mut self) -> Result<&mut Agent> {
-        self.agent.as_mut().context("this stage has no agent")
+        self.agent.as_mut().context("this node has no agent")
     }
 
     pub(crate) fn has_agent(&self) -> bool {

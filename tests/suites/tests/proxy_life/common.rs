@@ -23,7 +23,7 @@ use tokio::process::Command;
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A node, whose agent and proxy are prepared and not started yet.
-pub(crate) struct Stage {
+pub(crate) struct TestEnv {
     pub(crate) agent: Agent,
     pub(crate) proxy: KeelsonProxy,
     pub(crate) options: KeelsonProxyOptions,
@@ -32,7 +32,7 @@ pub(crate) struct Stage {
     pub(crate) scratch: Scratch,
 }
 
-impl Stage {
+impl TestEnv {
     /// The proxy checks its table once a second.
     pub(crate) fn new() -> Result<Self> {
         Self::with(|options| options.set("proxy.sync_period", "1s"))
@@ -56,9 +56,9 @@ impl Stage {
 
     /// With these Services, and agent and proxy in sync.
     pub(crate) async fn started(services: &[Service]) -> Result<Self> {
-        let mut stage = Self::new()?;
-        stage.start(services).await?;
-        Ok(stage)
+        let mut env = Self::new()?;
+        env.start(services).await?;
+        Ok(env)
     }
 
     /// Starts both, and waits until the kernel has these Services.

@@ -1,6 +1,6 @@
 //! Owns: the state of a node that the objects of an API server must result in. In: the objects, as an administrator
-//! lists them in JSON. Out: [`Truth`], computed from all of them at once by the agent's own pure function. Everything
-//! else of the agent (watches, protobuf, increments, disk, both APIs, clients) has to give the same result.
+//! lists them in JSON. Out: [`ExpectedState`], computed from all of them at once by the agent's own pure function.
+//! Everything else of the agent (watches, protobuf, increments, disk, both APIs, clients) has to give the same result.
 
 use super::objects::Kind;
 use crate::kube::Cluster;
@@ -17,13 +17,13 @@ const PAGE: usize = 1000;
 
 /// The state of a node that the API server's objects must result in.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Truth {
+pub struct ExpectedState {
     /// By `namespace/name`.
     pub services: BTreeMap<String, ServiceEndpoints>,
     pub node: NodeInfo,
 }
 
-impl Truth {
+impl ExpectedState {
     /// The expected state now. The lists are made one after the other, so nothing may write meanwhile.
     pub async fn of(cluster: &Cluster, node: &str) -> Result<Self> {
         let client = cluster.admin.client();

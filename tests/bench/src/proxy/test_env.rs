@@ -1,6 +1,6 @@
 //! Shared by all measurements at one size.
 //!
-//! Owns: a cluster with one Node, its Services and slices. In: a size. Out: [`Stage`]: objects, and changes of them.
+//! Owns: a cluster with one Node, its Services and slices. In: a size. Out: [`TestEnv`]: objects, and changes of them.
 //! Beside those of [`bulk`] there are a few Services whose endpoints are real: pods of a
 //! [`World`](keelson_cluster::net::World).
 
@@ -96,7 +96,7 @@ impl Load {
     }
 }
 
-pub(super) struct Stage {
+pub(super) struct TestEnv {
     pub(super) size: Size,
     pub(super) scratch: Scratch,
     pub(super) cluster: Cluster,
@@ -113,7 +113,7 @@ pub(super) struct Stage {
     next: AtomicU16,
 }
 
-impl Stage {
+impl TestEnv {
     pub(super) async fn new(size: Size) -> Result<Self> {
         let scratch = Scratch::new()?;
         // Not needed here.

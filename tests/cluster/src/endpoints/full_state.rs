@@ -1,6 +1,6 @@
 //! Owns: a complete state as a consumer holds it, and the invariants of every state. In: changes. Out: violations.
 
-use super::truth::Truth;
+use super::expected_state::ExpectedState;
 use anyhow::{Result, bail};
 use keelson_client::{Position, ServiceName};
 use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
@@ -62,15 +62,15 @@ impl FullState {
     }
 
     /// Fails unless this equals the expected state.
-    pub fn ensure_equals(&self, truth: &Truth) -> Result<()> {
+    pub fn ensure_equals(&self, expected: &ExpectedState) -> Result<()> {
         let mut differences = String::new();
-        if self.node.as_ref() != Some(&truth.node) {
-            let _ = writeln!(differences, "the node is {:?}, not {:?}", self.node, truth.node);
+        if self.node.as_ref() != Some(&expected.node) {
+            let _ = writeln!(differences, "the node is {:?}, not {:?}", self.node, expected.node);
         }
-        let (mut count, names) = (0, self.services.keys().chain(truth.services.keys()));
+        let (mut count, names) = (0, self.services.keys().chain(expected.services.keys()));
         let names: std::collections::BTreeSet<_> = names.collect();
         for name in names {
-            let (here, there) = (self.services.get(name), truth.services.get(name));
+            let (here, there) = (self.services.get(name), expected.services.get(name));
             if here != there {
                 count += 1;
                 if count <= SHOWN {
@@ -81,7 +81,7 @@ impl FullState {
         if differences.is_empty() {
             return Ok(());
         }
-        bail!("{:?} differs from the truth in {count} Services:\n{differences}", self.position)
+        bail!("{:?} differs from the expected state in {count} Services:\n{differences}", self.position)
     }
 }
 
@@ -92,11 +92,11 @@ pub struct Pairs(Arc<Mutex<HashMap<(u64, u64), u64>>>);
 
 impl Pairs {
     /// Fails if this pair was seen with other contents.
-    pub(super) fn record(&self, whole: &FullState) -> Result<()> {
+    pub(super) fn record(&self, full_state: &FullState) -> Result<()> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let former = *all.entry(whole.pair()).or_insert(whole.digest);
-        if former != whole.digest {
-            bail!("{:?} has two meanings", whole.position);
+        let former = *all.entry(full_state.pair()).or_insert(full_state.digest);
+        if former != full_state.digest {
+            bail!("{:?} has two meanings", full_state.position);
         }
         Ok(())
     }

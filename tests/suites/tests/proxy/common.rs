@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
 use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
-use keelson_cluster::net::{Forward, World, create_node, http_get_from, remove_at_exit};
+use keelson_cluster::net::{Forward, NetClient, World, create_node, http_get_from, remove_at_exit};
 use keelson_harness::scratch::Scratch;
 pub(crate) use keelson_harness::suite::run;
 use keelson_harness::util::PATIENCE;
@@ -62,13 +62,13 @@ impl Setup {
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct SharedCluster {
     pub(crate) cluster: Cluster,
     pub(crate) scratch: Scratch,
 }
 
-pub(crate) async fn shared() -> Result<&'static Shared> {
-    static SHARED: OnceCell<Shared> = OnceCell::const_new();
+pub(crate) async fn shared() -> Result<&'static SharedCluster> {
+    static SHARED: OnceCell<SharedCluster> = OnceCell::const_new();
     SHARED
         .get_or_try_init(|| async {
             let scratch = Scratch::new()?;
@@ -80,7 +80,7 @@ pub(crate) async fn shared() -> Result<&'static Shared> {
             let options = ApiOptions { args, ..ApiOptions::default() };
             let cluster = Cluster::start_with(&scratch, &options).await?;
             cluster.admin.apply(MANIFEST).await?;
-            Ok(Shared { cluster, scratch })
+            Ok(SharedCluster { cluster, scratch })
         })
         .await
 }
@@ -98,7 +98,7 @@ impl Bench {
         Self::start_via(shared, setup, None).await
     }
 
-    async fn start_via(shared: &Shared, setup: Setup, via: Option<&ApiProxy>) -> Result<Self> {
+    async fn start_via(shared: &SharedCluster, setup: Setup, via: Option<&ApiProxy>) -> Result<Self> {
         let world = World::new()?;
         let address = match via {
             Some(via) => via.endpoint().trim_start_matches("https://").to_owned(),
@@ -143,6 +143,20 @@ impl Case {
         Self::with(number, setup, Turn::Alone { _guard: TURN.write().await }).await
     }
 
+    /// Runs a test as the case of this number.
+    pub(crate) fn run(number: u8, setup: Setup, test: impl AsyncFnOnce(Self) -> Result<()>) -> Result<()> {
+        run(async { test(Self::new(number, setup).await?).await })
+    }
+
+    /// The same, with no other case at the same time.
+    pub(crate) fn run_alone(
+        number: u8,
+        setup: Setup,
+        test: impl AsyncFnOnce(Self) -> Result<()>,
+    ) -> Result<()> {
+        run(async { test(Self::alone(number, setup).await?).await })
+    }
+
     async fn with(number: u8, setup: Setup, turn: Turn) -> Result<Self> {
         let writer = Writer::new(&shared().await?.cluster.admin, &format!("case-{number}")).await?;
         let bench = setup.bench().await?;
@@ -184,6 +198,18 @@ impl Case {
 
     pub(crate) fn world(&self) -> &World {
         &self.bench.world
+    }
+
+    pub(crate) fn pod(&self) -> NetClient {
+        self.world().pod()
+    }
+
+    pub(crate) fn host(&self) -> NetClient {
+        self.world().host()
+    }
+
+    pub(crate) fn client(&self) -> NetClient {
+        self.world().client()
     }
 
     pub(crate) fn subject(&self) -> Subject {

@@ -48,14 +48,14 @@ pub(crate) fn of_namespace(mut object: Value) -> Value {
 }
 
 /// An agent, not started yet, and its folder of manifests.
-pub(crate) struct Stage {
+pub(crate) struct TestEnv {
     pub(crate) agent: Agent,
     pub(crate) manifests: ManifestFolder,
     pub(crate) tcp: String,
     pub(crate) scratch: Scratch,
 }
 
-impl Stage {
+impl TestEnv {
     /// Listens on a unix socket and on a port of loopback.
     pub(crate) fn new() -> Result<Self> {
         let scratch = Scratch::new()?;
@@ -73,11 +73,11 @@ impl Stage {
 
     /// The same, with the agent started and a Service of [`plain`] named `web`.
     pub(crate) async fn started() -> Result<Self> {
-        let mut stage = Self::new()?;
-        stage.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
-        stage.agent.start_live().await?;
-        stage.wait_for_rev(1).await?;
-        Ok(stage)
+        let mut env = Self::new()?;
+        env.manifests.put("web.json", &plain("web", "10.96.0.1", &["10.1.0.1"]))?;
+        env.agent.start_live().await?;
+        env.wait_for_rev(1).await?;
+        Ok(env)
     }
 
     /// The URL of its socket.
