@@ -111,7 +111,8 @@ async fn leaves(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     env.wait_until_healthy().await?;
     let before = env.status_writes(cluster)?.len();
     ensure!(env.agent.terminate().await?.success(), "it did not end in peace");
-    ensure!(kinds().await? == without, "a stop that was to remove them left {:?}", kinds().await?);
+    let left = kinds().await?;
+    ensure!(left == without, "a stop that was to remove them left {left:?}:\n{}", env.agent.log()?);
     eventually_slow("one write for all of them", || async {
         let writes = env.status_writes(cluster)?.len() - before;
         ensure!(writes == 1, "{writes} writes");

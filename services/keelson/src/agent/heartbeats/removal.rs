@@ -58,9 +58,9 @@ impl Heartbeats {
 }
 
 impl EnabledHeartbeats {
+    /// The actors stop later: connections to the API server may be on their threads.
     async fn leave(&self) -> Result<usize, String> {
         let kinds = self.status.reporter.ask(EndReports {}).await.map_err(|error| error.to_string())?;
-        self.stop();
         let text = |error: ApiError| error.to_string();
         let found = find(&self.rest, &self.node_name, &kinds).await.map_err(text)?.unwrap_or_default();
         if !found.is_empty() {
