@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn addresses_of_node_ports() {
         assert_eq!(list(&["primary"]), Ok(NodePortAddresses::Primary));
-        assert_eq!(list(&[]), Ok(NodePortAddresses::Primary));
+        assert_eq!(list(&[]), Ok(NodePortAddresses::Unset));
         let all: NodePortAddresses = list(&["0.0.0.0/0", "::/0"]).unwrap();
         assert_eq!(
             all,

@@ -66,6 +66,11 @@ impl Ruleset {
         self.synced
     }
 
+    #[cfg(test)]
+    pub(crate) fn has_unused_sets(&self) -> bool {
+        !self.unused_sets.is_empty()
+    }
+
     pub(crate) fn sync(&mut self, programs: &mut dyn Programs) -> Result<Outcome, ProgramError> {
         match self.plan.take_changes() {
             Some(changes) => {

@@ -162,8 +162,8 @@ mod tests {
             let after = content(&keys, bits);
             let changed = after.iter().filter(|(node, text)| before.get(*node) != Some(text)).count();
             let gone = before.keys().filter(|node| !after.contains_key(*node)).count();
-            // A leaf that is split or merged, with up to nine nodes below, and the node above.
-            prop_assert!(changed + gone <= LEAF + 4, "{changed} {gone}");
+            // A leaf that is split or merged, with up to 9 leaves and 8 nodes below, and the node above.
+            prop_assert!(changed + gone <= 2 * LEAF + 4, "{changed} {gone}");
         }
     }
 
