@@ -6,7 +6,7 @@ use std::{
     fs,
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use keelson_client::ServiceName;
@@ -26,7 +26,7 @@ use keelson_proxy::{
 
 use crate::{
     explain::{RuleContext, explain},
-    names::{MAX_ENTRIES, PREFIX, Table, is_affinity},
+    names::{MAX_ENTRIES, PREFIX, Table, is_affinity, set_prefix},
     plan::{NodeFacts, Plan},
     print::print,
     probe::probe,
@@ -46,8 +46,8 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 /// Accept packets to 127.0.0.0/8 that other routes lead to.
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// What observers last read of each family.
-type Snapshots = Arc<Mutex<[Option<Found>; 2]>>;
+/// What observers last read of each family, and how long that took.
+type Snapshots = Arc<Mutex<[Option<(Found, Duration)>; 2]>>;
 
 /// Finds the programs of a family.
 pub(crate) type Find = dyn Fn(Family) -> Result<Box<dyn Programs>, ProgramError> + Send + Sync;
@@ -141,8 +141,12 @@ impl IptablesBackend {
 
 fn open_programs(find: &Find, family: Family, access: Access) -> Result<Box<dyn Programs>, ProgramError> {
     let mut programs = find(family)?;
-    if access == Access::Program && read_family(programs.as_mut(), family)?.is_empty() {
-        probe(programs.as_mut(), family)?;
+    if access == Access::Program {
+        // Where there are sets of an earlier run, everything was there.
+        let sets = programs.count_sets()?;
+        if !sets.iter().any(|(set, _)| set.starts_with(set_prefix(family))) {
+            probe(programs.as_mut(), family)?;
+        }
     }
     Ok(programs)
 }
@@ -228,12 +232,18 @@ impl Backend for IptablesBackend {
     fn sync(&mut self, family: Family, _now: Instant) -> Result<Outcome, BackendError> {
         let (programs, ruleset) = self.open_state(family)?;
         let is_first = !ruleset.has_synced();
+        let before = programs.generation();
         let outcome = ruleset.sync(programs)?;
+        let after = programs.generation();
         if is_first && let Some(mut other) = programs.other_variant() {
             // A run with the other variant left them, and connections would meet both.
             remove_chains(&mut other, family, &mut |removed| {
                 tracing::info!(removed, "removed rules of an earlier run")
             })?;
+        }
+        // The kernel counts changes of both families: ours in one must not count as another program's in the other.
+        for other in Family::ALL.into_iter().filter(|other| *other != family) {
+            self.families[other as usize].ruleset.replace_generation(before, after);
         }
         Ok(outcome)
     }
@@ -250,12 +260,12 @@ impl Backend for IptablesBackend {
         Ok(Box::new(IptablesObserver { programs, kube_proxy, snapshots: self.snapshots.clone() }))
     }
 
-    fn begin_check(&mut self, _family: Family) -> Result<bool, BackendError> {
-        // Neither iptables-legacy nor ipset counts changes.
-        Ok(true)
+    fn begin_check(&mut self, family: Family) -> Result<bool, BackendError> {
+        let (programs, ruleset) = self.open_state(family)?;
+        Ok(ruleset.begin_check(programs, Instant::now()))
     }
 
-    fn check(&mut self, family: Family, _now: Instant) -> Check {
+    fn check(&mut self, family: Family, now: Instant) -> Check {
         if !self.state(family).ruleset.can_check() {
             return Check::Postponed;
         }
@@ -264,7 +274,7 @@ impl Backend for IptablesBackend {
         drop(snapshots);
         match self.open_state(family) {
             Ok((programs, ruleset)) => {
-                Check::Done(ruleset.check(&found, programs).map_err(BackendError::from))
+                Check::Done(ruleset.check(&found, programs, now).map_err(BackendError::from))
             }
             Err(error) => Check::Unread(error),
         }
@@ -362,10 +372,11 @@ impl IptablesObserver {
 
 impl Observer for IptablesObserver {
     fn read(&mut self, family: Family) -> Result<(), BackendError> {
+        let begun = Instant::now();
         let found = read_family(self.programs(family)?, family)?;
         self.kube_proxy[family as usize].clone_from(&found.kube_proxy);
         let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots[family as usize] = Some(found);
+        snapshots[family as usize] = Some((found, begun.elapsed()));
         Ok(())
     }
 

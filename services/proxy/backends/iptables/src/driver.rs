@@ -10,7 +10,7 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, IptablesBackend},
-    programs::{Installed, Programs, Variant, find, installed},
+    programs::{Installed, ProgramError, Programs, Variant, find, installed},
     removal::{remove_chains, remove_sets},
 };
 
@@ -23,13 +23,22 @@ impl Driver for Iptables {
     }
 
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
-        let wanted = options.iptables.variant;
-        let features = Family::ALL.into_iter().filter_map(|family| {
-            let programs = find(family, wanted).ok().filter(|_| access != Access::Print)?;
-            Some(format!("iptables {family}: {}", programs.variant))
+        let found = Family::ALL.map(|family| match access {
+            Access::Print => None,
+            Access::Program | Access::Compare => Some(find(family, options.iptables.variant)),
+        });
+        let features = Family::ALL.into_iter().zip(&found).filter_map(|(family, found)| {
+            let variant = found.as_ref()?.as_ref().ok()?.variant;
+            Some(format!("iptables {family}: {variant}"))
         });
         let features = features.collect();
-        let find = move |family| Ok(Box::new(find(family, wanted)?) as Box<dyn Programs>);
+        let find = move |family: Family| match &found[family as usize] {
+            Some(Ok(programs)) => Ok(programs.duplicate()),
+            Some(Err(error)) => Err(error.clone()),
+            None => {
+                Err(ProgramError::NotRun { program: "iptables".into(), reason: "opened to print".into() })
+            }
+        };
         Ok(Box::new(IptablesBackend::open(&find, options, access, features)?))
     }
 

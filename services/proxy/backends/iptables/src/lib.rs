@@ -9,12 +9,13 @@
 //! sets.
 //!
 //! The modules, each of which uses those below it: [`Iptables`] (driver); `backend`; `explain`, `print`, `removal`, `probe`;
-//! `ruleset` (one family, and how it is synced); `plan` (its chains and sets); `save` (what the kernel has); `programs`;
-//! `tree`, `rule`, `names`.
+//! `ruleset` (one family, and how it is synced); `plan` (its chains and sets); `save` (what the kernel has); `programs` and
+//! `generation`; `tree`, `rule`, `names`.
 
 mod backend;
 mod driver;
 mod explain;
+mod generation;
 mod names;
 mod plan;
 mod print;

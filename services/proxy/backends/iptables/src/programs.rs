@@ -17,7 +17,7 @@ use std::{
 
 use keelson_proxy::{backend::BackendError, model::Family, options::IptablesVariant};
 
-use crate::names::Table;
+use crate::{generation::generation, names::Table};
 
 /// Where programs are, besides PATH.
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin"];
@@ -120,6 +120,8 @@ pub(crate) trait Programs: Send {
     fn count_sets(&mut self) -> Result<Vec<(String, usize)>, ProgramError>;
     /// Whether sections of the input should have few chains.
     fn prefers_small_sections(&self) -> bool;
+    /// A number that changes with every change of rules; `None`: the kernel does not count them.
+    fn generation(&self) -> Option<u32>;
     /// The programs of the other variant, if they are installed.
     fn other_variant(&self) -> Option<Installed>;
     fn duplicate(&self) -> Box<dyn Programs>;
@@ -136,6 +138,12 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
+    /// Whether the kernel has the table nat and lets us change it. Changes nothing.
+    fn try_table(&self) -> Result<(), ProgramError> {
+        let arguments = ["--test", "--noflush", LOCK[0], LOCK[1]];
+        run(&self.restore, &arguments, Some("*nat\nCOMMIT\n")).map(|_| ())
+    }
+
     /// The rules of all tables that exist. Loads no kernel module.
     pub(crate) fn save_all(&self) -> Result<String, ProgramError> {
         run(&self.save, &[], None)
@@ -182,6 +190,10 @@ impl Programs for Installed {
         self.variant == Variant::Nft
     }
 
+    fn generation(&self) -> Option<u32> {
+        if self.variant == Variant::Nft { generation() } else { None }
+    }
+
     fn other_variant(&self) -> Option<Installed> {
         installed(self.family, self.variant.other()).ok()
     }
@@ -203,10 +215,7 @@ pub(crate) fn find(family: Family, wanted: IptablesVariant) -> Result<Installed,
     };
     let mut first_error = None;
     for variant in candidates {
-        let tried = installed(family, variant).and_then(|mut programs| {
-            programs.save(Table::Nat)?;
-            Ok(programs)
-        });
+        let tried = installed(family, variant).and_then(|programs| programs.try_table().map(|()| programs));
         match tried {
             Ok(programs) => return Ok(programs),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),

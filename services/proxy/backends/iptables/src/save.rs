@@ -40,11 +40,6 @@ impl Found {
         })
     }
 
-    /// Whether there is anything of ours.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.chains.iter().all(BTreeMap::is_empty) && self.sets.is_empty()
-    }
-
     /// Adds the output of `iptables-save -t TABLE`.
     pub(crate) fn add_rules(&mut self, table: Table, saved: &str) {
         let (chains, built_in) = (&mut self.chains[table as usize], &mut self.built_in[table as usize]);

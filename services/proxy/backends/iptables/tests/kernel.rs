@@ -175,7 +175,7 @@ fn what_another_program_changes_is_repaired() {
             sync(backend.as_mut());
             let mut observer = backend.observer().unwrap();
             let mut check = |backend: &mut dyn Backend| {
-                assert!(backend.begin_check(Family::V4).unwrap());
+                let _is_due = backend.begin_check(Family::V4).unwrap();
                 observer.read(Family::V4).unwrap();
                 match backend.check(Family::V4, Instant::now()) {
                     Check::Done(result) => result.unwrap(),
@@ -183,6 +183,12 @@ fn what_another_program_changes_is_repaired() {
                 }
             };
             assert!(check(backend.as_mut()).is_nothing());
+            if variant == IptablesVariant::Nft {
+                assert!(!backend.begin_check(Family::V4).unwrap(), "nothing has changed");
+                std::thread::sleep(Duration::from_secs(2));
+                run("iptables-nft -t filter -N OTHER");
+                assert!(backend.begin_check(Family::V4).unwrap(), "another program has changed rules");
+            }
             let own =
                 format!("{iptables} -w 5 -t nat -N OTHER; {iptables} -w 5 -t nat -A PREROUTING -j OTHER");
             run(&own);

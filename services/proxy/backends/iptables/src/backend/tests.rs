@@ -73,6 +73,10 @@ impl Programs for Failing {
         self.programs.prefers_small_sections()
     }
 
+    fn generation(&self) -> Option<u32> {
+        self.programs.generation()
+    }
+
     fn other_variant(&self) -> Option<Installed> {
         None
     }

@@ -212,8 +212,8 @@ impl<'a> Walk<'a> {
             // A choice is one step, in its last rule.
             Target::Goto(to) if random => Some(self.chain(table, to, packet, depth + 1)),
             Target::Goto(to) => {
-                let chooses = packet.chosen.len() > 0;
-                if !chooses {
+                // The last rule of a choice is no step of its own either.
+                if packet.chosen.is_empty() {
                     step(packet);
                 }
                 Some(self.chain(table, to, packet, depth + 1))
