@@ -10,7 +10,7 @@ for file in {config,services/client}/tests/*.rs; do
     tests+=(--test "$(basename "$file" .rs)")
 done
 
-# Modules of keelson-proxy and keelson-proxy-nft.
+# Modules of keelson-proxy and its backends.
 namespaces=(addresses::tests conntrack::kernel::tests conntrack::tests health::checks::tests leftovers::tests
     backend::tests kernel::netlink::affinity::tests)
 skip=()

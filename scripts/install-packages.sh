@@ -27,7 +27,7 @@ python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py
 # File systems on loop devices, which are filled up and frozen.
 disks=(mke2fs:e2fsprogs mount:mount fsfreeze:util-linux)
 # What kube-proxy runs, and what looks at its rules.
-rules=(nft:nftables conntrack:conntrack)
+rules=(nft:nftables conntrack:conntrack iptables:iptables ipset:ipset)
 # What CRI-O starts beside every container. The suites build CRI-O itself.
 crio=(conmon:conmon)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq

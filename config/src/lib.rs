@@ -45,7 +45,7 @@ pub use settings::{
 };
 pub use size::ByteSize;
 pub use values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend, Register,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat, ProxyBackend, Register,
     Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

@@ -21,6 +21,8 @@ const INTERFACE_BYTES: usize = 15;
 /// Node addresses at which node ports are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePortAddresses {
+    /// What kube-proxy does in the mode of the backend.
+    Unset,
     Primary,
     /// Those in these networks; never empty. A family without a network, or with one of length 0, uses all addresses.
     Networks(Vec<IpNet>),
@@ -70,6 +72,9 @@ impl Setting for NodePortAddresses {
     fn read(raw: &Raw, _: &Any) -> Result<Self, Fault> {
         let texts: Vec<&str> =
             raw.texts("a list, [\"primary\"] or networks such as [\"10.0.0.0/8\"]")?.collect();
+        if texts.is_empty() {
+            return Ok(Self::Unset);
+        }
         if texts.iter().all(|text| *text == PRIMARY) {
             return Ok(Self::Primary);
         }
@@ -86,6 +91,7 @@ impl Setting for NodePortAddresses {
 
     fn show(&self) -> Json {
         match self {
+            Self::Unset => Json::Array(Vec::new()),
             Self::Primary => vec![PRIMARY].into(),
             Self::Networks(networks) => networks.show(),
         }
@@ -302,7 +308,7 @@ mod tests {
     #[test]
     fn addresses_of_node_ports() {
         assert_eq!(list(&["primary"]), Ok(NodePortAddresses::Primary));
-        assert_eq!(list(&[]), Ok(NodePortAddresses::Primary));
+        assert_eq!(list(&[]), Ok(NodePortAddresses::Unset));
         let all: NodePortAddresses = list(&["0.0.0.0/0", "::/0"]).unwrap();
         assert_eq!(
             all,

@@ -18,7 +18,7 @@ use crate::primitives::TextRule;
 use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, ListenSpec, LogFormat, ProxyBackend, Register,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat, ProxyBackend, Register,
     Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
@@ -423,7 +423,8 @@ settings! {
     /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// Backend that programs the Services: `nft` (nftables, kernel 5.13 or later).
+        /// Backend that programs the Services: `nft` (nftables, kernel 5.13 or later) or `iptables` (for kernels without
+        /// usable nftables; needs the programs of iptables and ipset).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports are
         /// not allowed: while the agent restarts, any user of the machine could listen on the port and control the
@@ -451,8 +452,9 @@ settings! {
         masquerade_bit: u32 = 14, within(0, 31), restart;
         /// Node addresses at which node ports are served, as kube-proxy's `nodePortAddresses`: those in these
         /// networks, or with `primary` the primary node addresses. For all addresses of an IP family, use a network
-        /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`.
-        nodeport_addresses: NodePortAddresses = NodePortAddresses::Primary, Any, restart;
+        /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`, and with the backend `iptables`
+        /// all addresses, as in kube-proxy.
+        nodeport_addresses: NodePortAddresses = NodePortAddresses::Unset, Any, restart;
         /// Serve `spec.externalIPs` of Services, as kube-proxy's feature gate `AllowServiceExternalIPs`. With them,
         /// any user with write access to Services can intercept traffic to any address (CVE-2020-8554).
         allow_external_ips: bool = true, Any, restart;
@@ -471,6 +473,12 @@ settings! {
         /// flowtable. Packets of an offloaded connection bypass the rules of all other programs, including a
         /// NetworkPolicy that changes later: read `docs/proxy.md` before you set it.
         flowtable_interfaces: Vec<InterfacePattern> = Vec::new(), Any, restart;
+        /// Programs that the backend `iptables` runs: `legacy`, `nft`, or `auto` for those that `iptables` is on this
+        /// node, if the kernel supports them, otherwise the others.
+        iptables_variant: IptablesVariant = IptablesVariant::Auto, Any, restart;
+        /// With the backend `iptables`: serve IPv4 node ports at 127.0.0.1 to the node itself, if `nodeport_addresses`
+        /// has it, as kube-proxy's `iptables.localhostNodePorts`. Sets the sysctl `net.ipv4.conf.all.route_localnet`.
+        iptables_localhost_node_ports: bool = true, Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
         /// namespace of its own cannot change it.

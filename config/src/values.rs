@@ -355,6 +355,16 @@ choice! {
 choice! {
     ProxyBackend {
         Nft = "nft",
+        Iptables = "iptables",
+    }
+}
+
+choice! {
+    IptablesVariant {
+        /// The one that the node's `iptables` is, if the kernel supports it.
+        Auto = "auto",
+        Legacy = "legacy",
+        Nft = "nft",
     }
 }
 

@@ -31,7 +31,7 @@ fn defaults_are_the_documented_ones() {
         r#"debug.http="127.0.0.1:9440""#,
         r#"proxy.target="""#,
         "proxy.cluster_cidr=[]",
-        r#"proxy.nodeport_addresses=["primary"]"#,
+        "proxy.nodeport_addresses=[]",
         r#"proxy.healthz_bind_address="0.0.0.0:10256""#,
         "proxy.masquerade_bit=14",
         "feature_gates.PullDeduplication=true",

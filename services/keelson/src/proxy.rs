@@ -8,13 +8,13 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use keelson_client::{Client, Options as Follow, Target};
-use keelson_config::{DetectLocalMode, Format, NodePortAddresses, ProxyBackend, Settings};
+use keelson_config::{DetectLocalMode, Format, IptablesVariant, NodePortAddresses, ProxyBackend, Settings};
 use keelson_proxy::{
     addresses,
     backend::{Access, Driver, RuleOwner},
     conntrack::ConntrackOptions,
     leftovers::{self, Places, Removal},
-    options::{DetectLocal, Options},
+    options::{self, DetectLocal, IptablesOptions, Options},
     preview::Preview,
     run::{RunConfig, run as run_proxy},
 };
@@ -32,11 +32,12 @@ use crate::{
     settings::SettingsArgs,
 };
 
-const DRIVERS: [&dyn Driver; 1] = [&keelson_proxy_nft::Nft];
+const DRIVERS: [&dyn Driver; 2] = [&keelson_proxy_nft::Nft, &keelson_proxy_iptables::Iptables];
 
 fn driver(backend: ProxyBackend) -> &'static dyn Driver {
     match backend {
         ProxyBackend::Nft => &keelson_proxy_nft::Nft,
+        ProxyBackend::Iptables => &keelson_proxy_iptables::Iptables,
     }
 }
 
@@ -91,7 +92,8 @@ struct RunArgs {
     /// `*` [default: proxy.flowtable_interfaces].
     #[arg(long, value_name = "INTERFACE,...")]
     flowtable_interfaces: Option<String>,
-    /// Print the full ruleset as text for `nft -f` and exit, without changing anything.
+    /// Print the full ruleset as text for the backend's programs (`nft -f`, `iptables-restore`) and exit, without
+    /// changing anything.
     #[arg(long)]
     print: bool,
     /// Print the changes that would be made, one per line, and exit, without changing anything.
@@ -303,7 +305,10 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         masquerade_all: proxy.masquerade_all,
         masquerade_bit: proxy.masquerade_bit,
         node_port_addresses: match &proxy.nodeport_addresses {
-            NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
+            NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => {
+                addresses::NodePortAddresses::Cidrs(Vec::new())
+            }
+            NodePortAddresses::Unset | NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
             NodePortAddresses::Networks(networks) => addresses::NodePortAddresses::Cidrs(networks.clone()),
         },
         allow_external_ips: proxy.allow_external_ips,
@@ -312,6 +317,14 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
             .iter()
             .map(|pattern| addresses::InterfacePattern::parse(&pattern.0))
             .collect(),
+        iptables: IptablesOptions {
+            variant: match proxy.iptables_variant {
+                IptablesVariant::Auto => options::IptablesVariant::Auto,
+                IptablesVariant::Legacy => options::IptablesVariant::Legacy,
+                IptablesVariant::Nft => options::IptablesVariant::Nft,
+            },
+            localhost_node_ports: proxy.iptables_localhost_node_ports,
+        },
         conntrack: ConntrackOptions {
             max_per_core: proxy.conntrack_max_per_core,
             min: proxy.conntrack_min,
@@ -343,7 +356,8 @@ fn settings_summary(settings: &Settings) -> Vec<String> {
         }
     };
     let nodeports = match &proxy.nodeport_addresses {
-        NodePortAddresses::Primary => "primary".to_owned(),
+        NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => "all".to_owned(),
+        NodePortAddresses::Unset | NodePortAddresses::Primary => "primary".to_owned(),
         NodePortAddresses::Networks(networks) => list(networks.iter().map(ToString::to_string).collect()),
     };
     let mut words = vec![

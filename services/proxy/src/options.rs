@@ -28,6 +28,29 @@ pub enum DetectLocal {
     InterfaceNamePrefix(String),
 }
 
+/// Which iptables programs the backend iptables runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum IptablesVariant {
+    /// The one that the node's `iptables` is, if the kernel supports it.
+    #[default]
+    Auto,
+    Legacy,
+    Nft,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IptablesOptions {
+    pub variant: IptablesVariant,
+    /// Serve node ports at 127.0.0.1. Source: kube-proxy's `iptables.localhostNodePorts`.
+    pub localhost_node_ports: bool,
+}
+
+impl Default for IptablesOptions {
+    fn default() -> Self {
+        Self { variant: IptablesVariant::Auto, localhost_node_ports: true }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Addresses that replace the node's own, at most one per family.
@@ -41,6 +64,7 @@ pub struct Options {
     pub allow_external_ips: bool,
     /// Interfaces whose established flows of Services are offloaded to a flowtable; empty: no flowtable.
     pub flowtable_interfaces: Vec<InterfacePattern>,
+    pub iptables: IptablesOptions,
     pub conntrack: ConntrackOptions,
     /// Minimum time between commits of a lasting burst; 0: no limit. The first commits of a burst are not delayed.
     pub min_sync_period: Duration,

@@ -9,7 +9,7 @@ use keelson_proxy::{
     addresses::NodePortAddresses,
     conntrack::ConntrackOptions,
     model::{PortName, Protocol, ServicePort},
-    options::{DetectLocal, Options},
+    options::{DetectLocal, IptablesOptions, Options},
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -26,6 +26,7 @@ pub(crate) fn options(cluster_cidrs: &[&str]) -> Options {
         conntrack: ConntrackOptions::default(),
         node_port_addresses: NodePortAddresses::Primary,
         flowtable_interfaces: Vec::new(),
+        iptables: IptablesOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(30),
         max_staleness: None,

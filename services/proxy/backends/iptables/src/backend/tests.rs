@@ -1,0 +1,193 @@
+//! Failures between the steps of a sync, with the kernel. Needs root, iptables and ipset.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use keelson_client::ServiceName;
+use keelson_proxy::{
+    addresses::NodePortAddresses,
+    backend::{Access, Backend as _},
+    model::{Endpoint, Family, ServicePort},
+    options::{IptablesVariant, Options},
+};
+
+use super::IptablesBackend;
+use crate::{
+    names::Table,
+    programs::{Installed, ProgramError, Programs, find},
+    testing::{in_namespace, options, service_port},
+};
+
+/// No call that changes the kernel fails.
+const NONE: usize = usize::MAX;
+
+/// Programs of which a call fails before it does anything: as if the proxy had been killed there.
+struct Failing {
+    programs: Box<dyn Programs>,
+    /// Number of calls that change something until one fails.
+    left: Arc<AtomicUsize>,
+}
+
+impl Failing {
+    fn count(&self) -> Result<(), ProgramError> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            return Err(ProgramError::TimedOut { program: "test".into() });
+        }
+        if left != NONE {
+            self.left.store(left - 1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Programs for Failing {
+    fn save(&mut self, table: Table) -> Result<String, ProgramError> {
+        self.programs.save(table)
+    }
+
+    fn restore(&mut self, input: &str) -> Result<(), ProgramError> {
+        self.count()?;
+        self.programs.restore(input)
+    }
+
+    fn save_sets(&mut self) -> Result<String, ProgramError> {
+        self.programs.save_sets()
+    }
+
+    fn restore_sets(&mut self, input: &str) -> Result<(), ProgramError> {
+        self.count()?;
+        self.programs.restore_sets(input)
+    }
+
+    fn count_sets(&mut self) -> Result<Vec<(String, usize)>, ProgramError> {
+        self.programs.count_sets()
+    }
+
+    fn prefers_small_sections(&self) -> bool {
+        self.programs.prefers_small_sections()
+    }
+
+    fn generation(&self) -> Option<u32> {
+        self.programs.generation()
+    }
+
+    fn other_variant(&self) -> Option<Installed> {
+        None
+    }
+
+    fn duplicate(&self) -> Box<dyn Programs> {
+        Box::new(Self { programs: self.programs.duplicate(), left: self.left.clone() })
+    }
+}
+
+fn settings(variant: IptablesVariant) -> Options {
+    let mut options = options(&["10.244.0.0/16"]);
+    options.node_port_addresses = NodePortAddresses::Cidrs(Vec::new());
+    options.iptables.variant = variant;
+    options
+}
+
+fn open(options: &Options, left: &Arc<AtomicUsize>) -> IptablesBackend {
+    let (left, variant) = (left.clone(), options.iptables.variant);
+    let find = move |family| -> Result<Box<dyn Programs>, ProgramError> {
+        let programs = Box::new(find(family, variant)?);
+        Ok(Box::new(Failing { programs, left: left.clone() }))
+    };
+    let mut backend = IptablesBackend::open(&find, options, Access::Program, Vec::new()).unwrap();
+    backend.set_node(options.node_config(&Default::default(), &[], Family::V4).unwrap());
+    backend
+}
+
+fn service(number: u8) -> ServiceName {
+    ServiceName::new("default", &format!("service-{number}"))
+}
+
+fn ports(number: u8, endpoints: u8) -> Vec<ServicePort> {
+    let mut port = service_port(&service(number), "", [10, 96, 0, number].into(), 80);
+    port.has_any = endpoints > 0;
+    port.cluster =
+        (1..=endpoints).map(|at| Endpoint { ip: [10, 244, number, at].into(), port: 80 }).collect();
+    port.on_node.clone_from(&port.cluster);
+    port.affinity_seconds = u32::from(number % 2) * 60;
+    port.node_port = 30_000 + u16::from(number);
+    vec![port]
+}
+
+/// Endpoints come and go: every kind of change has its step.
+fn before(backend: &mut IptablesBackend) {
+    (0..12).for_each(|number| backend.set_service(Family::V4, &service(number), ports(number, 2)));
+}
+
+fn after(backend: &mut IptablesBackend) {
+    before(backend);
+    for (number, endpoints) in [(1, 0), (2, 0), (3, 4), (4, 1)] {
+        backend.set_service(Family::V4, &service(number), ports(number, endpoints));
+    }
+    backend.set_service(Family::V4, &service(20), ports(20, 0));
+    backend.set_service(Family::V4, &service(5), Vec::new());
+}
+
+#[test]
+fn case_59_a_sync_that_fails_anywhere_is_completed_by_the_next_one() {
+    for variant in [IptablesVariant::Legacy, IptablesVariant::Nft] {
+        for restarted in [false, true] {
+            for calls in 0..4 {
+                in_namespace(|| {
+                    let (options, left) = (settings(variant), Arc::new(AtomicUsize::new(NONE)));
+                    let mut backend = open(&options, &left);
+                    before(&mut backend);
+                    backend.sync(Family::V4, Instant::now()).unwrap();
+                    after(&mut backend);
+                    left.store(calls, Ordering::Relaxed);
+                    let result = backend.sync(Family::V4, Instant::now());
+                    // Sets, rules, sets.
+                    assert_eq!(result.is_err(), calls < 3, "{variant:?} {calls}: {result:?}");
+                    left.store(NONE, Ordering::Relaxed);
+                    if restarted {
+                        backend = open(&options, &left);
+                        after(&mut backend);
+                    }
+                    let outcome = backend.sync(Family::V4, Instant::now()).unwrap();
+                    assert_eq!(outcome.full, calls < 3 || restarted);
+                    // The kernel may use a set for a moment after its rules are gone.
+                    for _ in 0..50 {
+                        backend.maintain(Family::V4, Instant::now()).unwrap();
+                        if backend.state(Family::V4).ruleset.has_unused_sets() {
+                            std::thread::sleep(std::time::Duration::from_millis(20));
+                        }
+                    }
+                    assert!(!backend.state(Family::V4).ruleset.has_unused_sets());
+                    let mut fresh = open(&options, &left);
+                    after(&mut fresh);
+                    let changes: Vec<String> = fresh
+                        .changes()
+                        .unwrap()
+                        .into_iter()
+                        .filter(|line| line.starts_with("IPv4"))
+                        .collect();
+                    assert_eq!(changes, Vec::<String>::new(), "{variant:?} {calls}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_first_sync_of_one_family_does_not_stop_the_other() {
+    in_namespace(|| {
+        let (options, left) = (settings(IptablesVariant::Legacy), Arc::new(AtomicUsize::new(NONE)));
+        let mut backend = open(&options, &left);
+        backend.set_node(options.node_config(&Default::default(), &[], Family::V6).unwrap());
+        left.store(1, Ordering::Relaxed);
+        assert!(backend.sync(Family::V4, Instant::now()).is_err());
+        left.store(NONE, Ordering::Relaxed);
+        assert!(backend.sync(Family::V6, Instant::now()).is_ok());
+        assert!(!backend.has_synced(Family::V4) && backend.has_synced(Family::V6));
+    });
+}

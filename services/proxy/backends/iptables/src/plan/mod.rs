@@ -1,0 +1,360 @@
+//! The wanted chains and sets of a family.
+//!
+//! Owns: [`Plan`]. In: service ports, facts about the node. Out: [`Changes`] since the last sync, or everything
+//! ([`Wanted`]). Pure: no I/O, no clock.
+//!
+//! The plan keeps service ports, and no text of their chains: what a Service had is computed again from what it was. The
+//! chains of the trees are kept as text and computed anew when a frontend changes: some milliseconds at 10,000 Services,
+//! less than one call of `iptables-restore`.
+
+mod changes;
+mod claims;
+mod fixed;
+mod port;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use keelson_client::ServiceName;
+use keelson_proxy::{
+    addresses::Match as Addresses,
+    model::{Conflict, Endpoint, Family, Frontend, PortName, Protocol, ServicePort},
+    options::Detector,
+};
+
+pub(crate) use changes::{Changes, SECTION, Wanted, is_ours};
+pub(crate) use claims::FrontendKind;
+pub(crate) use port::{FrontendState, Refusal};
+
+use self::{
+    claims::{Claims, frontends},
+    fixed::{fixed_chains, tree_chains},
+    port::{affinity_sets, chains, count_reachable, frontend_state},
+};
+use crate::{
+    names::{SetKind, SetName, Table},
+    rule::{Rule, chain_text},
+};
+
+/// What the rules depend on besides Services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
+    pub(crate) mark: u32,
+    pub(crate) masquerade_all: bool,
+    pub(crate) detector: Option<Detector>,
+    pub(crate) node_ips: Vec<IpAddr>,
+    pub(crate) node_ports: Addresses,
+    /// Node ports are served at 127.0.0.0/8.
+    pub(crate) serves_loopback: bool,
+    /// Packets that conntrack does not know are not forwarded.
+    pub(crate) drops_invalid: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlanCounts {
+    pub(crate) services: usize,
+    pub(crate) service_ports: usize,
+    pub(crate) endpoints: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Plan {
+    family: Family,
+    facts: NodeFacts,
+    services: BTreeMap<ServiceName, Vec<ServicePort>>,
+    claims: Claims,
+    /// Number of service ports by endpoint on this node.
+    hairpin: HashMap<(Protocol, Endpoint), u32>,
+    counts: PlanCounts,
+    /// What was last taken; `None`: the next sync compares everything.
+    taken: Option<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    frontends: BTreeMap<Frontend, FrontendState>,
+    trees: BTreeMap<String, String>,
+    /// The former ports of Services that have changed since.
+    services: HashMap<ServiceName, Vec<ServicePort>>,
+    claimed: BTreeSet<Frontend>,
+    /// Whether these were in the set.
+    hairpin: HashMap<(Protocol, Endpoint), bool>,
+}
+
+impl Plan {
+    pub(crate) fn new(family: Family, facts: NodeFacts) -> Self {
+        Self {
+            family,
+            facts,
+            services: BTreeMap::new(),
+            claims: Claims::default(),
+            hairpin: HashMap::new(),
+            counts: PlanCounts::default(),
+            taken: None,
+        }
+    }
+
+    pub(crate) fn family(&self) -> Family {
+        self.family
+    }
+
+    pub(crate) fn facts(&self) -> &NodeFacts {
+        &self.facts
+    }
+
+    /// Returns whether they are new, and then everything has to be compared.
+    pub(crate) fn set_facts(&mut self, facts: NodeFacts) -> bool {
+        let is_new = self.facts != facts;
+        if is_new {
+            self.facts = facts;
+            self.taken = None;
+        }
+        is_new
+    }
+
+    /// Forgets what was taken: the next sync compares everything.
+    pub(crate) fn invalidate(&mut self) {
+        self.taken = None;
+    }
+
+    /// Sets the ports of a Service; empty: it is deleted.
+    pub(crate) fn set(&mut self, service: &ServiceName, mut ports: Vec<ServicePort>) {
+        // Of ports with the same name and protocol, which no Service has, only the first.
+        ports.sort_by(|a, b| a.name.cmp(&b.name));
+        ports.dedup_by(|later, first| later.name == first.name);
+        let old = self.services.remove(service).unwrap_or_default();
+        if old == ports {
+            if !old.is_empty() {
+                self.services.insert(service.clone(), old);
+            }
+            return;
+        }
+        for port in &old {
+            self.claims.remove(port);
+            self.count_hairpin(port, false);
+            self.counts.endpoints -= count_reachable(port);
+        }
+        for port in &ports {
+            self.claims.add(port);
+            self.count_hairpin(port, true);
+            self.counts.endpoints += count_reachable(port);
+        }
+        self.counts.service_ports = self.counts.service_ports + ports.len() - old.len();
+        if let Some(taken) = &mut self.taken {
+            let all = old.iter().chain(&ports);
+            taken.claimed.extend(all.flat_map(|port| frontends(port).map(|(frontend, _)| frontend)));
+            taken.services.entry(service.clone()).or_insert(old);
+        }
+        if !ports.is_empty() {
+            self.services.insert(service.clone(), ports);
+        }
+        self.counts.services = self.services.len();
+    }
+
+    fn count_hairpin(&mut self, port: &ServicePort, is_added: bool) {
+        for endpoint in &port.on_node {
+            let key = (port.name.protocol, *endpoint);
+            let count = self.hairpin.entry(key).or_default();
+            if let Some(taken) = &mut self.taken {
+                taken.hairpin.entry(key).or_insert(*count > 0);
+            }
+            *count = if is_added { *count + 1 } else { count.saturating_sub(1) };
+            if *count == 0 {
+                self.hairpin.remove(&key);
+            }
+        }
+    }
+
+    pub(crate) fn counts(&self) -> PlanCounts {
+        self.counts
+    }
+
+    /// Rules and entries of sets, about.
+    pub(crate) fn elements(&self) -> usize {
+        self.counts.endpoints + self.claims.len() + self.hairpin.len()
+    }
+
+    pub(crate) fn has_changes(&self) -> bool {
+        self.taken.as_ref().is_none_or(|taken| !taken.services.is_empty())
+    }
+
+    /// Frontends that more than one service port claims, ordered.
+    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
+        self.claims.conflicts()
+    }
+
+    /// The service port that gets a frontend.
+    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
+        let (kind, name) = self.claims.owner(frontend)?;
+        Some((*kind, self.port(name)?))
+    }
+
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &ServicePort> {
+        self.services.values().flatten()
+    }
+
+    fn port(&self, name: &PortName) -> Option<&ServicePort> {
+        self.services.get(&name.service)?.iter().find(|port| port.name == *name)
+    }
+
+    pub(crate) fn frontend_state(&self, frontend: Frontend) -> Option<FrontendState> {
+        let (kind, port) = self.lookup(frontend)?;
+        Some(frontend_state(port, frontend, kind, &self.facts))
+    }
+
+    fn frontend_states(&self) -> BTreeMap<Frontend, FrontendState> {
+        self.claims.all().filter_map(|frontend| Some((frontend, self.frontend_state(frontend)?))).collect()
+    }
+
+    fn tree_texts(&self, frontends: &BTreeMap<Frontend, FrontendState>) -> BTreeMap<String, String> {
+        let text = |(chain, rules): (String, Vec<Rule>)| {
+            let text = chain_text(&chain, &rules);
+            (chain, text)
+        };
+        tree_chains(self.family, frontends).into_iter().map(text).collect()
+    }
+
+    /// Every chain of a table that a packet to these frontends may meet, by name.
+    pub(crate) fn chains_of(&self, asked: &[Frontend]) -> [BTreeMap<String, Vec<Rule>>; 2] {
+        let [mut nat, mut filter] = [BTreeMap::new(), BTreeMap::new()];
+        for (table, chain, rules) in fixed_chains(self.family, &self.facts) {
+            let chains = if table == Table::Nat { &mut nat } else { &mut filter };
+            chains.insert(chain, rules);
+        }
+        nat.extend(tree_chains(self.family, &self.frontend_states()));
+        for (_, port) in asked.iter().filter_map(|frontend| self.lookup(*frontend)) {
+            nat.extend(chains(port, self.family, &self.facts));
+        }
+        [nat, filter]
+    }
+
+    pub(crate) fn is_hairpin(&self, protocol: Protocol, endpoint: Endpoint) -> bool {
+        self.hairpin.contains_key(&(protocol, endpoint))
+    }
+
+    pub(crate) fn wanted(&self) -> Wanted {
+        let frontends = self.frontend_states();
+        let trees = self.tree_texts(&frontends);
+        self.wanted_with(&frontends, trees)
+    }
+
+    /// Everything, to be compared; from now on changes are recorded.
+    pub(crate) fn take_wanted(&mut self) -> Wanted {
+        let frontends = self.frontend_states();
+        let trees = self.tree_texts(&frontends);
+        let wanted = self.wanted_with(&frontends, trees.clone());
+        self.taken = Some(Taken { frontends, trees, ..Taken::default() });
+        wanted
+    }
+
+    fn wanted_with(
+        &self,
+        frontends: &BTreeMap<Frontend, FrontendState>,
+        trees: BTreeMap<String, String>,
+    ) -> Wanted {
+        let mut wanted = Wanted::default();
+        wanted.chains_mut(Table::Nat).extend(trees);
+        for (table, chain, rules) in fixed_chains(self.family, &self.facts) {
+            let text = chain_text(&chain, &rules);
+            wanted.chains_mut(table).insert(chain, text);
+        }
+        for kind in SetKind::FIXED {
+            wanted.sets.entry(SetName::fixed(self.family, kind)).or_default();
+        }
+        for port in self.ports() {
+            for (chain, rules) in chains(port, self.family, &self.facts) {
+                let text = chain_text(&chain, &rules);
+                wanted.chains_mut(Table::Nat).insert(chain, text);
+            }
+            let affinity = affinity_sets(port, self.family);
+            wanted.sets.extend(affinity.into_iter().map(|set| (set, BTreeSet::new())));
+        }
+        for (set, entry) in frontends.iter().flat_map(|(frontend, state)| self.refusals(*frontend, state)) {
+            wanted.sets.entry(set).or_default().insert(entry);
+        }
+        let hairpin = wanted.sets.entry(SetName::fixed(self.family, SetKind::Hairpin)).or_default();
+        hairpin.extend(self.hairpin.keys().map(|(protocol, endpoint)| hairpin_entry(*protocol, *endpoint)));
+        wanted
+    }
+
+    fn refusals(&self, frontend: Frontend, state: &FrontendState) -> Vec<(SetName, String)> {
+        let Some(refusal) = state.refusal else { return Vec::new() };
+        let kind = match (frontend, refusal) {
+            (Frontend::Address { .. }, Refusal::Drop) => SetKind::Drop,
+            (Frontend::Address { .. }, Refusal::Reject) => SetKind::Reject,
+            (Frontend::NodePort { .. }, Refusal::Drop) => SetKind::DropNodePorts,
+            (Frontend::NodePort { .. }, Refusal::Reject) => SetKind::RejectNodePorts,
+        };
+        let entries = match frontend {
+            Frontend::Address { ip, protocol, port } => vec![format!("{ip},{}:{port}", protocol.keyword())],
+            Frontend::NodePort { protocol, port } => {
+                let halves = match self.family {
+                    Family::V4 => ["0.0.0.0/1", "128.0.0.0/1"],
+                    Family::V6 => ["::/1", "8000::/1"],
+                };
+                halves.map(|half| format!("{half},{}:{port}", protocol.keyword())).into()
+            }
+        };
+        entries.into_iter().map(|entry| (SetName::fixed(self.family, kind), entry)).collect()
+    }
+
+    /// The changes since the last time; `None`: everything has to be compared.
+    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
+        let mut taken = self.taken.take()?;
+        let mut changes = Changes::default();
+        for (service, before) in std::mem::take(&mut taken.services) {
+            let after = self.services.get(&service).map_or(&[][..], Vec::as_slice);
+            self.change_ports(&before, after, &mut changes);
+        }
+        let mut is_tree_changed = false;
+        for frontend in std::mem::take(&mut taken.claimed) {
+            let (before, after) = (taken.frontends.remove(&frontend), self.frontend_state(frontend));
+            let refusals = |state: &Option<FrontendState>| {
+                state.as_ref().map_or_else(Vec::new, |state| self.refusals(frontend, state))
+            };
+            let (old, new) = (refusals(&before), refusals(&after));
+            changes.delete_entries.extend(old.iter().filter(|entry| !new.contains(entry)).cloned());
+            changes.add_entries.extend(new.into_iter().filter(|entry| !old.contains(entry)));
+            let rules = |state: &Option<FrontendState>| state.as_ref().map(|state| state.rules.clone());
+            is_tree_changed |= rules(&before).unwrap_or_default() != rules(&after).unwrap_or_default();
+            taken.frontends.extend(after.map(|state| (frontend, state)));
+        }
+        for ((protocol, endpoint), was) in std::mem::take(&mut taken.hairpin) {
+            let entry = (SetName::fixed(self.family, SetKind::Hairpin), hairpin_entry(protocol, endpoint));
+            match (was, self.is_hairpin(protocol, endpoint)) {
+                (false, true) => changes.add_entries.push(entry),
+                (true, false) => changes.delete_entries.push(entry),
+                _ => {}
+            }
+        }
+        if is_tree_changed {
+            let trees = self.tree_texts(&taken.frontends);
+            changes.compare_chains(Table::Nat, &trees, &taken.trees);
+            taken.trees = trees;
+        }
+        self.taken = Some(taken);
+        Some(changes)
+    }
+
+    fn change_ports(&self, before: &[ServicePort], after: &[ServicePort], changes: &mut Changes) {
+        let texts = |ports: &[ServicePort]| -> BTreeMap<String, String> {
+            let all = ports.iter().flat_map(|port| chains(port, self.family, &self.facts));
+            all.map(|(chain, rules)| (chain.clone(), chain_text(&chain, &rules))).collect()
+        };
+        changes.compare_chains(Table::Nat, &texts(after), &texts(before));
+        let sets = |ports: &[ServicePort]| -> BTreeSet<SetName> {
+            ports.iter().flat_map(|port| affinity_sets(port, self.family)).collect()
+        };
+        let (old, new) = (sets(before), sets(after));
+        changes.create_sets.extend(new.difference(&old).cloned());
+        changes.destroy_sets.extend(old.difference(&new).map(ToString::to_string));
+    }
+}
+
+fn hairpin_entry(protocol: Protocol, Endpoint { ip, port }: Endpoint) -> String {
+    format!("{ip},{}:{port},{ip}", protocol.keyword())
+}

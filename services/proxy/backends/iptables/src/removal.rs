@@ -1,0 +1,61 @@
+//! Removes chains and sets.
+//!
+//! Owns: [`remove_chains`] and [`remove_sets`]. In: the programs of a family. Out: the names of what was removed.
+
+use keelson_proxy::model::Family;
+
+use crate::{
+    names::{PREFIX, Table, set_prefix},
+    plan::Changes,
+    probe::destroy,
+    programs::{Installed, ProgramError, Programs},
+    save::Found,
+};
+
+/// Removes the chains of one variant, and the jumps to them.
+pub(crate) fn remove_chains(
+    programs: &mut Installed,
+    family: Family,
+    removed: &mut dyn FnMut(String),
+) -> Result<(), ProgramError> {
+    let saved = match programs.save_all() {
+        Ok(saved) => saved,
+        // The kernel does not support this variant, or the caller has no right to read it.
+        Err(error @ ProgramError::Failed { .. }) => {
+            tracing::debug!(%family, %error, "cannot list chains");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    if !saved.contains(PREFIX) {
+        return Ok(());
+    }
+    let mut found = Found::default();
+    for table in Table::ALL {
+        let part = saved.split_once(&format!("*{table}\n")).map_or("", |(_, rest)| rest);
+        found.add_rules(table, part.split_once("COMMIT").map_or(part, |(part, _)| part));
+    }
+    let changes = Changes::removal(&found);
+    programs.restore(&changes.rules(usize::MAX))?;
+    let chains = changes.delete_chains.len();
+    removed(format!("{chains} chains of {family} iptables ({})", programs.variant));
+    Ok(())
+}
+
+pub(crate) fn remove_sets(
+    programs: &mut Installed,
+    family: Family,
+    removed: &mut dyn FnMut(String),
+) -> Result<(), ProgramError> {
+    let sets = match programs.count_sets() {
+        Ok(sets) => sets,
+        Err(ProgramError::Missing { .. } | ProgramError::Failed { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let ours = sets.iter().filter(|(set, _)| set.starts_with(set_prefix(family)));
+    let count = ours.filter(|(set, _)| destroy(programs, set)).count();
+    if count > 0 {
+        removed(format!("{count} IP sets of {family}"));
+    }
+    Ok(())
+}
