@@ -355,6 +355,16 @@ choice! {
 choice! {
     ProxyBackend {
         Nft = "nft",
+        Userspace = "userspace",
+    }
+}
+
+choice! {
+    /// Header before the data of a connection, which tells the client's address (PROXY protocol).
+    ProxyProtocol {
+        Off = "off",
+        V1 = "v1",
+        V2 = "v2",
     }
 }
 

@@ -14,7 +14,8 @@ mod proxy_protocol;
 mod relay;
 mod routes;
 mod table;
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 #[path = "../../../src/testing.rs"]
 mod testing;
 

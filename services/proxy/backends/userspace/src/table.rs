@@ -425,6 +425,3 @@ fn bind_reason(error: &io::Error, no_routes: Option<&str>) -> String {
         _ => error.to_string(),
     }
 }
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests;

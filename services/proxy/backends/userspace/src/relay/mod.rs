@@ -9,8 +9,6 @@ mod copy;
 mod listener;
 mod socket;
 mod tcp;
-#[cfg(test)]
-mod tests;
 mod udp;
 
 use std::{

@@ -21,6 +21,7 @@ use std::{
 use keelson_proxy::model::{Endpoint, ServicePort};
 use socket2::SockRef;
 use tokio::{
+    io::Interest,
     net::UdpSocket,
     task::yield_now,
     time::{sleep, timeout},
@@ -38,6 +39,8 @@ const BATCH: usize = 64;
 
 /// Pause after an error of the listening socket, which may repeat.
 const ERROR_PAUSE: Duration = Duration::from_millis(10);
+
+const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
 
 thread_local! {
     // In use only between two await points.
@@ -94,11 +97,17 @@ impl Session {
         self.begun.elapsed().saturating_sub(last)
     }
 
-    /// Without tokio, which does not know yet that a new socket is writable.
-    fn send(&self, datagram: &[u8]) {
+    /// Without tokio, which does not know yet that a new socket is writable. False: the endpoint's host reported the port
+    /// closed, after an earlier datagram.
+    fn send(&self, datagram: &[u8]) -> bool {
         self.touch();
-        let _ = SockRef::from(&self.socket).send(datagram);
+        let sent = SockRef::from(&self.socket).send(datagram);
+        !sent.is_err_and(|error| is_closed(&error))
     }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
 
 pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<UdpSocket>) {
@@ -134,7 +143,10 @@ fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>) -> io::Res
 fn forward(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>, client: SocketAddr, datagram: &[u8]) {
     let known = state.udp.lock().get(&client).cloned();
     if let Some(session) = known {
-        return session.send(datagram);
+        if session.send(datagram) {
+            return;
+        }
+        session.ended.cancel();
     }
     match open(state, client) {
         Ok(Some(session)) => {
@@ -201,10 +213,14 @@ async fn reply(
         let ready = tokio::select! {
             biased;
             () = session.ended.cancelled() => break,
-            ready = timeout(idle_timeout - idle, session.socket.readable()) => ready,
+            ready = timeout(idle_timeout - idle, session.socket.ready(READABLE)) => ready,
         };
         let Ok(ready) = ready else { continue };
-        match ready.and_then(|()| reply_batch(&frontend, client, &session)) {
+        // An error makes a socket ready without making it readable.
+        if ready.as_ref().is_ok_and(|ready| ready.is_error()) {
+            break;
+        }
+        match ready.and_then(|_| reply_batch(&frontend, client, &session)) {
             Ok(()) => yield_now().await,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => break,
