@@ -79,7 +79,7 @@ impl UserspaceBackend {
         Ok(Self {
             relay,
             tables: Family::ALL.map(|family| Table::new(family, &options.relay)),
-            disabled: Family::ALL.map(ip_families::disabled),
+            disabled: Family::ALL.map(disabled_reason),
             options: options.relay.clone(),
             detect_local: options.detect_local.clone(),
             sync_period: options.sync_period,
@@ -99,6 +99,11 @@ impl UserspaceBackend {
     fn enabled(&self) -> impl Iterator<Item = Family> {
         Family::ALL.into_iter().filter(|family| self.disabled[*family as usize].is_none())
     }
+}
+
+/// The reasons are those of Linux, which other systems do not tell.
+fn disabled_reason(family: Family) -> Option<&'static str> {
+    if cfg!(target_os = "linux") { ip_families::disabled(family) } else { None }
 }
 
 /// The addresses of the node's interfaces.

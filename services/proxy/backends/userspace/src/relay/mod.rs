@@ -202,19 +202,25 @@ impl Shared {
         counter(self).fetch_add(1, Ordering::Relaxed);
         let session = SessionCount { shared: self.clone(), counter };
         let Sessions { tcp_connections, udp_sessions } = self.sessions();
-        let dropped = self.dropped.load(Ordering::Relaxed);
         let max = self.options.max_sessions;
-        let is_too_many = tcp_connections + udp_sessions > max || dropped > (max / DROPPED_SHARE).max(1);
+        let is_too_many = tcp_connections + udp_sessions > max;
         if is_too_many && self.may_warn("sessions") {
             tracing::warn!(
                 max,
                 tcp_connections,
                 udp_sessions,
-                dropped,
                 "too many connections to Services; new ones are refused"
             );
         }
         (!is_too_many).then_some(session)
+    }
+
+    /// Counts a connection that is held although it is dropped; `None` if there are too many.
+    fn count_dropped(self: &Arc<Self>) -> Option<SessionCount> {
+        let max = (self.options.max_sessions / DROPPED_SHARE).max(1);
+        let before = self.dropped.fetch_add(1, Ordering::Relaxed);
+        let session = SessionCount { shared: self.clone(), counter: |shared| &shared.dropped };
+        (before < max).then_some(session)
     }
 
     pub(crate) fn clean_affinity(&self, family: Family, is_known: impl FnMut(&PortName, Endpoint) -> bool) {

@@ -2,12 +2,7 @@
 //!
 //! Owns: [`accept`]. In: a listening socket, the rule of its frontend. Out: connections to endpoints.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, atomic::AtomicUsize},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use keelson_proxy::model::Endpoint;
 use tokio::{
@@ -17,7 +12,6 @@ use tokio::{
 };
 
 use super::{
-    Shared,
     copy::copy_both,
     listener::ListenerState,
     socket::{connect_tcp, prepare, reset},
@@ -39,7 +33,7 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Arc<TcpListener>
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((client, source)) => match state.shared.count_session(tcp_connections) {
+            Ok((client, source)) => match state.shared.count_session(|shared| &shared.tcp_connections) {
                 Some(count) => {
                     let state = state.clone();
                     tokio::spawn(async move {
@@ -58,14 +52,6 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Arc<TcpListener>
             }
         }
     }
-}
-
-fn tcp_connections(shared: &Shared) -> &AtomicUsize {
-    &shared.tcp_connections
-}
-
-fn dropped(shared: &Shared) -> &AtomicUsize {
-    &shared.dropped
 }
 
 /// The client ended the connection before it was accepted.
@@ -116,12 +102,6 @@ async fn hold(state: &ListenerState) -> io::Result<()> {
         }
     }
     Err(io::ErrorKind::PermissionDenied.into())
-}
-
-impl Shared {
-    fn count_dropped(self: &Arc<Self>) -> Option<super::SessionCount> {
-        self.count_session(dropped)
-    }
 }
 
 /// Connects to an endpoint, and to another one if that fails. `None`: the connection is to be dropped.

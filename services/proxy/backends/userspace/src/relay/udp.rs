@@ -13,7 +13,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -28,7 +28,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{SessionCount, Shared, listener::ListenerState, socket::connect_udp};
+use super::{SessionCount, listener::ListenerState, socket::connect_udp};
 use crate::plan::Decision;
 
 /// The longest datagram.
@@ -173,17 +173,13 @@ pub(super) fn serves(port: &ServicePort, endpoint: Endpoint) -> bool {
     [&port.serving, &port.cluster, &port.local].into_iter().any(|set| set.contains(&endpoint))
 }
 
-fn udp_sessions(shared: &Shared) -> &AtomicUsize {
-    &shared.udp_sessions
-}
-
 /// A new session; `None` if the rule or the limit of sessions does not permit it.
 fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Session>>> {
     let rule = state.rule();
     let source = client.ip().to_canonical();
     let Decision::Relay(set) = state.decide(&rule, source, state.place.address.ip()) else { return Ok(None) };
     let Some(endpoint) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
-    let Some(count) = state.shared.count_session(udp_sessions) else { return Ok(None) };
+    let Some(count) = state.shared.count_session(|shared| &shared.udp_sessions) else { return Ok(None) };
     let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
     state.shared.remember(&rule.port, source, endpoint);
     Ok(Some(Arc::new(Session {
