@@ -225,7 +225,7 @@ fn endpoints_are_told_the_client_by_the_proxy_protocol() {
 #[test]
 #[ignore = "measures: cargo test --release -p keelson-proxy-userspace --lib measure_throughput -- --ignored --nocapture"]
 fn measure_throughput() {
-    const BYTES: usize = 4 << 30;
+    const BYTES: usize = 1 << 30;
     let server = endpoint_at("127.0.0.1:0", |mut stream| {
         let mut buffer = vec![0; 256 * 1024];
         let mut length = 0;
