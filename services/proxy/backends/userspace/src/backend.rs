@@ -45,6 +45,7 @@ pub(crate) enum OpenError {
     Threads(#[source] io::Error),
     #[error("the backend was opened to print; it cannot listen")]
     Print,
+    #[cfg(unix)]
     #[error("cannot list the addresses of this node: {0}")]
     Addresses(String),
 }

@@ -18,6 +18,7 @@ use keelson_proxy::model::{Family, Frontend};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux is asked"))]
     #[error("no permission to add routes; CAP_NET_ADMIN is required")]
     NotPermitted,
     #[cfg(target_os = "linux")]
