@@ -12,7 +12,7 @@ done
 
 # Modules of keelson-proxy and its backends.
 namespaces=(addresses::tests conntrack::kernel::tests conntrack::tests health::checks::tests leftovers::tests
-    backend::tests kernel::netlink::affinity::tests)
+    backend::tests kernel::netlink::affinity::tests routes::netlink::tests)
 skip=()
 if [ "$(id -u)" != 0 ]; then
     printf 'left out, because they need root: %s\n' "${namespaces[*]}"

@@ -18,8 +18,8 @@ use crate::primitives::TextRule;
 use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat, ProxyBackend, Register,
-    Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat,
+    ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
 /// Its keys are the names of the gates.
@@ -423,8 +423,9 @@ settings! {
     /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// Backend that programs the Services: `nft` (nftables, kernel 5.13 or later) or `iptables` (for kernels without
-        /// usable nftables; needs the programs of iptables and ipset).
+        /// Backend that serves the Services: `nft` (nftables, kernel 5.13 or later), `iptables` (for kernels without
+        /// usable nftables; needs the programs of iptables and ipset), or `userspace`, which relays connections itself,
+        /// for nodes whose kernel must not be programmed.
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports are
         /// not allowed: while the agent restarts, any user of the machine could listen on the port and control the
@@ -479,6 +480,28 @@ settings! {
         /// With the backend `iptables`: serve IPv4 node ports at 127.0.0.1 to the node itself, if `nodeport_addresses`
         /// has it, as kube-proxy's `iptables.localhostNodePorts`. Sets the sysctl `net.ipv4.conf.all.route_localnet`.
         iptables_localhost_node_ports: bool = true, Any, restart;
+        /// With `userspace`: maximum time that TCP connections of a removed Service or port continue.
+        userspace_drain_timeout: Duration = secs(30), within(secs(0), hours(1)), restart;
+        /// With `userspace`: idle time after which a UDP session ends.
+        userspace_udp_timeout: Duration = secs(60), within(secs(1), hours(1)), restart;
+        /// With `userspace`: how long a TCP connection that a traffic policy or source ranges drop is held open
+        /// without data before it is reset.
+        userspace_drop_timeout: Duration = secs(10), within(secs(0), mins(5)), restart;
+        /// With `userspace`: maximum number of TCP connections and UDP sessions together; further ones are refused.
+        /// A connection has two file descriptors.
+        userspace_max_sessions: u32 = 16_384, within(1, 1_048_576), restart;
+        /// With `userspace`: first of the loopback ports that replace addresses of Services which this process cannot
+        /// listen at; `keelson proxy print` lists them. 0: ports that the kernel chooses.
+        userspace_mapped_port_base: u32 = 0, zero_or("the kernel chooses", 1024, 65_535), restart;
+        /// With `userspace`: header that tells endpoints of TCP ports the client's address, `off`, `v1` or `v2`. Every
+        /// endpoint must expect it.
+        userspace_proxy_protocol: ProxyProtocol = ProxyProtocol::Off, Any, restart;
+        /// With `userspace`: connect to endpoints from the client's address (IP_TRANSPARENT). Requires CAP_NET_ADMIN,
+        /// and routes that lead replies back to this process: see `docs/proxy.md`.
+        userspace_transparent: bool = false, Any, restart;
+        /// With `userspace`: add local routes for addresses of Services that no interface has, where CAP_NET_ADMIN
+        /// permits it. Without them such addresses are served at mapped ports.
+        userspace_routes: bool = true, Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
         /// namespace of its own cannot change it.

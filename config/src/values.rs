@@ -356,6 +356,7 @@ choice! {
     ProxyBackend {
         Nft = "nft",
         Iptables = "iptables",
+        Userspace = "userspace",
     }
 }
 
@@ -365,6 +366,15 @@ choice! {
         Auto = "auto",
         Legacy = "legacy",
         Nft = "nft",
+    }
+}
+
+choice! {
+    /// Header before the data of a connection, which tells the client's address (PROXY protocol).
+    ProxyProtocol {
+        Off = "off",
+        V1 = "v1",
+        V2 = "v2",
     }
 }
 

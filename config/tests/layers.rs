@@ -202,7 +202,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             })
             .boxed(),
         // Other modes require a name. IPv6 addresses do not conflict with the listeners.
-        ("proxy.backend", _) => words(&["nft"]),
+        ("proxy.backend", _) => words(&["nft", "userspace"]),
+        ("proxy.userspace_proxy_protocol", _) => words(&["off", "v1", "v2"]),
+        ("proxy.userspace_mapped_port_base", _) => (1024u32..=65_535).prop_map(Json::from).boxed(),
         ("proxy.detect_local_mode", _) => words(&["ClusterCIDR", "NodeCIDR"]),
         ("proxy.masquerade_bit", _) => (0u32..=31).prop_map(Json::from).boxed(),
         ("proxy.target", _) => words(&["", "unix:///run/e.sock"]),

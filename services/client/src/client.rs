@@ -5,7 +5,6 @@
 
 use std::{io, time::Duration};
 
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -44,6 +43,28 @@ enum Link {
     },
 }
 
+/// Completes with the first signal to stop.
+#[cfg(unix)]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
+}
+
 impl Client {
     /// Creates a client; it connects when it is first used.
     #[must_use]
@@ -70,7 +91,7 @@ impl Client {
         self.cancel = token;
     }
 
-    /// From now on, SIGINT and SIGTERM cancel this client instead of ending the process.
+    /// From now on, SIGINT and SIGTERM (on Windows Ctrl-C) cancel this client instead of ending the process.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
@@ -78,13 +99,11 @@ impl Client {
     /// # Panics
     /// Outside of a tokio runtime with I/O.
     pub fn cancel_on_signals(&self) -> io::Result<()> {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
+        let signalled = stop_signal()?;
         let cancel = self.cancel.clone();
         tokio::spawn(async move {
             tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
+                () = signalled => {}
                 () = cancel.cancelled() => {}
             }
             cancel.cancel();

@@ -14,7 +14,7 @@ use keelson_proxy::{
     backend::{Access, Driver, RuleOwner},
     conntrack::ConntrackOptions,
     leftovers::{self, Places, Removal},
-    options::{self, DetectLocal, IptablesOptions, Options},
+    options::{self, DetectLocal, IptablesOptions, Options, ProxyProtocol, RelayOptions},
     preview::Preview,
     run::{RunConfig, run as run_proxy},
 };
@@ -32,12 +32,14 @@ use crate::{
     settings::SettingsArgs,
 };
 
-const DRIVERS: [&dyn Driver; 2] = [&keelson_proxy_nft::Nft, &keelson_proxy_iptables::Iptables];
+const DRIVERS: [&dyn Driver; 3] =
+    [&keelson_proxy_nft::Nft, &keelson_proxy_iptables::Iptables, &keelson_proxy_userspace::Userspace];
 
 fn driver(backend: ProxyBackend) -> &'static dyn Driver {
     match backend {
         ProxyBackend::Nft => &keelson_proxy_nft::Nft,
         ProxyBackend::Iptables => &keelson_proxy_iptables::Iptables,
+        ProxyBackend::Userspace => &keelson_proxy_userspace::Userspace,
     }
 }
 
@@ -335,10 +337,29 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
             udp_stream_timeout: proxy.conntrack_udp_timeout_stream,
             sysctl_dir: proxy.conntrack_sysctl_dir.clone(),
         },
+        relay: relay_options(settings),
         min_sync_period: proxy.min_sync_period,
         sync_period: proxy.sync_period,
         max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
     })
+}
+
+fn relay_options(settings: &Settings) -> RelayOptions {
+    let proxy = &settings.proxy;
+    RelayOptions {
+        drain_timeout: proxy.userspace_drain_timeout,
+        udp_timeout: proxy.userspace_udp_timeout,
+        drop_timeout: proxy.userspace_drop_timeout,
+        max_sessions: usize::try_from(proxy.userspace_max_sessions).unwrap_or(usize::MAX),
+        mapped_port_base: u16::try_from(proxy.userspace_mapped_port_base).unwrap_or_default(),
+        proxy_protocol: match proxy.userspace_proxy_protocol {
+            keelson_config::ProxyProtocol::Off => None,
+            keelson_config::ProxyProtocol::V1 => Some(ProxyProtocol::V1),
+            keelson_config::ProxyProtocol::V2 => Some(ProxyProtocol::V2),
+        },
+        transparent: proxy.userspace_transparent,
+        redirect: proxy.userspace_routes,
+    }
 }
 
 /// The settings that matter most, first.

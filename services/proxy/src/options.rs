@@ -66,12 +66,55 @@ pub struct Options {
     pub flowtable_interfaces: Vec<InterfacePattern>,
     pub iptables: IptablesOptions,
     pub conntrack: ConntrackOptions,
+    pub relay: RelayOptions,
     /// Minimum time between commits of a lasting burst; 0: no limit. The first commits of a burst are not delayed.
     pub min_sync_period: Duration,
     /// Maximum time until a failed sync is retried, and until drift is repaired.
     pub sync_period: Duration,
     /// How long endpoints may be stale before the node requests no more traffic; `None`: forever.
     pub max_staleness: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    V1,
+    V2,
+}
+
+/// Options of backends that accept connections themselves and relay them to endpoints. Other backends ignore them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayOptions {
+    /// How long the connections of a removed frontend may continue.
+    pub drain_timeout: Duration,
+    /// Idle time after which a UDP session ends.
+    pub udp_timeout: Duration,
+    /// How long a connection that a policy drops is held open without data.
+    pub drop_timeout: Duration,
+    /// Maximum number of TCP connections and UDP sessions, together.
+    pub max_sessions: usize,
+    /// Where the loopback ports begin that replace cluster IPs which cannot be bound; 0: ports that the kernel chooses.
+    pub mapped_port_base: u16,
+    /// Header that tells endpoints of TCP ports the address of the client.
+    pub proxy_protocol: Option<ProxyProtocol>,
+    /// Connect to endpoints from the address of the client (IP_TRANSPARENT).
+    pub transparent: bool,
+    /// Route the addresses of Services to this node where the process may do so.
+    pub redirect: bool,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self {
+            drain_timeout: Duration::from_secs(30),
+            udp_timeout: Duration::from_secs(60),
+            drop_timeout: Duration::from_secs(10),
+            max_sessions: 16_384,
+            mapped_port_base: 0,
+            proxy_protocol: None,
+            transparent: false,
+            redirect: true,
+        }
+    }
 }
 
 /// How the traffic of pods is detected. A detector that cannot match (a network of the other family, an empty name)

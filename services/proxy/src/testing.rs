@@ -9,7 +9,7 @@ use keelson_proxy::{
     addresses::NodePortAddresses,
     conntrack::ConntrackOptions,
     model::{PortName, Protocol, ServicePort},
-    options::{DetectLocal, IptablesOptions, Options},
+    options::{DetectLocal, IptablesOptions, Options, RelayOptions},
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -24,6 +24,7 @@ pub(crate) fn options(cluster_cidrs: &[&str]) -> Options {
         masquerade_bit: 14,
         allow_external_ips: true,
         conntrack: ConntrackOptions::default(),
+        relay: RelayOptions::default(),
         node_port_addresses: NodePortAddresses::Primary,
         flowtable_interfaces: Vec::new(),
         iptables: IptablesOptions::default(),

@@ -11,16 +11,21 @@ mod interfaces;
 mod setting;
 #[cfg(test)]
 mod tests;
+#[cfg(unix)]
 mod watch;
 
-use std::{io, net::IpAddr};
+#[cfg(unix)]
+use std::io;
+use std::net::IpAddr;
 
 pub use interfaces::{Interface, InterfacePattern, matching};
 pub use setting::{Match, NodePortAddresses, SettingError, node_port_addresses};
+#[cfg(unix)]
 pub use watch::{AddressWatch, WatchScope, watch};
 
 use crate::model::Family;
 
+#[cfg(unix)]
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     #[error("cannot list the addresses of this node's interfaces (getifaddrs, if_nameindex): {0}")]
@@ -40,6 +45,7 @@ pub struct LocalAddresses {
 }
 
 impl LocalAddresses {
+    #[cfg(unix)]
     pub fn now() -> Result<Self, AddressError> {
         let mut addresses = Vec::new();
         for entry in nix::ifaddrs::getifaddrs().map_err(AddressError::List)? {

@@ -8,21 +8,27 @@
 //! service ports without a serving endpoint are kept until there is one again, and flows of deleted Services are kept:
 //! there is no better endpoint for them.
 
+#[cfg(unix)]
 mod error;
 mod frontends;
+#[cfg(unix)]
 mod kernel;
 mod settings;
 #[cfg(test)]
 mod tests;
+#[cfg(unix)]
 mod wire;
 
 use std::net::IpAddr;
 
+#[cfg(unix)]
 pub use error::ConntrackError;
 pub use frontends::{UdpFrontend, UdpFrontends};
+#[cfg(unix)]
 pub use kernel::{Conntrack, Dump};
 pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, WantedSysctl, apply};
 
+#[cfg(unix)]
 use crate::model::Family;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +55,7 @@ pub struct Flow {
     pub id: Option<u32>,
 }
 
+#[cfg(unix)]
 #[derive(Debug, Default)]
 pub struct Cleaned {
     pub deleted: u64,
@@ -64,6 +71,7 @@ pub struct Cleaned {
 ///
 /// # Errors
 /// The kernel does not list its flows. A flow that cannot be deleted is no error here: see [`Cleaned`].
+#[cfg(unix)]
 pub fn clean(family: Family, frontends: &UdpFrontends) -> Result<Cleaned, ConntrackError> {
     let mut cleaned = Cleaned::default();
     if frontends.is_empty() {

@@ -66,7 +66,7 @@ impl KeelsonProxy {
         let program = Program {
             name: "keelson proxy".to_owned(),
             path: peers::keelson()?,
-            args: ["proxy", "--backend", "nft", "--config"].map(str::to_owned).into(),
+            args: ["proxy", "--config"].map(str::to_owned).into(),
             env: Vec::new(),
             log: folder.join("proxy.log"),
         };

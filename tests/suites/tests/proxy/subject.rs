@@ -1,4 +1,4 @@
-//! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), `KEELSON_PROXY_BACKEND` (of
+//! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), `KEELSON_TEST_PROXY_BACKEND` (of
 //! `keelson`; `nft` by default), a setup, a world.
 //! Out: a running proxy.
 
@@ -26,12 +26,16 @@ const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
 /// The sync period of proxies with retries: a family is unhealthy after two of them.
 pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 
-const BACKEND: &str = "KEELSON_PROXY_BACKEND";
+const BACKEND: &str = "KEELSON_TEST_PROXY_BACKEND";
 
 /// Cases in which a backend differs by design, or whose test is about the rules of another one. The backend's own tests have
 /// them.
 const DIFFERENCES: [(u8, &str, &str); 9] = [
-    (17, "iptables", "other ports of cluster IPs and unused addresses are left alone, as in kube-proxy's mode iptables"),
+    (
+        17,
+        "iptables",
+        "other ports of cluster IPs and unused addresses are left alone, as in kube-proxy's mode iptables",
+    ),
     (42, "iptables", "without endpoints every source is rejected, as in kube-proxy's mode iptables"),
     (45, "iptables", "node ports are at all addresses by default, as in kube-proxy's mode iptables"),
     (147, "iptables", "node ports are at 127.0.0.1 as well, as in kube-proxy's mode iptables"),

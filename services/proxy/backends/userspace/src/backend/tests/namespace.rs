@@ -1,0 +1,128 @@
+//! Routes, node ports and source addresses, in a network namespace. Needs root.
+
+use std::process::Command;
+
+use keelson_proxy::backend::{Driver as _, RuleOwner};
+
+use super::*;
+use crate::{driver::Userspace, testing::in_namespace};
+
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+fn start(change: impl FnOnce(&mut Options)) -> Proxy {
+    Proxy::start(|options| {
+        options.relay.redirect = true;
+        change(options);
+    })
+}
+
+fn check(proxy: &mut Proxy, family: Family) -> Outcome {
+    let mut observer = proxy.backend.observer().unwrap();
+    assert!(proxy.backend.begin_check(family).unwrap());
+    observer.read(family).unwrap();
+    match proxy.backend.check(family, Instant::now()) {
+        Check::Done(outcome) => outcome.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn addresses_of_services_are_routed_to_the_proxy() {
+    in_namespace(|| {
+        let server = endpoint("a");
+        let mut proxy = start(|_| {});
+        for (cluster_ip, place, family) in
+            [("10.96.0.10", "10.96.0.10:80", Family::V4), ("fd00:96::a", "[fd00:96::a]:80", Family::V6)]
+        {
+            proxy.set(service_port("web", cluster_ip, 80, &[server]));
+            assert_eq!(ask(place), 'a');
+            assert!(check(&mut proxy, family).is_nothing());
+            routes::remove(ip(cluster_ip)).unwrap();
+            let outcome = check(&mut proxy, family);
+            assert!(outcome.repaired && outcome.structure == 1, "{outcome:?}");
+            assert_eq!(ask(place), 'a', "the route was removed and added again");
+            proxy.set(service_port("web", cluster_ip, 80, &[]));
+            wait_for("a refusal", || is_refused(place));
+            let undefined = SocketAddr::new(ip(cluster_ip), 81).to_string();
+            assert!(is_refused(&undefined), "case 17");
+        }
+        proxy = proxy.restart();
+        proxy.set(service_port("web", "10.96.0.11", 80, &[server]));
+        assert_eq!(routes::list(Family::V4).unwrap(), [ip("10.96.0.11")].into(), "the other one was removed");
+        assert_eq!(routes::list(Family::V6).unwrap(), [ip("fd00:96::a")].into(), "IPv6 has no state yet");
+        drop(proxy);
+        let mut removed = Vec::new();
+        Userspace.remove_rules(RuleOwner::KubeProxy, &mut |what| removed.push(what)).unwrap();
+        assert!(removed.is_empty());
+        Userspace.remove_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
+        assert_eq!(removed, ["local route to 10.96.0.11", "local route to fd00:96::a"]);
+    });
+}
+
+#[test]
+fn case_45_and_46_node_ports() {
+    in_namespace(|| {
+        run("ip address add 192.0.2.1/24 dev lo");
+        run("ip address add 192.0.2.2/24 dev lo");
+        let mut proxy = start(|_| {});
+        let mut port = service_port("web", "10.96.0.10", 80, &[endpoint("a")]);
+        port.node_port = 30080;
+        let set = |proxy: &mut Proxy, node_ports: Match| {
+            let config = NodeConfig { node_ports, ..node(Family::V4, &proxy.options) };
+            proxy.backend.set_node(config);
+            proxy.set(port.clone());
+        };
+        set(&mut proxy, Match::Addresses(vec![ip("192.0.2.1")]));
+        assert_eq!(ask("192.0.2.1:30080"), 'a');
+        assert!(is_refused("192.0.2.2:30080") && is_refused("127.0.0.1:30080"));
+        set(&mut proxy, Match::AllLocal);
+        assert_eq!((ask("192.0.2.1:30080"), ask("192.0.2.2:30080")), ('a', 'a'));
+        assert!(is_refused("127.0.0.1:30080"), "case 46");
+        run("ip address add 192.0.2.3/24 dev lo");
+        set(&mut proxy, Match::AllLocal);
+        assert_eq!(ask("192.0.2.3:30080"), 'a', "an address that was added");
+    });
+}
+
+#[test]
+fn case_33_external_traffic_policy_local_by_source() {
+    in_namespace(|| {
+        run("ip address add 10.244.1.9/32 dev lo");
+        run("ip address add 192.0.2.1/24 dev lo");
+        let (local, remote) = (endpoint("l"), endpoint("r"));
+        let mut proxy = start(|_| {});
+        let mut port = service_port("web", "10.96.0.10", 80, &[remote]);
+        port.local = sorted(&[local]);
+        port.external_local = true;
+        port.load_balancer_ips = vec![ip("203.0.113.20")];
+        proxy.set(port);
+        assert_eq!(ask("203.0.113.20:80"), 'r', "host to W: ClusterSet");
+        assert_eq!(ask("10.96.0.10:80"), 'r', "V is not affected");
+    });
+}
+
+#[test]
+fn endpoints_see_the_client_if_that_is_set() {
+    in_namespace(|| {
+        run("ip address add 192.0.2.7/24 dev lo");
+        let server = endpoint_at("127.0.0.1:0", |mut stream| {
+            let peer = stream.peer_addr().unwrap();
+            let _ = stream.write_all(peer.ip().to_string().as_bytes());
+        });
+        let see = |proxy: &mut Proxy| {
+            proxy.set(service_port("web", "10.96.0.10", 80, &[server]));
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::new(ip("192.0.2.7"), 0).into()).unwrap();
+            socket.connect(&"10.96.0.10:80".parse::<SocketAddr>().unwrap().into()).unwrap();
+            let mut seen = String::new();
+            TcpStream::from(socket).read_to_string(&mut seen).unwrap();
+            seen
+        };
+        assert_eq!(see(&mut start(|_| {})), "127.0.0.1");
+        assert_eq!(see(&mut start(|options| options.relay.transparent = true)), "192.0.2.7");
+    });
+}

@@ -1,0 +1,85 @@
+//! The places of a family as text.
+//!
+//! Owns: [`RulesetText`], one line per place. In: a table. Out: lines such as `10.96.0.10:80/TCP default/web:http
+//! (cluster IP) -> 10.244.1.1:8080`.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
+
+use keelson_proxy::model::{Endpoint, Family, Frontend};
+
+use crate::{
+    plan::{Rule, SocketKey},
+    table::{PlaceStatus, Table},
+};
+
+/// A copy that can be printed without the table.
+#[derive(Debug)]
+pub(crate) struct RulesetText {
+    family: Family,
+    places: Vec<(SocketKey, Arc<Rule>, Option<String>)>,
+}
+
+impl RulesetText {
+    pub(crate) fn of(family: Family, table: &Table, local: &BTreeSet<IpAddr>) -> Self {
+        let node_ports = table.node_port_addresses(local);
+        let wanted = table.plan().rules().flat_map(|rule| table.wanted(rule.frontend, &node_ports));
+        let mut places: Vec<_> = wanted
+            .map(|(key, rule)| {
+                let status = table.place(&key).and_then(|place| status(&place.status));
+                (key, Arc::new(rule), status)
+            })
+            .collect();
+        places.sort_unstable_by_key(|(key, ..)| *key);
+        Self { family, places }
+    }
+
+    pub(crate) fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        writeln!(out, "# {}", self.family)?;
+        for (key, rule, status) in &self.places {
+            write!(out, "{key} {}", self::rule(rule))?;
+            match status {
+                Some(status) => writeln!(out, "; {status}")?,
+                None => writeln!(out)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is unusual about a place; `None`: it listens where it should, or nothing is known.
+pub(crate) fn status(status: &PlaceStatus) -> Option<String> {
+    match status {
+        PlaceStatus::Rejecting | PlaceStatus::Listening(_) => None,
+        PlaceStatus::Mapped { listener, reason } => {
+            Some(format!("served at {} instead: {reason}", listener.address()))
+        }
+        PlaceStatus::Failing(reason) => Some(format!("failing: {reason}")),
+    }
+}
+
+/// Who is served, as what, and where connections go.
+pub(crate) fn rule(rule: &Rule) -> String {
+    let port = &rule.port;
+    let is_internal = matches!(rule.frontend, Frontend::Address { ip, .. } if ip == port.cluster_ip);
+    let mut text = format!("{} ({})", port.name, rule.kind.as_str());
+    if port.affinity_seconds != 0 {
+        text.push_str(&format!(" affinity {}s", port.affinity_seconds));
+    }
+    if !rule.ranges().is_empty() {
+        let ranges: Vec<String> = rule.ranges().iter().map(ToString::to_string).collect();
+        text.push_str(&format!(" from {}", ranges.join(",")));
+    }
+    let target = |set: &[Endpoint]| match (set.is_empty(), port.has_any) {
+        (false, _) => set.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        (true, true) => "drop".into(),
+        (true, false) => "reject".into(),
+    };
+    match (is_internal, port.internal_local, port.external_local) {
+        (true, true, _) => text.push_str(&format!(" -> {}", target(&port.local))),
+        (false, _, true) => {
+            text.push_str(&format!(" -> {}; outside -> {}", target(&port.cluster), target(&port.local)));
+        }
+        _ => text.push_str(&format!(" -> {}", target(&port.cluster))),
+    }
+    text
+}

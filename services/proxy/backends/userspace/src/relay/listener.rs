@@ -1,0 +1,114 @@
+//! A listener at a place of a frontend.
+//!
+//! Owns: [`Listener`], and the state that its task and its connections share. In: a socket, rules. Out: accepted
+//! connections and datagrams, handed to `tcp` and `udp`.
+
+use std::{
+    any::Any,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, PoisonError, RwLock, Weak},
+};
+
+use keelson_proxy::model::Family;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, socket::ListeningSocket, tcp, udp, udp::UdpSessions};
+use crate::plan::{Decision, Rule, SocketKey};
+
+/// Stops listening when it is dropped: TCP connections drain, UDP sessions end.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    state: Arc<ListenerState>,
+    /// Where it listens: not the place, if that cannot be bound.
+    address: SocketAddr,
+    task: JoinHandle<()>,
+    socket: Weak<dyn Any + Send + Sync>,
+}
+
+#[derive(Debug)]
+pub(super) struct ListenerState {
+    pub(super) shared: Arc<Shared>,
+    pub(super) place: SocketKey,
+    rule: RwLock<Arc<Rule>>,
+    /// The frontend is gone.
+    pub(super) removed: CancellationToken,
+    pub(super) udp: UdpSessions,
+}
+
+impl Listener {
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        socket: ListeningSocket,
+        place: SocketKey,
+        rule: Arc<Rule>,
+    ) -> io::Result<Self> {
+        let address = socket.local_addr()?;
+        let state = Arc::new(ListenerState {
+            shared,
+            place,
+            rule: RwLock::new(rule),
+            removed: CancellationToken::new(),
+            udp: UdpSessions::default(),
+        });
+        let (task, socket): (_, Weak<dyn Any + Send + Sync>) = match socket {
+            ListeningSocket::Tcp(socket) => {
+                let socket = Arc::new(socket);
+                let weak = Arc::downgrade(&socket);
+                (tokio::spawn(tcp::accept(state.clone(), socket)), weak)
+            }
+            ListeningSocket::Udp(socket) => {
+                let socket = Arc::new(socket);
+                let weak = Arc::downgrade(&socket);
+                (tokio::spawn(udp::receive(state.clone(), socket)), weak)
+            }
+        };
+        Ok(Self { state, address, task, socket })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether the task ended by itself.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// Changes what new connections meet. UDP sessions of endpoints that are gone end.
+    pub(crate) fn set_rule(&self, rule: Arc<Rule>) {
+        let port = rule.port.clone();
+        *self.state.rule.write().unwrap_or_else(PoisonError::into_inner) = rule;
+        self.state.udp.end_where(|endpoint| !udp::serves(&port, endpoint));
+    }
+
+    /// Can be upgraded while the socket is open.
+    pub(crate) fn socket(&self) -> Weak<dyn Any + Send + Sync> {
+        self.socket.clone()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.state.removed.cancel();
+        self.state.udp.end_where(|_| true);
+    }
+}
+
+impl ListenerState {
+    pub(super) fn rule(&self) -> Arc<Rule> {
+        self.rule.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// `destination`: the address that the client sent to.
+    pub(super) fn decide<'a>(&self, rule: &'a Rule, source: IpAddr, destination: IpAddr) -> Decision<'a> {
+        let facts = self.shared.facts(Family::of(self.place.address.ip()));
+        rule.decide(facts.origin(source, destination), source, &facts)
+    }
+
+    /// The address to connect from, if endpoints are to see the client's.
+    pub(super) fn transparent_source(&self, client: SocketAddr) -> Option<SocketAddr> {
+        (self.shared.options.transparent && !client.ip().is_loopback()).then_some(client)
+    }
+}

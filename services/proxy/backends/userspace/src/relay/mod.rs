@@ -1,0 +1,250 @@
+//! Relays connections from frontends to endpoints.
+//!
+//! Owns: [`Relay`], a runtime on threads of its own, and what all listeners share. In: sockets and rules of the
+//! [table](crate::table). Out: connections to endpoints.
+//!
+//! A listener and its rule are separate: a changed rule is exchanged, and the socket goes on listening.
+
+mod copy;
+mod listener;
+mod socket;
+mod tcp;
+mod udp;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use keelson_proxy::{
+    model::{Endpoint, Family, PortName, ServicePort},
+    options::RelayOptions,
+};
+use tokio::runtime::Runtime;
+
+pub(crate) use self::listener::Listener;
+pub(crate) use self::socket::is_bindable;
+use self::{copy::Pipes, socket::ListeningSocket};
+use crate::{
+    affinity::Affinity,
+    plan::{NodeFacts, Rule, SocketKey},
+};
+
+/// More threads than this only add memory.
+const MAX_THREADS: usize = 4;
+
+/// Of all sessions, those that policies drop hold at most one in this many.
+const DROPPED_SHARE: usize = 8;
+
+/// Minimum time between two warnings of the same kind.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+pub(crate) struct Relay {
+    /// Taken when it is dropped.
+    runtime: Option<Runtime>,
+    shared: Arc<Shared>,
+}
+
+/// What every listener uses.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) options: RelayOptions,
+    facts: [RwLock<Arc<NodeFacts>>; 2],
+    affinity: [Mutex<Affinity>; 2],
+    pipes: Pipes,
+    tcp_connections: AtomicUsize,
+    udp_sessions: AtomicUsize,
+    dropped: AtomicUsize,
+    warned: Mutex<HashMap<&'static str, Instant>>,
+    next_id: AtomicU64,
+}
+
+/// Current numbers.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sessions {
+    pub(crate) tcp_connections: usize,
+    pub(crate) udp_sessions: usize,
+}
+
+impl std::fmt::Debug for Relay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Relay").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl Relay {
+    /// Starts the threads in the network namespace of the calling thread.
+    pub(crate) fn start(options: RelayOptions) -> io::Result<Self> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("keelson-relay")
+            .enable_all()
+            .build()?;
+        Ok(Self { runtime: Some(runtime), shared: Arc::new(Shared::new(options)) })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Listens at an address for clients that expect the Service at `place`. `routed`: only a route leads the address
+    /// here.
+    pub(crate) fn listen(
+        &self,
+        address: std::net::SocketAddr,
+        place: SocketKey,
+        rule: Arc<Rule>,
+        routed: bool,
+    ) -> io::Result<Listener> {
+        let runtime = self.runtime.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let _context = runtime.enter();
+        let socket = ListeningSocket::bind(place.protocol, address, routed)?;
+        Listener::start(self.shared.clone(), socket, place, rule)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // The caller may be on a runtime, which must not block.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Shared {
+    fn new(options: RelayOptions) -> Self {
+        Self {
+            options,
+            facts: Default::default(),
+            affinity: Default::default(),
+            pipes: Pipes::default(),
+            tcp_connections: AtomicUsize::new(0),
+            udp_sessions: AtomicUsize::new(0),
+            dropped: AtomicUsize::new(0),
+            warned: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn facts(&self, family: Family) -> Arc<NodeFacts> {
+        self.facts[family as usize].read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_facts(&self, family: Family, facts: NodeFacts) {
+        *self.facts[family as usize].write().unwrap_or_else(PoisonError::into_inner) = Arc::new(facts);
+    }
+
+    pub(crate) fn affinity(&self, family: Family) -> MutexGuard<'_, Affinity> {
+        self.affinity[family as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn sessions(&self) -> Sessions {
+        Sessions {
+            tcp_connections: self.tcp_connections.load(Ordering::Relaxed),
+            udp_sessions: self.udp_sessions.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The remembered endpoint of a client, otherwise one at random, if possible none of `failed`.
+    fn choose(
+        &self,
+        port: &ServicePort,
+        client: IpAddr,
+        set: &[Endpoint],
+        failed: &[Endpoint],
+    ) -> Option<Endpoint> {
+        if port.affinity_seconds != 0 && failed.is_empty() {
+            let found = self.affinity(Family::of(client)).find(&port.name, client, set, Instant::now());
+            if found.is_some() {
+                return found;
+            }
+        }
+        let untried: Vec<Endpoint> = match failed {
+            [] => return pick(set),
+            failed => set.iter().filter(|endpoint| !failed.contains(endpoint)).copied().collect(),
+        };
+        pick(&untried).or_else(|| pick(set))
+    }
+
+    fn remember(&self, port: &ServicePort, client: IpAddr, endpoint: Endpoint) {
+        if port.affinity_seconds != 0 {
+            let timeout = Duration::from_secs(port.affinity_seconds.into());
+            let mut affinity = self.affinity(Family::of(client));
+            affinity.remember(&port.name, client, endpoint, timeout, Instant::now());
+        }
+    }
+
+    /// Whether a warning of this kind is due: the same trouble can come with every connection.
+    fn may_warn(&self, kind: &'static str) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let is_due = warned.get(kind).is_none_or(|last| now.duration_since(*last) >= WARN_INTERVAL);
+        if is_due {
+            warned.insert(kind, now);
+        }
+        is_due
+    }
+
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts a session in `counter`; `None` if there are too many.
+    fn count_session(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> Option<SessionCount> {
+        counter(self).fetch_add(1, Ordering::Relaxed);
+        let session = SessionCount { shared: self.clone(), counter };
+        let Sessions { tcp_connections, udp_sessions } = self.sessions();
+        let max = self.options.max_sessions;
+        let is_too_many = tcp_connections + udp_sessions > max;
+        if is_too_many && self.may_warn("sessions") {
+            tracing::warn!(
+                max,
+                tcp_connections,
+                udp_sessions,
+                "too many connections to Services; new ones are refused"
+            );
+        }
+        (!is_too_many).then_some(session)
+    }
+
+    /// Counts a connection that is held although it is dropped; `None` if there are too many.
+    fn count_dropped(self: &Arc<Self>) -> Option<SessionCount> {
+        let max = (self.options.max_sessions / DROPPED_SHARE).max(1);
+        let before = self.dropped.fetch_add(1, Ordering::Relaxed);
+        let session = SessionCount { shared: self.clone(), counter: |shared| &shared.dropped };
+        (before < max).then_some(session)
+    }
+
+    pub(crate) fn clean_affinity(&self, family: Family, is_known: impl FnMut(&PortName, Endpoint) -> bool) {
+        self.affinity(family).clean(Instant::now(), is_known);
+    }
+}
+
+fn pick(set: &[Endpoint]) -> Option<Endpoint> {
+    match set {
+        [] => None,
+        [one] => Some(*one),
+        several => several.get(rand::random_range(0..several.len())).copied(),
+    }
+}
+
+/// One session in a counter, until it is dropped.
+#[derive(Debug)]
+struct SessionCount {
+    shared: Arc<Shared>,
+    counter: fn(&Shared) -> &AtomicUsize,
+}
+
+impl Drop for SessionCount {
+    fn drop(&mut self) {
+        (self.counter)(&self.shared).fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,140 @@
+//! TCP: accepts, connects to an endpoint, copies.
+//!
+//! Owns: [`accept`]. In: a listening socket, the rule of its frontend. Out: connections to endpoints.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use keelson_proxy::model::Endpoint;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+
+use super::{
+    copy::copy_both,
+    listener::ListenerState,
+    socket::{connect_tcp, prepare, reset},
+};
+use crate::{plan::Decision, proxy_protocol};
+
+/// How long each attempt to connect may take. Source: `EndpointDialTimeouts` of kube-proxy's userspace mode.
+pub(super) const CONNECT_TIMEOUTS: [Duration; 4] =
+    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+
+/// Pause after a failure to accept, such as EMFILE, which would repeat at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) async fn accept(state: Arc<ListenerState>, listener: Arc<TcpListener>) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = state.removed.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((client, source)) => match state.shared.count_session(|shared| &shared.tcp_connections) {
+                Some(count) => {
+                    let state = state.clone();
+                    tokio::spawn(async move {
+                        serve(&state, client, source).await;
+                        drop(count);
+                    });
+                }
+                None => reset(&client),
+            },
+            Err(error) if is_of_client(&error) => {}
+            Err(error) => {
+                if state.shared.may_warn("accept") {
+                    tracing::warn!(place = %state.place, %error, "cannot accept connections to a Service");
+                }
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The client ended the connection before it was accepted.
+fn is_of_client(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+async fn serve(state: &ListenerState, client: TcpStream, source: SocketAddr) {
+    let served = tokio::select! {
+        served = relay(state, &client, source) => served,
+        () = drained(state) => Err(io::ErrorKind::TimedOut.into()),
+    };
+    if let Err(error) = served {
+        tracing::debug!(place = %state.place, %source, %error, "connection to a Service ended");
+        reset(&client);
+    }
+}
+
+/// Completes when the frontend is gone and its connections have had time to end.
+async fn drained(state: &ListenerState) {
+    state.removed.cancelled().await;
+    sleep(state.shared.options.drain_timeout).await;
+}
+
+/// An error resets the client.
+async fn relay(state: &ListenerState, client: &TcpStream, source: SocketAddr) -> io::Result<()> {
+    prepare(client)?;
+    let destination = client.local_addr()?;
+    let Some(mut endpoint) = connect(state, source, destination).await? else {
+        return hold(state).await;
+    };
+    if let Some(version) = state.shared.options.proxy_protocol {
+        endpoint.write_all(&proxy_protocol::header(version, source, state.place.address)).await?;
+    }
+    let copied = copy_both(client, &endpoint, &state.shared.pipes).await;
+    if copied.is_err() {
+        reset(&endpoint);
+    }
+    copied
+}
+
+/// Holds a connection that is dropped.
+async fn hold(state: &ListenerState) -> io::Result<()> {
+    if let Some(_count) = state.shared.count_dropped() {
+        tokio::select! {
+            () = sleep(state.shared.options.drop_timeout) => {}
+            () = state.removed.cancelled() => {}
+        }
+    }
+    Err(io::ErrorKind::PermissionDenied.into())
+}
+
+/// Connects to an endpoint, and to another one if that fails. `None`: the connection is to be dropped.
+async fn connect(
+    state: &ListenerState,
+    source: SocketAddr,
+    destination: SocketAddr,
+) -> io::Result<Option<TcpStream>> {
+    let client = source.ip().to_canonical();
+    let mut failed: Vec<Endpoint> = Vec::new();
+    let mut last = io::Error::from(io::ErrorKind::ConnectionRefused);
+    for limit in CONNECT_TIMEOUTS {
+        // The newest rule: endpoints may have changed since the last attempt.
+        let rule = state.rule();
+        let set = match state.decide(&rule, client, destination.ip().to_canonical()) {
+            Decision::Relay(set) => set,
+            Decision::Drop => return Ok(None),
+            Decision::Reject => return Err(io::ErrorKind::ConnectionRefused.into()),
+        };
+        let Some(endpoint) = state.shared.choose(&rule.port, client, set, &failed) else { break };
+        let address = SocketAddr::new(endpoint.ip, endpoint.port);
+        match timeout(limit, connect_tcp(address, state.transparent_source(source))).await {
+            Ok(Ok(stream)) => {
+                state.shared.remember(&rule.port, client, endpoint);
+                return Ok(Some(stream));
+            }
+            Ok(Err(error)) => last = error,
+            Err(_) => last = io::ErrorKind::TimedOut.into(),
+        }
+        if state.shared.may_warn("connect") {
+            tracing::warn!(service_port = %rule.port.name, %endpoint, error = %last, "cannot connect to an endpoint");
+        }
+        failed.push(endpoint);
+    }
+    Err(last)
+}

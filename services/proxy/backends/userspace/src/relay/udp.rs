@@ -1,0 +1,238 @@
+//! UDP: sessions by client.
+//!
+//! Owns: [`receive`] and [`UdpSessions`]. In: datagrams of clients and endpoints. Out: datagrams, replies from the
+//! frontend's own address.
+//!
+//! A session has a socket of its own to its endpoint. It ends after the idle timeout, when the endpoint is gone, and when
+//! the endpoint's host reports its port closed. A datagram that a socket does not take at once is lost, as in a router.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use keelson_proxy::model::{Endpoint, ServicePort};
+use socket2::SockRef;
+use tokio::{
+    io::Interest,
+    net::UdpSocket,
+    task::yield_now,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{SessionCount, listener::ListenerState, socket::connect_udp};
+use crate::plan::Decision;
+
+/// The longest datagram.
+const DATAGRAM_BYTES: usize = 65_535;
+
+/// After this many datagrams, other tasks of the thread have their turn.
+const BATCH: usize = 64;
+
+/// Pause after an error of the listening socket, which may repeat.
+const ERROR_PAUSE: Duration = Duration::from_millis(10);
+
+const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
+
+thread_local! {
+    // In use only between two await points.
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; DATAGRAM_BYTES]);
+}
+
+/// The sessions of a listener.
+#[derive(Debug, Default)]
+pub(super) struct UdpSessions(Mutex<HashMap<SocketAddr, Arc<Session>>>);
+
+#[derive(Debug)]
+struct Session {
+    id: u64,
+    endpoint: Endpoint,
+    socket: UdpSocket,
+    begun: Instant,
+    /// Milliseconds after `begun` of the last datagram, in either direction.
+    last: AtomicU64,
+    ended: CancellationToken,
+    _count: SessionCount,
+}
+
+impl UdpSessions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Arc<Session>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn end_where(&self, is_gone: impl Fn(Endpoint) -> bool) {
+        self.lock().retain(|_, session| {
+            let is_gone = is_gone(session.endpoint);
+            if is_gone {
+                session.ended.cancel();
+            }
+            !is_gone
+        });
+    }
+
+    fn remove(&self, client: SocketAddr, id: u64) {
+        let mut sessions = self.lock();
+        if sessions.get(&client).is_some_and(|session| session.id == id) {
+            sessions.remove(&client);
+        }
+    }
+}
+
+impl Session {
+    fn touch(&self) {
+        let elapsed = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(elapsed, Ordering::Relaxed);
+    }
+
+    fn idle(&self) -> Duration {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.begun.elapsed().saturating_sub(last)
+    }
+
+    /// Without tokio, which does not know yet that a new socket is writable. False: the endpoint's host reported the port
+    /// closed, after an earlier datagram.
+    fn send(&self, datagram: &[u8]) -> bool {
+        self.touch();
+        let sent = SockRef::from(&self.socket).send(datagram);
+        !sent.is_err_and(|error| is_closed(&error))
+    }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
+}
+
+pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<UdpSocket>) {
+    loop {
+        let ready = tokio::select! {
+            biased;
+            () = state.removed.cancelled() => return,
+            ready = socket.readable() => ready,
+        };
+        let received = ready.and_then(|()| receive_batch(&state, &socket));
+        match received {
+            Ok(()) => yield_now().await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                // An ICMP error of a client that is gone is reported here, too (Windows).
+                tracing::debug!(place = %state.place, %error, "cannot receive datagrams of a Service");
+                sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>) -> io::Result<()> {
+    BUFFER.with_borrow_mut(|buffer| {
+        for _ in 0..BATCH {
+            let (length, client) = socket.try_recv_from(buffer)?;
+            forward(state, socket, client, buffer.get(..length).unwrap_or_default());
+        }
+        Ok(())
+    })
+}
+
+fn forward(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>, client: SocketAddr, datagram: &[u8]) {
+    let known = state.udp.lock().get(&client).cloned();
+    if let Some(session) = known {
+        if session.send(datagram) {
+            return;
+        }
+        session.ended.cancel();
+    }
+    match open(state, client) {
+        Ok(Some(session)) => {
+            session.send(datagram);
+            state.udp.lock().insert(client, session.clone());
+            // A rule that was set in the meantime did not meet this session.
+            if state.removed.is_cancelled() || !serves(&state.rule().port, session.endpoint) {
+                session.ended.cancel();
+            }
+            tokio::spawn(reply(state.clone(), socket.clone(), client, session));
+        }
+        // Dropped or rejected: the client of a UDP socket cannot be told.
+        Ok(None) => {}
+        Err(error) => {
+            if state.shared.may_warn("udp") {
+                tracing::warn!(place = %state.place, %error, "cannot open a socket to an endpoint");
+            }
+        }
+    }
+}
+
+/// Whether a session to the endpoint may continue: it serves, wherever new sessions go.
+pub(super) fn serves(port: &ServicePort, endpoint: Endpoint) -> bool {
+    [&port.serving, &port.cluster, &port.local].into_iter().any(|set| set.contains(&endpoint))
+}
+
+/// A new session; `None` if the rule or the limit of sessions does not permit it.
+fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Session>>> {
+    let rule = state.rule();
+    let source = client.ip().to_canonical();
+    let Decision::Relay(set) = state.decide(&rule, source, state.place.address.ip()) else { return Ok(None) };
+    let Some(endpoint) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
+    let Some(count) = state.shared.count_session(|shared| &shared.udp_sessions) else { return Ok(None) };
+    let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
+    state.shared.remember(&rule.port, source, endpoint);
+    Ok(Some(Arc::new(Session {
+        id: state.shared.next_id(),
+        endpoint,
+        socket,
+        begun: Instant::now(),
+        last: AtomicU64::new(0),
+        ended: CancellationToken::new(),
+        _count: count,
+    })))
+}
+
+/// Sends the endpoint's datagrams to the client, until the session ends.
+async fn reply(
+    state: Arc<ListenerState>,
+    frontend: Arc<UdpSocket>,
+    client: SocketAddr,
+    session: Arc<Session>,
+) {
+    let idle_timeout = state.shared.options.udp_timeout;
+    loop {
+        let idle = session.idle();
+        if idle >= idle_timeout {
+            break;
+        }
+        let ready = tokio::select! {
+            biased;
+            () = session.ended.cancelled() => break,
+            ready = timeout(idle_timeout - idle, session.socket.ready(READABLE)) => ready,
+        };
+        let Ok(ready) = ready else { continue };
+        // An error makes a socket ready without making it readable.
+        if ready.as_ref().is_ok_and(|ready| ready.is_error()) {
+            break;
+        }
+        match ready.and_then(|_| reply_batch(&frontend, client, &session)) {
+            Ok(()) => yield_now().await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+    }
+    state.udp.remove(client, session.id);
+}
+
+fn reply_batch(frontend: &UdpSocket, client: SocketAddr, session: &Session) -> io::Result<()> {
+    BUFFER.with_borrow_mut(|buffer| {
+        for _ in 0..BATCH {
+            let length = session.socket.try_recv(buffer)?;
+            session.touch();
+            let datagram = buffer.get(..length).unwrap_or_default();
+            let _ = SockRef::from(frontend).send_to(datagram, &client.into());
+        }
+        Ok(())
+    })
+}
