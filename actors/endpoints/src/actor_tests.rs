@@ -366,6 +366,8 @@ fn sources_wait_for_a_full_mailbox() {
         for put in puts.collect::<Vec<_>>() {
             assert_eq!(put.await.expect("it ends"), Ack::Accepted);
         }
+        // Changes that came late wait for the interval between two revisions.
+        pass(1_000).await;
         until("all of them are published", || publisher.names().len() == 20).await;
         let busy: u64 =
             publisher.mailbox.recorder().overview().messages.iter().map(|of| of.rejected_busy).sum();
