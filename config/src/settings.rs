@@ -423,9 +423,8 @@ settings! {
     /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// Backend that serves the Services: `nft` (nftables, kernel 5.13 or later), `iptables` (for kernels without
-        /// usable nftables; needs the programs of iptables and ipset), or `userspace`, which relays connections itself,
-        /// for nodes whose kernel must not be programmed.
+        /// Backend that serves the Services: `nft` (nftables, kernel 5.13 or later), `iptables` (needs the programs of
+        /// iptables and ipset), or `userspace` (relays connections itself; the kernel is not programmed).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports are
         /// not allowed: while the agent restarts, any user of the machine could listen on the port and control the

@@ -4,6 +4,7 @@
 //! `localnetv1.ServiceEndpoints`. Out: values; nothing here depends on a kernel. As in kube-proxy, the IP families are
 //! independent: a [`ServicePort`] belongs to one.
 
+mod claims;
 mod convert;
 mod frontend;
 
@@ -12,6 +13,7 @@ use std::{fmt, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use keelson_client::ServiceName;
 
+pub use claims::{Claims, FrontendKind};
 pub use convert::service_ports;
 pub use frontend::{Conflict, Frontend};
 pub use keelson_proto::family::Family;

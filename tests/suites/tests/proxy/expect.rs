@@ -2,6 +2,7 @@
 
 use crate::common::Case;
 use crate::objects::{Ep, PORT, elsewhere};
+use crate::subject::is_as_mode_nftables;
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -98,6 +99,17 @@ pub(crate) fn kept<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
 /// {..} +M: these answer and see the node.
 pub(crate) fn masked<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
     Want::Answers { by: by.into_iter().map(|ep| (ep.at, 8080)).collect(), masqueraded: true }
+}
+
+/// An address of a ServiceCIDR that no Service has.
+pub(crate) fn unused_cluster_ip() -> Want {
+    if is_as_mode_nftables() { Want::Drop } else { Want::Untouched }
+}
+
+/// A UDP port of a cluster IP that its Service does not have.
+pub(crate) fn unused_udp_port() -> Want {
+    // The gateway, which has the address otherwise, does not answer over UDP.
+    if is_as_mode_nftables() { Want::Reject } else { Want::Drop }
 }
 
 impl Want {

@@ -1,7 +1,7 @@
 //! Operation of the proxy: cases 56 to 60.
 
 use crate::common::{Case, Setup};
-use crate::expect::{Want, kept, masked};
+use crate::expect::{Want, kept, masked, unused_cluster_ip};
 use crate::held::HeldTable;
 use crate::objects::{elsewhere, on_node};
 use crate::subject::Subject;
@@ -128,7 +128,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
         case.all([
             (case.client(), case.w(1), masked(&all[..2])),
             (case.client(), case.w(3), Want::Untouched),
-            (case.pod(), case.v(3), Want::Drop),
+            (case.pod(), case.v(3), unused_cluster_ip()),
         ])
         .await?;
         done.store(true, Ordering::Relaxed);

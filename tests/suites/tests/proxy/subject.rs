@@ -50,6 +50,12 @@ fn backend() -> String {
     std::env::var(BACKEND).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "nft".to_owned())
 }
 
+/// Whether unused addresses of ServiceCIDRs are dropped and other ports of cluster IPs rejected, and whether node ports are
+/// by default at the primary address only: as in kube-proxy's mode nftables, and not as in its mode iptables.
+pub(crate) fn is_as_mode_nftables() -> bool {
+    backend() != "iptables"
+}
+
 /// Whether the backend under test differs in this case by design; then the reason is printed.
 pub(crate) fn differs_by_design(case: u8) -> bool {
     let backend = backend();

@@ -108,7 +108,11 @@ impl Ruleset {
         self.plan.invalidate();
         let found = read(programs, &self.plan)?;
         self.kube_proxy.clone_from(&found.kube_proxy);
-        let changes = self.plan.take_wanted().changes(&found, !is_drift);
+        let wanted = self.plan.take_wanted();
+        for set in wanted.sets.keys() {
+            self.unused_sets.remove(set.as_str());
+        }
+        let changes = wanted.changes(&found, !is_drift);
         let mut outcome = Outcome { full: true, ..Outcome::default() };
         self.apply(programs, self.without_unused(changes), &mut outcome)?;
         outcome.repaired = is_drift && !outcome.is_nothing();

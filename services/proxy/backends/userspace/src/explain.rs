@@ -8,11 +8,11 @@ use std::{collections::BTreeSet, net::IpAddr};
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     explain::{Question, Source, Target},
-    model::{Conflict, Frontend, Protocol},
+    model::{Conflict, Frontend, FrontendKind, Protocol},
 };
 
 use crate::{
-    plan::{Decision, FrontendKind, NodeFacts, Origin, Rule, SocketKey, is_served},
+    plan::{Decision, NodeFacts, Origin, Rule, SocketKey, is_served},
     print,
     table::{PlaceStatus, Table},
 };

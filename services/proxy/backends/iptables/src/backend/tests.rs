@@ -18,7 +18,7 @@ use keelson_proxy::{
 
 use super::IptablesBackend;
 use crate::{
-    names::Table,
+    names::{SetName, Table},
     programs::{Installed, ProgramError, Programs, find},
     testing::{in_namespace, options, service_port},
 };
@@ -174,6 +174,41 @@ fn case_59_a_sync_that_fails_anywhere_is_completed_by_the_next_one() {
                     assert_eq!(changes, Vec::<String>::new(), "{variant:?} {calls}");
                 });
             }
+        }
+    }
+}
+
+#[test]
+fn case_47_an_endpoint_that_comes_back_has_no_clients() {
+    for variant in [IptablesVariant::Legacy, IptablesVariant::Nft] {
+        for is_full in [false, true] {
+            in_namespace(|| {
+                let mut backend = open(&settings(variant), &Arc::new(AtomicUsize::new(NONE)));
+                let sync = |endpoints, backend: &mut IptablesBackend| {
+                    backend.set_service(Family::V4, &service(1), ports(1, endpoints));
+                    backend.sync(Family::V4, Instant::now()).unwrap();
+                };
+                sync(2, &mut backend);
+                let set = SetName::affinity(
+                    Family::V4,
+                    &ports(1, 0)[0].name,
+                    Endpoint { ip: [10, 244, 1, 2].into(), port: 80 },
+                );
+                let clients = |backend: &mut IptablesBackend| {
+                    let all = backend.open_state(Family::V4).unwrap().0.count_sets().unwrap();
+                    all.into_iter().find(|(name, _)| name == set.as_str()).map(|(_, clients)| clients)
+                };
+                let add = format!("add {set} 192.0.2.1\n");
+                backend.open_state(Family::V4).unwrap().0.restore_sets(&add).unwrap();
+                assert_eq!(clients(&mut backend), Some(1));
+                sync(1, &mut backend);
+                if is_full {
+                    backend.open_state(Family::V4).unwrap().1.plan_mut().invalidate();
+                }
+                sync(2, &mut backend);
+                assert_eq!(clients(&mut backend), Some(0), "{variant:?}");
+                assert!(!backend.state(Family::V4).ruleset.has_unused_sets());
+            });
         }
     }
 }

@@ -5,11 +5,11 @@
 use keelson_proxy::{
     addresses::Match as Addresses,
     explain::Target,
-    model::{Frontend, ServicePort},
+    model::{Frontend, FrontendKind, ServicePort},
 };
 
 use super::{RuleContext, frontends};
-use crate::plan::{FrontendKind, Refusal};
+use crate::plan::Refusal;
 
 /// The sentence, and the name of the service port; empty if there is none.
 pub(super) fn describe(context: &RuleContext<'_>, target: Target) -> (String, String) {

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use keelson_proxy::{
     explain::{Question, Source, Target},
+    model::FrontendKind,
     options::Detector,
 };
 
 use super::{RuleContext, frontends};
-use crate::plan::FrontendKind;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {

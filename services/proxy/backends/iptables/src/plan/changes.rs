@@ -168,9 +168,13 @@ impl Changes {
         text
     }
 
-    /// Input of `ipset restore` after rules are changed. Sets are destroyed later.
+    /// Input of `ipset restore` after rules are changed. Sets are destroyed later, and emptied now: an endpoint that comes
+    /// back before has no clients.
     pub(crate) fn sets_after(&self) -> String {
         let mut text = String::new();
+        for set in &self.destroy_sets {
+            let _ = writeln!(text, "flush {set}");
+        }
         for (set, entry) in &self.delete_entries {
             let _ = writeln!(text, "del {set} {entry}");
         }

@@ -8,7 +8,6 @@
 //! less than one call of `iptables-restore`.
 
 mod changes;
-mod claims;
 mod fixed;
 mod port;
 #[cfg(test)]
@@ -22,16 +21,14 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::{
     addresses::Match as Addresses,
-    model::{Conflict, Endpoint, Family, Frontend, PortName, Protocol, ServicePort},
+    model::{Claims, Conflict, Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort},
     options::Detector,
 };
 
 pub(crate) use changes::{Changes, SECTION, Wanted, is_ours};
-pub(crate) use claims::FrontendKind;
 pub(crate) use port::{FrontendState, Refusal};
 
 use self::{
-    claims::{Claims, frontends},
     fixed::{fixed_chains, tree_chains},
     port::{affinity_sets, chains, count_reachable, frontend_state},
 };
@@ -106,14 +103,12 @@ impl Plan {
         &self.facts
     }
 
-    /// Returns whether they are new, and then everything has to be compared.
-    pub(crate) fn set_facts(&mut self, facts: NodeFacts) -> bool {
-        let is_new = self.facts != facts;
-        if is_new {
+    /// If they are new, the next sync compares everything.
+    pub(crate) fn set_facts(&mut self, facts: NodeFacts) {
+        if self.facts != facts {
             self.facts = facts;
             self.taken = None;
         }
-        is_new
     }
 
     /// Forgets what was taken: the next sync compares everything.
@@ -139,14 +134,14 @@ impl Plan {
             self.counts.endpoints -= count_reachable(port);
         }
         for port in &ports {
-            self.claims.add(port);
+            self.claims.add(port, &());
             self.count_hairpin(port, true);
             self.counts.endpoints += count_reachable(port);
         }
         self.counts.service_ports = self.counts.service_ports + ports.len() - old.len();
         if let Some(taken) = &mut self.taken {
             let all = old.iter().chain(&ports);
-            taken.claimed.extend(all.flat_map(|port| frontends(port).map(|(frontend, _)| frontend)));
+            taken.claimed.extend(all.flat_map(|port| port.frontends().map(|(frontend, _)| frontend)));
             taken.services.entry(service.clone()).or_insert(old);
         }
         if !ports.is_empty() {
@@ -189,8 +184,8 @@ impl Plan {
 
     /// The service port that gets a frontend.
     pub(crate) fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
-        let (kind, name) = self.claims.owner(frontend)?;
-        Some((*kind, self.port(name)?))
+        let (kind, name, ()) = self.claims.owner(frontend)?;
+        Some((kind, self.port(name)?))
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = &ServicePort> {
@@ -207,7 +202,10 @@ impl Plan {
     }
 
     fn frontend_states(&self) -> BTreeMap<Frontend, FrontendState> {
-        self.claims.all().filter_map(|frontend| Some((frontend, self.frontend_state(frontend)?))).collect()
+        self.claims
+            .frontends()
+            .filter_map(|frontend| Some((frontend, self.frontend_state(frontend)?)))
+            .collect()
     }
 
     fn tree_texts(&self, frontends: &BTreeMap<Frontend, FrontendState>) -> BTreeMap<String, String> {

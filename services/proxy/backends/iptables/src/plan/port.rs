@@ -7,11 +7,11 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use keelson_proxy::{
-    model::{Endpoint, Family, Frontend, ServicePort},
+    model::{Endpoint, Family, Frontend, FrontendKind, ServicePort},
     options::Detector,
 };
 
-use super::{FrontendKind, NodeFacts};
+use super::NodeFacts;
 use crate::{
     names::{PortChain, SetName, endpoint_chain, port_chain, ranges_chain},
     rule::{Match, Rule, Target, host},

@@ -6,25 +6,13 @@ use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use keelson_client::ServiceName;
-use keelson_proxy::model::Frontend;
+use keelson_proxy::model::{Frontend, FrontendKind};
 
 use super::NodeFacts;
 use crate::{
     chain::{Chain, PrefixLengths},
     element::{Element, Key, Number, SetName, Value, Verdict},
 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum FrontendKind {
-    /// V.
-    ClusterIp,
-    /// W.
-    LoadBalancerIp,
-    /// X.
-    ExternalIp,
-    /// NP.
-    NodePort,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum FrontendTarget {

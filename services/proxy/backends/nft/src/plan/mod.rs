@@ -28,7 +28,8 @@ use keelson_client::ServiceName;
 use keelson_proxy::model::{Conflict, Endpoint, Family, Frontend, PortName, Protocol, ServicePort};
 
 pub(crate) use existing::Existing;
-pub(crate) use frontend::{FrontendKind, FrontendTarget};
+pub(crate) use frontend::FrontendTarget;
+pub(crate) use keelson_proxy::model::FrontendKind;
 pub(crate) use order::in_order;
 pub(crate) use view::{Counts, FoundFrontend, PortView};
 

@@ -9,36 +9,14 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::Arc,
 };
 
 use keelson_client::ServiceName;
-use keelson_proxy::model::{Conflict, Frontend, PortName, Protocol, ServicePort};
+use keelson_proxy::model::{Claims, Conflict, Frontend, FrontendKind, Protocol, ServicePort};
 
 pub(crate) use policy::{Decision, NodeFacts, Origin};
 pub(crate) use sockets::{MappedPorts, SocketKey, wanted_sockets};
-
-/// Ordered as claims are: cluster IPs are assigned by the API server, load-balancer IPs by a controller, and external IPs
-/// by any author of a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum FrontendKind {
-    ClusterIp,
-    LoadBalancerIp,
-    ExternalIp,
-    NodePort,
-}
-
-impl FrontendKind {
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::ClusterIp => "cluster IP",
-            Self::LoadBalancerIp => "load-balancer IP",
-            Self::ExternalIp => "external IP",
-            Self::NodePort => "node port",
-        }
-    }
-}
 
 /// What is served at a frontend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,13 +26,10 @@ pub(crate) struct Rule {
     pub(crate) port: Arc<ServicePort>,
 }
 
-/// The first claim, by kind and name, gets the frontend.
-type Claims = BTreeMap<(FrontendKind, PortName), Arc<ServicePort>>;
-
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     services: BTreeMap<ServiceName, Vec<Arc<ServicePort>>>,
-    claims: BTreeMap<Frontend, Claims>,
+    claims: Claims<Arc<ServicePort>>,
     changed: BTreeSet<Frontend>,
 }
 
@@ -79,22 +54,13 @@ impl Plan {
             return;
         }
         for port in &before {
-            for (frontend, kind) in frontends(port) {
-                if let Some(claims) = self.claims.get_mut(&frontend) {
-                    claims.remove(&(kind, port.name.clone()));
-                    if claims.is_empty() {
-                        self.claims.remove(&frontend);
-                    }
-                }
-                self.changed.insert(frontend);
-            }
+            self.claims.remove(port);
         }
         for port in &ports {
-            for (frontend, kind) in frontends(port) {
-                self.claims.entry(frontend).or_default().insert((kind, port.name.clone()), port.clone());
-                self.changed.insert(frontend);
-            }
+            self.claims.add(port, port);
         }
+        let changed = before.iter().chain(&ports).flat_map(|port| port.frontends());
+        self.changed.extend(changed.map(|(frontend, _)| frontend));
     }
 
     /// The frontends whose rule may have changed since the last call.
@@ -107,12 +73,12 @@ impl Plan {
     }
 
     pub(crate) fn rule(&self, frontend: Frontend) -> Option<Rule> {
-        let ((kind, _), port) = self.claims.get(&frontend)?.first_key_value()?;
-        Some(Rule { frontend, kind: *kind, port: port.clone() })
+        let (kind, _, port) = self.claims.owner(frontend)?;
+        Some(Rule { frontend, kind, port: port.clone() })
     }
 
     pub(crate) fn rules(&self) -> impl Iterator<Item = Rule> {
-        self.claims.keys().filter_map(|frontend| self.rule(*frontend))
+        self.claims.frontends().filter_map(|frontend| self.rule(frontend))
     }
 
     pub(crate) fn service_ports(&self) -> impl Iterator<Item = &Arc<ServicePort>> {
@@ -120,17 +86,7 @@ impl Plan {
     }
 
     pub(crate) fn conflicts(&self) -> Vec<Conflict> {
-        let conflict = |(frontend, claims): (&Frontend, &Claims)| {
-            let mut names = claims.keys().map(|(_, name)| name.clone());
-            let owner = names.next()?;
-            let others: BTreeSet<PortName> = names.filter(|name| *name != owner).collect();
-            (!others.is_empty()).then(|| Conflict {
-                frontend: *frontend,
-                owner,
-                others: others.into_iter().collect(),
-            })
-        };
-        self.claims.iter().filter_map(conflict).collect()
+        self.claims.conflicts()
     }
 
     pub(crate) fn counts(&self) -> PlanCounts {
@@ -152,16 +108,4 @@ pub(crate) fn reachable(port: &ServicePort) -> BTreeSet<keelson_proxy::model::En
 /// Sockets of SCTP are not relayed: see the limitations of the backend.
 pub(crate) const fn is_served(protocol: Protocol) -> bool {
     !matches!(protocol, Protocol::Sctp)
-}
-
-fn frontends(port: &ServicePort) -> impl Iterator<Item = (Frontend, FrontendKind)> {
-    let (protocol, number) = (port.name.protocol, port.port);
-    let address =
-        move |kind| move |ip: &IpAddr| (Frontend::Address { ip: *ip, protocol, port: number }, kind);
-    let node_port = Frontend::NodePort { protocol, port: port.node_port };
-    std::iter::once(&port.cluster_ip)
-        .map(address(FrontendKind::ClusterIp))
-        .chain(port.load_balancer_ips.iter().map(address(FrontendKind::LoadBalancerIp)))
-        .chain(port.external_ips.iter().map(address(FrontendKind::ExternalIp)))
-        .chain((port.node_port != 0).then_some((node_port, FrontendKind::NodePort)))
 }

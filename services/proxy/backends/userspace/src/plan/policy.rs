@@ -7,11 +7,11 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use keelson_proxy::{
-    model::{Endpoint, Frontend},
+    model::{Endpoint, Frontend, FrontendKind},
     options::Detector,
 };
 
-use super::{FrontendKind, Rule};
+use super::Rule;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {

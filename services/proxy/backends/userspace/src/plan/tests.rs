@@ -1,9 +1,9 @@
 //! Decisions by the numbers of service-semantics 8.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use keelson_proxy::{
-    model::{Endpoint, Family},
+    model::{Endpoint, Family, PortName},
     options::Detector,
 };
 
