@@ -55,7 +55,7 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
     let mut env = TestEnv::new(size).await?;
     let mut subjects = Vec::new();
     for kind in &options.subjects {
-        subjects.push(Subject::new(&env, runtime, *kind).await?);
+        subjects.push(Subject::new(&env, runtime, *kind, options.backend).await?);
     }
     let ranges = if options.has_connections(size) { options.ranges } else { 0 };
     env.fill(ranges).await?;
@@ -98,7 +98,7 @@ async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &m
     if options.is_main(env.size) && options.has(Part::Churn) {
         churn::churn(env, subject, options, report).await?;
     }
-    if options.is_main(env.size) && options.has(Part::Neighbour) {
+    if options.has_neighbour(env.size) {
         neighbour::neighbour(env, subject, options, report).await?;
     }
     if options.is_main(env.size) && options.has(Part::Long) {

@@ -165,8 +165,32 @@ impl Process {
 
     pub fn log_tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
-        String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_TAIL)..]).into_owned()
+        let log = without_repetitions(&String::from_utf8_lossy(&log));
+        let start = (log.len().saturating_sub(LOG_TAIL)..=log.len()).find(|at| log.is_char_boundary(*at));
+        log[start.unwrap_or_default()..].to_owned()
     }
+}
+
+/// A log without lines that differ from an earlier one in numbers only. The last lines are kept.
+fn without_repetitions(log: &str) -> String {
+    let mut seen = HashSet::new();
+    let lines: Vec<&str> = log.lines().collect();
+    let last = lines.len().saturating_sub(20);
+    let mut kept = String::new();
+    let mut left_out = 0;
+    for (number, line) in lines.into_iter().enumerate() {
+        if !seen.insert(line.replace(|character: char| character.is_ascii_digit(), "")) && number < last {
+            left_out += 1;
+            continue;
+        }
+        if left_out > 0 {
+            kept += &format!("... {left_out} repeated lines\n");
+            left_out = 0;
+        }
+        kept += line;
+        kept.push('\n');
+    }
+    kept
 }
 
 impl Drop for Process {
@@ -305,4 +329,23 @@ fn threads_stopped(pid: u32) -> bool {
         let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
         status.lines().find(|line| line.starts_with("State:")).is_none_or(|line| line.contains("T (stopped)"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_repetitions;
+
+    #[test]
+    fn repeated_lines_of_a_log_are_left_out_but_the_last_ones() {
+        let mut log = "0 started\n".to_owned();
+        for number in 1..=40 {
+            log += &format!("{number} no node \"a\"\n");
+        }
+        let shown = without_repetitions(&log);
+        assert!(
+            shown.starts_with("0 started\n1 no node \"a\"\n... 19 repeated lines\n21 no node"),
+            "{shown}"
+        );
+        assert!(shown.ends_with("40 no node \"a\"\n"), "{shown}");
+    }
 }

@@ -20,7 +20,7 @@ use super::cold::total;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Change, Report, Resident};
-use super::subject::{PATIENCE, PROGRAM, Subject};
+use super::subject::{PATIENCE, Subject};
 use super::test_env::TestEnv;
 use super::usage::Children;
 
@@ -74,7 +74,7 @@ async fn one_by_one(
     report: &mut Report,
 ) -> Result<()> {
     let generations = Generations::watch(subject.namespace())?;
-    let programs = Children::watch(subject.pid()?, PROGRAM);
+    let programs = Children::watch(subject.pid()?, subject.program());
     let seen = Seen::default();
     let watch = watch(env, seen.clone()).await?;
     let mut random = SmallRng::seed_from_u64(2);

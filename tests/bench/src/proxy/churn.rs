@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{ChurnRow, Report, Resident};
-use super::subject::{PATIENCE, PROGRAM, Subject};
+use super::subject::{PATIENCE, Subject};
 use super::test_env::{POLL_INTERVAL, TestEnv, touch};
 use super::usage::Children;
 
@@ -31,7 +31,7 @@ pub(super) async fn churn(
     report: &mut Report,
 ) -> Result<()> {
     let generations = Generations::watch(subject.namespace())?;
-    let programs = Children::watch(subject.pid()?, PROGRAM);
+    let programs = Children::watch(subject.pid()?, subject.program());
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let (usage, before) = (subject.usage()?, subject.memory()?);
     let begun = Instant::now();

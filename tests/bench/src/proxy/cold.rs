@@ -10,7 +10,7 @@ use anyhow::Result;
 use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Cold, Report, Resident};
-use super::subject::{Kind, PROGRAM, Subject};
+use super::subject::{Kind, Subject};
 use super::test_env::TestEnv;
 use super::usage::{Children, Usage};
 
@@ -72,7 +72,7 @@ async fn one(
     let before = total(&subject.usage()?);
     let begun = Instant::now();
     subject.start().await?;
-    let programs = Children::watch(subject.pid()?, PROGRAM);
+    let programs = Children::watch(subject.pid()?, subject.program());
     let last = subject.synced(env, &generations, begun, options.patience).await?;
     row.took.push(last.map(|last| last.duration_since(begun)));
     let Some(last) = last else { return Ok(false) };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::subject::Kind;
+use super::subject::{Backend, Kind};
 
 /// Number of Services, and endpoints per Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,7 @@ pub(super) struct Options {
     pub(super) sizes: Vec<Size>,
     pub(super) parts: Vec<Part>,
     pub(super) subjects: Vec<Kind>,
+    pub(super) backend: Backend,
     /// Maximum number of cold syncs of each kind.
     pub(super) rounds: usize,
     /// Timeout of a cold sync.
@@ -70,6 +71,7 @@ impl Default for Options {
             sizes: sizes.map(|(services, each)| Size { services, each }).to_vec(),
             parts: Part::ALL.map(|(_, part)| part).into_iter().filter(|part| *part != Part::Long).collect(),
             subjects: Kind::ALL.to_vec(),
+            backend: Backend::Nft,
             rounds: 5,
             patience: Duration::from_secs(300),
             changes: 300,
@@ -83,7 +85,7 @@ impl Default for Options {
 }
 
 /// The flags, printed for an unknown one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy \
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft,iptables \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
@@ -120,6 +122,9 @@ impl Options {
                 let named = Kind::ALL.map(|kind| (kind.name(), kind));
                 self.subjects = value.split(',').map(|name| one_of(&named, name)).collect::<Result<_>>()?;
             }
+            "--backend" => {
+                self.backend = one_of(&Backend::ALL.map(|backend| (backend.name(), backend)), value)?;
+            }
             "--rounds" => self.rounds = number(value)?,
             "--patience" => self.patience = seconds()?,
             "--changes" => self.changes = number(value)?,
@@ -135,6 +140,12 @@ impl Options {
 
     pub(super) fn has(&self, part: Part) -> bool {
         self.parts.contains(&part)
+    }
+
+    /// Whether single changes beside another program are measured at this size. Commits tell the name of their process, and
+    /// only those of the backend nft are of one.
+    pub(super) fn has_neighbour(&self, size: Size) -> bool {
+        self.has(Part::Neighbour) && self.is_main(size) && self.backend == Backend::Nft
     }
 
     /// Whether connections are measured at this size: with few Services, and at the main size.
@@ -186,8 +197,19 @@ mod tests {
         assert_eq!(options.parts, [Part::Cold, Part::Churn]);
         assert_eq!((options.subjects, options.churn), (vec![Kind::KubeProxy], Duration::from_secs(5)));
         assert_eq!((options.ranges, Options::default().ranges), (7, 0));
-        for wrong in ["--sizes 10", "--sizes 0x1", "--parts all", "--rounds many", "--colour red", "--rounds"]
-        {
+        let iptables = of("proxy --backend iptables").unwrap().unwrap();
+        assert_eq!(iptables.backend, Backend::Iptables);
+        let main = Size { services: 10_000, each: 10 };
+        assert!(Options::default().has_neighbour(main) && !iptables.has_neighbour(main));
+        for wrong in [
+            "--sizes 10",
+            "--sizes 0x1",
+            "--parts all",
+            "--rounds many",
+            "--colour red",
+            "--rounds",
+            "--backend pf",
+        ] {
             assert!(of(&format!("proxy {wrong}")).is_err(), "{wrong}");
         }
     }

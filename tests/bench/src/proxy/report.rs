@@ -60,7 +60,7 @@ pub(super) struct Resident {
     pub(super) kind: Kind,
     pub(super) when: &'static str,
     pub(super) memory: Vec<Memory>,
-    /// Maximum memory of an `nft` that it ran, in MB.
+    /// Maximum memory of a program that it ran to change rules, in MB.
     pub(super) children: f64,
 }
 
@@ -211,7 +211,7 @@ impl Report {
             return;
         }
         println!(
-            "\n| very many changes | changes a second, for | transactions | the last one in effect after | processor time | of it agent | proxy, user | proxy, system | `nft` | VmRSS before | after | most |"
+            "\n| very many changes | changes a second, for | transactions | the last one in effect after | processor time | of it agent | proxy, user | proxy, system | programs | VmRSS before | after | most |"
         );
         println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
         for row in &self.churn {
@@ -310,7 +310,7 @@ impl Report {
             return;
         }
         println!(
-            "\n| memory | VmRSS | Pss | most so far (VmHWM) | most of an `nft` it ran | target (VmRSS, Pss) |"
+            "\n| memory | VmRSS | Pss | most so far (VmHWM) | most of a program it ran | target (VmRSS, Pss) |"
         );
         println!("|---|---|---|---|---|---|");
         for row in &self.memory {

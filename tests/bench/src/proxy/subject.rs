@@ -14,10 +14,12 @@ use keelson_cluster::net::{
     http_get_from,
 };
 use keelson_harness::agent::{Agent, Settings};
+use keelson_harness::peers;
 use keelson_harness::process::is_program;
 use keelson_harness::util::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 
 use super::kernel::{Generations, Nft, Set};
 use super::test_env::{NODE, TestEnv};
@@ -63,8 +65,31 @@ impl Kind {
     }
 }
 
-/// The program that kube-proxy runs to change rules.
-pub(super) const PROGRAM: &str = "nft";
+/// A backend of Keelson, and the mode of kube-proxy that corresponds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backend {
+    Nft,
+    /// Variant nft for both: each transaction increments the generation of the rules, which legacy has not.
+    Iptables,
+}
+
+impl Backend {
+    pub(super) const ALL: [Self; 2] = [Self::Nft, Self::Iptables];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    fn mode(self) -> &'static str {
+        match self {
+            Self::Nft => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+}
 
 /// Metrics address of kube-proxy, inside its namespace.
 const METRICS: &str = "127.0.0.1:10249";
@@ -77,6 +102,7 @@ enum Programs {
 
 pub(super) struct Subject {
     pub(super) kind: Kind,
+    backend: Backend,
     pub(super) world: World,
     programs: Programs,
 }
@@ -84,7 +110,7 @@ pub(super) struct Subject {
 impl Subject {
     /// Creates its world and prepares its programs without leaving one running. Must be called before there are
     /// Services.
-    pub(super) async fn new(env: &TestEnv, runtime: &str, kind: Kind) -> Result<Self> {
+    pub(super) async fn new(env: &TestEnv, runtime: &str, kind: Kind, backend: Backend) -> Result<Self> {
         let world = World::new()?;
         let programs = match kind {
             Kind::Keelson => {
@@ -98,7 +124,9 @@ impl Subject {
                     .set("node.eviction_hard", "memory.available<1Mi")
                     .set("kube.kubeconfig", env.companion.kubeconfig().display().to_string());
                 let agent = Box::new(Agent::new(&env.scratch, runtime, &settings)?);
-                let options = KeelsonProxyOptions::new(&agent.endpoints_target());
+                let options = KeelsonProxyOptions::new(&agent.endpoints_target())
+                    .set("proxy.backend", backend.name())
+                    .set("proxy.iptables_variant", "nft");
                 let proxy = KeelsonProxy::new(&env.scratch, world.node(), &options)?;
                 Programs::Keelson { agent, proxy }
             }
@@ -106,13 +134,22 @@ impl Subject {
                 let address = env.cluster.api.address();
                 let inside: SocketAddr = address.parse().context("the API server's address")?;
                 let api = Forward::start(world.node(), inside, address)?;
-                let options = KubeProxyOptions::new(NODE);
+                let options = KubeProxyOptions::new(NODE).with(json!({"mode": backend.mode()}));
                 let mut proxy = KubeProxy::start(&env.scratch, &env.cluster, world.node(), &options).await?;
                 proxy.terminate().await?;
                 Programs::KubeProxy { proxy, _api: api }
             }
         };
-        Ok(Self { kind, world, programs })
+        Ok(Self { kind, backend, world, programs })
+    }
+
+    /// The program that is run to change rules; Keelson's backend nft runs none.
+    pub(super) fn program(&self) -> &'static str {
+        match (self.backend, self.kind) {
+            (Backend::Nft, _) => "nft",
+            (Backend::Iptables, Kind::Keelson) => "iptables-nft-restore",
+            (Backend::Iptables, Kind::KubeProxy) => "iptables-restore",
+        }
     }
 
     pub(super) fn namespace(&self) -> &Namespace {
@@ -153,6 +190,7 @@ impl Subject {
 
     /// Stops the proxy, and with `all` the agent too, whose state is removed. The rules stay.
     pub(super) async fn stop(&mut self, all: bool) -> Result<()> {
+        let program = self.program();
         match &mut self.programs {
             Programs::Keelson { agent, proxy } => {
                 if proxy.pid().is_some() {
@@ -168,8 +206,8 @@ impl Subject {
                 // Its children would finish their work, and change the rules later.
                 let programs = children(pid);
                 proxy.terminate().await?;
-                for program in programs.into_iter().filter(|pid| is_program(*pid, PROGRAM)) {
-                    let pid = Pid::from_raw(program.try_into().context("a pid is positive")?);
+                for pid in programs.into_iter().filter(|pid| is_program(*pid, program)) {
+                    let pid = Pid::from_raw(pid.try_into().context("a pid is positive")?);
                     // An error here means that it exited at this moment.
                     let _ = kill(pid, Signal::SIGKILL);
                 }
@@ -195,6 +233,9 @@ impl Subject {
     /// Removes all rules, and waits until the kernel has finished.
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
+        if self.backend == Backend::Iptables {
+            self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
+        }
         // Memory is released later.
         tokio::time::sleep(4 * REST).await;
         Ok(())
@@ -232,6 +273,12 @@ impl Subject {
     /// The first set or map with a wrong number of elements.
     fn missing(&self, env: &TestEnv, nft: &mut Nft) -> Result<Option<String>> {
         let (ports, endpoints) = (env.service_ports(), env.endpoints());
+        if self.backend == Backend::Iptables {
+            let save = peers::system("iptables-nft-save", "iptables")?;
+            let rules = self.namespace().command(&save, &["-t", "nat"])?;
+            let count = rules.lines().filter(|line| line.contains("-j DNAT")).count();
+            return Ok((count < endpoints).then(|| format!("{count} rules translate, and not {endpoints}")));
+        }
         let expected = match self.kind {
             Kind::Keelson => vec![("keelson", "cluster-ip-ports", ports), ("keelson", "slots", endpoints)],
             // Its endpoints are in rules, which are part of the same transaction.

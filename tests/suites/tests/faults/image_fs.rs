@@ -132,14 +132,15 @@ async fn i1_retained_content_stays_within_its_budget(kind: Kind) -> Result<()> {
     ensure!(released(&agent, "budget").await >= 2.0, "{COUNT} times 4 MiB fit into {BUDGET}");
     small.free(empty - BUDGET - NOISE, "the disk holds no more than the budget").await?;
 
-    // The content of the latest is there for its retry, that of the oldest is not.
+    // The content of the latest is there for its retry, that of the oldest is not. What was under way when a pull was cancelled is
+    // fetched again.
     let (first, last) = (&images[0], &images[COUNT - 1]);
     let through = agent.cri().await?;
     for image in [last, first] {
         through.pull_image(&node.name(image)).await?;
     }
     let fetches = |image: &Image| node.proxy.records().fetches(&image.layers[0]);
-    ensure!(fetches(last) < 1.2, "the newest was fetched {} times", fetches(last));
+    ensure!(fetches(last) < 1.35, "the newest was fetched {} times", fetches(last));
     ensure!(fetches(first) > 1.4, "the oldest was fetched {} times", fetches(first));
     Ok(())
 }

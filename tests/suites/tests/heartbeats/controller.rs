@@ -163,8 +163,12 @@ async fn storm(cluster: &Cluster, env: &TestEnv) -> Result<()> {
         ensure!(!writer.is_finished(), "a writer has ended");
         writer.abort();
     }
-    let writes = env.status_writes(cluster)?.split_off(from);
-    within("reports", writes.len() as f64, 4.0, 8.0)?;
+    // The condition may be seen before the request is in the audit log.
+    let writes = eventually_slow("the reports are in the audit log", || async {
+        let writes = env.status_writes(cluster)?.split_off(from);
+        within("reports", writes.len() as f64, 4.0, 8.0).map(|()| writes)
+    })
+    .await?;
     let failed: Vec<_> = writes.iter().filter(|write| write.code != Some(200)).collect();
     assert!(failed.is_empty(), "{failed:#?}");
     let node: Node = cluster.admin.node(&env.name).await?.context("no Node")?;

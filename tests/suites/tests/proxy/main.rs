@@ -3,9 +3,9 @@
 //! whether a connection without an endpoint was rejected or dropped.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy`
-//! runs the same against the real kube-proxy in mode nftables (`make conformance-kube-proxy`). Both must behave the
-//! same: a test that branches on the subject is about how rules are written, and `docs/kube-proxy-differences.md`
-//! explains why.
+//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND=iptables`, in mode iptables
+//! (`make conformance-kube-proxy`). Both must behave the same: a test that branches on the subject is about how rules are
+//! written, and `docs/kube-proxy-differences.md` explains why.
 
 // Shown if a test fails.
 #![allow(clippy::print_stderr)]
@@ -35,4 +35,23 @@ mod topology;
 #[test]
 fn in_one_process() -> anyhow::Result<()> {
     Suite { test: "in_one_process", threads: 4, skip: &[], env: &[] }.run()
+}
+
+#[test]
+fn in_one_process_with_iptables_legacy() -> anyhow::Result<()> {
+    with_iptables(
+        "in_one_process_with_iptables_legacy",
+        &[BACKEND, ("KEELSON_PROXY__IPTABLES_VARIANT", "legacy")],
+    )
+}
+
+#[test]
+fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
+    with_iptables("in_one_process_with_iptables_nft", &[BACKEND, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
+}
+
+const BACKEND: (&str, &str) = (subject::BACKEND, "iptables");
+
+fn with_iptables(test: &'static str, env: &'static [(&'static str, &'static str)]) -> anyhow::Result<()> {
+    Suite { test, threads: 4, skip: &[], env }.run()
 }

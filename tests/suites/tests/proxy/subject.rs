@@ -1,5 +1,5 @@
-//! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), `KEELSON_TEST_PROXY_BACKEND` (of
-//! `keelson`; `nft` by default), a setup, a world.
+//! Owns: the proxy under test. In: `KEELSON_PROXY_SUBJECT` (`keelson`, or `kube-proxy`), `KEELSON_TEST_PROXY_BACKEND` (the
+//! backend of `keelson`, `nft` by default, or the mode of `kube-proxy`), a setup, a world.
 //! Out: a running proxy.
 
 use crate::common::{Setup, SharedCluster};
@@ -26,7 +26,7 @@ const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
 /// The sync period of proxies with retries: a family is unhealthy after two of them.
 pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 
-const BACKEND: &str = "KEELSON_TEST_PROXY_BACKEND";
+pub(crate) const BACKEND: &str = "KEELSON_TEST_PROXY_BACKEND";
 
 /// Cases in which a backend differs by design, or whose test is about the rules of another one. The backend's own tests have
 /// them.
@@ -60,7 +60,7 @@ pub(crate) fn is_as_mode_nftables() -> bool {
 pub(crate) fn differs_by_design(case: u8) -> bool {
     let backend = backend();
     let found = DIFFERENCES.iter().find(|(number, name, _)| *number == case && *name == backend);
-    if let Some((_, _, reason)) = found.filter(|_| Subject::get() == Subject::Keelson) {
+    if let Some((_, _, reason)) = found {
         eprintln!("case {case} is left out for the backend {backend}: {reason}");
         return true;
     }
@@ -71,7 +71,7 @@ pub(crate) fn differs_by_design(case: u8) -> bool {
 pub(crate) enum Subject {
     /// `keelson proxy` behind a `keelson agent`.
     Keelson,
-    /// The real kube-proxy, in mode nftables.
+    /// The real kube-proxy, in the mode that corresponds to the backend.
     KubeProxy,
 }
 
@@ -207,10 +207,18 @@ impl Running {
     }
 }
 
+/// Its mode, and what a setup changes of its defaults.
 fn kube_proxy_config(setup: Setup) -> Value {
+    let mode = if is_as_mode_nftables() { "nftables" } else { "iptables" };
+    let mut config = changes_of_kube_proxy(setup, mode);
+    config["mode"] = json!(mode);
+    config
+}
+
+fn changes_of_kube_proxy(setup: Setup, mode: &str) -> Value {
     match setup {
         Setup::Plain | Setup::OwnNode => json!({}),
-        Setup::Rough => json!({"nftables": {"syncPeriod": ROUGH_SYNC_PERIOD}}),
+        Setup::Rough => json!({mode: {"syncPeriod": ROUGH_SYNC_PERIOD}}),
         Setup::NoDetector => json!({"clusterCIDR": ""}),
         Setup::NodeCidr => json!({"clusterCIDR": "", "detectLocalMode": "NodeCIDR"}),
         Setup::Bridge => json!({
@@ -220,7 +228,7 @@ fn kube_proxy_config(setup: Setup) -> Value {
             "clusterCIDR": "", "detectLocalMode": "InterfaceNamePrefix",
             "detectLocal": {"interfaceNamePrefix": "cni"},
         }),
-        Setup::MasqueradeAll => json!({"nftables": {"masqueradeAll": true}}),
+        Setup::MasqueradeAll => json!({mode: {"masqueradeAll": true}}),
         Setup::NodePortsListed => json!({"nodePortAddresses": NODE_NETWORKS}),
         Setup::NodePortsV4 => json!({"nodePortAddresses": [NODE_NETWORKS[0]]}),
         Setup::NodePortsAll => json!({"nodePortAddresses": EVERYTHING}),
