@@ -2,7 +2,7 @@
 
 use crate::common::Case;
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::subject::is_as_mode_nftables;
+use crate::subject::{Subject, is_as_mode_nftables};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -244,5 +244,16 @@ impl Case {
     pub(crate) fn all_clients(&self, target: Target, want: &Want) -> Vec<(NetClient, Target, Want)> {
         let world = self.world();
         [world.pod(), world.host(), world.client()].map(|client| (client, target, want.clone())).into()
+    }
+
+    /// Pod, host and C are rejected. kube-proxy in mode iptables rejects nothing that the node itself sends to external addresses: its
+    /// chain `KUBE-EXTERNAL-SERVICES` is not in `OUTPUT`.
+    pub(crate) fn all_rejected(&self, target: Target) -> Vec<(NetClient, Target, Want)> {
+        let mut table = self.all_clients(target, &Want::Reject);
+        let rejects_own = self.subject() == Subject::Keelson || is_as_mode_nftables();
+        if !rejects_own && ![self.v(1).address, self.np(1).address].contains(&target.address) {
+            table.remove(1);
+        }
+        table
     }
 }

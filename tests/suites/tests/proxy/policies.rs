@@ -44,8 +44,8 @@ fn case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_r
         case.all(table).await?;
         case.slices("svc", &[]).await?;
         case.synced().await?;
-        let mut table = case.all_clients(case.v(1), &Want::Reject);
-        table.extend(case.all_clients(case.w(1), &Want::Reject));
+        let mut table = case.all_rejected(case.v(1));
+        table.extend(case.all_rejected(case.w(1)));
         case.all(table).await
     })
 }
@@ -209,7 +209,7 @@ fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
         let mut table = Vec::new();
         for frontend in [case.v(1), case.w(1), case.x(1), case.np(1)] {
             for transport in Transport::ALL {
-                table.extend(case.all_clients(frontend.over(transport), &Want::Reject));
+                table.extend(case.all_rejected(frontend.over(transport)));
             }
         }
         case.all(table).await

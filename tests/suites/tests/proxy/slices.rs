@@ -203,6 +203,6 @@ fn case_22_without_serving_endpoints_everything_is_rejected() -> Result<()> {
         )
         .await?;
         let targets = [case.v(1), case.w(1), case.np(1)];
-        case.all(targets.into_iter().flat_map(|target| case.all_clients(target, &Want::Reject))).await
+        case.all(targets.into_iter().flat_map(|target| case.all_rejected(target))).await
     })
 }

@@ -30,6 +30,7 @@ pub(crate) struct TestEnv {
     pub(crate) manifests: ManifestFolder,
     pub(crate) world: Arc<World>,
     pub(crate) scratch: Scratch,
+    is_nft: bool,
 }
 
 impl TestEnv {
@@ -51,12 +52,23 @@ impl TestEnv {
         let world = Arc::new(World::new()?);
         let options = settings(KeelsonProxyOptions::new(&agent.endpoints_target()));
         let proxy = KeelsonProxy::new(&scratch, world.node(), &options)?;
-        Ok(Self { agent, proxy, options, manifests, world, scratch })
+        Ok(Self { agent, proxy, options, manifests, world, scratch, is_nft: true })
     }
 
     /// With these Services, and agent and proxy in sync.
     pub(crate) async fn started(services: &[Service]) -> Result<Self> {
         let mut env = Self::new()?;
+        env.start(services).await?;
+        Ok(env)
+    }
+
+    /// With these Services, programmed by another backend than nft.
+    pub(crate) async fn started_with(
+        services: &[Service],
+        settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions,
+    ) -> Result<Self> {
+        let mut env = Self::with(|options| settings(options.set("proxy.sync_period", "1s")))?;
+        env.is_nft = false;
         env.start(services).await?;
         Ok(env)
     }
@@ -75,8 +87,11 @@ impl TestEnv {
         self.world.node()
     }
 
-    /// Waits until the kernel has exactly these Services.
+    /// Waits until the kernel has exactly these Services; with another backend than nft, until the proxy has as many and is synced.
     pub(crate) async fn wait_for_services(&self, services: &[Service]) -> Result<()> {
+        if !self.is_nft {
+            return self.wait_for_count(services).await;
+        }
         let wanted = Family::ALL.map(|family| meaning(services, family));
         let has = eventually_slow("the kernel has the rules of these Services", || async {
             for (family, wanted) in Family::ALL.into_iter().zip(&wanted) {
@@ -85,6 +100,19 @@ impl TestEnv {
             Ok(())
         });
         has.await.with_context(|| self.logs())
+    }
+
+    async fn wait_for_count(&self, services: &[Service]) -> Result<()> {
+        let synced = eventually_slow("the proxy has these Services", || async {
+            let state = self.synced().await?;
+            for family in Family::ALL {
+                let wanted = services.iter().filter(|service| service.family == family).count();
+                let known = &family_of(&state, family)?["services"];
+                ensure!(*known == wanted, "{known} Services of {}, not {wanted}", family.as_str());
+            }
+            Ok(())
+        });
+        synced.await.with_context(|| self.logs())
     }
 
     /// The same, and that a comparison from scratch finds no difference.

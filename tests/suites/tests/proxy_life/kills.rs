@@ -11,14 +11,13 @@ use keelson_harness::util::Seeded;
 use rand::RngExt as _;
 use std::time::Duration;
 
-const KILLS: usize = 36;
 /// Changes per second.
 const RATE: u32 = 50;
 /// Maximum life of agent and proxy after their start, in milliseconds.
 const LIFE: u64 = 900;
 
 /// Services whose endpoints stay: with UDP, node port and external address, and with affinity.
-fn staying() -> Vec<Service> {
+pub(crate) fn staying() -> Vec<Service> {
     plain_and_affine(5, 600, |plain| {
         plain.transports.push(Transport::Udp);
         plain.expose();
@@ -46,9 +45,21 @@ async fn run_for_a_moment(env: &mut TestEnv, random: &mut Seeded) -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() -> Result<()> {
-    let mut random = Seeded::new()?;
     let staying = staying();
-    let mut env = TestEnv::started(&staying).await?;
+    let env = TestEnv::started(&staying).await?;
+    let (proxies, agents) = survives_kills(env, staying, 36).await?;
+    ensure!(proxies >= 10 && agents >= 5, "{proxies} kills of the proxy, {agents} of the agent");
+    Ok(())
+}
+
+/// Kills proxy and agent this many times, under changes and with clients of the Services that stay. Returns how often each was
+/// killed.
+pub(crate) async fn survives_kills(
+    mut env: TestEnv,
+    staying: Vec<Service>,
+    kills: usize,
+) -> Result<(usize, usize)> {
+    let mut random = Seeded::new()?;
     let world = env.world.clone();
     let traffic = Traffic::start(&world, &staying)?;
     traffic.wait_for_answers().await?;
@@ -56,7 +67,7 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
     let author = Author::start(&env.manifests, random.rng().random(), RATE, nothing);
 
     let (mut proxies, mut agents) = (0, 0);
-    for kill in 0..KILLS {
+    for kill in 0..kills {
         run_for_a_moment(&mut env, &mut random).await.with_context(|| env.logs())?;
         let which = random.rng().random_range(0..4);
         if which < 3 {
@@ -77,7 +88,6 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
             traffic.wait_for_answers().await.with_context(|| env.logs())?;
         }
     }
-    ensure!(proxies >= 10 && agents >= 5, "{proxies} kills of the proxy, {agents} of the agent");
 
     if env.agent.pid().is_none() {
         env.agent.start_live().await?;
@@ -100,5 +110,5 @@ async fn thirty_six_kills_of_proxy_and_agent_leave_the_rules_of_a_fresh_start() 
             ensure!(line.is_none(), "the {who}'s log contains {line:?}");
         }
     }
-    Ok(())
+    Ok((proxies, agents))
 }

@@ -14,6 +14,7 @@ mod churn;
 mod common;
 mod configuration;
 mod foreign;
+mod iptables;
 mod kernel;
 mod kills;
 mod kube_proxy;
