@@ -1,4 +1,5 @@
-//! The life of a proxy with the backend iptables, in both variants: kills, changes, and rules that another program removes.
+//! The life of a proxy with the backend iptables, in both variants: kills, changes, rules of another version or variant, and
+//! rules that another program removes.
 
 use crate::churn::Author;
 use crate::common::{TestEnv, eventually_slow, family_of};
@@ -77,6 +78,68 @@ async fn connections_continue_under_changes_with_iptables_legacy() -> Result<()>
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_continue_under_changes_with_iptables_nft() -> Result<()> {
     changes("nft").await
+}
+
+/// Rules and sets that this version does not make: they are replaced, and connections continue.
+async fn upgrade(variant: &str) -> Result<()> {
+    let staying = staying();
+    let mut env = started(variant, &staying).await?;
+    let world = env.world.clone();
+    let traffic = Traffic::start(&world, &staying)?;
+    traffic.wait_for_answers().await?;
+    let iptables = peers::system(&format!("iptables-{variant}"), "iptables")?;
+    let ipset = peers::system("ipset", "ipset")?;
+    let older: [(&std::path::Path, &str); 5] = [
+        (&iptables, "-w 5 -t nat -N KEELSON-OLD"),
+        (&iptables, "-w 5 -t nat -I KEELSON-SERVICES -p udp"),
+        (&iptables, "-w 5 -t filter -I KEELSON-FORWARD -p tcp"),
+        (&iptables, "-w 5 -t nat -D POSTROUTING -j KEELSON-POSTROUTING"),
+        (&ipset, "create KEELSON-4-OLD hash:ip"),
+    ];
+    for (program, args) in older {
+        env.proxy.kill9()?;
+        world.node().command(program, &args.split(' ').collect::<Vec<_>>())?;
+        let lines = env.dry_run().await?;
+        ensure!(lines != ["no changes"], "{args} is not noticed");
+        env.proxy.start_again(world.node()).await?;
+        env.wait_for_exact_services(&staying).await.context(args)?;
+        traffic.wait_for_answers().await.with_context(|| format!("{args} is put right"))?;
+    }
+    traffic.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_another_version_are_replaced_with_iptables_legacy() -> Result<()> {
+    upgrade("legacy").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_another_version_are_replaced_with_iptables_nft() -> Result<()> {
+    upgrade("nft").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_variant_is_switched_under_load() -> Result<()> {
+    let staying = staying();
+    let mut env = started("legacy", &staying).await?;
+    let world = env.world.clone();
+    let traffic = Traffic::start(&world, &staying)?;
+    traffic.wait_for_answers().await?;
+    let rules = |variant: &str| {
+        let save = peers::system(&format!("iptables-{variant}-save"), "iptables")?;
+        world.node().command(&save, &[])
+    };
+    for (from, to) in [("legacy", "nft"), ("nft", "legacy")] {
+        ensure!(env.proxy.terminate().await?.success(), "it exits with success after SIGTERM");
+        env.options = env.options.clone().set("proxy.iptables_variant", to);
+        env.proxy.configure(&env.options)?;
+        env.proxy.start_again(world.node()).await?;
+        env.wait_for_exact_services(&staying).await?;
+        traffic.wait_for_answers().await.with_context(|| format!("from {from} to {to}"))?;
+        ensure!(rules(to)?.contains("KEELSON-"), "{to} has no rules");
+        ensure!(!rules(from)?.contains("KEELSON-"), "{from} has rules");
+    }
+    traffic.finish().await.map(drop)
 }
 
 /// Another program empties the table nat, and then every IP set.
