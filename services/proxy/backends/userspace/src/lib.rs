@@ -8,6 +8,8 @@ mod affinity;
 mod backend;
 mod driver;
 mod explain;
+#[cfg(test)]
+mod isolation;
 mod plan;
 mod print;
 mod proxy_protocol;

@@ -124,6 +124,8 @@ impl Routes {
     }
 }
 
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use self::netlink::set_loopback_up;
 #[cfg(target_os = "linux")]
 pub(crate) use self::netlink::{add, list, remove};
 

@@ -8,11 +8,10 @@
 //! `failing`, and retried.
 
 use std::{
-    any::Any,
     collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -26,12 +25,12 @@ use keelson_proxy::{
 
 use crate::{
     plan::{MappedPorts, NodeFacts, Plan, Rule, SocketKey, is_served, reachable, wanted_sockets},
-    relay::{Listener, Relay, is_bindable},
+    relay::{Listener, OpenSocket, Relay, is_bindable},
     routes::Routes,
 };
 
 /// Maximum time that a sync waits until sockets of removed frontends are closed, so that their addresses are free.
-const CLOSE_WAIT: Duration = Duration::from_secs(1);
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
 /// Candidates for a mapped port, if other programs use the first ones.
 const MAP_ATTEMPTS: u16 = 16;
@@ -71,7 +70,7 @@ pub(crate) struct Table {
     mapped: MappedPorts,
     routes: Routes,
     has_synced: bool,
-    closing: Vec<Weak<dyn Any + Send + Sync>>,
+    closing: Vec<OpenSocket>,
     last_retry: Option<Instant>,
     last_clean: Option<Instant>,
 }
@@ -302,10 +301,10 @@ impl Table {
     /// A socket is closed by its task, shortly after its listener is dropped.
     fn wait_for_closing(&mut self) {
         let begun = Instant::now();
-        self.closing.retain(|socket| socket.strong_count() > 0);
+        self.closing.retain(|socket| !socket.is_closed());
         while !self.closing.is_empty() && begun.elapsed() < CLOSE_WAIT {
             thread::sleep(Duration::from_millis(1));
-            self.closing.retain(|socket| socket.strong_count() > 0);
+            self.closing.retain(|socket| !socket.is_closed());
         }
     }
 
@@ -363,6 +362,13 @@ impl Table {
         relay.shared().clean_affinity(self.family, is_known);
     }
 
+    #[cfg(test)]
+    pub(crate) fn sockets(&self) -> Vec<OpenSocket> {
+        let listening =
+            self.places.values().filter_map(|place| place.status.listener().map(Listener::socket));
+        listening.chain(self.closing.iter().cloned()).collect()
+    }
+
     pub(crate) fn counts(&self) -> PlaceCounts {
         let mut counts = PlaceCounts::default();
         for place in self.places.values() {
@@ -398,11 +404,15 @@ impl Table {
 }
 
 impl PlaceStatus {
-    fn is_dead(&self) -> bool {
+    fn listener(&self) -> Option<&Listener> {
         match self {
-            Self::Listening(listener) | Self::Mapped { listener, .. } => listener.is_dead(),
-            Self::Rejecting | Self::Failing(_) => false,
+            Self::Listening(listener) | Self::Mapped { listener, .. } => Some(listener),
+            Self::Rejecting | Self::Failing(_) => None,
         }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.listener().is_some_and(Listener::is_dead)
     }
 }
 

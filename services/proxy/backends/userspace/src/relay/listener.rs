@@ -4,9 +4,9 @@
 //! connections and datagrams, handed to `tcp` and `udp`.
 
 use std::{
-    any::Any,
     io,
     net::{IpAddr, SocketAddr},
+    ops::Deref,
     sync::{Arc, PoisonError, RwLock, Weak},
 };
 
@@ -24,7 +24,43 @@ pub(crate) struct Listener {
     /// Where it listens: not the place, if that cannot be bound.
     address: SocketAddr,
     task: JoinHandle<()>,
-    socket: Weak<dyn Any + Send + Sync>,
+    socket: OpenSocket,
+}
+
+/// Tells whether a socket is still open.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenSocket(Weak<()>);
+
+impl OpenSocket {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+/// A socket whose end an [`OpenSocket`] tells.
+#[derive(Debug)]
+pub(super) struct Watched<T> {
+    // In this order: the count is zero only after the socket is closed.
+    socket: T,
+    open: Arc<()>,
+}
+
+impl<T> Watched<T> {
+    fn new(socket: T) -> Self {
+        Self { socket, open: Arc::default() }
+    }
+
+    fn watch(&self) -> OpenSocket {
+        OpenSocket(Arc::downgrade(&self.open))
+    }
+}
+
+impl<T> Deref for Watched<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.socket
+    }
 }
 
 #[derive(Debug)]
@@ -52,16 +88,16 @@ impl Listener {
             removed: CancellationToken::new(),
             udp: UdpSessions::default(),
         });
-        let (task, socket): (_, Weak<dyn Any + Send + Sync>) = match socket {
+        let (task, socket) = match socket {
             ListeningSocket::Tcp(socket) => {
-                let socket = Arc::new(socket);
-                let weak = Arc::downgrade(&socket);
-                (tokio::spawn(tcp::accept(state.clone(), socket)), weak)
+                let socket = Watched::new(socket);
+                let open = socket.watch();
+                (tokio::spawn(tcp::accept(state.clone(), socket)), open)
             }
             ListeningSocket::Udp(socket) => {
-                let socket = Arc::new(socket);
-                let weak = Arc::downgrade(&socket);
-                (tokio::spawn(udp::receive(state.clone(), socket)), weak)
+                let socket = Watched::new(socket);
+                let open = socket.watch();
+                (tokio::spawn(udp::receive(state.clone(), Arc::new(socket))), open)
             }
         };
         Ok(Self { state, address, task, socket })
@@ -83,8 +119,7 @@ impl Listener {
         self.state.udp.end_where(|endpoint| !udp::serves(&port, endpoint));
     }
 
-    /// Can be upgraded while the socket is open.
-    pub(crate) fn socket(&self) -> Weak<dyn Any + Send + Sync> {
+    pub(crate) fn socket(&self) -> OpenSocket {
         self.socket.clone()
     }
 }

@@ -28,7 +28,7 @@ use keelson_proxy::{
 };
 use tokio::runtime::Runtime;
 
-pub(crate) use self::listener::Listener;
+pub(crate) use self::listener::{Listener, OpenSocket};
 pub(crate) use self::socket::is_bindable;
 use self::{copy::Pipes, socket::ListeningSocket};
 use crate::{

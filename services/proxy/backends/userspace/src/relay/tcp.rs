@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     copy::copy_both,
-    listener::ListenerState,
+    listener::{ListenerState, Watched},
     socket::{connect_tcp, prepare, reset},
 };
 use crate::{plan::Decision, proxy_protocol};
@@ -25,7 +25,7 @@ pub(super) const CONNECT_TIMEOUTS: [Duration; 4] =
 /// Pause after a failure to accept, such as EMFILE, which would repeat at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-pub(super) async fn accept(state: Arc<ListenerState>, listener: Arc<TcpListener>) {
+pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListener>) {
     loop {
         let accepted = tokio::select! {
             biased;

@@ -28,7 +28,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{SessionCount, listener::ListenerState, socket::connect_udp};
+use super::{
+    SessionCount,
+    listener::{ListenerState, Watched},
+    socket::connect_udp,
+};
 use crate::plan::Decision;
 
 /// The longest datagram.
@@ -110,7 +114,7 @@ fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
 
-pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<UdpSocket>) {
+pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSocket>>) {
     loop {
         let ready = tokio::select! {
             biased;
@@ -130,7 +134,7 @@ pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<UdpSocket>) {
     }
 }
 
-fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>) -> io::Result<()> {
+fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<Watched<UdpSocket>>) -> io::Result<()> {
     BUFFER.with_borrow_mut(|buffer| {
         for _ in 0..BATCH {
             let (length, client) = socket.try_recv_from(buffer)?;
@@ -140,7 +144,12 @@ fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>) -> io::Res
     })
 }
 
-fn forward(state: &Arc<ListenerState>, socket: &Arc<UdpSocket>, client: SocketAddr, datagram: &[u8]) {
+fn forward(
+    state: &Arc<ListenerState>,
+    socket: &Arc<Watched<UdpSocket>>,
+    client: SocketAddr,
+    datagram: &[u8],
+) {
     let known = state.udp.lock().get(&client).cloned();
     if let Some(session) = known {
         if session.send(datagram) {
@@ -196,7 +205,7 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
 /// Sends the endpoint's datagrams to the client, until the session ends.
 async fn reply(
     state: Arc<ListenerState>,
-    frontend: Arc<UdpSocket>,
+    frontend: Arc<Watched<UdpSocket>>,
     client: SocketAddr,
     session: Arc<Session>,
 ) {

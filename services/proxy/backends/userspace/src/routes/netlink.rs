@@ -170,14 +170,27 @@ fn parse(family: Family, body: &[u8]) -> Option<IpAddr> {
     }
 }
 
+/// Brings the loopback interface up without starting a program.
+#[cfg(test)]
+pub(crate) fn set_loopback_up() -> io::Result<()> {
+    const RTM_NEWLINK: u16 = 16;
+    const IFF_UP: u32 = 1;
+    // `struct ifinfomsg`: family and type, then index, flags, and which flags change.
+    let mut body = [0; 16];
+    for (place, value) in [(4, LOOPBACK), (8, IFF_UP), (12, IFF_UP)] {
+        body[place..place + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    exchange(&request(RTM_NEWLINK, NLM_F_ACK, &body, &[]), |_, _| {})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::in_namespace;
+    use crate::isolation::isolated;
 
     #[test]
     fn routes_are_added_listed_and_removed() {
-        in_namespace(|| {
+        isolated(|| {
             for (family, ip) in [(Family::V4, "10.96.0.10"), (Family::V6, "fd00:96::a")] {
                 let ip: IpAddr = ip.parse().unwrap();
                 assert!(list(family).unwrap().is_empty(), "the kernel's own routes are not ours");

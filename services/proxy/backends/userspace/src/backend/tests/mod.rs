@@ -1,4 +1,5 @@
-//! A proxy in this process, with cluster IPs in 127.0.0.0/8, endpoints on loopback, and real connections.
+//! A proxy in this process, with cluster IPs in 127.0.0.0/8, endpoints on loopback, and real connections. On Linux, each
+//! test has a network namespace of its own, so that no other program has its addresses and ports.
 
 #[cfg(target_os = "linux")]
 mod namespace;
@@ -8,7 +9,7 @@ mod udp;
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     thread,
 };
 
@@ -20,9 +21,10 @@ use keelson_proxy::{
 };
 
 use super::*;
+use crate::{isolation::isolated, relay::OpenSocket};
 
 /// More than any test waits for something that happens.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -106,9 +108,12 @@ impl Proxy {
         Self { backend, options }
     }
 
+    /// As the next process: after the sockets of this one are closed.
     fn restart(self) -> Self {
         let Self { backend, options } = self;
+        let sockets = backend.tables.iter().flat_map(Table::sockets).collect::<Vec<_>>();
         drop(backend);
+        wait_for("the end of the listeners", || sockets.iter().all(OpenSocket::is_closed));
         Self::start_with(options)
     }
 
@@ -172,10 +177,11 @@ fn endpoint_at(address: &str, serve: impl Fn(TcpStream) + Clone + Send + 'static
     address
 }
 
-/// An address at which nothing listens.
-fn closed() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
+/// Addresses at which nothing listens, and which no connection gets as its own.
+const CLOSED: [SocketAddr; 2] = [
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)),
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 2)),
+];
 
 /// A UDP endpoint that prefixes its name to what it receives.
 fn udp_endpoint(name: &'static str) -> SocketAddr {

@@ -5,7 +5,7 @@ use std::process::Command;
 use keelson_proxy::backend::{Driver as _, RuleOwner};
 
 use super::*;
-use crate::{driver::Userspace, testing::in_namespace};
+use crate::{driver::Userspace, isolation::alone};
 
 fn run(command: &str) {
     let mut words = command.split(' ');
@@ -32,7 +32,7 @@ fn check(proxy: &mut Proxy, family: Family) -> Outcome {
 
 #[test]
 fn addresses_of_services_are_routed_to_the_proxy() {
-    in_namespace(|| {
+    alone(|| {
         let server = endpoint("a");
         let mut proxy = start(|_| {});
         for (cluster_ip, place, family) in
@@ -65,7 +65,7 @@ fn addresses_of_services_are_routed_to_the_proxy() {
 
 #[test]
 fn case_45_and_46_node_ports() {
-    in_namespace(|| {
+    alone(|| {
         run("ip address add 192.0.2.1/24 dev lo");
         run("ip address add 192.0.2.2/24 dev lo");
         let mut proxy = start(|_| {});
@@ -90,7 +90,7 @@ fn case_45_and_46_node_ports() {
 
 #[test]
 fn case_33_external_traffic_policy_local_by_source() {
-    in_namespace(|| {
+    alone(|| {
         run("ip address add 10.244.1.9/32 dev lo");
         run("ip address add 192.0.2.1/24 dev lo");
         let (local, remote) = (endpoint("l"), endpoint("r"));
@@ -109,7 +109,7 @@ fn case_33_external_traffic_policy_local_by_source() {
 fn endpoints_see_the_client_if_that_is_set() {
     // Each in a namespace of its own: a listener of the other proxy may take a moment to close.
     for (transparent, seen) in [(false, "127.0.0.1"), (true, "192.0.2.7")] {
-        in_namespace(move || {
+        alone(move || {
             run("ip address add 192.0.2.7/24 dev lo");
             let server = endpoint_at("127.0.0.1:0", |mut stream| {
                 let peer = stream.peer_addr().unwrap();
