@@ -27,12 +27,14 @@ use keelson_proxy::{
     options::RelayOptions,
 };
 use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::listener::{Listener, OpenSocket};
 pub(crate) use self::socket::is_bindable;
 use self::{copy::Pipes, socket::ListeningSocket};
 use crate::{
     affinity::Affinity,
+    affinity_file::AffinityFile,
     plan::{NodeFacts, Rule, SocketKey},
 };
 
@@ -41,6 +43,12 @@ const MAX_THREADS: usize = 4;
 
 /// Of all sessions, those that policies drop hold at most one in this many.
 const DROPPED_SHARE: usize = 8;
+
+/// How often the number of connections is looked at while they drain.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+
+/// Maximum time until connections that are reset are gone.
+const RESET_WAIT: Duration = Duration::from_secs(1);
 
 /// Minimum time between two warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -63,6 +71,11 @@ pub(crate) struct Shared {
     dropped: AtomicUsize,
     warned: Mutex<HashMap<&'static str, Instant>>,
     next_id: AtomicU64,
+    /// No more connections are accepted.
+    stopping: CancellationToken,
+    /// The time of the last connections is over.
+    stopped: CancellationToken,
+    affinity_file: Option<AffinityFile>,
 }
 
 /// Current numbers.
@@ -110,6 +123,35 @@ impl Relay {
     }
 }
 
+impl Relay {
+    /// Stops listening. UDP sessions end.
+    pub(crate) fn stop_listening(&self) {
+        self.shared.stopping.cancel();
+    }
+
+    /// Waits until TCP connections have ended, or had their time, and resets those that are left.
+    pub(crate) fn drain(self) {
+        let shared = &self.shared;
+        let before = shared.sessions().tcp_connections;
+        // The process may be killed before the connections end.
+        shared.save_affinity();
+        shared.wait_for_connections(shared.options.stop_timeout);
+        let left = shared.sessions().tcp_connections;
+        tracing::info!(ended = before.saturating_sub(left), reset = left, "connections to Services ended");
+        shared.stopped.cancel();
+        shared.wait_for_connections(RESET_WAIT);
+        shared.save_affinity();
+    }
+
+    /// Writes the file of session affinity, on a thread that may block.
+    pub(crate) fn save_affinity(&self) {
+        if let (Some(runtime), Some(_)) = (&self.runtime, &self.shared.affinity_file) {
+            let shared = self.shared.clone();
+            runtime.spawn_blocking(move || shared.save_affinity());
+        }
+    }
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
@@ -121,17 +163,38 @@ impl Drop for Relay {
 
 impl Shared {
     fn new(options: RelayOptions) -> Self {
+        let affinity_file = options.affinity_file.clone().map(AffinityFile::new);
+        let affinity = affinity_file.as_ref().map(AffinityFile::load).unwrap_or_default();
         Self {
             options,
             facts: Default::default(),
-            affinity: Default::default(),
+            affinity: affinity.map(Mutex::new),
+            affinity_file,
             pipes: Pipes::default(),
             tcp_connections: AtomicUsize::new(0),
             udp_sessions: AtomicUsize::new(0),
             dropped: AtomicUsize::new(0),
             warned: Mutex::default(),
             next_id: AtomicU64::new(0),
+            stopping: CancellationToken::new(),
+            stopped: CancellationToken::new(),
         }
+    }
+
+    fn wait_for_connections(&self, limit: Duration) {
+        let begun = Instant::now();
+        while self.sessions().tcp_connections > 0 && begun.elapsed() < limit {
+            std::thread::sleep(DRAIN_POLL);
+        }
+    }
+
+    pub(crate) fn affinity_file(&self) -> Option<&AffinityFile> {
+        self.affinity_file.as_ref()
+    }
+
+    fn save_affinity(&self) {
+        let Some(file) = &self.affinity_file else { return };
+        file.save(|now| Family::ALL.map(|family| self.affinity(family).entries(now)));
     }
 
     pub(crate) fn facts(&self, family: Family) -> Arc<NodeFacts> {

@@ -29,7 +29,7 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListe
     loop {
         let accepted = tokio::select! {
             biased;
-            () = state.removed.cancelled() => return,
+            () = state.closed() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -70,10 +70,16 @@ async fn serve(state: &ListenerState, client: TcpStream, source: SocketAddr) {
     }
 }
 
-/// Completes when the frontend is gone and its connections have had time to end.
+/// Completes when connections have had time to end after the frontend is gone, or the proxy stops.
 async fn drained(state: &ListenerState) {
-    state.removed.cancelled().await;
-    sleep(state.shared.options.drain_timeout).await;
+    let removed = async {
+        state.removed.cancelled().await;
+        sleep(state.shared.options.drain_timeout).await;
+    };
+    tokio::select! {
+        () = removed => {}
+        () = state.shared.stopped.cancelled() => {}
+    }
 }
 
 /// An error resets the client.
@@ -98,7 +104,7 @@ async fn hold(state: &ListenerState) -> io::Result<()> {
     if let Some(_count) = state.shared.count_dropped() {
         tokio::select! {
             () = sleep(state.shared.options.drop_timeout) => {}
-            () = state.removed.cancelled() => {}
+            () = state.closed() => {}
         }
     }
     Err(io::ErrorKind::PermissionDenied.into())

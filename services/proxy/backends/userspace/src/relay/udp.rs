@@ -118,7 +118,7 @@ pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSo
     loop {
         let ready = tokio::select! {
             biased;
-            () = state.removed.cancelled() => return,
+            () = state.closed() => break,
             ready = socket.readable() => ready,
         };
         let received = ready.and_then(|()| receive_batch(&state, &socket));
@@ -132,6 +132,8 @@ pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSo
             }
         }
     }
+    // The next datagrams of clients would be lost.
+    state.udp.end_where(|_| true);
 }
 
 fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<Watched<UdpSocket>>) -> io::Result<()> {

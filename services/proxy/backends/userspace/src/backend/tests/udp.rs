@@ -4,20 +4,20 @@ use std::cell::Cell;
 
 use super::*;
 
-struct Client {
+pub(super) struct Client {
     socket: UdpSocket,
     asked: Cell<u32>,
 }
 
 impl Client {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         Self { socket, asked: Cell::new(0) }
     }
 
     /// The name of who answers, and the address that the answer comes from. UDP may lose some, so it is repeated.
-    fn ask(&self, to: &str) -> (String, SocketAddr) {
+    pub(super) fn ask(&self, to: &str) -> (String, SocketAddr) {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             if let Some(answer) = self.ask_once(to) {
