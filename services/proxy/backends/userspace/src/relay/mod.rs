@@ -47,8 +47,8 @@ const DROPPED_SHARE: usize = 8;
 /// How often the number of connections is looked at while they drain.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 
-/// Maximum time until connections that are reset are gone.
-const RESET_WAIT: Duration = Duration::from_secs(1);
+/// Maximum time until sessions that are ended are gone.
+const RESET_WAIT: Duration = Duration::from_secs(3);
 
 /// Minimum time between two warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -135,11 +135,11 @@ impl Relay {
         let before = shared.sessions().tcp_connections;
         // The process may be killed before the connections end.
         shared.save_affinity();
-        shared.wait_for_connections(shared.options.stop_timeout);
+        shared.wait_for(shared.options.stop_timeout, |sessions| sessions.tcp_connections == 0);
         let left = shared.sessions().tcp_connections;
         tracing::info!(ended = before.saturating_sub(left), reset = left, "connections to Services ended");
         shared.stopped.cancel();
-        shared.wait_for_connections(RESET_WAIT);
+        shared.wait_for(RESET_WAIT, |sessions| sessions == Sessions::default());
         shared.save_affinity();
     }
 
@@ -181,9 +181,9 @@ impl Shared {
         }
     }
 
-    fn wait_for_connections(&self, limit: Duration) {
+    fn wait_for(&self, limit: Duration, is_reached: impl Fn(Sessions) -> bool) {
         let begun = Instant::now();
-        while self.sessions().tcp_connections > 0 && begun.elapsed() < limit {
+        while !is_reached(self.sessions()) && begun.elapsed() < limit {
             std::thread::sleep(DRAIN_POLL);
         }
     }
@@ -223,18 +223,22 @@ impl Shared {
         client: IpAddr,
         set: &[Endpoint],
         failed: &[Endpoint],
-    ) -> Option<Endpoint> {
+    ) -> Option<Choice> {
         if port.affinity_seconds != 0 && failed.is_empty() {
             let found = self.affinity(Family::of(client)).find(&port.name, client, set, Instant::now());
-            if found.is_some() {
-                return found;
+            if let Some(endpoint) = found {
+                return Some(Choice { endpoint, is_remembered: true });
             }
         }
-        let untried: Vec<Endpoint> = match failed {
-            [] => return pick(set),
-            failed => set.iter().filter(|endpoint| !failed.contains(endpoint)).copied().collect(),
+        let endpoint = match failed {
+            [] => pick(set)?,
+            failed => {
+                let is_untried = |endpoint: &&Endpoint| !failed.contains(endpoint);
+                let untried: Vec<Endpoint> = set.iter().filter(is_untried).copied().collect();
+                pick(&untried).or_else(|| pick(set))?
+            }
         };
-        pick(&untried).or_else(|| pick(set))
+        Some(Choice { endpoint, is_remembered: false })
     }
 
     fn remember(&self, port: &ServicePort, client: IpAddr, endpoint: Endpoint) {
@@ -297,6 +301,14 @@ fn pick(set: &[Endpoint]) -> Option<Endpoint> {
         [one] => Some(*one),
         several => several.get(rand::random_range(0..several.len())).copied(),
     }
+}
+
+/// The endpoint of a new session.
+#[derive(Debug, Clone, Copy)]
+struct Choice {
+    endpoint: Endpoint,
+    /// By session affinity.
+    is_remembered: bool,
 }
 
 /// One session in a counter, until it is dropped.

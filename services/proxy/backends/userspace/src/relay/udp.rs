@@ -189,7 +189,8 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
     let rule = state.rule();
     let source = client.ip().to_canonical();
     let Decision::Relay(set) = state.decide(&rule, source, state.place.address.ip()) else { return Ok(None) };
-    let Some(endpoint) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
+    let Some(choice) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
+    let endpoint = choice.endpoint;
     let Some(count) = state.shared.count_session(|shared| &shared.udp_sessions) else { return Ok(None) };
     let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
     state.shared.remember(&rule.port, source, endpoint);

@@ -1,6 +1,6 @@
 //! What happens to connections and session affinity when the process stops.
 
-use std::io::ErrorKind;
+use std::{io::ErrorKind, sync::mpsc};
 
 use super::*;
 
@@ -36,13 +36,20 @@ fn connections_that_do_not_end_are_reset() {
     isolated(|| {
         let timeout = Duration::from_millis(300);
         let mut proxy = Proxy::start(|options| options.relay.stop_timeout = timeout);
-        proxy.set(service_port("web", "127.80.3.2", 8302, &[endpoint("a")]));
+        let (ended, end) = mpsc::channel();
+        let server = endpoint_at("127.0.0.1:0", move |mut stream| {
+            let _ = stream.write_all(b"a");
+            let _ = ended.send(stream.read(&mut [0]).map_err(|error| error.kind()));
+        });
+        proxy.set(service_port("web", "127.80.3.2", 8302, &[server]));
         let mut client = connect("127.80.3.2:8302");
         assert_eq!(name_of(&mut client).unwrap(), 'a');
         let begun = Instant::now();
         proxy.stop()();
         assert!(begun.elapsed() >= timeout, "{:?}", begun.elapsed());
         assert_eq!(name_of(&mut client).unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let end = end.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(end, Err(ErrorKind::ConnectionReset), "the endpoint does not take it for the whole");
     });
 }
 
@@ -75,8 +82,11 @@ fn case_57_affinity_is_kept_over_a_restart() {
         let first = ask("127.80.3.4:8304");
         proxy.stop()();
         let same = |proxy: &mut Proxy| {
+            let clients = proxy.backend.observer().unwrap().affinity_clients(Family::V4).unwrap();
+            assert_eq!(clients, Some(vec![("clients", 1)]), "it is read before the first connection");
             set(proxy);
-            assert!((0..20).all(|_| ask("127.80.3.4:8304") == first));
+            let answers: String = (0..20).map(|_| ask("127.80.3.4:8304")).collect();
+            assert_eq!(answers, first.to_string().repeat(20));
         };
         let mut proxy = proxy.restart();
         same(&mut proxy);
