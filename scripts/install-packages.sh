@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
 #
-#   scripts/install-packages.sh run | cluster | test | soak | bench | ci
+#   scripts/install-packages.sh run | cluster | test | soak | bench | windows | ci
 #
 # A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
 # commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
@@ -28,6 +28,8 @@ python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py
 disks=(mke2fs:e2fsprogs mount:mount fsfreeze:util-linux)
 # What kube-proxy runs, and what looks at its rules.
 rules=(nft:nftables conntrack:conntrack iptables:iptables ipset:ipset)
+# The tests that run on Windows, under Wine (tests/windows/run.sh).
+windows=(x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64 /usr/lib/wine/wine64:wine64)
 # What CRI-O starts beside every container. The suites build CRI-O itself.
 crio=(conmon:conmon)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
@@ -38,13 +40,14 @@ cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
 soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
 test) wanted=("${suites[@]}") ;;
-ci) wanted=("${suites[@]}" shellcheck:shellcheck git:git) ;;
-*) fail "usage: $0 run|cluster|test|soak|bench|ci" ;;
+windows) wanted=("${common[@]}" "${windows[@]}") ;;
+ci) wanted=("${suites[@]}" "${windows[@]}" shellcheck:shellcheck git:git) ;;
+*) fail "usage: $0 run|cluster|test|soak|bench|windows|ci" ;;
 esac
 
 command -v cargo >/dev/null ||
     fail "Rust is missing: install it with rustup (https://rustup.rs), version 1.90 or newer"
-if [ "$1" != run ] && ! command -v go >/dev/null; then
+if [ "$1" != run ] && [ "$1" != windows ] && ! command -v go >/dev/null; then
     fail "Go is missing: the suites build real peers with it; install 1.26 or newer from https://go.dev/dl/"
 fi
 
@@ -89,4 +92,4 @@ if [ ${#missing[@]} -gt 0 ]; then
     done
 fi
 
-[ "$(id -u)" = 0 ] || fail "containerd mounts file systems, so this needs root: sudo make $1"
+[ "$1" = windows ] || [ "$(id -u)" = 0 ] || fail "containerd mounts file systems, so this needs root: sudo make $1"

@@ -481,6 +481,9 @@ settings! {
         iptables_localhost_node_ports: bool = true, Any, restart;
         /// With `userspace`: maximum time that TCP connections of a removed Service or port continue.
         userspace_drain_timeout: Duration = secs(30), within(secs(0), hours(1)), restart;
+        /// With `userspace`: maximum time that TCP connections continue after SIGTERM. Nothing listens meanwhile. Must be
+        /// less than `TimeoutStopSec` of the unit. 0s: they end at once.
+        userspace_stop_timeout: Duration = secs(5), within(secs(0), mins(10)), restart;
         /// With `userspace`: idle time after which a UDP session ends.
         userspace_udp_timeout: Duration = secs(60), within(secs(1), hours(1)), restart;
         /// With `userspace`: how long a TCP connection that a traffic policy or source ranges drop is held open
@@ -501,6 +504,8 @@ settings! {
         /// With `userspace`: add local routes for addresses of Services that no interface has, where CAP_NET_ADMIN
         /// permits it. Without them such addresses are served at mapped ports.
         userspace_routes: bool = true, Any, restart;
+        /// With `userspace`: file that keeps session affinity over a restart. Empty: affinity ends with the process.
+        userspace_affinity_file: Option<PathBuf> = Some("/var/lib/keelson-proxy/affinity.json".into()), Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
         /// namespace of its own cannot change it.

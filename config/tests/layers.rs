@@ -195,6 +195,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("endpoints.source", _) => words(&["auto", "off"]),
         ("endpoints.watch", _) => words(&["on-demand", "always"]),
         ("debug.http_hosts" | "proxy.http_hosts", _) => lists(&["node-7", "node-7.example.com,10.0.0.7"]),
+        ("proxy.userspace_affinity_file", _) => {
+            prop_oneof![Just("".into()), word.prop_map(|w| format!("/var/lib/{w}").into())].boxed()
+        }
         ("endpoints.manifests", _) => word.prop_map(|w| format!("/etc/{w}").into()).boxed(),
         ("endpoints.listen", _) => any::<(u8, u16)>()
             .prop_map(|(a, p)| {

@@ -348,6 +348,7 @@ fn relay_options(settings: &Settings) -> RelayOptions {
     let proxy = &settings.proxy;
     RelayOptions {
         drain_timeout: proxy.userspace_drain_timeout,
+        stop_timeout: proxy.userspace_stop_timeout,
         udp_timeout: proxy.userspace_udp_timeout,
         drop_timeout: proxy.userspace_drop_timeout,
         max_sessions: usize::try_from(proxy.userspace_max_sessions).unwrap_or(usize::MAX),
@@ -359,6 +360,7 @@ fn relay_options(settings: &Settings) -> RelayOptions {
         },
         transparent: proxy.userspace_transparent,
         redirect: proxy.userspace_routes,
+        affinity_file: proxy.userspace_affinity_file.clone(),
     }
 }
 

@@ -22,7 +22,8 @@
 //!   in one commit or in an order in which traffic meets the old state or the new one.
 //! - **Drift.** [`Observer::read`] may take seconds and runs on a thread of its own, while syncs and other programs
 //!   commit. [`Backend::check`] then compares, and must distinguish drift from changes after the read.
-//! - **Stopping.** Dropping a backend leaves the rules in effect. Only [`Driver::remove_rules`] removes them.
+//! - **Stopping.** Dropping a backend leaves the rules in effect. Only [`Driver::remove_rules`] removes them. A backend that
+//!   serves connections itself ends them after [`Backend::stop`].
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
@@ -159,6 +160,9 @@ pub type AffinityClients = Vec<(&'static str, usize)>;
 /// Prints a copy of a ruleset. May take seconds, and needs no lock.
 pub type RulesetPrinter = Box<dyn FnOnce(&mut dyn fmt::Write) -> fmt::Result + Send>;
 
+/// Waits until connections that end with the process have ended, or had their time. Needs no lock.
+pub type Drain = Box<dyn FnOnce() + Send>;
+
 /// Programs Services. See the [contract](self).
 pub trait Backend: Send {
     fn info(&self) -> BackendInfo;
@@ -210,6 +214,12 @@ pub trait Backend: Send {
     /// Returns whether UDP flows were offloaded before.
     fn stop_udp_offload(&mut self, _family: Family) -> bool {
         false
+    }
+
+    /// Accepts no more connections, because the process stops. Nothing but [`Drop`] follows, or calls that may fail.
+    /// `None`: connections do not depend on the process.
+    fn stop(&mut self) -> Option<Drain> {
+        None
     }
 
     /// Opens a second connection to read the kernel, in the network namespace of the calling thread.

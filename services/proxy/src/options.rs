@@ -3,7 +3,7 @@
 //! Owns: [`Options`], [`DetectLocal`] and [`NodeConfig`]. In: validated values of the settings; the Node and its
 //! addresses. Out: values.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use ipnet::IpNet;
 
@@ -86,6 +86,8 @@ pub enum ProxyProtocol {
 pub struct RelayOptions {
     /// How long the connections of a removed frontend may continue.
     pub drain_timeout: Duration,
+    /// How long connections may continue when the process stops.
+    pub stop_timeout: Duration,
     /// Idle time after which a UDP session ends.
     pub udp_timeout: Duration,
     /// How long a connection that a policy drops is held open without data.
@@ -100,12 +102,15 @@ pub struct RelayOptions {
     pub transparent: bool,
     /// Route the addresses of Services to this node where the process may do so.
     pub redirect: bool,
+    /// File that keeps session affinity over a restart.
+    pub affinity_file: Option<PathBuf>,
 }
 
 impl Default for RelayOptions {
     fn default() -> Self {
         Self {
             drain_timeout: Duration::from_secs(30),
+            stop_timeout: Duration::from_secs(5),
             udp_timeout: Duration::from_secs(60),
             drop_timeout: Duration::from_secs(10),
             max_sessions: 16_384,
@@ -113,6 +118,7 @@ impl Default for RelayOptions {
             proxy_protocol: None,
             transparent: false,
             redirect: true,
+            affinity_file: None,
         }
     }
 }

@@ -14,7 +14,7 @@ use keelson_client::{NodeInfo, ServiceName};
 
 use crate::{
     addresses::Interface,
-    backend::{Backend, BackendError, Check, Outcome},
+    backend::{Backend, BackendError, Check, Drain, Outcome},
     model::{Family, ServicePort},
     options::Options,
     pace::Pace,
@@ -330,6 +330,11 @@ impl SyncLoop {
             self.families[family as usize].pending.get_or_insert(now);
         }
         is_new
+    }
+
+    /// See [`Backend::stop`].
+    pub fn stop(&mut self) -> Option<Drain> {
+        self.backend.stop()
     }
 
     /// What a full sync would change, one line each.

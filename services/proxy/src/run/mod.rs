@@ -164,12 +164,21 @@ pub async fn run(
     let cleaner = cleaner::start(shared.clone()).map_err(RunError::Thread)?;
     checker::start(shared.clone(), checking, cleaner.clone(), options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
-    let follower = follow::start(shared, config.target, watch.receiver(), cleaner, stop.clone())?;
+    let follower = follow::start(shared.clone(), config.target, watch.receiver(), cleaner, stop.clone())?;
     ready();
     let ended = follower.ended().await;
     reporter.abort();
     settings.abort();
+    drain(&shared).await;
     if stop.is_cancelled() { Ok(()) } else { Err(ended.unwrap_or(RunError::Ended)) }
+}
+
+/// Gives connections that the backend serves itself time to end.
+async fn drain(shared: &Shared) {
+    let Some(drain) = shared.sync().stop() else { return };
+    if let Err(error) = tokio::task::spawn_blocking(drain).await {
+        tracing::error!(%error, "cannot wait for connections to end");
+    }
 }
 
 /// Starts the health and metrics servers, which serve until they are dropped.

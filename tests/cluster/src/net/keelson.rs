@@ -81,6 +81,7 @@ impl KeelsonProxy {
         let own = Settings::new()
             .set("proxy.target", options.target.as_str())
             .set("proxy.listen", format!("unix://{}", self.socket().display()))
+            .set("proxy.userspace_affinity_file", self.folder.join("affinity.json").display().to_string())
             .set("proxy.http", "");
         let file = self.config();
         let text = own.with_overrides(&options.settings).to_toml()?;

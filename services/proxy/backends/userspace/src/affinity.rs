@@ -22,6 +22,9 @@ struct Remembered {
     until: Instant,
 }
 
+/// A client, its endpoint, and how long it is remembered.
+pub(crate) type Entry = (IpAddr, Endpoint, Duration);
+
 #[derive(Debug)]
 pub(crate) struct Affinity {
     capacity: usize,
@@ -79,6 +82,18 @@ impl Affinity {
             !clients.is_empty()
         });
         self.clients = self.ports.values().map(HashMap::len).sum();
+    }
+
+    /// All that is remembered, by service port: client, endpoint and the rest of the timeout.
+    pub(crate) fn entries(&self, now: Instant) -> Vec<(PortName, Vec<Entry>)> {
+        let of_port = |clients: &HashMap<IpAddr, Remembered>| -> Vec<Entry> {
+            let entry = |(client, remembered): (&IpAddr, &Remembered)| {
+                let rest = remembered.until.checked_duration_since(now).filter(|rest| !rest.is_zero())?;
+                Some((*client, remembered.endpoint, rest))
+            };
+            clients.iter().filter_map(entry).collect()
+        };
+        self.ports.iter().map(|(port, clients)| (port.clone(), of_port(clients))).collect()
     }
 
     pub(crate) fn clients(&self) -> usize {

@@ -15,7 +15,7 @@ use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     backend::{
-        Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Observer,
+        Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Drain, Observer,
         Outcome, RulesetPrinter,
     },
     conntrack::UdpFrontend,
@@ -45,6 +45,8 @@ pub(crate) enum OpenError {
     Threads(#[source] io::Error),
     #[error("the backend was opened to print; it cannot listen")]
     Print,
+    #[error("the proxy stops; nothing is served any more")]
+    Stopped,
     #[cfg(unix)]
     #[error("cannot list the addresses of this node: {0}")]
     Addresses(String),
@@ -56,19 +58,25 @@ impl From<OpenError> for BackendError {
     }
 }
 
+/// Interval of writing the file of session affinity.
+const SAVE_INTERVAL: Duration = Duration::from_secs(30);
+
 /// Our routes, as observers last read them.
 type Snapshots = Arc<Mutex<[Option<BTreeSet<IpAddr>>; 2]>>;
 
 #[derive(Debug)]
 pub(crate) struct UserspaceBackend {
-    /// `None`: opened to compare or to print.
+    /// `None`: opened to compare or to print, or stopped.
     relay: Option<Relay>,
+    is_stopped: bool,
     tables: [Table; 2],
     disabled: [Option<&'static str>; 2],
     options: RelayOptions,
     detect_local: DetectLocal,
     sync_period: Duration,
     snapshots: Snapshots,
+    /// When the file of session affinity was last written.
+    last_save: Option<Instant>,
 }
 
 impl UserspaceBackend {
@@ -79,6 +87,8 @@ impl UserspaceBackend {
         };
         Ok(Self {
             relay,
+            is_stopped: false,
+            last_save: None,
             tables: Family::ALL.map(|family| Table::new(family, &options.relay)),
             disabled: Family::ALL.map(disabled_reason),
             options: options.relay.clone(),
@@ -93,8 +103,19 @@ impl UserspaceBackend {
     }
 
     fn running(&mut self, family: Family) -> Result<(&Relay, &mut Table), OpenError> {
-        let relay = self.relay.as_ref().ok_or(OpenError::Print)?;
+        let missing = if self.is_stopped { OpenError::Stopped } else { OpenError::Print };
+        let relay = self.relay.as_ref().ok_or(missing)?;
         Ok((relay, &mut self.tables[family as usize]))
+    }
+
+    /// Writes the file of session affinity from time to time, so that little is lost when the process is killed.
+    fn save_affinity(&mut self, now: Instant) {
+        if self.last_save.is_none_or(|last| now.duration_since(last) >= SAVE_INTERVAL) {
+            self.last_save = Some(now);
+            if let Some(relay) = &self.relay {
+                relay.save_affinity();
+            }
+        }
     }
 
     fn enabled(&self) -> impl Iterator<Item = Family> {
@@ -131,7 +152,8 @@ impl Backend for UserspaceBackend {
     }
 
     fn limitations(&self) -> Vec<String> {
-        let mut limitations = vec!["SCTP ports of Services are not served in user space".to_owned()];
+        let mut limitations =
+            vec!["SCTP ports of Services are not served in user space; TCP and UDP ports are".to_owned()];
         if matches!(self.detect_local, DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_))
         {
             limitations.push(
@@ -161,6 +183,12 @@ impl Backend for UserspaceBackend {
             Some(ProxyProtocol::V1) => "proxy-protocol: v1".to_owned(),
             Some(ProxyProtocol::V2) => "proxy-protocol: v2".to_owned(),
         });
+        if let Some(relay) = &self.relay {
+            lines.push(match relay.shared().affinity_file() {
+                None => "affinity-file: disabled".to_owned(),
+                Some(file) => format!("affinity-file: {}", file.status()),
+            });
+        }
         if self.options.transparent {
             lines.push("source of connections to endpoints: the client's address".to_owned());
         }
@@ -194,9 +222,17 @@ impl Backend for UserspaceBackend {
 
     /// Binds again what could not be bound, and forgets clients with session affinity.
     fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
+        self.save_affinity(now);
         let period = self.sync_period;
         let (relay, table) = self.running(family)?;
         Ok(table.maintain(relay, now, period))
+    }
+
+    fn stop(&mut self) -> Option<Drain> {
+        let relay = self.relay.take()?;
+        self.is_stopped = true;
+        relay.stop_listening();
+        Some(Box::new(move || relay.drain()))
     }
 
     fn observer(&self) -> Result<Box<dyn Observer>, BackendError> {

@@ -5,6 +5,7 @@
 //! to them. Nothing else of the kernel is changed, and all sockets end with the process.
 
 mod affinity;
+mod affinity_file;
 mod backend;
 mod driver;
 mod explain;

@@ -5,10 +5,10 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
-use keelson_proxy::model::{Endpoint, Family, Frontend};
+use keelson_proxy::model::{Endpoint, Family, Frontend, PortName};
 
 use crate::{
-    plan::{Rule, SocketKey},
+    plan::{Rule, SocketKey, is_served},
     table::{PlaceStatus, Table},
 };
 
@@ -17,6 +17,8 @@ use crate::{
 pub(crate) struct RulesetText {
     family: Family,
     places: Vec<(SocketKey, Arc<Rule>, Option<String>)>,
+    /// Service ports of a protocol that is not relayed.
+    unserved: Vec<PortName>,
 }
 
 impl RulesetText {
@@ -30,11 +32,18 @@ impl RulesetText {
             })
             .collect();
         places.sort_unstable_by_key(|(key, ..)| *key);
-        Self { family, places }
+        let ports = table.plan().service_ports().map(|port| &port.name);
+        let mut unserved: Vec<PortName> = ports.filter(|name| !is_served(name.protocol)).cloned().collect();
+        unserved.sort_unstable();
+        Self { family, places, unserved }
     }
 
     pub(crate) fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         writeln!(out, "# {}", self.family)?;
+        if !self.unserved.is_empty() {
+            let names: Vec<String> = self.unserved.iter().map(ToString::to_string).collect();
+            writeln!(out, "# SCTP is not served in user space: {}", names.join(", "))?;
+        }
         for (key, rule, status) in &self.places {
             write!(out, "{key} {}", self::rule(rule))?;
             match status {

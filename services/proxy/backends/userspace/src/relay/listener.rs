@@ -132,6 +132,14 @@ impl Drop for Listener {
 }
 
 impl ListenerState {
+    /// Completes when nothing is to listen any more.
+    pub(super) async fn closed(&self) {
+        tokio::select! {
+            () = self.removed.cancelled() => {}
+            () = self.shared.stopping.cancelled() => {}
+        }
+    }
+
     pub(super) fn rule(&self) -> Arc<Rule> {
         self.rule.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -27,12 +27,14 @@ use keelson_proxy::{
     options::RelayOptions,
 };
 use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::listener::{Listener, OpenSocket};
 pub(crate) use self::socket::is_bindable;
 use self::{copy::Pipes, socket::ListeningSocket};
 use crate::{
     affinity::Affinity,
+    affinity_file::AffinityFile,
     plan::{NodeFacts, Rule, SocketKey},
 };
 
@@ -41,6 +43,12 @@ const MAX_THREADS: usize = 4;
 
 /// Of all sessions, those that policies drop hold at most one in this many.
 const DROPPED_SHARE: usize = 8;
+
+/// How often the number of connections is looked at while they drain.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+
+/// Maximum time until sessions that are ended are gone.
+const RESET_WAIT: Duration = Duration::from_secs(3);
 
 /// Minimum time between two warnings of the same kind.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -63,6 +71,11 @@ pub(crate) struct Shared {
     dropped: AtomicUsize,
     warned: Mutex<HashMap<&'static str, Instant>>,
     next_id: AtomicU64,
+    /// No more connections are accepted.
+    stopping: CancellationToken,
+    /// The time of the last connections is over.
+    stopped: CancellationToken,
+    affinity_file: Option<AffinityFile>,
 }
 
 /// Current numbers.
@@ -110,6 +123,35 @@ impl Relay {
     }
 }
 
+impl Relay {
+    /// Stops listening. UDP sessions end.
+    pub(crate) fn stop_listening(&self) {
+        self.shared.stopping.cancel();
+    }
+
+    /// Waits until TCP connections have ended, or had their time, and resets those that are left.
+    pub(crate) fn drain(self) {
+        let shared = &self.shared;
+        let before = shared.sessions().tcp_connections;
+        // The process may be killed before the connections end.
+        shared.save_affinity();
+        shared.wait_for(shared.options.stop_timeout, |sessions| sessions.tcp_connections == 0);
+        let left = shared.sessions().tcp_connections;
+        tracing::info!(ended = before.saturating_sub(left), reset = left, "connections to Services ended");
+        shared.stopped.cancel();
+        shared.wait_for(RESET_WAIT, |sessions| sessions == Sessions::default());
+        shared.save_affinity();
+    }
+
+    /// Writes the file of session affinity, on a thread that may block.
+    pub(crate) fn save_affinity(&self) {
+        if let (Some(runtime), Some(_)) = (&self.runtime, &self.shared.affinity_file) {
+            let shared = self.shared.clone();
+            runtime.spawn_blocking(move || shared.save_affinity());
+        }
+    }
+}
+
 impl Drop for Relay {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
@@ -121,17 +163,38 @@ impl Drop for Relay {
 
 impl Shared {
     fn new(options: RelayOptions) -> Self {
+        let affinity_file = options.affinity_file.clone().map(AffinityFile::new);
+        let affinity = affinity_file.as_ref().map(AffinityFile::load).unwrap_or_default();
         Self {
             options,
             facts: Default::default(),
-            affinity: Default::default(),
+            affinity: affinity.map(Mutex::new),
+            affinity_file,
             pipes: Pipes::default(),
             tcp_connections: AtomicUsize::new(0),
             udp_sessions: AtomicUsize::new(0),
             dropped: AtomicUsize::new(0),
             warned: Mutex::default(),
             next_id: AtomicU64::new(0),
+            stopping: CancellationToken::new(),
+            stopped: CancellationToken::new(),
         }
+    }
+
+    fn wait_for(&self, limit: Duration, is_reached: impl Fn(Sessions) -> bool) {
+        let begun = Instant::now();
+        while !is_reached(self.sessions()) && begun.elapsed() < limit {
+            std::thread::sleep(DRAIN_POLL);
+        }
+    }
+
+    pub(crate) fn affinity_file(&self) -> Option<&AffinityFile> {
+        self.affinity_file.as_ref()
+    }
+
+    fn save_affinity(&self) {
+        let Some(file) = &self.affinity_file else { return };
+        file.save(|now| Family::ALL.map(|family| self.affinity(family).entries(now)));
     }
 
     pub(crate) fn facts(&self, family: Family) -> Arc<NodeFacts> {
@@ -160,18 +223,22 @@ impl Shared {
         client: IpAddr,
         set: &[Endpoint],
         failed: &[Endpoint],
-    ) -> Option<Endpoint> {
+    ) -> Option<Choice> {
         if port.affinity_seconds != 0 && failed.is_empty() {
             let found = self.affinity(Family::of(client)).find(&port.name, client, set, Instant::now());
-            if found.is_some() {
-                return found;
+            if let Some(endpoint) = found {
+                return Some(Choice { endpoint, is_remembered: true });
             }
         }
-        let untried: Vec<Endpoint> = match failed {
-            [] => return pick(set),
-            failed => set.iter().filter(|endpoint| !failed.contains(endpoint)).copied().collect(),
+        let endpoint = match failed {
+            [] => pick(set)?,
+            failed => {
+                let is_untried = |endpoint: &&Endpoint| !failed.contains(endpoint);
+                let untried: Vec<Endpoint> = set.iter().filter(is_untried).copied().collect();
+                pick(&untried).or_else(|| pick(set))?
+            }
         };
-        pick(&untried).or_else(|| pick(set))
+        Some(Choice { endpoint, is_remembered: false })
     }
 
     fn remember(&self, port: &ServicePort, client: IpAddr, endpoint: Endpoint) {
@@ -234,6 +301,14 @@ fn pick(set: &[Endpoint]) -> Option<Endpoint> {
         [one] => Some(*one),
         several => several.get(rand::random_range(0..several.len())).copied(),
     }
+}
+
+/// The endpoint of a new session.
+#[derive(Debug, Clone, Copy)]
+struct Choice {
+    endpoint: Endpoint,
+    /// By session affinity.
+    is_remembered: bool,
 }
 
 /// One session in a counter, until it is dropped.

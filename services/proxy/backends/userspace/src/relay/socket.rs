@@ -1,9 +1,14 @@
 //! Sockets that listen, and sockets to endpoints.
 //!
-//! Owns: [`ListeningSocket`], [`connect_tcp`] and [`connect_udp`]. In: addresses, options. Out: sockets of tokio; all
+//! Owns: [`ListeningSocket`], [`Connection`], [`connect_tcp`] and [`connect_udp`]. In: addresses, options. Out: sockets of tokio; all
 //! are non-blocking. Must be called within the runtime.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
 
 use keelson_proxy::model::Protocol;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
@@ -74,6 +79,46 @@ pub(crate) fn is_bindable(ip: std::net::IpAddr) -> bool {
     let probe = Socket::new(Domain::for_address(address), Type::DGRAM, None);
     probe.and_then(|socket| socket.bind(&address.into())).is_ok()
 }
+
+/// A connection that is closed with a RST, unless both sides have ended it: the peer must not take what has come for all.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TcpStream,
+    has_ended: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self { stream, has_ended: false }
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.has_ended = true;
+    }
+}
+
+impl Deref for Connection {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            reset(&self.stream);
+        }
+    }
+}
+
 /// `from`: the address of the client, to connect from it (IP_TRANSPARENT).
 pub(crate) async fn connect_tcp(endpoint: SocketAddr, from: Option<SocketAddr>) -> io::Result<TcpStream> {
     let socket = if endpoint.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };

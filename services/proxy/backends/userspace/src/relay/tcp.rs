@@ -14,13 +14,16 @@ use tokio::{
 use super::{
     copy::copy_both,
     listener::{ListenerState, Watched},
-    socket::{connect_tcp, prepare, reset},
+    socket::{Connection, connect_tcp, prepare, reset},
 };
 use crate::{plan::Decision, proxy_protocol};
 
 /// How long each attempt to connect may take. Source: `EndpointDialTimeouts` of kube-proxy's userspace mode.
 pub(super) const CONNECT_TIMEOUTS: [Duration; 4] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+
+/// The same for the endpoint that a client had last: a busy node must not cost it its session.
+const REMEMBERED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause after a failure to accept, such as EMFILE, which would repeat at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +32,7 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListe
     loop {
         let accepted = tokio::select! {
             biased;
-            () = state.removed.cancelled() => return,
+            () = state.closed() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -60,37 +63,45 @@ fn is_of_client(error: &io::Error) -> bool {
 }
 
 async fn serve(state: &ListenerState, client: TcpStream, source: SocketAddr) {
+    let mut client = Connection::new(client);
     let served = tokio::select! {
         served = relay(state, &client, source) => served,
         () = drained(state) => Err(io::ErrorKind::TimedOut.into()),
     };
-    if let Err(error) = served {
-        tracing::debug!(place = %state.place, %source, %error, "connection to a Service ended");
-        reset(&client);
+    match served {
+        Ok(()) => client.end(),
+        Err(error) => {
+            tracing::debug!(place = %state.place, %source, %error, "connection to a Service ended");
+        }
     }
 }
 
-/// Completes when the frontend is gone and its connections have had time to end.
+/// Completes when connections have had time to end after the frontend is gone, or the proxy stops.
 async fn drained(state: &ListenerState) {
-    state.removed.cancelled().await;
-    sleep(state.shared.options.drain_timeout).await;
+    let removed = async {
+        state.removed.cancelled().await;
+        sleep(state.shared.options.drain_timeout).await;
+    };
+    tokio::select! {
+        () = removed => {}
+        () = state.shared.stopped.cancelled() => {}
+    }
 }
 
 /// An error resets the client.
 async fn relay(state: &ListenerState, client: &TcpStream, source: SocketAddr) -> io::Result<()> {
     prepare(client)?;
     let destination = client.local_addr()?;
-    let Some(mut endpoint) = connect(state, source, destination).await? else {
+    let Some(endpoint) = connect(state, source, destination).await? else {
         return hold(state).await;
     };
+    let mut endpoint = Connection::new(endpoint);
     if let Some(version) = state.shared.options.proxy_protocol {
         endpoint.write_all(&proxy_protocol::header(version, source, state.place.address)).await?;
     }
-    let copied = copy_both(client, &endpoint, &state.shared.pipes).await;
-    if copied.is_err() {
-        reset(&endpoint);
-    }
-    copied
+    copy_both(client, &endpoint, &state.shared.pipes).await?;
+    endpoint.end();
+    Ok(())
 }
 
 /// Holds a connection that is dropped.
@@ -98,7 +109,7 @@ async fn hold(state: &ListenerState) -> io::Result<()> {
     if let Some(_count) = state.shared.count_dropped() {
         tokio::select! {
             () = sleep(state.shared.options.drop_timeout) => {}
-            () = state.removed.cancelled() => {}
+            () = state.closed() => {}
         }
     }
     Err(io::ErrorKind::PermissionDenied.into())
@@ -121,7 +132,9 @@ async fn connect(
             Decision::Drop => return Ok(None),
             Decision::Reject => return Err(io::ErrorKind::ConnectionRefused.into()),
         };
-        let Some(endpoint) = state.shared.choose(&rule.port, client, set, &failed) else { break };
+        let Some(choice) = state.shared.choose(&rule.port, client, set, &failed) else { break };
+        let endpoint = choice.endpoint;
+        let limit = if choice.is_remembered { REMEMBERED_TIMEOUT } else { limit };
         let address = SocketAddr::new(endpoint.ip, endpoint.port);
         match timeout(limit, connect_tcp(address, state.transparent_source(source))).await {
             Ok(Ok(stream)) => {

@@ -118,7 +118,7 @@ pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSo
     loop {
         let ready = tokio::select! {
             biased;
-            () = state.removed.cancelled() => return,
+            () = state.closed() => break,
             ready = socket.readable() => ready,
         };
         let received = ready.and_then(|()| receive_batch(&state, &socket));
@@ -132,6 +132,8 @@ pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSo
             }
         }
     }
+    // The next datagrams of clients would be lost.
+    state.udp.end_where(|_| true);
 }
 
 fn receive_batch(state: &Arc<ListenerState>, socket: &Arc<Watched<UdpSocket>>) -> io::Result<()> {
@@ -187,7 +189,8 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
     let rule = state.rule();
     let source = client.ip().to_canonical();
     let Decision::Relay(set) = state.decide(&rule, source, state.place.address.ip()) else { return Ok(None) };
-    let Some(endpoint) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
+    let Some(choice) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
+    let endpoint = choice.endpoint;
     let Some(count) = state.shared.count_session(|shared| &shared.udp_sessions) else { return Ok(None) };
     let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
     state.shared.remember(&rule.port, source, endpoint);

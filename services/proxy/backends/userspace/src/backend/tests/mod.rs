@@ -4,7 +4,10 @@
 #[cfg(target_os = "linux")]
 mod namespace;
 mod reports;
+mod stop;
 mod tcp;
+#[cfg(target_os = "linux")]
+mod transparent;
 mod udp;
 
 use std::{
@@ -131,6 +134,11 @@ impl Proxy {
 
     fn sync(&mut self, family: Family) -> Outcome {
         self.backend.sync(family, Instant::now()).unwrap()
+    }
+
+    /// Accepts nothing more, and returns what waits for the end of connections.
+    fn stop(&mut self) -> Drain {
+        self.backend.stop().unwrap()
     }
 
     fn sessions(&self) -> crate::relay::Sessions {

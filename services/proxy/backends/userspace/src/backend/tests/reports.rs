@@ -151,6 +151,7 @@ fn counts_limitations_and_features() {
             "{limitations}"
         );
         assert!(proxy.backend.details(Family::V4).elements.is_empty(), "SCTP is not served");
+        assert_eq!(text(&proxy), "# IPv4\n# SCTP is not served in user space: default/sctp/SCTP\n# IPv6\n");
         let explanation = ways(&proxy, "127.80.2.7:8107/SCTP", Source::Pod);
         assert_eq!(explanation.ways[0].verdict, "untouched");
         assert!(!proxy.backend.begin_check(Family::V4).unwrap(), "there is nothing that others can change");

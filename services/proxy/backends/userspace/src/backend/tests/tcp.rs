@@ -267,14 +267,36 @@ fn endpoints_are_told_the_client_by_the_proxy_protocol() {
     });
 }
 
-/// The share of a direct connection's throughput that the proxy reaches.
+/// The share of direct connections' throughput that the proxy reaches, with one connection and with several at once.
 #[test]
 #[ignore = "measures: cargo test --release -p keelson-proxy-userspace --lib measure_throughput -- --ignored --nocapture"]
 fn measure_throughput() {
+    const BYTES: usize = 1 << 30;
+    const CHUNK: usize = 256 * 1024;
+    const ROUNDS: usize = 7;
+    let send = |address: &str, bytes: usize| {
+        let mut client = connect(address);
+        let data = vec![7; CHUNK];
+        for _ in 0..bytes / CHUNK {
+            client.write_all(&data).unwrap();
+        }
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut length = [0; 8];
+        client.read_exact(&mut length).unwrap();
+        assert_eq!(usize::from_be_bytes(length), bytes);
+    };
+    let measure = |address: &str, connections: usize| {
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..connections {
+                scope.spawn(|| send(address, BYTES / connections));
+            }
+        });
+        BYTES as f64 / begun.elapsed().as_secs_f64() / 1e9
+    };
     isolated(|| {
-        const BYTES: usize = 1 << 30;
         let server = endpoint_at("127.0.0.1:0", |mut stream| {
-            let mut buffer = vec![0; 256 * 1024];
+            let mut buffer = vec![0; CHUNK];
             let mut length = 0;
             while let Ok(read @ 1..) = stream.read(&mut buffer) {
                 length += read;
@@ -283,26 +305,22 @@ fn measure_throughput() {
         });
         let mut proxy = Proxy::start(|_| {});
         proxy.set(service_port("web", "127.80.0.18", 8018, &[server]));
-        let measure = |address: &str| {
-            let mut client = connect(address);
-            let data = vec![7; 256 * 1024];
-            let begun = Instant::now();
-            for _ in 0..BYTES / data.len() {
-                client.write_all(&data).unwrap();
-            }
-            client.shutdown(Shutdown::Write).unwrap();
-            let mut length = [0; 8];
-            client.read_exact(&mut length).unwrap();
-            assert_eq!(usize::from_be_bytes(length), BYTES);
-            BYTES as f64 / begun.elapsed().as_secs_f64() / 1e9
-        };
-        let mut ratios = Vec::new();
-        for _ in 0..5 {
-            let (direct, relayed) = (measure(&server.to_string()), measure("127.80.0.18:8018"));
-            println!("direct {direct:.2} GB/s, relayed {relayed:.2} GB/s, {:.0} %", relayed / direct * 100.0);
-            ratios.push(relayed / direct);
+        for connections in [1, 4, 16] {
+            let mut rounds: Vec<(f64, f64)> = (0..ROUNDS)
+                .map(|_| {
+                    let direct = measure(&server.to_string(), connections);
+                    (direct, measure("127.80.0.18:8018", connections))
+                })
+                .collect();
+            rounds.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
+            let share = |(direct, relayed): (f64, f64)| relayed / direct * 100.0;
+            let (direct, relayed) = rounds[ROUNDS / 2];
+            println!(
+                "{connections} connections: direct {direct:.2} GB/s, relayed {relayed:.2} GB/s, {:.0} % ({:.0} to {:.0} %)",
+                share((direct, relayed)),
+                share(rounds[0]),
+                share(rounds[ROUNDS - 1])
+            );
         }
-        ratios.sort_by(f64::total_cmp);
-        println!("median {:.0} %", ratios[ratios.len() / 2] * 100.0);
     });
 }

@@ -4,20 +4,20 @@ use std::cell::Cell;
 
 use super::*;
 
-struct Client {
+pub(super) struct Client {
     socket: UdpSocket,
     asked: Cell<u32>,
 }
 
 impl Client {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         Self { socket, asked: Cell::new(0) }
     }
 
     /// The name of who answers, and the address that the answer comes from. UDP may lose some, so it is repeated.
-    fn ask(&self, to: &str) -> (String, SocketAddr) {
+    pub(super) fn ask(&self, to: &str) -> (String, SocketAddr) {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             if let Some(answer) = self.ask_once(to) {
@@ -52,7 +52,10 @@ fn replies_come_from_the_frontend_and_a_session_keeps_its_endpoint() {
         proxy.set(udp_port("dns", "127.80.1.1", 9001, &servers));
         let client = Client::new();
         let (first, from) = client.ask(place);
-        assert_eq!(from, place.parse().unwrap());
+        // Wine binds UDP sockets to every address, and lets the host choose the source.
+        if cfg!(target_os = "linux") {
+            assert_eq!(from, place.parse().unwrap());
+        }
         for _ in 0..10 {
             assert_eq!(client.ask(place).0, first);
         }
