@@ -32,7 +32,7 @@ use super::{
 use crate::{
     ApiServer, ServerSignals,
     watch::{Collected, collect},
-    watch_endpoints,
+    ServiceSelection, watch_endpoints,
 };
 
 /// Receives events, and passes them to the test.
@@ -505,7 +505,9 @@ async fn three_kinds_are_watched_side_by_side() {
     }
     let api = server.api();
     let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { watch_endpoints(&api, sink).await });
+        Source::with(Semaphore::MAX_PERMITS, |sink| async move {
+            watch_endpoints(&api, sink, ServiceSelection::Unlabelled).await
+        });
     let mut kinds = Vec::new();
     let mut lines = Vec::new();
     while kinds.len() < 3 {
