@@ -21,6 +21,7 @@ use keelson_storage::{Batch, StateStore, StoreError, Table};
 use prost::Message;
 use rpds::RedBlackTreeMapSync;
 
+use super::feed::proxy_name;
 use super::{Item, ServiceName};
 
 /// Format of the records; a state of another version is discarded.

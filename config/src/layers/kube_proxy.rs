@@ -97,7 +97,9 @@ impl Mode {
     /// Whether kube-proxy reads a field of these sections in this mode.
     fn reads(self, section: &str, field: &str) -> bool {
         match (self, section) {
-            (Self::Unset | Self::IpTables, "iptables") | (Self::Ipvs, "ipvs") | (Self::NfTables, "nftables") => true,
+            (Self::Unset | Self::IpTables, "iptables")
+            | (Self::Ipvs, "ipvs")
+            | (Self::NfTables, "nftables") => true,
             (Self::Ipvs, "iptables") => field.starts_with("masquerade"),
             (_, "iptables" | "ipvs" | "nftables") => false,
             _ => true,

@@ -200,7 +200,9 @@ fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode>
     let cleaned = DRIVERS
         .iter()
         .filter(|(_, driver, _)| backend.is_none_or(|backend| driver.info().name == backend))
-        .try_for_each(|(_, driver, _)| driver.remove_rules(owner, &mut |object| removal.removed.push(object)));
+        .try_for_each(|(_, driver, _)| {
+            driver.remove_rules(owner, &mut |object| removal.removed.push(object))
+        });
     for what in &removal.removed {
         cli::print(&format!("removed {what}"))?;
     }

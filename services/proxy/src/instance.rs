@@ -50,7 +50,9 @@ impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Backend(name) => write!(f, "the backend {name}"),
-            Self::Services(name) if name.is_empty() => f.write_str("the Services without a service-proxy-name"),
+            Self::Services(name) if name.is_empty() => {
+                f.write_str("the Services without a service-proxy-name")
+            }
             Self::Services(name) => write!(f, "the Services with service-proxy-name {name}"),
         }
     }
@@ -204,7 +206,8 @@ mod tests {
                 let _edge = claim_within(&edge, Duration::ZERO).await.unwrap();
                 let error = claim_within(&edge, Duration::ZERO).await.unwrap_err().to_string();
                 assert!(error.contains("service-proxy-name edge"), "{error}");
-                let _unlabelled = claim_within(&Subject::Services(String::new()), Duration::ZERO).await.unwrap();
+                let _unlabelled =
+                    claim_within(&Subject::Services(String::new()), Duration::ZERO).await.unwrap();
                 // One that waits gets it.
                 let waiting = tokio::spawn(async move { claim(&Subject::Backend("nft")).await.is_ok() });
                 tokio::task::yield_now().await;

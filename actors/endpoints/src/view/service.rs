@@ -204,7 +204,8 @@ fn served<'a>(
     has_family: bool,
     has_port: bool,
 ) -> Result<(), Unserved<'a>> {
-    let label = proxy_name(service).filter(|name| name.is_empty() || !proxy_names.iter().any(|it| it == name));
+    let label =
+        proxy_name(service).filter(|name| name.is_empty() || !proxy_names.iter().any(|it| it == name));
     match (label, spec.cluster_ip.as_str()) {
         (Some(name), _) => Err(Unserved::OtherProxy(name)),
         (None, "") if spec.r#type == "ExternalName" => Err(Unserved::ExternalName),

@@ -200,7 +200,9 @@ nftables: {masqueradeBit: 5, syncPeriod: 40s}
         ("nftables", ["proxy.masquerade_bit=5", "proxy.sync_period=\"40s\"", ""], 6),
     ] {
         let (mut set, notes) = Read::of(&format!("{HEAD}mode: {mode}\n{sections}")).set();
-        set.retain(|line| !line.starts_with("proxy.nodeport_addresses") && !line.starts_with("proxy.backend"));
+        set.retain(|line| {
+            !line.starts_with("proxy.nodeport_addresses") && !line.starts_with("proxy.backend")
+        });
         set.sort();
         let expected: Vec<&str> = expected.into_iter().filter(|line| !line.is_empty()).collect();
         assert_eq!(set, expected, "{mode}");

@@ -84,7 +84,8 @@ impl Plan {
     /// Why a state cannot be sent to the caller; `None`: it can.
     pub(super) fn refusal(&self, state: &Published) -> Option<String> {
         let name = self.filter().proxy_name();
-        let is_published = name.is_empty() || state.node.service_proxy_names.iter().any(|known| known == name);
+        let is_published =
+            name.is_empty() || state.node.service_proxy_names.iter().any(|known| known == name);
         (!is_published).then(|| {
             format!(
                 "Services of the service proxy {name:?} are not published; add the name to \

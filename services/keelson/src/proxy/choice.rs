@@ -51,7 +51,8 @@ fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
                 }
                 tracing::info!(backend = choice.name, "backend chosen");
                 let found = DRIVERS.iter().find(|(_, driver, _)| driver.info().name == choice.name);
-                let (backend, driver, _) = found.ok_or_else(|| anyhow::anyhow!("no backend {}", choice.name))?;
+                let (backend, driver, _) =
+                    found.ok_or_else(|| anyhow::anyhow!("no backend {}", choice.name))?;
                 return Ok(Selected { driver: *driver, backend: *backend, choice: Some(choice) });
             }
             Step::Failed(error) => return Err(error.into()),

@@ -116,7 +116,8 @@ fn record(shared: &Shared, own: &'static str, event: &TakenOver) {
         TakenOver::Beside { former } => {
             let from = former.name();
             tracing::info!(backend = own, other = from, "another proxy runs beside this one; its rules stay");
-            shared.record_event(format!("another keelson proxy runs with the backend {from}; its rules stay"));
+            shared
+                .record_event(format!("another keelson proxy runs with the backend {from}; its rules stay"));
         }
     }
 }

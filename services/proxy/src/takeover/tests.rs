@@ -67,7 +67,8 @@ fn rules_of_a_backend_that_runs_are_left_alone() {
 
 #[test]
 fn failures_are_retried_with_growing_pauses_and_end() {
-    let part = Removed { removed: vec!["2 chains".into()], failed: vec!["set X: in use".into()], waits: None };
+    let part =
+        Removed { removed: vec!["2 chains".into()], failed: vec!["set X: in use".into()], waits: None };
     let results = [part].into_iter().chain(std::iter::repeat_n(failed("set X: in use"), 9));
     let mut node = Scripted::default().removes("iptables", results);
     let mut takes = TakeOver::new([IPTABLES], PERIOD);
@@ -80,8 +81,11 @@ fn failures_are_retried_with_growing_pauses_and_end() {
         assert_eq!(takes.advance(true, early, &mut node), []);
         now += Duration::from_secs(pause);
         let events = takes.advance(true, now, &mut node);
-        let expected =
-            TakenOver::Failed { former: IPTABLES, failed: vec!["set X: in use".into()], gives_up: attempt == ATTEMPTS };
+        let expected = TakenOver::Failed {
+            former: IPTABLES,
+            failed: vec!["set X: in use".into()],
+            gives_up: attempt == ATTEMPTS,
+        };
         assert_eq!(events, [expected]);
     }
     assert!(takes.is_done());
@@ -91,7 +95,8 @@ fn failures_are_retried_with_growing_pauses_and_end() {
 #[test]
 fn connections_through_virtual_servers_are_waited_for() {
     let waits = Removed { waits: Some("3 connections".into()), ..Removed::default() };
-    let mut node = Scripted::default().removes("kube-proxy", [waits.clone(), waits, removed("5 virtual servers")]);
+    let mut node =
+        Scripted::default().removes("kube-proxy", [waits.clone(), waits, removed("5 virtual servers")]);
     let mut takes = TakeOver::new([Former::KubeProxy], PERIOD);
     let mut now = Instant::now();
     let events = takes.advance(true, now, &mut node);

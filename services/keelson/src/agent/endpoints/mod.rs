@@ -26,6 +26,7 @@ use keelson_endpoint_publisher::{
 use keelson_endpoints::server::{ClientHints, EndpointsServer, ServerMetrics, ServerSettings};
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
+use keelson_kube::ServiceSelection;
 use tokio::sync::watch;
 
 pub(super) use self::server::EndpointsServing;

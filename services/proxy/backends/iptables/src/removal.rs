@@ -27,7 +27,11 @@ fn saved(programs: &Installed, family: Family) -> Result<Option<String>, Program
 /// Number of our chains.
 pub(crate) fn count_chains(programs: &Installed, family: Family) -> Result<usize, ProgramError> {
     let saved = saved(programs, family)?.unwrap_or_default();
-    Ok(saved.lines().filter_map(|line| line.strip_prefix(':')).filter(|chain| chain.starts_with(PREFIX)).count())
+    Ok(saved
+        .lines()
+        .filter_map(|line| line.strip_prefix(':'))
+        .filter(|chain| chain.starts_with(PREFIX))
+        .count())
 }
 
 /// Removes the chains of one variant, and the jumps to them.
