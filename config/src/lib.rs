@@ -37,7 +37,7 @@ pub use diff::{Change, Changes};
 pub use error::{Errors, Fault, Problem};
 pub use gates::{FeatureGates, Gate, GateSpec, Stage, list_gates};
 pub use load::{DEFAULT_FILE, Entry, Loaded, Sources, load};
-pub use net::{HostName, InterfacePattern, NodePortAddresses};
+pub use net::{HostName, InterfacePattern, NodePortAddresses, ProxyName};
 pub use origin::Origin;
 pub use rendering::{Format, render_show};
 pub use settings::{

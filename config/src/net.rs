@@ -15,6 +15,8 @@ use crate::setting_type::{Any, Raw, Setting, text};
 const PRIMARY: &str = "primary";
 /// In bytes (RFC 1035, section 2.3.4).
 const HOST_BYTES: usize = 253;
+/// In bytes (Kubernetes, `LabelValueMaxLength`).
+const LABEL_BYTES: usize = 63;
 /// In bytes (`IFNAMSIZ` without its terminator).
 const INTERFACE_BYTES: usize = 15;
 
@@ -37,6 +39,16 @@ pub struct HostName(pub String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfacePattern(pub String);
 
+/// A value of the label `service.kubernetes.io/service-proxy-name`, which names a service proxy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProxyName(pub String);
+
+impl fmt::Display for ProxyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl fmt::Display for HostName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -58,6 +70,13 @@ text!(
     interface_pattern
 );
 text!(HostName, "host names", "host names, such as [\"node-7\", \"node-7.example.com\"]", host_name);
+text!(
+    ProxyName,
+    "names of service proxies",
+    "values of the label service.kubernetes.io/service-proxy-name, such as [\"edge\"]",
+    proxy_name,
+    " for none"
+);
 text!(
     SocketAddr,
     "IP address and port",
@@ -188,6 +207,27 @@ fn host_name(text: &str) -> Result<HostName, Fault> {
              '_'",
         )),
         None => Ok(HostName(name)),
+    }
+}
+
+/// A label value that is not empty (Kubernetes, `IsValidLabelValue`).
+fn proxy_name(text: &str) -> Result<ProxyName, Fault> {
+    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_valid = text.len() <= LABEL_BYTES
+        && text.chars().all(fits)
+        && is_end(text.chars().next())
+        && is_end(text.chars().last());
+    match is_valid {
+        true => Ok(ProxyName(text.to_owned())),
+        false => Err(Fault::Malformed {
+            what: "a name of a service proxy",
+            value: quote(text),
+            reason: "it is not a label value".into(),
+            right: format!(
+                "write at most {LABEL_BYTES} letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+            ),
+        }),
     }
 }
 

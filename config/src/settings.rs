@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 
 use crate::error::Fault;
 use crate::gates::{self, FeatureGates, Gate};
-use crate::net::{HostName, InterfacePattern, NodePortAddresses};
+use crate::net::{HostName, InterfacePattern, NodePortAddresses, ProxyName};
 use crate::primitives::TextRule;
 use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
@@ -398,6 +398,10 @@ settings! {
         watch: EndpointsWatch = EndpointsWatch::OnDemand, Any, restart;
         /// Directory of Kubernetes manifests (YAML, JSON): Services, EndpointSlices, ServiceCIDRs and this Node.
         manifests: Option<PathBuf> = None, Any, restart;
+        /// Names of service proxies beside the usual one: Services whose label `service.kubernetes.io/service-proxy-name`
+        /// has one of these values are published to clients that request this name. With any, the agent watches all
+        /// Services; without, only those without the label.
+        service_proxy_names: Vec<ProxyName> = Vec::new(), Any, restart;
         /// Addresses of the Endpoints API. Only loopback addresses are allowed unless `allow_remote` is set.
         listen: Vec<ListenSpec> = vec![ListenSpec::Unix(SocketSpec::built_in("/run/keelson-endpoints/endpoints.sock"))], Any, restart;
         /// Allow `listen` addresses that other machines can reach. They have no authentication.
@@ -423,9 +427,16 @@ settings! {
     /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// Backend that serves the Services: `nft` (nftables, kernel 5.13 or later), `iptables` (needs the programs of
+        /// Backend that serves the Services: `auto` (the best that this node supports), `nft` (nftables, kernel 5.13 or later), `iptables` (needs the programs of
         /// iptables and ipset), or `userspace` (relays connections itself; the kernel is not programmed).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
+        /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value, beside another
+        /// service proxy of this node, which serves those without the label. `endpoints.service_proxy_names` of the
+        /// agent must have it. Each proxy needs a `listen`, `http`, `healthz_bind_address` and `metrics_bind_address` of
+        /// its own. Empty: Services without the label.
+        service_proxy_name: Option<ProxyName> = None, Any, restart;
+        /// Remove the rules that another backend or a kube-proxy left, after the first sync. `false`: report them only.
+        take_over: bool = true, Any, restart;
         /// Address of the agent's Endpoints API; empty: the first unix socket of `endpoints.listen`. TCP ports are
         /// not allowed: while the agent restarts, any user of the machine could listen on the port and control the
         /// rules of the node.

@@ -354,6 +354,8 @@ choice! {
 
 choice! {
     ProxyBackend {
+        /// The best that this node supports.
+        Auto = "auto",
         Nft = "nft",
         Iptables = "iptables",
         Userspace = "userspace",

@@ -23,6 +23,13 @@ pub struct Item {
     pub message: Bytes,
     /// The revision of its last change.
     pub rev: u64,
+    /// The label `service.kubernetes.io/service-proxy-name`; `None`: it has none.
+    pub proxy_name: Option<Box<str>>,
+}
+
+/// [`Item::proxy_name`] of a message.
+pub(super) fn proxy_name(text: &str) -> Option<Box<str>> {
+    (!text.is_empty()).then(|| text.into())
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

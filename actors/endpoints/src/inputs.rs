@@ -91,6 +91,8 @@ pub(super) struct Inputs {
     dirty: Dirty,
     /// Times of changes before this are ignored, in Unix milliseconds.
     since_unix_ms: i64,
+    /// Service proxies beside the usual one, whose Services are published, sorted.
+    proxy_names: Vec<String>,
 }
 
 /// Index of a listed kind in [`Inputs::progress`].
@@ -124,7 +126,9 @@ fn unpack<T: Message + Default>(packed: &Packed) -> Option<T> {
 impl Inputs {
     /// Times of changes before `since_unix_ms` are ignored, as in kube-proxy, because they precede the start of the
     /// agent.
-    pub(super) fn new(since_unix_ms: i64) -> Self {
+    pub(super) fn new(since_unix_ms: i64, mut proxy_names: Vec<String>) -> Self {
+        proxy_names.sort_unstable();
+        proxy_names.dedup();
         Self {
             entries: HashMap::new(),
             owners: HashMap::new(),
@@ -136,6 +140,7 @@ impl Inputs {
             progress: [Progress::default(); 3],
             dirty: Dirty::default(),
             since_unix_ms,
+            proxy_names,
         }
     }
 
@@ -379,12 +384,14 @@ impl Inputs {
     pub(super) fn view(&self, name: &ServiceName) -> Option<ServiceEndpoints> {
         let entry = self.entries.get(name)?;
         let service = unpack(entry.service.as_ref()?)?;
-        view::view(&service, &Self::slices_of(entry), self.node.as_ref()?)
+        view::view_for(&self.proxy_names, &service, &Self::slices_of(entry), self.node.as_ref()?)
     }
 
     pub(super) fn node_info(&self) -> NodeInfo {
         let nobody = NodeView::default();
-        view::node_info(self.node.as_ref().unwrap_or(&nobody), self.cidrs.values().map(|(cidr, _)| cidr))
+        let cidrs = self.cidrs.values().map(|(cidr, _)| cidr);
+        let info = view::node_info(self.node.as_ref().unwrap_or(&nobody), cidrs);
+        NodeInfo { service_proxy_names: self.proxy_names.clone(), ..info }
     }
 
     /// `None` if nothing is known of the Service.
@@ -393,7 +400,8 @@ impl Inputs {
         let service = entry.service.as_ref().and_then(unpack);
         let nobody = NodeView { name: node_name.to_owned(), ..NodeView::default() };
         let node = self.node.as_ref().unwrap_or(&nobody);
-        let mut explanation = view::explain(service.as_ref(), &Self::slices_of(entry), node);
+        let mut explanation =
+            view::explain(&self.proxy_names, service.as_ref(), &Self::slices_of(entry), node);
         explanation.namespace = name.namespace().to_owned();
         explanation.name = name.name().to_owned();
         Some(explanation)

@@ -21,6 +21,7 @@ use keelson_storage::{Batch, StateStore, StoreError, Table};
 use prost::Message;
 use rpds::RedBlackTreeMapSync;
 
+use super::feed::proxy_name;
 use super::{Item, ServiceName};
 
 /// Format of the records; a state of another version is discarded.
@@ -101,6 +102,8 @@ struct ServiceHead {
     name: String,
     #[prost(message, repeated, tag = "7")]
     endpoints: Vec<()>,
+    #[prost(string, tag = "22")]
+    service_proxy_name: String,
 }
 
 pub(super) fn endpoints_in(message: &Bytes) -> u64 {
@@ -374,7 +377,8 @@ fn item(
     let head = Head::decode(message.clone()).map_err(|error| format!("cannot decode {name}: {error}"))?;
     match head.endpoints {
         Some(head) if head.namespace == name.namespace() && head.name == name.name() => {
-            Ok(Item { message, rev: record.rev })
+            let proxy_name = proxy_name(&head.service_proxy_name);
+            Ok(Item { message, rev: record.rev, proxy_name })
         }
         _ => Err(format!("the record of {name} has another type")),
     }

@@ -68,6 +68,8 @@ fn is_kind(line: &str) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
+    /// kube-proxy's default, which is iptables on Linux: it says nothing about what the node needs.
+    Unset,
     IpTables,
     Ipvs,
     NfTables,
@@ -76,7 +78,8 @@ enum Mode {
 impl Mode {
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "" | "iptables" => Some(Self::IpTables),
+            "" => Some(Self::Unset),
+            "iptables" => Some(Self::IpTables),
             "ipvs" => Some(Self::Ipvs),
             "nftables" => Some(Self::NfTables),
             _ => None,
@@ -85,7 +88,7 @@ impl Mode {
 
     const fn name(self) -> &'static str {
         match self {
-            Self::IpTables => "iptables",
+            Self::Unset | Self::IpTables => "iptables",
             Self::Ipvs => "ipvs",
             Self::NfTables => "nftables",
         }
@@ -94,7 +97,9 @@ impl Mode {
     /// Whether kube-proxy reads a field of these sections in this mode.
     fn reads(self, section: &str, field: &str) -> bool {
         match (self, section) {
-            (Self::IpTables, "iptables") | (Self::Ipvs, "ipvs") | (Self::NfTables, "nftables") => true,
+            (Self::Unset | Self::IpTables, "iptables")
+            | (Self::Ipvs, "ipvs")
+            | (Self::NfTables, "nftables") => true,
             (Self::Ipvs, "iptables") => field.starts_with("masquerade"),
             (_, "iptables" | "ipvs" | "nftables") => false,
             _ => true,
@@ -168,6 +173,16 @@ impl Reader<'_> {
                 let text = format!("{}: {} has no effect: {reason}", self.at(field.place), field.place);
                 self.notes.push(text);
             }
+            Use::InIptables(setting) if mode == Mode::IpTables => {
+                self.setting(field.place, setting, Kind::Plain, value);
+            }
+            Use::InIptables(_) => {
+                let (at, place) = (self.at(field.place), field.place);
+                self.notes.push(format!(
+                    "{at}: {place} has no effect: node ports are not served at 127.0.0.1, as in kube-proxy's mode \
+                     nftables; set mode: iptables"
+                ));
+            }
             Use::Gates => self.gates(value),
             Use::Verbosity => self.verbosity(value),
             Use::Separately | Use::Section => {}
@@ -202,7 +217,9 @@ impl Reader<'_> {
     }
 
     fn note_mode(&mut self, mode: Mode) {
-        if mode != Mode::NfTables {
+        if mode == Mode::IpTables {
+            self.assign("mode", "proxy.backend", Raw::Text(mode.name().to_owned()));
+        } else if mode != Mode::NfTables {
             self.notes.push(format!(
                 "{}: mode {}: Services are programmed with nftables and behave as in kube-proxy's mode \
                  nftables (docs/kube-proxy-differences.md)",
@@ -212,8 +229,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Without the field, node ports are served at all addresses in the modes iptables and ipvs, at the primary ones in
-    /// nftables.
+    /// Without the field, node ports are served at all addresses in the modes iptables and ipvs (and without a mode), at
+    /// the primary ones in nftables.
     fn node_port_addresses(&mut self, mode: Mode, document: &Map<String, Value>) {
         const PLACE: &str = "nodePortAddresses";
         let items = match document.get(PLACE) {
@@ -230,7 +247,8 @@ impl Reader<'_> {
             );
         };
         if texts.is_empty() {
-            if mode == Mode::NfTables {
+            // The backends nft and iptables have kube-proxy's defaults.
+            if matches!(mode, Mode::NfTables | Mode::IpTables) {
                 return;
             }
             self.notes.push(format!(

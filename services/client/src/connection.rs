@@ -43,6 +43,7 @@ pub(crate) struct Connection {
     max_msg_size: usize,
     stall_timeout: Duration,
     required: Option<EndpointConditions>,
+    service_proxy_name: String,
 }
 
 impl Connection {
@@ -71,6 +72,7 @@ impl Connection {
             max_msg_size: options.max_msg_size,
             stall_timeout: options.stall_timeout,
             required: options.required_endpoint_conditions,
+            service_proxy_name: options.service_proxy_name.clone(),
         })
     }
 
@@ -95,6 +97,7 @@ impl Connection {
             // Answer also when nothing else has changed; servers that do not know the field ignore it.
             follow_stale: true,
             stale: from.stale,
+            service_proxy_name: self.service_proxy_name.clone(),
             ..NextFilter::default()
         };
         let mut stream = self.call(NEXT, request).await?;
@@ -134,6 +137,7 @@ impl Connection {
             instance_id: from.instance_id,
             rev: from.rev,
             required_endpoint_conditions: self.required,
+            service_proxy_name: self.service_proxy_name.clone(),
         };
         let stream = self.call(WATCH, request).await?;
         Ok(Watch { stream, stall_timeout: self.stall_timeout, reset_first: from.instance_id == 0 })

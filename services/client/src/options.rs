@@ -46,6 +46,10 @@ pub struct Options {
     pub max_msg_size: usize,
     /// Receive only endpoints that meet every condition that is true here. Services are always all sent.
     pub required_endpoint_conditions: Option<EndpointConditions>,
+    /// Receive only Services whose label `service.kubernetes.io/service-proxy-name` has this value; empty: those without
+    /// the label. An agent older than this field sends Services without the label in any case; each Service has its
+    /// value in `service_proxy_name`.
+    pub service_proxy_name: String,
     /// Interval of HTTP/2 pings to a silent server, and maximum time for the answer, at most 10 s. Zero: no pings, for
     /// servers that reject frequent ones (grpc-go requires 5 min in between by default). Default: 20 s.
     pub keep_alive: Duration,
@@ -64,6 +68,7 @@ impl Default for Options {
             error_delay: Duration::from_secs(1),
             max_msg_size: 64 * 1024 * 1024,
             required_endpoint_conditions: None,
+            service_proxy_name: String::new(),
             keep_alive: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(30),
         }

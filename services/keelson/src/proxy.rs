@@ -8,15 +8,12 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use keelson_client::{Client, Options as Follow, Target};
-use keelson_config::{DetectLocalMode, Format, IptablesVariant, NodePortAddresses, ProxyBackend, Settings};
+use keelson_config::{Format, ProxyBackend, Settings};
 use keelson_proxy::{
-    addresses,
     backend::{Access, Driver, RuleOwner},
-    conntrack::ConntrackOptions,
     leftovers::{self, Places, Removal},
-    options::{self, DetectLocal, IptablesOptions, Options, ProxyProtocol, RelayOptions},
     preview::Preview,
-    run::{RunConfig, run as run_proxy},
+    run::{Backends, RunConfig, run as run_proxy},
 };
 use keelson_serve::unix::Bound;
 use tokio::{
@@ -25,6 +22,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    choice::Selected,
+    options::{options, settings_summary},
+};
 use crate::{
     agent::{logs, panics, raise_descriptors, systemd},
     cli::{self, ProxyInspectCommand},
@@ -32,21 +33,26 @@ use crate::{
     settings::SettingsArgs,
 };
 
-const DRIVERS: [&dyn Driver; 3] =
-    [&keelson_proxy_nft::Nft, &keelson_proxy_iptables::Iptables, &keelson_proxy_userspace::Userspace];
+mod choice;
+mod options;
 
-fn driver(backend: ProxyBackend) -> &'static dyn Driver {
-    match backend {
-        ProxyBackend::Nft => &keelson_proxy_nft::Nft,
-        ProxyBackend::Iptables => &keelson_proxy_iptables::Iptables,
-        ProxyBackend::Userspace => &keelson_proxy_userspace::Userspace,
-    }
+/// All backends, in the order in which `auto` tries them, and whether it does.
+const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 3] = [
+    (ProxyBackend::Nft, &keelson_proxy_nft::Nft, true),
+    (ProxyBackend::Iptables, &keelson_proxy_iptables::Iptables, true),
+    (ProxyBackend::Userspace, &keelson_proxy_userspace::Userspace, true),
+];
+
+/// `None`: `auto`.
+fn driver(backend: ProxyBackend) -> Option<&'static dyn Driver> {
+    DRIVERS.iter().find(|(value, ..)| *value == backend).map(|(_, driver, _)| *driver)
 }
 
 /// `keelson proxy`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     keelson proxy --backend nft                       run the service proxy on this node\n  \
+    keelson proxy --backend auto                      run it with the best backend of this node\n  \
     keelson proxy --backend nft --dry-run             print the changes that it would make\n  \
     keelson proxy --backend nft --print | nft -c -f - check the rules that it would program\n  \
     keelson proxy state                               show sync status and what is wrong\n  \
@@ -71,6 +77,9 @@ enum ProxyCommand {
         /// virtual servers, IP sets and interface of mode ipvs.
         #[arg(long)]
         kube_proxy: bool,
+        /// Remove only the rules of this backend, for example beside a proxy with another one.
+        #[arg(long, value_name = "BACKEND", conflicts_with = "kube_proxy")]
+        backend: Option<String>,
     },
 }
 
@@ -80,6 +89,10 @@ struct RunArgs {
     /// Backend that programs the Services [default: proxy.backend].
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
+    /// Serve the Services with this value of the label service.kubernetes.io/service-proxy-name, beside another proxy
+    /// [default: proxy.service_proxy_name].
+    #[arg(long, value_name = "NAME")]
+    service_proxy_name: Option<String>,
     /// Address of the agent's Endpoints API [default: proxy.target].
     #[arg(long, value_name = "TARGET")]
     target: Option<String>,
@@ -108,6 +121,7 @@ impl RunArgs {
     fn first_flag(&self) -> Option<&'static str> {
         [
             ("--backend", self.backend.is_some()),
+            ("--service-proxy-name", self.service_proxy_name.is_some()),
             ("--target", self.target.is_some()),
             ("--nodeport-addresses", self.nodeport_addresses.is_some()),
             ("--cluster-cidr", self.cluster_cidr.is_some()),
@@ -122,6 +136,7 @@ impl RunArgs {
     fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
         for (key, value) in [
             ("backend", self.backend),
+            ("service_proxy_name", self.service_proxy_name),
             ("target", self.target),
             ("nodeport_addresses", self.nodeport_addresses),
             ("cluster_cidr", self.cluster_cidr),
@@ -143,7 +158,7 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     }
     match args.command {
         Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_inspect(look, &args.settings)),
-        Some(ProxyCommand::Cleanup { kube_proxy }) => clean_up(kube_proxy),
+        Some(ProxyCommand::Cleanup { kube_proxy, backend }) => clean_up(kube_proxy, backend.as_deref()),
         None => {
             let (print, dry_run) = (args.run.print, args.run.dry_run);
             let loaded = match args.run.into_settings(args.settings).load_or_print_error() {
@@ -171,13 +186,23 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
+/// `backend`: only the rules of this one.
+fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode> {
+    let names = DRIVERS.map(|(_, driver, _)| driver.info().name);
+    if let Some(unknown) = backend.filter(|backend| !names.contains(backend)) {
+        let names = names.join(", ");
+        cli::print_error(&format!("keelson: no backend {unknown:?}; write one of {names}"));
+        return Ok(ExitCode::from(2));
+    }
     let owner = if kube_proxy { RuleOwner::KubeProxy } else { RuleOwner::Keelson };
     // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
     let mut removal = if kube_proxy { leftovers::remove(&Places::default()) } else { Removal::default() };
     let cleaned = DRIVERS
         .iter()
-        .try_for_each(|driver| driver.remove_rules(owner, &mut |object| removal.removed.push(object)));
+        .filter(|(_, driver, _)| backend.is_none_or(|backend| driver.info().name == backend))
+        .try_for_each(|(_, driver, _)| {
+            driver.remove_rules(owner, &mut |object| removal.removed.push(object))
+        });
     for what in &removal.removed {
         cli::print(&format!("removed {what}"))?;
     }
@@ -198,12 +223,13 @@ fn clean_up(kube_proxy: bool) -> anyhow::Result<ExitCode> {
 async fn preview(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
     cli::print_error(&format!("keelson: reading the full state from {target}"));
-    let mut client = Client::new(Follow { target, ..Follow::default() });
+    let service_proxy_name = options::service_proxy_name(settings);
+    let mut client = Client::new(Follow { target, service_proxy_name, ..Follow::default() });
     client.cancel_on_signals()?;
     client.on_error(|report| cli::print_error(&format!("keelson: waiting for the agent: {}", report.error)));
     let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
-    let options = options(settings)?;
-    let driver = driver(settings.proxy.backend);
+    let Selected { driver, backend, .. } = choice::select(settings, Access::Compare)?;
+    let options = options(settings, backend)?;
     let backend = match driver.open(&options, Access::Compare) {
         // Without the capability to read the kernel, the text is the same as on a node without rules.
         Err(_) if print => driver.open(&options, Access::Print),
@@ -225,7 +251,7 @@ async fn preview(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
 }
 
 async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCode> {
-    let driver = driver(settings.proxy.backend);
+    let Selected { driver, backend, choice } = choice::select(&settings, Access::Program)?;
     let info = driver.info();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -238,14 +264,25 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;
     let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
+    // Beside another proxy, addresses in use are the other's: a mistake in the settings.
+    let is_beside = proxy.service_proxy_name.is_some();
     let http = match proxy.http {
-        // Services are more important than the page.
-        Some(address) => TcpListener::bind(address)
-            .await
-            .inspect_err(|error| {
-                tracing::warn!(%address, %error, "cannot listen on proxy.http; the debug page is not served")
-            })
-            .ok(),
+        Some(address) => match TcpListener::bind(address).await {
+            Ok(listener) => Some(listener),
+            Err(error) if is_beside => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "cannot listen on {address} (proxy.http); beside another proxy, set an address that is free, or \
+                         \"\" for none"
+                    )
+                });
+            }
+            // Services are more important than the page.
+            Err(error) => {
+                tracing::warn!(%address, %error, "cannot listen on proxy.http; the debug page is not served");
+                None
+            }
+        },
         None => None,
     };
     let target = target(&settings)?;
@@ -253,16 +290,22 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
         target: target.clone(),
         healthz: proxy.healthz_bind_address,
         metrics: proxy.metrics_bind_address,
-        bind_hard_fail: proxy.bind_address_hard_fail,
+        bind_hard_fail: proxy.bind_address_hard_fail || is_beside,
         debug,
         http_hosts: crate::agent::host_names(&proxy.http_hosts),
         debug_name: proxy.listen.to_string(),
         http,
         settings: serde_json::from_str(shown).unwrap_or_default(),
-        settings_text: settings_summary(&settings),
+        settings_text: settings_summary(&settings, backend, choice.as_ref()),
+        notes: choice.iter().map(keelson_proxy::choice::Choice::describe).collect(),
+    };
+    let backends = Backends {
+        own: driver,
+        all: DRIVERS.map(|(_, driver, _)| driver).into(),
+        take_over: proxy.take_over,
     };
     let ready = || systemd::proxy_ready(&target.to_string());
-    run_proxy(driver, options(&settings)?, config, stop, ready).await?;
+    run_proxy(backends, options(&settings, backend)?, config, stop, ready).await?;
     tracing::info!("proxy stopped; the rules stay in the kernel");
     Ok(ExitCode::SUCCESS)
 }
@@ -290,117 +333,4 @@ fn target(settings: &Settings) -> anyhow::Result<Target> {
         "no unix socket of the agent's Endpoints API is configured; set proxy.target or endpoints.listen",
     )?;
     Ok(spec.to_string().parse()?)
-}
-
-fn options(settings: &Settings) -> anyhow::Result<Options> {
-    let proxy = &settings.proxy;
-    Ok(Options {
-        bind_address: proxy.bind_address.clone(),
-        detect_local: match proxy.detect_local_mode {
-            DetectLocalMode::ClusterCidr => DetectLocal::ClusterCidr(proxy.cluster_cidr.clone()),
-            DetectLocalMode::NodeCidr => DetectLocal::NodeCidr,
-            DetectLocalMode::BridgeInterface => DetectLocal::BridgeInterface(proxy.bridge_interface.clone()),
-            DetectLocalMode::InterfaceNamePrefix => {
-                DetectLocal::InterfaceNamePrefix(proxy.interface_name_prefix.clone())
-            }
-        },
-        masquerade_all: proxy.masquerade_all,
-        masquerade_bit: proxy.masquerade_bit,
-        node_port_addresses: match &proxy.nodeport_addresses {
-            NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => {
-                addresses::NodePortAddresses::Cidrs(Vec::new())
-            }
-            NodePortAddresses::Unset | NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
-            NodePortAddresses::Networks(networks) => addresses::NodePortAddresses::Cidrs(networks.clone()),
-        },
-        allow_external_ips: proxy.allow_external_ips,
-        flowtable_interfaces: proxy
-            .flowtable_interfaces
-            .iter()
-            .map(|pattern| addresses::InterfacePattern::parse(&pattern.0))
-            .collect(),
-        iptables: IptablesOptions {
-            variant: match proxy.iptables_variant {
-                IptablesVariant::Auto => options::IptablesVariant::Auto,
-                IptablesVariant::Legacy => options::IptablesVariant::Legacy,
-                IptablesVariant::Nft => options::IptablesVariant::Nft,
-            },
-            localhost_node_ports: proxy.iptables_localhost_node_ports,
-        },
-        conntrack: ConntrackOptions {
-            max_per_core: proxy.conntrack_max_per_core,
-            min: proxy.conntrack_min,
-            tcp_established_timeout: proxy.conntrack_tcp_timeout_established,
-            tcp_close_wait_timeout: proxy.conntrack_tcp_timeout_close_wait,
-            tcp_be_liberal: proxy.conntrack_tcp_be_liberal,
-            udp_timeout: proxy.conntrack_udp_timeout,
-            udp_stream_timeout: proxy.conntrack_udp_timeout_stream,
-            sysctl_dir: proxy.conntrack_sysctl_dir.clone(),
-        },
-        relay: relay_options(settings),
-        min_sync_period: proxy.min_sync_period,
-        sync_period: proxy.sync_period,
-        max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
-    })
-}
-
-fn relay_options(settings: &Settings) -> RelayOptions {
-    let proxy = &settings.proxy;
-    RelayOptions {
-        drain_timeout: proxy.userspace_drain_timeout,
-        stop_timeout: proxy.userspace_stop_timeout,
-        udp_timeout: proxy.userspace_udp_timeout,
-        drop_timeout: proxy.userspace_drop_timeout,
-        max_sessions: usize::try_from(proxy.userspace_max_sessions).unwrap_or(usize::MAX),
-        mapped_port_base: u16::try_from(proxy.userspace_mapped_port_base).unwrap_or_default(),
-        proxy_protocol: match proxy.userspace_proxy_protocol {
-            keelson_config::ProxyProtocol::Off => None,
-            keelson_config::ProxyProtocol::V1 => Some(ProxyProtocol::V1),
-            keelson_config::ProxyProtocol::V2 => Some(ProxyProtocol::V2),
-        },
-        transparent: proxy.userspace_transparent,
-        redirect: proxy.userspace_routes,
-        affinity_file: proxy.userspace_affinity_file.clone(),
-    }
-}
-
-/// The settings that matter most, first.
-fn settings_summary(settings: &Settings) -> Vec<String> {
-    let proxy = &settings.proxy;
-    let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
-    let detect = match proxy.detect_local_mode {
-        DetectLocalMode::ClusterCidr => {
-            format!("ClusterCIDR {}", list(proxy.cluster_cidr.iter().map(ToString::to_string).collect()))
-        }
-        DetectLocalMode::NodeCidr => "NodeCIDR".to_owned(),
-        DetectLocalMode::BridgeInterface => format!("BridgeInterface {}", proxy.bridge_interface),
-        DetectLocalMode::InterfaceNamePrefix => {
-            format!("InterfaceNamePrefix {}", proxy.interface_name_prefix)
-        }
-    };
-    let nodeports = match &proxy.nodeport_addresses {
-        NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => "all".to_owned(),
-        NodePortAddresses::Unset | NodePortAddresses::Primary => "primary".to_owned(),
-        NodePortAddresses::Networks(networks) => list(networks.iter().map(ToString::to_string).collect()),
-    };
-    let mut words = vec![
-        format!("detect-local: {detect}"),
-        format!("nodeport-addresses: {nodeports}"),
-        format!("masquerade-all: {}", proxy.masquerade_all),
-        format!("masquerade-bit: {}", proxy.masquerade_bit),
-        format!("sync-period: {:?}", proxy.sync_period),
-        format!("max-staleness: {:?}", proxy.max_staleness),
-        format!("min-sync-period: {:?}", proxy.min_sync_period),
-    ];
-    if !proxy.flowtable_interfaces.is_empty() {
-        let names = proxy.flowtable_interfaces.iter().map(|pattern| pattern.0.clone());
-        words.push(format!("flowtable-interfaces: {}", list(names.collect())));
-    }
-    if !proxy.bind_address.is_empty() {
-        words.push(format!(
-            "bind-address: {}",
-            list(proxy.bind_address.iter().map(ToString::to_string).collect())
-        ));
-    }
-    words
 }

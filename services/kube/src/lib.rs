@@ -38,5 +38,6 @@ pub use signals::{Rollback, ServerSignals};
 pub use source::{ClusterSource, ExplicitSource};
 pub use transport::{KeepAlive, USER_AGENT};
 pub use watch::{
-    KnownPods, NodeSink, PodEvent, PodRef, PodSink, node_view, watch_endpoints, watch_node, watch_pods,
+    KnownPods, NodeSink, PodEvent, PodRef, PodSink, ServiceSelection, node_view, watch_endpoints, watch_node,
+    watch_pods,
 };

@@ -24,6 +24,8 @@
 //!   commit. [`Backend::check`] then compares, and must distinguish drift from changes after the read.
 //! - **Stopping.** Dropping a backend leaves the rules in effect. Only [`Driver::remove_rules`] removes them. A backend that
 //!   serves connections itself ends them after [`Backend::stop`].
+//! - **Take-over.** When another backend has synced for the first time, the proxy removes the rules that this one left
+//!   ([`crate::takeover`]).
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
@@ -90,6 +92,26 @@ pub trait Driver: Sync {
     /// The node supports no IP family, a capability is missing, or the kernel does not answer. One unsupported family
     /// is no error: see [`Backend::disabled_reason`].
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError>;
+
+    /// Describes the rules that an earlier run left, one line each. A backend whose rules end with the process has none.
+    ///
+    /// # Errors
+    /// They cannot be listed: a capability or a program is missing, or the kernel does not answer.
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        Ok(Vec::new())
+    }
+
+    /// Whether established connections stay translated by the kernel while only this backend has rules. False for
+    /// backends without NAT chains: with the last NAT chain the kernel stops translating.
+    fn keeps_translation(&self) -> bool {
+        true
+    }
+
+    /// As [`Self::remove_rules`], for a take-over by a backend that does not [keep
+    /// translation](Self::keeps_translation): what the kernel needs to translate established connections stays.
+    fn retire_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        self.remove_rules(owner, removed)
+    }
 
     /// Removes rules. `removed` is called with the name of each removed object, also if others cannot be removed.
     fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError>;

@@ -8,12 +8,15 @@
 
 pub mod addresses;
 pub mod backend;
+pub mod choice;
 pub mod conntrack;
 pub mod explain;
 #[cfg(unix)]
 mod health;
 #[cfg(unix)]
 pub mod inspect;
+#[cfg(target_os = "linux")]
+pub mod instance;
 pub mod ip_families;
 #[cfg(unix)]
 pub mod leftovers;
@@ -27,6 +30,8 @@ pub mod preview;
 #[cfg(unix)]
 pub mod run;
 pub mod sync;
+#[cfg(unix)]
+pub mod takeover;
 #[cfg(test)]
 extern crate self as keelson_proxy; // For `testing`, which tests of backends include, too.
 #[cfg(test)]

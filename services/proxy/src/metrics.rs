@@ -53,6 +53,12 @@ pub(crate) struct CodeLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TakeOverLabel {
+    /// The name of a backend, or `kube-proxy`.
+    from: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AffinityLabel {
     ip_family: &'static str,
     map: &'static str,
@@ -138,6 +144,7 @@ families! {
         affinity_clients: Metric<AffinityLabel, Gauge>, "affinity_clients", "Clients with session affinity, by map, counted every 30 s";
         affinity_clients_max: Gauge, "affinity_clients_max", "Capacity of each session affinity map, in clients";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
+        take_overs: Metric<TakeOverLabel, Counter>, "take_overs", "Rules of another backend or service proxy that were removed after the first sync, by their owner";
         services: Gauge, "services", "Services that are programmed in the kernel";
         connected: Gauge, "agent_connected", "1 while the proxy is connected to the agent";
     }
@@ -241,6 +248,11 @@ impl ProxyMetrics {
     pub(crate) fn applied(&self, rev: u64, services: usize) {
         self.applied_rev.set(i64::try_from(rev).unwrap_or(i64::MAX));
         self.services.set(i64::try_from(services).unwrap_or(i64::MAX));
+    }
+
+    /// `from`: the name of a backend, or `kube-proxy`.
+    pub(crate) fn took_over(&self, from: &'static str) {
+        self.take_overs.get_or_create(&TakeOverLabel { from }).inc();
     }
 
     pub(crate) fn connected(&self, connected: bool) {

@@ -53,6 +53,8 @@ impl Default for IptablesOptions {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
+    /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; empty: those without it.
+    pub service_proxy_name: String,
     /// Addresses that replace the node's own, at most one per family.
     pub bind_address: Vec<IpAddr>,
     pub detect_local: DetectLocal,
@@ -144,7 +146,7 @@ pub struct NodeConfig {
     pub mark: u32,
     /// `None`: traffic to cluster IPs is not masqueraded, and pods are treated as outside sources.
     pub detector: Option<Detector>,
-    /// The CIDRs of every ServiceCIDR, in any order.
+    /// The CIDRs of every ServiceCIDR, in any order. None if another proxy may serve addresses in them.
     pub service_cidrs: Vec<IpNet>,
     /// The addresses of the node in source ranges.
     pub node_ips: Vec<IpAddr>,
@@ -181,10 +183,18 @@ impl Options {
             masquerade_all: self.masquerade_all,
             mark: self.mark(),
             detector: self.detector(node, family)?,
-            service_cidrs: service_cidrs.filter(|cidr| family.has(&cidr.addr())).collect(),
+            // Addresses without a Service of this proxy may belong to another one.
+            service_cidrs: service_cidrs
+                .filter(|cidr| !self.is_beside_another(node) && family.has(&cidr.addr()))
+                .collect(),
             node_ports: node_port_addresses(&self.node_port_addresses, &node_ips, local, family),
             node_ips,
         })
+    }
+
+    /// Whether another proxy may serve Services of this node.
+    fn is_beside_another(&self, node: &NodeInfo) -> bool {
+        !self.service_proxy_name.is_empty() || !node.service_proxy_names.is_empty()
     }
 
     /// The outer `None`: not known yet.

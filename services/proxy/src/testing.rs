@@ -16,6 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 /// The default options, with pods detected by these networks.
 pub(crate) fn options(cluster_cidrs: &[&str]) -> Options {
     Options {
+        service_proxy_name: String::new(),
         bind_address: Vec::new(),
         detect_local: DetectLocal::ClusterCidr(
             cluster_cidrs.iter().map(|net| net.parse().unwrap()).collect(),

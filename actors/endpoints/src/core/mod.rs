@@ -55,6 +55,7 @@ pub use self::types::EndpointsPolicy;
 pub(super) use self::types::{Counted, Effect, Event, Revision};
 use super::{
     Ack, ClientEvent, Freshness, Item, NodeView, Published, ServiceName, SourceEvent, SourceKind,
+    feed::proxy_name,
     inputs::{Dirty, Inputs},
     record::{Change, Meta, Restored, endpoints_in},
 };
@@ -173,8 +174,8 @@ impl Core {
         });
         let mut core = Self {
             pace: Pace::new(policy.min_interval),
+            inputs: Inputs::new(now.unix_ms, policy.service_proxy_names.clone()),
             policy,
-            inputs: Inputs::new(now.unix_ms),
             health: kept.health,
             started: now,
             current_unix_ms: now.unix_ms,
@@ -404,17 +405,18 @@ impl Core {
         for (name, triggered) in &dirty.services {
             let message = self.inputs.view(name).map(|service| {
                 let count = service.endpoints.len() as u64;
-                (encode(service), count)
+                let proxy_name = proxy_name(&service.service_proxy_name);
+                (encode(service), count, proxy_name)
             });
             let former = services.get(name).map(|item| item.message.clone());
-            if former.as_ref() == message.as_ref().map(|(message, _)| message) {
+            if former.as_ref() == message.as_ref().map(|(message, ..)| message) {
                 continue;
             }
             let former_bytes = former.as_ref().map_or(0, Bytes::len);
             self.endpoints -= former.as_ref().map_or(0, endpoints_in).min(self.endpoints);
-            let item = message.map(|(message, count)| {
+            let item = message.map(|(message, count, proxy_name)| {
                 self.endpoints += count;
-                Item { message, rev }
+                Item { message, rev, proxy_name }
             });
             match item {
                 Some(item) => services.insert_mut(name.clone(), item),

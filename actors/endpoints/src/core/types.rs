@@ -11,6 +11,9 @@ pub struct EndpointsPolicy {
     /// Minimum interval of revisions during continuous changes; ten may follow each other at once after a pause.
     pub min_interval: Duration,
     pub on_demand: bool,
+    /// Service proxies beside the usual one: the values of `service.kubernetes.io/service-proxy-name` whose Services are
+    /// published.
+    pub service_proxy_names: Vec<String>,
     /// Number of revisions for which a deleted Service is remembered, so that clients can resume across a restart.
     pub history: u64,
     /// Maximum time that a write to the disk delays a revision.
@@ -27,6 +30,7 @@ impl Default for EndpointsPolicy {
             node_name: String::new(),
             min_interval: Duration::from_millis(100),
             on_demand: false,
+            service_proxy_names: Vec::new(),
             history: 1000,
             write_timeout: Duration::from_secs(5),
             boot_id: String::new(),

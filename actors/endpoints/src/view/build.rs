@@ -53,6 +53,7 @@ pub(super) fn service_endpoints(evaluation: &Evaluation<'_>) -> Option<ServiceEn
         health_check_node_port: facts.health_check_node_port.into(),
         local_ready_v4: local_ready[Family::V4],
         local_ready_v6: local_ready[Family::V6],
+        service_proxy_name: facts.proxy_name.to_owned(),
     })
 }
 

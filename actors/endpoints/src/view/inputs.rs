@@ -104,5 +104,6 @@ pub fn node_info<'a>(node: &NodeView, cidrs: impl IntoIterator<Item = &'a Servic
             .collect(),
         eligible: node.eligible,
         service_cid_rs: service_cidrs.iter().map(IpNet::to_string).collect(),
+        service_proxy_names: Vec::new(),
     }
 }

@@ -40,17 +40,33 @@ use self::{
 };
 use super::{EndpointSlice, NodeView, Service};
 
-/// `None` if the Service has no frontend.
+/// `None` if the Service has no frontend, or belongs to another service proxy.
 #[must_use]
 pub fn view(service: &Service, slices: &[EndpointSlice], node: &NodeView) -> Option<ServiceEndpoints> {
-    build::service_endpoints(&Evaluation::of(service, slices, node))
+    view_for(&[], service, slices, node)
+}
+
+/// The same, also of Services that belong to one of these service proxies.
+#[must_use]
+pub fn view_for(
+    proxy_names: &[String],
+    service: &Service,
+    slices: &[EndpointSlice],
+    node: &NodeView,
+) -> Option<ServiceEndpoints> {
+    build::service_endpoints(&Evaluation::of(proxy_names, service, slices, node))
 }
 
 /// The decisions in words; `rev` stays 0. Without a Service, only slices are explained.
 #[must_use]
-pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeView) -> pb::Explanation {
+pub fn explain(
+    proxy_names: &[String],
+    service: Option<&Service>,
+    slices: &[EndpointSlice],
+    node: &NodeView,
+) -> pb::Explanation {
     let evaluation = match service {
-        Some(service) => Evaluation::of(service, slices, node),
+        Some(service) => Evaluation::of(proxy_names, service, slices, node),
         None => Evaluation::without_service(slices, node),
     };
     explain::explanation(&evaluation, node)
@@ -68,10 +84,15 @@ struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    fn of(service: &'a Service, slices: &'a [EndpointSlice], node: &NodeView) -> Self {
+    fn of(
+        proxy_names: &[String],
+        service: &'a Service,
+        slices: &'a [EndpointSlice],
+        node: &NodeView,
+    ) -> Self {
         let metadata = service.metadata.as_ref();
         let (namespace, name) = metadata.map_or(("", ""), |metadata| (&metadata.namespace, &metadata.name));
-        Self::with((namespace, name), Facts::of(service), slices, node)
+        Self::with((namespace, name), Facts::of(service, proxy_names), slices, node)
     }
 
     /// For slices without a Service; its name is that in the first slice that names one.

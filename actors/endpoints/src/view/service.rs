@@ -15,7 +15,7 @@ use keelson_proto::{
 
 use super::parse::{self, Family, PerFamily};
 
-/// The label that selects another proxy; any value counts, even an empty one.
+/// The label that selects another proxy than the usual one; any value counts, even an empty one, which no proxy serves.
 pub(super) const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Set by the API server if affinity has no timeout, in seconds.
@@ -27,6 +27,8 @@ const MAX_AFFINITY_SECONDS: i32 = 86_400;
 pub(super) struct Facts<'a> {
     /// Whether it has a frontend; if not, the first reason.
     pub(super) served: Result<(), Unserved<'a>>,
+    /// The value of [`PROXY_NAME`]; empty: it does not have the label.
+    pub(super) proxy_name: &'a str,
     /// `spec.type`.
     pub(super) kind: &'a str,
     pub(super) cluster: PerFamily<Option<IpAddr>>,
@@ -136,7 +138,8 @@ pub(super) fn protocol(name: &str) -> Option<Protocol> {
 }
 
 impl<'a> Facts<'a> {
-    pub(super) fn of(service: &'a Service) -> Self {
+    /// `proxy_names`: the values of [`PROXY_NAME`] whose Services are published.
+    pub(super) fn of(service: &'a Service, proxy_names: &[String]) -> Self {
         let mut ignored = Vec::new();
         let Some(spec) = &service.spec else {
             return Self::unserved(Unserved::NoClusterIp);
@@ -144,11 +147,12 @@ impl<'a> Facts<'a> {
         let (cluster, primary) = cluster_ips(spec, &mut ignored);
         let external_local = external_policy(spec, &mut ignored);
         let ports = ports(&spec.ports, &mut ignored);
-        let served = served(service, spec, primary.is_some(), !ports.is_empty());
+        let served = served(service, spec, proxy_names, primary.is_some(), !ports.is_empty());
         let vips = load_balancer_vips(service, &mut ignored);
         let external = spec.external_ips.iter().map(String::as_str);
         Self {
             served,
+            proxy_name: proxy_name(service).unwrap_or_default(),
             kind: if spec.r#type.is_empty() { "ClusterIP" } else { &spec.r#type },
             cluster,
             primary,
@@ -167,6 +171,7 @@ impl<'a> Facts<'a> {
     pub(super) fn unserved(reason: Unserved<'a>) -> Self {
         Self {
             served: Err(reason),
+            proxy_name: "",
             kind: "ClusterIP",
             cluster: PerFamily::default(),
             primary: None,
@@ -188,13 +193,19 @@ impl<'a> Facts<'a> {
     }
 }
 
+fn proxy_name(service: &Service) -> Option<&str> {
+    service.metadata.as_ref()?.labels.get(PROXY_NAME).map(String::as_str)
+}
+
 fn served<'a>(
     service: &'a Service,
     spec: &ServiceSpec,
+    proxy_names: &[String],
     has_family: bool,
     has_port: bool,
 ) -> Result<(), Unserved<'a>> {
-    let label = service.metadata.as_ref().and_then(|metadata| metadata.labels.get(PROXY_NAME));
+    let label =
+        proxy_name(service).filter(|name| name.is_empty() || !proxy_names.iter().any(|it| it == name));
     match (label, spec.cluster_ip.as_str()) {
         (Some(name), _) => Err(Unserved::OtherProxy(name)),
         (None, "") if spec.r#type == "ExternalName" => Err(Unserved::ExternalName),

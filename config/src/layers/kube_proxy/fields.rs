@@ -11,6 +11,8 @@ pub(super) struct Field {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Use {
     Setting(&'static str, Kind),
+    /// A setting of the backend iptables.
+    InIptables(&'static str),
     Section,
     /// No effect, for this reason.
     No(&'static str),
@@ -79,7 +81,11 @@ const FIELDS: [Field; 55] = [
     other("iptables", Use::Section),
     pointer("iptables.masqueradeBit", "proxy.masquerade_bit", Kind::Plain),
     setting("iptables.masqueradeAll", "proxy.masquerade_all", Kind::Plain),
-    no("iptables.localhostNodePorts", "node ports are not served at 127.0.0.1, as in kube-proxy's mode nftables"),
+    Field {
+        place: "iptables.localhostNodePorts",
+        used: Use::InIptables("proxy.iptables_localhost_node_ports"),
+        zero_counts: true,
+    },
     setting("iptables.syncPeriod", "proxy.sync_period", Kind::Duration),
     setting("iptables.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
     other("ipvs", Use::Section),

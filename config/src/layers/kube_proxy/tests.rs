@@ -194,17 +194,44 @@ ipvs: {syncPeriod: 20s, scheduler: lc, strictARP: true}
 nftables: {masqueradeBit: 5, syncPeriod: 40s}
 ";
     for (mode, expected, without_effect) in [
+        ("\"\"", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"10s\""], 5),
         ("iptables", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"10s\""], 5),
         ("ipvs", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"20s\""], 5),
         ("nftables", ["proxy.masquerade_bit=5", "proxy.sync_period=\"40s\"", ""], 6),
     ] {
         let (mut set, notes) = Read::of(&format!("{HEAD}mode: {mode}\n{sections}")).set();
-        set.retain(|line| !line.starts_with("proxy.nodeport_addresses"));
+        set.retain(|line| {
+            !line.starts_with("proxy.nodeport_addresses") && !line.starts_with("proxy.backend")
+        });
         set.sort();
         let expected: Vec<&str> = expected.into_iter().filter(|line| !line.is_empty()).collect();
         assert_eq!(set, expected, "{mode}");
         let notes: Vec<_> = notes.iter().filter(|note| note.contains("has no effect")).collect();
         assert_eq!(notes.len(), without_effect, "{mode}: {notes:#?}");
+    }
+}
+
+#[test]
+fn mode_iptables_is_the_backend_iptables() {
+    for (text, expected, notes) in [
+        ("mode: iptables\n", &[r#"proxy.backend="iptables""#][..], 0),
+        (
+            "mode: iptables\niptables:\n  localhostNodePorts: false\n",
+            &[r#"proxy.backend="iptables""#, "proxy.iptables_localhost_node_ports=false"],
+            0,
+        ),
+        ("mode: nftables\niptables:\n  localhostNodePorts: true\n", &[], 1),
+        // Without a mode, nothing says that the node needs iptables.
+        (
+            "iptables:\n  localhostNodePorts: false\n",
+            &[r#"proxy.nodeport_addresses=["0.0.0.0/0","::/0"]"#],
+            3,
+        ),
+    ] {
+        let (mut set, found) = Read::of(&format!("{HEAD}{text}")).set();
+        set.sort();
+        assert_eq!(set, expected, "{text}");
+        assert_eq!(found.len(), notes, "{text}: {found:#?}");
     }
 }
 

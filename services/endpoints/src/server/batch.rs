@@ -115,14 +115,15 @@ impl Batch {
     ///
     /// # Errors
     /// An item has to be filtered and cannot be decoded; the batch cannot continue.
-    pub(super) fn fill(&mut self, filter: Filter, frames: &mut Frames) -> Result<bool, BrokenItem> {
+    pub(super) fn fill(&mut self, filter: &Filter, frames: &mut Frames) -> Result<bool, BrokenItem> {
         for message in self.first.drain(..) {
             frames.push(&message);
         }
         match &mut self.rest {
             Rest::All(after) => {
                 let from = after.take().map_or(Bound::Unbounded, Bound::Excluded);
-                for (name, item) in self.state.services.range((from, Bound::Unbounded)) {
+                let all = self.state.services.range((from, Bound::Unbounded));
+                for (name, item) in all.filter(|(_, item)| filter.selects(item)) {
                     push(name, &item.message, filter, frames)?;
                     if frames.full() {
                         *after = Some(name.clone());
@@ -133,8 +134,9 @@ impl Batch {
             Rest::Changed(names) => {
                 for name in names {
                     match self.state.services.get(&name) {
-                        Some(item) => push(&name, &item.message, filter, frames)?,
-                        None => frames.push(&deleted(&name)),
+                        Some(item) if filter.selects(item) => push(&name, &item.message, filter, frames)?,
+                        // It is gone, or has become another proxy's.
+                        _ => frames.push(&deleted(&name)),
                     }
                     if frames.full() {
                         return Ok(false);
@@ -151,7 +153,7 @@ impl Batch {
     }
 }
 
-fn push(name: &ServiceName, message: &[u8], filter: Filter, frames: &mut Frames) -> Result<(), BrokenItem> {
+fn push(name: &ServiceName, message: &[u8], filter: &Filter, frames: &mut Frames) -> Result<(), BrokenItem> {
     let message = filter.apply(message).map_err(|source| BrokenItem { name: name.clone(), source })?;
     frames.push(&message);
     Ok(())

@@ -228,8 +228,10 @@ impl Call {
             if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Some(Err(deadline_exceeded()));
             }
-            if self.batch.is_none() {
-                self.take_newest();
+            if self.batch.is_none()
+                && let Err(status) = self.take_newest()
+            {
+                return Some(Err(status));
             }
             match self.batch.take() {
                 Some(sending) => return Some(self.fill(sending)),
@@ -242,8 +244,11 @@ impl Call {
         }
     }
 
-    fn take_newest(&mut self) {
-        let Some(state) = self.feed.published.borrow_and_update().clone() else { return };
+    fn take_newest(&mut self) -> Result<(), Status> {
+        let Some(state) = self.feed.published.borrow_and_update().clone() else { return Ok(()) };
+        if let Some(reason) = self.plan.refusal(&state) {
+            return Err(Status::failed_precondition(reason));
+        }
         let first_seen = self.shared.first_seen(&state);
         self.staleness_changed_at = self
             .plan
@@ -256,6 +261,7 @@ impl Call {
         }
         // From here on the caller counts as following.
         self.first = false;
+        Ok(())
     }
 
     fn fill(&mut self, mut sending: Sending) -> Result<Bytes, Status> {

@@ -1,34 +1,57 @@
-//! Which endpoints a caller requests.
+//! Which Services and endpoints a caller requests.
 //!
-//! Owns: [`Filter`]. In: the conditions of a request, and encoded items. Out: items without the endpoints that do not
-//! meet them. A Service is never left out: one without endpoints rejects its traffic.
+//! Owns: [`Filter`]. In: the service proxy and the conditions of a request, and encoded items. Out: whether a Service is the
+//! caller's, and its item without the endpoints that do not meet the conditions. One without endpoints is not left out: it
+//! rejects its traffic.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
+
+use keelson_endpoint_publisher::Item;
 
 use keelson_proto::localnetv1::{EndpointConditions, NextItem};
 use prost::Message as _;
 
-/// The `RequiredEndpointConditions` of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Filter(Option<EndpointConditions>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Filter {
+    /// The `RequiredEndpointConditions` of the request.
+    required: Option<EndpointConditions>,
+    /// Its `ServiceProxyName`; `None`: Services without the label.
+    proxy_name: Option<Arc<str>>,
+}
 
 impl Filter {
     /// Conditions that are all false are no filter.
     pub(super) fn new(required: Option<EndpointConditions>) -> Self {
-        Self(required.filter(|required| *required != EndpointConditions::default()))
+        let required = required.filter(|required| *required != EndpointConditions::default());
+        Self { required, proxy_name: None }
+    }
+
+    /// Empty: Services without the label.
+    pub(super) fn of_proxy(self, name: &str) -> Self {
+        Self { proxy_name: (!name.is_empty()).then(|| name.into()), ..self }
     }
 
     /// The conditions, for the answer.
-    pub(super) fn required(self) -> Option<EndpointConditions> {
-        self.0
+    pub(super) fn required(&self) -> Option<EndpointConditions> {
+        self.required
+    }
+
+    /// The service proxy; empty: the usual one.
+    pub(super) fn proxy_name(&self) -> &str {
+        self.proxy_name.as_deref().unwrap_or_default()
+    }
+
+    /// Whether the caller serves this Service.
+    pub(super) fn selects(&self, item: &Item) -> bool {
+        self.proxy_name.as_deref() == item.proxy_name.as_deref()
     }
 
     /// The item for this caller: the bytes that all callers share, if nothing is left out.
     ///
     /// # Errors
     /// The bytes are no `NextItem`.
-    pub(super) fn apply(self, message: &[u8]) -> Result<Cow<'_, [u8]>, prost::DecodeError> {
-        let Some(required) = self.0 else { return Ok(Cow::Borrowed(message)) };
+    pub(super) fn apply<'m>(&self, message: &'m [u8]) -> Result<Cow<'m, [u8]>, prost::DecodeError> {
+        let Some(required) = self.required else { return Ok(Cow::Borrowed(message)) };
         let mut item = NextItem::decode(message)?;
         let Some(service) = &mut item.endpoints else { return Ok(Cow::Borrowed(message)) };
         let all = service.endpoints.len();
@@ -111,6 +134,23 @@ mod tests {
             .retain(|e| e.conditions.is_some_and(|c| c.ready));
         let ready = ready.encode_to_vec();
         assert!(matches!(Filter::new(Some(conditions(1))).apply(&ready), Ok(Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn a_proxy_gets_the_services_of_its_name_only() {
+        let item = |name: Option<&str>| Item {
+            message: Vec::new().into(),
+            rev: 1,
+            proxy_name: name.map(Into::into),
+        };
+        for (requested, selected) in
+            [("", [true, false, false]), ("edge", [false, true, false]), ("mesh", [false, false, true])]
+        {
+            let filter = Filter::new(None).of_proxy(requested);
+            let items = [None, Some("edge"), Some("mesh")].map(item);
+            assert_eq!(items.map(|item| filter.selects(&item)), selected, "{requested:?}");
+            assert_eq!(filter.proxy_name(), requested);
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ impl Plan {
         Self::Next(NextPlan {
             has: Revision::from_request(request.instance_id, request.rev),
             known_stale: request.follow_stale.then_some(request.stale),
-            filter: Filter::new(request.required_endpoint_conditions),
+            filter: Filter::new(request.required_endpoint_conditions).of_proxy(&request.service_proxy_name),
             answered: false,
         })
     }
@@ -69,16 +69,29 @@ impl Plan {
     pub(super) fn watch(request: &WatchRequest) -> Self {
         Self::Watch(WatchPlan {
             at: Revision::from_request(request.instance_id, request.rev),
-            filter: Filter::new(request.required_endpoint_conditions),
+            filter: Filter::new(request.required_endpoint_conditions).of_proxy(&request.service_proxy_name),
             sent: None,
         })
     }
 
-    pub(super) fn filter(&self) -> Filter {
+    pub(super) fn filter(&self) -> &Filter {
         match self {
-            Self::Next(next) => next.filter,
-            Self::Watch(watch) => watch.filter,
+            Self::Next(next) => &next.filter,
+            Self::Watch(watch) => &watch.filter,
         }
+    }
+
+    /// Why a state cannot be sent to the caller; `None`: it can.
+    pub(super) fn refusal(&self, state: &Published) -> Option<String> {
+        let name = self.filter().proxy_name();
+        let is_published =
+            name.is_empty() || state.node.service_proxy_names.iter().any(|known| known == name);
+        (!is_published).then(|| {
+            format!(
+                "Services of the service proxy {name:?} are not published; add the name to \
+                 endpoints.service_proxy_names of the agent"
+            )
+        })
     }
 
     /// From the request or from the last batch.
@@ -142,6 +155,7 @@ impl NextPlan {
             triggered_unix_ms: state.triggered_unix_ms.unwrap_or(0),
             stale_since_unix_ms,
             follow_stale: self.known_stale.is_some(),
+            service_proxy_name: self.filter.proxy_name().to_owned(),
         };
         let node = Some(NodeInfo::clone(&state.node));
         let first = NextItem { next: Some(next), endpoints: None, node };

@@ -30,7 +30,7 @@ use super::{
     wire,
 };
 use crate::{
-    ApiServer, ServerSignals,
+    ApiServer, ServerSignals, ServiceSelection,
     watch::{Collected, collect},
     watch_endpoints,
 };
@@ -504,8 +504,9 @@ async fn three_kinds_are_watched_side_by_side() {
         server.reply(refusal(403, "Forbidden"));
     }
     let api = server.api();
-    let mut source =
-        Source::with(Semaphore::MAX_PERMITS, |sink| async move { watch_endpoints(&api, sink).await });
+    let mut source = Source::with(Semaphore::MAX_PERMITS, |sink| async move {
+        watch_endpoints(&api, sink, ServiceSelection::Unlabelled).await
+    });
     let mut kinds = Vec::new();
     let mut lines = Vec::new();
     while kinds.len() < 3 {

@@ -4,8 +4,8 @@
 //! [`SourceEvent`]s to an [`EventSink`]. [`watch_node`](crate::watch_node) watches the Node, once for all readers;
 //! [`node_view`](crate::node_view) is the part of it that endpoints need.
 //!
-//! The requests select the same objects as kube-proxy: Services without the label of another proxy and not headless,
-//! slices that are not of headless Services. For a Service that gets the label, the server sends a deletion. An API
+//! The requests select the same objects as kube-proxy: Services without the label of another proxy (unless several proxies
+//! serve the node, see [`ServiceSelection`]) and not headless, slices that are not of headless Services. For a Service that gets the label, the server sends a deletion. An API
 //! server before 1.31 does not support the field selector for headless Services: they are then filtered here.
 
 use std::{marker::PhantomData, sync::Arc};
@@ -108,9 +108,18 @@ api_object! {
     ServiceCidr, "ServiceCIDR";
 }
 
+/// Which Services are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServiceSelection {
+    /// Those without the label of another proxy, as kube-proxy.
+    Unlabelled,
+    All,
+}
+
 /// All objects of a kind, for a sink.
 struct Collection<T> {
     sink: Arc<dyn EventSink>,
+    labels: Option<&'static str>,
     /// The server does not support the field selector.
     is_wide: bool,
     of: PhantomData<fn() -> T>,
@@ -129,7 +138,7 @@ impl<T: Collected> Subject for Collection<T> {
 
     fn selectors(&self) -> Selectors {
         let fields = T::FIELDS.filter(|_| !self.is_wide);
-        Selectors { labels: T::LABELS.map(str::to_owned), fields: fields.map(str::to_owned) }
+        Selectors { labels: self.labels.map(str::to_owned), fields: fields.map(str::to_owned) }
     }
 
     fn widen(&mut self) -> bool {
@@ -173,13 +182,22 @@ fn to_event<T: ApiObject>(change: Change<T>) -> ObjectEvent<T> {
 /// The health of each watch is an event too, the first when it is healthy or has failed. A server without ServiceCIDRs,
 /// such as one before 1.33, is healthy, and is asked again every ten minutes. If it refuses to list them (403), those
 /// known before are kept, and only this watch fails: an API server that starts refuses for a moment.
-pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>) {
-    let services = Box::pin(collect::<Service>(api, Arc::clone(&sink)));
+pub async fn watch_endpoints(api: &ApiServer, sink: Arc<dyn EventSink>, services: ServiceSelection) {
+    let labels = Service::LABELS.filter(|_| services == ServiceSelection::Unlabelled);
+    let services = Box::pin(collect_selected::<Service>(api, Arc::clone(&sink), labels));
     let slices = Box::pin(collect::<EndpointSlice>(api, Arc::clone(&sink)));
     let cidrs = Box::pin(collect::<ServiceCidr>(api, sink));
     join3(services, slices, cidrs).await;
 }
 
 pub(crate) async fn collect<T: Collected>(api: &ApiServer, sink: Arc<dyn EventSink>) {
-    follow(api, &mut Collection::<T> { sink, is_wide: false, of: PhantomData }).await;
+    collect_selected::<T>(api, sink, T::LABELS).await;
+}
+
+async fn collect_selected<T: Collected>(
+    api: &ApiServer,
+    sink: Arc<dyn EventSink>,
+    labels: Option<&'static str>,
+) {
+    follow(api, &mut Collection::<T> { sink, labels, is_wide: false, of: PhantomData }).await;
 }

@@ -25,6 +25,6 @@ pub(crate) use {
     reflect::MAX_WATCH,
 };
 
-pub use endpoints::watch_endpoints;
+pub use endpoints::{ServiceSelection, watch_endpoints};
 pub use node::{NodeSink, node_view, watch_node};
 pub use pods::{KnownPods, PodEvent, PodRef, PodSink, watch_pods};

@@ -74,6 +74,20 @@ impl IpvsState {
     }
 }
 
+/// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended.
+pub(super) fn connections(listed: &str) -> usize {
+    /// Columns of `/proc/net/ip_vs_conn`.
+    const PROTOCOL: usize = 0;
+    const STATE: usize = 7;
+    let counts = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let state = words.get(STATE).copied().unwrap_or_default();
+        matches!(words.get(PROTOCOL).copied(), Some("TCP" | "UDP" | "SCTP"))
+            && matches!(state, "ESTABLISHED" | "UDP" | "CLOSE_WAIT")
+    };
+    listed.lines().filter(counts).count()
+}
+
 /// As in kube-proxy: removes all virtual servers, of any program, but only if its interface exists.
 pub(super) fn remove(places: &Places, removal: &mut Removal) {
     let seen = IpvsState::now(places);

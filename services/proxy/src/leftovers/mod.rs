@@ -61,6 +61,14 @@ pub fn unlistable(places: &Places) -> Vec<(Family, &'static str)> {
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
+/// Number of connections through virtual servers of a kube-proxy, which end with the servers.
+#[must_use]
+pub fn virtual_connections(places: &Places) -> usize {
+    let state = ipvs::IpvsState::now(places);
+    let listed = fs::read_to_string(places.proc_net.join("ip_vs_conn")).unwrap_or_default();
+    if state.has_interface { ipvs::connections(&listed) } else { 0 }
+}
+
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Removal {
     pub removed: Vec<String>,

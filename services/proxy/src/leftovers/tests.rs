@@ -117,6 +117,22 @@ fn p20_virtual_servers_belong_to_kube_proxy_only_with_its_interface() {
     assert!(IpvsState::of(servers, "kube-ipvs01: 0\n").describe().is_empty());
 }
 
+#[test]
+fn connections_through_virtual_servers_are_counted_until_they_end() {
+    let listed = "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n\
+                  TCP 0AF40002 D431 0A600001 01BB 0A000001 192B ESTABLISHED     899\n\
+                  TCP 0AF40002 D432 0A600001 01BB 0A000001 192B TIME_WAIT       119\n\
+                  UDP 0AF40003 D432 0A60000A 0035 0AF40009 0035 UDP             299\n";
+    assert_eq!(ipvs::connections(listed), 2);
+    assert_eq!(ipvs::connections(""), 0);
+    on_node(|node| {
+        node.file("ip_vs_conn", listed);
+        assert_eq!(virtual_connections(&node.places()), 0, "they belong to another program");
+        node.file("dev", "kube-ipvs0: 0 0 0\n");
+        assert_eq!(virtual_connections(&node.places()), 2);
+    });
+}
+
 struct Node(tempfile::TempDir);
 
 impl Node {

@@ -1,8 +1,8 @@
 //! Checks whether another program has modified the rules.
 //!
 //! Owns: a thread with an observer of its own, so that reading many rules delays no change. In: the sync loop, which
-//! schedules checks; what the observer reads. Out: repairs by the sync loop, events about other service proxies, and
-//! the metric of clients with session affinity.
+//! schedules checks; what the observer reads. Out: repairs by the sync loop, take-over from other service proxies, events
+//! about them, and the metric of clients with session affinity.
 
 use std::{
     io,
@@ -17,6 +17,7 @@ use super::{
     cleaner::Cleaner,
     follow::finish,
     shared::{Shared, TICK},
+    take_over::TakeOverTask,
 };
 use crate::{
     backend::Observer,
@@ -38,6 +39,7 @@ pub(super) fn start(
     shared: Arc<Shared>,
     observer: Box<dyn Observer>,
     cleaner: Cleaner,
+    mut take_over: Option<TakeOverTask>,
     sync_period: Duration,
     stop: CancellationToken,
 ) -> io::Result<()> {
@@ -47,6 +49,7 @@ pub(super) fn start(
         let mut counted = None;
         while !stop.is_cancelled() {
             thread::sleep(TICK);
+            take_over.take_if(|task| task.advance(&checker.shared, checker.observer.as_mut()));
             if checked.elapsed() >= CHECK_INTERVAL.min(sync_period) {
                 checked = Instant::now();
                 checker.check();

@@ -70,7 +70,8 @@ async fn work(
     cleaner: Cleaner,
     stop: CancellationToken,
 ) -> Option<RunError> {
-    let mut client = Client::new(Options { target, ..Options::default() });
+    let service_proxy_name = shared.sync().options().service_proxy_name.clone();
+    let mut client = Client::new(Options { target, service_proxy_name, ..Options::default() });
     client.cancel_with(stop);
     let failing = shared.clone();
     client.on_error(move |report| failing.link(Link::Failing(report.error.to_string())));
@@ -133,12 +134,14 @@ struct Consumer {
     no_local: [NoLocalEndpoints; 2],
     services: u64,
     queued: bool,
+    /// Services of other proxies were received: the agent does not select them.
+    has_others: bool,
 }
 
 impl Consumer {
     fn new(shared: Arc<Shared>, cleaner: Cleaner) -> Self {
         let no_local = Family::ALL.map(|family| NoLocalEndpoints::new(family, shared.metrics.clone()));
-        Self { shared, cleaner, no_local, services: 0, queued: false }
+        Self { shared, cleaner, no_local, services: 0, queued: false, has_others: false }
     }
 
     /// Marks every family as queued, at the first change of a state.
@@ -161,6 +164,22 @@ impl Consumer {
             self.shared.deferred.notify_one();
         }
         synced
+    }
+
+    /// A Service of another proxy: an agent that is older than this proxy does not know of names, and sends those without
+    /// any.
+    fn refuse(&mut self, name: &ServiceName) {
+        if !std::mem::replace(&mut self.has_others, true) {
+            tracing::error!(
+                service = %name,
+                "the agent sends Services of other proxies, which are not served; update the agent, and set \
+                 endpoints.service_proxy_names"
+            );
+            self.shared.record_event(
+                "the agent is older than this proxy and sends Services of other proxies, which are not served".into(),
+            );
+        }
+        self.delete(name);
     }
 
     /// Changes one Service in the sync loop, and updates the metric of its ports.
@@ -190,6 +209,9 @@ impl Handlers for Consumer {
     }
 
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints) {
+        if service.service_proxy_name != self.shared.sync().options().service_proxy_name {
+            return self.refuse(name);
+        }
         self.change(name, Some(&service));
         self.shared.check(name, health_check(name, &service, &self.shared.families));
         if service.ports.iter().any(|port| port.protocol() == WireProtocol::Udp) {

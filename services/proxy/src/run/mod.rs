@@ -12,6 +12,7 @@ mod follow;
 mod report;
 mod settings;
 mod shared;
+mod take_over;
 mod view;
 
 use std::{
@@ -26,6 +27,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
 use shared::Shared;
+use take_over::TakeOverTask;
 use view::View;
 
 use crate::{
@@ -40,13 +42,29 @@ use crate::{
     sync::SyncLoop,
 };
 
+/// The backends of the program.
+pub struct Backends {
+    pub own: &'static dyn Driver,
+    /// All, with the own one.
+    pub all: Vec<&'static dyn Driver>,
+    /// Remove the rules of the others, and of a kube-proxy, after the first sync.
+    pub take_over: bool,
+}
+
+impl std::fmt::Debug for Backends {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Backends").field("own", &self.own.info().name).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 pub struct RunConfig {
     pub target: Target,
     /// `/healthz` and `/livez`.
     pub healthz: Option<SocketAddr>,
     pub metrics: Option<SocketAddr>,
-    /// Exit if one of these two addresses cannot be bound. Source: kube-proxy's `bindAddressHardFail`.
+    /// Exit if one of these two addresses cannot be bound. Source: kube-proxy's `bindAddressHardFail`; required beside another
+    /// proxy, which has the default addresses.
     pub bind_hard_fail: bool,
     pub debug: UnixListener,
     /// Address of the debug API, for the agent to show.
@@ -59,6 +77,8 @@ pub struct RunConfig {
     pub settings: serde_json::Value,
     /// The same as text, for the state.
     pub settings_text: Vec<String>,
+    /// What happened before, such as the choice of the backend, for the events.
+    pub notes: Vec<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -78,8 +98,8 @@ pub enum RunError {
     NoPodCidrs(Duration),
     /// `bind_hard_fail` is set.
     #[error(
-        "cannot listen on {address}: {reason}; stop the process that listens there, change {setting}, or \
-         unset proxy.bind_address_hard_fail"
+        "cannot listen on {address}: {reason}; stop the process that listens there, or set {setting} to another address; \
+         proxy.bind_address_hard_fail or proxy.service_proxy_name requires it"
     )]
     Bind {
         /// The setting that contains the address.
@@ -87,6 +107,9 @@ pub enum RunError {
         address: SocketAddr,
         reason: String,
     },
+    #[cfg(target_os = "linux")]
+    #[error(transparent)]
+    Claim(#[from] crate::instance::ClaimError),
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// The thread that programs the kernel ended by itself.
@@ -102,12 +125,15 @@ pub enum RunError {
 /// # Errors
 /// The proxy cannot start or continue.
 pub async fn run(
-    driver: &dyn Driver,
+    backends: Backends,
     options: Options,
     config: RunConfig,
     stop: CancellationToken,
     ready: impl FnOnce(),
 ) -> Result<(), RunError> {
+    let driver = backends.own;
+    #[cfg(target_os = "linux")]
+    let _claims = claim(driver.info().name, &options.service_proxy_name).await?;
     let scope = match options.flowtable_interfaces.is_empty() {
         true => WatchScope::Addresses,
         false => WatchScope::AddressesAndInterfaces,
@@ -148,6 +174,7 @@ pub async fn run(
              proxy cleanup --kube-proxy` as root"
         );
     }
+    config.notes.iter().for_each(|text| shared.record_event(text.clone()));
     limitations.into_iter().for_each(|text| shared.record_event(text));
 
     let _servers = serve_health(&config, driver.info().proxy_mode, &health, &metrics, &registry).await?;
@@ -162,7 +189,10 @@ pub async fn run(
         options.sync_period,
     ));
     let cleaner = cleaner::start(shared.clone()).map_err(RunError::Thread)?;
-    checker::start(shared.clone(), checking, cleaner.clone(), options.sync_period, stop.clone())
+    let take_over = backends.take_over.then(|| {
+        TakeOverTask::new(driver, backends.all, options.service_proxy_name.clone(), options.sync_period)
+    });
+    checker::start(shared.clone(), checking, cleaner.clone(), take_over, options.sync_period, stop.clone())
         .map_err(RunError::Thread)?;
     let follower = follow::start(shared.clone(), config.target, watch.receiver(), cleaner, stop.clone())?;
     ready();
@@ -179,6 +209,17 @@ async fn drain(shared: &Shared) {
     if let Err(error) = tokio::task::spawn_blocking(drain).await {
         tracing::error!(%error, "cannot wait for connections to end");
     }
+}
+
+/// Claims the rules of the backend and the Services in this network namespace.
+#[cfg(target_os = "linux")]
+async fn claim(
+    backend: &'static str,
+    service_proxy_name: &str,
+) -> Result<[crate::instance::Claim; 2], RunError> {
+    use crate::instance::{Subject, claim};
+    let rules = claim(&Subject::Backend(backend)).await?;
+    Ok([rules, claim(&Subject::Services(service_proxy_name.to_owned())).await?])
 }
 
 /// Starts the health and metrics servers, which serve until they are dropped.

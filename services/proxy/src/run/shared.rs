@@ -58,6 +58,8 @@ pub(super) struct ProxyStatus {
     /// Of both families.
     pub(super) service_ports: u64,
     pub(super) other_proxies: Vec<(Family, String)>,
+    /// From whom this process has taken over.
+    pub(super) take_overs: Vec<String>,
     pub(super) conntrack: Vec<Setting>,
     pub(super) events: VecDeque<pb::Event>,
     /// UDP endpoints have changed since conntrack of the family was cleaned.
@@ -115,6 +117,7 @@ impl Shared {
                 synced_unix_ms: [0; 2],
                 service_ports: 0,
                 other_proxies: Vec::new(),
+                take_overs: Vec::new(),
                 conntrack: Vec::new(),
                 events: VecDeque::new(),
                 udp: [false; 2],

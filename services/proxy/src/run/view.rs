@@ -193,6 +193,7 @@ fn state(
         healthy: shared.health.is_healthy(),
         endpoints_too_stale: shared.health.is_too_stale(),
         stale_since_unix_ms: position.stale_since_unix_ms.unwrap_or(0),
+        take_overs: status.take_overs.clone(),
     }
 }
 

@@ -75,7 +75,9 @@ fn tables(env: &TestEnv) -> Result<Vec<String>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result<()> {
-    let mut env = TestEnv::new()?;
+    // So that leftovers are reported only.
+    let mut env =
+        TestEnv::with(|options| options.set("proxy.sync_period", "1s").set("proxy.take_over", false))?;
     let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
     let options = ApiOptions { args, ..ApiOptions::default() };
     let cluster = Cluster::start_with(&env.scratch, &options).await?;

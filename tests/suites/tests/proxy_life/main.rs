@@ -10,6 +10,7 @@
 #![allow(clippy::print_stderr)]
 
 mod absent;
+mod backends;
 mod churn;
 mod common;
 mod configuration;

@@ -18,7 +18,9 @@ pub(crate) use keelson_cluster::manifests::NODE;
 use keelson_endpoint_publisher::{EventSink as _, NodeView, SourceEvent, SourceKind};
 use keelson_harness::scratch::Scratch;
 use keelson_harness::suite;
-use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, Node, node_view, watch_endpoints, watch_node};
+use keelson_kube::{
+    ApiServer, ApiServerParts, ClusterSource, Node, ServiceSelection, node_view, watch_endpoints, watch_node,
+};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -108,7 +110,7 @@ async fn follow(api: ApiServer, name: String, sink: Arc<Collector>) {
             }
         }
     };
-    join3(watch_endpoints(&api, Arc::clone(&sink) as Arc<_>), node, both).await;
+    join3(watch_endpoints(&api, Arc::clone(&sink) as Arc<_>, ServiceSelection::Unlabelled), node, both).await;
 }
 
 fn name_of(object: &Value) -> Result<&str> {

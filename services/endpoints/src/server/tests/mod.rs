@@ -146,7 +146,7 @@ impl Source {
 
 fn item(service: &ServiceEndpoints, rev: u64) -> Item {
     let item = NextItem { endpoints: Some(service.clone()), ..NextItem::default() };
-    Item { message: Bytes::from(item.encode_to_vec()), rev }
+    Item { message: Bytes::from(item.encode_to_vec()), rev, proxy_name: None }
 }
 
 /// A Service whose endpoints have these names; those that begin with `r` are ready.

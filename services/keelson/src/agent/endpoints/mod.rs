@@ -26,6 +26,7 @@ use keelson_endpoint_publisher::{
 use keelson_endpoints::server::{ClientHints, EndpointsServer, ServerMetrics, ServerSettings};
 use keelson_heartbeats::host::Host as _;
 use keelson_host::LinuxHost;
+use keelson_kube::ServiceSelection;
 use tokio::sync::watch;
 
 pub(super) use self::server::EndpointsServing;
@@ -148,7 +149,11 @@ fn build_on(
     let sink: Arc<dyn EventSink> = Arc::new(publisher.clone());
     let demand = is_on_demand.then(|| server.client_hints());
     let node_name = settings.agent.node_name.clone();
-    let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand);
+    let services = match shared.settings.endpoints.service_proxy_names.is_empty() {
+        true => ServiceSelection::Unlabelled,
+        false => ServiceSelection::All,
+    };
+    let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand, services);
     EnabledEndpoints {
         publisher,
         feed,
@@ -183,6 +188,7 @@ fn start_publisher(
             node_name: shared.settings.agent.node_name.clone(),
             min_interval: endpoints.min_interval,
             on_demand,
+            service_proxy_names: endpoints.service_proxy_names.iter().map(ToString::to_string).collect(),
             history: endpoints.history.into(),
             write_timeout: endpoints.write_timeout,
             boot_id,

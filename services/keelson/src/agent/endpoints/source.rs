@@ -13,7 +13,7 @@ use keelson_endpoints::{
     files::{FilesHandle, FilesParts, FilesSource},
     server::ClientHints,
 };
-use keelson_kube::{ApiServer, Node, node_view, watch_endpoints, watch_node};
+use keelson_kube::{ApiServer, Node, ServiceSelection, node_view, watch_endpoints, watch_node};
 use tokio::sync::watch;
 
 use crate::agent::{
@@ -73,6 +73,7 @@ pub(super) fn follow(
     node_name: String,
     node: Option<WatchedNode>,
     demand: Option<watch::Receiver<ClientHints>>,
+    services: ServiceSelection,
 ) -> Place {
     match source {
         Source::Kube(cluster) => {
@@ -84,7 +85,7 @@ pub(super) fn follow(
                 let (api, sink, wanted) = (watched.clone(), to.clone(), wanted.clone());
                 async move {
                     first_client(wanted).await;
-                    watch_endpoints(&api, sink).await
+                    watch_endpoints(&api, sink, services).await
                 }
             });
             let failed = reports_failure(sink.clone(), vec![SourceKind::Node]);

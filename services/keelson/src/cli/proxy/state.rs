@@ -140,6 +140,7 @@ fn facts(state: &pb::State, newest: Option<&endpoints::State>, now: i64) -> Vec<
         ("Agent:    ", format!("{}, {}", link_word(&state.link), clean(&state.target))),
         ("Revision: ", revision(state, newest)),
         ("Health:   ", health.into()),
+        ("Take-over: ", state.take_overs.iter().map(|text| one_line(text)).collect::<Vec<_>>().join("; ")),
         ("Settings: ", state.settings.iter().map(|setting| one_line(setting)).collect::<Vec<_>>().join(", ")),
     ];
     lines

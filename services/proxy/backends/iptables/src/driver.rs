@@ -11,7 +11,7 @@ use keelson_proxy::{
 use crate::{
     backend::{INFO, IptablesBackend},
     programs::{Installed, ProgramError, Programs, Variant, find, installed},
-    removal::{remove_chains, remove_sets},
+    removal::{count_chains, remove_chains, remove_sets},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,20 @@ impl Driver for Iptables {
             }
         };
         Ok(Box::new(IptablesBackend::open(&find, options, access, features)?))
+    }
+
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        let mut found = Vec::new();
+        for family in Family::ALL {
+            for variant in Variant::ALL {
+                let Ok(programs) = installed(family, variant) else { continue };
+                let chains = count_chains(&programs, family)?;
+                if chains > 0 {
+                    found.push(format!("{chains} chains of {family} iptables ({variant})"));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].

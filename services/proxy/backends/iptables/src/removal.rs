@@ -12,24 +12,35 @@ use crate::{
     save::Found,
 };
 
+/// All rules of a variant; `None`: it has none, the kernel does not support it, or the caller has no right to read it.
+fn saved(programs: &Installed, family: Family) -> Result<Option<String>, ProgramError> {
+    match programs.save_all() {
+        Ok(saved) => Ok(saved.contains(PREFIX).then_some(saved)),
+        Err(error @ ProgramError::Failed { .. }) => {
+            tracing::debug!(%family, %error, "cannot list chains");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Number of our chains.
+pub(crate) fn count_chains(programs: &Installed, family: Family) -> Result<usize, ProgramError> {
+    let saved = saved(programs, family)?.unwrap_or_default();
+    Ok(saved
+        .lines()
+        .filter_map(|line| line.strip_prefix(':'))
+        .filter(|chain| chain.starts_with(PREFIX))
+        .count())
+}
+
 /// Removes the chains of one variant, and the jumps to them.
 pub(crate) fn remove_chains(
     programs: &mut Installed,
     family: Family,
     removed: &mut dyn FnMut(String),
 ) -> Result<(), ProgramError> {
-    let saved = match programs.save_all() {
-        Ok(saved) => saved,
-        // The kernel does not support this variant, or the caller has no right to read it.
-        Err(error @ ProgramError::Failed { .. }) => {
-            tracing::debug!(%family, %error, "cannot list chains");
-            return Ok(());
-        }
-        Err(error) => return Err(error),
-    };
-    if !saved.contains(PREFIX) {
-        return Ok(());
-    }
+    let Some(saved) = saved(programs, family)? else { return Ok(()) };
     let mut found = Found::default();
     for table in Table::ALL {
         let part = saved.split_once(&format!("*{table}\n")).map_or("", |(_, rest)| rest);

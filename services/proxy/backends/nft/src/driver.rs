@@ -14,6 +14,9 @@ use crate::{
     kube_proxy,
 };
 
+/// Has empty NAT chains, so that the kernel translates the established connections of rules that were removed.
+pub(crate) const TRANSLATION_TABLE: &str = "keelson-established";
+
 #[derive(Debug, Clone, Copy)]
 pub struct Nft;
 
@@ -27,6 +30,25 @@ impl Driver for Nft {
         Ok(Box::new(NftBackend::open(connect, options, access)?))
     }
 
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        let tables = Netlink::open()?.tables().map_err(BackendError::from)?;
+        let ours = tables.into_iter().filter(|(_, name)| name == TABLE);
+        Ok(ours.map(|(family, name)| format!("table {} {name}", keyword(family))).collect())
+    }
+
+    fn retire_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        let mut netlink = Netlink::open()?;
+        let wanted = table_of(owner);
+        for (family, name) in netlink.tables().map_err(BackendError::from)? {
+            if name == wanted {
+                netlink.keep_translation(family, TRANSLATION_TABLE)?;
+                netlink.delete_table(family, &name)?;
+                removed(format!("table {} {name}", keyword(family)));
+            }
+        }
+        Ok(())
+    }
+
     fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
         Ok(remove_tables(&mut Netlink::open()?, owner, removed)?)
     }
@@ -37,19 +59,27 @@ pub(crate) fn remove_tables(
     owner: RuleOwner,
     removed: &mut dyn FnMut(String),
 ) -> Result<(), KernelError> {
-    let wanted = match owner {
-        RuleOwner::Keelson => TABLE,
-        RuleOwner::KubeProxy => kube_proxy::TABLE,
-    };
+    let wanted = table_of(owner);
+    let is_kept = |name: &str| owner == RuleOwner::Keelson && name == TRANSLATION_TABLE;
     for (family, name) in netlink.tables()? {
-        if name == wanted {
+        if name == wanted || is_kept(&name) {
             netlink.delete_table(family, &name)?;
-            let keyword = match family {
-                Family::V4 => "ip",
-                Family::V6 => "ip6",
-            };
-            removed(format!("table {keyword} {name}"));
+            removed(format!("table {} {name}", keyword(family)));
         }
     }
     Ok(())
+}
+
+const fn table_of(owner: RuleOwner) -> &'static str {
+    match owner {
+        RuleOwner::Keelson => TABLE,
+        RuleOwner::KubeProxy => kube_proxy::TABLE,
+    }
+}
+
+const fn keyword(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    }
 }

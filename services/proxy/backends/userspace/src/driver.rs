@@ -25,18 +25,36 @@ impl Driver for Userspace {
         Ok(Box::new(UserspaceBackend::open(options, access)?))
     }
 
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        let mut found = Vec::new();
+        for family in Family::ALL.into_iter().filter(|_| cfg!(target_os = "linux")) {
+            let routes = routes::list(family).map_err(route_error)?.len();
+            if routes > 0 {
+                found.push(format!("{routes} local routes of {family}"));
+            }
+        }
+        Ok(found)
+    }
+
+    fn keeps_translation(&self) -> bool {
+        false
+    }
+
     /// Sockets end with the process that has them; only routes can remain.
     fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
         if owner == RuleOwner::KubeProxy || cfg!(not(target_os = "linux")) {
             return Ok(());
         }
-        let error = |error: RouteError| BackendError::new(&error, matches!(error, RouteError::NotPermitted));
         for family in Family::ALL {
-            for ip in routes::list(family).map_err(error)? {
-                routes::remove(ip).map_err(error)?;
+            for ip in routes::list(family).map_err(route_error)? {
+                routes::remove(ip).map_err(route_error)?;
                 removed(format!("local route to {ip}"));
             }
         }
         Ok(())
     }
+}
+
+fn route_error(error: RouteError) -> BackendError {
+    BackendError::new(&error, matches!(error, RouteError::NotPermitted))
 }

@@ -105,6 +105,32 @@ impl Batch {
         batch
     }
 
+    /// Creates the table `name`, if it does not exist, with NAT chains without rules. They translate nothing; with the last NAT
+    /// chain of a family the kernel stops to translate established connections.
+    pub(super) fn keep_translation(family: Family, name: &str, first: u32) -> Self {
+        let mut batch = Self::empty(family, first, Self::KEEP_TRANSLATION.len());
+        batch.control(ControlMessage::BatchBegin);
+        let named = TableMessage { attributes: vec![TableAttribute::Name(name.to_owned())] };
+        batch.message(0, NLM_F_CREATE, NfTablesMessage::NewTable(named));
+        for (index, chain) in Self::NAT_CHAINS.into_iter().enumerate() {
+            let is_last = index + 1 == Self::NAT_CHAINS.len();
+            let flags = NLM_F_CREATE | if is_last { NLM_F_ACK } else { 0 };
+            batch.message(index + 1, flags, NfTablesMessage::NewChain(new_chain_in(name, chain)));
+        }
+        batch.control(ControlMessage::BatchEnd);
+        batch
+    }
+
+    const NAT_CHAINS: [Chain; 3] = [Chain::NatPrerouting, Chain::NatOutput, Chain::NatPostrouting];
+
+    /// The changes of [`Self::keep_translation`], for errors.
+    pub(super) const KEEP_TRANSLATION: [Change; 4] = [
+        Change::MakeTable,
+        Change::MakeChain(Chain::NatPrerouting),
+        Change::MakeChain(Chain::NatOutput),
+        Change::MakeChain(Chain::NatPostrouting),
+    ];
+
     /// Creates a table of another name with a flowtable and a rule that adds to it, and deletes it again.
     pub(super) fn try_flowtable(family: Family, first: u32) -> Self {
         /// A name that no other table has.
@@ -415,10 +441,14 @@ const CHAIN_TABLE: u16 = 1;
 const ATTRIBUTES: usize = super::codec::HEADER + super::codec::GENERIC;
 
 fn new_chain(chain: Chain) -> ChainMessage {
+    new_chain_in(TABLE, chain)
+}
+
+fn new_chain_in(table: &str, chain: Chain) -> ChainMessage {
     /// `NF_ACCEPT`.
     const ACCEPT: u32 = 1;
     let mut attributes =
-        vec![ChainAttribute::Table(TABLE.to_owned()), ChainAttribute::Name(chain.to_string())];
+        vec![ChainAttribute::Table(table.to_owned()), ChainAttribute::Name(chain.to_string())];
     if let Some(hook) = ruleset::hook(chain) {
         attributes.extend([
             ChainAttribute::Hook(parse::hook_attributes(hook.hook, hook.priority)),

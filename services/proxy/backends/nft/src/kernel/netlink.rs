@@ -371,6 +371,19 @@ impl Netlink {
             other => other,
         })
     }
+
+    /// Creates a table with NAT chains without rules, unless it exists: with them the kernel goes on to translate
+    /// established connections when all other NAT chains are gone.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn keep_translation(&mut self, family: Family, name: &str) -> Result<(), KernelError> {
+        self.drain();
+        let batch = Batch::keep_translation(family, name, self.sequence);
+        self.sequence = self.sequence.wrapping_add(batch.messages());
+        self.send(batch.as_slice())?;
+        self.outcome(family, &Batch::KEEP_TRANSLATION, &batch)
+    }
 }
 
 impl Netlink {

@@ -35,6 +35,7 @@ fn ip(text: &str) -> IpAddr {
 
 fn options() -> Options {
     Options {
+        service_proxy_name: String::new(),
         bind_address: Vec::new(),
         detect_local: DetectLocal::ClusterCidr(vec!["10.244.0.0/16".parse().unwrap()]),
         masquerade_all: false,

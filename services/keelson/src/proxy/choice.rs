@@ -1,0 +1,105 @@
+//! Selects the backend.
+//!
+//! Owns: [`select`]. In: `proxy.backend`; for `auto`, what each backend finds on this node. Out: a driver, and the reasons.
+
+use std::{thread, time::Duration};
+
+use keelson_config::{ProxyBackend, Settings};
+use keelson_proxy::{
+    backend::{Access, BackendError, Driver},
+    choice::{Candidate, Choice, Probe, Step, decide},
+};
+
+use super::{DRIVERS, driver, options};
+
+/// Attempts to open a backend that fails for a reason that may pass.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) struct Selected {
+    pub(super) driver: &'static dyn Driver,
+    pub(super) backend: ProxyBackend,
+    /// With `auto`.
+    pub(super) choice: Option<Choice>,
+}
+
+/// `access`: as the backend will be opened. Blocks, with `auto` for some seconds.
+pub(super) fn select(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
+    let backend = settings.proxy.backend;
+    match driver(backend) {
+        Some(driver) => Ok(Selected { driver, backend, choice: None }),
+        None => choose(settings, access),
+    }
+}
+
+fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
+    let mut candidates = DRIVERS.map(|(_, driver, is_automatic)| Candidate {
+        name: driver.info().name,
+        is_automatic,
+        probe: Probe::Unknown,
+        has_rules: has_rules(driver),
+    });
+    loop {
+        match decide(&candidates) {
+            Step::Probe(place) => {
+                let (backend, driver, _) = DRIVERS[place];
+                candidates[place].probe = probe(settings, access, backend, driver)?;
+            }
+            Step::Chosen(choice) => {
+                for rejected in &choice.rejected {
+                    tracing::warn!(backend = rejected.name, reason = rejected.reason, "backend not chosen");
+                }
+                tracing::info!(backend = choice.name, "backend chosen");
+                let found = DRIVERS.iter().find(|(_, driver, _)| driver.info().name == choice.name);
+                let (backend, driver, _) =
+                    found.ok_or_else(|| anyhow::anyhow!("no backend {}", choice.name))?;
+                return Ok(Selected { driver: *driver, backend: *backend, choice: Some(choice) });
+            }
+            Step::Failed(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Without the right to list rules, or the programs that do, there is nothing of it that this process could use.
+fn has_rules(driver: &dyn Driver) -> bool {
+    match driver.find_rules() {
+        Ok(found) => {
+            for rules in &found {
+                tracing::info!(backend = driver.info().name, rules, "rules of an earlier run found");
+            }
+            !found.is_empty()
+        }
+        Err(error) => {
+            tracing::debug!(backend = driver.info().name, %error, "cannot look for rules of an earlier run");
+            false
+        }
+    }
+}
+
+fn probe(
+    settings: &Settings,
+    access: Access,
+    backend: ProxyBackend,
+    driver: &dyn Driver,
+) -> anyhow::Result<Probe> {
+    let options = options::options(settings, backend)?;
+    let mut attempt = 1;
+    loop {
+        match driver.open(&options, access) {
+            Ok(_) => return Ok(Probe::Works),
+            Err(error) if error.is_fatal || attempt >= ATTEMPTS => return Ok(fails(&error, attempt)),
+            Err(error) => {
+                tracing::warn!(backend = driver.info().name, %error, attempt, "cannot open the backend; trying again");
+            }
+        }
+        attempt += 1;
+        thread::sleep(PAUSE);
+    }
+}
+
+fn fails(error: &BackendError, attempts: u32) -> Probe {
+    Probe::Fails(match attempts {
+        1 => error.to_string(),
+        attempts => format!("{error} (tried {attempts} times)"),
+    })
+}

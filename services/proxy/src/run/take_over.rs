@@ -1,0 +1,158 @@
+//! Takes over from the backend or the kube-proxy that served this node before.
+//!
+//! Owns: [`TakeOverTask`]. In: the state of the sync loop; the backends of the program. Out: removals, in the log, the
+//! events, the state and the metrics.
+
+use std::time::{Duration, Instant};
+
+use super::shared::Shared;
+use crate::{
+    backend::{Driver, Observer},
+    leftovers::{self, Places},
+    takeover::{Former, NodeRemover, TakeOver, TakenOver},
+};
+
+pub(super) struct TakeOverTask {
+    own: &'static dyn Driver,
+    all: Vec<&'static dyn Driver>,
+    service_proxy_name: String,
+    sync_period: Duration,
+    /// `None` until the own rules are in effect.
+    tasks: Option<(TakeOver, NodeRemover)>,
+}
+
+/// Whose rules may be removed. `name`: of this proxy; `published`: those for which the agent publishes Services to proxies
+/// beside each other.
+///
+/// Rules do not say whose Services they serve. Where proxies run side by side, rules of another backend may belong to one
+/// that restarts at this moment; and a kube-proxy serves the Services without a name.
+fn formers(own: &str, all: &[&'static str], name: &str, published: &[String]) -> Vec<Former> {
+    let mut formers = Vec::new();
+    if name.is_empty() && published.is_empty() {
+        formers.extend(all.iter().filter(|other| **other != own).map(|other| Former::Backend(other)));
+    }
+    if name.is_empty() {
+        formers.push(Former::KubeProxy);
+    }
+    formers
+}
+
+impl TakeOverTask {
+    pub(super) fn new(
+        own: &'static dyn Driver,
+        all: Vec<&'static dyn Driver>,
+        service_proxy_name: String,
+        sync_period: Duration,
+    ) -> Self {
+        Self { own, all, service_proxy_name, sync_period, tasks: None }
+    }
+
+    /// Returns whether everything has been taken over. May take seconds.
+    pub(super) fn advance(&mut self, shared: &Shared, observer: &mut dyn Observer) -> bool {
+        let (is_in_effect, published) = {
+            let sync = shared.sync();
+            (sync.has_synced() && sync.is_current(), sync.node().service_proxy_names.clone())
+        };
+        if !is_in_effect && self.tasks.is_none() {
+            return false;
+        }
+        let (take_over, remover) = match &mut self.tasks {
+            Some(tasks) => tasks,
+            None => {
+                let tasks = self.begin(shared, &published);
+                self.tasks.insert(tasks)
+            }
+        };
+        let events = take_over.advance(is_in_effect, Instant::now(), remover);
+        let is_done = take_over.is_done();
+        let removed = events.iter().any(|event| matches!(event, TakenOver::Done { .. }));
+        events.iter().for_each(|event| record(shared, self.own.info().name, event));
+        if removed {
+            shared.look_for_other_proxies(observer);
+        }
+        is_done
+    }
+
+    fn begin(&self, shared: &Shared, published: &[String]) -> (TakeOver, NodeRemover) {
+        let own = self.own.info().name;
+        let names: Vec<&'static str> = self.all.iter().map(|driver| driver.info().name).collect();
+        let formers = formers(own, &names, &self.service_proxy_name, published);
+        let places = Places::default();
+        let has_kube_proxy = !shared.status().other_proxies.is_empty()
+            || !leftovers::unlistable(&places).is_empty()
+            || !self.own.keeps_translation();
+        let remover = NodeRemover { own: self.own, all: self.all.clone(), places, has_kube_proxy };
+        (TakeOver::new(formers, self.sync_period), remover)
+    }
+}
+
+/// `own`: the name of the backend that takes over.
+fn record(shared: &Shared, own: &'static str, event: &TakenOver) {
+    match event {
+        TakenOver::Done { former, removed } => {
+            let from = former.name();
+            let removed = summary(removed);
+            tracing::info!(backend = own, from, removed, "took over; rules of the former proxy removed");
+            shared.metrics.took_over(from);
+            let text = format!("{own} took over from {from}: removed {removed}");
+            shared.status().take_overs.push(text.clone());
+            shared.record_event(text);
+        }
+        TakenOver::Failed { former, failed, gives_up } => {
+            let from = former.name();
+            let failed = failed.join("; ");
+            tracing::warn!(backend = own, from, failed, gives_up, "cannot remove rules of the former proxy");
+            if *gives_up {
+                shared.record_event(format!(
+                    "rules of {from} stay: {failed}; stop this proxy and run `keelson proxy cleanup`"
+                ));
+            }
+        }
+        TakenOver::Waits { former, reason } => {
+            let from = former.name();
+            tracing::info!(backend = own, from, reason, "rules of the former proxy are removed later");
+            shared.record_event(format!("rules of {from} are removed later: {reason}"));
+        }
+        TakenOver::Beside { former } => {
+            let from = former.name();
+            tracing::info!(backend = own, other = from, "another proxy runs beside this one; its rules stay");
+            shared
+                .record_event(format!("another keelson proxy runs with the backend {from}; its rules stay"));
+        }
+    }
+}
+
+/// The first objects, and how many more there are.
+fn summary(removed: &[String]) -> String {
+    const NAMED: usize = 8;
+    let named = removed.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    match removed.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_cannot_belong_to_a_proxy_beside_this_one_is_taken_over() {
+        let all = ["nft", "iptables", "userspace"];
+        let names = |name: &str, published: &[&str]| -> Vec<&'static str> {
+            let published: Vec<String> = published.iter().map(|name| (*name).to_owned()).collect();
+            formers("iptables", &all, name, &published).into_iter().map(Former::name).collect()
+        };
+        assert_eq!(names("", &[]), ["nft", "userspace", "kube-proxy"]);
+        assert_eq!(names("", &["edge"]), ["kube-proxy"]);
+        assert_eq!(names("edge", &["edge"]), [""; 0]);
+        assert_eq!(names("edge", &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        let objects = |count: usize| (0..count).map(|number| number.to_string()).collect::<Vec<_>>();
+        assert_eq!(summary(&objects(2)), "0, 1");
+        assert!(summary(&objects(10)).ends_with("7 and 2 more"));
+    }
+}

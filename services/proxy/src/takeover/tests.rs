@@ -1,0 +1,111 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use super::*;
+
+/// A node with scripted removals.
+#[derive(Debug, Default)]
+struct Scripted {
+    running: Vec<&'static str>,
+    results: BTreeMap<&'static str, VecDeque<Removed>>,
+    asked: Vec<&'static str>,
+}
+
+impl Scripted {
+    fn removes(mut self, former: &'static str, results: impl IntoIterator<Item = Removed>) -> Self {
+        self.results.insert(former, results.into_iter().collect());
+        self
+    }
+}
+
+impl Remover for Scripted {
+    fn runs(&self, backend: &'static str) -> bool {
+        self.running.contains(&backend)
+    }
+
+    fn remove(&mut self, former: Former) -> Removed {
+        self.asked.push(former.name());
+        let results = self.results.get_mut(former.name());
+        results.and_then(VecDeque::pop_front).unwrap_or_default()
+    }
+}
+
+fn removed(what: &str) -> Removed {
+    Removed { removed: vec![what.into()], ..Removed::default() }
+}
+
+fn failed(what: &str) -> Removed {
+    Removed { failed: vec![what.into()], ..Removed::default() }
+}
+
+const PERIOD: Duration = Duration::from_secs(30);
+const IPTABLES: Former = Former::Backend("iptables");
+
+#[test]
+fn nothing_is_removed_before_the_own_rules_are_in_effect() {
+    let mut node = Scripted::default().removes("iptables", [removed("12 chains")]);
+    let mut takes = TakeOver::new([IPTABLES, Former::KubeProxy], PERIOD);
+    let now = Instant::now();
+    assert_eq!(takes.advance(false, now, &mut node), []);
+    assert!(node.asked.is_empty() && !takes.is_done());
+    let events = takes.advance(true, now, &mut node);
+    assert_eq!(events, [TakenOver::Done { former: IPTABLES, removed: vec!["12 chains".into()] }]);
+    assert_eq!(node.asked, ["iptables", "kube-proxy"]);
+    // Once: what comes back belongs to a program that runs.
+    assert!(takes.is_done() && takes.advance(true, now + PERIOD, &mut node).is_empty());
+    assert_eq!(node.asked.len(), 2);
+}
+
+#[test]
+fn rules_of_a_backend_that_runs_are_left_alone() {
+    let mut node = Scripted { running: vec!["iptables"], ..Scripted::default() };
+    let mut takes = TakeOver::new([IPTABLES, Former::Backend("userspace")], PERIOD);
+    let events = takes.advance(true, Instant::now(), &mut node);
+    assert_eq!(events, [TakenOver::Beside { former: IPTABLES }]);
+    assert_eq!(node.asked, ["userspace"]);
+    assert!(takes.is_done());
+}
+
+#[test]
+fn failures_are_retried_with_growing_pauses_and_end() {
+    let part =
+        Removed { removed: vec!["2 chains".into()], failed: vec!["set X: in use".into()], waits: None };
+    let results = [part].into_iter().chain(std::iter::repeat_n(failed("set X: in use"), 9));
+    let mut node = Scripted::default().removes("iptables", results);
+    let mut takes = TakeOver::new([IPTABLES], PERIOD);
+    let mut now = Instant::now();
+    let events = takes.advance(true, now, &mut node);
+    assert!(matches!(&events[0], TakenOver::Done { .. }), "{events:?}");
+    assert!(matches!(&events[1], TakenOver::Failed { gives_up: false, .. }), "{events:?}");
+    for (attempt, pause) in (2..).zip([1, 2, 4, 8]) {
+        let early = now + Duration::from_millis(pause * 1_000 - 1);
+        assert_eq!(takes.advance(true, early, &mut node), []);
+        now += Duration::from_secs(pause);
+        let events = takes.advance(true, now, &mut node);
+        let expected = TakenOver::Failed {
+            former: IPTABLES,
+            failed: vec!["set X: in use".into()],
+            gives_up: attempt == ATTEMPTS,
+        };
+        assert_eq!(events, [expected]);
+    }
+    assert!(takes.is_done());
+    assert_eq!(node.asked.len(), ATTEMPTS as usize);
+}
+
+#[test]
+fn connections_through_virtual_servers_are_waited_for() {
+    let waits = Removed { waits: Some("3 connections".into()), ..Removed::default() };
+    let mut node =
+        Scripted::default().removes("kube-proxy", [waits.clone(), waits, removed("5 virtual servers")]);
+    let mut takes = TakeOver::new([Former::KubeProxy], PERIOD);
+    let mut now = Instant::now();
+    let events = takes.advance(true, now, &mut node);
+    assert_eq!(events, [TakenOver::Waits { former: Former::KubeProxy, reason: "3 connections".into() }]);
+    now += WAIT;
+    assert_eq!(takes.advance(true, now, &mut node), [], "it was said");
+    assert_eq!(takes.advance(true, now, &mut node), []);
+    assert_eq!(node.asked.len(), 2, "not before the interval is over");
+    now += WAIT;
+    assert!(matches!(&takes.advance(true, now, &mut node)[..], [TakenOver::Done { .. }]));
+    assert!(takes.is_done());
+}
