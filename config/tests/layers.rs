@@ -202,7 +202,8 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             })
             .boxed(),
         // Other modes require a name. IPv6 addresses do not conflict with the listeners.
-        ("proxy.backend", _) => words(&["nft", "iptables", "userspace"]),
+        ("proxy.backend", _) => words(&["nft", "iptables", "ipvs", "userspace"]),
+        ("proxy.ipvs_scheduler", _) => words(&["rr", "lc", "sh", "mh", "nq"]),
         ("proxy.iptables_variant", _) => words(&["auto", "legacy", "nft"]),
         ("proxy.userspace_proxy_protocol", _) => words(&["off", "v1", "v2"]),
         ("proxy.userspace_mapped_port_base", _) => (1024u32..=65_535).prop_map(Json::from).boxed(),

@@ -14,7 +14,7 @@ use keelson_proxy::{
     backend::{Access, Driver, RuleOwner},
     conntrack::ConntrackOptions,
     leftovers::{self, Places, Removal},
-    options::{self, DetectLocal, IptablesOptions, Options, ProxyProtocol, RelayOptions},
+    options::{self, DetectLocal, IptablesOptions, IpvsOptions, Options, ProxyProtocol, RelayOptions},
     preview::Preview,
     run::{RunConfig, run as run_proxy},
 };
@@ -32,13 +32,19 @@ use crate::{
     settings::SettingsArgs,
 };
 
-const DRIVERS: [&dyn Driver; 3] =
-    [&keelson_proxy_nft::Nft, &keelson_proxy_iptables::Iptables, &keelson_proxy_userspace::Userspace];
+/// In the order in which their rules are removed: virtual servers before the chains that they need.
+const DRIVERS: [&dyn Driver; 4] = [
+    &keelson_proxy_nft::Nft,
+    &keelson_proxy_ipvs::Ipvs,
+    &keelson_proxy_iptables::Iptables,
+    &keelson_proxy_userspace::Userspace,
+];
 
 fn driver(backend: ProxyBackend) -> &'static dyn Driver {
     match backend {
         ProxyBackend::Nft => &keelson_proxy_nft::Nft,
         ProxyBackend::Iptables => &keelson_proxy_iptables::Iptables,
+        ProxyBackend::Ipvs => &keelson_proxy_ipvs::Ipvs,
         ProxyBackend::Userspace => &keelson_proxy_userspace::Userspace,
     }
 }
@@ -307,7 +313,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         masquerade_all: proxy.masquerade_all,
         masquerade_bit: proxy.masquerade_bit,
         node_port_addresses: match &proxy.nodeport_addresses {
-            NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => {
+            NodePortAddresses::Unset if serves_all_addresses(proxy.backend) => {
                 addresses::NodePortAddresses::Cidrs(Vec::new())
             }
             NodePortAddresses::Unset | NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
@@ -327,6 +333,13 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
             },
             localhost_node_ports: proxy.iptables_localhost_node_ports,
         },
+        ipvs: IpvsOptions {
+            scheduler: proxy.ipvs_scheduler.to_string(),
+            strict_arp: proxy.ipvs_strict_arp,
+            tcp_timeout: proxy.ipvs_tcp_timeout,
+            tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
+            udp_timeout: proxy.ipvs_udp_timeout,
+        },
         conntrack: ConntrackOptions {
             max_per_core: proxy.conntrack_max_per_core,
             min: proxy.conntrack_min,
@@ -342,6 +355,11 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         sync_period: proxy.sync_period,
         max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
     })
+}
+
+/// Whether node ports are at all addresses of the node by default, as in kube-proxy's mode of the same name.
+fn serves_all_addresses(backend: ProxyBackend) -> bool {
+    matches!(backend, ProxyBackend::Iptables | ProxyBackend::Ipvs)
 }
 
 fn relay_options(settings: &Settings) -> RelayOptions {
@@ -377,7 +395,7 @@ fn settings_summary(settings: &Settings) -> Vec<String> {
         }
     };
     let nodeports = match &proxy.nodeport_addresses {
-        NodePortAddresses::Unset if proxy.backend == ProxyBackend::Iptables => "all".to_owned(),
+        NodePortAddresses::Unset if serves_all_addresses(proxy.backend) => "all".to_owned(),
         NodePortAddresses::Unset | NodePortAddresses::Primary => "primary".to_owned(),
         NodePortAddresses::Networks(networks) => list(networks.iter().map(ToString::to_string).collect()),
     };

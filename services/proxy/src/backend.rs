@@ -188,6 +188,12 @@ pub trait Backend: Send {
 
     fn set_interfaces(&mut self, _interfaces: &[Interface]) {}
 
+    /// The addresses of the node's interfaces, of both families, without those of [`addresses::SERVICE_INTERFACES`].
+    /// Called before [`Self::set_node`].
+    ///
+    /// [`addresses::SERVICE_INTERFACES`]: crate::addresses::SERVICE_INTERFACES
+    fn set_addresses(&mut self, _local: &[std::net::IpAddr]) {}
+
     /// Whether all rules of a family have been in effect at least once since opening.
     fn has_synced(&self, family: Family) -> bool;
 

@@ -10,8 +10,8 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, IptablesBackend},
-    programs::{Installed, ProgramError, Programs, Variant, find, installed},
-    removal::{remove_chains, remove_sets},
+    programs::{ProgramError, Programs, find},
+    removal::remove_all,
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -47,16 +47,6 @@ impl Driver for Iptables {
         if owner == RuleOwner::KubeProxy {
             return Ok(());
         }
-        for family in Family::ALL {
-            let variants: Vec<Installed> =
-                Variant::ALL.into_iter().filter_map(|variant| installed(family, variant).ok()).collect();
-            for mut programs in variants.iter().cloned() {
-                remove_chains(&mut programs, family, removed)?;
-            }
-            if let Some(mut programs) = variants.into_iter().next() {
-                remove_sets(&mut programs, family, removed)?;
-            }
-        }
-        Ok(())
+        Ok(remove_all(removed)?)
     }
 }

@@ -1,19 +1,36 @@
 //! Removes chains and sets.
 //!
-//! Owns: [`remove_chains`] and [`remove_sets`]. In: the programs of a family. Out: the names of what was removed.
+//! Owns: [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of a family. Out: the names of what was removed.
 
 use keelson_proxy::model::Family;
 
 use crate::{
+    changes::Changes,
     names::{PREFIX, Table, set_prefix},
-    plan::Changes,
-    probe::destroy,
-    programs::{Installed, ProgramError, Programs},
+    programs::{Installed, ProgramError, Programs, Variant, installed},
     save::Found,
 };
 
+/// Removes the chains of both variants and all sets, of both families.
+///
+/// # Errors
+/// A program cannot be run, or the kernel refuses.
+pub fn remove_all(removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+    for family in Family::ALL {
+        let variants: Vec<Installed> =
+            Variant::ALL.into_iter().filter_map(|variant| installed(family, variant).ok()).collect();
+        for mut programs in variants.iter().cloned() {
+            remove_chains(&mut programs, family, removed)?;
+        }
+        if let Some(mut programs) = variants.into_iter().next() {
+            remove_sets(&mut programs, family, removed)?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes the chains of one variant, and the jumps to them.
-pub(crate) fn remove_chains(
+pub fn remove_chains(
     programs: &mut Installed,
     family: Family,
     removed: &mut dyn FnMut(String),
@@ -42,7 +59,7 @@ pub(crate) fn remove_chains(
     Ok(())
 }
 
-pub(crate) fn remove_sets(
+pub fn remove_sets(
     programs: &mut Installed,
     family: Family,
     removed: &mut dyn FnMut(String),
@@ -58,4 +75,17 @@ pub(crate) fn remove_sets(
         removed(format!("{count} IP sets of {family}"));
     }
     Ok(())
+}
+
+/// A set that a rule of iptables-nft used is free a moment after the rule is gone. What stays is used or destroyed by
+/// the first sync.
+pub fn destroy(programs: &mut dyn Programs, set: &str) -> bool {
+    for _ in 0..10 {
+        match programs.restore_sets(&format!("destroy {set}\n")) {
+            Ok(()) => return true,
+            Err(ProgramError::Failed { message, .. }) if message.contains("does not exist") => return false,
+            Err(_) => std::thread::sleep(std::time::Duration::from_millis(50)),
+        }
+    }
+    false
 }
