@@ -6,9 +6,9 @@ ln -sf /bin/busybox /sbin/modprobe
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-for module in @MODULES@; do
+while read -r module; do
     modprobe "$module" 2>/dev/null
-done
+done </modules
 mkdir -p /lower /upper /root
 mount -t virtiofs -o ro root /lower
 mount -t tmpfs upper /upper

@@ -56,8 +56,8 @@ build() {
     find "$root" -name '*.ko.xz' -exec xz -d {} +
     cp "$work/kernel/lib/modules/$version"/modules.{builtin,order} "$root/lib/modules/$version/"
     depmod -b "$root" "$version"
-    sed "s/@MODULES@/${modules[*]}/" "$here/init.sh" >"$root/init"
-    chmod +x "$root/init"
+    printf '%s\n' "${modules[@]}" >"$root/modules"
+    install -m 755 "$here/init.sh" "$root/init"
     (cd "$root" && find . | cpio -o -H newc --quiet) | gzip -1 >"$cache/initrd.new"
     cp "$work"/kernel/boot/vmlinuz-* "$cache/vmlinuz"
     mv "$cache/initrd.new" "$cache/initrd"
@@ -65,6 +65,7 @@ build() {
 
 work='' run=$(mktemp -d)
 processes=()
+# shellcheck disable=SC2317 # Called by the trap.
 clean_up() {
     for process in "${processes[@]}"; do kill "$process" 2>/dev/null || true; done
     rm -rf "$run" ${work:+"$work"}
