@@ -144,15 +144,7 @@ fn removal_leaves_nothing_but_what_others_have() {
 #[ignore = "needs a kernel with IPVS: run by in_the_vm"]
 fn options_reach_the_kernel() {
     in_namespace(|| {
-        for scheduler in ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh"] {
-            let mut options = settings();
-            options.ipvs.scheduler = scheduler.into();
-            Ipvs.open(&options, Access::Program).unwrap();
-        }
         let mut options = settings();
-        options.ipvs.scheduler = "none-such".into();
-        let error = Ipvs.open(&options, Access::Program).err().unwrap();
-        assert!(error.is_fatal && error.to_string().contains("ip_vs_none-such"), "{error}");
         options.ipvs.scheduler = "mh".into();
         options.ipvs.strict_arp = true;
         options.ipvs.tcp_timeout = Duration::from_secs(77);
@@ -163,7 +155,8 @@ fn options_reach_the_kernel() {
         assert!(servers().contains(" mh "), "{}", servers());
         let arp = run("cat /proc/sys/net/ipv4/conf/all/arp_ignore /proc/sys/net/ipv4/conf/all/arp_announce");
         assert_eq!(arp, "1\n2\n");
-        assert_eq!(pods(&ask_often(CLIENT, frontends(Family::V4).np)).len(), 2);
+        // Which one is by a hash of the port.
+        assert!(!pods(&ask_often(CLIENT, frontends(Family::V4).np)).is_empty());
         // A real server that drains is not chosen.
         world.set(only('a'));
         assert_eq!(pods(&ask_often(CLIENT, frontends(Family::V4).np)), "a");
@@ -172,6 +165,15 @@ fn options_reach_the_kernel() {
         world.restart();
         assert!(!world.set(|_| {}).is_nothing());
         assert!(servers().contains(" lc ") && !servers().contains(" mh "), "{}", servers());
+        for scheduler in ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh"] {
+            let mut options = settings();
+            options.ipvs.scheduler = scheduler.into();
+            Ipvs.open(&options, Access::Program).unwrap();
+        }
+        let mut options = settings();
+        options.ipvs.scheduler = "none-such".into();
+        let error = Ipvs.open(&options, Access::Program).err().unwrap();
+        assert!(error.is_fatal && error.to_string().contains("ip_vs_none-such"), "{error}");
     });
 }
 
