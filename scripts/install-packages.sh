@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
 #
-#   scripts/install-packages.sh run | cluster | test | soak | bench | windows | ci
+#   scripts/install-packages.sh run | cluster | test | soak | bench | vm | windows | ci
 #
 # A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
 # commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
@@ -32,22 +32,26 @@ rules=(nft:nftables conntrack:conntrack iptables:iptables ipset:ipset)
 windows=(x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64 /usr/lib/wine/wine64:wine64)
 # What CRI-O starts beside every container. The suites build CRI-O itself.
 crio=(conmon:conmon)
+# Virtual machines with another kernel (tests/vm/run.sh).
+vm=(qemu-system-x86_64:qemu-system-x86 /usr/lib/qemu/virtiofsd:qemu-system-common busybox:busybox-static cpio:cpio
+    depmod:kmod xz:xz-utils flock:util-linux)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
-    "${rules[@]}" "${disks[@]}")
+    "${rules[@]}" "${disks[@]}" "${vm[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
 soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
+vm) wanted=("${vm[@]}") ;;
 test) wanted=("${suites[@]}") ;;
 windows) wanted=("${common[@]}" "${windows[@]}") ;;
 ci) wanted=("${suites[@]}" "${windows[@]}" shellcheck:shellcheck git:git) ;;
-*) fail "usage: $0 run|cluster|test|soak|bench|windows|ci" ;;
+*) fail "usage: $0 run|cluster|test|soak|bench|vm|windows|ci" ;;
 esac
 
 command -v cargo >/dev/null ||
     fail "Rust is missing: install it with rustup (https://rustup.rs), version 1.90 or newer"
-if [ "$1" != run ] && [ "$1" != windows ] && ! command -v go >/dev/null; then
+if [ "$1" != run ] && [ "$1" != vm ] && [ "$1" != windows ] && ! command -v go >/dev/null; then
     fail "Go is missing: the suites build real peers with it; install 1.26 or newer from https://go.dev/dl/"
 fi
 

@@ -45,7 +45,7 @@ pub use settings::{
 };
 pub use size::ByteSize;
 pub use values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat,
-    ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, IpvsScheduler, ListenSpec,
+    LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

@@ -18,8 +18,8 @@ use crate::primitives::TextRule;
 use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, ListenSpec, LogFormat,
-    ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, IpvsScheduler, ListenSpec,
+    LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
 };
 
 /// Its keys are the names of the gates.
@@ -427,8 +427,9 @@ settings! {
     /// The service proxy, `keelson proxy`. It is a separate process that reads this section when it starts; the agent
     /// does not use it. The defaults are those of kube-proxy 1.36 in mode `nftables`.
     proxy: Proxy {
-        /// Backend that serves the Services: `auto` (the best that this node supports), `nft` (nftables, kernel 5.13 or later), `iptables` (needs the programs of
-        /// iptables and ipset), or `userspace` (relays connections itself; the kernel is not programmed).
+        /// Backend that serves the Services: `auto` (the best that this node supports), `nft` (nftables, kernel 5.13 or
+        /// later), `iptables` (needs the programs of iptables and ipset), `ipvs` (the kernel's load balancer; needs these
+        /// programs, too), or `userspace` (relays connections itself; the kernel is not programmed).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value, beside another
         /// service proxy of this node, which serves those without the label. `endpoints.service_proxy_names` of the
@@ -463,8 +464,8 @@ settings! {
         masquerade_bit: u32 = 14, within(0, 31), restart;
         /// Node addresses at which node ports are served, as kube-proxy's `nodePortAddresses`: those in these
         /// networks, or with `primary` the primary node addresses. For all addresses of an IP family, use a network
-        /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`, and with the backend `iptables`
-        /// all addresses, as in kube-proxy.
+        /// such as `0.0.0.0/0`, or only networks of the other family. Empty: `primary`, and with the backends `iptables`
+        /// and `ipvs` all addresses, as in kube-proxy.
         nodeport_addresses: NodePortAddresses = NodePortAddresses::Unset, Any, restart;
         /// Serve `spec.externalIPs` of Services, as kube-proxy's feature gate `AllowServiceExternalIPs`. With them,
         /// any user with write access to Services can intercept traffic to any address (CVE-2020-8554).
@@ -484,12 +485,25 @@ settings! {
         /// flowtable. Packets of an offloaded connection bypass the rules of all other programs, including a
         /// NetworkPolicy that changes later: read `docs/proxy.md` before you set it.
         flowtable_interfaces: Vec<InterfacePattern> = Vec::new(), Any, restart;
-        /// Programs that the backend `iptables` runs: `legacy`, `nft`, or `auto` for those that `iptables` is on this
+        /// Programs that the backends `iptables` and `ipvs` run: `legacy`, `nft`, or `auto` for those that `iptables` is on this
         /// node, if the kernel supports them, otherwise the others.
         iptables_variant: IptablesVariant = IptablesVariant::Auto, Any, restart;
         /// With the backend `iptables`: serve IPv4 node ports at 127.0.0.1 to the node itself, if `nodeport_addresses`
         /// has it, as kube-proxy's `iptables.localhostNodePorts`. Sets the sysctl `net.ipv4.conf.all.route_localnet`.
         iptables_localhost_node_ports: bool = true, Any, restart;
+        /// With `ipvs`: scheduler that chooses endpoints, as kube-proxy's `ipvs.scheduler`: `rr` (in turn), `lc` (least
+        /// connections), `sh` (by source address), `mh` (by source address and port) and others of the kernel.
+        ipvs_scheduler: IpvsScheduler = IpvsScheduler::Rr, Any, restart;
+        /// With `ipvs`: answer ARP only for addresses of the interface that is asked (`arp_ignore` 1, `arp_announce` 2),
+        /// as kube-proxy's `ipvs.strictARP`. Load balancers that announce addresses of Services themselves need it.
+        ipvs_strict_arp: bool = false, Any, restart;
+        /// With `ipvs`: idle timeout of TCP connections, as kube-proxy's `ipvs.tcpTimeout`. 0s: the kernel's, 15 minutes.
+        ipvs_tcp_timeout: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
+        /// With `ipvs`: timeout of TCP connections after a FIN, as kube-proxy's `ipvs.tcpFinTimeout`. 0s: the kernel's, 2
+        /// minutes.
+        ipvs_tcp_fin_timeout: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
+        /// With `ipvs`: idle timeout of UDP flows, as kube-proxy's `ipvs.udpTimeout`. 0s: the kernel's, 5 minutes.
+        ipvs_udp_timeout: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// With `userspace`: maximum time that TCP connections of a removed Service or port continue.
         userspace_drain_timeout: Duration = secs(30), within(secs(0), hours(1)), restart;
         /// With `userspace`: maximum time that TCP connections continue after SIGTERM. Nothing listens meanwhile. Must be

@@ -358,7 +358,33 @@ choice! {
         Auto = "auto",
         Nft = "nft",
         Iptables = "iptables",
+        Ipvs = "ipvs",
         Userspace = "userspace",
+    }
+}
+
+choice! {
+    /// Schedulers of the kernel's IPVS. Names are those of kube-proxy's `ipvs.scheduler`.
+    IpvsScheduler {
+        /// Round robin.
+        Rr = "rr",
+        Wrr = "wrr",
+        /// Least connections.
+        Lc = "lc",
+        Wlc = "wlc",
+        /// Locality-based least connections.
+        Lblc = "lblc",
+        Lblcr = "lblcr",
+        /// By a hash of the source address.
+        Sh = "sh",
+        /// By a hash of the destination address.
+        Dh = "dh",
+        /// Shortest expected delay.
+        Sed = "sed",
+        /// Never queue.
+        Nq = "nq",
+        /// By a Maglev hash of the source address and port.
+        Mh = "mh",
     }
 }
 

@@ -205,9 +205,10 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             })
             .boxed(),
         // Other modes require a name. IPv6 addresses do not conflict with the listeners.
-        ("proxy.backend", _) => words(&["auto", "nft", "iptables", "userspace"]),
+        ("proxy.backend", _) => words(&["auto", "nft", "iptables", "ipvs", "userspace"]),
         ("proxy.service_proxy_name", _) => words(&["", "edge", "mesh.v2_a-b"]),
         ("endpoints.service_proxy_names", _) => lists(&["edge", "edge,mesh"]),
+        ("proxy.ipvs_scheduler", _) => words(&["rr", "lc", "sh", "mh", "nq"]),
         ("proxy.iptables_variant", _) => words(&["auto", "legacy", "nft"]),
         ("proxy.userspace_proxy_protocol", _) => words(&["off", "v1", "v2"]),
         ("proxy.userspace_mapped_port_base", _) => (1024u32..=65_535).prop_map(Json::from).boxed(),

@@ -36,9 +36,11 @@ use crate::{
 mod choice;
 mod options;
 
-/// All backends, in the order in which `auto` tries them, and whether it does.
-const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 3] = [
+/// All backends, in the order in which `auto` tries them, and whether it does. Their rules are removed in this order, too:
+/// virtual servers before the chains that they need.
+const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 4] = [
     (ProxyBackend::Nft, &keelson_proxy_nft::Nft, true),
+    (ProxyBackend::Ipvs, &keelson_proxy_ipvs::Ipvs, false),
     (ProxyBackend::Iptables, &keelson_proxy_iptables::Iptables, true),
     (ProxyBackend::Userspace, &keelson_proxy_userspace::Userspace, true),
 ];

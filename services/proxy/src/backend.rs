@@ -63,6 +63,8 @@ pub struct BackendInfo {
     pub proxy_mode: &'static str,
     /// Capabilities and kernel features that [`Driver::open`] needs.
     pub requirements: &'static str,
+    /// Its rules are chains and IP sets `KEELSON-*` of iptables. Its first sync replaces those of another such backend.
+    pub has_chains: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,9 +109,19 @@ pub trait Driver: Sync {
         true
     }
 
-    /// As [`Self::remove_rules`], for a take-over by a backend that does not [keep
-    /// translation](Self::keeps_translation): what the kernel needs to translate established connections stays.
-    fn retire_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+    /// Number of connections that end with the rules, because the kernel translates them by the rules themselves.
+    fn virtual_connections(&self) -> usize {
+        0
+    }
+
+    /// As [`Self::remove_rules`], for a take-over by `next`. What `next` has replaced stays, and, if it does not [keep
+    /// translation](Self::keeps_translation), what the kernel needs to translate established connections.
+    fn retire_rules(
+        &self,
+        _next: &dyn Driver,
+        owner: RuleOwner,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
         self.remove_rules(owner, removed)
     }
 
@@ -213,6 +225,12 @@ pub trait Backend: Send {
     fn set_node(&mut self, node: NodeConfig);
 
     fn set_interfaces(&mut self, _interfaces: &[Interface]) {}
+
+    /// The addresses of the node's interfaces, of both families, without those of [`addresses::SERVICE_INTERFACES`].
+    /// Called before [`Self::set_node`].
+    ///
+    /// [`addresses::SERVICE_INTERFACES`]: crate::addresses::SERVICE_INTERFACES
+    fn set_addresses(&mut self, _local: &[std::net::IpAddr]) {}
 
     /// Whether all rules of a family have been in effect at least once since opening.
     fn has_synced(&self, family: Family) -> bool;

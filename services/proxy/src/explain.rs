@@ -1,7 +1,10 @@
 //! Questions about packets, which a backend answers with an explanation.
 //!
 //! Owns: [`Question`], and the parsing of addresses, ports, protocols and sources. In: texts and numbers of a request.
-//! Out: values or errors. Names are never resolved: an explanation is for one address.
+//! Out: values or errors. Names are never resolved: an explanation is for one address. [`source`] has the packets that a
+//! question is about.
+
+pub mod source;
 
 use std::{
     fmt,

@@ -51,6 +51,33 @@ impl Default for IptablesOptions {
     }
 }
 
+/// Options of the backend ipvs. Source: `KubeProxyConfiguration.ipvs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IpvsOptions {
+    /// Name of the kernel's scheduler, such as `rr`.
+    pub scheduler: String,
+    /// Answer ARP only for addresses of the interface that is asked.
+    pub strict_arp: bool,
+    /// Idle timeout of TCP connections; 0: the kernel's. Fractions of a second are dropped, here and below.
+    pub tcp_timeout: Duration,
+    /// Timeout of TCP connections after a FIN; 0: the kernel's.
+    pub tcp_fin_timeout: Duration,
+    /// Idle timeout of UDP flows; 0: the kernel's.
+    pub udp_timeout: Duration,
+}
+
+impl Default for IpvsOptions {
+    fn default() -> Self {
+        Self {
+            scheduler: "rr".into(),
+            strict_arp: false,
+            tcp_timeout: Duration::ZERO,
+            tcp_fin_timeout: Duration::ZERO,
+            udp_timeout: Duration::ZERO,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; empty: those without it.
@@ -67,6 +94,7 @@ pub struct Options {
     /// Interfaces whose established flows of Services are offloaded to a flowtable; empty: no flowtable.
     pub flowtable_interfaces: Vec<InterfacePattern>,
     pub iptables: IptablesOptions,
+    pub ipvs: IpvsOptions,
     pub conntrack: ConntrackOptions,
     pub relay: RelayOptions,
     /// Minimum time between commits of a lasting burst; 0: no limit. The first commits of a burst are not delayed.

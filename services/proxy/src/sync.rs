@@ -200,6 +200,7 @@ impl SyncLoop {
     }
 
     fn configure(&mut self, now: Instant) {
+        self.backend.set_addresses(&self.local);
         for family in Family::ALL {
             if self.backend.disabled_reason(family).is_some() {
                 continue;

@@ -182,20 +182,21 @@ impl NodeRemover {
     fn remove_by(&self, driver: &dyn Driver, owner: RuleOwner, done: &mut Removed) {
         let removed = &mut done.removed;
         let mut note = |object| removed.push(object);
-        let result = match self.own.keeps_translation() {
-            true => driver.remove_rules(owner, &mut note),
-            false => driver.retire_rules(owner, &mut note),
-        };
-        if let Err(error) = result {
+        if let Err(error) = driver.retire_rules(self.own, owner, &mut note) {
             done.failed.push(format!("rules of {}: {error}", driver.info().name));
         }
     }
 
+    /// New connections do not meet virtual servers if they are translated before; otherwise there is nothing to wait for.
+    fn wait_for(&self, connections: usize) -> Removed {
+        let waits = (connections > 0 && self.own.keeps_translation())
+            .then(|| format!("{connections} connections through virtual servers would be lost"));
+        Removed { waits, ..Removed::default() }
+    }
+
     fn remove_kube_proxy(&self) -> Removed {
-        let mut done = Removed::default();
-        let connections = leftovers::virtual_connections(&self.places);
-        if connections > 0 {
-            done.waits = Some(format!("{connections} connections through virtual servers would be lost"));
+        let mut done = self.wait_for(leftovers::virtual_connections(&self.places));
+        if done.waits.is_some() {
             return done;
         }
         if self.has_kube_proxy {
@@ -229,8 +230,11 @@ impl Remover for NodeRemover {
         match former {
             Former::KubeProxy => self.remove_kube_proxy(),
             Former::Backend(name) => {
-                let mut done = Removed::default();
-                for driver in self.all.iter().filter(|driver| driver.info().name == name) {
+                let Some(driver) = self.all.iter().find(|driver| driver.info().name == name) else {
+                    return Removed::default();
+                };
+                let mut done = self.wait_for(driver.virtual_connections());
+                if done.waits.is_none() {
                     self.remove_by(*driver, RuleOwner::Keelson, &mut done);
                 }
                 done

@@ -56,7 +56,7 @@ const fn other(place: &'static str, used: Use) -> Field {
 }
 
 const AGENT: &str = "only the agent connects to the API server; set [kube]";
-const IPVS: &str = "Keelson does not use ipvs";
+const IPVS: &str = "set proxy.backend to ipvs and the setting proxy.ipvs_* of this name";
 const WINDOWS: &str = "it is for Windows";
 
 #[rustfmt::skip]
@@ -91,8 +91,8 @@ const FIELDS: [Field; 55] = [
     other("ipvs", Use::Section),
     setting("ipvs.syncPeriod", "proxy.sync_period", Kind::Duration),
     setting("ipvs.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
-    no("ipvs.scheduler", "endpoints are selected at random"),
-    no("ipvs.excludeCIDRs", IPVS),
+    no("ipvs.scheduler", IPVS),
+    no("ipvs.excludeCIDRs", "virtual servers of other programs are left alone"),
     no("ipvs.strictARP", IPVS),
     no("ipvs.tcpTimeout", IPVS),
     no("ipvs.tcpFinTimeout", IPVS),

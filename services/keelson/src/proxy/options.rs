@@ -8,7 +8,9 @@ use keelson_proxy::{
     addresses,
     choice::Choice,
     conntrack::ConntrackOptions,
-    options::{self as proxy_options, DetectLocal, IptablesOptions, Options, ProxyProtocol, RelayOptions},
+    options::{
+        self as proxy_options, DetectLocal, IptablesOptions, IpvsOptions, Options, ProxyProtocol, RelayOptions,
+    },
 };
 
 pub(super) fn service_proxy_name(settings: &Settings) -> String {
@@ -32,7 +34,7 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
         masquerade_all: proxy.masquerade_all,
         masquerade_bit: proxy.masquerade_bit,
         node_port_addresses: match &proxy.nodeport_addresses {
-            NodePortAddresses::Unset if backend == ProxyBackend::Iptables => {
+            NodePortAddresses::Unset if serves_all_addresses(backend) => {
                 addresses::NodePortAddresses::Cidrs(Vec::new())
             }
             NodePortAddresses::Unset | NodePortAddresses::Primary => addresses::NodePortAddresses::Primary,
@@ -52,6 +54,13 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
             },
             localhost_node_ports: proxy.iptables_localhost_node_ports,
         },
+        ipvs: IpvsOptions {
+            scheduler: proxy.ipvs_scheduler.to_string(),
+            strict_arp: proxy.ipvs_strict_arp,
+            tcp_timeout: proxy.ipvs_tcp_timeout,
+            tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
+            udp_timeout: proxy.ipvs_udp_timeout,
+        },
         conntrack: ConntrackOptions {
             max_per_core: proxy.conntrack_max_per_core,
             min: proxy.conntrack_min,
@@ -67,6 +76,11 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
         sync_period: proxy.sync_period,
         max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
     })
+}
+
+/// Whether node ports are at all addresses of the node by default, as in kube-proxy's mode of the same name.
+fn serves_all_addresses(backend: ProxyBackend) -> bool {
+    matches!(backend, ProxyBackend::Iptables | ProxyBackend::Ipvs)
 }
 
 fn relay_options(settings: &Settings) -> RelayOptions {
@@ -108,7 +122,7 @@ pub(super) fn settings_summary(
         }
     };
     let nodeports = match &proxy.nodeport_addresses {
-        NodePortAddresses::Unset if backend == ProxyBackend::Iptables => "all".to_owned(),
+        NodePortAddresses::Unset if serves_all_addresses(backend) => "all".to_owned(),
         NodePortAddresses::Unset | NodePortAddresses::Primary => "primary".to_owned(),
         NodePortAddresses::Networks(networks) => list(networks.iter().map(ToString::to_string).collect()),
     };

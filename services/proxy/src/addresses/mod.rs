@@ -37,7 +37,12 @@ pub enum AddressError {
     Stopping,
 }
 
-/// The addresses of all interfaces, whether up or down, and the interfaces; ordered, without duplicates.
+/// Dummy interfaces that have the addresses of Services, of our backend ipvs and of kube-proxy's mode ipvs. Their addresses
+/// are not the node's.
+pub const SERVICE_INTERFACES: [&str; 2] = ["keelson-ipvs0", "kube-ipvs0"];
+
+/// The addresses of all interfaces but [`SERVICE_INTERFACES`], whether up or down, and the interfaces; ordered, without
+/// duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalAddresses {
     addresses: Vec<IpAddr>,
@@ -50,6 +55,9 @@ impl LocalAddresses {
         let mut addresses = Vec::new();
         for entry in nix::ifaddrs::getifaddrs().map_err(AddressError::List)? {
             let Some(storage) = entry.address else { continue };
+            if SERVICE_INTERFACES.contains(&entry.interface_name.as_str()) {
+                continue;
+            }
             if let Some(address) = storage.as_sockaddr_in() {
                 addresses.push(IpAddr::V4(address.ip()));
             } else if let Some(address) = storage.as_sockaddr_in6() {

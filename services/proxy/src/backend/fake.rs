@@ -90,7 +90,7 @@ impl FakeBackend {
 
 impl Backend for FakeBackend {
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: "fake", proxy_mode: "fake", requirements: "" }
+        BackendInfo { name: "fake", proxy_mode: "fake", requirements: "", has_chains: false }
     }
 
     fn disabled_reason(&self, family: Family) -> Option<&str> {

@@ -26,13 +26,13 @@ use keelson_proxy::{
 
 use crate::{
     explain::{RuleContext, explain},
-    names::{MAX_ENTRIES, PREFIX, Table, is_affinity, set_prefix},
+    names::{MAX_ENTRIES, PREFIX, is_affinity, set_prefix},
     plan::{NodeFacts, Plan},
     print::print,
     probe::probe,
     programs::{ProgramError, Programs},
     removal::remove_chains,
-    ruleset::{Ruleset, read_family},
+    ruleset::{Plan as _, Ruleset, read_family},
     save::Found,
 };
 
@@ -41,6 +41,7 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
     proxy_mode: "iptables",
     requirements: "CAP_NET_ADMIN, the programs iptables-restore, iptables-save and ipset, and the kernel's xt_set, \
                    xt_statistic, xt_addrtype, xt_conntrack, xt_mark, xt_nat, xt_MASQUERADE and ipt_REJECT",
+    has_chains: true,
 };
 
 /// Accept packets to 127.0.0.0/8 that other routes lead to.
@@ -53,7 +54,7 @@ type Snapshots = Arc<Mutex<[Option<(Found, Duration)>; 2]>>;
 pub(crate) type Find = dyn Fn(Family) -> Result<Box<dyn Programs>, ProgramError> + Send + Sync;
 
 struct FamilyState {
-    ruleset: Ruleset,
+    ruleset: Ruleset<Plan>,
     /// `None`: opened to print, or disabled.
     programs: Option<Box<dyn Programs>>,
     disabled: Option<String>,
@@ -130,7 +131,10 @@ impl IptablesBackend {
         &self.families[family as usize]
     }
 
-    fn open_state(&mut self, family: Family) -> Result<(&mut dyn Programs, &mut Ruleset), BackendError> {
+    fn open_state(
+        &mut self,
+        family: Family,
+    ) -> Result<(&mut dyn Programs, &mut Ruleset<Plan>), BackendError> {
         let state = &mut self.families[family as usize];
         match &mut state.programs {
             Some(programs) => Ok((programs.as_mut(), &mut state.ruleset)),
@@ -222,7 +226,7 @@ impl Backend for IptablesBackend {
             serves_loopback: self.serves_loopback && node.family == Family::V4,
             drops_invalid: self.drops_invalid,
         };
-        self.families[node.family as usize].ruleset.set_facts(facts);
+        self.families[node.family as usize].ruleset.plan_mut().set_facts(facts);
     }
 
     fn has_synced(&self, family: Family) -> bool {
@@ -270,11 +274,11 @@ impl Backend for IptablesBackend {
             return Check::Postponed;
         }
         let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(found) = snapshots[family as usize].take() else { return Check::Postponed };
+        let Some((found, took)) = snapshots[family as usize].take() else { return Check::Postponed };
         drop(snapshots);
         match self.open_state(family) {
             Ok((programs, ruleset)) => {
-                Check::Done(ruleset.check(&found, programs, now).map_err(BackendError::from))
+                Check::Done(ruleset.check(&found, took, programs, now).map_err(BackendError::from))
             }
             Err(error) => Check::Unread(error),
         }
@@ -323,11 +327,11 @@ impl Backend for IptablesBackend {
             .collect();
         let rules =
             |table| wanted.chains(table).values().map(|text| text.lines().count() as u64).sum::<u64>();
-        for table in Table::ALL {
+        for &table in Plan::TABLES {
             elements.insert(format!("rules of table {table}"), rules(table));
         }
         Details {
-            chains: Table::ALL.into_iter().map(|table| wanted.chains(table).len()).sum(),
+            chains: Plan::TABLES.iter().map(|&table| wanted.chains(table).len()).sum(),
             elements,
             conflicts: plan.conflicts(),
             without_affinity: 0,
@@ -373,7 +377,7 @@ impl IptablesObserver {
 impl Observer for IptablesObserver {
     fn read(&mut self, family: Family) -> Result<(), BackendError> {
         let begun = Instant::now();
-        let found = read_family(self.programs(family)?, family)?;
+        let found = read_family(self.programs(family)?, family, Plan::TABLES)?;
         self.kube_proxy[family as usize].clone_from(&found.kube_proxy);
         let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
         snapshots[family as usize] = Some((found, begun.elapsed()));

@@ -10,8 +10,8 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, IptablesBackend},
-    programs::{Installed, ProgramError, Programs, Variant, find, installed},
-    removal::{count_chains, remove_chains, remove_sets},
+    programs::{ProgramError, Programs, Variant, find, installed},
+    removal::{count_chains, remove_all},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -56,21 +56,20 @@ impl Driver for Iptables {
         Ok(found)
     }
 
+    fn retire_rules(
+        &self,
+        next: &dyn Driver,
+        owner: RuleOwner,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
+        if next.info().has_chains { Ok(()) } else { self.remove_rules(owner, removed) }
+    }
+
     /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].
     fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
         if owner == RuleOwner::KubeProxy {
             return Ok(());
         }
-        for family in Family::ALL {
-            let variants: Vec<Installed> =
-                Variant::ALL.into_iter().filter_map(|variant| installed(family, variant).ok()).collect();
-            for mut programs in variants.iter().cloned() {
-                remove_chains(&mut programs, family, removed)?;
-            }
-            if let Some(mut programs) = variants.into_iter().next() {
-                remove_sets(&mut programs, family, removed)?;
-            }
-        }
-        Ok(())
+        Ok(remove_all(removed)?)
     }
 }

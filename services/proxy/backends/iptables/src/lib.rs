@@ -8,26 +8,21 @@
 //! chain for each set of endpoints, with one rule per endpoint. What is refused and what is a hairpin connection is in IP
 //! sets.
 //!
-//! The modules, each of which uses those below it: [`Iptables`] (driver); `backend`; `explain`, `print`, `removal`, `probe`;
-//! `ruleset` (one family, and how it is synced); `plan` (its chains and sets); `save` (what the kernel has); `programs` and
-//! `generation`; `tree`, `rule`, `names`.
+//! The modules, each of which uses those below it: [`Iptables`] (driver); `backend`; `explain`, `print`, `probe`; `plan` (chains
+//! and sets of a family); `tree`, `names`. How a family is synced, what the kernel has, programs and rules are in
+//! [`keelson_proxy_xtables`].
 
 mod backend;
 mod driver;
 mod explain;
-mod generation;
 mod names;
 mod plan;
 mod print;
 mod probe;
-mod programs;
-mod removal;
-mod rule;
-mod ruleset;
-mod save;
 #[cfg(test)]
 #[path = "../../../src/testing.rs"]
 mod testing;
 mod tree;
 
 pub use driver::Iptables;
+use keelson_proxy_xtables::{changes, programs, removal, rule, ruleset, save};

@@ -1,72 +1,16 @@
-//! Names of chains and sets.
+//! Names of the chains of Services.
 //!
-//! Owns: [`Table`], the names of chains, and [`SetName`]. In: what a chain or set is for. Out: names that are the same in
-//! every run and on every node.
-//!
-//! Names of Services are chosen by users, so names that depend on them are made with SHA-256: no one can choose a
-//! Service whose chain is another Service's.
+//! Owns: the names of chains that depend on Services, and which sets always exist. In: what a chain is for. Out: names that
+//! are the same in every run and on every node.
 
-use std::{fmt, fmt::Write as _, net::IpAddr};
+use std::net::IpAddr;
 
 use keelson_proxy::model::{Endpoint, Family, PortName, Protocol};
-use sha2::{Digest as _, Sha256};
+pub(crate) use keelson_proxy_xtables::names::*;
 
-/// All our chains and sets begin with it.
-pub(crate) const PREFIX: &str = "KEELSON-";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Table {
-    Nat,
-    Filter,
-}
-
-impl Table {
-    pub(crate) const ALL: [Self; 2] = [Self::Nat, Self::Filter];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Nat => "nat",
-            Self::Filter => "filter",
-        }
-    }
-
-    /// The built-in chains that lead to ours, each with ours.
-    pub(crate) const fn jumps(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::Nat => &[("PREROUTING", SERVICES), ("OUTPUT", NAT_OUTPUT), ("POSTROUTING", POSTROUTING)],
-            Self::Filter => &[("INPUT", INPUT), ("FORWARD", FORWARD), ("OUTPUT", FILTER_OUTPUT)],
-        }
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-pub(crate) const SERVICES: &str = "KEELSON-SERVICES";
-pub(crate) const NODE_PORTS: &str = "KEELSON-NODE-PORTS";
-pub(crate) const NAT_OUTPUT: &str = "KEELSON-NAT-OUTPUT";
-pub(crate) const POSTROUTING: &str = "KEELSON-POSTROUTING";
-pub(crate) const INPUT: &str = "KEELSON-INPUT";
-pub(crate) const FORWARD: &str = "KEELSON-FORWARD";
-pub(crate) const FILTER_OUTPUT: &str = "KEELSON-OUTPUT";
-pub(crate) const REFUSE: &str = "KEELSON-REFUSE";
-pub(crate) const REFUSE_NODE_PORTS: &str = "KEELSON-REFUSE-NODE-PORTS";
-
-/// 80 bits of a hash, in the alphabet of base 32: 16 characters.
-fn hash(text: &str) -> String {
-    const ALPHABET: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-    let digest = Sha256::digest(text.as_bytes());
-    let bits = digest.iter().take(10).fold(0_u128, |bits, byte| bits << 8 | u128::from(*byte));
-    (0..16).rev().map(|at| char::from(ALPHABET[(bits >> (at * 5)) as usize & 31])).collect()
-}
-
-/// Unambiguous: no part of a name contains a space.
-fn port_text(name: &PortName) -> String {
-    format!("{} {} {}", name.service, name.port, name.protocol)
-}
+/// The sets that always exist.
+pub(crate) const FIXED_SETS: [SetKind; 5] =
+    [SetKind::Hairpin, SetKind::Reject, SetKind::Drop, SetKind::RejectNodePorts, SetKind::DropNodePorts];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PortChain {
@@ -113,123 +57,6 @@ pub(crate) fn node_port_chain(protocol: Protocol, prefix: u128, length: u8) -> S
     format!("{PREFIX}N-{}-{prefix:04x}-{length}", protocol.as_str())
 }
 
-/// A chain refers only to chains of lower rank.
-pub(crate) fn rank(chain: &str) -> u8 {
-    let kind = chain.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
-    match kind {
-        Some(("E", _)) => 0,
-        Some(("C" | "L", _)) => 1,
-        Some(("X", _)) => 2,
-        Some(("R", _)) => 3,
-        Some(("A" | "N", rest)) => {
-            let length = rest.rsplit('-').next().and_then(|length| length.parse().ok());
-            4 + 128_u8.saturating_sub(length.unwrap_or(0))
-        }
-        _ => match chain {
-            NODE_PORTS | REFUSE | REFUSE_NODE_PORTS => 253,
-            SERVICES => 254,
-            _ => 255,
-        },
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum SetKind {
-    /// Endpoint, port, endpoint: an endpoint on this node that reaches itself.
-    Hairpin,
-    /// Address and port.
-    Reject,
-    Drop,
-    /// Port, as two networks that together are every address: the only type that knows SCTP and needs no address.
-    RejectNodePorts,
-    DropNodePorts,
-    /// Client of an endpoint; filled by the kernel.
-    Affinity,
-}
-
-impl SetKind {
-    /// Those that always exist.
-    pub(crate) const FIXED: [Self; 5] =
-        [Self::Hairpin, Self::Reject, Self::Drop, Self::RejectNodePorts, Self::DropNodePorts];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Hairpin => "HAIRPIN",
-            Self::Reject => "REJECT",
-            Self::Drop => "DROP",
-            Self::RejectNodePorts => "REJECT-NODE-PORTS",
-            Self::DropNodePorts => "DROP-NODE-PORTS",
-            Self::Affinity => "A-",
-        }
-    }
-}
-
-/// Maximum number of entries of each set, and so of clients of an endpoint with session affinity.
-pub(crate) const MAX_ENTRIES: u32 = 1_048_576;
-
-/// Timeout of entries that a rule gives none; the longest that the API allows.
-const DEFAULT_TIMEOUT: u32 = 86_400;
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SetName {
-    pub(crate) kind: SetKind,
-    name: String,
-}
-
-impl SetName {
-    pub(crate) fn fixed(family: Family, kind: SetKind) -> Self {
-        Self { kind, name: format!("{}{}", set_prefix(family), kind.as_str()) }
-    }
-
-    pub(crate) fn affinity(family: Family, name: &PortName, endpoint: Endpoint) -> Self {
-        let hash = hash(&format!("{} {endpoint}", port_text(name)));
-        Self { kind: SetKind::Affinity, name: format!("{}A-{hash}", set_prefix(family)) }
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.name
-    }
-
-    /// The line of `ipset restore` that creates it.
-    pub(crate) fn create(&self, family: Family) -> String {
-        let (kind, size) = match self.kind {
-            SetKind::Hairpin => ("hash:ip,port,ip", 1024),
-            SetKind::Reject | SetKind::Drop => ("hash:ip,port", 1024),
-            SetKind::RejectNodePorts | SetKind::DropNodePorts => ("hash:net,port", 1024),
-            SetKind::Affinity => ("hash:ip", 64),
-        };
-        let inet = match family {
-            Family::V4 => "inet",
-            Family::V6 => "inet6",
-        };
-        let mut text =
-            format!("create {} {kind} family {inet} hashsize {size} maxelem {MAX_ENTRIES}", self.name);
-        if self.kind == SetKind::Affinity {
-            let _ = write!(text, " timeout {DEFAULT_TIMEOUT}");
-        }
-        text
-    }
-}
-
-impl fmt::Display for SetName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)
-    }
-}
-
-/// The names of all sets of a family begin with it.
-pub(crate) const fn set_prefix(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "KEELSON-4-",
-        Family::V6 => "KEELSON-6-",
-    }
-}
-
-/// The names of the sets of session affinity begin with it.
-pub(crate) fn is_affinity(family: Family, set: &str) -> bool {
-    set.strip_prefix(set_prefix(family)).is_some_and(|rest| rest.starts_with("A-"))
-}
-
 #[cfg(test)]
 mod tests {
     use keelson_client::ServiceName;
@@ -264,7 +91,7 @@ mod tests {
         }
         // Names are in the kernel while another version of the program starts.
         assert_eq!(chains[0], "KEELSON-C-LPYC56QZWFO2KTC5");
-        for kind in SetKind::FIXED {
+        for kind in FIXED_SETS {
             assert!(SetName::fixed(Family::V6, kind).as_str().len() <= 31);
         }
         let set = SetName::affinity(Family::V4, &a, endpoint);

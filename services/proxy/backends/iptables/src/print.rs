@@ -7,7 +7,7 @@ use std::fmt;
 
 use keelson_proxy::model::Family;
 
-use crate::{plan::Wanted, save::Found};
+use crate::{changes::Wanted, save::Found};
 
 pub(crate) fn print(family: Family, wanted: &Wanted, out: &mut dyn fmt::Write) -> fmt::Result {
     let program = match family {

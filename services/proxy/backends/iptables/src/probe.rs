@@ -6,9 +6,10 @@
 use keelson_proxy::model::{Endpoint, Family, PortName, Protocol};
 
 use crate::{
-    names::{SetKind, SetName, Table},
-    plan::Changes,
+    changes::Changes,
+    names::{FIXED_SETS, SetKind, SetName, Table},
     programs::{ProgramError, Programs},
+    removal::destroy,
     rule::{Match, Rule, Target, chain_text},
 };
 
@@ -26,11 +27,8 @@ pub(crate) fn probe(programs: &mut dyn Programs, family: Family) -> Result<(), P
         protocol: Protocol::Tcp,
     };
     let affinity = SetName::affinity(family, &name, endpoint);
-    let sets: Vec<SetName> = SetKind::FIXED
-        .map(|kind| SetName::fixed(family, kind))
-        .into_iter()
-        .chain([affinity.clone()])
-        .collect();
+    let sets: Vec<SetName> =
+        FIXED_SETS.map(|kind| SetName::fixed(family, kind)).into_iter().chain([affinity.clone()]).collect();
     let destination = |kind| Match::DestinationIn(SetName::fixed(family, kind));
     let nat = vec![
         Rule::new([Match::SourceIn(affinity.clone())], Target::AddSource(affinity, 1)),
@@ -55,7 +53,7 @@ pub(crate) fn probe(programs: &mut dyn Programs, family: Family) -> Result<(), P
         ..Changes::default()
     };
     let removed = Changes {
-        delete_chains: Table::ALL.map(|table| (table, CHAIN.to_owned())).into(),
+        delete_chains: [Table::Nat, Table::Filter].map(|table| (table, CHAIN.to_owned())).into(),
         ..Changes::default()
     };
     let result = programs
@@ -67,17 +65,4 @@ pub(crate) fn probe(programs: &mut dyn Programs, family: Family) -> Result<(), P
         destroy(programs, set.as_str());
     }
     result.and(unmade)
-}
-
-/// A set that a rule of iptables-nft used is free a moment after the rule is gone. What stays is used or destroyed by
-/// the first sync.
-pub(crate) fn destroy(programs: &mut dyn Programs, set: &str) -> bool {
-    for _ in 0..10 {
-        match programs.restore_sets(&format!("destroy {set}\n")) {
-            Ok(()) => return true,
-            Err(ProgramError::Failed { message, .. }) if message.contains("does not exist") => return false,
-            Err(_) => std::thread::sleep(std::time::Duration::from_millis(50)),
-        }
-    }
-    false
 }

@@ -42,6 +42,7 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
     name: "nft",
     proxy_mode: "nftables",
     requirements: "CAP_NET_ADMIN, nf_tables with NAT, sets, fib, numgen, hash, reject and masquerade",
+    has_chains: false,
 };
 
 /// Opens a connection to nf_tables, in the network namespace of the calling thread.

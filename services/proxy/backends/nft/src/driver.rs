@@ -36,7 +36,15 @@ impl Driver for Nft {
         Ok(ours.map(|(family, name)| format!("table {} {name}", keyword(family))).collect())
     }
 
-    fn retire_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+    fn retire_rules(
+        &self,
+        next: &dyn Driver,
+        owner: RuleOwner,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
+        if next.keeps_translation() {
+            return self.remove_rules(owner, removed);
+        }
         let mut netlink = Netlink::open()?;
         let wanted = table_of(owner);
         for (family, name) in netlink.tables().map_err(BackendError::from)? {

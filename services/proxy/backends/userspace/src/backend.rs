@@ -37,6 +37,7 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
     name: "userspace",
     proxy_mode: "userspace",
     requirements: "none; CAP_NET_ADMIN to route the addresses of Services here, CAP_NET_BIND_SERVICE for ports below 1024",
+    has_chains: false,
 };
 
 #[derive(Debug, thiserror::Error)]

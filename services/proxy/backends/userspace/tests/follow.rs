@@ -25,7 +25,7 @@ use keelson_proxy::{
     backend::{Access, Driver as _},
     conntrack::ConntrackOptions,
     model::{Family, service_ports},
-    options::{DetectLocal, IptablesOptions, Options, RelayOptions},
+    options::{DetectLocal, IptablesOptions, IpvsOptions, Options, RelayOptions},
     sync::SyncLoop,
 };
 use keelson_proxy_userspace::Userspace;
@@ -90,6 +90,7 @@ impl Handlers for Consumer {
 
 fn options() -> Options {
     Options {
+        service_proxy_name: String::new(),
         bind_address: Vec::new(),
         detect_local: DetectLocal::ClusterCidr(Vec::new()),
         masquerade_all: false,
@@ -100,6 +101,7 @@ fn options() -> Options {
         node_port_addresses: NodePortAddresses::Primary,
         flowtable_interfaces: Vec::new(),
         iptables: IptablesOptions::default(),
+        ipvs: IpvsOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(1),
         max_staleness: None,

@@ -16,6 +16,8 @@ use keelson_proxy::{
     options::{IptablesVariant, Options},
 };
 
+use keelson_proxy_xtables::ruleset::Plan as _;
+
 use super::IptablesBackend;
 use crate::{
     names::{SetName, Table},

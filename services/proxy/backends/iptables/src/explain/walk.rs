@@ -8,14 +8,14 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
-    explain::Target as Destination,
+    explain::{
+        Target as Destination,
+        source::{Origin, PacketSource},
+    },
     model::{Endpoint, Frontend},
 };
 
-use super::{
-    RuleContext,
-    source::{Origin, PacketSource},
-};
+use super::RuleContext;
 use crate::{
     names::{FILTER_OUTPUT, FORWARD, INPUT, NAT_OUTPUT, POSTROUTING, SERVICES, SetKind, Table},
     plan::Refusal,
@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
                 packet.steps.push(format!("{chain}: masqueraded: the endpoint sees an address of the node"));
                 Some(Flow::Accept)
             }
-            Target::ClearMark(_) | Target::AddSource(..) => None,
+            Target::ClearMark(_) | Target::AddSource(..) | Target::MapMark(_) => None,
             Target::Return => Some(Flow::Return),
             end => {
                 step(packet);
@@ -274,6 +274,8 @@ impl<'a> Walk<'a> {
             }
             Match::DestinationIn(set) => self.is_refused(set.kind, packet),
             Match::SourceIn(_) | Match::OneOf(_) => true,
+            // Not in rules of this backend.
+            Match::AddressIn(_) | Match::NotAdmitted(_) => false,
             Match::State(states) => has_state(states),
             Match::NotState(states) => !has_state(states),
             Match::Marked(_) => packet.marked,

@@ -7,7 +7,6 @@
 //! chains of the trees are kept as text and computed anew when a frontend changes: some milliseconds at 10,000 Services,
 //! less than one call of `iptables-restore`.
 
-mod changes;
 mod fixed;
 mod port;
 #[cfg(test)]
@@ -25,7 +24,6 @@ use keelson_proxy::{
     options::Detector,
 };
 
-pub(crate) use changes::{Changes, SECTION, Wanted, is_ours};
 pub(crate) use port::{FrontendState, Refusal};
 
 use self::{
@@ -33,8 +31,10 @@ use self::{
     port::{affinity_sets, chains, count_reachable, frontend_state},
 };
 use crate::{
-    names::{SetKind, SetName, Table},
+    changes::{Changes, Wanted},
+    names::{FIXED_SETS, SetKind, SetName, Table},
     rule::{Rule, chain_text},
+    ruleset,
 };
 
 /// What the rules depend on besides Services.
@@ -95,10 +95,6 @@ impl Plan {
         }
     }
 
-    pub(crate) fn family(&self) -> Family {
-        self.family
-    }
-
     pub(crate) fn facts(&self) -> &NodeFacts {
         &self.facts
     }
@@ -109,11 +105,6 @@ impl Plan {
             self.facts = facts;
             self.taken = None;
         }
-    }
-
-    /// Forgets what was taken: the next sync compares everything.
-    pub(crate) fn invalidate(&mut self) {
-        self.taken = None;
     }
 
     /// Sets the ports of a Service; empty: it is deleted.
@@ -173,10 +164,6 @@ impl Plan {
         self.counts.endpoints + self.claims.len() + self.hairpin.len()
     }
 
-    pub(crate) fn has_changes(&self) -> bool {
-        self.taken.as_ref().is_none_or(|taken| !taken.services.is_empty())
-    }
-
     /// Frontends that more than one service port claims, ordered.
     pub(crate) fn conflicts(&self) -> Vec<Conflict> {
         self.claims.conflicts()
@@ -234,21 +221,6 @@ impl Plan {
         self.hairpin.contains_key(&(protocol, endpoint))
     }
 
-    pub(crate) fn wanted(&self) -> Wanted {
-        let frontends = self.frontend_states();
-        let trees = self.tree_texts(&frontends);
-        self.wanted_with(&frontends, trees)
-    }
-
-    /// Everything, to be compared; from now on changes are recorded.
-    pub(crate) fn take_wanted(&mut self) -> Wanted {
-        let frontends = self.frontend_states();
-        let trees = self.tree_texts(&frontends);
-        let wanted = self.wanted_with(&frontends, trees.clone());
-        self.taken = Some(Taken { frontends, trees, ..Taken::default() });
-        wanted
-    }
-
     fn wanted_with(
         &self,
         frontends: &BTreeMap<Frontend, FrontendState>,
@@ -260,7 +232,7 @@ impl Plan {
             let text = chain_text(&chain, &rules);
             wanted.chains_mut(table).insert(chain, text);
         }
-        for kind in SetKind::FIXED {
+        for kind in FIXED_SETS {
             wanted.sets.entry(SetName::fixed(self.family, kind)).or_default();
         }
         for port in self.ports() {
@@ -300,8 +272,37 @@ impl Plan {
         entries.into_iter().map(|entry| (SetName::fixed(self.family, kind), entry)).collect()
     }
 
-    /// The changes since the last time; `None`: everything has to be compared.
-    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
+    fn change_ports(&self, before: &[ServicePort], after: &[ServicePort], changes: &mut Changes) {
+        let texts = |ports: &[ServicePort]| -> BTreeMap<String, String> {
+            let all = ports.iter().flat_map(|port| chains(port, self.family, &self.facts));
+            all.map(|(chain, rules)| (chain.clone(), chain_text(&chain, &rules))).collect()
+        };
+        changes.compare_chains(Table::Nat, &texts(after), &texts(before));
+        let sets = |ports: &[ServicePort]| -> BTreeSet<SetName> {
+            ports.iter().flat_map(|port| affinity_sets(port, self.family)).collect()
+        };
+        let (old, new) = (sets(before), sets(after));
+        changes.create_sets.extend(new.difference(&old).cloned());
+        changes.destroy_sets.extend(old.difference(&new).map(ToString::to_string));
+    }
+}
+
+impl ruleset::Plan for Plan {
+    const TABLES: &'static [Table] = &[Table::Nat, Table::Filter];
+
+    fn family(&self) -> Family {
+        self.family
+    }
+
+    fn has_changes(&self) -> bool {
+        self.taken.as_ref().is_none_or(|taken| !taken.services.is_empty())
+    }
+
+    fn invalidate(&mut self) {
+        self.taken = None;
+    }
+
+    fn take_changes(&mut self) -> Option<Changes> {
         let mut taken = self.taken.take()?;
         let mut changes = Changes::default();
         for (service, before) in std::mem::take(&mut taken.services) {
@@ -338,18 +339,18 @@ impl Plan {
         Some(changes)
     }
 
-    fn change_ports(&self, before: &[ServicePort], after: &[ServicePort], changes: &mut Changes) {
-        let texts = |ports: &[ServicePort]| -> BTreeMap<String, String> {
-            let all = ports.iter().flat_map(|port| chains(port, self.family, &self.facts));
-            all.map(|(chain, rules)| (chain.clone(), chain_text(&chain, &rules))).collect()
-        };
-        changes.compare_chains(Table::Nat, &texts(after), &texts(before));
-        let sets = |ports: &[ServicePort]| -> BTreeSet<SetName> {
-            ports.iter().flat_map(|port| affinity_sets(port, self.family)).collect()
-        };
-        let (old, new) = (sets(before), sets(after));
-        changes.create_sets.extend(new.difference(&old).cloned());
-        changes.destroy_sets.extend(old.difference(&new).map(ToString::to_string));
+    fn wanted(&self) -> Wanted {
+        let frontends = self.frontend_states();
+        let trees = self.tree_texts(&frontends);
+        self.wanted_with(&frontends, trees)
+    }
+
+    fn take_wanted(&mut self) -> Wanted {
+        let frontends = self.frontend_states();
+        let trees = self.tree_texts(&frontends);
+        let wanted = self.wanted_with(&frontends, trees.clone());
+        self.taken = Some(Taken { frontends, trees, ..Taken::default() });
+        wanted
     }
 }
 

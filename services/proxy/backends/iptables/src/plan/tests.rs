@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::{Changes, NodeFacts, Plan, Wanted};
 use crate::{
     names::{SetKind, SetName, Table, rank},
+    ruleset::Plan as _,
     save::Found,
     testing::service_port,
 };
@@ -153,7 +154,7 @@ proptest! {
 /// As the programs print it, with rules of others.
 fn found(wanted: &Wanted) -> Found {
     let mut found = Found::default();
-    for table in Table::ALL {
+    for &table in Plan::TABLES {
         let mut text = format!("# Generated\n*{table}\n:KUBE-SERVICES - [0:0]\n");
         for (built_in, _) in table.jumps() {
             text.push_str(&format!(":{built_in} ACCEPT [12:34]\n"));

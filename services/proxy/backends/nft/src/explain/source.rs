@@ -1,102 +1,32 @@
 //! Sources of packets.
 //!
-//! Owns: [`PacketSource`], and the sources that a question covers. In: the question, the detector, the node's
-//! addresses, source ranges. Out: sources that the rules treat differently; each has one way.
-
-use std::net::IpAddr;
+//! Owns: [`sources`]. In: the question, the detector, the node's addresses, source ranges. Out: sources that the rules
+//! treat differently; each has one way.
 
 use ipnet::IpNet;
 use keelson_proxy::{
-    explain::{Question, Source, Target},
+    explain::{
+        Question, Target,
+        source::{Origin, PacketSource, SourceFacts},
+    },
     options::Detector,
 };
 
 use super::{RuleContext, elements::ReachableElements, format};
 use crate::element::{Key, SetName};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// By an interface, from a pod.
-    Pod,
-    Node,
-    /// By an interface, from anywhere else.
-    Outside,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct PacketSource {
-    pub(super) label: String,
-    pub(super) origin: Origin,
-    /// `None`: unknown.
-    pub(super) address: Option<IpAddr>,
-    /// If the address is unknown: whether it is in the source ranges of the target.
-    pub(super) admitted: bool,
-}
-
 pub(super) fn sources(
     context: &RuleContext<'_>,
     elements: &ReachableElements,
     question: &Question,
 ) -> Vec<PacketSource> {
-    let kinds: Vec<PacketSource> = match question.from {
-        Source::Any => vec![pod(context), node(context, question.target), outside()],
-        Source::Pod => vec![pod(context)],
-        Source::Node => vec![node(context, question.target)],
-        Source::Outside => vec![outside()],
-        Source::Address(address) => sources_of_address(context, address),
+    let all = SourceFacts {
+        detector: context.base.detector.as_ref(),
+        node_ips: &context.plan.node_facts().node_ips,
+        local: context.local,
     };
-    kinds.into_iter().flat_map(|source| by_range(context, elements, question.target, source)).collect()
-}
-
-fn pod(context: &RuleContext<'_>) -> PacketSource {
-    let label = match &context.base.detector {
-        Some(Detector::Cidr(net)) => format!("a pod ({net})"),
-        Some(Detector::Bridge(name)) => format!("a pod (by interface {name})"),
-        Some(Detector::InterfacePrefix(prefix)) => format!("a pod (by interface {prefix}*)"),
-        None => "a pod (no setting distinguishes pods from other sources)".into(),
-    };
-    PacketSource { label, origin: Origin::Pod, address: None, admitted: true }
-}
-
-/// The kernel uses the destination as the source for an address of its own, and the node's address otherwise.
-fn node(context: &RuleContext<'_>, target: Target) -> PacketSource {
-    let address = match context.is_local(target.address) {
-        true => Some(target.address),
-        false => context.plan.node_facts().node_ips.iter().copied().find(|ip| target.family().has(ip)),
-    };
-    let from = address.map_or_else(String::new, |address| format!(" ({address})"));
-    PacketSource { label: format!("the node itself{from}"), origin: Origin::Node, address, admitted: true }
-}
-
-fn outside() -> PacketSource {
-    PacketSource { label: "outside".into(), origin: Origin::Outside, address: None, admitted: true }
-}
-
-/// The source with an address; two if only the interface distinguishes pods.
-fn sources_of_address(context: &RuleContext<'_>, address: IpAddr) -> Vec<PacketSource> {
-    let source = |what: String, origin| PacketSource {
-        label: format!("{address}, {what}"),
-        origin,
-        address: Some(address),
-        admitted: true,
-    };
-    if context.is_local(address) {
-        return vec![source("the node itself".into(), Origin::Node)];
-    }
-    match &context.base.detector {
-        Some(Detector::Cidr(net)) if net.contains(&address) => {
-            vec![source(format!("a pod ({net})"), Origin::Pod)]
-        }
-        Some(Detector::Bridge(name)) => vec![
-            source(format!("if received on {name}: a pod"), Origin::Pod),
-            source(format!("if not received on {name}"), Origin::Outside),
-        ],
-        Some(Detector::InterfacePrefix(prefix)) => vec![
-            source(format!("if received on an interface {prefix}*: a pod"), Origin::Pod),
-            source(format!("if not received on an interface {prefix}*"), Origin::Outside),
-        ],
-        Some(Detector::Cidr(_)) | None => vec![source("outside".into(), Origin::Outside)],
-    }
+    let kinds = all.sources(question).into_iter();
+    kinds.flat_map(|source| by_range(context, elements, question.target, source)).collect()
 }
 
 /// Splits a source of unknown address in two if source ranges admit only a part.

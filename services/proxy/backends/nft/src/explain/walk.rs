@@ -11,16 +11,14 @@ use std::net::IpAddr;
 
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
-    explain::Target,
+    explain::{
+        Target,
+        source::{Origin, PacketSource},
+    },
     model::{Endpoint, Family},
 };
 
-use super::{
-    RuleContext,
-    elements::ReachableElements,
-    format,
-    source::{Origin, PacketSource},
-};
+use super::{RuleContext, elements::ReachableElements, format};
 use crate::{
     chain::Chain,
     element::{Key, Number, SetName, Value, Verdict},

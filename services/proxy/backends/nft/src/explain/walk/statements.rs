@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use keelson_proxy::{
-    explain::Target,
+    explain::{Target, source::Origin},
     model::{Endpoint, Frontend},
 };
 
@@ -19,7 +19,6 @@ use crate::{
         elements::address,
         format,
         frontend::{why_node_port_unserved, why_refused},
-        source::Origin,
     },
     ruleset::{Field, Rule, Statement},
 };

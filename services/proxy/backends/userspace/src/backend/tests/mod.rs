@@ -46,6 +46,7 @@ fn options() -> Options {
         node_port_addresses: NodePortAddresses::Primary,
         flowtable_interfaces: Vec::new(),
         iptables: options::IptablesOptions::default(),
+        ipvs: options::IpvsOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(1),
         max_staleness: None,

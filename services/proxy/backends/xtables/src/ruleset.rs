@@ -1,6 +1,6 @@
 //! One family's rules and sets in the kernel.
 //!
-//! Owns: the [`Plan`] of the family, and what is known of its rules. In: changes of the plan; [`Programs`]. Out: calls of
+//! Owns: a [`Plan`] of the family, and what is known of its rules. In: changes of the plan; [`Programs`]. Out: calls of
 //! programs: sets, then rules, then entries that no rule needs.
 //!
 //! nf_tables counts changes; iptables-legacy and IP sets do not, so everything is read from time to time
@@ -12,14 +12,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-use keelson_proxy::backend::Outcome;
+use keelson_proxy::{backend::Outcome, model::Family};
 
 use crate::{
+    changes::{Changes, SECTION, Wanted},
     names::Table,
-    plan::{Changes, NodeFacts, Plan, SECTION},
     programs::{ProgramError, Programs},
     save::Found,
 };
+
+/// The wanted chains and sets of a family. Pure: no I/O, no clock.
+pub trait Plan {
+    /// The tables that it may have chains in.
+    const TABLES: &'static [Table];
+
+    fn family(&self) -> Family;
+
+    /// Whether something has changed since the last time, or everything has to be compared.
+    fn has_changes(&self) -> bool;
+
+    /// Forgets what was taken: the next sync compares everything.
+    fn invalidate(&mut self);
+
+    /// The changes since the last time; `None`: everything has to be compared.
+    fn take_changes(&mut self) -> Option<Changes>;
+
+    /// Everything, to be compared; from now on changes are recorded.
+    fn take_wanted(&mut self) -> Wanted;
+
+    fn wanted(&self) -> Wanted;
+}
 
 /// Reading everything is followed by a pause of this number of times as long. At 10,000 Services of 10 endpoints it takes
 /// half a second with iptables-legacy, and 4 seconds with iptables-nft.
@@ -32,36 +54,34 @@ const CHANGED_READ_SHARE: u32 = 10;
 const DESTROYED_AT_ONCE: usize = 1_000;
 
 #[derive(Debug)]
-pub(crate) struct Ruleset {
-    plan: Plan,
+pub struct Ruleset<P> {
+    plan: P,
     synced: bool,
     /// Sets that no rule uses any more. The kernel may use one for a moment longer.
     unused_sets: BTreeSet<String>,
-    pub(crate) kube_proxy: Option<String>,
+    pub kube_proxy: Option<String>,
     /// Changes of rules, as last known.
     generation: Option<u32>,
     /// When everything was last read to be compared, and how long that took.
     last_read: Option<(Instant, Duration)>,
 }
 
-pub(crate) fn read(programs: &mut dyn Programs, plan: &Plan) -> Result<Found, ProgramError> {
-    read_family(programs, plan.family())
-}
-
-pub(crate) fn read_family(
+/// Reads all sets of a family, and the chains of these tables.
+pub fn read_family(
     programs: &mut dyn Programs,
-    family: keelson_proxy::model::Family,
+    family: Family,
+    tables: &[Table],
 ) -> Result<Found, ProgramError> {
     let mut found = Found::default();
-    for table in Table::ALL {
+    for &table in tables {
         found.add_rules(table, &programs.save(table)?);
     }
     found.add_sets(family, &programs.save_sets()?);
     Ok(found)
 }
 
-impl Ruleset {
-    pub(crate) fn new(plan: Plan) -> Self {
+impl<P: Plan> Ruleset<P> {
+    pub fn new(plan: P) -> Self {
         Self {
             plan,
             synced: false,
@@ -72,28 +92,27 @@ impl Ruleset {
         }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
+    fn read(&self, programs: &mut dyn Programs) -> Result<Found, ProgramError> {
+        read_family(programs, self.plan.family(), P::TABLES)
+    }
+
+    pub fn plan(&self) -> &P {
         &self.plan
     }
 
-    pub(crate) fn plan_mut(&mut self) -> &mut Plan {
+    pub fn plan_mut(&mut self) -> &mut P {
         &mut self.plan
     }
 
-    pub(crate) fn set_facts(&mut self, facts: NodeFacts) {
-        self.plan.set_facts(facts);
-    }
-
-    pub(crate) fn has_synced(&self) -> bool {
+    pub fn has_synced(&self) -> bool {
         self.synced
     }
 
-    #[cfg(test)]
-    pub(crate) fn has_unused_sets(&self) -> bool {
+    pub fn has_unused_sets(&self) -> bool {
         !self.unused_sets.is_empty()
     }
 
-    pub(crate) fn sync(&mut self, programs: &mut dyn Programs) -> Result<Outcome, ProgramError> {
+    pub fn sync(&mut self, programs: &mut dyn Programs) -> Result<Outcome, ProgramError> {
         match self.plan.take_changes() {
             Some(changes) => {
                 let mut outcome = Outcome::default();
@@ -106,7 +125,7 @@ impl Ruleset {
 
     fn sync_full(&mut self, programs: &mut dyn Programs, is_drift: bool) -> Result<Outcome, ProgramError> {
         self.plan.invalidate();
-        let found = read(programs, &self.plan)?;
+        let found = self.read(programs)?;
         self.kube_proxy.clone_from(&found.kube_proxy);
         let wanted = self.plan.take_wanted();
         for set in wanted.sets.keys() {
@@ -127,7 +146,7 @@ impl Ruleset {
     }
 
     /// Whether to read everything: if another program has changed rules, or from time to time.
-    pub(crate) fn begin_check(&mut self, programs: &dyn Programs, now: Instant) -> bool {
+    pub fn begin_check(&mut self, programs: &dyn Programs, now: Instant) -> bool {
         let generation = programs.generation();
         let is_changed = generation != self.generation;
         let share = if is_changed { CHANGED_READ_SHARE } else { READ_SHARE };
@@ -140,25 +159,31 @@ impl Ruleset {
         reads
     }
 
-    pub(crate) fn replace_generation(&mut self, before: Option<u32>, after: Option<u32>) {
+    pub fn replace_generation(&mut self, before: Option<u32>, after: Option<u32>) {
         if self.generation == before {
             self.generation = after;
         }
     }
 
     /// Whether a read state is worth a comparison.
-    pub(crate) fn can_check(&self) -> bool {
+    pub fn can_check(&self) -> bool {
         !self.plan.has_changes()
     }
 
+    /// Everything was read, which took this long.
+    pub fn note_read(&mut self, now: Instant, took: Duration) {
+        self.last_read = Some((now, took));
+    }
+
     /// Compares what was read, and repairs drift.
-    pub(crate) fn check(
+    pub fn check(
         &mut self,
-        (found, took): &(Found, Duration),
+        found: &Found,
+        took: Duration,
         programs: &mut dyn Programs,
         now: Instant,
     ) -> Result<Outcome, ProgramError> {
-        self.last_read = Some((now, *took));
+        self.note_read(now, took);
         self.kube_proxy.clone_from(&found.kube_proxy);
         match self.without_unused(self.plan.wanted().changes(found, false)).is_empty() {
             true => Ok(Outcome::default()),
@@ -166,13 +191,13 @@ impl Ruleset {
         }
     }
 
-    pub(crate) fn difference(&self, programs: &mut dyn Programs) -> Result<Changes, ProgramError> {
-        let found = read(programs, &self.plan)?;
+    pub fn difference(&self, programs: &mut dyn Programs) -> Result<Changes, ProgramError> {
+        let found = self.read(programs)?;
         Ok(self.without_unused(self.plan.wanted().changes(&found, true)))
     }
 
     /// Destroys sets that no rule uses.
-    pub(crate) fn maintain(&mut self, programs: &mut dyn Programs) -> Outcome {
+    pub fn maintain(&mut self, programs: &mut dyn Programs) -> Outcome {
         let sets: Vec<String> = self.unused_sets.iter().take(DESTROYED_AT_ONCE).cloned().collect();
         let destroy = |sets: &[String]| sets.iter().map(|set| format!("destroy {set}\n")).collect::<String>();
         if sets.is_empty() {

@@ -21,37 +21,38 @@ use crate::{
 };
 
 /// Maximum number of chains in a section, where large sections are slow.
-pub(crate) const SECTION: usize = 1_000;
+pub const SECTION: usize = 1_000;
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub struct Wanted {
     /// Text of each chain, by table.
-    chains: [BTreeMap<String, String>; 2],
+    chains: [BTreeMap<String, String>; 3],
     /// Entries of each set; those of affinity are the kernel's.
-    pub(crate) sets: BTreeMap<SetName, BTreeSet<String>>,
+    pub sets: BTreeMap<SetName, BTreeSet<String>>,
 }
 
 impl Wanted {
-    pub(crate) fn chains(&self, table: Table) -> &BTreeMap<String, String> {
+    pub fn chains(&self, table: Table) -> &BTreeMap<String, String> {
         &self.chains[table as usize]
     }
 
-    pub(crate) fn chains_mut(&mut self, table: Table) -> &mut BTreeMap<String, String> {
+    pub fn chains_mut(&mut self, table: Table) -> &mut BTreeMap<String, String> {
         &mut self.chains[table as usize]
     }
 
     /// The changes that make the kernel's state the wanted one. `ordered`: our jumps must be the first rules of the
     /// built-in chains; otherwise anywhere in them, because another program may want its own rules to be first, too.
-    pub(crate) fn changes(&self, found: &Found, ordered: bool) -> Changes {
+    pub fn changes(&self, found: &Found, ordered: bool) -> Changes {
         let mut changes = Changes::default();
         for table in Table::ALL {
             changes.compare_chains(table, self.chains(table), found.chains(table));
-            for (built_in, chain) in table.jumps() {
+            let is_wanted = |chain: &str| self.chains(table).contains_key(chain);
+            for (built_in, chain) in table.jumps().iter().filter(|(_, chain)| is_wanted(chain)) {
                 let rules = found.built_in(table, built_in);
                 changes.jumps.extend(jump_commands(table, built_in, chain, rules, ordered));
             }
             // No version of this backend has jumps in others.
-            let others = found.jumps_to_ours(table).filter(|(built_in, _)| !is_used(table, built_in));
+            let others = found.jumps_to_ours(table).filter(|(built_in, _)| !self.is_used(table, built_in));
             changes.jumps.extend(others.map(|(built_in, rule)| (table, format!("-D {built_in} {rule}"))));
         }
         for (set, entries) in &self.sets {
@@ -65,16 +66,29 @@ impl Wanted {
             }
             let entry = |entry: &String| (set.clone(), entry.clone());
             changes.add_entries.extend(entries.difference(existing).map(entry));
-            changes.delete_entries.extend(existing.difference(entries).map(entry));
+            // An entry that is added with another option replaces the one that is there.
+            let replaced: BTreeSet<&str> = match set.kind {
+                SetKind::Local => entries.difference(existing).map(|entry| key_of(entry)).collect(),
+                _ => BTreeSet::new(),
+            };
+            let gone = existing.difference(entries).filter(|entry| !replaced.contains(key_of(entry)));
+            changes.delete_entries.extend(gone.map(entry));
         }
         let wanted: BTreeSet<&str> = self.sets.keys().map(SetName::as_str).collect();
         changes.destroy_sets.extend(found.sets.keys().filter(|set| !wanted.contains(set.as_str())).cloned());
         changes
     }
+
+    /// Whether a built-in chain leads to a wanted one.
+    fn is_used(&self, table: Table, built_in: &str) -> bool {
+        table.jumps().iter().any(|(used, chain)| *used == built_in && self.chains(table).contains_key(*chain))
+    }
 }
 
-fn is_used(table: Table, built_in: &str) -> bool {
-    table.jumps().iter().any(|(used, _)| *used == built_in)
+/// An entry without its options.
+#[must_use]
+pub fn key_of(entry: &str) -> &str {
+    entry.split_once(' ').map_or(entry, |(key, _)| key)
 }
 
 /// `rules`: those of the built-in chain, without `-A CHAIN`.
@@ -100,27 +114,27 @@ fn jump_commands(
 }
 
 /// Whether a rule of a built-in chain leads to our chains.
-pub(crate) fn is_ours(rule: &str) -> bool {
+pub fn is_ours(rule: &str) -> bool {
     let mut words = rule.split(' ').skip_while(|word| !matches!(*word, "-j" | "-g"));
     words.nth(1).is_some_and(|target| target.starts_with(PREFIX))
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Changes {
-    pub(crate) create_sets: Vec<SetName>,
-    pub(crate) add_entries: Vec<(SetName, String)>,
+pub struct Changes {
+    pub create_sets: Vec<SetName>,
+    pub add_entries: Vec<(SetName, String)>,
     /// New chains, and those that are written anew: name and text.
-    pub(crate) chains: Vec<(Table, String, String)>,
+    pub chains: Vec<(Table, String, String)>,
     /// Commands that change built-in chains.
-    pub(crate) jumps: Vec<(Table, String)>,
-    pub(crate) delete_chains: Vec<(Table, String)>,
-    pub(crate) delete_entries: Vec<(SetName, String)>,
-    pub(crate) destroy_sets: Vec<String>,
+    pub jumps: Vec<(Table, String)>,
+    pub delete_chains: Vec<(Table, String)>,
+    pub delete_entries: Vec<(SetName, String)>,
+    pub destroy_sets: Vec<String>,
 }
 
 impl Changes {
     /// Removes everything of ours but sets.
-    pub(crate) fn removal(found: &Found) -> Self {
+    pub fn removal(found: &Found) -> Self {
         let mut changes = Self::default();
         for table in Table::ALL {
             let jumps = found.jumps_to_ours(table).map(|(chain, rule)| (table, format!("-D {chain} {rule}")));
@@ -130,12 +144,12 @@ impl Changes {
         changes
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Number of chains and sets.
-    pub(crate) fn structure(&self) -> usize {
+    pub fn structure(&self) -> usize {
         self.create_sets.len()
             + self.chains.len()
             + self.jumps.len()
@@ -143,7 +157,7 @@ impl Changes {
             + self.destroy_sets.len()
     }
 
-    pub(super) fn compare_chains(
+    pub fn compare_chains(
         &mut self,
         table: Table,
         wanted: &BTreeMap<String, String>,
@@ -157,7 +171,7 @@ impl Changes {
     }
 
     /// Input of `ipset restore` before rules are changed.
-    pub(crate) fn sets_before(&self, family: Family) -> String {
+    pub fn sets_before(&self, family: Family) -> String {
         let mut text = String::new();
         for set in &self.create_sets {
             let _ = writeln!(text, "{}", set.create(family));
@@ -170,21 +184,24 @@ impl Changes {
 
     /// Input of `ipset restore` after rules are changed. Sets are destroyed later, and emptied now: an endpoint that comes
     /// back before has no clients.
-    pub(crate) fn sets_after(&self) -> String {
+    pub fn sets_after(&self) -> String {
         let mut text = String::new();
         for set in &self.destroy_sets {
             let _ = writeln!(text, "flush {set}");
         }
         for (set, entry) in &self.delete_entries {
-            let _ = writeln!(text, "del {set} {entry}");
+            let _ = writeln!(text, "del {set} {}", key_of(entry));
         }
         text
     }
 
     /// Input of `iptables-restore --noflush`; empty: no rule changes. `section`: the maximum number of chains in one.
-    pub(crate) fn rules(&self, section: usize) -> String {
+    pub fn rules(&self, section: usize) -> String {
         // The filter comes first: it refuses what the nat table does not translate, and lets pass what it does.
-        [Table::Filter, Table::Nat].into_iter().map(|table| self.table_rules(table, section)).collect()
+        [Table::Mangle, Table::Filter, Table::Nat]
+            .into_iter()
+            .map(|table| self.table_rules(table, section))
+            .collect()
     }
 
     fn table_rules(&self, of: Table, section: usize) -> String {
@@ -226,7 +243,7 @@ impl Changes {
     }
 
     /// One line for each change.
-    pub(crate) fn lines(&self, family: Family) -> Vec<String> {
+    pub fn lines(&self, family: Family) -> Vec<String> {
         let mut lines = Vec::new();
         lines.extend(self.create_sets.iter().map(|set| format!("{family}: create set {set}")));
         lines.extend(

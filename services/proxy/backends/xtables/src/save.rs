@@ -8,40 +8,40 @@ use std::collections::{BTreeMap, BTreeSet};
 use keelson_proxy::model::Family;
 
 use crate::{
+    changes::is_ours,
     names::{PREFIX, Table, is_affinity, set_prefix},
-    plan::is_ours,
 };
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub struct Found {
     /// Text of each of our chains, by table.
-    chains: [BTreeMap<String, String>; 2],
+    chains: [BTreeMap<String, String>; 3],
     /// Rules of each built-in chain, without `-A CHAIN`.
-    built_in: [BTreeMap<String, Vec<String>>; 2],
+    built_in: [BTreeMap<String, Vec<String>>; 3],
     /// Entries of each of our sets. Those of affinity are not kept.
-    pub(crate) sets: BTreeMap<String, BTreeSet<String>>,
+    pub sets: BTreeMap<String, BTreeSet<String>>,
     /// A chain of a kube-proxy in mode iptables or ipvs.
-    pub(crate) kube_proxy: Option<String>,
+    pub kube_proxy: Option<String>,
 }
 
 impl Found {
-    pub(crate) fn chains(&self, table: Table) -> &BTreeMap<String, String> {
+    pub fn chains(&self, table: Table) -> &BTreeMap<String, String> {
         &self.chains[table as usize]
     }
 
-    pub(crate) fn built_in(&self, table: Table, chain: &str) -> &[String] {
+    pub fn built_in(&self, table: Table, chain: &str) -> &[String] {
         self.built_in[table as usize].get(chain).map_or(&[], Vec::as_slice)
     }
 
     /// Rules of built-in chains that lead to our chains: the chain, and the rule without `-A CHAIN`.
-    pub(crate) fn jumps_to_ours(&self, table: Table) -> impl Iterator<Item = (&str, &str)> {
+    pub fn jumps_to_ours(&self, table: Table) -> impl Iterator<Item = (&str, &str)> {
         self.built_in[table as usize].iter().flat_map(|(chain, rules)| {
             rules.iter().filter(|rule| is_ours(rule)).map(move |rule| (chain.as_str(), rule.as_str()))
         })
     }
 
     /// Adds the output of `iptables-save -t TABLE`.
-    pub(crate) fn add_rules(&mut self, table: Table, saved: &str) {
+    pub fn add_rules(&mut self, table: Table, saved: &str) {
         let (chains, built_in) = (&mut self.chains[table as usize], &mut self.built_in[table as usize]);
         // Rules are listed chain by chain.
         let (mut current, mut text) = ("", String::new());
@@ -77,9 +77,10 @@ impl Found {
     }
 
     /// Adds the output of `ipset save`.
-    pub(crate) fn add_sets(&mut self, family: Family, saved: &str) {
+    pub fn add_sets(&mut self, family: Family, saved: &str) {
         for line in saved.lines() {
-            let mut words = line.split(' ');
+            // An entry may have options: all of them are what it is.
+            let mut words = line.splitn(3, ' ');
             let (Some(command), Some(set)) = (words.next(), words.next()) else { continue };
             if !set.starts_with(set_prefix(family)) {
                 continue;

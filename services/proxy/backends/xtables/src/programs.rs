@@ -29,13 +29,13 @@ const LOCK: [&str; 2] = ["-w", "5"];
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Variant {
+pub enum Variant {
     Legacy,
     Nft,
 }
 
 impl Variant {
-    pub(crate) const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 
     const fn suffix(self) -> &'static str {
         match self {
@@ -44,7 +44,7 @@ impl Variant {
         }
     }
 
-    pub(crate) const fn other(self) -> Self {
+    pub const fn other(self) -> Self {
         match self {
             Self::Legacy => Self::Nft,
             Self::Nft => Self::Legacy,
@@ -59,7 +59,7 @@ impl fmt::Display for Variant {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ProgramError {
+pub enum ProgramError {
     #[error("{program} is not installed; install the package {package}")]
     Missing { program: String, package: &'static str },
     #[error("cannot run {program}: {reason}")]
@@ -110,7 +110,7 @@ impl From<ProgramError> for BackendError {
 }
 
 /// The programs of one family, or what a test has in their place.
-pub(crate) trait Programs: Send {
+pub trait Programs: Send {
     /// The rules of a table.
     fn save(&mut self, table: Table) -> Result<String, ProgramError>;
     fn restore(&mut self, input: &str) -> Result<(), ProgramError>;
@@ -128,9 +128,9 @@ pub(crate) trait Programs: Send {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Installed {
+pub struct Installed {
     family: Family,
-    pub(crate) variant: Variant,
+    pub variant: Variant,
     save: PathBuf,
     restore: PathBuf,
     /// Looked for when it is used.
@@ -145,7 +145,7 @@ impl Installed {
     }
 
     /// The rules of all tables that exist. Loads no kernel module.
-    pub(crate) fn save_all(&self) -> Result<String, ProgramError> {
+    pub fn save_all(&self) -> Result<String, ProgramError> {
         run(&self.save, &[], None)
     }
 
@@ -204,7 +204,7 @@ impl Programs for Installed {
 }
 
 /// The programs that the setting chooses, if the kernel supports them.
-pub(crate) fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, ProgramError> {
+pub fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, ProgramError> {
     let candidates: Vec<Variant> = match wanted {
         IptablesVariant::Legacy => vec![Variant::Legacy],
         IptablesVariant::Nft => vec![Variant::Nft],
@@ -225,7 +225,7 @@ pub(crate) fn find(family: Family, wanted: IptablesVariant) -> Result<Installed,
 }
 
 /// The programs of a variant.
-pub(crate) fn installed(family: Family, variant: Variant) -> Result<Installed, ProgramError> {
+pub fn installed(family: Family, variant: Variant) -> Result<Installed, ProgramError> {
     let base = base_name(family);
     let path = |what: &str| {
         let named = find_program(&format!("{base}{}-{what}", variant.suffix()));

@@ -11,7 +11,7 @@ use keelson_proxy::model::{Endpoint, Family, Protocol};
 use crate::names::SetName;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Match {
+pub enum Match {
     Source(IpNet),
     NotSource(IpNet),
     Destination(IpNet),
@@ -29,6 +29,10 @@ pub(crate) enum Match {
     /// Destination and port are in the set.
     DestinationIn(SetName),
     SourceIn(SetName),
+    /// The destination is in a set of addresses.
+    AddressIn(SetName),
+    /// Destination, port and source are not in the set.
+    NotAdmitted(SetName),
     State(&'static str),
     NotState(&'static str),
     Marked(u32),
@@ -38,7 +42,7 @@ pub(crate) enum Match {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     Jump(String),
     Goto(String),
     Dnat(Endpoint),
@@ -52,31 +56,33 @@ pub(crate) enum Target {
     Return,
     /// Adds the source for a number of seconds, or restarts its timeout.
     AddSource(SetName, u32),
+    /// Gives the packet the mark that the set has for its destination and port; only in the table mangle.
+    MapMark(SetName),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// In the order of `iptables-save`: source, destination, interface, protocol, then modules.
-    pub(crate) matches: Vec<Match>,
-    pub(crate) target: Target,
+    pub matches: Vec<Match>,
+    pub target: Target,
 }
 
 impl Rule {
-    pub(crate) fn new(matches: impl Into<Vec<Match>>, target: Target) -> Self {
+    pub fn new(matches: impl Into<Vec<Match>>, target: Target) -> Self {
         Self { matches: matches.into(), target }
     }
 
-    pub(crate) fn jump(matches: impl Into<Vec<Match>>, chain: impl Into<String>) -> Self {
+    pub fn jump(matches: impl Into<Vec<Match>>, chain: impl Into<String>) -> Self {
         Self::new(matches, Target::Jump(chain.into()))
     }
 
-    pub(crate) fn goto(matches: impl Into<Vec<Match>>, chain: impl Into<String>) -> Self {
+    pub fn goto(matches: impl Into<Vec<Match>>, chain: impl Into<String>) -> Self {
         Self::new(matches, Target::Goto(chain.into()))
     }
 }
 
 /// A network of one address.
-pub(crate) fn host(ip: std::net::IpAddr) -> IpNet {
+pub fn host(ip: std::net::IpAddr) -> IpNet {
     IpNet::from(ip)
 }
 
@@ -112,6 +118,8 @@ impl fmt::Display for Match {
             Self::Hairpin(set) => write!(f, "-m set --match-set {set} dst,dst,src"),
             Self::DestinationIn(set) => write!(f, "-m set --match-set {set} dst,dst"),
             Self::SourceIn(set) => write!(f, "-m set --match-set {set} src"),
+            Self::AddressIn(set) => write!(f, "-m set --match-set {set} dst"),
+            Self::NotAdmitted(set) => write!(f, "-m set ! --match-set {set} dst,dst,src"),
             Self::State(states) => write!(f, "-m conntrack --ctstate {states}"),
             Self::NotState(states) => write!(f, "-m conntrack ! --ctstate {states}"),
             Self::Marked(mark) => write!(f, "-m mark --mark {mark:#x}/{mark:#x}"),
@@ -140,6 +148,7 @@ impl fmt::Display for Target {
             Self::AddSource(set, seconds) => {
                 write!(f, "-j SET --add-set {set} src --exist --timeout {seconds}")
             }
+            Self::MapMark(set) => write!(f, "-j SET --map-set {set} dst,dst --map-mark"),
         }
     }
 }
@@ -155,7 +164,7 @@ impl fmt::Display for Rule {
 }
 
 /// The text of a chain: a line for each rule, as in `iptables-save`.
-pub(crate) fn chain_text(chain: &str, rules: &[Rule]) -> String {
+pub fn chain_text(chain: &str, rules: &[Rule]) -> String {
     use fmt::Write as _;
     let mut text = String::with_capacity(rules.len() * 128);
     for rule in rules {

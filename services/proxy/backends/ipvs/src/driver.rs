@@ -1,0 +1,106 @@
+//! Opens the backend, and removes what it programmed.
+//!
+//! Owns: [`Ipvs`]. In: options. Out: a backend; removed objects.
+
+use keelson_proxy::{
+    backend::{Access, Backend, BackendError, BackendInfo, Driver, RuleOwner},
+    leftovers::{self, Places},
+    model::Family,
+    options::Options,
+};
+use keelson_proxy_xtables::{
+    names::Table,
+    programs::{self, ProgramError, Programs as _},
+    removal,
+};
+
+use crate::{
+    backend::{INFO, IpvsBackend},
+    kernel::{Kernel, Netlink, has_ipvs, interface::INTERFACE},
+    servers::ServerChange,
+};
+
+#[derive(Debug, Clone, Copy)]
+pub struct Ipvs;
+
+impl Driver for Ipvs {
+    fn info(&self) -> BackendInfo {
+        INFO
+    }
+
+    fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
+        let variant = options.iptables.variant;
+        let find = move |family: Family| -> Result<_, ProgramError> {
+            Ok(programs::find(family, variant)?.duplicate())
+        };
+        let connect = || Ok(Box::new(Netlink::open()?) as Box<dyn Kernel>);
+        Ok(Box::new(IpvsBackend::open(&find, &connect, options, access)?))
+    }
+
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        let mut found = Vec::new();
+        if has_ipvs() {
+            let mut kernel = Netlink::open()?;
+            for family in Family::ALL {
+                let servers = kernel.servers(family)?;
+                let ours = servers.values().filter(|server| server.spec.is_ours()).count();
+                if ours > 0 {
+                    found.push(format!("{ours} virtual servers of {family}"));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn virtual_connections(&self) -> usize {
+        leftovers::virtual_connections(&Places::default())
+    }
+
+    fn retire_rules(
+        &self,
+        next: &dyn Driver,
+        owner: RuleOwner,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
+        if owner == RuleOwner::KubeProxy {
+            return Ok(());
+        }
+        remove_servers(removed)?;
+        // The other chains have been replaced.
+        if next.info().has_chains {
+            Ok(removal::remove_table(Table::Mangle, removed)?)
+        } else {
+            Ok(removal::remove_all(removed)?)
+        }
+    }
+
+    /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].
+    fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        if owner == RuleOwner::KubeProxy {
+            return Ok(());
+        }
+        // First: nothing must reach them without rules.
+        remove_servers(removed)?;
+        Ok(removal::remove_all(removed)?)
+    }
+}
+
+/// Removes our virtual servers and the interface.
+fn remove_servers(removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+    if has_ipvs() {
+        let mut kernel = Netlink::open()?;
+        for family in Family::ALL {
+            let found = kernel.servers(family)?;
+            let ours = found.iter().filter(|(_, server)| server.spec.is_ours());
+            let changes: Vec<ServerChange> = ours.map(|(key, _)| ServerChange::DeleteServer(*key)).collect();
+            kernel.change_servers(family, &changes)?;
+            if !changes.is_empty() {
+                removed(format!("{} virtual servers of {family}", changes.len()));
+            }
+        }
+    }
+    if Netlink::open_without_ipvs()?.delete_interface()? {
+        removed(format!("interface {INTERFACE}"));
+    }
+    Ok(())
+}

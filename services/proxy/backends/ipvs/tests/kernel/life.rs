@@ -1,0 +1,222 @@
+//! Restarts, drift, the end of real servers, removal, schedulers and scale.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use keelson_client::ServiceName;
+use keelson_proxy::{
+    backend::{Access, Driver as _, RuleOwner},
+    leftovers::{self, Places},
+    model::{Endpoint, Family, ServicePort},
+};
+use keelson_proxy_ipvs::Ipvs;
+
+use crate::{
+    testing::{in_namespace, service_port},
+    world::{
+        CLIENT, Frontends, NODE, POD_A, World, ask, ask_often, connect, endpoint, frontends, open_for, pods,
+        run, settings, sync,
+    },
+};
+
+fn works(stream: &mut TcpStream) -> bool {
+    let mut answer = [0; 2];
+    stream.write_all(b"hi").and_then(|()| stream.read_exact(&mut answer)).is_ok() && answer == *b"hi"
+}
+
+fn only(pod: char) -> impl Fn(&mut ServicePort) {
+    move |port| {
+        let family = Family::of(port.cluster_ip);
+        port.cluster = vec![endpoint(family, pod)];
+    }
+}
+
+/// Virtual servers and real servers, as the kernel lists them.
+fn servers() -> String {
+    std::fs::read_to_string("/proc/thread-self/net/ip_vs").unwrap()
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn case_57_a_restart_changes_nothing_and_keeps_connections() {
+    in_namespace(|| {
+        let mut world = World::new(settings());
+        assert!(world.set(|port| port.external_local = true).full);
+        let Frontends { v, w, .. } = frontends(Family::V4);
+        let mut streams = [connect(POD_A, v), connect(CLIENT, w), connect(NODE, w)].map(|it| it.unwrap().1);
+        world.restart();
+        let outcome = world.set(|port| port.external_local = true);
+        assert!(outcome.full && outcome.is_nothing(), "{outcome:?}");
+        assert!(world.sync().is_nothing());
+        assert!(streams.iter_mut().all(works));
+        assert!(world.check(Family::V4).is_nothing() && world.check(Family::V6).is_nothing());
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn connections_to_an_endpoint_that_is_gone_go_on_until_they_end() {
+    in_namespace(|| {
+        let mut world = World::new(settings());
+        world.set(only('a'));
+        let Frontends { v, .. } = frontends(Family::V4);
+        let (_, mut stream) = connect(CLIENT, v).unwrap();
+        world.set(only('b'));
+        assert_eq!(pods(&ask_often(CLIENT, v)), "b", "no new connection");
+        assert!(works(&mut stream));
+        // The Service is deleted: its address stays for the connection.
+        world.delete();
+        assert!(works(&mut stream));
+        assert_eq!(ask(POD_A, v), crate::world::Answer::Rejected);
+        // Reset, so that the kernel forgets the connection after 10 seconds instead of 2 minutes.
+        run("ip netns exec client ss -K dst 10.96.0.1 >/dev/null 2>&1; true");
+        drop(stream);
+        let end = Instant::now() + Duration::from_secs(200);
+        while servers().contains("0A600001:0050") {
+            assert!(Instant::now() < end, "{}", servers());
+            world.maintain(Duration::from_secs(1));
+        }
+        assert!(!run("ip addr show dev keelson-ipvs0").contains("10.96.0.1/32"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn what_another_program_changes_is_repaired() {
+    in_namespace(|| {
+        let mut world = World::new(settings());
+        world.set(|port| port.external_local = true);
+        let before = servers();
+        for drift in [
+            "ip addr del 10.96.0.1/32 dev keelson-ipvs0",
+            "ip addr add 10.9.9.9/32 dev keelson-ipvs0",
+            "ipset flush KEELSON-4-LOCAL",
+            "ipset add KEELSON-4-DROP 10.96.0.1,tcp:80",
+            "iptables -w 5 -t mangle -F KEELSON-MANGLE",
+            "iptables -w 5 -t nat -F POSTROUTING",
+            "ip link delete keelson-ipvs0",
+        ] {
+            run(drift);
+            assert!(world.check(Family::V4).repaired, "{drift}");
+            assert!(world.check(Family::V4).is_nothing(), "{drift}");
+        }
+        // A program that removes all virtual servers of the node.
+        run("ip link add kube-ipvs0 type dummy");
+        assert_eq!(leftovers::remove(&Places::default()).failed, [""; 0]);
+        for family in Family::ALL {
+            assert!(world.check(family).repaired, "{family}");
+        }
+        assert_eq!(servers().lines().count(), before.lines().count());
+        for family in Family::ALL {
+            let Frontends { v, np, .. } = frontends(family);
+            assert_eq!(pods(&ask_often(POD_A, v)), "ab", "{v}");
+            assert_eq!(pods(&ask_often(CLIENT, np)), "a", "{np}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn removal_leaves_nothing_but_what_others_have() {
+    in_namespace(|| {
+        let before = run("iptables-save | grep '^-A' || true; ip link show type dummy; ipset list -name");
+        let mut world = World::new(settings());
+        world.set(|port| port.external_local = true);
+        let fresh = open_for(&world.options, Access::Compare).changes().unwrap();
+        assert!(fresh.iter().any(|line| line.contains("delete")), "{fresh:?}");
+        let mut removed = Vec::new();
+        Ipvs.remove_rules(RuleOwner::Keelson, &mut |object| removed.push(object)).unwrap();
+        assert!(removed.len() >= 7, "{removed:?}");
+        let after = run("iptables-save | grep '^-A' || true; ip link show type dummy; ipset list -name");
+        assert_eq!(after, before);
+        assert_eq!(servers().lines().count(), 3, "the head of the list: {}", servers());
+        assert!(!run("iptables-save; ip6tables-save").contains("KEELSON"));
+        removed.clear();
+        Ipvs.remove_rules(RuleOwner::Keelson, &mut |object| removed.push(object)).unwrap();
+        assert_eq!(removed, [""; 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn options_reach_the_kernel() {
+    in_namespace(|| {
+        let mut options = settings();
+        options.ipvs.scheduler = "mh".into();
+        options.ipvs.strict_arp = true;
+        options.ipvs.tcp_timeout = Duration::from_secs(77);
+        let mut world = World::new(options);
+        world.set(|_| {});
+        let features = world.backend.features();
+        assert!(features[1].starts_with("ipvs timeouts: TCP 77 s,"), "{features:?}");
+        assert!(servers().contains(" mh "), "{}", servers());
+        let arp = run("cat /proc/sys/net/ipv4/conf/all/arp_ignore /proc/sys/net/ipv4/conf/all/arp_announce");
+        assert_eq!(arp, "1\n2\n");
+        // Which one is by a hash of the port.
+        assert!(!pods(&ask_often(CLIENT, frontends(Family::V4).np)).is_empty());
+        // A real server that drains is not chosen.
+        world.set(only('a'));
+        assert_eq!(pods(&ask_often(CLIENT, frontends(Family::V4).np)), "a");
+        // Another scheduler, by a restart.
+        world.options.ipvs.scheduler = "lc".into();
+        world.restart();
+        assert!(!world.set(|_| {}).is_nothing());
+        assert!(servers().contains(" lc ") && !servers().contains(" mh "), "{}", servers());
+        for scheduler in ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh"] {
+            let mut options = settings();
+            options.ipvs.scheduler = scheduler.into();
+            Ipvs.open(&options, Access::Program).unwrap();
+        }
+        let mut options = settings();
+        options.ipvs.scheduler = "none-such".into();
+        let error = Ipvs.open(&options, Access::Program).err().unwrap();
+        assert!(error.is_fatal && error.to_string().contains("ip_vs_none-such"), "{error}");
+    });
+}
+
+/// Prints what a first sync and one endpoint cost. The processors of the VM are slow.
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn one_endpoint_costs_the_same_with_many_services() {
+    const SERVICES: usize = 1_000;
+    in_namespace(|| {
+        let mut backend = open_for(&settings(), Access::Program);
+        let ip = |net: u8, number: usize| -> IpAddr {
+            let host = u16::try_from(number).unwrap().to_be_bytes();
+            [10, net, host[0], host[1]].into()
+        };
+        let name = |number: usize| ServiceName::new("default", &format!("service-{number}"));
+        let web = |number: usize, endpoints: usize| {
+            let mut port = service_port(&name(number), "", ip(96, number + 1), 80);
+            port.has_any = true;
+            port.cluster =
+                (0..endpoints).map(|at| Endpoint { ip: ip(244, number * 11 + at), port: 8080 }).collect();
+            port
+        };
+        for number in 0..SERVICES {
+            backend.set_service(Family::V4, &name(number), vec![web(number, 10)]);
+        }
+        let begun = Instant::now();
+        sync(backend.as_mut());
+        println!("first sync of {SERVICES} x 10: {:?}", begun.elapsed());
+        let mut times: Vec<Duration> = (0..40)
+            .map(|number| {
+                backend.set_service(Family::V4, &name(number), vec![web(number, 11)]);
+                let begun = Instant::now();
+                let outcome = backend.sync(Family::V4, Instant::now()).unwrap();
+                assert_eq!((outcome.operations(), outcome.transactions), (1, 1));
+                begun.elapsed()
+            })
+            .collect();
+        times.sort_unstable();
+        println!("one endpoint: median {:?}, longest {:?}", times[times.len() / 2], times[times.len() - 1]);
+        // Reading everything, as a check does.
+        let mut observer = backend.observer().unwrap();
+        let begun = Instant::now();
+        observer.read(Family::V4).unwrap();
+        println!("reading everything: {:?}", begun.elapsed());
+    });
+}
