@@ -9,7 +9,8 @@ use keelson_proxy::{
     choice::Choice,
     conntrack::ConntrackOptions,
     options::{
-        self as proxy_options, DetectLocal, IptablesOptions, IpvsOptions, Options, ProxyProtocol, RelayOptions,
+        self as proxy_options, DetectLocal, IptablesOptions, IpvsOptions, Options, ProxyProtocol,
+        RelayOptions,
     },
 };
 
