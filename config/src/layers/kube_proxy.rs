@@ -151,7 +151,8 @@ impl Reader<'_> {
     }
 
     fn field(&mut self, mode: Mode, section: &str, field: &Field, value: &Value) {
-        if value.is_null() || (!field.zero_counts && is_zero(value)) {
+        let counts = field.zero_counts || matches!(field.used, Use::Section);
+        if value.is_null() || (!counts && is_zero(value)) {
             return;
         }
         if let Use::Section = field.used {

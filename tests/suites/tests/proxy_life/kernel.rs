@@ -159,6 +159,7 @@ fn endpoint(value: &str) -> Result<SocketAddr> {
 /// Follows the numbers of service ports to their endpoints, and records the elements used.
 struct Walk<'a> {
     table: &'a Table,
+    maps: BTreeMap<&'static str, BTreeMap<String, String>>,
     met: BTreeSet<(&'static str, String)>,
 }
 
@@ -190,7 +191,11 @@ impl Walk<'_> {
     }
 
     fn step(&mut self, map: &'static str, key: String) -> Result<String> {
-        let value = self.table.map(map)?.remove(&key).with_context(|| format!("{map} has no {key}"))?;
+        if !self.maps.contains_key(map) {
+            self.maps.insert(map, self.table.map(map)?);
+        }
+        let value = self.maps.get(map).and_then(|map| map.get(&key).cloned());
+        let value = value.with_context(|| format!("{map} has no {key}"))?;
         self.met.insert((map, key));
         Ok(value)
     }
@@ -227,7 +232,7 @@ pub(crate) fn meaning(namespace: &Namespace, family: Family) -> Result<Meaning> 
     ensure!(hooked == all, "the chains with hooks are {:?}", table.hooks);
     let services =
         Value::from(table.chains.get("services").context("no chain services")?.clone()).to_string();
-    let mut walk = Walk { table: &table, met: BTreeSet::new() };
+    let mut walk = Walk { table: &table, maps: BTreeMap::new(), met: BTreeSet::new() };
     let mut meaning = Meaning::new();
     for (ports, choice) in [
         ("cluster-ip-ports", "internal-choice"),

@@ -30,7 +30,7 @@ use keelson_kube::ServiceSelection;
 use tokio::sync::watch;
 
 pub(super) use self::server::EndpointsServing;
-use self::source::{Place, Source, WatchedNode};
+use self::source::{Place, Scope, Source, WatchedNode};
 use super::{
     actor_handle::ActorHandle,
     cluster::Cluster,
@@ -153,7 +153,8 @@ fn build_on(
         true => ServiceSelection::Unlabelled,
         false => ServiceSelection::All,
     };
-    let place = source::follow(source, &source_job, &arbiter, sink, node_name, node, demand, services);
+    let place =
+        source::follow(source, &source_job, &arbiter, sink, node_name, node, Scope { services, demand });
     EnabledEndpoints {
         publisher,
         feed,

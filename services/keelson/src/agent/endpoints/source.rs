@@ -64,7 +64,14 @@ impl Source {
     }
 }
 
-/// Reads the source as parts 0 and 1 of `job`. `demand`: wait for the first client.
+/// Which Services are watched, and from when on.
+pub(super) struct Scope {
+    pub(super) services: ServiceSelection,
+    /// Wait for the first client.
+    pub(super) demand: Option<watch::Receiver<ClientHints>>,
+}
+
+/// Reads the source as parts 0 and 1 of `job`.
 pub(super) fn follow(
     source: Source,
     job: &Job,
@@ -72,9 +79,9 @@ pub(super) fn follow(
     sink: Arc<dyn EventSink>,
     node_name: String,
     node: Option<WatchedNode>,
-    demand: Option<watch::Receiver<ClientHints>>,
-    services: ServiceSelection,
+    scope: Scope,
 ) -> Place {
+    let Scope { services, demand } = scope;
     match source {
         Source::Kube(cluster) => {
             let api = cluster.connect(cluster.request_timeout);

@@ -58,7 +58,7 @@ impl Driver for Ipvs {
 
     fn retire_rules(
         &self,
-        next: &dyn Driver,
+        _next: &dyn Driver,
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
@@ -66,12 +66,8 @@ impl Driver for Ipvs {
             return Ok(());
         }
         remove_servers(removed)?;
-        // The other chains have been replaced.
-        if next.info().has_chains {
-            Ok(removal::remove_table(Table::Mangle, removed)?)
-        } else {
-            Ok(removal::remove_all(removed)?)
-        }
+        // The other chains are replaced by `next`, or removed with those of the backend iptables.
+        Ok(removal::remove_table(Table::Mangle, removed)?)
     }
 
     /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].

@@ -14,7 +14,7 @@ use crate::{
     kube_proxy,
 };
 
-/// Has empty NAT chains, so that the kernel translates the established connections of rules that were removed.
+/// Has NAT chains that translate nothing, so that the kernel translates the established connections of rules that were removed.
 pub(crate) const TRANSLATION_TABLE: &str = "keelson-established";
 
 #[derive(Debug, Clone, Copy)]

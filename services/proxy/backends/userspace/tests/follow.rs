@@ -3,7 +3,7 @@
 //!
 //! Owns: a server of the API, and a consumer as in the proxy. In: states. Out: connections to endpoints.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     io::{Read as _, Write as _},

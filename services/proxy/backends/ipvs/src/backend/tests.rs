@@ -235,7 +235,8 @@ fn what_another_program_changes_is_repaired() {
     let (foreign, v) = (key([10, 0, 0, 7], 443), key([10, 96, 0, 2], 80));
     node.kernel().servers[0].insert(foreign, FoundServer { spec: other.clone(), destinations: Vec::new() });
     assert!(node.check().is_nothing(), "virtual servers of others are no drift");
-    let drifts: [(&str, &dyn Fn(&mut State)); 7] = [
+    type Drift<'a> = &'a dyn Fn(&mut State);
+    let drifts: [(&str, Drift<'_>); 7] = [
         ("a virtual server is gone", &|state| {
             state.servers[0].remove(&v);
         }),

@@ -34,6 +34,9 @@ impl Marks {
         if self.numbers.contains_key(name) {
             return true;
         }
+        if self.names.len() + 1 >= COUNT as usize {
+            return false;
+        }
         let text = hash(&port_text(name));
         let first = text.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(33).wrapping_add(byte.into()));
         // 0 is a packet without a mark.

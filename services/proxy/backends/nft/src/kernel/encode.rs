@@ -34,7 +34,7 @@ use crate::{
     chain::Chain,
     element::{Element, Key, Op, SetName},
     flowtable,
-    ruleset::{self, FLOWTABLE, TABLE},
+    ruleset::{self, FLOWTABLE, Rule, Statement, TABLE},
 };
 
 /// Maximum length of a list of elements, in bytes, without the last element.
@@ -105,18 +105,25 @@ impl Batch {
         batch
     }
 
-    /// Creates the table `name`, if it does not exist, with NAT chains without rules. They translate nothing; with the last NAT
-    /// chain of a family the kernel stops to translate established connections.
+    /// Creates the table `name`, if it does not exist, with NAT chains that translate nothing: with the last NAT chain of a
+    /// family the kernel stops to translate established connections. One rule asks conntrack: with the last one that does, the
+    /// kernel stops to track connections.
     pub(super) fn keep_translation(family: Family, name: &str, first: u32) -> Self {
         let mut batch = Self::empty(family, first, Self::KEEP_TRANSLATION.len());
         batch.control(ControlMessage::BatchBegin);
         let named = TableMessage { attributes: vec![TableAttribute::Name(name.to_owned())] };
         batch.message(0, NLM_F_CREATE, NfTablesMessage::NewTable(named));
         for (index, chain) in Self::NAT_CHAINS.into_iter().enumerate() {
-            let is_last = index + 1 == Self::NAT_CHAINS.len();
-            let flags = NLM_F_CREATE | if is_last { NLM_F_ACK } else { 0 };
-            batch.message(index + 1, flags, NfTablesMessage::NewChain(new_chain_in(name, chain)));
+            batch.message(index + 1, NLM_F_CREATE, NfTablesMessage::NewChain(new_chain_in(name, chain)));
         }
+        let asks_conntrack = Rule::of([Statement::Established, Statement::Return]);
+        let attributes = vec![
+            RuleAttribute::Table(name.to_owned()),
+            RuleAttribute::Chain(Chain::NatPostrouting.to_string()),
+            RuleAttribute::Expressions(asks_conntrack.expressions(family)),
+        ];
+        let rule = NfTablesMessage::NewRule(RuleMessage { attributes });
+        batch.message(Self::NAT_CHAINS.len() + 1, NLM_F_CREATE | NLM_F_APPEND | NLM_F_ACK, rule);
         batch.control(ControlMessage::BatchEnd);
         batch
     }
@@ -124,11 +131,12 @@ impl Batch {
     const NAT_CHAINS: [Chain; 3] = [Chain::NatPrerouting, Chain::NatOutput, Chain::NatPostrouting];
 
     /// The changes of [`Self::keep_translation`], for errors.
-    pub(super) const KEEP_TRANSLATION: [Change; 4] = [
+    pub(super) const KEEP_TRANSLATION: [Change; 5] = [
         Change::MakeTable,
         Change::MakeChain(Chain::NatPrerouting),
         Change::MakeChain(Chain::NatOutput),
         Change::MakeChain(Chain::NatPostrouting),
+        Change::Rules(Chain::NatPostrouting, Vec::new()),
     ];
 
     /// Creates a table of another name with a flowtable and a rule that adds to it, and deletes it again.

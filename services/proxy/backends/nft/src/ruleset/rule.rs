@@ -118,7 +118,7 @@ pub(crate) enum Statement {
 }
 
 impl Rule {
-    pub(super) fn of(statements: impl IntoIterator<Item = Statement>) -> Self {
+    pub(crate) fn of(statements: impl IntoIterator<Item = Statement>) -> Self {
         Self { statements: statements.into_iter().collect() }
     }
 
