@@ -3,6 +3,7 @@
 use keelson_proto::localnetv1::Protocol;
 
 use super::*;
+use crate::view::{explain_for, view_for};
 
 #[track_caller]
 fn not_served(service: Svc, why: &str) {
