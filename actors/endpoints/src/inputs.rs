@@ -401,7 +401,7 @@ impl Inputs {
         let nobody = NodeView { name: node_name.to_owned(), ..NodeView::default() };
         let node = self.node.as_ref().unwrap_or(&nobody);
         let mut explanation =
-            view::explain(&self.proxy_names, service.as_ref(), &Self::slices_of(entry), node);
+            view::explain_for(&self.proxy_names, service.as_ref(), &Self::slices_of(entry), node);
         explanation.namespace = name.namespace().to_owned();
         explanation.name = name.name().to_owned();
         Some(explanation)

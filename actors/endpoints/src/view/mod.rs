@@ -59,7 +59,13 @@ pub fn view_for(
 
 /// The decisions in words; `rev` stays 0. Without a Service, only slices are explained.
 #[must_use]
-pub fn explain(
+pub fn explain(service: Option<&Service>, slices: &[EndpointSlice], node: &NodeView) -> pb::Explanation {
+    explain_for(&[], service, slices, node)
+}
+
+/// The same, where Services of these service proxies are published.
+#[must_use]
+pub fn explain_for(
     proxy_names: &[String],
     service: Option<&Service>,
     slices: &[EndpointSlice],

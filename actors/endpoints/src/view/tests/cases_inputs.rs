@@ -3,6 +3,7 @@
 use keelson_proto::localnetv1::Protocol;
 
 use super::*;
+use crate::view::{explain_for, view_for};
 
 #[track_caller]
 fn not_served(service: Svc, why: &str) {
@@ -366,4 +367,24 @@ fn unused_fields_are_not_stored() {
     metadata.annotations.insert("a".to_owned(), "b".to_owned());
     kept.endpoints[0].addresses.push("10.9.9.9".to_owned());
     assert_eq!(trim_slice(kept), trimmed);
+}
+
+#[test]
+fn services_of_another_proxy_are_published_for_its_name_only() {
+    const LABEL: &str = "service.kubernetes.io/service-proxy-name";
+    let names = ["edge".to_owned(), "mesh".to_owned()];
+    for (label, published) in [(None, true), (Some("edge"), true), (Some("other"), false), (Some(""), false)]
+    {
+        let service = match label {
+            Some(label) => svc().label(LABEL, label),
+            None => svc(),
+        };
+        let service = service.port("http", "TCP", 80).build();
+        let seen = view_for(&names, &service, &[], &n1());
+        assert_eq!(seen.is_some(), published, "{label:?}");
+        assert_eq!(explain_for(&names, Some(&service), &[], &n1()).served, published, "{label:?}");
+        if let Some(seen) = seen {
+            assert_eq!(seen.service_proxy_name, label.unwrap_or_default());
+        }
+    }
 }

@@ -91,3 +91,54 @@ const fn keyword(family: Family) -> &'static str {
         Family::V6 => "ip6",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chain::Chain,
+        kernel::{Change, NfTables as _},
+        testing::in_namespace,
+    };
+
+    fn tables(netlink: &mut Netlink) -> Vec<String> {
+        netlink.tables().unwrap().into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// What a run left, as far as it matters here.
+    fn make(netlink: &mut Netlink) {
+        for family in Family::ALL {
+            let changes = [Change::MakeTable, Change::MakeChain(Chain::NatPrerouting)];
+            netlink.commit(family, &changes).unwrap();
+        }
+    }
+
+    #[test]
+    fn retired_rules_leave_chains_that_keep_translation() {
+        in_namespace(|| {
+            let mut netlink = Netlink::open().unwrap();
+            assert_eq!(Nft.find_rules().unwrap(), [""; 0]);
+            for _ in 0..2 {
+                // The second time, the other table exists.
+                make(&mut netlink);
+                assert_eq!(Nft.find_rules().unwrap(), ["table ip keelson", "table ip6 keelson"]);
+                let mut removed = Vec::new();
+                Nft.retire_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
+                assert_eq!(removed, ["table ip keelson", "table ip6 keelson"]);
+                assert_eq!(tables(&mut netlink), [TRANSLATION_TABLE; 2]);
+                for family in Family::ALL {
+                    for chain in ["nat-prerouting", "nat-output", "nat-postrouting"] {
+                        assert!(netlink.has_chain(family, TRANSLATION_TABLE, chain).unwrap(), "{chain}");
+                    }
+                }
+            }
+            // They are no rules of an earlier run, and cleanup removes them.
+            assert_eq!(Nft.find_rules().unwrap(), [""; 0]);
+            Nft.retire_rules(RuleOwner::KubeProxy, &mut |what| panic!("{what}")).unwrap();
+            let mut removed = Vec::new();
+            Nft.remove_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
+            assert_eq!(removed, ["table ip keelson-established", "table ip6 keelson-established"]);
+            assert_eq!(tables(&mut netlink), [""; 0]);
+        });
+    }
+}
