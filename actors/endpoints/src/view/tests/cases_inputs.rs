@@ -40,7 +40,7 @@ fn a_service_needs_a_usable_cluster_ip_and_a_port() {
     not_served(odd, "none of its cluster IPs");
     let nothing = Service::default();
     assert_eq!(view(&nothing, &[], &n1()), None);
-    assert!(!explain(&[], Some(&nothing), &[], &n1()).served);
+    assert!(!explain(Some(&nothing), &[], &n1()).served);
 }
 
 #[test]

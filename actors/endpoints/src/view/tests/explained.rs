@@ -220,7 +220,7 @@ fn the_service_is_described() {
 #[test]
 fn slices_without_their_service_are_explained() {
     let slices = [http("b", "L1").build(), http("a", "L1").edit(|slice| slice.metadata = None).build()];
-    let explained = explain(&[], None, &slices, &n1());
+    let explained = explain(None, &slices, &n1());
     assert_eq!(
         (explained.namespace.as_str(), explained.name.as_str(), explained.served),
         ("ns", "web", false)
@@ -228,7 +228,7 @@ fn slices_without_their_service_are_explained() {
     assert_eq!(explained.reason, "the Service does not exist, only EndpointSlices of it");
     let reasons: Vec<_> = explained.slices.iter().map(|it| it.reason.as_str()).collect();
     assert_eq!(reasons, ["it has no label kubernetes.io/service-name", "the Service is not served"]);
-    assert_eq!(explain(&[], None, &[], &n1()).slices.len(), 0);
+    assert_eq!(explain(None, &[], &n1()).slices.len(), 0);
 }
 
 #[test]

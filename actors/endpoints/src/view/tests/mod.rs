@@ -328,7 +328,7 @@ impl Scene {
     }
 
     pub(crate) fn explain(&self) -> pb::Explanation {
-        explain(&[], Some(&self.service), &self.slices, &self.node)
+        explain(Some(&self.service), &self.slices, &self.node)
     }
 
     /// Members of a set for the first port, IPv4.

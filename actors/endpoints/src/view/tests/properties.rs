@@ -182,7 +182,7 @@ fn check_explanation(view: Option<&ServiceEndpoints>, explained_as: &pb::Explana
 
 fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, seed: u64) {
     let found = view(service, slices, node);
-    let explanation = explain(&[], Some(service), slices, node);
+    let explanation = explain(Some(service), slices, node);
     check_explanation(found.as_ref(), &explanation);
 
     let mut shuffled = slices.to_vec();
@@ -197,13 +197,13 @@ fn check_always(service: &Service, slices: &[EndpointSlice], node: &NodeView, se
     let trimmed: Vec<_> = slices.iter().cloned().map(trim_slice).collect();
     let kept = trim_service(service.clone());
     assert_eq!(found, view(&kept, &trimmed, node), "trimmed");
-    assert_eq!(explanation, explain(&[], Some(&kept), &trimmed, node), "trimmed");
+    assert_eq!(explanation, explain(Some(&kept), &trimmed, node), "trimmed");
     assert_eq!(
         (trim_service(kept.clone()), trimmed.iter().cloned().map(trim_slice).collect()),
         (kept, trimmed)
     );
 
-    let alone = explain(&[], None, slices, node);
+    let alone = explain(None, slices, node);
     assert!(!alone.served && alone.slices.len() == slices.len() && alone.ports.is_empty());
 }
 

@@ -95,11 +95,7 @@ const fn keyword(family: Family) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        chain::Chain,
-        kernel::{Change, NfTables as _},
-        testing::in_namespace,
-    };
+    use crate::{chain::Chain, kernel::Change, testing::in_namespace};
 
     fn tables(netlink: &mut Netlink) -> Vec<String> {
         netlink.tables().unwrap().into_iter().map(|(_, name)| name).collect()
@@ -113,6 +109,27 @@ mod tests {
         }
     }
 
+    /// A backend without NAT chains.
+    struct WithoutTranslation;
+
+    impl Driver for WithoutTranslation {
+        fn info(&self) -> BackendInfo {
+            INFO
+        }
+
+        fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
+            unreachable!("only its properties are asked for")
+        }
+
+        fn keeps_translation(&self) -> bool {
+            false
+        }
+
+        fn remove_rules(&self, _: RuleOwner, _: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn retired_rules_leave_chains_that_keep_translation() {
         in_namespace(|| {
@@ -123,7 +140,8 @@ mod tests {
                 make(&mut netlink);
                 assert_eq!(Nft.find_rules().unwrap(), ["table ip keelson", "table ip6 keelson"]);
                 let mut removed = Vec::new();
-                Nft.retire_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
+                Nft.retire_rules(&WithoutTranslation, RuleOwner::Keelson, &mut |what| removed.push(what))
+                    .unwrap();
                 assert_eq!(removed, ["table ip keelson", "table ip6 keelson"]);
                 assert_eq!(tables(&mut netlink), [TRANSLATION_TABLE; 2]);
                 for family in Family::ALL {
@@ -134,7 +152,8 @@ mod tests {
             }
             // They are no rules of an earlier run, and cleanup removes them.
             assert_eq!(Nft.find_rules().unwrap(), [""; 0]);
-            Nft.retire_rules(RuleOwner::KubeProxy, &mut |what| panic!("{what}")).unwrap();
+            Nft.retire_rules(&WithoutTranslation, RuleOwner::KubeProxy, &mut |what| panic!("{what}"))
+                .unwrap();
             let mut removed = Vec::new();
             Nft.remove_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
             assert_eq!(removed, ["table ip keelson-established", "table ip6 keelson-established"]);
