@@ -55,7 +55,7 @@ fn forms(secret: &str) -> Vec<Vec<u8>> {
 }
 
 fn contains(hay: &[u8], needle: &[u8]) -> bool {
-    hay.windows(needle.len()).any(|part| part == needle)
+    memchr::memmem::find(hay, needle).is_some()
 }
 
 /// The places that contain one of the secrets in any encoding.
