@@ -3,7 +3,7 @@
 //! Owns: its arguments, the evaluation of the settings, and the order of start and stop. In: settings and signals. Out:
 //! rules in the kernel, which stay when it ends; exit codes as of every command.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
@@ -104,9 +104,8 @@ struct RunArgs {
     /// Networks of the cluster's pods, at most one per IP family [default: proxy.cluster_cidr].
     #[arg(long, value_name = "CIDR,...")]
     cluster_cidr: Option<String>,
-    /// Interfaces for which established connections to Services are offloaded to a flowtable: names, or prefixes
-    /// with
-    /// `*` [default: proxy.flowtable_interfaces].
+    /// Interfaces for which established connections to Services are offloaded to a flowtable: names, or prefixes with `*`
+    /// [default: proxy.flowtable_interfaces].
     #[arg(long, value_name = "INTERFACE,...")]
     flowtable_interfaces: Option<String>,
     /// Print the full ruleset as text for the backend's programs (`nft -f`, `iptables-restore`) and exit, without
@@ -266,27 +265,8 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;
     let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
-    // Beside another proxy, addresses in use are the other's: a mistake in the settings.
     let is_beside = proxy.service_proxy_name.is_some();
-    let http = match proxy.http {
-        Some(address) => match TcpListener::bind(address).await {
-            Ok(listener) => Some(listener),
-            Err(error) if is_beside => {
-                return Err(error).with_context(|| {
-                    format!(
-                        "cannot listen on {address} (proxy.http); beside another proxy, set an address that is free, or \
-                         \"\" for none"
-                    )
-                });
-            }
-            // Services are more important than the page.
-            Err(error) => {
-                tracing::warn!(%address, %error, "cannot listen on proxy.http; the debug page is not served");
-                None
-            }
-        },
-        None => None,
-    };
+    let http = bind_http(proxy.http, is_beside).await?;
     let target = target(&settings)?;
     let config = RunConfig {
         target: target.clone(),
@@ -308,8 +288,26 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     };
     let ready = || systemd::proxy_ready(&target.to_string());
     run_proxy(backends, options(&settings, backend)?, config, stop, ready).await?;
-    tracing::info!("proxy stopped; the rules stay in the kernel");
+    tracing::info!("proxy stopped");
     Ok(ExitCode::SUCCESS)
+}
+
+/// `is_beside`: another proxy may run on this node, so an address in use is a mistake in the settings.
+async fn bind_http(address: Option<SocketAddr>, is_beside: bool) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = address else { return Ok(None) };
+    match TcpListener::bind(address).await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if is_beside => Err(error).with_context(|| {
+            format!(
+                "cannot listen on {address} (proxy.http); beside another proxy, set an address that is free, or \"\" for none"
+            )
+        }),
+        // Services are more important than the page.
+        Err(error) => {
+            tracing::warn!(%address, %error, "cannot listen on proxy.http; the debug page is not served");
+            Ok(None)
+        }
+    }
 }
 
 fn end_on_signals(stop: CancellationToken) -> anyhow::Result<()> {

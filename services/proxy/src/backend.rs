@@ -1,6 +1,7 @@
 //! The interface between the proxy and its backends.
 //!
-//! Owns: [`Backend`], [`Driver`], [`Observer`] and the values that pass between them and the proxy. In and out: declarations.
+//! Owns: [`Backend`], [`Driver`], [`Observer`] and the values that pass between them and the proxy. In and out: declarations,
+//! and [`Snapshots`].
 //!
 //! The proxy (this crate) follows the agent, paces and retries syncs, runs the servers and reports; it names no
 //! backend. A backend is a crate of its own below `services/proxy/backends/`, which depends on this one; the binary
@@ -31,6 +32,8 @@ use std::{collections::BTreeMap, fmt, time::Instant};
 
 use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
+
+pub use self::snapshots::Snapshots;
 
 use crate::{
     addresses::Interface,
@@ -308,3 +311,4 @@ pub trait Observer: Send {
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod snapshots;

@@ -14,7 +14,7 @@ use std::{
 
 use keelson_proto::proxy as pb;
 
-use crate::model::{Family, Protocol};
+use crate::model::{Endpoint, Family, Frontend, Protocol};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
@@ -70,6 +70,13 @@ impl Target {
     #[must_use]
     pub fn family(&self) -> Family {
         Family::of(self.address)
+    }
+
+    /// The frontends that a packet may be for: the first one that a service port has gets it.
+    #[must_use]
+    pub fn frontends(&self) -> [Frontend; 2] {
+        let Self { address: ip, port, protocol } = *self;
+        [Frontend::Address { ip, protocol, port }, Frontend::NodePort { protocol, port }]
     }
 }
 
@@ -159,6 +166,19 @@ impl From<Question> for pb::ExplainRequest {
             protocol: protocol.as_str().into(),
             from: question.from.to_string(),
         }
+    }
+}
+
+/// Number of endpoints that [`list`] names.
+const NAMED: usize = 4;
+
+/// `10.244.0.2:8080, 10.244.1.2:8080 and 3 more`.
+#[must_use]
+pub fn list(endpoints: &[Endpoint]) -> String {
+    let named: Vec<String> = endpoints.iter().take(NAMED).map(ToString::to_string).collect();
+    match endpoints.len().checked_sub(NAMED) {
+        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
+        _ => named.join(", "),
     }
 }
 

@@ -195,7 +195,7 @@ impl NodeRemover {
     }
 
     fn remove_kube_proxy(&self) -> Removed {
-        let mut done = self.wait_for(leftovers::virtual_connections(&self.places));
+        let mut done = self.wait_for(leftovers::virtual_connections(&self.places, leftovers::INTERFACE));
         if done.waits.is_some() {
             return done;
         }

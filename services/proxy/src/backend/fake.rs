@@ -37,7 +37,7 @@ impl FakeKernel {
     pub(crate) fn backend(&self) -> Box<FakeBackend> {
         let lacks_v6 = self.0.lock().unwrap().lacks_v6;
         let families = Default::default();
-        Box::new(FakeBackend { kernel: self.clone(), lacks_v6, families, snapshots: Arc::default() })
+        Box::new(FakeBackend { kernel: self.clone(), lacks_v6, families, snapshots: Snapshots::default() })
     }
 
     pub(crate) fn observer(&self) -> Box<dyn Observer> {
@@ -59,13 +59,11 @@ struct FamilyState {
     generation: u32,
 }
 
-type Snapshots = Arc<Mutex<[Option<Rules>; 2]>>;
-
 pub(crate) struct FakeBackend {
     kernel: FakeKernel,
     lacks_v6: bool,
     families: [FamilyState; 2],
-    snapshots: Snapshots,
+    snapshots: Snapshots<Rules>,
 }
 
 impl FakeBackend {
@@ -150,7 +148,7 @@ impl Backend for FakeBackend {
         if let Err(error) = self.kernel.next_fault() {
             return Check::Unread(error);
         }
-        let seen = self.snapshots.lock().unwrap()[family as usize].take().expect("an observer has read");
+        let seen = self.snapshots.take(family).expect("an observer has read");
         let repaired = self.repair(family, &seen);
         Check::Done(repaired.map(|outcome| Outcome { repaired: !outcome.is_nothing(), ..outcome }))
     }
@@ -187,13 +185,13 @@ impl Backend for FakeBackend {
 
 struct FakeObserver {
     kernel: FakeKernel,
-    snapshots: Snapshots,
+    snapshots: Snapshots<Rules>,
 }
 
 impl Observer for FakeObserver {
     fn read(&mut self, family: Family) -> Result<(), BackendError> {
         let rules = self.kernel.0.lock().unwrap().rules[family as usize].clone();
-        self.snapshots.lock().unwrap()[family as usize] = Some(rules);
+        self.snapshots.put(family, rules);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::Flow;
-use crate::model::{Endpoint, Protocol};
+use crate::model::{Endpoint, Protocol, ServicePort};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UdpFrontend {
@@ -20,6 +20,20 @@ pub struct UdpFrontend {
     pub node_port: u16,
     /// Every serving endpoint, regardless of topology, policies and readiness.
     pub serving: Vec<Endpoint>,
+}
+
+impl UdpFrontend {
+    /// `None`: not a UDP port, or no endpoint serves.
+    #[must_use]
+    pub fn of(port: &ServicePort) -> Option<Self> {
+        let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
+        (port.name.protocol == Protocol::Udp && !port.serving.is_empty()).then(|| Self {
+            addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
+            port: port.port,
+            node_port: port.node_port,
+            serving: port.serving.clone(),
+        })
+    }
 }
 
 /// The UDP service ports of a family that have a serving endpoint.

@@ -27,6 +27,22 @@ pub struct PacketSource {
     pub admitted: bool,
 }
 
+impl PacketSource {
+    /// Splits a source of unknown address in two if source ranges apply.
+    #[must_use]
+    pub fn by_ranges(self, is_filtered: bool) -> Vec<Self> {
+        if self.address.is_some() || !is_filtered {
+            return vec![self];
+        }
+        let with = |what: &str, admitted| Self {
+            label: format!("{}, {what} the source ranges", self.label),
+            admitted,
+            ..self.clone()
+        };
+        vec![with("in", true), with("not in", false)]
+    }
+}
+
 /// What the sources depend on.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceFacts<'a> {

@@ -54,9 +54,7 @@ impl IpvsState {
             let family = if address.starts_with('[') { Family::V6 } else { Family::V4 };
             seen.servers[family as usize] += 1;
         }
-        seen.has_interface = interfaces
-            .lines()
-            .any(|line| line.trim_start().strip_prefix(INTERFACE).is_some_and(|rest| rest.starts_with(':')));
+        seen.has_interface = exists(interfaces, INTERFACE);
         seen
     }
 
@@ -72,6 +70,13 @@ impl IpvsState {
         }));
         all
     }
+}
+
+/// Whether `/proc/net/dev` lists an interface.
+pub(super) fn exists(interfaces: &str, name: &str) -> bool {
+    interfaces
+        .lines()
+        .any(|line| line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with(':')))
 }
 
 /// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended.

@@ -25,7 +25,7 @@ pub use iptables::IptablesRemoval;
 use crate::model::Family;
 
 /// The dummy interface of the mode ipvs, which has the addresses of Services.
-const INTERFACE: &str = "kube-ipvs0";
+pub(crate) const INTERFACE: &str = "kube-ipvs0";
 
 /// How long iptables-legacy waits for its lock, as in kube-proxy. iptables-nft has no lock and ignores it.
 const LOCK_SECONDS: &str = "5";
@@ -61,12 +61,12 @@ pub fn unlistable(places: &Places) -> Vec<(Family, &'static str)> {
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
-/// Number of connections through virtual servers of a kube-proxy, which end with the servers.
+/// Number of connections through virtual servers, which end with the servers. `interface` has the addresses of the servers;
+/// if it does not exist, they belong to another program.
 #[must_use]
-pub fn virtual_connections(places: &Places) -> usize {
-    let state = ipvs::IpvsState::now(places);
-    let listed = fs::read_to_string(places.proc_net.join("ip_vs_conn")).unwrap_or_default();
-    if state.has_interface { ipvs::connections(&listed) } else { 0 }
+pub fn virtual_connections(places: &Places, interface: &str) -> usize {
+    let read = |file: &str| fs::read_to_string(places.proc_net.join(file)).unwrap_or_default();
+    if ipvs::exists(&read("dev"), interface) { ipvs::connections(&read("ip_vs_conn")) } else { 0 }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]

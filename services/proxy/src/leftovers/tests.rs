@@ -127,9 +127,10 @@ fn connections_through_virtual_servers_are_counted_until_they_end() {
     assert_eq!(ipvs::connections(""), 0);
     on_node(|node| {
         node.file("ip_vs_conn", listed);
-        assert_eq!(virtual_connections(&node.places()), 0, "they belong to another program");
-        node.file("dev", "kube-ipvs0: 0 0 0\n");
-        assert_eq!(virtual_connections(&node.places()), 2);
+        let count = |interface| virtual_connections(&node.places(), interface);
+        assert_eq!(count(INTERFACE), 0, "they belong to another program");
+        node.file("dev", "keelson-ipvs0: 0 0 0\n");
+        assert_eq!((count(INTERFACE), count("keelson-ipvs0")), (0, 2));
     });
 }
 

@@ -32,7 +32,7 @@ use view::View;
 
 use crate::{
     addresses::{self, AddressError, WatchScope},
-    backend::{Access, BackendError, Driver},
+    backend::{Access, Backend, BackendError, Driver},
     health::{BoundServer, DEFAULT_RETRY, Health, HealthChecks, MetricsPages},
     inspect::{self, PrintSlots},
     leftovers::{self, Places},
@@ -147,19 +147,7 @@ pub async fn run(
     let health = Health::new(options.sync_period, options.max_staleness);
     let metrics = ProxyMetrics::default();
     metrics.affinity_clients_max(backend.affinity_capacity());
-    for family in Family::ALL {
-        let disabled = backend.disabled_reason(family);
-        metrics.family_enabled(family, disabled.is_none());
-        match disabled {
-            // As `SyncLoop` of kube-proxy: /livez lists each enabled family from the start.
-            None => health.synced(family),
-            Some(reason) => tracing::warn!(
-                %family, reason,
-                "IP family not supported by this node; Services of the family do not work; restart the proxy \
-                 after enabling it"
-            ),
-        }
-    }
+    report_families(backend.as_ref(), &health, &metrics);
     let sync = SyncLoop::new(backend, options.clone());
     let mut registry = Registry::default();
     metrics.register(&mut registry, driver.info().name);
@@ -167,13 +155,7 @@ pub async fn run(
     let checks = HealthChecks::start(health.clone(), DEFAULT_RETRY);
     let shared = Arc::new(Shared::new(sync, counting, health.clone(), metrics.clone(), checks, &config));
     shared.look_for_other_proxies(checking.as_mut());
-    for (family, reason) in leftovers::unlistable(&Places::default()) {
-        tracing::info!(
-            %family, reason,
-            "cannot check whether iptables-legacy has chains of kube-proxy; to remove them, run `keelson \
-             proxy cleanup --kube-proxy` as root"
-        );
-    }
+    log_unlistable();
     config.notes.iter().for_each(|text| shared.record_event(text.clone()));
     limitations.into_iter().for_each(|text| shared.record_event(text));
 
@@ -201,6 +183,32 @@ pub async fn run(
     settings.abort();
     drain(&shared).await;
     if stop.is_cancelled() { Ok(()) } else { Err(ended.unwrap_or(RunError::Ended)) }
+}
+
+fn report_families(backend: &dyn Backend, health: &Health, metrics: &ProxyMetrics) {
+    for family in Family::ALL {
+        let disabled = backend.disabled_reason(family);
+        metrics.family_enabled(family, disabled.is_none());
+        match disabled {
+            // As `SyncLoop` of kube-proxy: /livez lists each enabled family from the start.
+            None => health.synced(family),
+            Some(reason) => tracing::warn!(
+                %family, reason,
+                "IP family not supported by this node; Services of the family do not work; restart the proxy \
+                 after enabling it"
+            ),
+        }
+    }
+}
+
+fn log_unlistable() {
+    for (family, reason) in leftovers::unlistable(&Places::default()) {
+        tracing::info!(
+            %family, reason,
+            "cannot check whether iptables-legacy has chains of kube-proxy; to remove them, run `keelson \
+             proxy cleanup --kube-proxy` as root"
+        );
+    }
 }
 
 /// Gives connections that the backend serves itself time to end.

@@ -5,7 +5,6 @@
 use std::{
     fs,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -15,12 +14,12 @@ use keelson_proxy::{
     addresses::{Match, NodePortAddresses},
     backend::{
         Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Observer,
-        Outcome, RulesetPrinter,
+        Outcome, RulesetPrinter, Snapshots,
     },
     conntrack::UdpFrontend,
     explain::Question,
     ip_families,
-    model::{Family, Protocol, ServicePort},
+    model::{Family, ServicePort},
     options::{NodeConfig, Options},
 };
 
@@ -32,6 +31,7 @@ use crate::{
     probe::probe,
     programs::{ProgramError, Programs},
     removal::remove_chains,
+    report,
     ruleset::{Plan as _, Ruleset, read_family},
     save::Found,
 };
@@ -46,9 +46,6 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 
 /// Accept packets to 127.0.0.0/8 that other routes lead to.
 const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
-
-/// What observers last read of each family, and how long that took.
-type Snapshots = Arc<Mutex<[Option<(Found, Duration)>; 2]>>;
 
 /// Finds the programs of a family.
 pub(crate) type Find = dyn Fn(Family) -> Result<Box<dyn Programs>, ProgramError> + Send + Sync;
@@ -66,7 +63,8 @@ pub(crate) struct IptablesBackend {
     drops_invalid: bool,
     limitations: Vec<String>,
     features: Vec<String>,
-    snapshots: Snapshots,
+    /// What was read, and how long that took.
+    snapshots: Snapshots<(Found, Duration)>,
 }
 
 impl IptablesBackend {
@@ -78,7 +76,7 @@ impl IptablesBackend {
         access: Access,
         features: Vec<String>,
     ) -> Result<Self, BackendError> {
-        let mut limitations = Vec::new();
+        let mut limitations = report::limitations(options);
         let mut serves_loopback = serves_loopback(options);
         if serves_loopback
             && access == Access::Program
@@ -89,10 +87,6 @@ impl IptablesBackend {
                  net.ipv4.conf.all.route_localnet, or proxy.iptables_localhost_node_ports to false"
             ));
             serves_loopback = false;
-        }
-        if !options.flowtable_interfaces.is_empty() {
-            limitations
-                .push("established flows are not offloaded: flowtables belong to the backend nft".into());
         }
         let drops_invalid = !options.conntrack.tcp_be_liberal;
         let mut error = None;
@@ -273,9 +267,7 @@ impl Backend for IptablesBackend {
         if !self.state(family).ruleset.can_check() {
             return Check::Postponed;
         }
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((found, took)) = snapshots[family as usize].take() else { return Check::Postponed };
-        drop(snapshots);
+        let Some((found, took)) = self.snapshots.take(family) else { return Check::Postponed };
         match self.open_state(family) {
             Ok((programs, ruleset)) => {
                 Check::Done(ruleset.check(&found, took, programs, now).map_err(BackendError::from))
@@ -321,10 +313,7 @@ impl Backend for IptablesBackend {
     fn details(&self, family: Family) -> Details {
         let plan = self.state(family).ruleset.plan();
         let wanted = plan.wanted();
-        let mut elements: std::collections::BTreeMap<String, u64> = (wanted.sets.iter())
-            .filter(|(_, entries)| !entries.is_empty())
-            .map(|(set, entries)| (set.to_string(), entries.len() as u64))
-            .collect();
+        let mut elements = report::set_sizes(&wanted);
         let rules =
             |table| wanted.chains(table).values().map(|text| text.lines().count() as u64).sum::<u64>();
         for &table in Plan::TABLES {
@@ -339,18 +328,7 @@ impl Backend for IptablesBackend {
     }
 
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
-        let ports = self.state(family).ruleset.plan().ports();
-        let udp = ports.filter(|port| port.name.protocol == Protocol::Udp && !port.serving.is_empty());
-        let frontend = |port: &ServicePort| {
-            let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
-            UdpFrontend {
-                addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
-                port: port.port,
-                node_port: port.node_port,
-                serving: port.serving.clone(),
-            }
-        };
-        udp.map(frontend).collect()
+        self.state(family).ruleset.plan().ports().filter_map(UdpFrontend::of).collect()
     }
 
     fn affinity_capacity(&self) -> u64 {
@@ -362,7 +340,8 @@ struct IptablesObserver {
     programs: [Option<Box<dyn Programs>>; 2],
     /// As last read.
     kube_proxy: [Option<String>; 2],
-    snapshots: Snapshots,
+    /// What was read, and how long that took.
+    snapshots: Snapshots<(Found, Duration)>,
 }
 
 impl IptablesObserver {
@@ -379,8 +358,7 @@ impl Observer for IptablesObserver {
         let begun = Instant::now();
         let found = read_family(self.programs(family)?, family, Plan::TABLES)?;
         self.kube_proxy[family as usize].clone_from(&found.kube_proxy);
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots[family as usize] = Some((found, begun.elapsed()));
+        self.snapshots.put(family, (found, begun.elapsed()));
         Ok(())
     }
 
@@ -395,11 +373,7 @@ impl Observer for IptablesObserver {
     }
 
     fn other_proxies(&mut self) -> Result<Vec<(Family, String)>, BackendError> {
-        let found = Family::ALL.into_iter().zip(&self.kube_proxy);
-        let named = |(family, chain): (Family, &Option<String>)| {
-            Some((family, format!("{} of a kube-proxy (mode iptables or ipvs)", chain.as_ref()?)))
-        };
-        Ok(found.filter_map(named).collect())
+        Ok(report::other_proxies(&self.kube_proxy))
     }
 }
 

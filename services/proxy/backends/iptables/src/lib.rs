@@ -25,4 +25,4 @@ mod testing;
 mod tree;
 
 pub use driver::Iptables;
-use keelson_proxy_xtables::{changes, programs, removal, rule, ruleset, save};
+use keelson_proxy_xtables::{changes, programs, removal, report, rule, ruleset, save};

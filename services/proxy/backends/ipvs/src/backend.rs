@@ -2,12 +2,7 @@
 //!
 //! Owns: [`IpvsBackend`] and its observer. In: calls of the proxy. Out: calls of [`Kernel`] and [`Programs`].
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{collections::BTreeSet, net::IpAddr, time::Instant};
 
 use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
@@ -15,17 +10,18 @@ use keelson_proxy::{
     addresses::Match,
     backend::{
         Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Observer,
-        Outcome, RulesetPrinter,
+        Outcome, RulesetPrinter, Snapshots,
     },
     conntrack::UdpFrontend,
     explain::Question,
     ip_families,
-    model::{Family, Protocol, ServicePort},
+    model::{Family, ServicePort},
     options::{NodeConfig, Options},
 };
 use keelson_proxy_xtables::{
     names::Table,
     programs::{ProgramError, Programs},
+    report,
     ruleset::Plan as _,
 };
 
@@ -46,9 +42,6 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
                    chosen scheduler, dummy, xt_set, xt_addrtype, xt_conntrack, xt_mark, xt_MASQUERADE and ipt_REJECT",
     has_chains: true,
 };
-
-/// What observers last read of each family.
-type Snapshots = Arc<Mutex<[Option<Snapshot>; 2]>>;
 
 /// Finds the programs of a family.
 pub(crate) type FindPrograms = dyn Fn(Family) -> Result<Box<dyn Programs>, ProgramError> + Send + Sync;
@@ -73,7 +66,7 @@ pub(crate) struct IpvsBackend {
     local: Vec<IpAddr>,
     limitations: Vec<String>,
     features: Vec<String>,
-    snapshots: Snapshots,
+    snapshots: Snapshots<Snapshot>,
 }
 
 impl IpvsBackend {
@@ -110,11 +103,7 @@ impl IpvsBackend {
         {
             return Err(error);
         }
-        let mut limitations = Vec::new();
-        if !options.flowtable_interfaces.is_empty() {
-            limitations
-                .push("established flows are not offloaded: flowtables belong to the backend nft".into());
-        }
+        let mut limitations = report::limitations(options);
         let mut features = vec![format!("ipvs scheduler: {scheduler}")];
         if access == Access::Program {
             limitations.extend(sysctls::apply(&options.ipvs));
@@ -281,9 +270,7 @@ impl Backend for IpvsBackend {
         if !self.state(family).ruleset.can_check() {
             return Check::Postponed;
         }
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(found) = snapshots[family as usize].take() else { return Check::Postponed };
-        drop(snapshots);
+        let Some(found) = self.snapshots.take(family) else { return Check::Postponed };
         match self.open_state(family) {
             Ok((state, Tools { kernel, programs })) => {
                 Check::Done(state.check(&found, kernel.as_mut(), programs.as_mut(), now))
@@ -331,10 +318,7 @@ impl Backend for IpvsBackend {
         let servers = plan.servers();
         let destinations = servers.iter().filter_map(|key| plan.server(*key));
         let destinations: usize = destinations.map(|server| server.endpoints.len()).sum();
-        let mut elements: BTreeMap<String, u64> = (wanted.sets.iter())
-            .filter(|(_, entries)| !entries.is_empty())
-            .map(|(set, entries)| (set.to_string(), entries.len() as u64))
-            .collect();
+        let mut elements = report::set_sizes(&wanted);
         elements.insert("virtual servers".into(), servers.len() as u64);
         elements.insert("real servers".into(), destinations as u64);
         Details {
@@ -346,18 +330,7 @@ impl Backend for IpvsBackend {
     }
 
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
-        let udp = self.plan(family).ports();
-        let udp = udp.filter(|port| port.name.protocol == Protocol::Udp && !port.serving.is_empty());
-        let frontend = |port: &ServicePort| {
-            let others = port.external_ips.iter().chain(&port.load_balancer_ips).copied();
-            UdpFrontend {
-                addresses: std::iter::once(port.cluster_ip).chain(others).collect(),
-                port: port.port,
-                node_port: port.node_port,
-                serving: port.serving.clone(),
-            }
-        };
-        udp.map(frontend).collect()
+        self.plan(family).ports().filter_map(UdpFrontend::of).collect()
     }
 
     /// IPVS has no limit but memory.
@@ -372,7 +345,7 @@ struct IpvsObserver {
     kube_proxy: [Option<String>; 2],
     /// Clients with session affinity, as last read.
     clients: [Option<usize>; 2],
-    snapshots: Snapshots,
+    snapshots: Snapshots<Snapshot>,
 }
 
 impl Observer for IpvsObserver {
@@ -383,8 +356,7 @@ impl Observer for IpvsObserver {
         let found = Snapshot::read(kernel.as_mut(), programs.as_mut(), family)?;
         self.kube_proxy[family as usize].clone_from(&found.rules.kube_proxy);
         self.clients[family as usize] = Some(found.clients());
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots[family as usize] = Some(found);
+        self.snapshots.put(family, found);
         Ok(())
     }
 
@@ -394,11 +366,7 @@ impl Observer for IpvsObserver {
     }
 
     fn other_proxies(&mut self) -> Result<Vec<(Family, String)>, BackendError> {
-        let found = Family::ALL.into_iter().zip(&self.kube_proxy);
-        let named = |(family, chain): (Family, &Option<String>)| {
-            Some((family, format!("{} of a kube-proxy (mode iptables or ipvs)", chain.as_ref()?)))
-        };
-        Ok(found.filter_map(named).collect())
+        Ok(report::other_proxies(&self.kube_proxy))
     }
 }
 

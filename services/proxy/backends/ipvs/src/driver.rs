@@ -53,7 +53,7 @@ impl Driver for Ipvs {
     }
 
     fn virtual_connections(&self) -> usize {
-        leftovers::virtual_connections(&Places::default())
+        leftovers::virtual_connections(&Places::default(), INTERFACE)
     }
 
     fn retire_rules(

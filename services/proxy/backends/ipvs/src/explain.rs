@@ -5,40 +5,33 @@
 //! The first packet of a connection is decided by [`SocketState`](crate::plan::SocketState), which entries of sets and virtual
 //! servers are made from. The steps name the chains and sets in the order in which the packet meets them.
 
-mod frontend;
 #[cfg(test)]
 mod tests;
 mod way;
 
-use std::net::IpAddr;
-
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
-    explain::{
-        Question, Target,
-        source::{PacketSource, SourceFacts},
-    },
-    model::Frontend,
+    explain::{Question, Target, source::SourceFacts},
+    model::{Conflict, Frontend, FrontendKind, ServicePort},
 };
+use keelson_proxy_xtables::explain::Services;
 
 use crate::{plan::Plan, servers::Socket};
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RuleContext<'a> {
-    pub(crate) plan: &'a Plan,
-    /// The addresses of the node's interfaces, including loopback.
-    pub(crate) local: &'a [IpAddr],
-}
+pub(crate) type RuleContext<'a> = keelson_proxy_xtables::explain::RuleContext<'a, Plan>;
 
-impl RuleContext<'_> {
-    fn is_local(&self, address: IpAddr) -> bool {
-        address.is_loopback() || self.local.contains(&address)
+impl Services for Plan {
+    fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
+        self.lookup(frontend)
     }
-}
 
-/// The frontends that a packet may be for.
-fn frontends(Target { address, port, protocol }: Target) -> [Frontend; 2] {
-    [Frontend::Address { ip: address, protocol, port }, Frontend::NodePort { protocol, port }]
+    fn ports(&self) -> impl Iterator<Item = &ServicePort> {
+        self.ports()
+    }
+
+    fn conflicts(&self) -> Vec<Conflict> {
+        self.conflicts()
+    }
 }
 
 fn socket(Target { address, port, protocol }: Target) -> Socket {
@@ -47,28 +40,17 @@ fn socket(Target { address, port, protocol }: Target) -> Socket {
 
 /// Explains the first packet of a connection. `context` is of the family of the question's address.
 pub(crate) fn explain(context: &RuleContext<'_>, question: &Question) -> pb::Explanation {
-    let target = question.target;
-    let facts = context.plan.facts();
+    let (target, facts) = (question.target, context.plan.facts());
     // The node's own connections to an address that it has bound have this address as their source.
     let mut local = context.local.to_vec();
     local.extend(Some(target.address).filter(|ip| context.plan.binds(*ip)));
     let all = SourceFacts { detector: facts.detector.as_ref(), node_ips: &facts.node_ips, local: &local };
-    let (frontend, service_port) = frontend::describe(context, target);
-    let sources = all.sources(question).into_iter().flat_map(|source| by_range(context, target, source));
+    let state = context.plan.state(socket(target));
+    let is_refused = |_| state.as_ref().is_some_and(|state| state.refusal.is_some());
+    let serves_node_ports = context.plan.serves_node_ports_at(target.address);
+    let (frontend, service_port) = context.describe(target, serves_node_ports, is_refused);
+    let is_filtered = state.as_ref().is_some_and(|state| state.ranges.is_some());
+    let sources = all.sources(question).into_iter().flat_map(|source| source.by_ranges(is_filtered));
     let ways = sources.map(|source| way::way(context, &source, target)).collect();
     pb::Explanation { frontend, service_port, ways }
-}
-
-/// Splits a source of unknown address in two if source ranges apply.
-fn by_range(context: &RuleContext<'_>, target: Target, source: PacketSource) -> Vec<PacketSource> {
-    let filtered = context.plan.state(socket(target)).is_some_and(|state| state.ranges.is_some());
-    if source.address.is_some() || !filtered {
-        return vec![source];
-    }
-    let with = |what: &str, admitted| PacketSource {
-        label: format!("{}, {what} the source ranges", source.label),
-        admitted,
-        ..source.clone()
-    };
-    vec![with("in", true), with("not in", false)]
 }

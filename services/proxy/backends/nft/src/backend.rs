@@ -7,7 +7,6 @@ mod offload;
 use std::{
     collections::BTreeSet,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -17,7 +16,7 @@ use keelson_proxy::{
     addresses::{Interface, InterfacePattern, Match},
     backend::{
         Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Observer,
-        Outcome, RulesetPrinter,
+        Outcome, RulesetPrinter, Snapshots,
     },
     conntrack::UdpFrontend,
     explain::Question,
@@ -48,9 +47,6 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 /// Opens a connection to nf_tables, in the network namespace of the calling thread.
 type Connect = Box<dyn Fn() -> Result<Box<dyn NfTables>, KernelError> + Send>;
 
-/// What observers last read of each family; `Some(None)`: there is no table.
-type Snapshots = Arc<Mutex<[Option<Option<Found>>; 2]>>;
-
 struct FamilyState {
     table: Table,
     disabled: Option<String>,
@@ -65,7 +61,8 @@ pub struct NftBackend {
     flowtable_interfaces: Vec<InterfacePattern>,
     sync_period: Duration,
     has_interfaces: bool,
-    snapshots: Snapshots,
+    /// `None`: there was no table.
+    snapshots: Snapshots<Option<Found>>,
 }
 
 impl std::fmt::Debug for NftBackend {
@@ -321,9 +318,7 @@ impl Backend for NftBackend {
         if !self.state(family).table.can_check() {
             return Check::Postponed;
         }
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(seen) = snapshots[family as usize].take() else { return Check::Postponed };
-        drop(snapshots);
+        let Some(seen) = self.snapshots.take(family) else { return Check::Postponed };
         let (tables, state) = match self.open_state(family) {
             Ok(open) => open,
             Err(error) => return Check::Unread(error.into()),
@@ -402,14 +397,13 @@ impl Backend for NftBackend {
 
 struct NftObserver {
     tables: Box<dyn NfTables>,
-    snapshots: Snapshots,
+    /// `None`: there was no table.
+    snapshots: Snapshots<Option<Found>>,
 }
 
 impl Observer for NftObserver {
     fn read(&mut self, family: Family) -> Result<(), BackendError> {
-        let seen = self.tables.read(family)?;
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshots[family as usize] = Some(seen);
+        self.snapshots.put(family, self.tables.read(family)?);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,7 @@ use keelson_proto::proxy as pb;
 use keelson_proxy::{
     backend::{
         Access, AffinityClients, Backend, BackendError, BackendInfo, Check, Counts, Details, Drain, Observer,
-        Outcome, RulesetPrinter,
+        Outcome, RulesetPrinter, Snapshots,
     },
     conntrack::UdpFrontend,
     explain::Question,
@@ -62,9 +62,6 @@ impl From<OpenError> for BackendError {
 /// Interval of writing the file of session affinity.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Our routes, as observers last read them.
-type Snapshots = Arc<Mutex<[Option<BTreeSet<IpAddr>>; 2]>>;
-
 #[derive(Debug)]
 pub(crate) struct UserspaceBackend {
     /// `None`: opened to compare or to print, or stopped.
@@ -75,7 +72,8 @@ pub(crate) struct UserspaceBackend {
     options: RelayOptions,
     detect_local: DetectLocal,
     sync_period: Duration,
-    snapshots: Snapshots,
+    /// Our routes, as read.
+    snapshots: Snapshots<BTreeSet<IpAddr>>,
     /// When the file of session affinity was last written.
     last_save: Option<Instant>,
 }
@@ -251,8 +249,7 @@ impl Backend for UserspaceBackend {
         if self.table(family).has_changes() {
             return Check::Postponed;
         }
-        let seen = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)[family as usize].take();
-        let Some(seen) = seen else { return Check::Postponed };
+        let Some(seen) = self.snapshots.take(family) else { return Check::Postponed };
         let period = self.sync_period;
         let (relay, table) = match self.running(family) {
             Ok(running) => running,
@@ -342,7 +339,8 @@ impl Backend for UserspaceBackend {
 
 struct UserspaceObserver {
     shared: Option<Arc<Shared>>,
-    snapshots: Snapshots,
+    /// Our routes, as read.
+    snapshots: Snapshots<BTreeSet<IpAddr>>,
 }
 
 impl Observer for UserspaceObserver {
@@ -352,7 +350,7 @@ impl Observer for UserspaceObserver {
             true => routes::list(family).map_err(|error| BackendError::new(&error, false))?,
             false => BTreeSet::new(),
         };
-        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)[family as usize] = Some(seen);
+        self.snapshots.put(family, seen);
         Ok(())
     }
 

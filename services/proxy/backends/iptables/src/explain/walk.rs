@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     explain::{
-        Target as Destination,
+        Target as Destination, list,
         source::{Origin, PacketSource},
     },
     model::{Endpoint, Frontend},
@@ -24,9 +24,6 @@ use crate::{
 
 /// Chains refer to chains of lower rank only, so there is no loop; the limit ends the walk if a plan violates this.
 const DEPTH: usize = 32;
-
-/// Number of endpoints that are listed in a step.
-const NAMED: usize = 4;
 
 type Chains = BTreeMap<String, Vec<Rule>>;
 
@@ -302,14 +299,6 @@ impl<'a> Walk<'a> {
             _ => Refusal::Drop,
         };
         self.context.plan.frontend_state(frontend).is_some_and(|state| state.refusal == Some(refusal))
-    }
-}
-
-fn list(endpoints: &[Endpoint]) -> String {
-    let named: Vec<String> = endpoints.iter().take(NAMED).map(ToString::to_string).collect();
-    match endpoints.len().checked_sub(NAMED) {
-        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
-        _ => named.join(", "),
     }
 }
 

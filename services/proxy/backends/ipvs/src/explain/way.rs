@@ -5,7 +5,7 @@
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     explain::{
-        Target,
+        Target, list,
         source::{Origin, PacketSource},
     },
     model::Endpoint,
@@ -17,9 +17,6 @@ use crate::{
     plan::{ADDRESSES, INTERNAL, Refusal, SocketState},
     servers::ServerKey,
 };
-
-/// Number of endpoints that are listed in a step.
-const NAMED: usize = 4;
 
 pub(super) fn way(context: &RuleContext<'_>, source: &PacketSource, target: Target) -> pb::Way {
     let mut way = pb::Way { from: source.label.clone(), ..pb::Way::default() };
@@ -159,12 +156,4 @@ fn may_be_hairpin(
     source.origin == Origin::Pod
         && source.address.is_none_or(|address| address == endpoint.ip)
         && context.plan.is_hairpin(target.protocol, endpoint)
-}
-
-fn list(endpoints: &[Endpoint]) -> String {
-    let named: Vec<String> = endpoints.iter().take(NAMED).map(ToString::to_string).collect();
-    match endpoints.len().checked_sub(NAMED) {
-        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
-        _ => named.join(", "),
-    }
 }

@@ -1,7 +1,7 @@
 //! Texts for keys, ranges and verdicts.
 
 use ipnet::IpNet;
-use keelson_proxy::model::{Endpoint, Family};
+use keelson_proxy::model::Family;
 
 use crate::{
     element::{Element, Key, SetName, Value, Verdict},
@@ -34,15 +34,6 @@ pub(super) fn ranges(ranges: &[IpNet]) -> String {
     };
     let named: Vec<String> = ranges.iter().take(NAMED).map(name).collect();
     match ranges.len().checked_sub(NAMED) {
-        Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
-        _ => named.join(", "),
-    }
-}
-
-/// `10.244.0.2:8080 and 3 more`.
-pub(super) fn endpoints(endpoints: &[Endpoint]) -> String {
-    let named: Vec<String> = endpoints.iter().take(NAMED).map(ToString::to_string).collect();
-    match endpoints.len().checked_sub(NAMED) {
         Some(more @ 1..) => format!("{} and {more} more", named.join(", ")),
         _ => named.join(", "),
     }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     explain::{
-        Target,
+        Target, list,
         source::{Origin, PacketSource},
     },
     model::{Endpoint, Family},
@@ -175,11 +175,11 @@ impl<'a> Walk<'a> {
                 "{chain}: the mark {mark:#x} is set, masqueraded: the endpoint sees an address of the node"
             ));
         } else if !masqueraded.is_empty() {
-            let to = format::endpoints(masqueraded);
+            let to = list(masqueraded);
             steps.push(format!("{chain}: {to} is also the source, masqueraded if it is selected (hairpin)"));
         }
         if marked && !plain.is_empty() {
-            let at = format::endpoints(plain);
+            let at = list(plain);
             steps.push(format!(
                 "{at} is at an address of this node: delivered locally and not masqueraded, although marked"
             ));
@@ -191,7 +191,7 @@ impl<'a> Walk<'a> {
             && self.source.origin == Origin::Pod
             && !hairpin.is_empty()
         {
-            let to = format::endpoints(&hairpin);
+            let to = list(&hairpin);
             steps.push(format!("{chain}: masqueraded if the sender itself is selected from {to} (hairpin)"));
         }
         steps
