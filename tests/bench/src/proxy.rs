@@ -83,7 +83,7 @@ async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &m
         cold::cold(env, subject, options, report).await?
     } else {
         subject.start_agent(env).await?;
-        let generations = kernel::Generations::watch(subject.namespace())?;
+        let generations = subject.watch(env)?;
         let begun = std::time::Instant::now();
         subject.start().await?;
         subject.synced(env, &generations, begun, options.patience).await?.is_some()
@@ -95,7 +95,7 @@ async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &m
     if options.has(Part::Change) {
         change::change(env, subject, options, report).await?;
     }
-    if options.is_main(env.size) && options.has(Part::Churn) {
+    if options.has_churn(env.size) {
         churn::churn(env, subject, options, report).await?;
     }
     if options.has_neighbour(env.size) {

@@ -50,9 +50,11 @@ impl ServicePort {
     }
 }
 
-/// The claims to each frontend, ordered: the first one gets it. `T` is what a backend keeps for a claim.
+/// The claims to each frontend, ordered and never empty: the first one gets it. `T` is what a backend keeps for a claim.
 #[derive(Debug)]
-pub struct Claims<T = ()>(BTreeMap<Frontend, BTreeMap<(FrontendKind, PortName), T>>);
+pub struct Claims<T = ()>(BTreeMap<Frontend, Vec<Claim<T>>>);
+
+type Claim<T> = ((FrontendKind, PortName), T);
 
 impl<T> Default for Claims<T> {
     fn default() -> Self {
@@ -63,14 +65,23 @@ impl<T> Default for Claims<T> {
 impl<T: Clone> Claims<T> {
     pub fn add(&mut self, port: &ServicePort, value: &T) {
         for (frontend, kind) in port.frontends() {
-            self.0.entry(frontend).or_default().insert((kind, port.name.clone()), value.clone());
+            let claims = self.0.entry(frontend).or_default();
+            let key = (kind, port.name.clone());
+            match claims.binary_search_by(|(other, _)| other.cmp(&key)) {
+                Ok(place) => claims[place].1 = value.clone(),
+                Err(place) => {
+                    // Nearly all frontends have one claim.
+                    claims.reserve_exact(1);
+                    claims.insert(place, (key, value.clone()));
+                }
+            }
         }
     }
 
     pub fn remove(&mut self, port: &ServicePort) {
         for (frontend, kind) in port.frontends() {
             if let Some(claims) = self.0.get_mut(&frontend) {
-                claims.remove(&(kind, port.name.clone()));
+                claims.retain(|((other, name), _)| (*other, name) != (kind, &port.name));
                 if claims.is_empty() {
                     self.0.remove(&frontend);
                 }
@@ -80,7 +91,7 @@ impl<T: Clone> Claims<T> {
 
     #[must_use]
     pub fn owner(&self, frontend: Frontend) -> Option<(FrontendKind, &PortName, &T)> {
-        let ((kind, name), value) = self.0.get(&frontend)?.first_key_value()?;
+        let ((kind, name), value) = self.0.get(&frontend)?.first()?;
         Some((*kind, name, value))
     }
 
@@ -103,8 +114,8 @@ impl<T: Clone> Claims<T> {
     /// Frontends that more than one service port claims, ordered.
     #[must_use]
     pub fn conflicts(&self) -> Vec<Conflict> {
-        let conflict = |(frontend, claims): (&Frontend, &BTreeMap<(FrontendKind, PortName), T>)| {
-            let mut names = claims.keys().map(|(_, name)| name);
+        let conflict = |(frontend, claims): (&Frontend, &Vec<Claim<T>>)| {
+            let mut names = claims.iter().map(|((_, name), _)| name);
             let owner = names.next()?.clone();
             let others: BTreeSet<&PortName> = names.filter(|name| **name != owner).collect();
             let others: Vec<PortName> = others.into_iter().cloned().collect();

@@ -17,7 +17,6 @@ use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::JoinHandle;
 
 use super::cold::total;
-use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Change, Report, Resident};
 use super::subject::{PATIENCE, Subject};
@@ -43,6 +42,8 @@ enum Changed {
     Endpoint,
     /// Adds an endpoint, and removes it the next time.
     Count,
+    /// Every endpoint of the Service that answers.
+    Answering,
 }
 
 impl Changed {
@@ -50,6 +51,7 @@ impl Changed {
         match self {
             Self::Endpoint => "another endpoint",
             Self::Count => "one endpoint more or less",
+            Self::Answering => "other endpoints of the Service that answers",
         }
     }
 }
@@ -60,7 +62,12 @@ pub(super) async fn change(
     options: &Options,
     report: &mut Report,
 ) -> Result<()> {
-    for changed in [Changed::Endpoint, Changed::Count] {
+    // Without generations, only changes of the Service that answers are seen.
+    let all: &[Changed] = match subject.backend.has_generations() {
+        true => &[Changed::Endpoint, Changed::Count],
+        false => &[Changed::Answering],
+    };
+    for &changed in all {
         one_by_one(env, subject, options, changed, report).await?;
     }
     Ok(())
@@ -73,7 +80,7 @@ async fn one_by_one(
     changed: Changed,
     report: &mut Report,
 ) -> Result<()> {
-    let generations = Generations::watch(subject.namespace())?;
+    let generations = subject.watch(env)?;
     let programs = Children::watch(subject.pid()?, subject.program());
     let seen = Seen::default();
     let watch = watch(env, seen.clone()).await?;
@@ -91,6 +98,7 @@ async fn one_by_one(
         let (service, number) = (random.random_range(0..env.size.services), env.new_port()?);
         let sent = Instant::now();
         let version = match (changed, scaled.take()) {
+            (Changed::Answering, _) => env.switch().await?,
             (Changed::Endpoint, _) => env.touch(service, number).await?,
             (Changed::Count, None) => {
                 scaled = Some(service);
@@ -116,7 +124,8 @@ async fn one_by_one(
         acknowledged: written.iter().map(|one| after(one.moved, one.acknowledged)).collect(),
         watched: Vec::new(),
         processor: processor * 1e3 / count,
-        transactions: generations.after(begun)?.len() as f64 / count,
+        transactions: (subject.backend.has_generations())
+            .then_some(generations.after(begun)?.len() as f64 / count),
     };
     {
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +141,7 @@ async fn one_by_one(
         size: env.size,
         kind: subject.kind,
         when: match changed {
-            Changed::Endpoint => "after changes one by one",
+            Changed::Endpoint | Changed::Answering => "after changes one by one",
             Changed::Count => "after scaling one by one",
         },
         memory: subject.memory()?,

@@ -11,7 +11,6 @@ use rand::{RngExt as _, SeedableRng as _};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::kernel::Generations;
 use super::options::Options;
 use super::report::{ChurnRow, Report, Resident};
 use super::subject::{PATIENCE, Subject};
@@ -30,7 +29,7 @@ pub(super) async fn churn(
     options: &Options,
     report: &mut Report,
 ) -> Result<()> {
-    let generations = Generations::watch(subject.namespace())?;
+    let generations = subject.watch(env)?;
     let programs = Children::watch(subject.pid()?, subject.program());
     ensure!(generations.rests(subject.kind.pause(), PATIENCE).await?, "the rules change all the time");
     let (usage, before) = (subject.usage()?, subject.memory()?);
@@ -47,6 +46,7 @@ pub(super) async fn churn(
     let usage: Vec<_> =
         subject.usage()?.into_iter().zip(usage).map(|(after, before)| after.since(before)).collect();
     let transactions = generations.after(begun)?.iter().filter(|at| **at <= until).count();
+    let transactions = subject.backend.has_generations().then_some(transactions);
     report.memory.push(Resident {
         size: env.size,
         kind: subject.kind,

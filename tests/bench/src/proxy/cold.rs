@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::kernel::Generations;
 use super::options::Options;
 use super::report::{Cold, Report, Resident};
 use super::subject::{Kind, Subject};
@@ -67,7 +66,7 @@ async fn one(
     if !row.both {
         subject.start_agent(env).await?;
     }
-    let generations = Generations::watch(subject.namespace())?;
+    let generations = subject.watch(env)?;
     // Usage of the agent so far; a process that is started now has none yet.
     let before = total(&subject.usage()?);
     let begun = Instant::now();
@@ -77,7 +76,9 @@ async fn one(
     row.took.push(last.map(|last| last.duration_since(begun)));
     let Some(last) = last else { return Ok(false) };
     row.processor.push(total(&subject.usage()?) - before);
-    row.transactions.push(generations.after(begun)?.iter().filter(|at| **at <= last).count());
+    if subject.backend.has_generations() {
+        row.transactions.push(generations.after(begun)?.iter().filter(|at| **at <= last).count());
+    }
     row.own = subject.own_figure().await?;
     subject.wait_for_answers(env).await?;
     if row.took.len() == 1 && (subject.kind == Kind::KubeProxy || !row.both) {

@@ -2,10 +2,15 @@
 //!
 //! Owns: [`Nft`], requests to the nf_tables of a network namespace; [`Generations`], which polls the generation of its
 //! rules. In: a namespace. Out: times and counts. During a measurement only the generation number is requested, which
-//! takes none of the locks that a transaction takes.
+//! takes none of the locks that a transaction takes. iptables-legacy has no such number: there, connections tell which
+//! rules are in effect.
 
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr as IpSocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,8 +27,14 @@ use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProto
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns};
+use socket2::{Domain, SockAddr, Socket as IpSocket, Type};
 
 const BETWEEN: Duration = Duration::from_micros(200);
+/// Pause between two connections that ask which rules are in effect.
+const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(1);
+/// Timeout of such a connection.
+const ANSWER: Duration = Duration::from_millis(50);
 /// A datagram of a dump is at most half of this, in bytes.
 const DATAGRAM_MAX: usize = 64 * 1024;
 /// Number of attempts of a dump that is interrupted.
@@ -165,7 +176,7 @@ struct Moves {
     failed: Option<String>,
 }
 
-/// A thread that polls the generation every 0.2 ms, and records changes. Stopped on drop.
+/// A thread that polls the generation every 0.2 ms, or the port that answers, and records changes. Stopped on drop.
 #[derive(Debug)]
 pub(super) struct Generations {
     moves: Arc<Mutex<Moves>>,
@@ -176,29 +187,63 @@ pub(super) struct Generations {
 impl Generations {
     pub(super) fn watch(namespace: &Namespace) -> Result<Self> {
         let mut nft = Nft::open(namespace)?;
+        Self::poll(BETWEEN, move || nft.generation(), |last, id| id.wrapping_sub(last) as usize)
+    }
+
+    /// Records when connections from a namespace to `to` begin to be answered, and when by another port. For rules
+    /// without a generation.
+    pub(super) fn watch_answers(namespace: &Namespace, to: IpSocketAddr) -> Result<Self> {
+        let file = Path::new("/run/netns").join(namespace.name());
+        let mut file = Some(File::open(&file).with_context(|| format!("no {}", file.display()))?);
+        let mut last = 0;
+        let answering = move || {
+            if let Some(file) = file.take() {
+                setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")?;
+            }
+            // Without an answer, the last one counts.
+            last = answering_port(to).map_or(last, u32::from);
+            Ok(last)
+        };
+        Self::poll(BETWEEN_CONNECTIONS, answering, |_, _| 1)
+    }
+
+    /// `count`: the number of changes between two values that differ.
+    fn poll(
+        between: Duration,
+        mut read: impl FnMut() -> Result<u32> + Send + 'static,
+        count: fn(u32, u32) -> usize,
+    ) -> Result<Self> {
         let (moves, stop) = (Arc::<Mutex<Moves>>::default(), Arc::<AtomicBool>::default());
-        let mut last = nft.generation()?;
         let (noted, stopped) = (moves.clone(), stop.clone());
+        let (begun, begins) = mpsc::channel();
         let thread = thread::spawn(move || {
+            let mut last = None;
             while !stopped.load(Ordering::Relaxed) {
-                thread::sleep(BETWEEN);
-                let generation = nft.generation();
+                let value = read();
                 let at = Instant::now();
-                match generation {
-                    Ok(id) if id == last => {}
-                    // Between two polls there may have been several.
-                    Ok(id) => {
-                        lock(&noted).at.extend(vec![at; id.wrapping_sub(last) as usize]);
-                        last = id;
+                match value {
+                    Ok(value) => {
+                        let changes = last.filter(|last| *last != value).map_or(0, |last| count(last, value));
+                        // Between two polls there may have been several.
+                        lock(&noted).at.extend(vec![at; changes]);
+                        if last.replace(value).is_none() {
+                            // If nobody waits any more, this is dropped.
+                            let _ = begun.send(());
+                        }
                     }
                     Err(error) => {
                         lock(&noted).failed = Some(format!("{error:#}"));
                         return;
                     }
                 }
+                thread::sleep(between);
             }
         });
-        Ok(Self { moves, stop, thread: Some(thread) })
+        let generations = Self { moves, stop, thread: Some(thread) };
+        if begins.recv().is_err() {
+            generations.all()?;
+        }
+        Ok(generations)
     }
 
     /// Every change so far, oldest first.
@@ -255,6 +300,21 @@ impl Drop for Generations {
             let _ = thread.join();
         }
     }
+}
+
+/// The port of the endpoint that answers a new TCP connection.
+fn answering_port(to: IpSocketAddr) -> io::Result<u16> {
+    let socket = IpSocket::new(Domain::for_address(to), Type::STREAM, None)?;
+    // Reset at the end, so that no port stays in TIME_WAIT.
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.connect_timeout(&SockAddr::from(to), ANSWER)?;
+    socket.set_read_timeout(Some(ANSWER))?;
+    let mut stream = std::net::TcpStream::from(socket);
+    stream.write_all(b"?\n")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    let by = line.split(' ').next().and_then(|by| by.parse::<IpSocketAddr>().ok());
+    by.map(|by| by.port()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn lock(moves: &Mutex<Moves>) -> MutexGuard<'_, Moves> {

@@ -85,7 +85,7 @@ impl Default for Options {
 }
 
 /// The flags, printed for an unknown one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft,iptables \
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft,iptables,iptables-legacy \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
@@ -148,12 +148,20 @@ impl Options {
         self.has(Part::Neighbour) && self.is_main(size) && self.backend == Backend::Nft
     }
 
-    /// Whether connections are measured at this size: with few Services, and at the main size.
+    /// Whether connections are measured at this size: with few Services, and at the main size; with iptables, whose
+    /// connections meet more rules with more Services, at every size.
     pub(super) fn has_connections(&self, size: Size) -> bool {
-        self.has(Part::Connections) && (size.services <= 100 || self.is_main(size))
+        self.has(Part::Connections)
+            && (size.services <= 100 || self.is_main(size) || self.backend != Backend::Nft)
     }
 
-    /// Whether this is the size of the churn measurement: 10,000 x 10 if it is measured at all.
+    /// Whether very many changes are measured at this size: at the main size; with iptables at every size, because the
+    /// cost of a change depends on it.
+    pub(super) fn has_churn(&self, size: Size) -> bool {
+        self.has(Part::Churn) && (self.is_main(size) || self.backend != Backend::Nft)
+    }
+
+    /// Whether this is the main size: 10,000 x 10 if it is measured at all.
     pub(super) fn is_main(&self, size: Size) -> bool {
         let usual = Size { services: 10_000, each: 10 };
         let main = if self.sizes.contains(&usual) { Some(&usual) } else { self.sizes.first() };
@@ -200,7 +208,10 @@ mod tests {
         let iptables = of("proxy --backend iptables").unwrap().unwrap();
         assert_eq!(iptables.backend, Backend::Iptables);
         let main = Size { services: 10_000, each: 10 };
+        let other = Size { services: 1_000, each: 10 };
         assert!(Options::default().has_neighbour(main) && !iptables.has_neighbour(main));
+        assert!(!Options::default().has_churn(other) && iptables.has_churn(other));
+        assert!(!Options::default().has_connections(other) && iptables.has_connections(other));
         for wrong in [
             "--sizes 10",
             "--sizes 0x1",

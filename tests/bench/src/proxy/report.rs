@@ -38,8 +38,8 @@ pub(super) struct Change {
     pub(super) watched: Vec<f64>,
     /// Milliseconds of processor time per change, of all processes.
     pub(super) processor: f64,
-    /// Transactions per change.
-    pub(super) transactions: f64,
+    /// Transactions per change; None: the kernel does not count them.
+    pub(super) transactions: Option<f64>,
 }
 
 pub(super) struct ChurnRow {
@@ -47,7 +47,8 @@ pub(super) struct ChurnRow {
     pub(super) kind: Kind,
     pub(super) written: usize,
     pub(super) lasted: Duration,
-    pub(super) transactions: usize,
+    /// None: the kernel does not count them.
+    pub(super) transactions: Option<usize>,
     /// Time from the last change until a connection used it.
     pub(super) lag: Option<Duration>,
     pub(super) usage: Vec<Usage>,
@@ -190,7 +191,7 @@ impl Report {
             let at = |of: &[f64], q| quantile(of, q).map_or_else(String::new, milliseconds);
             let target = if row.kind == Kind::Keelson && row.size.services == 10_000 { "25 ms" } else { "" };
             println!(
-                "| {}, {}, {} | {} | {} | {} | {} | {} | {} | {:.1} ms | {:.2} | {target} |",
+                "| {}, {}, {} | {} | {} | {} | {} | {} | {} | {:.1} ms | {} | {target} |",
                 row.size,
                 row.what,
                 row.kind.title(),
@@ -201,7 +202,7 @@ impl Report {
                 at(&row.watched, 0.5),
                 at(&row.watched, 0.99),
                 row.processor,
-                row.transactions,
+                row.transactions.map_or_else(String::new, |count| format!("{count:.2}")),
             );
         }
     }
@@ -224,7 +225,7 @@ impl Report {
                 row.kind.title(),
                 row.written as f64 / row.lasted.as_secs_f64(),
                 row.lasted.as_secs_f64(),
-                row.transactions,
+                row.transactions.map_or_else(String::new, |count| count.to_string()),
                 row.lag.map_or_else(|| "never".to_owned(), seconds),
                 agent.map_or_else(String::new, |time| format!("{time:.1} s")),
                 proxy.user,

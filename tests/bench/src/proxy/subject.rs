@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -69,28 +70,51 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backend {
     Nft,
-    /// Variant nft for both: each transaction increments the generation of the rules, which legacy has not.
+    /// Variant nft for both.
     Iptables,
+    /// Variant legacy for both, whose rules have no generation.
+    IptablesLegacy,
 }
 
 impl Backend {
-    pub(super) const ALL: [Self; 2] = [Self::Nft, Self::Iptables];
+    pub(super) const ALL: [Self; 3] = [Self::Nft, Self::Iptables, Self::IptablesLegacy];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nft => "nft",
             Self::Iptables => "iptables",
+            Self::IptablesLegacy => "iptables-legacy",
         }
+    }
+
+    /// Whether the kernel counts changes of the rules.
+    pub(super) fn has_generations(self) -> bool {
+        self != Self::IptablesLegacy
+    }
+
+    /// The value of `proxy.backend`.
+    fn setting(self) -> &'static str {
+        match self {
+            Self::Nft => "nft",
+            Self::Iptables | Self::IptablesLegacy => "iptables",
+        }
+    }
+
+    /// Of iptables.
+    fn variant(self) -> &'static str {
+        if self == Self::IptablesLegacy { "legacy" } else { "nft" }
     }
 
     fn mode(self) -> &'static str {
         match self {
             Self::Nft => "nftables",
-            Self::Iptables => "iptables",
+            Self::Iptables | Self::IptablesLegacy => "iptables",
         }
     }
 }
 
+/// The tables of iptables that a proxy has chains in.
+const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 /// Metrics address of kube-proxy, inside its namespace.
 const METRICS: &str = "127.0.0.1:10249";
 const OWN_FIGURE: &str = "kubeproxy_sync_full_proxy_rules_duration_seconds";
@@ -102,7 +126,7 @@ enum Programs {
 
 pub(super) struct Subject {
     pub(super) kind: Kind,
-    backend: Backend,
+    pub(super) backend: Backend,
     pub(super) world: World,
     programs: Programs,
 }
@@ -125,8 +149,8 @@ impl Subject {
                     .set("kube.kubeconfig", env.companion.kubeconfig().display().to_string());
                 let agent = Box::new(Agent::new(&env.scratch, runtime, &settings)?);
                 let options = KeelsonProxyOptions::new(&agent.endpoints_target())
-                    .set("proxy.backend", backend.name())
-                    .set("proxy.iptables_variant", "nft");
+                    .set("proxy.backend", backend.setting())
+                    .set("proxy.iptables_variant", backend.variant());
                 let proxy = KeelsonProxy::new(&env.scratch, world.node(), &options)?;
                 Programs::Keelson { agent, proxy }
             }
@@ -134,7 +158,10 @@ impl Subject {
                 let address = env.cluster.api.address();
                 let inside: SocketAddr = address.parse().context("the API server's address")?;
                 let api = Forward::start(world.node(), inside, address)?;
-                let options = KubeProxyOptions::new(NODE).with(json!({"mode": backend.mode()}));
+                let mut options = KubeProxyOptions::new(NODE).with(json!({"mode": backend.mode()}));
+                if backend == Backend::IptablesLegacy {
+                    options.env.push(("PATH".to_owned(), legacy_path(env)?));
+                }
                 let mut proxy = KubeProxy::start(&env.scratch, &env.cluster, world.node(), &options).await?;
                 proxy.terminate().await?;
                 Programs::KubeProxy { proxy, _api: api }
@@ -148,12 +175,21 @@ impl Subject {
         match (self.backend, self.kind) {
             (Backend::Nft, _) => "nft",
             (Backend::Iptables, Kind::Keelson) => "iptables-nft-restore",
-            (Backend::Iptables, Kind::KubeProxy) => "iptables-restore",
+            (Backend::IptablesLegacy, Kind::Keelson) => "iptables-legacy-restore",
+            (Backend::Iptables | Backend::IptablesLegacy, Kind::KubeProxy) => "iptables-restore",
         }
     }
 
     pub(super) fn namespace(&self) -> &Namespace {
         self.world.node()
+    }
+
+    /// Records when the rules change; for rules without a generation, when those of one Service do.
+    pub(super) fn watch(&self, env: &TestEnv) -> Result<Generations> {
+        match self.backend.has_generations() {
+            true => Generations::watch(self.namespace()),
+            false => Generations::watch_answers(self.world.pod().namespace(), env.asked()?.0),
+        }
     }
 
     /// Starts the processes that do not run, at the same time, and waits until they serve, but not for their first
@@ -233,7 +269,15 @@ impl Subject {
     /// Removes all rules, and waits until the kernel has finished.
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
-        if self.backend == Backend::Iptables {
+        if self.backend == Backend::IptablesLegacy {
+            for base in ["iptables", "ip6tables"] {
+                let program = peers::system(&format!("{base}-legacy"), "iptables")?;
+                for (table, command) in TABLES.iter().flat_map(|table| [(table, "-F"), (table, "-X")]) {
+                    self.namespace().command(&program, &["-t", table, command])?;
+                }
+            }
+        }
+        if self.backend != Backend::Nft {
             self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
         }
         // Memory is released later.
@@ -273,8 +317,9 @@ impl Subject {
     /// The first set or map with a wrong number of elements.
     fn missing(&self, env: &TestEnv, nft: &mut Nft) -> Result<Option<String>> {
         let (ports, endpoints) = (env.service_ports(), env.endpoints());
-        if self.backend == Backend::Iptables {
-            let save = peers::system("iptables-nft-save", "iptables")?;
+        if self.backend != Backend::Nft {
+            let save = format!("iptables-{}-save", self.backend.variant());
+            let save = peers::system(&save, "iptables")?;
             let rules = self.namespace().command(&save, &["-t", "nat"])?;
             let count = rules.lines().filter(|line| line.contains("-j DNAT")).count();
             return Ok((count < endpoints).then(|| format!("{count} rules translate, and not {endpoints}")));
@@ -358,6 +403,21 @@ impl Subject {
         let (sum, count) = (value("sum")?, value("count")?);
         Ok((count > 0.0).then(|| sum / count))
     }
+}
+
+/// A search path on which the programs of iptables without a suffix are those of the variant legacy.
+fn legacy_path(env: &TestEnv) -> Result<String> {
+    let folder = env.scratch.path().join("iptables-legacy");
+    if !folder.is_dir() {
+        fs::create_dir(&folder).context("cannot make a folder for programs")?;
+        for base in ["iptables", "ip6tables"] {
+            for action in ["", "-save", "-restore"] {
+                let program = peers::system(&format!("{base}-legacy{action}"), "iptables")?;
+                symlink(program, folder.join(format!("{base}{action}"))).context("cannot link a program")?;
+            }
+        }
+    }
+    Ok(format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
 }
 
 /// A metric by its full name with labels; 0 if it does not exist yet.

@@ -260,13 +260,15 @@ impl TestEnv {
         Ok((SocketAddr::new(ip, 80), self.answering.load(Ordering::Relaxed)))
     }
 
-    pub(super) async fn switch(&self) -> Result<()> {
+    /// Moves all endpoints of [`ASKED`] to their other port. Returns the resource version of the slice.
+    pub(super) async fn switch(&self) -> Result<String> {
         let now = self.answering.load(Ordering::Relaxed);
         let other = ANSWERING.into_iter().find(|port| *port != now).context("there are two")?;
         let ports = json!({"ports": [port("http", other)]});
-        self.writer.patch(Kind::Slice, &format!("{ASKED}-a"), &ports).await?;
+        let slice = self.writer.patch(Kind::Slice, &format!("{ASKED}-a"), &ports).await?;
         self.answering.store(other, Ordering::Relaxed);
-        Ok(())
+        let version = slice["metadata"]["resourceVersion"].as_str();
+        Ok(version.context("a slice has a resource version")?.to_owned())
     }
 
     /// A port that no slice had before.

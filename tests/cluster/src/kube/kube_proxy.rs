@@ -21,6 +21,7 @@ pub struct KubeProxyOptions {
     pub node: String,
     /// A kubeconfig instead of one with a certificate of `system:kube-proxy`.
     pub kubeconfig: Option<PathBuf>,
+    pub env: Vec<(String, String)>,
     /// A JSON merge patch for the harness's `KubeProxyConfiguration`.
     pub config: Value,
 }
@@ -29,7 +30,7 @@ impl KubeProxyOptions {
     /// Mode nftables, pods detected by [`CLUSTER_CIDRS`](crate::net::plan::CLUSTER_CIDRS), all other settings at their
     /// defaults.
     pub fn new(node: &str) -> Self {
-        Self { node: node.to_owned(), kubeconfig: None, config: json!({}) }
+        Self { node: node.to_owned(), kubeconfig: None, env: Vec::new(), config: json!({}) }
     }
 
     pub fn with(mut self, config: Value) -> Self {
@@ -87,7 +88,7 @@ impl KubeProxy {
             name: "kube-proxy".to_owned(),
             path: peers::kubernetes("kube-proxy")?,
             args: vec![format!("--config={}", file.display()), "-v=2".to_owned()],
-            env: Vec::new(),
+            env: options.env.clone(),
             log: folder.join("kube-proxy.log"),
         };
         let mut proxy = Self { daemon: Daemon::new(namespace.in_namespace(&program)?) };

@@ -17,7 +17,7 @@ use keelson_proxy::model::Family;
 
 use crate::{
     names::{PREFIX, SetKind, SetName, Table, rank},
-    save::Found,
+    save::{Fingerprint, Found},
 };
 
 /// Maximum number of chains in a section, where large sections are slow.
@@ -43,9 +43,22 @@ impl Wanted {
     /// The changes that make the kernel's state the wanted one. `ordered`: our jumps must be the first rules of the
     /// built-in chains; otherwise anywhere in them, because another program may want its own rules to be first, too.
     pub fn changes(&self, found: &Found, ordered: bool) -> Changes {
+        self.clone().into_changes(found, ordered)
+    }
+
+    /// The same without a copy of the text of chains, which may be large.
+    pub fn into_changes(mut self, found: &Found, ordered: bool) -> Changes {
+        let mut changes = self.other_changes(found, ordered);
+        for table in Table::ALL {
+            changes.compare_chains(table, std::mem::take(self.chains_mut(table)), found.chains(table));
+        }
+        changes
+    }
+
+    /// The changes of jumps and sets.
+    fn other_changes(&self, found: &Found, ordered: bool) -> Changes {
         let mut changes = Changes::default();
         for table in Table::ALL {
-            changes.compare_chains(table, self.chains(table), found.chains(table));
             let is_wanted = |chain: &str| self.chains(table).contains_key(chain);
             for (built_in, chain) in table.jumps().iter().filter(|(_, chain)| is_wanted(chain)) {
                 let rules = found.built_in(table, built_in);
@@ -139,7 +152,7 @@ impl Changes {
         for table in Table::ALL {
             let jumps = found.jumps_to_ours(table).map(|(chain, rule)| (table, format!("-D {chain} {rule}")));
             changes.jumps.extend(jumps);
-            changes.compare_chains(table, &BTreeMap::new(), found.chains(table));
+            changes.compare_chains(table, BTreeMap::new(), found.chains(table));
         }
         changes
     }
@@ -160,14 +173,13 @@ impl Changes {
     pub fn compare_chains(
         &mut self,
         table: Table,
-        wanted: &BTreeMap<String, String>,
-        found: &BTreeMap<String, String>,
+        wanted: BTreeMap<String, String>,
+        found: &BTreeMap<String, Fingerprint>,
     ) {
-        let differs = |(chain, text): &(&String, &String)| found.get(*chain) != Some(*text);
-        let written = wanted.iter().filter(differs).map(|(chain, text)| (table, chain.clone(), text.clone()));
-        self.chains.extend(written);
         let gone = found.keys().filter(|chain| !wanted.contains_key(*chain));
         self.delete_chains.extend(gone.map(|chain| (table, chain.clone())));
+        let differs = |(chain, text): &(String, String)| found.get(chain) != Some(&Fingerprint::of(text));
+        self.chains.extend(wanted.into_iter().filter(differs).map(|(chain, text)| (table, chain, text)));
     }
 
     /// Input of `ipset restore` before rules are changed.
@@ -288,4 +300,33 @@ fn section_text(
         let _ = writeln!(text, "-X {chain}");
     }
     text.push_str("COMMIT\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_that_differs_in_any_rule_is_written_anew() {
+        let rules = "-A KEELSON-C-1 -j RETURN\n-A KEELSON-C-1 -j ACCEPT\n";
+        let mut wanted = Wanted::default();
+        wanted.chains_mut(Table::Mangle).insert("KEELSON-C-1".into(), rules.into());
+        wanted.chains_mut(Table::Mangle).insert("KEELSON-C-2".into(), String::new());
+        let changes = |rules: &str| {
+            let mut found = Found::default();
+            let chains = ":KEELSON-C-1 - [0:0]\n:KEELSON-C-2 - [0:0]\n:KEELSON-C-3 - [0:0]\n";
+            found.add_rules(Table::Mangle, &format!("*mangle\n{chains}{rules}COMMIT\n"));
+            wanted.clone().into_changes(&found, false)
+        };
+        let gone = vec![(Table::Mangle, "KEELSON-C-3".to_owned())];
+        let same = Changes { delete_chains: gone.clone(), ..Changes::default() };
+        assert_eq!(changes(rules), same);
+        let written = vec![(Table::Mangle, "KEELSON-C-1".to_owned(), rules.to_owned())];
+        let anew = Changes { chains: written, delete_chains: gone, ..Changes::default() };
+        for other in
+            ["", "-A KEELSON-C-1 -j ACCEPT\n-A KEELSON-C-1 -j RETURN\n", "-A KEELSON-C-1 -j RETURN\n"]
+        {
+            assert_eq!(changes(other), anew, "{other}");
+        }
+    }
 }

@@ -314,7 +314,8 @@ fn run_for(
 fn read_all(mut pipe: impl std::io::Read) -> String {
     let mut bytes = Vec::new();
     let _read = pipe.read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+    // The rules of many Services are large: no second copy.
+    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// Waits for a program that has closed its output.

@@ -131,7 +131,7 @@ impl<P: Plan> Ruleset<P> {
         for set in wanted.sets.keys() {
             self.unused_sets.remove(set.as_str());
         }
-        let changes = wanted.changes(&found, !is_drift);
+        let changes = wanted.into_changes(&found, !is_drift);
         let mut outcome = Outcome { full: true, ..Outcome::default() };
         self.apply(programs, self.without_unused(changes), &mut outcome)?;
         outcome.repaired = is_drift && !outcome.is_nothing();
@@ -185,7 +185,7 @@ impl<P: Plan> Ruleset<P> {
     ) -> Result<Outcome, ProgramError> {
         self.note_read(now, took);
         self.kube_proxy.clone_from(&found.kube_proxy);
-        match self.without_unused(self.plan.wanted().changes(found, false)).is_empty() {
+        match self.without_unused(self.plan.wanted().into_changes(found, false)).is_empty() {
             true => Ok(Outcome::default()),
             false => self.sync_full(programs, true),
         }
@@ -193,7 +193,7 @@ impl<P: Plan> Ruleset<P> {
 
     pub fn difference(&self, programs: &mut dyn Programs) -> Result<Changes, ProgramError> {
         let found = self.read(programs)?;
-        Ok(self.without_unused(self.plan.wanted().changes(&found, true)))
+        Ok(self.without_unused(self.plan.wanted().into_changes(&found, true)))
     }
 
     /// Destroys sets that no rule uses.

@@ -3,9 +3,9 @@
 //! Owns: [`Plan`]. In: service ports, facts about the node. Out: [`Changes`] since the last sync, or everything
 //! ([`Wanted`]). Pure: no I/O, no clock.
 //!
-//! The plan keeps service ports, and no text of their chains: what a Service had is computed again from what it was. The
-//! chains of the trees are kept as text and computed anew when a frontend changes: some milliseconds at 10,000 Services,
-//! less than one call of `iptables-restore`.
+//! The plan keeps service ports, and no text of chains: what a Service had is computed again from what it was. Of
+//! frontends and of the chains of the trees it keeps fingerprints. The trees are computed anew when a frontend changes: at
+//! 10,000 Services some tens of milliseconds, less than one call of `iptables-restore`.
 
 mod fixed;
 mod port;
@@ -35,6 +35,7 @@ use crate::{
     names::{FIXED_SETS, SetKind, SetName, Table},
     rule::{Rule, chain_text},
     ruleset,
+    save::Fingerprint,
 };
 
 /// What the rules depend on besides Services.
@@ -73,13 +74,28 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Default)]
 struct Taken {
-    frontends: BTreeMap<Frontend, FrontendState>,
-    trees: BTreeMap<String, String>,
+    frontends: BTreeMap<Frontend, TakenFrontend>,
+    trees: BTreeMap<String, Fingerprint>,
     /// The former ports of Services that have changed since.
     services: HashMap<ServiceName, Vec<ServicePort>>,
     claimed: BTreeSet<Frontend>,
     /// Whether these were in the set.
     hairpin: HashMap<(Protocol, Endpoint), bool>,
+}
+
+/// A [`FrontendState`], in less memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TakenFrontend {
+    /// `None`: it has none.
+    rules: Option<Fingerprint>,
+    refusal: Option<Refusal>,
+}
+
+impl TakenFrontend {
+    fn of(state: &FrontendState) -> Self {
+        let rules = (!state.rules.is_empty()).then(|| Fingerprint::of(&chain_text("", &state.rules)));
+        Self { rules, refusal: state.refusal }
+    }
 }
 
 impl Plan {
@@ -243,7 +259,8 @@ impl Plan {
             let affinity = affinity_sets(port, self.family);
             wanted.sets.extend(affinity.into_iter().map(|set| (set, BTreeSet::new())));
         }
-        for (set, entry) in frontends.iter().flat_map(|(frontend, state)| self.refusals(*frontend, state)) {
+        let refusals = frontends.iter().flat_map(|(frontend, state)| self.refusals(*frontend, state.refusal));
+        for (set, entry) in refusals {
             wanted.sets.entry(set).or_default().insert(entry);
         }
         let hairpin = wanted.sets.entry(SetName::fixed(self.family, SetKind::Hairpin)).or_default();
@@ -251,8 +268,8 @@ impl Plan {
         wanted
     }
 
-    fn refusals(&self, frontend: Frontend, state: &FrontendState) -> Vec<(SetName, String)> {
-        let Some(refusal) = state.refusal else { return Vec::new() };
+    fn refusals(&self, frontend: Frontend, refusal: Option<Refusal>) -> Vec<(SetName, String)> {
+        let Some(refusal) = refusal else { return Vec::new() };
         let kind = match (frontend, refusal) {
             (Frontend::Address { .. }, Refusal::Drop) => SetKind::Drop,
             (Frontend::Address { .. }, Refusal::Reject) => SetKind::Reject,
@@ -277,7 +294,7 @@ impl Plan {
             let all = ports.iter().flat_map(|port| chains(port, self.family, &self.facts));
             all.map(|(chain, rules)| (chain.clone(), chain_text(&chain, &rules))).collect()
         };
-        changes.compare_chains(Table::Nat, &texts(after), &texts(before));
+        changes.compare_chains(Table::Nat, texts(after), &fingerprints(&texts(before)));
         let sets = |ports: &[ServicePort]| -> BTreeSet<SetName> {
             ports.iter().flat_map(|port| affinity_sets(port, self.family)).collect()
         };
@@ -311,15 +328,15 @@ impl ruleset::Plan for Plan {
         }
         let mut is_tree_changed = false;
         for frontend in std::mem::take(&mut taken.claimed) {
-            let (before, after) = (taken.frontends.remove(&frontend), self.frontend_state(frontend));
-            let refusals = |state: &Option<FrontendState>| {
-                state.as_ref().map_or_else(Vec::new, |state| self.refusals(frontend, state))
-            };
-            let (old, new) = (refusals(&before), refusals(&after));
+            let before = taken.frontends.remove(&frontend);
+            let after = self.frontend_state(frontend).as_ref().map(TakenFrontend::of);
+            let refusals =
+                |state: Option<TakenFrontend>| self.refusals(frontend, state.and_then(|state| state.refusal));
+            let (old, new) = (refusals(before), refusals(after));
             changes.delete_entries.extend(old.iter().filter(|entry| !new.contains(entry)).cloned());
             changes.add_entries.extend(new.into_iter().filter(|entry| !old.contains(entry)));
-            let rules = |state: &Option<FrontendState>| state.as_ref().map(|state| state.rules.clone());
-            is_tree_changed |= rules(&before).unwrap_or_default() != rules(&after).unwrap_or_default();
+            let rules = |state: Option<TakenFrontend>| state.and_then(|state| state.rules);
+            is_tree_changed |= rules(before) != rules(after);
             taken.frontends.extend(after.map(|state| (frontend, state)));
         }
         for ((protocol, endpoint), was) in std::mem::take(&mut taken.hairpin) {
@@ -331,9 +348,9 @@ impl ruleset::Plan for Plan {
             }
         }
         if is_tree_changed {
-            let trees = self.tree_texts(&taken.frontends);
-            changes.compare_chains(Table::Nat, &trees, &taken.trees);
-            taken.trees = trees;
+            let trees = self.tree_texts(&self.frontend_states());
+            let known = std::mem::replace(&mut taken.trees, fingerprints(&trees));
+            changes.compare_chains(Table::Nat, trees, &known);
         }
         self.taken = Some(taken);
         Some(changes)
@@ -348,10 +365,18 @@ impl ruleset::Plan for Plan {
     fn take_wanted(&mut self) -> Wanted {
         let frontends = self.frontend_states();
         let trees = self.tree_texts(&frontends);
-        let wanted = self.wanted_with(&frontends, trees.clone());
-        self.taken = Some(Taken { frontends, trees, ..Taken::default() });
-        wanted
+        let taken = Taken {
+            frontends: frontends.iter().map(|(at, state)| (*at, TakenFrontend::of(state))).collect(),
+            trees: fingerprints(&trees),
+            ..Taken::default()
+        };
+        self.taken = Some(taken);
+        self.wanted_with(&frontends, trees)
     }
+}
+
+fn fingerprints(texts: &BTreeMap<String, String>) -> BTreeMap<String, Fingerprint> {
+    texts.iter().map(|(chain, text)| (chain.clone(), Fingerprint::of(text))).collect()
 }
 
 fn hairpin_entry(protocol: Protocol, Endpoint { ip, port }: Endpoint) -> String {
