@@ -25,7 +25,10 @@ mount -t tmpfs tmp /root/tmp
 mount -t cgroup2 cgroup /root/sys/fs/cgroup
 mkdir -p /root/dev/pts
 mount -t devpts pts /root/dev/pts
+hostname vm
 ip link set lo up
+ip addr add 10.0.2.15/24 dev eth0
+ip link set eth0 up
 cp /share/command /root/tmp/command
 chroot /root /bin/bash /tmp/command
 echo $? >/share/code

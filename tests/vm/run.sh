@@ -4,8 +4,8 @@
 #   tests/vm/run.sh COMMAND [ARGUMENT...]
 #
 # The kernel is Debian's cloud kernel of this release, under qemu without KVM. The VM sees the root file system of the
-# machine read-only below a tmpfs, so every program of it runs there, in the current folder; what it writes is gone. The exit
-# code is the command's; 125: the VM ended without one. Needs root.
+# machine read-only below a tmpfs, so every program of it runs there, in the current folder; what it writes is gone. The
+# machine's loopback has the address 10.0.2.2 there. The exit code is the command's; 125: the VM ended without one. Needs root.
 #   KEELSON_VM_MEMORY   MiB (1024)
 #   KEELSON_VM_TIMEOUT  seconds (900)
 set -euo pipefail
@@ -15,7 +15,7 @@ memory=${KEELSON_VM_MEMORY:-1024}
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 # Loaded at the start, with what they need.
-modules=(virtio_pci virtiofs overlay crc32c_generic veth dummy sctp
+modules=(virtio_pci virtio_net virtiofs overlay crc32c_generic bridge veth dummy sctp
     ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq ip_vs_mh
     nf_conntrack_netlink nf_tables nft_compat nft_chain_nat
     ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_hash_netport
@@ -100,6 +100,7 @@ done
 timeout "${KEELSON_VM_TIMEOUT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -machine pc \
     -nodefaults -no-user-config -display none -no-reboot -serial stdio \
     -object memory-backend-memfd,id=memory,size="${memory}M",share=on -numa node,memdev=memory \
+    -nic user,model=virtio-net-pci \
     -chardev socket,id=root,path="$run/root.sock" -device vhost-user-fs-pci,chardev=root,tag=root \
     -chardev socket,id=share,path="$run/share.sock" -device vhost-user-fs-pci,chardev=share,tag=share \
     -kernel "$cache/vmlinuz" -initrd "$cache/initrd" \

@@ -32,6 +32,12 @@ pub struct Program {
 }
 
 impl Program {
+    /// One that is never started here: somebody else runs it.
+    pub fn outside(name: &str) -> Self {
+        let (path, log) = (PathBuf::from(name), PathBuf::from("/dev/null"));
+        Self { name: name.to_owned(), path, args: Vec::new(), env: Vec::new(), log }
+    }
+
     /// Starts it. It gets SIGKILL when this process ends in any way.
     pub fn start(&self) -> Result<Process> {
         let log = File::options().create(true).append(true).open(&self.log);

@@ -2,6 +2,7 @@
 //! a time limit for each test, a peer that lives for as long as a test uses it, and all tests of a suite in one
 //! process.
 
+use crate::util::patience;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -16,13 +17,14 @@ use tokio::sync::Mutex;
 const TEST_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// Runs a test on the one runtime of the process: clients belong to the runtime that they were created on.
-pub fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
+pub fn run<T>(test: impl Future<Output = Result<T>>) -> Result<T> {
     static RUNTIME: LazyLock<std::io::Result<Runtime>> = LazyLock::new(Runtime::new);
     let runtime = RUNTIME.as_ref().map_err(|error| anyhow!("there is no runtime: {error}"))?;
     let started = Instant::now();
-    let outcome = runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, test).await });
+    let timeout = TEST_TIMEOUT * patience();
+    let outcome = runtime.block_on(async { tokio::time::timeout(timeout, test).await });
     eprintln!("took {:.1} s", started.elapsed().as_secs_f64());
-    outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {TEST_TIMEOUT:?}")))
+    outcome.unwrap_or_else(|_| Err(anyhow!("the test has not ended after {timeout:?}")))
 }
 
 /// A peer that tests of one process share. The first test that asks starts it; it ends with the last one that uses it.
@@ -46,6 +48,10 @@ impl<T> Shared<T> {
     }
 }
 
+fn program() -> Result<PathBuf> {
+    env::current_exe().context("cannot tell where this program is")
+}
+
 /// A suite as one test, because nextest runs each test in a separate process. Does nothing outside nextest. When
 /// nextest retries it, only the tests that failed are repeated, so that nextest reports them as flaky.
 #[derive(Clone, Copy, Debug)]
@@ -61,13 +67,27 @@ pub struct Suite {
 
 impl Suite {
     pub fn run(self) -> Result<()> {
+        let mut command = Command::new(program()?);
+        command.env_remove("NEXTEST").envs(self.env.iter().copied());
+        self.run_as(command)
+    }
+
+    /// The same by a program that runs its arguments in another place, such as a virtual machine.
+    pub fn run_by(self, mut runner: Command) -> Result<()> {
+        runner.arg("env").args(self.env.iter().map(|(name, value)| format!("{name}={value}")));
+        let passed =
+            env::vars().filter(|(name, _)| name == "KEELSON_PEERS" || name.starts_with("KEELSON_TEST_"));
+        runner.args(passed.map(|(name, value)| format!("{name}={value}"))).arg(program()?);
+        self.run_as(runner)
+    }
+
+    fn run_as(self, mut command: Command) -> Result<()> {
         let Ok(run) = env::var("NEXTEST_RUN_ID") else { return Ok(()) };
-        let program = env::current_exe().context("cannot tell where this program is")?;
+        let program = program()?;
         let name = program.file_stem().context("a program has a name")?.display().to_string();
         let failures = program.with_file_name(format!("{name}-{}-{run}.failed", self.test));
-        let mut command = Command::new(program);
-        command.env_remove("NEXTEST").envs(self.env.iter().copied());
-        command.args(["--test-threads", &self.threads.to_string()]);
+        // The console of a virtual machine is a terminal.
+        command.args(["--color", "never", "--test-threads", &self.threads.to_string()]);
         match fs::read_to_string(&failures) {
             Ok(failed) => {
                 command.arg("--exact").args(failed.lines());
@@ -76,6 +96,8 @@ impl Suite {
                 for skip in [&["in_one_process"], self.skip].concat() {
                     command.args(["--skip", skip]);
                 }
+                // Parts of names, for one who looks at a few of them.
+                command.args(env::var("KEELSON_TEST_ONLY").unwrap_or_default().split_whitespace());
             }
         }
         self.forward_output(command, failures)

@@ -9,6 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
+use std::env;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
@@ -17,6 +18,11 @@ use std::time::{Duration, Instant};
 
 /// Timeout of a wait in a test: long, because the machine may be slow and busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many times as long as elsewhere tests wait: `KEELSON_TEST_PATIENCE`, for machines that are slow, such as virtual ones.
+pub fn patience() -> u32 {
+    env::var("KEELSON_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
@@ -48,6 +54,7 @@ where
     F: Future<Output = Result<T>>,
 {
     let started = Instant::now();
+    let timeout = timeout * patience();
     let mut last = None;
     loop {
         // A check that hangs must not hang the test.

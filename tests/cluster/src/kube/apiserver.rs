@@ -88,6 +88,13 @@ impl ApiServer {
         Ok(server)
     }
 
+    /// One that another process has started and stops.
+    pub(super) fn outside(scratch: &Scratch, endpoint: &str, probe: Admin) -> Self {
+        let audit_log = Mutex::new(AuditLog::new(scratch.path().join("audit.log")));
+        let daemon = Daemon::new(Program::outside("kube-apiserver"));
+        Self { endpoint: endpoint.to_owned(), audit_log, daemon, probe }
+    }
+
     /// `https://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> &str {
         &self.endpoint

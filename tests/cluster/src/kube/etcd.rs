@@ -82,6 +82,17 @@ impl Etcd {
         Ok(etcd)
     }
 
+    /// One that another process has started and stops.
+    pub(super) fn outside(endpoint: &str) -> Self {
+        Self {
+            endpoint: endpoint.to_owned(),
+            data: PathBuf::new(),
+            member: String::new(),
+            daemon: Daemon::new(Program::outside("etcd")),
+            restorer: PathBuf::new(),
+        }
+    }
+
     /// Puts many keys at the same time, which is far faster than creating each object through an API server. Not in
     /// transactions: an API server expects that no two objects have the same version.
     pub async fn put_all(&self, pairs: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {

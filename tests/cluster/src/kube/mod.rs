@@ -36,12 +36,14 @@ pub use proxy::{ApiFault, ApiMatch, ApiProxy, ApiRule, ApiSeen};
 pub use reflectors::Reflectors;
 pub use tcp::{Chunk, TcpProxy};
 
+use crate::net::Forward;
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use keelson_harness::containerd::Containerd;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{PATIENCE, eventually};
 use kube::Api;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -54,6 +56,7 @@ pub struct Cluster {
     pki: Arc<Pki>,
     admin_identity: Identity,
     token_nodes: Vec<String>,
+    _forwards: Vec<Forward>,
 }
 
 impl Cluster {
@@ -90,7 +93,36 @@ impl Cluster {
         // Pods are refused without it, and no controller runs that would create it.
         admin.ensure_service_account("default", "default").await?;
         let token_nodes = options.token_nodes.clone();
-        Ok(Self { admin, api, etcd, pki, admin_identity, token_nodes })
+        Ok(Self { admin, api, etcd, pki, admin_identity, token_nodes, _forwards: Vec::new() })
+    }
+
+    /// What [`Cluster::outside`] needs to use it from a virtual machine, where the loopback of this machine has another
+    /// address.
+    pub fn description(&self, loopback: &str) -> String {
+        let (api, etcd, key) = (self.api.endpoint(), self.etcd.endpoint(), self.pki.key());
+        json!({"api": api, "etcd": etcd, "key": key, "loopback": loopback}).to_string()
+    }
+
+    /// The cluster of a [`Cluster::description`], outside of this virtual machine. Its ports are forwarded, so that its
+    /// addresses are the same here. It cannot be stopped or restarted.
+    pub async fn outside(scratch: &Scratch, description: &str) -> Result<Self> {
+        let description: Value = serde_json::from_str(description).context("not a cluster's description")?;
+        let text = |key: &str| description[key].as_str().with_context(|| format!("a cluster has its {key}"));
+        let mut forwards = Vec::new();
+        for endpoint in [text("api")?, text("etcd")?] {
+            let (_, address) = endpoint.split_once("//").context("an endpoint is a URL")?;
+            let (_, port) = address.split_once(':').context("an endpoint has a port")?;
+            let listener = tokio::net::TcpListener::bind(address).await?;
+            forwards.push(Forward::of(listener, &format!("{}:{port}", text("loopback")?)));
+        }
+        let pki = Arc::new(Pki::of(&free_folder(scratch, "pki")?, text("key")?)?);
+        let folder = free_folder(scratch, "admin")?;
+        let admin_identity =
+            Identity::certificate(folder, text("api")?, &pki, "admin", "system:masters").await?;
+        let admin = Admin::new(admin_identity.client().await?);
+        let api = ApiServer::outside(scratch, text("api")?, admin.clone());
+        let etcd = Etcd::outside(text("etcd")?);
+        Ok(Self { admin, api, etcd, pki, admin_identity, token_nodes: Vec::new(), _forwards: forwards })
     }
 
     pub fn pki(&self) -> &Pki {

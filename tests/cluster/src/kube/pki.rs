@@ -51,11 +51,20 @@ impl Pair {
 impl Pki {
     /// Makes an authority and writes its certificate to `ca.crt` in the folder.
     pub fn new(folder: &Path) -> Result<Self> {
+        Self::with_key(folder, new_key()?)
+    }
+
+    /// The authority of this key again, such as the one of a cluster outside of a virtual machine: what one signs, the
+    /// other accepts.
+    pub(super) fn of(folder: &Path, key: &str) -> Result<Self> {
+        Self::with_key(folder, KeyPair::from_pem(key).context("not the key of an authority")?)
+    }
+
+    fn with_key(folder: &Path, key: KeyPair) -> Result<Self> {
         let mut params = params("keelson-tests", None, Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        let issuer =
-            CertifiedIssuer::self_signed(params, new_key()?).context("cannot sign the authority itself")?;
+        let issuer = CertifiedIssuer::self_signed(params, key).context("cannot sign the authority itself")?;
         let ca_file = folder.join("ca.crt");
         fs::write(&ca_file, issuer.pem()).with_context(|| format!("cannot write {}", ca_file.display()))?;
         Ok(Self { ca_file, issuer })
@@ -65,11 +74,15 @@ impl Pki {
         &self.ca_file
     }
 
+    pub(super) fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// Writes the authority's key beside its certificate, for the controller that signs certificates, and returns the
     /// file.
     pub fn signing_key(&self) -> Result<PathBuf> {
         let file = self.ca_file.with_extension("key");
-        write_secret(&file, &self.issuer.key().serialize_pem())?;
+        write_secret(&file, &self.key())?;
         Ok(file)
     }
 

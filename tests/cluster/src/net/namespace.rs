@@ -262,8 +262,13 @@ pub struct Forward(tokio::task::JoinHandle<()>);
 impl Forward {
     /// From `listen` inside to `upstream` (`127.0.0.1:PORT`).
     pub fn start(namespace: &Namespace, listen: SocketAddr, upstream: &str) -> Result<Self> {
-        let (listener, upstream) = (namespace.tcp_listener(listen)?, upstream.to_owned());
-        Ok(Self(tokio::spawn(async move {
+        Ok(Self::of(namespace.tcp_listener(listen)?, upstream))
+    }
+
+    /// From a listener, wherever it is.
+    pub(crate) fn of(listener: tokio::net::TcpListener, upstream: &str) -> Self {
+        let upstream = upstream.to_owned();
+        Self(tokio::spawn(async move {
             let mut carried = tokio::task::JoinSet::new();
             loop {
                 while carried.try_join_next().is_some() {}
@@ -281,7 +286,7 @@ impl Forward {
                     }
                 });
             }
-        })))
+        }))
     }
 }
 

@@ -67,12 +67,19 @@ pub(crate) struct SharedCluster {
     pub(crate) scratch: Scratch,
 }
 
+/// The cluster outside of this virtual machine ([`Cluster::description`]).
+pub(crate) const OUTSIDE: &str = "KEELSON_TEST_CLUSTER";
+
 pub(crate) async fn shared() -> Result<&'static SharedCluster> {
     static SHARED: OnceCell<SharedCluster> = OnceCell::const_new();
     SHARED
         .get_or_try_init(|| async {
             let scratch = Scratch::new()?;
             remove_at_exit(scratch.path())?;
+            if let Ok(description) = std::env::var(OUTSIDE) {
+                let cluster = Cluster::outside(&scratch, &description).await?;
+                return Ok(SharedCluster { cluster, scratch });
+            }
             let args = vec![
                 "--service-cluster-ip-range=10.96.0.0/12,fd00:10:96::/112".to_owned(),
                 "--audit-log-path=".to_owned(),

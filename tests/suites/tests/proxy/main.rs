@@ -11,6 +11,8 @@
 #![allow(clippy::print_stderr)]
 
 use keelson_harness::suite::Suite;
+use std::path::Path;
+use std::process::Command;
 
 mod affinity;
 mod choice;
@@ -48,6 +50,24 @@ fn in_one_process_with_iptables_legacy() -> anyhow::Result<()> {
 #[test]
 fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
     with_iptables("in_one_process_with_iptables_nft", &[BACKEND, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
+}
+
+/// In a virtual machine whose kernel has IPVS, with the control plane outside of it.
+#[test]
+fn in_one_process_with_ipvs() -> anyhow::Result<()> {
+    if std::env::var_os("NEXTEST_RUN_ID").is_none() {
+        return Ok(());
+    }
+    let cluster = common::run(async { Ok(common::shared().await?.cluster.description("10.0.2.2")) })?;
+    let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
+    vm.args(["env", "KEELSON_PROXY_DUMP=1", &format!("{}={cluster}", common::OUTSIDE)]);
+    Suite {
+        test: "in_one_process_with_ipvs",
+        threads: 2,
+        skip: &[],
+        env: &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "5")],
+    }
+    .run_by(vm)
 }
 
 const BACKEND: (&str, &str) = (subject::BACKEND, "iptables");
