@@ -96,8 +96,9 @@ for _ in $(seq 100); do
     if [ -S "$run/root.sock" ] && [ -S "$run/share.sock" ]; then break; fi
     sleep 0.1
 done
-# On a busy machine the VM may stand still for a while: its kernel must not take that for a fault.
-timeout "${KEELSON_VM_TIMEOUT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m "$memory" -machine pc \
+# Instructions of newer processors cost more to emulate than they save. On a busy machine the VM may stand still for a
+# while: its kernel must not take that for a fault.
+timeout "${KEELSON_VM_TIMEOUT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu qemu64 -smp 2 -m "$memory" -machine pc \
     -nodefaults -no-user-config -display none -no-reboot -serial stdio \
     -object memory-backend-memfd,id=memory,size="${memory}M",share=on -numa node,memdev=memory \
     -nic user,model=virtio-net-pci \
