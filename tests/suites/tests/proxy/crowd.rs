@@ -7,12 +7,13 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use keelson_cluster::net::plan::{CLIENT, NODE};
 use keelson_cluster::net::{Family, NetClient, http_get_from};
+use keelson_harness::util::patience;
 use serde_json::json;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-/// Number of connections open at once.
+/// Number of connections open at once; fewer on a slow machine.
 const CROWD: usize = 5_000;
 /// Number of their source addresses, unless it is one pod.
 const SOURCES: u8 = 50;
@@ -20,8 +21,8 @@ const HEALTH: u16 = 10256;
 
 /// Opens connections from each of these addresses in turn. Every second one begins a request that it does not end.
 async fn crowd(client: &NetClient, sources: &[IpAddr], at: SocketAddr) -> Result<Vec<TcpStream>> {
-    let mut open = Vec::with_capacity(CROWD);
-    let sources: Vec<IpAddr> = sources.iter().copied().cycle().take(CROWD).collect();
+    let sources: Vec<IpAddr> = sources.iter().copied().cycle().take(CROWD / patience() as usize).collect();
+    let mut open = Vec::with_capacity(sources.len());
     for batch in sources.chunks(100) {
         let connect = |source: &IpAddr| {
             let socket = client.namespace().tcp_client(*source);

@@ -2,7 +2,7 @@
 
 use crate::common::Case;
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::subject::{Subject, is_as_mode_nftables};
+use crate::subject::{Subject, is_as_mode_nftables, is_ipvs};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -109,7 +109,18 @@ pub(crate) fn unused_cluster_ip() -> Want {
 /// A UDP port of a cluster IP that its Service does not have.
 pub(crate) fn unused_udp_port() -> Want {
     // The gateway, which has the address otherwise, does not answer over UDP.
-    if is_as_mode_nftables() { Want::Reject } else { Want::Drop }
+    if is_as_mode_nftables() || is_ipvs() { Want::Reject } else { Want::Drop }
+}
+
+/// A port of an external address that its Service does not have; `otherwise` where the node does not have the address.
+pub(crate) fn unused_external_port(otherwise: Want) -> Want {
+    if is_ipvs() { Want::Reject } else { otherwise }
+}
+
+/// A frontend that is gone and was used a moment ago. Ours of the backend ipvs stays until its connections are forgotten,
+/// and accepts no other.
+pub(crate) fn used_before(otherwise: Want) -> Want {
+    if is_ipvs() && Subject::get() == Subject::Keelson { Want::Reject } else { otherwise }
 }
 
 impl Want {
@@ -250,7 +261,7 @@ impl Case {
     /// chain `KUBE-EXTERNAL-SERVICES` is not in `OUTPUT`.
     pub(crate) fn all_rejected(&self, target: Target) -> Vec<(NetClient, Target, Want)> {
         let mut table = self.all_clients(target, &Want::Reject);
-        let rejects_own = self.subject() == Subject::Keelson || is_as_mode_nftables();
+        let rejects_own = self.subject() == Subject::Keelson || is_as_mode_nftables() || is_ipvs();
         if !rejects_own && ![self.v(1).address, self.np(1).address].contains(&target.address) {
             table.remove(1);
         }

@@ -1,7 +1,9 @@
 //! Frontends: cases 1 to 5, 14 to 17, 43 and 44.
 
 use crate::common::{Case, Setup, run, shared};
-use crate::expect::{Want, kept, masked, unused_cluster_ip, unused_udp_port};
+use crate::expect::{
+    Want, kept, masked, unused_cluster_ip, unused_external_port, unused_udp_port, used_before,
+};
 use crate::objects::{PORT, at_8080, elsewhere, on_node, port};
 use anyhow::{Result, ensure};
 use keelson_cluster::endpoints::Kind;
@@ -55,9 +57,9 @@ fn case_02_a_service_of_another_proxy_has_no_frontends() -> Result<()> {
             (case.client(), case.np(1), masked(&r1)),
         ];
         let gone = [
-            (case.pod(), case.v(1), unused_cluster_ip()),
-            (case.client(), case.w(1), Want::Untouched),
-            (case.client(), case.np(1), Want::Reset),
+            (case.pod(), case.v(1), used_before(unused_cluster_ip())),
+            (case.client(), case.w(1), used_before(Want::Untouched)),
+            (case.client(), case.np(1), used_before(Want::Reset)),
         ];
         case.synced().await?;
         case.all(there.clone()).await?;
@@ -161,7 +163,7 @@ fn case_14_protocols_on_one_port_are_independent() -> Result<()> {
             (case.pod(), case.v(1).over(Transport::Udp), unused_udp_port()),
             (case.pod(), case.v(1), kept([&endpoints[0]])),
             (case.pod(), case.v(1).over(Transport::Sctp), kept([&endpoints[2]])),
-            (case.client(), case.w(1).over(Transport::Udp), Want::Drop),
+            (case.client(), case.w(1).over(Transport::Udp), unused_external_port(Want::Drop)),
             (case.client(), case.w(1).over(Transport::Sctp), masked([&endpoints[2]])),
         ])
         .await
@@ -261,11 +263,11 @@ fn case_17_undefined_ports_and_unallocated_addresses() -> Result<()> {
             (case.host(), case.v(1).port(81), Want::Reject),
             (case.client(), case.v(1).port(81), Want::Reject),
             (case.pod(), case.v(1).over(Transport::Udp), Want::Reject),
-            (case.pod(), case.v(77), Want::Drop),
-            (case.host(), case.v(77), Want::Drop),
-            (case.client(), case.v(77), Want::Drop),
-            (case.client(), case.w(1).port(81), Want::Untouched),
-            (case.host(), case.w(1).port(81), Want::Untouched),
+            (case.pod(), case.v(77), unused_cluster_ip()),
+            (case.host(), case.v(77), unused_cluster_ip()),
+            (case.client(), case.v(77), unused_cluster_ip()),
+            (case.client(), case.w(1).port(81), unused_external_port(Want::Untouched)),
+            (case.host(), case.w(1).port(81), unused_external_port(Want::Untouched)),
         ])
         .await
     })

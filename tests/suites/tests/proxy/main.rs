@@ -3,7 +3,7 @@
 //! whether a connection without an endpoint was rejected or dropped.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy`
-//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND=iptables`, in mode iptables
+//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND`, in mode iptables or ipvs
 //! (`make conformance-kube-proxy`). Both must behave the same: a test that branches on the subject is about how rules are
 //! written, and `docs/kube-proxy-differences.md` explains why.
 
@@ -61,6 +61,9 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     let cluster = common::run(async { Ok(common::shared().await?.cluster.description("10.0.2.2")) })?;
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
     vm.args(["env", &format!("{}={cluster}", common::OUTSIDE)]);
+    if let Ok(subject) = std::env::var(subject::SUBJECT) {
+        vm.arg(format!("{}={subject}", subject::SUBJECT));
+    }
     Suite {
         test: "in_one_process_with_ipvs",
         threads: 2,

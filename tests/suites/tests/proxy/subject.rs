@@ -27,10 +27,11 @@ const EVERYTHING: [&str; 2] = ["0.0.0.0/0", "::/0"];
 pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 
 pub(crate) const BACKEND: &str = "KEELSON_TEST_PROXY_BACKEND";
+pub(crate) const SUBJECT: &str = "KEELSON_PROXY_SUBJECT";
 
 /// Cases in which a backend differs by design, or whose test is about the rules of another one. The backend's own tests have
 /// them.
-const DIFFERENCES: [(u8, &str, &str); 9] = [
+const DIFFERENCES: &[(u8, &str, &str)] = &[
     (
         17,
         "iptables",
@@ -44,16 +45,32 @@ const DIFFERENCES: [(u8, &str, &str); 9] = [
     (153, "iptables", "the test holds a table of nftables"),
     (160, "iptables", "the test deletes a table of nftables"),
     (161, "iptables", "no number is in the priority of packets"),
+    (
+        247,
+        "ipvs",
+        "IPVS remembers a client for as long as it remembers a connection of it, for two minutes after its end",
+    ),
+    (56, "ipvs", "the test reads a table of nftables"),
+    (59, "ipvs", "the test holds a table of nftables"),
+    (153, "ipvs", "the test holds a table of nftables"),
+    (160, "ipvs", "the test deletes a table of nftables"),
+    (161, "ipvs", "no number is in the priority of packets"),
 ];
 
 fn backend() -> String {
     std::env::var(BACKEND).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "nft".to_owned())
 }
 
-/// Whether unused addresses of ServiceCIDRs are dropped and other ports of cluster IPs rejected, and whether node ports are
-/// by default at the primary address only: as in kube-proxy's mode nftables, and not as in its mode iptables.
+/// Whether unused addresses of ServiceCIDRs are dropped, and whether node ports are by default at the primary address only: as
+/// in kube-proxy's mode nftables, and not as in its modes iptables and ipvs.
 pub(crate) fn is_as_mode_nftables() -> bool {
-    backend() != "iptables"
+    !["iptables", "ipvs"].contains(&&*backend())
+}
+
+/// Whether the node has the addresses of Services. Then their other ports are rejected, those of external addresses too, and
+/// a client has one endpoint for each frontend and not for each service port.
+pub(crate) fn is_ipvs() -> bool {
+    backend() == "ipvs"
 }
 
 /// Whether the backend under test differs in this case by design; then the reason is printed.
@@ -78,7 +95,7 @@ pub(crate) enum Subject {
 impl Subject {
     /// Reads the environment. Unknown values become Keelson, and are reported by [`Running::start`].
     pub(crate) fn get() -> Self {
-        match std::env::var("KEELSON_PROXY_SUBJECT").as_deref() {
+        match std::env::var(SUBJECT).as_deref() {
             Ok("kube-proxy") => Self::KubeProxy,
             _ => Self::Keelson,
         }
@@ -111,10 +128,10 @@ impl Running {
         world: &World,
         via: Option<&ApiProxy>,
     ) -> Result<Self> {
-        if let Ok(name) = std::env::var("KEELSON_PROXY_SUBJECT")
+        if let Ok(name) = std::env::var(SUBJECT)
             && !["keelson", "kube-proxy"].contains(&&*name)
         {
-            bail!("KEELSON_PROXY_SUBJECT is {name:?}: it can be keelson or kube-proxy");
+            bail!("{SUBJECT} is {name:?}: it can be keelson or kube-proxy");
         }
         match Subject::get() {
             Subject::Keelson => Self::keelson(shared, setup, world, via).await,
@@ -209,7 +226,8 @@ impl Running {
 
 /// Its mode, and what a setup changes of its defaults.
 fn kube_proxy_config(setup: Setup) -> Value {
-    let mode = if is_as_mode_nftables() { "nftables" } else { "iptables" };
+    let backend = backend();
+    let mode = if backend == "nft" { "nftables" } else { &*backend };
     let mut config = changes_of_kube_proxy(setup, mode);
     config["mode"] = json!(mode);
     config
@@ -228,6 +246,8 @@ fn changes_of_kube_proxy(setup: Setup, mode: &str) -> Value {
             "clusterCIDR": "", "detectLocalMode": "InterfaceNamePrefix",
             "detectLocal": {"interfaceNamePrefix": "cni"},
         }),
+        // Mode ipvs reads that of mode iptables.
+        Setup::MasqueradeAll if mode == "ipvs" => json!({"iptables": {"masqueradeAll": true}}),
         Setup::MasqueradeAll => json!({mode: {"masqueradeAll": true}}),
         Setup::NodePortsListed => json!({"nodePortAddresses": NODE_NETWORKS}),
         Setup::NodePortsV4 => json!({"nodePortAddresses": [NODE_NETWORKS[0]]}),

@@ -4,8 +4,9 @@
 //! Out: changes. Pure.
 //!
 //! A real server that is not wanted any more gets the weight 0: it keeps its connections and gets no new ones (kube-proxy's
-//! graceful termination), until it has none and is deleted ([`ServerTable::finished`]). Those of UDP are deleted at once.
-//! A virtual server whose frontend is gone stays as long as its last connections.
+//! graceful termination), until it has none and is deleted ([`ServerTable::finished`]). One of UDP that does not serve is
+//! deleted at once, so that its flows go to others. A virtual server without endpoints, or whose frontend is gone, stays as
+//! long as its last connections.
 //!
 //! Ours are marked by a byte of their flags, which IPVS keeps and does not use.
 
@@ -85,7 +86,7 @@ impl Spec {
         self.flags & OURS_MASK == OURS
     }
 
-    /// UDP has no connections to be kept: a client would never know.
+    /// Not of UDP: the client would never know that its endpoint is gone.
     fn keeps_connections(&self) -> bool {
         self.flags >> PROTOCOL_SHIFT & 0xff != u32::from(Protocol::Udp.number())
     }
@@ -111,6 +112,8 @@ pub(crate) struct WantedServer<'a> {
     pub(crate) spec: Spec,
     /// Without duplicates.
     pub(crate) endpoints: &'a [Endpoint],
+    /// Of UDP: those that keep their flows, in `endpoints` or not.
+    pub(crate) serving: &'a [Endpoint],
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,7 +213,7 @@ impl ServerTable {
         let known = self.known.get(&key);
         let Some(wanted) = wanted else {
             let Some(known) = known else { return };
-            if !known.spec.keeps_connections() || known.destinations.is_empty() {
+            if known.destinations.is_empty() {
                 out.push(ServerChange::DeleteServer(key));
             } else {
                 let drained = known.destinations.iter().filter(|(_, weight)| **weight != 0);
@@ -237,7 +240,8 @@ impl ServerTable {
         }
         let stays: BTreeSet<&Endpoint> = wanted.endpoints.iter().collect();
         let gone = destinations.iter().filter(|(endpoint, _)| !stays.contains(endpoint));
-        out.extend(gone.filter_map(|(endpoint, weight)| match (wanted.spec.keeps_connections(), weight) {
+        let keeps = |endpoint| wanted.spec.keeps_connections() || wanted.serving.contains(endpoint);
+        out.extend(gone.filter_map(|(endpoint, weight)| match (keeps(endpoint), weight) {
             (true, 0) => None,
             (true, _) => Some(ServerChange::SetWeight(key, *endpoint, 0)),
             (false, _) => Some(ServerChange::DeleteDestination(key, *endpoint)),
@@ -334,8 +338,22 @@ mod tests {
 
     /// Applies what makes the server have these endpoints, and returns it as text.
     fn set(table: &mut ServerTable, key: ServerKey, protocol: Protocol, hosts: Option<&[u8]>) -> Vec<String> {
-        let endpoints = hosts.map(endpoints);
-        let wanted = endpoints.as_ref().map(|all| WantedServer { spec: spec(protocol), endpoints: all });
+        set_serving(table, key, protocol, hosts, &[])
+    }
+
+    fn set_serving(
+        table: &mut ServerTable,
+        key: ServerKey,
+        protocol: Protocol,
+        hosts: Option<&[u8]>,
+        serving: &[u8],
+    ) -> Vec<String> {
+        let (endpoints, serving) = (hosts.map(endpoints), endpoints(serving));
+        let wanted = endpoints.as_ref().map(|all| WantedServer {
+            spec: spec(protocol),
+            endpoints: all,
+            serving: &serving,
+        });
         let mut changes = Vec::new();
         table.changes(key, wanted.as_ref(), &mut changes);
         changes.iter().for_each(|change| table.apply(change));
@@ -404,12 +422,31 @@ mod tests {
     }
 
     #[test]
-    fn udp_is_not_kept() {
+    fn flows_of_udp_stay_with_an_endpoint_that_serves() {
         let (mut table, key) = (ServerTable::default(), socket(53));
-        set(&mut table, key, Protocol::Udp, Some(&[1, 2]));
-        let less = set(&mut table, key, Protocol::Udp, Some(&[2]));
-        assert_eq!(less, ["delete 10.244.0.1:8080 from virtual server 10.96.0.1:53/TCP"]);
-        assert_eq!(set(&mut table, key, Protocol::Udp, None).len(), 1);
+        let mut set = |hosts, serving: &[u8]| set_serving(&mut table, key, Protocol::Udp, hosts, serving);
+        set(Some(&[1, 2]), &[1, 2]);
+        let terminating = set(Some(&[2]), &[1, 2]);
+        assert_eq!(
+            terminating,
+            ["set the weight of 10.244.0.1:8080 of virtual server 10.96.0.1:53/TCP to 0"]
+        );
+        let gone = set(Some(&[2]), &[2]);
+        assert_eq!(gone, ["delete 10.244.0.1:8080 from virtual server 10.96.0.1:53/TCP"]);
+        // Where no endpoint is left there is nowhere else to go.
+        let last = set(None, &[]);
+        assert_eq!(last, ["set the weight of 10.244.0.2:8080 of virtual server 10.96.0.1:53/TCP to 0"]);
+        let another = set(Some(&[3]), &[3]);
+        assert_eq!(
+            another,
+            [
+                "add 10.244.0.3:8080 to virtual server 10.96.0.1:53/TCP",
+                "delete 10.244.0.2:8080 from virtual server 10.96.0.1:53/TCP",
+            ]
+        );
+        set(None, &[]);
+        let finished = table.finished(key, &[found(3, 0, 0)], false);
+        finished.iter().for_each(|change| table.apply(change));
         assert_eq!(table, ServerTable::default());
     }
 

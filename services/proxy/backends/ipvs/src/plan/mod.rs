@@ -304,7 +304,7 @@ impl Plan {
             }
         };
         let spec = Spec::new(&self.facts.scheduler, port.name.protocol, port.affinity_seconds);
-        (!endpoints.is_empty()).then_some(WantedServer { spec, endpoints })
+        (!endpoints.is_empty()).then_some(WantedServer { spec, endpoints, serving: &port.serving })
     }
 
     /// The keys of all wanted virtual servers.
