@@ -2,7 +2,7 @@
 
 use crate::common::Case;
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::subject::{Subject, is_as_mode_nftables, is_ipvs};
+use crate::subject::{Subject, is_as_mode_nftables, is_in_user_space, is_ipvs};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -103,7 +103,7 @@ pub(crate) fn masked<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
 
 /// An address of a ServiceCIDR that no Service has.
 pub(crate) fn unused_cluster_ip() -> Want {
-    if is_as_mode_nftables() { Want::Drop } else { Want::Untouched }
+    if is_as_mode_nftables() && !is_in_user_space() { Want::Drop } else { Want::Untouched }
 }
 
 /// A UDP port of a cluster IP that its Service does not have.
@@ -114,7 +114,7 @@ pub(crate) fn unused_udp_port() -> Want {
 
 /// A port of an external address that its Service does not have; `otherwise` where the node does not have the address.
 pub(crate) fn unused_external_port(otherwise: Want) -> Want {
-    if is_ipvs() { Want::Reject } else { otherwise }
+    if is_ipvs() || is_in_user_space() { Want::Reject } else { otherwise }
 }
 
 /// A frontend that is gone and was used a moment ago. Ours of the backend ipvs stays until its connections are forgotten,
@@ -129,6 +129,15 @@ impl Want {
             Self::Answers { by, masqueraded } => {
                 Self::Answers { by: by.into_iter().map(|(at, _)| (at, port)).collect(), masqueraded }
             }
+            other => other,
+        }
+    }
+
+    /// What a backend in user space does instead: it connects to endpoints itself, and refuses TCP with a reset.
+    fn in_user_space(self, transport: Transport) -> Self {
+        match self {
+            Self::Answers { by, .. } => Self::Answers { by, masqueraded: true },
+            Self::Reject if transport == Transport::Tcp => Self::Reset,
             other => other,
         }
     }
@@ -189,6 +198,10 @@ fn node_as_seen_by(endpoint: IpAddr) -> IpAddr {
 impl Case {
     /// Checks once, in each family of the target.
     pub(crate) async fn expect_outcome(&self, client: &NetClient, target: Target, want: &Want) -> Result<()> {
+        let mut want = want.clone();
+        if is_in_user_space() {
+            want = want.in_user_space(target.transport);
+        }
         for family in target.families {
             let to = target.at(*family);
             let patience = if matches!(want, Want::Drop) { SILENCE } else { ANSWER };

@@ -41,15 +41,15 @@ fn in_one_process() -> anyhow::Result<()> {
 
 #[test]
 fn in_one_process_with_iptables_legacy() -> anyhow::Result<()> {
-    with_iptables(
+    with_backend(
         "in_one_process_with_iptables_legacy",
-        &[BACKEND, ("KEELSON_PROXY__IPTABLES_VARIANT", "legacy")],
+        &[IPTABLES, ("KEELSON_PROXY__IPTABLES_VARIANT", "legacy")],
     )
 }
 
 #[test]
 fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
-    with_iptables("in_one_process_with_iptables_nft", &[BACKEND, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
+    with_backend("in_one_process_with_iptables_nft", &[IPTABLES, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
 }
 
 /// In a virtual machine whose kernel has IPVS, with the control plane outside of it.
@@ -73,8 +73,13 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     .run_by(vm)
 }
 
-const BACKEND: (&str, &str) = (subject::BACKEND, "iptables");
+#[test]
+fn in_one_process_with_userspace() -> anyhow::Result<()> {
+    with_backend("in_one_process_with_userspace", &[(subject::BACKEND, "userspace")])
+}
 
-fn with_iptables(test: &'static str, env: &'static [(&'static str, &'static str)]) -> anyhow::Result<()> {
+const IPTABLES: (&str, &str) = (subject::BACKEND, "iptables");
+
+fn with_backend(test: &'static str, env: &'static [(&'static str, &'static str)]) -> anyhow::Result<()> {
     Suite { test, threads: 4, skip: &[], env }.run()
 }

@@ -3,9 +3,9 @@
 use crate::common::{Case, Setup, run};
 use crate::expect::{Want, kept, masked};
 use crate::objects::{PORT, elsewhere, on_node, port};
+use crate::subject::transports;
 use anyhow::Result;
 use keelson_cluster::endpoints::Kind;
-use keelson_cluster::net::Transport;
 use keelson_cluster::net::plan::NODE;
 use serde_json::json;
 
@@ -199,17 +199,18 @@ fn case_38_hairpin_connections_have_the_source_of_the_node() -> Result<()> {
 fn case_39_no_endpoints_are_rejected_at_every_frontend() -> Result<()> {
     Case::run(39, Setup::Plain, async |case| {
         let x = case.x_address(1);
-        let ports = Transport::ALL.map(|transport| {
-            let mut port = port(&transport.name().to_lowercase(), PORT, transport);
+        let ports = transports().iter().map(|transport| {
+            let mut port = port(&transport.name().to_lowercase(), PORT, *transport);
             port["nodePort"] = json!(case.node_port(1));
             port
         });
+        let ports: Vec<_> = ports.collect();
         case.make("svc", 1, &json!({"externalIPs": [x.v4, x.v6], "ports": ports})).await?;
         case.synced().await?;
         let mut table = Vec::new();
         for frontend in [case.v(1), case.w(1), case.x(1), case.np(1)] {
-            for transport in Transport::ALL {
-                table.extend(case.all_rejected(frontend.over(transport)));
+            for transport in transports() {
+                table.extend(case.all_rejected(frontend.over(*transport)));
             }
         }
         case.all(table).await

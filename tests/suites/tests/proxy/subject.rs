@@ -6,7 +6,7 @@ use crate::common::{Setup, SharedCluster};
 use anyhow::{Context as _, Result, bail};
 use keelson_cluster::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::plan::NODE_NETWORKS;
-use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, World};
+use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, Transport, World};
 use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::scratch::Scratch;
 use serde_json::{Value, json};
@@ -29,39 +29,40 @@ pub(crate) const ROUGH_SYNC_PERIOD: &str = "2s";
 pub(crate) const BACKEND: &str = "KEELSON_TEST_PROXY_BACKEND";
 pub(crate) const SUBJECT: &str = "KEELSON_PROXY_SUBJECT";
 
-/// Cases in which a backend differs by design, or whose test is about the rules of another one. The backend's own tests have
-/// them.
+/// The cases that are left out: number, backend, reason. The backend nft has all of them. Sorted by backend, then by case;
+/// `docs/kube-proxy-differences.md` has the same rows.
 const DIFFERENCES: &[(u8, &str, &str)] = &[
-    (
-        17,
-        "iptables",
-        "other ports of cluster IPs and unused addresses are left alone, as in kube-proxy's mode iptables",
-    ),
-    (42, "iptables", "without endpoints every source is rejected, as in kube-proxy's mode iptables"),
-    (45, "iptables", "node ports are at all addresses by default, as in kube-proxy's mode iptables"),
-    (147, "iptables", "node ports are at 127.0.0.1 as well, as in kube-proxy's mode iptables"),
+    (17, "iptables", "other ports of cluster IPs and unused addresses are left alone, as by kube-proxy"),
+    (42, "iptables", "without endpoints every source is rejected, as by kube-proxy"),
+    (45, "iptables", "node ports are at all addresses by default, as with kube-proxy"),
     (56, "iptables", "the test reads a table of nftables"),
     (59, "iptables", "the test holds a table of nftables"),
+    (147, "iptables", "node ports are at 127.0.0.1 as well, as with kube-proxy"),
     (153, "iptables", "the test holds a table of nftables"),
     (160, "iptables", "the test deletes a table of nftables"),
-    (161, "iptables", "no number is in the priority of packets"),
-    (
-        247,
-        "ipvs",
-        "IPVS remembers a client for as long as it remembers a connection of it, for two minutes after its end",
-    ),
+    (161, "iptables", "packets have no number in their priority"),
     (56, "ipvs", "the test reads a table of nftables"),
     (59, "ipvs", "the test holds a table of nftables"),
     (153, "ipvs", "the test holds a table of nftables"),
     (160, "ipvs", "the test deletes a table of nftables"),
-    (161, "ipvs", "no number is in the priority of packets"),
+    (161, "ipvs", "packets have no number in their priority"),
+    (247, "ipvs", "an idle client is remembered as long as a connection of it, two minutes after its end"),
+    (17, "userspace", "other ports of routed addresses are rejected, and unused cluster IPs left alone"),
+    (49, "userspace", "the test lists conntrack, which tracks nothing on a node without rules"),
+    (56, "userspace", "the test reads a table of nftables"),
+    (57, "userspace", "no connection outlives the process, and none is accepted until the next one"),
+    (59, "userspace", "the test holds a table of nftables"),
+    (149, "userspace", "UDP sessions end with their endpoint, also with the last one"),
+    (153, "userspace", "the test holds a table of nftables"),
+    (160, "userspace", "the test deletes a table of nftables"),
+    (161, "userspace", "packets have no number in their priority"),
 ];
 
 fn backend() -> String {
     std::env::var(BACKEND).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "nft".to_owned())
 }
 
-/// Whether unused addresses of ServiceCIDRs are dropped, and whether node ports are by default at the primary address only: as
+/// Whether node ports are by default at the primary address only, and (not in user space) unused addresses of ServiceCIDRs dropped: as
 /// in kube-proxy's mode nftables, and not as in its modes iptables and ipvs.
 pub(crate) fn is_as_mode_nftables() -> bool {
     !["iptables", "ipvs"].contains(&&*backend())
@@ -73,7 +74,18 @@ pub(crate) fn is_ipvs() -> bool {
     backend() == "ipvs"
 }
 
-/// Whether the backend under test differs in this case by design; then the reason is printed.
+/// Whether connections are relayed by the process. Then endpoints see the node's address, refused TCP connections are reset,
+/// other ports of the addresses of Services are rejected, and SCTP is not served: in every case.
+pub(crate) fn is_in_user_space() -> bool {
+    backend() == "userspace"
+}
+
+/// The protocols that are served.
+pub(crate) fn transports() -> &'static [Transport] {
+    if is_in_user_space() { &[Transport::Tcp, Transport::Udp] } else { &Transport::ALL }
+}
+
+/// Whether the case is left out for the backend under test; then the reason is printed.
 pub(crate) fn differs_by_design(case: u8) -> bool {
     let backend = backend();
     let found = DIFFERENCES.iter().find(|(number, name, _)| *number == case && *name == backend);
@@ -135,6 +147,7 @@ impl Running {
         }
         match Subject::get() {
             Subject::Keelson => Self::keelson(shared, setup, world, via).await,
+            Subject::KubeProxy if is_in_user_space() => bail!("kube-proxy has no mode userspace"),
             Subject::KubeProxy => {
                 let mut options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
                 if let Some(via) = via {
@@ -274,4 +287,15 @@ fn keelson_options(setup: Setup, options: KeelsonProxyOptions) -> KeelsonProxyOp
         Setup::NodePortsV4 => listed(&NODE_NETWORKS[..1]),
         Setup::NodePortsAll => listed(&EVERYTHING),
     }
+}
+
+#[test]
+fn the_documentation_lists_the_cases_that_are_left_out() {
+    let document = include_str!("../../../../docs/kube-proxy-differences.md");
+    let rows = document.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ");
+        let (backend, case, reason) = (cells.next()?, cells.next()?, cells.next()?);
+        Some((case.parse().ok()?, backend, reason))
+    });
+    assert_eq!(rows.collect::<Vec<(u8, &str, &str)>>(), DIFFERENCES);
 }
