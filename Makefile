@@ -50,12 +50,11 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/proxy.sh
 
-conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables, iptables and ipvs
+conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables and iptables
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh kubernetes
 	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test --workspace --test proxy
 	KEELSON_PROXY_SUBJECT=kube-proxy KEELSON_TEST_PROXY_BACKEND=iptables $(CARGO) test --workspace --test proxy
-	KEELSON_PROXY_SUBJECT=kube-proxy CARGO="$(CARGO)" scripts/test.sh -E 'test(/^in_one_process_with_ipvs$$/)'
 
 bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
 	@scripts/install-packages.sh bench

@@ -3,7 +3,7 @@
 //! whether a connection without an endpoint was rejected or dropped.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy`
-//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND`, in mode iptables or ipvs
+//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND=iptables`, in mode iptables
 //! (`make conformance-kube-proxy`). Both must behave the same: a test that branches on the subject is about how rules are
 //! written, and `docs/kube-proxy-differences.md` explains why.
 
