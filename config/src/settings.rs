@@ -382,9 +382,9 @@ settings! {
         /// `/healthz` and health check node ports answer 503. The rules are kept. 0s: never, as kube-proxy.
         max_staleness: Duration = hours(24), zero_or("never", secs(1), hours(8760)), restart;
         /// Minimum time between commits to nftables per IP family during continuous changes, as kube-proxy's
-        /// `minSyncPeriod`; the first ten commits after a pause are not delayed. Each commit makes programs that read
-        /// the ruleset start over, so changes that continue for a minute are also paused for 20 microseconds per
-        /// element (at most 5 s). 0: no limit.
+        /// `minSyncPeriod`; the first ten commits after a pause are not delayed. A commit that takes longer is followed
+        /// by a pause of this length. Each commit makes programs that read the ruleset start over, so changes that
+        /// continue for a minute are also paused for 20 microseconds per element (at most 5 s). 0: no limit.
         min_sync_period: Duration = ms(100), within(secs(0), mins(1)), restart;
         /// Interfaces for which forwarded connections to Services are offloaded to an nftables flowtable once they
         /// are established (TCP and UDP): names, or prefixes with `*`, such as `["eth0", "veth*"]`. Empty: no

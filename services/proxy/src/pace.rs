@@ -5,6 +5,9 @@
 //! Every commit interrupts programs that read nftables in this network namespace: `nft list ruleset` starts again when
 //! the ruleset has changed. So commits of a lasting burst are limited, and pause from time to time for long enough that
 //! a reader of the whole ruleset can finish. A single change never waits.
+//!
+//! A commit may take longer than changes take to arrive, as with iptables at very many Services. So one that takes longer
+//! than the period is followed by a pause: what has arrived meanwhile is received in it, and committed together.
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +39,8 @@ impl Pace {
         Self { period, full_at: None, last: None }
     }
 
-    /// Records a commit. Returns the pause until the next one. `elements`: of all our tables.
-    pub(crate) fn committed(&mut self, now: Instant, elements: usize) -> Duration {
+    /// Records a commit that ends now. Returns the pause until the next one. `elements`: of all our tables.
+    pub(crate) fn committed(&mut self, now: Instant, took: Duration, elements: usize) -> Duration {
         if self.period.is_zero() {
             return Duration::ZERO;
         }
@@ -45,7 +48,8 @@ impl Pace {
         self.full_at = Some(full_at);
         let allowance = self.period.saturating_mul(BURST);
         let pause = full_at.saturating_duration_since(now).saturating_sub(allowance);
-        pause.max(self.pause_for_readers(now, elements))
+        let to_receive = if took >= self.period { self.period } else { Duration::ZERO };
+        pause.max(to_receive).max(self.pause_for_readers(now, elements))
     }
 
     fn pause_for_readers(&mut self, now: Instant, elements: usize) -> Duration {
@@ -80,10 +84,20 @@ mod tests {
         let (mut now, mut all) = (Duration::ZERO, Vec::new());
         while now < lasting {
             all.push(now);
-            let pause = pace.committed(begun + now, elements);
+            let pause = pace.committed(begun + now, Duration::ZERO, elements);
             now += pause.max(every);
         }
         all
+    }
+
+    #[test]
+    fn a_long_commit_is_followed_by_a_pause() {
+        let begun = Instant::now();
+        let pause = |took, period| Pace::new(period).committed(begun, took, 10);
+        for (took, paused) in [(PERIOD / 2, Duration::ZERO), (PERIOD, PERIOD), (10 * PERIOD, PERIOD)] {
+            assert_eq!(pause(took, PERIOD), paused, "{took:?}");
+        }
+        assert_eq!(pause(PERIOD, Duration::ZERO), Duration::ZERO, "there is no limit");
     }
 
     #[test]
@@ -92,7 +106,7 @@ mod tests {
         for every in [PERIOD, PERIOD * 2, Duration::from_secs(1), Duration::from_secs(60)] {
             let mut pace = Pace::new(PERIOD);
             for number in 0..400 {
-                let pause = pace.committed(begun + every * number, 100);
+                let pause = pace.committed(begun + every * number, Duration::ZERO, 100);
                 assert_eq!(pause, Duration::ZERO, "change {number}, one every {every:?}");
             }
         }

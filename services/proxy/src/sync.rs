@@ -248,9 +248,10 @@ impl SyncLoop {
         let is_commit =
             |synced: &Synced| synced.result.as_ref().is_ok_and(|outcome| outcome.transactions > 0);
         if all.iter().any(is_commit) {
-            let end = now + all.iter().map(|synced| synced.took).sum();
+            let took = all.iter().map(|synced| synced.took).sum();
+            let end = now + took;
             let elements = Family::ALL.map(|family| self.backend.counts(family).elements).iter().sum();
-            let pause = self.pace.committed(end, elements);
+            let pause = self.pace.committed(end, took, elements);
             self.not_before = (!pause.is_zero()).then(|| end + pause);
         }
         all
