@@ -17,7 +17,7 @@ export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # Loaded at the start, with what they need.
 modules=(virtio_pci virtio_net virtiofs overlay crc32c_generic bridge veth dummy sctp
     ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq ip_vs_mh
-    nf_conntrack_netlink nf_tables nft_compat nft_chain_nat
+    nf_conntrack_netlink nf_tables nft_compat nft_chain_nat nft_objref nft_ct
     ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_hash_netport
     xt_set xt_addrtype xt_comment xt_conntrack xt_mark xt_nat xt_MASQUERADE xt_statistic xt_tcpudp ipt_REJECT ip6t_REJECT
     iptable_nat iptable_filter iptable_mangle ip6table_nat ip6table_filter ip6table_mangle)

@@ -1,6 +1,6 @@
 //! Session affinity: case 47.
 
-use crate::common::{Case, Setup, run};
+use crate::common::{Case, Setup, answer_time, run};
 use crate::expect::kept;
 use crate::objects::{Ep, PORT, elsewhere, port};
 use crate::subject::{differs_by_design, is_ipvs};
@@ -9,8 +9,6 @@ use keelson_cluster::net::{Dual, Family, NetClient, Outcome, Transport};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
-
-const ANSWER: Duration = Duration::from_secs(5);
 
 fn all() -> [Ep; 5] {
     [1, 2, 3, 4, 5].map(elsewhere)
@@ -39,7 +37,7 @@ async fn serve(case: &Case, endpoints: &[Ep]) -> Result<()> {
 }
 
 async fn answering_endpoint(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
-    match client.ask(to, Transport::Tcp, ANSWER).await? {
+    match client.ask(to, Transport::Tcp, answer_time()).await? {
         Outcome::Answered { by, .. } => Ok(by),
         other => bail!("{to}: {other:?}"),
     }
@@ -48,7 +46,7 @@ async fn answering_endpoint(client: &NetClient, to: SocketAddr) -> Result<Socket
 /// The endpoint that answers several requests, which must be one.
 async fn the_one(client: &NetClient, to: SocketAddr) -> Result<SocketAddr> {
     let first = answering_endpoint(client, to).await?;
-    let tally = client.ask_times(to, Transport::Tcp, 8, ANSWER).await?;
+    let tally = client.ask_times(to, Transport::Tcp, 8, answer_time()).await?;
     ensure!(tally.by_endpoint().keys().eq([&first]), "{first} at first, and then {tally}");
     Ok(first)
 }

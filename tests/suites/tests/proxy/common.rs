@@ -12,11 +12,12 @@ use keelson_cluster::manifests::COMPANION as MANIFEST;
 use keelson_cluster::net::{Forward, NetClient, World, create_node, http_get_from, remove_at_exit};
 use keelson_harness::scratch::Scratch;
 pub(crate) use keelson_harness::suite::run;
-use keelson_harness::util::PATIENCE;
+use keelson_harness::util::{PATIENCE, patience};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A proxy's settings, and the node it runs on.
@@ -60,6 +61,11 @@ impl Setup {
         let cell = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(self).or_default().clone();
         cell.get_or_try_init(|| async { Bench::start(self).await.map(Arc::new) }).await.cloned()
     }
+}
+
+/// How long an answer may take.
+pub(crate) fn answer_time() -> Duration {
+    Duration::from_secs(5) * patience()
 }
 
 pub(crate) struct SharedCluster {

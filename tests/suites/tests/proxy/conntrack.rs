@@ -1,6 +1,6 @@
 //! Existing flows: cases 48 to 50.
 
-use crate::common::{Case, Setup};
+use crate::common::{Case, Setup, answer_time};
 use crate::expect::{Target, Want, kept};
 use crate::objects::{Ep, PORT, elsewhere, on_node, port};
 use crate::subject::{is_ipvs, transports};
@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-const ANSWER: Duration = Duration::from_secs(5);
 /// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
 
@@ -36,7 +35,7 @@ async fn flow_to(client: &NetClient, to: SocketAddr, transport: Transport, endpo
     // With two endpoints, a hundred failures are no coincidence.
     for _ in 0..100 {
         let mut flow = client.open(to, transport)?;
-        match flow.ask(ANSWER).await? {
+        match flow.ask(answer_time()).await? {
             Outcome::Answered { by, .. } if by.ip() == endpoint.of(Family::of(to.ip())) => return Ok(flow),
             Outcome::Answered { .. } => {}
             other => bail!("{to} over {}: {other:?}", transport.name()),
@@ -46,7 +45,7 @@ async fn flow_to(client: &NetClient, to: SocketAddr, transport: Transport, endpo
 }
 
 async fn answered_by(flow: &mut Flow, want: SocketAddr) -> Result<()> {
-    match flow.ask(ANSWER).await? {
+    match flow.ask(answer_time()).await? {
         Outcome::Answered { by, .. } if by == want => Ok(()),
         other => bail!("wanted {want}: {other:?}"),
     }

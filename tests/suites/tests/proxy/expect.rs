@@ -1,6 +1,6 @@
 //! Owns: expectations of a case. In: clients, targets and expected outcomes. Out: an error with the actual outcome.
 
-use crate::common::Case;
+use crate::common::{Case, answer_time};
 use crate::objects::{Ep, PORT, elsewhere};
 use crate::subject::{Subject, is_as_mode_nftables, is_in_user_space, is_ipvs};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-const ANSWER: Duration = Duration::from_secs(5);
 /// Time without a response after which a request counts as dropped: a hundred times the usual latency.
 const SILENCE: Duration = Duration::from_millis(700);
 const UNANSWERED_REQUESTS: usize = 3;
@@ -204,7 +203,7 @@ impl Case {
         }
         for family in target.families {
             let to = target.at(*family);
-            let patience = if matches!(want, Want::Drop) { SILENCE } else { ANSWER };
+            let patience = if matches!(want, Want::Drop) { SILENCE } else { answer_time() };
             let tally = client.ask_times(to, target.transport, want.times(), patience).await?;
             want.check(&tally, client, to).with_context(|| {
                 format!("{} asked {to} over {}", client.ip(*family), target.transport.name())

@@ -60,6 +60,7 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     }
     let cluster = common::run(async { Ok(common::shared().await?.cluster.description("10.0.2.2")) })?;
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
+    vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "1700");
     vm.args(["env", &format!("{}={cluster}", common::OUTSIDE)]);
     if let Ok(subject) = std::env::var(subject::SUBJECT) {
         vm.arg(format!("{}={subject}", subject::SUBJECT));

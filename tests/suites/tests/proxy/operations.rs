@@ -1,6 +1,6 @@
 //! Operation of the proxy: cases 56 to 60.
 
-use crate::common::{Case, Setup};
+use crate::common::{Case, Setup, answer_time};
 use crate::expect::{Want, kept, masked, unused_cluster_ip};
 use crate::held::HeldTable;
 use crate::objects::{elsewhere, on_node};
@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const ANSWER: Duration = Duration::from_secs(5);
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// Contents of the proxy's table of a family: rules with their handles, elements of sets and maps. Elements that
@@ -96,7 +95,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
         let who = async |family: Family| match case
             .world()
             .client()
-            .ask(case.v(2).at(family), Transport::Tcp, ANSWER)
+            .ask(case.v(2).at(family), Transport::Tcp, answer_time())
             .await?
         {
             Outcome::Answered { by, .. } => Ok(by),
@@ -110,7 +109,7 @@ fn case_57_a_restart_breaks_no_connection_and_keeps_affinity() -> Result<()> {
         let asking = tokio::spawn(async move {
             let mut asked = 0;
             while !over.load(Ordering::Relaxed) {
-                match client.ask(to, Transport::Tcp, ANSWER).await? {
+                match client.ask(to, Transport::Tcp, answer_time()).await? {
                     Outcome::Answered { .. } => asked += 1,
                     other => bail!("after {asked} answers: {other:?}"),
                 }

@@ -1,6 +1,6 @@
 //! Packet priorities: the proxy's marks must not leave the node, and those of others must stay (P12).
 
-use crate::common::{Case, Setup};
+use crate::common::{Case, Setup, answer_time};
 use crate::expect::Want;
 use crate::objects::{elsewhere, on_node};
 use crate::subject::Subject;
@@ -8,9 +8,6 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::plan::remote;
 use keelson_cluster::net::{Family, Namespace, Outcome, Transport};
 use serde_json::json;
-use std::time::Duration;
-
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// Counts packets of translated connections whose priority holds the number of a service port: after the proxy's
 /// choice, and where they leave the node.
@@ -66,7 +63,8 @@ fn p12_no_packet_leaves_with_the_number_of_a_service_port() -> Result<()> {
         for target in targets {
             for (client, target, _) in case.all_clients(target, &Want::Drop) {
                 for family in Family::ALL {
-                    let tally = client.ask_times(target.at(family), Transport::Tcp, 10, ANSWER).await?;
+                    let tally =
+                        client.ask_times(target.at(family), Transport::Tcp, 10, answer_time()).await?;
                     let answered: usize = tally.by_endpoint().values().sum();
                     ensure!(answered == 10, "{} of {}: {tally:?}", client.ip(family), target.at(family));
                 }
@@ -89,7 +87,7 @@ fn p12_a_connection_to_no_service_keeps_its_priority() -> Result<()> {
         node.nft(&[OTHERS])?;
         for family in Family::ALL {
             let to = remote(1).at(family, 8080);
-            let answer = case.host().ask(to, Transport::Tcp, ANSWER).await?;
+            let answer = case.host().ask(to, Transport::Tcp, answer_time()).await?;
             ensure!(matches!(answer, Outcome::Answered { .. }), "{to}: {answer:?}");
         }
         let (kept, lost) = (packets(node, "others", "kept")?, packets(node, "others", "lost")?);

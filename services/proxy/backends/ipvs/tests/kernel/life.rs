@@ -206,7 +206,7 @@ fn one_endpoint_costs_the_same_with_many_services() {
         let mut times: Vec<Duration> = (0..CHANGES)
             .map(|number| {
                 // In turn: one more endpoint of a Service, and one less.
-                let endpoints = if number / services % 2 == 0 { 11 } else { 10 };
+                let endpoints = if (number / services).is_multiple_of(2) { 11 } else { 10 };
                 let number = number % services;
                 backend.set_service(Family::V4, &name(number), vec![web(number, endpoints)]);
                 let begun = Instant::now();
