@@ -93,13 +93,18 @@ pub(super) fn connections(listed: &str) -> usize {
     listed.lines().filter(counts).count()
 }
 
-/// As in kube-proxy: removes all virtual servers, of any program, but only if its interface exists.
+/// As in kube-proxy: removes the virtual servers of any program, but only if its interface exists. Those of the backend ipvs
+/// stay: it may have taken over.
 pub(super) fn remove(places: &Places, removal: &mut Removal) {
     let seen = IpvsState::now(places);
     let servers: usize = seen.servers.iter().sum();
     if seen.has_interface {
         if servers > 0 {
-            record(removal, format!("{servers} virtual servers of ipvs"), netlink::flush_ipvs());
+            match netlink::delete_virtual_servers() {
+                Ok(0) => {}
+                Ok(deleted) => removal.removed.push(format!("{deleted} virtual servers of ipvs")),
+                Err(error) => removal.failed.push(format!("virtual servers of ipvs: {error}")),
+            }
         }
         record(removal, format!("interface {INTERFACE}"), netlink::delete_interface(INTERFACE));
     } else if servers > 0 {

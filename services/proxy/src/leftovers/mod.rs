@@ -24,6 +24,10 @@ pub use iptables::IptablesRemoval;
 
 use crate::model::Family;
 
+/// The byte of a virtual server's flags that marks those of the backend ipvs: IPVS keeps it and does not use it.
+pub const OUR_SERVERS: u32 = 0x4b00_0000;
+pub const OUR_SERVERS_MASK: u32 = 0xff00_0000;
+
 /// The dummy interface of the mode ipvs, which has the addresses of Services.
 pub(crate) const INTERFACE: &str = "kube-ipvs0";
 

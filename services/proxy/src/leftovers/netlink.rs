@@ -10,30 +10,65 @@ use netlink_sys::{
     protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE},
 };
 
+use super::{OUR_SERVERS, OUR_SERVERS_MASK};
+
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_EXCL: u16 = 0x200;
+const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
 const HEADER: usize = 16;
 const RECEIVE_BYTES: usize = 64 * 1024;
 
-/// Deletes all virtual servers of the network namespace.
-pub(super) fn flush_ipvs() -> io::Result<()> {
+/// Of a message of generic netlink, before its attributes.
+const GENERIC_HEADER: usize = 4;
+/// `IPVS_CMD_ATTR_SERVICE` (linux/ip_vs.h).
+const SERVICE: u16 = 1;
+
+/// Deletes the virtual servers of the network namespace, but not those of the backend ipvs. Returns how many.
+pub(super) fn delete_virtual_servers() -> io::Result<usize> {
     /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_NAME`, `CTRL_ATTR_FAMILY_ID` (linux/genetlink.h).
     const CONTROL: u16 = 0x10;
     const GET_FAMILY: u8 = 3;
     const FAMILY_NAME: u16 = 2;
     const FAMILY_ID: u16 = 1;
-    /// `IPVS_CMD_FLUSH` (linux/ip_vs.h).
-    const FLUSH: u8 = 17;
+    /// `IPVS_CMD_DEL_SERVICE`, `IPVS_CMD_GET_SERVICE` (linux/ip_vs.h).
+    const DELETE: u8 = 3;
+    const GET: u8 = 4;
     let generic = |command: u8| vec![command, 1, 0, 0];
     let mut question = generic(GET_FAMILY);
     question.extend(attribute(FAMILY_NAME, b"IPVS\0"));
     let answer = request(NETLINK_GENERIC, CONTROL, 0, &question)?;
-    let id = find(answer.get(4..).unwrap_or_default(), FAMILY_ID)
+    let id = find(answer.get(GENERIC_HEADER..).unwrap_or_default(), FAMILY_ID)
         .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
         .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
-    request(NETLINK_GENERIC, id, 0, &generic(FLUSH)).map(drop)
+    let others = virtual_servers_of_others(&request(NETLINK_GENERIC, id, NLM_F_DUMP, &generic(GET))?);
+    for server in &others {
+        request(NETLINK_GENERIC, id, 0, &[generic(DELETE), attribute(SERVICE, server)].concat())?;
+    }
+    Ok(others.len())
+}
+
+/// What identifies the listed virtual servers that are not marked as those of the backend ipvs: attributes.
+fn virtual_servers_of_others(mut listed: &[u8]) -> Vec<Vec<u8>> {
+    /// `IPVS_SVC_ATTR_AF`, `_PROTOCOL`, `_ADDR`, `_PORT` and `_FWMARK`, and the one with the flags.
+    const KEYS: std::ops::RangeInclusive<u16> = 1..=5;
+    const FLAGS: u16 = 7;
+    let mut others = Vec::new();
+    // Each message has one attribute.
+    while let Some(message) = listed.get(GENERIC_HEADER..)
+        && let Some(server) = find(message, SERVICE)
+    {
+        listed = message.get((4 + server.len()).next_multiple_of(4)..).unwrap_or_default();
+        let flags = find(server, FLAGS).and_then(|value| value.first_chunk().copied());
+        if flags.map_or(0, u32::from_ne_bytes) & OUR_SERVERS_MASK == OUR_SERVERS {
+            continue;
+        }
+        let keys = KEYS.filter_map(|kind| find(server, kind).map(|value| attribute(kind, value)));
+        others.push(keys.collect::<Vec<_>>().concat());
+    }
+    others
 }
 
 /// Deletes an interface of the network namespace.
@@ -96,7 +131,7 @@ fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
     }
 }
 
-/// Sends a request that is acknowledged, and returns the payload of what came before the acknowledgement.
+/// Sends a request that is acknowledged or answered by a list, and returns the payloads of what came before the end.
 fn request(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
@@ -116,6 +151,9 @@ fn request(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result
         socket.recv(&mut buffer, 0)?;
         let mut rest = buffer.as_slice();
         while let Some((kind, payload, next)) = message(rest) {
+            if kind == NLMSG_DONE {
+                return Ok(answer);
+            }
             if kind == NLMSG_ERROR {
                 let code = payload.first_chunk().copied().map_or(0, i32::from_ne_bytes);
                 return if code == 0 {
@@ -136,4 +174,36 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
     let payload = bytes.get(HEADER..length)?;
     Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtual_servers_of_others_are_those_without_our_mark() {
+        let server = |port: u16, flags: u32| {
+            let flags = [flags.to_ne_bytes(), [0xff; 4]].concat();
+            let keys = [
+                attribute(1, &2_u16.to_ne_bytes()),
+                attribute(2, &6_u16.to_ne_bytes()),
+                attribute(3, &[10, 96, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+                attribute(4, &port.to_be_bytes()),
+            ]
+            .concat();
+            let rest = [attribute(6, b"rr\0"), attribute(7, &flags), attribute(8, &[0; 4])].concat();
+            (keys.clone(), [vec![1, 1, 0, 0], attribute(SERVICE, &[keys, rest].concat())].concat())
+        };
+        let [ours, persistent, kube_proxy, other] = [
+            server(80, OUR_SERVERS | 6),
+            server(81, OUR_SERVERS | 1),
+            server(82, 2),
+            server(83, 0x4a00_0001),
+        ];
+        let listed = [ours.1, kube_proxy.1, persistent.1, other.1].concat();
+        assert_eq!(virtual_servers_of_others(&listed), [kube_proxy.0, other.0]);
+        assert_eq!(virtual_servers_of_others(&[]), [[0; 0]; 0]);
+        // A list that ends too soon.
+        assert_eq!(virtual_servers_of_others(&listed[..10]), [[0; 0]; 0]);
+    }
 }

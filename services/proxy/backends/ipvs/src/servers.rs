@@ -16,7 +16,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use keelson_proxy::model::{Endpoint, Protocol};
+use keelson_proxy::{
+    leftovers::{OUR_SERVERS, OUR_SERVERS_MASK},
+    model::{Endpoint, Protocol},
+};
 
 /// Where packets are destined to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,9 +51,6 @@ impl fmt::Display for ServerKey {
     }
 }
 
-/// The byte of the flags that marks ours.
-const OURS: u32 = 0x4b00_0000;
-const OURS_MASK: u32 = 0xff00_0000;
 /// The byte of the flags that has the protocol: a virtual server by mark has none.
 const PROTOCOL_SHIFT: u32 = 16;
 // linux/ip_vs.h: IP_VS_SVC_F_PERSISTENT, _SCHED1 and _SCHED2.
@@ -70,7 +70,7 @@ pub(crate) struct Spec {
 
 impl Spec {
     pub(crate) fn new(scheduler: &str, protocol: Protocol, affinity_seconds: u32) -> Self {
-        let mut flags = OURS | u32::from(protocol.number()) << PROTOCOL_SHIFT;
+        let mut flags = OUR_SERVERS | u32::from(protocol.number()) << PROTOCOL_SHIFT;
         if affinity_seconds != 0 {
             flags |= PERSISTENT;
         }
@@ -83,7 +83,7 @@ impl Spec {
     }
 
     pub(crate) fn is_ours(&self) -> bool {
-        self.flags & OURS_MASK == OURS
+        self.flags & OUR_SERVERS_MASK == OUR_SERVERS
     }
 
     /// Not of UDP: the client would never know that its endpoint is gone.
