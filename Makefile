@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster check test soak systemd-check conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean
+.PHONY: help run cluster check test soak systemd-check conformance-ipvs conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -49,6 +49,10 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/restarts.sh \
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/proxy.sh
+
+conformance-ipvs: ## the suite of service proxies with the backend ipvs, in a virtual machine (make test has tests of its own for it)
+	@scripts/install-packages.sh test
+	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/^in_one_process_with_ipvs$$/)'
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables and iptables
 	@scripts/install-packages.sh test

@@ -98,7 +98,8 @@ for _ in $(seq 100); do
 done
 # Instructions of newer processors cost more to emulate than they save. On a busy machine the VM may stand still for a
 # while: its kernel must not take that for a fault.
-timeout "${KEELSON_VM_TIMEOUT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu qemu64 -smp 2 -m "$memory" -machine pc \
+# It has few threads: with the priority of all others it would get little of a machine with many.
+timeout "${KEELSON_VM_TIMEOUT:-900}" nice -n -5 qemu-system-x86_64 -accel tcg,thread=multi -cpu qemu64 -smp 2 -m "$memory" -machine pc \
     -nodefaults -no-user-config -display none -no-reboot -serial stdio \
     -object memory-backend-memfd,id=memory,size="${memory}M",share=on -numa node,memdev=memory \
     -nic user,model=virtio-net-pci \

@@ -233,8 +233,7 @@ async fn check_nothing_programmed(number: u8, held: &str) -> Result<()> {
     ])
     .await?;
     proxy.remove(rule);
-    case.wait_for(case.v(1)).await?;
-    case.all([
+    case.eventually_all(vec![
         (case.pod(), case.v(1), kept(&r1)),
         (case.client(), case.w(1), masked(&r1)),
         (case.client(), case.np(1), masked(&r1)),

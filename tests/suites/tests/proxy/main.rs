@@ -52,7 +52,8 @@ fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
     with_backend("in_one_process_with_iptables_nft", &[IPTABLES, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
 }
 
-/// In a virtual machine whose kernel has IPVS, with the control plane outside of it.
+/// In a virtual machine whose kernel has IPVS, with the control plane outside of it: `make conformance-ipvs`, because it costs as
+/// much processor time as all other tests together.
 #[test]
 fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     if std::env::var_os("NEXTEST_RUN_ID").is_none() {
@@ -60,7 +61,7 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     }
     let cluster = common::run(async { Ok(common::shared().await?.cluster.description("10.0.2.2")) })?;
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
-    vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "1700");
+    vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "3000");
     vm.args(["env", &format!("{}={cluster}", common::OUTSIDE)]);
     if let Ok(subject) = std::env::var(subject::SUBJECT) {
         vm.arg(format!("{}={subject}", subject::SUBJECT));

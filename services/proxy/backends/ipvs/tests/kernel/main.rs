@@ -1,5 +1,5 @@
-//! The backend in a kernel with IPVS: what the suite of service proxies does not show. The kernel of the machine may have no
-//! IPVS, so everything but `in_the_vm` is ignored there, and `in_the_vm` runs it in a virtual machine (`tests/vm/run.sh`).
+//! The backend in a kernel with IPVS: packets between network namespaces. The kernel of the machine may have no IPVS, so
+//! everything but `in_the_vm` is ignored there, and `in_the_vm` runs it in a virtual machine (`tests/vm/run.sh`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -7,6 +7,7 @@
 mod testing;
 
 mod life;
+mod traffic;
 mod world;
 
 use std::{path::Path, process::Command};

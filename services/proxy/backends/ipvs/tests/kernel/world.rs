@@ -57,6 +57,13 @@ impl Answer {
             Self::Rejected | Self::Nothing => None,
         }
     }
+
+    pub(crate) fn source(&self) -> Option<IpAddr> {
+        match self {
+            Self::From(_, source) => Some(*source),
+            Self::Rejected | Self::Nothing => None,
+        }
+    }
 }
 
 pub(crate) struct World {
@@ -336,4 +343,15 @@ pub(crate) fn pods(answers: &[Answer]) -> String {
     pods.sort_unstable();
     pods.dedup();
     pods.into_iter().collect()
+}
+
+/// Asks by UDP, from one socket.
+pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Answer {
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut buffer = [0; 64];
+    let asked = socket.send_to(b"?", to).and_then(|_| socket.recv_from(&mut buffer));
+    match asked {
+        Ok((count, _)) => parse(&String::from_utf8_lossy(&buffer[..count])),
+        Err(error) => failed(&error),
+    }
 }
