@@ -21,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many times as long as elsewhere tests wait: `KEELSON_TEST_PATIENCE`, for machines that are slow, such as virtual ones.
 pub fn patience() -> u32 {
-    env::var("KEELSON_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+    env::var("KEELSON_TEST_PATIENCE").ok().and_then(|times| times.parse().ok()).unwrap_or(1).max(1)
 }
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

@@ -100,7 +100,7 @@ impl Backend {
         }
     }
 
-    /// Of iptables.
+    /// The value of `proxy.iptables_variant`.
     fn variant(self) -> &'static str {
         if self == Self::IptablesLegacy { "legacy" } else { "nft" }
     }
