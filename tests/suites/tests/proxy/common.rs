@@ -5,7 +5,7 @@
 //! them, and cases run side by side. Everything lives until the test process ends, and is removed then.
 
 use crate::subject::{Running, Subject, differs_by_design};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
 use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
@@ -281,7 +281,8 @@ impl Case {
     }
 
     /// The end of the proxy's log, for a failed test.
-    pub(crate) fn explain(&self) -> String {
+    /// Adds the end of the proxy's log to an error, after what was wrong.
+    pub(crate) fn explain(&self, error: &anyhow::Error) -> anyhow::Error {
         let log = self.bench.running.log().unwrap_or_default();
         let mut from = log.len().saturating_sub(3000);
         while !log.is_char_boundary(from) {
@@ -290,13 +291,13 @@ impl Case {
         let dump =
             std::env::var_os("KEELSON_PROXY_DUMP").map(|_| self.world().node().nft(&["list", "ruleset"]));
         let dump = dump.and_then(Result::ok).unwrap_or_default();
-        format!("the proxy's log ends:\n{}\n{dump}", &log[from..])
+        anyhow!("{error:#}\n\nthe proxy's log ends:\n{}\n{dump}", &log[from..])
     }
 
     pub(crate) async fn eventually<F>(&self, what: &str, check: impl FnMut() -> F) -> Result<()>
     where
         F: Future<Output = Result<()>>,
     {
-        keelson_harness::util::eventually(PATIENCE, what, check).await.with_context(|| self.explain())
+        keelson_harness::util::eventually(PATIENCE, what, check).await.map_err(|error| self.explain(&error))
     }
 }

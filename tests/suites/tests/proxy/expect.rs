@@ -220,7 +220,7 @@ impl Case {
         let checks: Vec<_> = checks.collect();
         let done: Result<Vec<()>> =
             futures_util::stream::iter(checks).buffer_unordered(CONCURRENT_CHECKS).try_collect().await;
-        done.map(drop).with_context(|| self.explain())
+        done.map(drop).map_err(|error| self.explain(&error))
     }
 
     /// Waits until the table holds, for changes that no sentinel covers, and checks it once more.
@@ -258,7 +258,7 @@ impl Case {
                     other => bail!("{other:?}"),
                 }
             });
-            answered.await.with_context(|| self.explain())?;
+            answered.await.map_err(|error| self.explain(&error))?;
         }
         Ok(())
     }
