@@ -184,8 +184,9 @@ impl RuntimeClient {
             }
             Health::Unknown => {}
         }
-        self.health.send_replace(health);
+        // The coordinator knows the runtime before anyone is told that it is up, and before the pulls that this admits.
         self.publish_state();
+        self.health.send_replace(health);
     }
 
     fn publish_state(&self) {
