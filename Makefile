@@ -52,7 +52,7 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 
 conformance-ipvs: ## the suite of service proxies with the backend ipvs, in a virtual machine (make test has tests of its own for it)
 	@scripts/install-packages.sh test
-	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/^in_one_process_with_ipvs$$/)'
+	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/in_one_process_with_ipvs$$/)'
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables and iptables
 	@scripts/install-packages.sh test
@@ -70,7 +70,7 @@ bench-proxy: ## of these what is about a proxy's rules, beside kube-proxy (ARGS=
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
 	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench
-	@exec $(TARGET)/dist/keelson-bench proxy $(ARGS)
+	@KEELSON_PEERS=$$(tests/peers/build.sh) exec $(TARGET)/dist/keelson-bench proxy $(ARGS)
 
 fmt: ## format Rust and Go
 	$(CARGO) fmt --all

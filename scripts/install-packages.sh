@@ -34,14 +34,14 @@ windows=(x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64 /usr/lib/wine/wine64:wine64
 crio=(conmon:conmon)
 # Virtual machines with another kernel (tests/vm/run.sh).
 vm=(qemu-system-x86_64:qemu-system-x86 /usr/lib/qemu/virtiofsd:qemu-system-common busybox:busybox-static cpio:cpio
-    depmod:kmod xz:xz-utils flock:util-linux)
+    depmod:kmod xz:xz-utils flock:util-linux ipvsadm:ipvsadm)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
     "${rules[@]}" "${disks[@]}" "${vm[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
 soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
-bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}") ;;
+bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}" "${vm[@]}") ;;
 vm) wanted=("${vm[@]}") ;;
 test) wanted=("${suites[@]}") ;;
 windows) wanted=("${common[@]}" "${windows[@]}") ;;

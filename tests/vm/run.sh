@@ -17,8 +17,9 @@ export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # Loaded at the start, with what they need.
 modules=(virtio_pci virtio_net virtiofs overlay crc32c_generic bridge veth dummy sctp
     ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq ip_vs_mh
-    nf_conntrack_netlink nf_tables nft_compat nft_chain_nat nft_objref nft_ct
-    ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_hash_netport
+    nf_conntrack_netlink nf_tables nft_compat nft_chain_nat nft_objref nft_ct nft_fib_ipv4 nft_fib_ipv6 nft_hash nft_masq nft_nat
+    nft_numgen nft_reject_ipv4 nft_reject_ipv6
+    ip_set ip_set_bitmap_port ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_hash_netport
     xt_set xt_addrtype xt_comment xt_conntrack xt_mark xt_nat xt_MASQUERADE xt_statistic xt_tcpudp ipt_REJECT ip6t_REJECT
     iptable_nat iptable_filter iptable_mangle ip6table_nat ip6table_filter ip6table_mangle)
 
@@ -98,8 +99,7 @@ for _ in $(seq 100); do
 done
 # Instructions of newer processors cost more to emulate than they save. On a busy machine the VM may stand still for a
 # while: its kernel must not take that for a fault.
-# It has few threads: with the priority of all others it would get little of a machine with many.
-timeout "${KEELSON_VM_TIMEOUT:-900}" nice -n -5 qemu-system-x86_64 -accel tcg,thread=multi -cpu qemu64 -smp 2 -m "$memory" -machine pc \
+timeout "${KEELSON_VM_TIMEOUT:-900}" qemu-system-x86_64 -accel tcg,thread=multi -cpu qemu64 -smp 2 -m "$memory" -machine pc \
     -nodefaults -no-user-config -display none -no-reboot -serial stdio \
     -object memory-backend-memfd,id=memory,size="${memory}M",share=on -numa node,memdev=memory \
     -nic user,model=virtio-net-pci \

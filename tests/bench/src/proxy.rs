@@ -1,5 +1,5 @@
-//! `make bench-proxy`: Services in the kernel, with `keelson proxy` and with the real kube-proxy (mode nftables) in the
-//! same run.
+//! `make bench-proxy`: Services in the kernel, with `keelson proxy` and with the real kube-proxy in the same mode and
+//! run.
 //!
 //! Owns: the selection and order of measurements. In: its own cluster for each size, one API server for both; flags
 //! ([`options`]). Out: tables. Each of the two has a separate network ([`World`](keelson_cluster::net::World)) with its
@@ -18,19 +18,24 @@ mod report;
 mod subject;
 mod test_env;
 mod usage;
+mod vm;
 
 use anyhow::{Context as _, Result};
+use keelson_harness::agent::no_runtime;
 use keelson_harness::containerd::{self, Containerd};
 use keelson_harness::scratch::Scratch;
 
 use options::{Options, Part, Size};
 use report::Report;
-use subject::Subject;
+use subject::{Backend, Subject};
 use test_env::TestEnv;
 
 /// Runs the measurements that the command line names. Prints the results even if a later one fails.
 pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
     let Some(options) = Options::of(wanted)? else { return Ok(()) };
+    if options.backend == Backend::Ipvs && !vm::is_inside() {
+        return vm::measure(&options, wanted).await;
+    }
     let mut report = Report::default();
     let measured = measure(&options, &mut report).await;
     report.print();
@@ -39,13 +44,17 @@ pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
 
 async fn measure(options: &Options, report: &mut Report) -> Result<()> {
     let scratch = Scratch::new()?;
-    // The agent has all services enabled, as on a node.
-    let containerd =
-        Containerd::start(&scratch, containerd::Kind::V2, &containerd::Options::default()).await?;
+    // The agent has all services enabled, as on a node; in a virtual machine there is no runtime.
+    let mut containerd = None;
+    let runtime = if vm::is_inside() {
+        no_runtime(&scratch)
+    } else {
+        let options = containerd::Options::default();
+        let started = Containerd::start(&scratch, containerd::Kind::V2, &options).await?;
+        containerd.insert(started).endpoint()
+    };
     for size in &options.sizes {
-        at_size(*size, &containerd.endpoint(), options, report)
-            .await
-            .with_context(|| format!("at {size}"))?;
+        at_size(*size, &runtime, options, report).await.with_context(|| format!("at {size}"))?;
     }
     Ok(())
 }
@@ -54,8 +63,8 @@ async fn measure(options: &Options, report: &mut Report) -> Result<()> {
 async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Report) -> Result<()> {
     let mut env = TestEnv::new(size).await?;
     let mut subjects = Vec::new();
-    for kind in &options.subjects {
-        subjects.push(Subject::new(&env, runtime, *kind, options.backend).await?);
+    for kind in options.subjects() {
+        subjects.push(Subject::new(&env, runtime, kind, options.backend).await?);
     }
     let ranges = if options.has_connections(size) { options.ranges } else { 0 };
     env.fill(ranges).await?;
@@ -68,6 +77,11 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
     }
     if options.has_connections(size) {
         eprintln!("{size}: connections");
+        for subject in complete.iter_mut().filter(|_| !options.backend.outlives_process()) {
+            subject.start_agent(&env).await?;
+            subject.start().await?;
+            subject.wait_for_answers(&env).await?;
+        }
         connections::connections(&env, &complete, options, report).await?;
     }
     for mut subject in complete {
@@ -76,8 +90,8 @@ async fn at_size(size: Size, runtime: &str, options: &Options, report: &mut Repo
     Ok(())
 }
 
-/// Measures one of the two. Afterwards it has exited, and its rules are still there; returns false if it did not
-/// complete.
+/// Measures one of the two. Afterwards it has exited, and rules in the kernel are still there; returns false if it did
+/// not complete.
 async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &mut Report) -> Result<bool> {
     let ready = if options.has(Part::Cold) {
         cold::cold(env, subject, options, report).await?
@@ -105,6 +119,8 @@ async fn one(env: &TestEnv, subject: &mut Subject, options: &Options, report: &m
         long::long(env, subject, options, report).await?;
     }
     subject.stop(true).await?;
-    subject.check_complete(env).context("rules went when it ended")?;
+    if options.backend.outlives_process() {
+        subject.check_complete(env).context("rules went when it ended")?;
+    }
     Ok(true)
 }

@@ -85,7 +85,7 @@ impl Default for Options {
 }
 
 /// The flags, printed for an unknown one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft,iptables,iptables-legacy \
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {
@@ -138,6 +138,12 @@ impl Options {
         Ok(())
     }
 
+    /// Those that have the backend.
+    pub(super) fn subjects(&self) -> impl Iterator<Item = Kind> {
+        let has = |kind: &Kind| *kind == Kind::Keelson || self.backend.mode().is_some();
+        self.subjects.iter().copied().filter(has)
+    }
+
     pub(super) fn has(&self, part: Part) -> bool {
         self.parts.contains(&part)
     }
@@ -148,15 +154,15 @@ impl Options {
         self.has(Part::Neighbour) && self.is_main(size) && self.backend == Backend::Nft
     }
 
-    /// Whether connections are measured at this size: with few Services, and at the main size; with iptables, whose
-    /// connections meet more rules with more Services, at every size.
+    /// Whether connections are measured at this size: with few Services, and at the main size; with other backends,
+    /// whose connections may meet more with more Services, at every size.
     pub(super) fn has_connections(&self, size: Size) -> bool {
         self.has(Part::Connections)
             && (size.services <= 100 || self.is_main(size) || self.backend != Backend::Nft)
     }
 
-    /// Whether very many changes are measured at this size: at the main size; with iptables at every size, because the
-    /// cost of a change depends on it.
+    /// Whether very many changes are measured at this size: at the main size; with other backends than nft at every size,
+    /// because the cost of a change may depend on it.
     pub(super) fn has_churn(&self, size: Size) -> bool {
         self.has(Part::Churn) && (self.is_main(size) || self.backend != Backend::Nft)
     }
@@ -212,6 +218,9 @@ mod tests {
         assert!(Options::default().has_neighbour(main) && !iptables.has_neighbour(main));
         assert!(!Options::default().has_churn(other) && iptables.has_churn(other));
         assert!(!Options::default().has_connections(other) && iptables.has_connections(other));
+        let userspace = of("proxy --backend userspace").unwrap().unwrap();
+        assert_eq!(userspace.subjects().collect::<Vec<_>>(), [Kind::Keelson], "kube-proxy has no such mode");
+        assert_eq!(iptables.subjects().count(), 2);
         for wrong in [
             "--sizes 10",
             "--sizes 0x1",

@@ -30,6 +30,8 @@ use super::usage::{Memory, Usage, children};
 pub(super) const REST: Duration = Duration::from_millis(500);
 /// Timeout of steps that are not measured.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// Pause between two readings of what a gradual sync has set.
+const BETWEEN_COUNTS: Duration = Duration::from_millis(100);
 /// Timeout of one request to an endpoint.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -74,22 +76,39 @@ pub(super) enum Backend {
     Iptables,
     /// Variant legacy for both, whose rules have no generation.
     IptablesLegacy,
+    /// In a virtual machine ([`vm`](super::vm)).
+    Ipvs,
+    /// kube-proxy has no such mode.
+    Userspace,
 }
 
 impl Backend {
-    pub(super) const ALL: [Self; 3] = [Self::Nft, Self::Iptables, Self::IptablesLegacy];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Nft, Self::Iptables, Self::IptablesLegacy, Self::Ipvs, Self::Userspace];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Nft => "nft",
             Self::Iptables => "iptables",
             Self::IptablesLegacy => "iptables-legacy",
+            Self::Ipvs => "ipvs",
+            Self::Userspace => "userspace",
         }
     }
 
     /// Whether the kernel counts changes of the rules.
     pub(super) fn has_generations(self) -> bool {
-        self != Self::IptablesLegacy
+        matches!(self, Self::Nft | Self::Iptables)
+    }
+
+    /// Whether what a sync sets comes in many steps, and not by few transactions.
+    fn is_gradual(self) -> bool {
+        matches!(self, Self::Ipvs | Self::Userspace)
+    }
+
+    /// Whether Services are served while no process runs.
+    pub(super) fn outlives_process(self) -> bool {
+        self != Self::Userspace
     }
 
     /// The value of `proxy.backend`.
@@ -97,6 +116,8 @@ impl Backend {
         match self {
             Self::Nft => "nft",
             Self::Iptables | Self::IptablesLegacy => "iptables",
+            Self::Ipvs => "ipvs",
+            Self::Userspace => "userspace",
         }
     }
 
@@ -105,10 +126,13 @@ impl Backend {
         if self == Self::IptablesLegacy { "legacy" } else { "nft" }
     }
 
-    fn mode(self) -> &'static str {
+    /// kube-proxy's mode that corresponds to it.
+    pub(super) fn mode(self) -> Option<&'static str> {
         match self {
-            Self::Nft => "nftables",
-            Self::Iptables | Self::IptablesLegacy => "iptables",
+            Self::Nft => Some("nftables"),
+            Self::Iptables | Self::IptablesLegacy => Some("iptables"),
+            Self::Ipvs => Some("ipvs"),
+            Self::Userspace => None,
         }
     }
 }
@@ -158,7 +182,8 @@ impl Subject {
                 let address = env.cluster.api.address();
                 let inside: SocketAddr = address.parse().context("the API server's address")?;
                 let api = Forward::start(world.node(), inside, address)?;
-                let mut options = KubeProxyOptions::new(NODE).with(json!({"mode": backend.mode()}));
+                let mode = backend.mode().context("kube-proxy has no such mode")?;
+                let mut options = KubeProxyOptions::new(NODE).with(json!({"mode": mode}));
                 if backend == Backend::IptablesLegacy {
                     options.env.push(("PATH".to_owned(), legacy_path(env)?));
                 }
@@ -173,10 +198,13 @@ impl Subject {
     /// The program that is run to change rules; Keelson's backend nft runs none.
     pub(super) fn program(&self) -> &'static str {
         match (self.backend, self.kind) {
-            (Backend::Nft, _) => "nft",
+            (Backend::Nft | Backend::Userspace, _) => "nft",
+            (Backend::Ipvs, Kind::Keelson) => "ipset",
             (Backend::Iptables, Kind::Keelson) => "iptables-nft-restore",
             (Backend::IptablesLegacy, Kind::Keelson) => "iptables-legacy-restore",
-            (Backend::Iptables | Backend::IptablesLegacy, Kind::KubeProxy) => "iptables-restore",
+            (Backend::Iptables | Backend::IptablesLegacy | Backend::Ipvs, Kind::KubeProxy) => {
+                "iptables-restore"
+            }
         }
     }
 
@@ -269,6 +297,9 @@ impl Subject {
     /// Removes all rules, and waits until the kernel has finished.
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
+        if self.backend == Backend::Ipvs {
+            self.namespace().command(&peers::system("ipvsadm", "ipvsadm")?, &["--clear"])?;
+        }
         if self.backend == Backend::IptablesLegacy {
             for base in ["iptables", "ip6tables"] {
                 let program = peers::system(&format!("{base}-legacy"), "iptables")?;
@@ -287,7 +318,7 @@ impl Subject {
 
     /// Waits until all rules are in the kernel: the sets and maps have the expected number of elements, and no
     /// transaction followed for [`REST`]. Returns the time of the last one, or None if that took longer than
-    /// `patience`.
+    /// `patience`. Without transactions, the time at which everything was seen.
     pub(super) async fn synced(
         &self,
         env: &TestEnv,
@@ -298,6 +329,18 @@ impl Subject {
         let mut nft = Nft::open(self.namespace())?;
         let mut looked = None;
         loop {
+            if self.backend.is_gradual() {
+                let missing = self.missing(env, &mut nft)?;
+                match missing {
+                    None => return Ok(Some(Instant::now())),
+                    Some(missing) if begun.elapsed() > patience => {
+                        eprintln!("{} was given up: {missing}", self.kind.name());
+                        return Ok(None);
+                    }
+                    Some(_) => tokio::time::sleep(BETWEEN_COUNTS).await,
+                }
+                continue;
+            }
             let last = generations.after(begun)?.last().copied();
             if let Some(last) = last.filter(|last| last.elapsed() >= REST && looked != Some(*last)) {
                 if self.missing(env, &mut nft)?.is_none() {
@@ -317,6 +360,15 @@ impl Subject {
     /// The first set or map with a wrong number of elements.
     fn missing(&self, env: &TestEnv, nft: &mut Nft) -> Result<Option<String>> {
         let (ports, endpoints) = (env.service_ports(), env.endpoints());
+        let backend = self.backend;
+        if backend.is_gradual() {
+            let (what, expected) = match backend {
+                Backend::Ipvs => ("real servers", endpoints),
+                _ => ("sockets", ports),
+            };
+            let count = self.namespace().run(move || count_in_proc(backend))??;
+            return Ok((count < expected).then(|| format!("there are {count} {what}, and not {expected}")));
+        }
         if self.backend != Backend::Nft {
             let save = format!("iptables-{}-save", self.backend.variant());
             let save = peers::system(&save, "iptables")?;
@@ -403,6 +455,21 @@ impl Subject {
         let (sum, count) = (value("sum")?, value("count")?);
         Ok((count > 0.0).then(|| sum / count))
     }
+}
+
+/// Number of real servers, or of sockets that wait for clients, in the network namespace of this thread.
+fn count_in_proc(backend: Backend) -> Result<usize> {
+    let lines = |name: &str| {
+        let path = format!("/proc/thread-self/net/{name}");
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+    };
+    if backend == Backend::Ipvs {
+        let servers = lines("ip_vs")?.lines().filter(|line| line.trim_start().starts_with("-> ")).count();
+        // The heading has an arrow, too.
+        return Ok(servers.saturating_sub(1));
+    }
+    let listening = lines("tcp")?.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A")).count();
+    Ok(listening + lines("udp")?.lines().skip(1).count())
 }
 
 /// A search path on which the programs of iptables without a suffix are those of the variant legacy.

@@ -24,6 +24,8 @@ use super::options::Size;
 
 /// The node: one of those that the endpoints are spread over. It has no zone, so no endpoint is excluded by a hint.
 pub(super) const NODE: &str = "bulk-node-007";
+/// The cluster outside of this virtual machine ([`Cluster::description`]).
+pub(super) const OUTSIDE: &str = "KEELSON_BENCH_CLUSTER";
 /// Number of Services of each [`Load`] that share the connections, so that client ports suffice.
 pub(super) const LOADED: usize = 16;
 /// Node port of the first Service that has one.
@@ -118,7 +120,10 @@ impl TestEnv {
         let scratch = Scratch::new()?;
         // Not needed here.
         let options = ApiOptions { args: vec!["--audit-log-path=".to_owned()], ..ApiOptions::default() };
-        let cluster = Cluster::start_with(&scratch, &options).await?;
+        let cluster = match std::env::var(OUTSIDE) {
+            Ok(description) => Cluster::outside(&scratch, &description).await?,
+            Err(_) => Cluster::start_with(&scratch, &options).await?,
+        };
         cluster.admin.apply(RIGHTS).await?;
         let node = json!({
             "metadata": {"name": NODE},

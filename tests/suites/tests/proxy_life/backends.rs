@@ -10,7 +10,7 @@ use keelson_harness::peers;
 use keelson_harness::util::PATIENCE;
 use serde_json::json;
 
-fn services() -> Vec<Service> {
+pub(crate) fn services() -> Vec<Service> {
     (0..)
         .zip(Family::ALL)
         .map(|(index, family)| {
@@ -22,7 +22,7 @@ fn services() -> Vec<Service> {
 }
 
 /// Restarts the proxy with a backend, and waits until it has taken over from the former one.
-async fn change_over(env: &mut TestEnv, backend: &str, former: &str) -> Result<()> {
+pub(crate) async fn change_over(env: &mut TestEnv, backend: &str, former: &str) -> Result<()> {
     ensure!(env.proxy.terminate().await?.success());
     env.proxy.configure(&env.options.clone().set("proxy.backend", backend))?;
     env.proxy.start_again(env.world.node()).await?;

@@ -7,7 +7,7 @@ use crate::model::{Service, plain_and_affine};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::Transport;
-use keelson_harness::util::Seeded;
+use keelson_harness::util::{Seeded, patience};
 use rand::RngExt as _;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) fn staying() -> Vec<Service> {
 
 /// Lets one of them run for a moment, perhaps not until it has started.
 async fn run_for_a_moment(env: &mut TestEnv, random: &mut Seeded) -> Result<()> {
-    let life = Duration::from_millis(random.rng().random_range(0..LIFE));
+    let life = Duration::from_millis(random.rng().random_range(0..LIFE)) * patience();
     let until = tokio::time::Instant::now() + life;
     if env.agent.pid().is_none() && tokio::time::timeout_at(until, env.agent.start_live()).await.is_err() {
         return Ok(());

@@ -10,12 +10,14 @@
 #![allow(clippy::print_stderr)]
 
 mod absent;
+mod any_backend;
 mod backends;
 mod churn;
 mod common;
 mod configuration;
 mod foreign;
 mod iptables;
+mod ipvs;
 mod kernel;
 mod kills;
 mod kube_proxy;

@@ -10,8 +10,9 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, IptablesBackend},
-    programs::{ProgramError, Programs, Variant, find, installed},
-    removal::{count_chains, remove_all},
+    names::NODE_PORTS,
+    programs::{ProgramError, Programs, find},
+    removal::{find_chains, remove_all},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -43,17 +44,7 @@ impl Driver for Iptables {
     }
 
     fn find_rules(&self) -> Result<Vec<String>, BackendError> {
-        let mut found = Vec::new();
-        for family in Family::ALL {
-            for variant in Variant::ALL {
-                let Ok(programs) = installed(family, variant) else { continue };
-                let chains = count_chains(&programs, family)?;
-                if chains > 0 {
-                    found.push(format!("{chains} chains of {family} iptables ({variant})"));
-                }
-            }
-        }
-        Ok(found)
+        Ok(find_chains(NODE_PORTS)?)
     }
 
     fn retire_rules(
@@ -62,7 +53,14 @@ impl Driver for Iptables {
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
-        if next.info().has_chains { Ok(()) } else { self.remove_rules(owner, removed) }
+        let next = next.info();
+        if !next.has_chains {
+            return self.remove_rules(owner, removed);
+        }
+        if owner == RuleOwner::Keelson {
+            removed(format!("chains that those of {} have replaced", next.name));
+        }
+        Ok(())
     }
 
     /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].

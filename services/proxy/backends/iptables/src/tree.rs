@@ -129,7 +129,11 @@ mod tests {
     fn depth(keys: &BTreeSet<u128>, bits: u8) -> usize {
         let keys: Vec<u128> = keys.iter().copied().collect();
         let nodes = tree(&keys, bits);
-        keys.iter().filter_map(|key| path(&nodes, &keys, *key, bits)).map(|(depth, _)| depth).max().unwrap_or(0)
+        keys.iter()
+            .filter_map(|key| path(&nodes, &keys, *key, bits))
+            .map(|(depth, _)| depth)
+            .max()
+            .unwrap_or(0)
     }
 
     fn keys(bits: u8) -> impl Strategy<Value = BTreeSet<u128>> {

@@ -17,6 +17,7 @@ use keelson_proxy_xtables::{
 use crate::{
     backend::{INFO, IpvsBackend},
     kernel::{Kernel, Netlink, has_ipvs, interface::INTERFACE},
+    plan::ADDRESSES,
     servers::ServerChange,
 };
 
@@ -49,6 +50,7 @@ impl Driver for Ipvs {
                 }
             }
         }
+        found.extend(removal::find_chains(ADDRESSES)?);
         Ok(found)
     }
 
@@ -58,15 +60,15 @@ impl Driver for Ipvs {
 
     fn retire_rules(
         &self,
-        _next: &dyn Driver,
+        next: &dyn Driver,
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
-        if owner == RuleOwner::KubeProxy {
-            return Ok(());
+        if owner == RuleOwner::KubeProxy || !next.info().has_chains {
+            return self.remove_rules(owner, removed);
         }
         remove_servers(removed)?;
-        // The other chains are replaced by `next`, or removed with those of the backend iptables.
+        // The other chains are replaced by `next`.
         Ok(removal::remove_table(Table::Mangle, removed)?)
     }
 

@@ -4,7 +4,8 @@
 //! Out: changes of the kernel, in an order in which traffic meets the old state or the new one.
 //!
 //! The order: virtual servers by mark; entries of sets and rules; virtual servers and real servers that are added; addresses
-//! that are added; what is removed. So a frontend is reached only when its rules are there.
+//! that are added; what is removed. So a frontend is reached only when its rules are there. Where chains of the backend iptables
+//! serve, they do so until the rules replace them, so these come after the addresses.
 //!
 //! Neither IPVS nor IP sets count changes, so everything is read from time to time. What was read may be older than a sync: a
 //! difference is only a reason to read again, by a full sync.
@@ -20,7 +21,8 @@ use keelson_proxy::{
     model::Family,
 };
 use keelson_proxy_xtables::{
-    programs::Programs,
+    names::{NODE_PORTS, Table},
+    programs::{ProgramError, Programs},
     ruleset::{Plan as _, Ruleset, read_family},
     save::Found,
 };
@@ -64,6 +66,10 @@ impl Snapshot {
         let clients = ours.flat_map(|server| &server.destinations).map(|found| found.clients as usize);
         clients.sum()
     }
+}
+
+fn has_chains_of_iptables(programs: &mut dyn Programs) -> Result<bool, ProgramError> {
+    Ok(programs.save(Table::Nat)?.contains(&format!("\n:{NODE_PORTS} ")))
 }
 
 #[derive(Debug)]
@@ -122,10 +128,16 @@ impl FamilyState {
         let (marks, sockets): (Vec<_>, Vec<_>) =
             additions.into_iter().partition(|change| matches!(change.key(), ServerKey::Mark(_)));
         let mut outcome = Outcome::default();
+        // Until they are replaced, chains of the backend iptables translate.
+        let rules_last = !self.ruleset.has_synced() && has_chains_of_iptables(programs)?;
         self.change_servers(kernel, &marks, &mut outcome)?;
+        if rules_last {
+            self.add_frontends(kernel, &sockets, &changed.addresses, &mut outcome)?;
+        }
         let rules = self.ruleset.sync(programs)?;
-        self.change_servers(kernel, &sockets, &mut outcome)?;
-        self.change_addresses(kernel, &changed.addresses, true, &mut outcome)?;
+        if !rules_last {
+            self.add_frontends(kernel, &sockets, &changed.addresses, &mut outcome)?;
+        }
         self.change_servers(kernel, &removals, &mut outcome)?;
         self.change_addresses(kernel, &changed.addresses, false, &mut outcome)?;
         outcome.full = rules.full;
@@ -134,6 +146,17 @@ impl FamilyState {
         outcome.deleted += rules.deleted;
         outcome.structure += rules.structure;
         Ok(outcome)
+    }
+
+    fn add_frontends(
+        &mut self,
+        kernel: &mut dyn Kernel,
+        servers: &[ServerChange],
+        addresses: &BTreeSet<IpAddr>,
+        outcome: &mut Outcome,
+    ) -> Result<(), BackendError> {
+        self.change_servers(kernel, servers, outcome)?;
+        self.change_addresses(kernel, addresses, true, outcome)
     }
 
     /// Reads virtual servers and addresses, and creates the interface if it does not exist.

@@ -1,6 +1,6 @@
 //! Removes chains and sets.
 //!
-//! Owns: [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of a family. Out: the names of what was removed.
+//! Owns: [`find_chains`], [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of a family. Out: the names of what was removed.
 
 use keelson_proxy::model::Family;
 
@@ -23,17 +23,28 @@ fn saved(programs: &Installed, family: Family) -> Result<Option<String>, Program
     }
 }
 
-/// Number of our chains.
+/// What there is of our chains, for a person; nothing without `own`, a chain that only the backend has that asks.
 ///
 /// # Errors
-/// The program cannot be run.
-pub fn count_chains(programs: &Installed, family: Family) -> Result<usize, ProgramError> {
-    let saved = saved(programs, family)?.unwrap_or_default();
-    Ok(saved
-        .lines()
-        .filter_map(|line| line.strip_prefix(':'))
-        .filter(|chain| chain.starts_with(PREFIX))
-        .count())
+/// A program cannot be run.
+pub fn find_chains(own: &str) -> Result<Vec<String>, ProgramError> {
+    let mut found = Vec::new();
+    for family in Family::ALL {
+        for variant in Variant::ALL {
+            let Ok(programs) = installed(family, variant) else { continue };
+            let chains = count_chains(&saved(&programs, family)?.unwrap_or_default(), own);
+            if chains > 0 {
+                found.push(format!("{chains} chains of {family} iptables ({variant})"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn count_chains(saved: &str, own: &str) -> usize {
+    let names = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
+    let ours = names.filter(|chain| chain.starts_with(PREFIX));
+    if ours.clone().any(|chain| chain == own) { ours.count() } else { 0 }
 }
 
 /// Removes the chains of both variants and all sets, of both families.
@@ -127,4 +138,18 @@ pub fn destroy(programs: &mut dyn Programs, set: &str) -> bool {
         }
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_are_those_of_the_backend_that_has_one_of_its_own() {
+        let saved = "*nat\n:POSTROUTING ACCEPT [0:0]\n:KEELSON-SERVICES - [0:0]\n:KEELSON-NODE-PORTS - [0:0]\n\
+                     -A POSTROUTING -j KEELSON-SERVICES\nCOMMIT\n";
+        for (own, chains) in [("KEELSON-NODE-PORTS", 2), ("KEELSON-ADDRESSES", 0), ("KEELSON-NODE", 0)] {
+            assert_eq!(count_chains(saved, own), chains, "{own}");
+        }
+    }
 }

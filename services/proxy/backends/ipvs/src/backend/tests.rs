@@ -1,6 +1,7 @@
 //! The backend with a kernel in memory.
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard},
     time::Instant,
@@ -13,7 +14,10 @@ use keelson_proxy::{
     model::{Endpoint, Family, Protocol, ServicePort},
     options::Options,
 };
-use keelson_proxy_xtables::programs::{ProgramError, Programs};
+use keelson_proxy_xtables::{
+    names::{NODE_PORTS, Table},
+    programs::{ProgramError, Programs},
+};
 
 use super::{
     IpvsBackend,
@@ -160,6 +164,24 @@ fn case_56_one_endpoint_is_one_netlink_message() {
     let outcome = node.sync();
     assert_eq!((outcome.operations(), outcome.transactions), (1, 1));
     assert_eq!(node.kernel().calls, ["add 10.244.1.3:8080 to virtual server 10.96.0.1:80/TCP"]);
+}
+
+/// The chains of the backend iptables translate until the rules replace them.
+#[test]
+fn virtual_servers_are_there_before_the_chains_of_the_backend_iptables_are_replaced() {
+    for (has_chains, first) in [(false, "rules "), (true, "addresses ")] {
+        let mut node = Node::new();
+        if has_chains {
+            let chains = BTreeMap::from([(NODE_PORTS.to_owned(), Vec::new())]);
+            node.kernel().chains[0].insert(Table::Nat, chains);
+        }
+        node.set(1, |_| {});
+        node.sync();
+        let calls = node.kernel().calls.clone();
+        let order = calls.iter().filter(|call| call.starts_with("rules ") || call.starts_with("addresses "));
+        assert!(order.clone().next().is_some_and(|call| call.starts_with(first)), "{calls:?}");
+        assert!(!node.kernel().chains[0][&Table::Nat].contains_key(NODE_PORTS), "it is replaced");
+    }
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS (`make conformance-ipvs`). The agent
+//! reads manifests, so there is no API server.
+
+use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
+use crate::backends::{change_over, services};
+use crate::common::TestEnv;
+use crate::model::Service;
+use crate::traffic::Traffic;
+use anyhow::{Context as _, Result, ensure};
+use keelson_harness::peers;
+use std::path::Path;
+use std::process::Command;
+
+const IPVS: Backend = &[("proxy.backend", "ipvs")];
+
+/// Every ignored test of this module in a virtual machine, without a control plane.
+#[test]
+fn in_one_process_with_ipvs() -> Result<()> {
+    if std::env::var_os("NEXTEST_RUN_ID").is_none() {
+        return Ok(());
+    }
+    let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
+    vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "2400");
+    vm.args(["env", "KEELSON_TEST_PATIENCE=5"]).arg(std::env::current_exe()?);
+    vm.args(["--ignored", "--color", "never", "--test-threads", "1"]);
+    let only = std::env::var("KEELSON_TEST_ONLY").unwrap_or_else(|_| "ipvs::".to_owned());
+    vm.args(only.split_whitespace());
+    let ended = vm.status().context("cannot start tests/vm/run.sh")?;
+    ensure!(ended.success(), "the tests in the virtual machine ended with {ended}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: make conformance-ipvs"]
+async fn kills_leave_the_servers_of_a_fresh_start() -> Result<()> {
+    kills(IPVS, 12).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: make conformance-ipvs"]
+async fn connections_continue_under_changes() -> Result<()> {
+    changes(IPVS, 20).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: make conformance-ipvs"]
+async fn what_another_version_leaves_is_replaced() -> Result<()> {
+    let older = [
+        ("ip", "iproute2", "address add 10.96.77.77/32 dev keelson-ipvs0"),
+        ("iptables", "iptables", "-w 5 -t nat -N KEELSON-OLD"),
+        ("iptables", "iptables", "-w 5 -t nat -D POSTROUTING -j KEELSON-POSTROUTING"),
+        ("ipset", "ipset", "create KEELSON-4-OLD hash:ip"),
+    ];
+    upgrade(IPVS, &older).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: make conformance-ipvs"]
+async fn what_another_program_removes_is_repaired() -> Result<()> {
+    let removals = [
+        ("ipvsadm", "ipvsadm", "--clear"),
+        ("ip", "iproute2", "address flush dev keelson-ipvs0"),
+        ("ip", "iproute2", "link delete keelson-ipvs0"),
+        ("iptables", "iptables", "-w 5 -t nat -F"),
+        ("ipset", "ipset", "flush"),
+    ];
+    drift(IPVS, &removals).await
+}
+
+/// From nft and iptables to ipvs, with connections that stay open, and from ipvs, which serves its connections until they end:
+/// with new ones only.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: make conformance-ipvs"]
+async fn connections_continue_when_the_backend_changes() -> Result<()> {
+    let services = services();
+    let mut env = started(&[("proxy.backend", "nft")], &services).await?;
+    let mut former = "nft";
+    for next in ["ipvs", "nft", "ipvs", "iptables", "ipvs"] {
+        let what = format!("from {former} to {next}");
+        let traffic = if former == "ipvs" {
+            new_connections(&env, &services)?
+        } else {
+            Traffic::start(&env.world, &services)?
+        };
+        traffic.wait_for_answers().await.with_context(|| what.clone())?;
+        change_over(&mut env, next, former).await.with_context(|| what.clone())?;
+        traffic.wait_for_answers().await.with_context(|| what.clone())?;
+        traffic.finish().await.context(what)?;
+        former = next;
+    }
+    let ipvsadm = peers::system("ipvsadm", "ipvsadm")?;
+    let world = env.world.clone();
+    let servers = || world.node().command(&ipvsadm, &["--list", "--numeric"]);
+    ensure!(servers()?.contains("TCP "), "{}", servers()?);
+    env.proxy.terminate().await?;
+    env.cleanup(&[]).await?;
+    ensure!(!servers()?.contains("TCP "), "{}", servers()?);
+    Ok(())
+}
+
+fn new_connections(env: &TestEnv, services: &[Service]) -> Result<Traffic> {
+    let mut traffic = Traffic::none(&env.world)?;
+    for service in services {
+        for client in [env.world.pod(), env.world.client(), env.world.host()] {
+            let valid = service.endpoints.clone();
+            traffic.open_connections(
+                client.clone(),
+                service.at(),
+                move |by, ()| valid.contains(&by),
+                || (),
+            )?;
+        }
+    }
+    Ok(traffic)
+}
