@@ -10,7 +10,7 @@ use keelson_proxy::{
 
 use crate::{
     backend::{INFO, IptablesBackend},
-    names::NODE_PORTS,
+    names::{ADDRESSES, NODE_PORTS},
     programs::{ProgramError, Programs, find},
     removal::{find_chains, remove_all},
 };
@@ -53,14 +53,11 @@ impl Driver for Iptables {
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
-        let next = next.info();
-        if !next.has_chains {
-            return self.remove_rules(owner, removed);
+        // Replaced by `next`, or of the backend ipvs, which removes them after the last connection by its virtual servers.
+        if next.info().has_chains || !find_chains(ADDRESSES)?.is_empty() {
+            return Ok(());
         }
-        if owner == RuleOwner::Keelson {
-            removed(format!("chains that those of {} have replaced", next.name));
-        }
-        Ok(())
+        self.remove_rules(owner, removed)
     }
 
     /// Those of kube-proxy are removed by [`keelson_proxy::leftovers`].

@@ -9,7 +9,7 @@ use keelson_proxy::{
     options::Options,
 };
 use keelson_proxy_xtables::{
-    names::Table,
+    names::{ADDRESSES, Table},
     programs::{self, ProgramError, Programs as _},
     removal,
 };
@@ -17,7 +17,6 @@ use keelson_proxy_xtables::{
 use crate::{
     backend::{INFO, IpvsBackend},
     kernel::{Kernel, Netlink, has_ipvs, interface::INTERFACE},
-    plan::ADDRESSES,
     servers::ServerChange,
 };
 
@@ -64,11 +63,14 @@ impl Driver for Ipvs {
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
-        if owner == RuleOwner::KubeProxy || !next.info().has_chains {
+        if owner == RuleOwner::KubeProxy {
+            return Ok(());
+        }
+        if !next.info().has_chains && !removal::find_chains(ADDRESSES)?.is_empty() {
             return self.remove_rules(owner, removed);
         }
         remove_servers(removed)?;
-        // The other chains are replaced by `next`.
+        // The other chains are replaced by `next`, or those of the backend iptables.
         Ok(removal::remove_table(Table::Mangle, removed)?)
     }
 

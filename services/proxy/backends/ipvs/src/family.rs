@@ -135,7 +135,9 @@ impl FamilyState {
             self.add_frontends(kernel, &sockets, &changed.addresses, &mut outcome)?;
         }
         let rules = self.ruleset.sync(programs)?;
-        if !rules_last {
+        if rules_last {
+            tracing::info!(family = %self.family(), backend = "ipvs", from = "iptables", "took over; chains replaced");
+        } else {
             self.add_frontends(kernel, &sockets, &changed.addresses, &mut outcome)?;
         }
         self.change_servers(kernel, &removals, &mut outcome)?;

@@ -49,7 +49,10 @@ impl fmt::Display for Table {
 }
 
 pub const SERVICES: &str = "KEELSON-SERVICES";
+/// Only the backend iptables has it.
 pub const NODE_PORTS: &str = "KEELSON-NODE-PORTS";
+/// Rejects connections to an address of Services that has no such frontend. Only the backend ipvs has it.
+pub const ADDRESSES: &str = "KEELSON-ADDRESSES";
 pub const NAT_OUTPUT: &str = "KEELSON-NAT-OUTPUT";
 pub const POSTROUTING: &str = "KEELSON-POSTROUTING";
 pub const INPUT: &str = "KEELSON-INPUT";

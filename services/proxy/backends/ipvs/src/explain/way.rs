@@ -10,11 +10,11 @@ use keelson_proxy::{
     },
     model::Endpoint,
 };
-use keelson_proxy_xtables::names::{MANGLE, POSTROUTING, REFUSE, SERVICES, SetKind, SetName};
+use keelson_proxy_xtables::names::{ADDRESSES, MANGLE, POSTROUTING, REFUSE, SERVICES, SetKind, SetName};
 
 use super::{RuleContext, socket};
 use crate::{
-    plan::{ADDRESSES, INTERNAL, Refusal, SocketState},
+    plan::{INTERNAL, Refusal, SocketState},
     servers::ServerKey,
 };
 

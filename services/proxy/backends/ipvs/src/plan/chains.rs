@@ -12,16 +12,14 @@ use keelson_proxy::{
 };
 use keelson_proxy_xtables::{
     names::{
-        FILTER_OUTPUT, FORWARD, INPUT, MANGLE, NAT_OUTPUT, POSTROUTING, REFUSE, SERVICES, SetKind, SetName,
-        Table,
+        ADDRESSES, FILTER_OUTPUT, FORWARD, INPUT, MANGLE, NAT_OUTPUT, POSTROUTING, REFUSE, SERVICES, SetKind,
+        SetName, Table,
     },
     rule::{Match, Rule, Target},
 };
 
 use super::NodeFacts;
 
-/// Rejects connections to an address of Services that has no such frontend.
-pub(crate) const ADDRESSES: &str = "KEELSON-ADDRESSES";
 /// Marks packets for virtual servers by mark.
 pub(crate) const INTERNAL: &str = "KEELSON-INTERNAL";
 

@@ -28,7 +28,7 @@ use keelson_proxy_xtables::{
 };
 
 pub(crate) use self::{
-    chains::{ADDRESSES, INTERNAL, chains},
+    chains::{INTERNAL, chains},
     policy::{Refusal, SocketState},
 };
 use self::{
