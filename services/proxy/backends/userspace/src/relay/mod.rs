@@ -44,6 +44,9 @@ const MAX_THREADS: usize = 4;
 /// Of all sessions, those that policies drop hold at most one in this many.
 const DROPPED_SHARE: usize = 8;
 
+/// Of all sessions, one in this many is free for new ones as long as UDP sessions with one exchange can end.
+const RESERVED_SHARE: usize = 8;
+
 /// How often the number of connections is looked at while they drain.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 
@@ -68,6 +71,7 @@ pub(crate) struct Shared {
     pipes: Pipes,
     tcp_connections: AtomicUsize,
     udp_sessions: AtomicUsize,
+    short_sessions: udp::ShortSessions,
     dropped: AtomicUsize,
     warned: Mutex<HashMap<&'static str, Instant>>,
     next_id: AtomicU64,
@@ -173,6 +177,7 @@ impl Shared {
             pipes: Pipes::default(),
             tcp_connections: AtomicUsize::new(0),
             udp_sessions: AtomicUsize::new(0),
+            short_sessions: udp::ShortSessions::default(),
             dropped: AtomicUsize::new(0),
             warned: Mutex::default(),
             next_id: AtomicU64::new(0),
@@ -264,13 +269,18 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts a session in `counter`; `None` if there are too many.
+    /// Counts a session in `counter`; `None` if there are too many. When few are left, UDP sessions with one exchange end: lookups
+    /// must not keep others out until their idle timeout.
     fn count_session(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> Option<SessionCount> {
         counter(self).fetch_add(1, Ordering::Relaxed);
         let session = SessionCount { shared: self.clone(), counter };
         let Sessions { tcp_connections, udp_sessions } = self.sessions();
         let max = self.options.max_sessions;
-        let is_too_many = tcp_connections + udp_sessions > max;
+        let all = tcp_connections + udp_sessions;
+        if all > max - max / RESERVED_SHARE {
+            self.short_sessions.end_oldest();
+        }
+        let is_too_many = all > max;
         if is_too_many && self.may_warn("sessions") {
             tracing::warn!(
                 max,

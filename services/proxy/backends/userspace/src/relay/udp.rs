@@ -1,19 +1,19 @@
 //! UDP: sessions by client.
 //!
-//! Owns: [`receive`] and [`UdpSessions`]. In: datagrams of clients and endpoints. Out: datagrams, replies from the
+//! Owns: [`receive`], [`UdpSessions`] and [`ShortSessions`]. In: datagrams of clients and endpoints. Out: datagrams, replies from the
 //! frontend's own address.
 //!
 //! A session has a socket of its own to its endpoint. It ends after the idle timeout, when the endpoint is gone, and when
-//! the endpoint's host reports its port closed. A datagram that a socket does not take at once is lost, as in a router.
+//! the endpoint's host reports its port closed; with one exchange only, such as a DNS lookup, also when there are too many. A datagram that a socket does not take at once is lost, as in a router.
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -63,6 +63,9 @@ struct Session {
     begun: Instant,
     /// Milliseconds after `begun` of the last datagram, in either direction.
     last: AtomicU64,
+    has_reply: AtomicBool,
+    /// The client has sent another datagram after a reply.
+    is_long: AtomicBool,
     ended: CancellationToken,
     _count: SessionCount,
 }
@@ -86,6 +89,37 @@ impl UdpSessions {
         let mut sessions = self.lock();
         if sessions.get(&client).is_some_and(|session| session.id == id) {
             sessions.remove(&client);
+        }
+    }
+}
+
+/// The sessions of all listeners that may end for new ones, the oldest first: those with one exchange, as by conntrack's
+/// early drop.
+#[derive(Debug, Default)]
+pub(super) struct ShortSessions(Mutex<VecDeque<Weak<Session>>>);
+
+impl ShortSessions {
+    /// `max`: of all sessions.
+    fn add(&self, session: &Arc<Session>, max: usize) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= 2 * max.max(1) {
+            all.retain(|session| session.strong_count() > 0);
+        }
+        all.push_back(Arc::downgrade(session));
+    }
+
+    /// Ends the oldest one. Its place is free a moment later.
+    pub(super) fn end_oldest(&self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(oldest) = all.pop_front() {
+            let session = oldest.upgrade();
+            let is_short = |session: &Arc<Session>| {
+                !session.is_long.load(Ordering::Relaxed) && !session.ended.is_cancelled()
+            };
+            if let Some(session) = session.filter(is_short) {
+                session.ended.cancel();
+                return;
+            }
         }
     }
 }
@@ -153,7 +187,10 @@ fn forward(
     datagram: &[u8],
 ) {
     let known = state.udp.lock().get(&client).cloned();
-    if let Some(session) = known {
+    if let Some(session) = known.filter(|session| !session.ended.is_cancelled()) {
+        if session.has_reply.load(Ordering::Relaxed) {
+            session.is_long.store(true, Ordering::Relaxed);
+        }
         if session.send(datagram) {
             return;
         }
@@ -163,6 +200,7 @@ fn forward(
         Ok(Some(session)) => {
             session.send(datagram);
             state.udp.lock().insert(client, session.clone());
+            state.shared.short_sessions.add(&session, state.shared.options.max_sessions);
             // A rule that was set in the meantime did not meet this session.
             if state.removed.is_cancelled() || !serves(&state.rule().port, session.endpoint) {
                 session.ended.cancel();
@@ -200,6 +238,8 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
         socket,
         begun: Instant::now(),
         last: AtomicU64::new(0),
+        has_reply: AtomicBool::new(false),
+        is_long: AtomicBool::new(false),
         ended: CancellationToken::new(),
         _count: count,
     })))
@@ -242,6 +282,7 @@ fn reply_batch(frontend: &UdpSocket, client: SocketAddr, session: &Session) -> i
         for _ in 0..BATCH {
             let length = session.socket.try_recv(buffer)?;
             session.touch();
+            session.has_reply.store(true, Ordering::Relaxed);
             let datagram = buffer.get(..length).unwrap_or_default();
             let _ = SockRef::from(frontend).send_to(datagram, &client.into());
         }

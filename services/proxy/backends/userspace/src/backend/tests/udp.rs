@@ -119,6 +119,33 @@ fn dropped_and_rejected_datagrams_have_no_session() {
     });
 }
 
+/// Lookups must keep neither one another nor connections out until their idle timeout, and flows stay.
+#[test]
+fn sessions_with_one_exchange_make_room_for_others() {
+    isolated(|| {
+        let servers = ["a", "b", "c", "d"].map(udp_endpoint);
+        let place = "127.80.1.6:9006";
+        let mut proxy = Proxy::start(|options| options.relay.max_sessions = 24);
+        proxy.set(udp_port("dns", "127.80.1.6", 9006, &servers));
+        proxy.set(service_port("web", "127.80.1.7", 9007, &[endpoint("t")]));
+        let flows: Vec<(Client, String)> = (0..6)
+            .map(|_| {
+                let client = Client::new();
+                let (first, _) = client.ask(place);
+                assert_eq!(client.ask(place).0, first);
+                (client, first)
+            })
+            .collect();
+        for _ in 0..100 {
+            Client::new().ask(place);
+        }
+        assert_eq!(ask("127.80.1.7:9007"), 't');
+        for (client, first) in &flows {
+            assert_eq!(client.ask(place).0, *first, "it has its session");
+        }
+    });
+}
+
 #[test]
 fn a_session_ends_when_its_endpoint_is_closed() {
     isolated(|| {
