@@ -26,6 +26,7 @@ mount -t cgroup2 cgroup /root/sys/fs/cgroup
 mkdir -p /root/dev/pts
 mount -t devpts pts /root/dev/pts
 hostname vm
+# shellcheck disable=SC3045 # The shell is busybox.
 ulimit -n 65536
 ip link set lo up
 ip addr add 10.0.2.15/24 dev eth0
