@@ -50,7 +50,7 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/proxy.sh
 
-conformance-ipvs: ## the suite of service proxies with the backend ipvs, in a virtual machine (make test has tests of its own for it)
+conformance-ipvs: ## the suite of service proxies, and the life of a proxy, with the backend ipvs in a virtual machine (make test has tests of its own for it)
 	@scripts/install-packages.sh test
 	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/in_one_process_with_ipvs$$/)'
 

@@ -14,9 +14,9 @@ use super::{options::Options, test_env::OUTSIDE};
 
 /// Address of this machine's loopback inside.
 const LOOPBACK: &str = "10.0.2.2";
-/// MiB.
+/// Of the virtual machine, in MiB: a control plane is not in it.
 const MEMORY: &str = "6000";
-/// Seconds.
+/// After this many seconds it is ended, whatever it measures.
 const TIMEOUT: &str = "5400";
 
 /// Whether this is the program in the virtual machine.

@@ -4,7 +4,6 @@
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
 use crate::backends::{change_over, services};
 use crate::common::{TestEnv, eventually_slow};
-use crate::model::Service;
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::peers;
@@ -78,7 +77,7 @@ async fn connections_continue_when_the_backend_changes() -> Result<()> {
     for next in ["ipvs", "nft", "ipvs", "iptables", "ipvs"] {
         let what = format!("from {former} to {next}");
         let traffic = if former == "ipvs" {
-            new_connections(&env, &services)?
+            Traffic::connections(&env.world, &services)?
         } else {
             Traffic::start(&env.world, &services)?
         };
@@ -117,20 +116,4 @@ async fn replace(env: &mut TestEnv) -> Result<()> {
     .await
     .with_context(|| env.logs())?;
     env.synced().await.map(drop)
-}
-
-fn new_connections(env: &TestEnv, services: &[Service]) -> Result<Traffic> {
-    let mut traffic = Traffic::none(&env.world)?;
-    for service in services {
-        for client in [env.world.pod(), env.world.client(), env.world.host()] {
-            let valid = service.endpoints.clone();
-            traffic.open_connections(
-                client.clone(),
-                service.at(),
-                move |by, ()| valid.contains(&by),
-                || (),
-            )?;
-        }
-    }
-    Ok(traffic)
 }

@@ -51,6 +51,19 @@ impl Traffic {
     /// A pod, a client from outside and the node itself each open connection after connection to each of these
     /// Services, and use one that stays open; for a Service with UDP, a UDP flow too.
     pub(crate) fn start(world: &Arc<World>, services: &[Service]) -> Result<Self> {
+        let mut traffic = Self::connections(world, services)?;
+        for service in services {
+            for client in [world.pod(), world.client(), world.host()] {
+                for transport in &service.transports {
+                    traffic.open_flow(client.clone(), service.at(), *transport, service.endpoints.clone());
+                }
+            }
+        }
+        Ok(traffic)
+    }
+
+    /// As [`Self::start`], without anything that stays open.
+    pub(crate) fn connections(world: &Arc<World>, services: &[Service]) -> Result<Self> {
         let mut traffic = Self::none(world)?;
         for service in services {
             for client in [world.pod(), world.client(), world.host()] {
@@ -61,9 +74,6 @@ impl Traffic {
                     move |by, ()| valid.contains(&by),
                     || (),
                 )?;
-                for transport in &service.transports {
-                    traffic.open_flow(client.clone(), service.at(), *transport, service.endpoints.clone());
-                }
             }
         }
         Ok(traffic)

@@ -53,6 +53,9 @@ impl Driver for Iptables {
         owner: RuleOwner,
         removed: &mut dyn FnMut(String),
     ) -> Result<(), BackendError> {
+        if owner == RuleOwner::KubeProxy {
+            return Ok(());
+        }
         // Replaced by `next`, or of the backend ipvs, which removes them after the last connection by its virtual servers.
         if next.info().has_chains || !find_chains(ADDRESSES)?.is_empty() {
             return Ok(());

@@ -1,6 +1,7 @@
 //! Removes chains and sets.
 //!
-//! Owns: [`find_chains`], [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of a family. Out: the names of what was removed.
+//! Owns: [`find_chains`], [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of
+//! a family. Out: the names of what was found or removed.
 
 use keelson_proxy::model::Family;
 

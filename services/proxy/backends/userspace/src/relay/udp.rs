@@ -1,10 +1,11 @@
 //! UDP: sessions by client.
 //!
-//! Owns: [`receive`], [`UdpSessions`] and [`ShortSessions`]. In: datagrams of clients and endpoints. Out: datagrams, replies from the
-//! frontend's own address.
+//! Owns: [`receive`], [`UdpSessions`] and [`ShortSessions`]. In: datagrams of clients and endpoints. Out: datagrams,
+//! replies from the frontend's own address.
 //!
 //! A session has a socket of its own to its endpoint. It ends after the idle timeout, when the endpoint is gone, and when
-//! the endpoint's host reports its port closed; with one exchange only, such as a DNS lookup, also when there are too many. A datagram that a socket does not take at once is lost, as in a router.
+//! the endpoint's host reports its port closed; with one exchange only, such as a DNS lookup, also when there are too
+//! many. A datagram that a socket does not take at once is lost, as in a router.
 
 use std::{
     cell::RefCell,
