@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster check test soak systemd-check conformance-ipvs conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean
+.PHONY: help run cluster check test soak systemd-check boot-check upgrade-check conformance-ipvs conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean packages packages-check monitoring-check cluster-check chart-check
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -22,11 +22,35 @@ run: ## pull images through the agent into a containerd of its own, until Ctrl-C
 	@$(CARGO) build --workspace --bin keelson --bin keelson-demo
 	@exec $(TARGET)/debug/keelson-demo
 
-cluster: ## a control plane whose one node the agent alone keeps Ready, until Ctrl-C
+# A whole cluster of one node. IMAGE is an OCI archive with the image of Keelson; without it one is made of the program.
+CLUSTER_PEERS = chart-tools cni containerd coredns cri-driver etcd kubernetes
+CLUSTER = $(TARGET)/debug/keelson-cluster $(if $(IMAGE),--image $(IMAGE))
+
+cluster: ## a cluster of one node with Keelson in kube-proxy's place and in the path of image pulls, until Ctrl-C (IMAGE=FILE)
 	@scripts/install-packages.sh cluster
-	@tests/peers/build.sh etcd kubernetes
+	@tests/peers/build.sh $(CLUSTER_PEERS)
 	@$(CARGO) build --workspace --bin keelson --bin keelson-cluster
-	@exec $(TARGET)/debug/keelson-cluster
+	@KEELSON_PEERS="$$(tests/peers/build.sh $(CLUSTER_PEERS))" exec $(CLUSTER)
+
+cluster-check: ## on such a cluster the way of docs/rollout.md, with kube-proxy before and after
+	@scripts/install-packages.sh cluster
+	@tests/peers/build.sh $(CLUSTER_PEERS)
+	@$(CARGO) build --workspace --bin keelson --bin keelson-cluster
+	@KEELSON_PEERS="$$(tests/peers/build.sh $(CLUSTER_PEERS))" exec $(CLUSTER) --check
+
+chart-check: ## lint the Helm chart, compare the manifests with it, and have an API server check every object (a part of make test)
+	@scripts/install-packages.sh cluster
+	@tests/peers/build.sh chart-tools etcd kubernetes
+	@$(CARGO) build --workspace --bin keelson
+	@$(CARGO) test --workspace --test chart
+
+packages: ## .deb, .rpm, tarball, image and SBOM in <target folder>/packages (ARCH=arm64 for another architecture)
+	@scripts/install-packages.sh packages
+	@CARGO="$(CARGO)" packaging/packages.sh
+
+packages-check: ## install, upgrade and remove what make packages made, in roots of their own; import the image; make all again (root)
+	@scripts/install-packages.sh packages
+	@CARGO="$(CARGO)" tests/packages/run.sh
 
 check: ## format, clippy, spelling and unit tests: no root, no peers
 	$(CARGO) fmt --all --check
@@ -37,6 +61,11 @@ check: ## format, clippy, spelling and unit tests: no root, no peers
 test: ## every test, those on real components included
 	@scripts/install-packages.sh test
 	@CARGO="$(CARGO)" scripts/test.sh
+
+monitoring-check: ## the rules of Prometheus: syntax, and a case for each alert (the suite monitoring has the rest)
+	@scripts/install-packages.sh monitoring
+	promtool check rules packaging/chart/keelson/rules.yaml
+	promtool test rules packaging/monitoring/rules_test.yaml
 
 soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime crio")
 	@scripts/install-packages.sh soak
@@ -50,6 +79,15 @@ systemd-check: ## restart the shipped units under a real systemd in namespaces o
 		"$$(tests/peers/build.sh containerd | cut -d= -f2)/containerd" "$$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver"
 	@KEELSON_PROGRAM=$(TARGET)/debug/keelson tests/systemd/run.sh tests/systemd/proxy.sh
 
+boot-check: ## install, upgrade, break and remove the packages on a Debian with systemd that boots in a virtual machine (ARGS="--until CASE")
+	@scripts/install-packages.sh packages
+	@scripts/install-packages.sh boot
+	@CARGO="$(CARGO)" tests/boot/run.sh $(ARGS)
+
+upgrade-check: ## agents, proxies and clients of this version beside those of the former one (the last tag)
+	@scripts/install-packages.sh test
+	@CARGO="$(CARGO)" KEELSON_TEST_FORMER=$$(scripts/former.sh) scripts/test.sh --retries 0 --ignore-default-filter -E 'binary_id(keelson-suites::skew)'
+
 conformance-ipvs: ## the suite of service proxies, and the life of a proxy, with the backend ipvs in a virtual machine (make test has tests of its own for it)
 	@scripts/install-packages.sh test
 	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/in_one_process_with_ipvs$$/)'
@@ -60,7 +98,7 @@ conformance-kube-proxy: ## the suite of service proxies against the real kube-pr
 	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test --workspace --test proxy
 	KEELSON_PROXY_SUBJECT=kube-proxy KEELSON_TEST_PROXY_BACKEND=iptables $(CARGO) test --workspace --test proxy
 
-bench: ## the figures of docs/performance.md, beside direct containerd, a stock kubelet and kube-proxy in the same run
+bench: ## measure the figures of docs/performance.md beside direct containerd, a stock kubelet and kube-proxy; write its chart and first table
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
 	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs from Debian's packages what a command of the Makefile needs and the machine lacks, and nothing else.
 #
-#   scripts/install-packages.sh run | cluster | test | soak | bench | vm | windows | ci
+#   scripts/install-packages.sh run | cluster | soak | bench | vm | boot | test | packages | windows | monitoring | ci
 #
 # A program that is there, from wherever, is left alone. Services that come with a package are not started: Keelson's
 # commands run a containerd and a registry of their own. The toolchains (Rust, Go) are not installed, only asked for.
@@ -20,7 +20,7 @@ export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 common=(cc:gcc+libc6-dev setpriv:util-linux)
 run=("${common[@]}" containerd:containerd runc:runc docker-registry:docker-registry)
 faketime=/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1
-cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 "$faketime:libfaketime" perl:perl-base)
+cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 nft:nftables "$faketime:libfaketime" perl:perl-base)
 # A client of the Endpoints API of another make. The suites run Debian's own Python.
 python=(/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc/__init__.py:python3-grpcio
     protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc)
@@ -35,23 +35,33 @@ crio=(conmon:conmon)
 # Virtual machines with another kernel (tests/vm/run.sh).
 vm=(qemu-system-x86_64:qemu-system-x86 /usr/lib/qemu/virtiofsd:qemu-system-common busybox:busybox-static cpio:cpio
     depmod:kmod xz:xz-utils flock:util-linux ipvsadm:ipvsadm)
+# A virtual machine that boots Debian with systemd (tests/boot).
+boot=("${vm[@]}" mmdebstrap:mmdebstrap mke2fs:e2fsprogs qemu-img:qemu-utils)
+# Packages, the image and what checks them (packaging/packages.sh, tests/packages/run.sh).
+packages_tools=(cc:gcc+libc6-dev readelf:binutils jq:jq mmdebstrap:mmdebstrap umoci:umoci rpm:rpm lintian:lintian
+    /usr/lib/systemd/systemd:systemd pgrep:procps)
+# What evaluates the rules in packaging/monitoring.
+monitoring=(prometheus:prometheus promtool:prometheus)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
-    "${rules[@]}" "${disks[@]}" "${vm[@]}")
+    kubectl:kubernetes-client "${rules[@]}" "${disks[@]}" "${vm[@]}" "${monitoring[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
 soak) wanted=("${run[@]}" "${cluster[@]}" "${crio[@]}" "${disks[@]}") ;;
 bench) wanted=("${run[@]}" "${cluster[@]}" "${rules[@]}" "${vm[@]}") ;;
 vm) wanted=("${vm[@]}") ;;
+boot) wanted=("${boot[@]}") ;;
 test) wanted=("${suites[@]}") ;;
+packages) wanted=("${packages_tools[@]}") ;;
 windows) wanted=("${common[@]}" "${windows[@]}") ;;
-ci) wanted=("${suites[@]}" "${windows[@]}" shellcheck:shellcheck git:git) ;;
-*) fail "usage: $0 run|cluster|test|soak|bench|vm|windows|ci" ;;
+monitoring) wanted=("${monitoring[@]}") ;;
+ci) wanted=("${suites[@]}" "${windows[@]}" "${packages_tools[@]}" shellcheck:shellcheck git:git make:make) ;;
+*) fail "usage: $0 run|cluster|soak|bench|vm|boot|test|packages|windows|monitoring|ci" ;;
 esac
 
 command -v cargo >/dev/null ||
     fail "Rust is missing: install it with rustup (https://rustup.rs), version 1.90 or newer"
-if [ "$1" != run ] && [ "$1" != vm ] && [ "$1" != windows ] && ! command -v go >/dev/null; then
+if [ "$1" != run ] && [ "$1" != vm ] && [ "$1" != boot ] && [ "$1" != windows ] && [ "$1" != monitoring ] && ! command -v go >/dev/null; then
     fail "Go is missing: the suites build real peers with it; install 1.26 or newer from https://go.dev/dl/"
 fi
 
@@ -96,4 +106,4 @@ if [ ${#missing[@]} -gt 0 ]; then
     done
 fi
 
-[ "$1" = windows ] || [ "$(id -u)" = 0 ] || fail "containerd mounts file systems, so this needs root: sudo make $1"
+[ "$1" = windows ] || [ "$1" = monitoring ] || [ "$(id -u)" = 0 ] || fail "containerd mounts file systems, so this needs root: sudo make $1"

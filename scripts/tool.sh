@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the path of a development tool, which is built from crates.io when it is not in the cache yet.
+# Prints the path of a development tool, which is built from crates.io, or from its Go module, when it is not in the cache yet.
 #
-#   scripts/tool.sh cargo-deny | cargo-fuzz | cargo-machete | cargo-nextest | typos
+#   scripts/tool.sh cargo-cyclonedx | cargo-deny | cargo-fuzz | cargo-machete | cargo-nextest | nfpm | typos
 #
 # The cache is ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/tools; versions are fixed here.
 set -euo pipefail
@@ -10,6 +10,10 @@ say() { printf '%s\n' "$*" >&2; }
 
 package=${1:-}
 case $package in
+cargo-cyclonedx)
+    version=0.5.9
+    features=()
+    ;;
 cargo-deny)
     version=0.20.2
     # Advisories are not checked, so nothing of it needs a network stack with certificates.
@@ -28,13 +32,17 @@ cargo-nextest)
     # Without what updates itself.
     features=(--no-default-features --features default-no-update)
     ;;
+nfpm)
+    version=2.43.0
+    module=github.com/goreleaser/nfpm/v2/cmd/nfpm
+    ;;
 typos)
     package=typos-cli
     version=1.42.3
     features=()
     ;;
 *)
-    say "usage: $0 cargo-deny|cargo-fuzz|cargo-machete|cargo-nextest|typos"
+    say "usage: $0 cargo-cyclonedx|cargo-deny|cargo-fuzz|cargo-machete|cargo-nextest|nfpm|typos"
     exit 2
     ;;
 esac
@@ -53,9 +61,13 @@ if [ ! -x "$program" ]; then
         rm -rf "$tools/.$tool".??????
         work=$(mktemp -d "$tools/.$tool.XXXXXX")
         trap 'rm -rf "$work"' EXIT
-        # Unoptimized: it runs for a second, but would take much longer to build.
-        CARGO_TARGET_DIR=$work/target cargo install --quiet --locked --debug "${features[@]}" \
-            --root "$work/root" --version "$version" "$package" >&2
+        if [ -n "${module:-}" ]; then
+            GOBIN=$work/root/bin go install "$module@v$version" >&2
+        else
+            # Unoptimized: it runs for a second, but would take much longer to build.
+            CARGO_TARGET_DIR=$work/target cargo install --quiet --locked --debug "${features[@]}" \
+                --root "$work/root" --version "$version" "$package" >&2
+        fi
         rm -rf "$target"
         mv -T "$work/root" "$target"
     fi

@@ -58,7 +58,7 @@ address = "$work/containerd.sock"
 config_path = "$work/hosts"
 TOML
 "$containerd" -c "$work/containerd.toml" > "$work/containerd.log" 2>&1 &
-python3 "$here/registry.py" 5999 "$images" "$work" &
+python3 "$here/../boot/node/registry.py" 5999 "$images" "$work" &
 printf '[cri]\nruntime_endpoint = "unix://%s"\n[pulls]\nmax_parallel_image_pulls = 2\n' "$work/containerd.sock" > /etc/keelson/keelson.toml
 until_true 60 test -S "$work/containerd.sock"
 until_true 60 curl -sfo /dev/null http://127.0.0.1:5999/v2/
