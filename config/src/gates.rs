@@ -86,6 +86,8 @@ gates! {
     ServiceEndpoints: Beta, "0.1", "Serve the Services and endpoints of this node (Endpoints API).";
     EndpointDeltas: Beta, "0.1", "Serve deltas in the Endpoints API (keelson.endpoints.v1/Watch) in addition \
                                   to full states.";
+    NodeEvents: Beta, "0.1", "Write Events on the Node when a problem of the agent begins and ends, and when \
+                              the limit on image pulls is set on the node; requires an API server.";
     PerRegistryPullLimit: Alpha, "0.1", "Limit the parallel pulls per registry, so that a slow registry \
                                          cannot use every slot.";
 }

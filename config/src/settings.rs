@@ -459,7 +459,7 @@ settings! {
         /// value.
         conntrack_udp_timeout_stream: Duration = secs(0), zero_or("the kernel's value", secs(1), hours(8760)), restart;
         /// Directory of the kernel's conntrack settings. A container sees `/proc/sys` read-only; there, mount the
-        /// host's directory elsewhere and name the mount here, as `packaging/kubernetes/proxy.yaml` does.
+        /// host's directory elsewhere and name the mount here, as `packaging/kustomize/proxy/proxy.yaml` does.
         conntrack_sysctl_dir: PathBuf = "/proc/sys/net/netfilter".into(), Any, restart;
         /// Address of `/healthz` and `/livez`, as kube-proxy's `healthzBindAddress`; load balancers use it to check
         /// the node. Empty: off; port 0: any free port.

@@ -296,7 +296,7 @@ fn flags() {
         error,
         "flag --feature-gates Xyzzy: unknown feature gate \"Xyzzy\"; known gates: PullDeduplication, \
          PresentImageFastLane, KeepPullProgress, ResumePulls, PullOption, NodeHeartbeats, PodAwarePulls, LeanLeases, \
-         ExternalNodeConditions, ServiceEndpoints, EndpointDeltas, PerRegistryPullLimit, AllAlpha, \
+         ExternalNodeConditions, ServiceEndpoints, EndpointDeltas, NodeEvents, PerRegistryPullLimit, AllAlpha, \
          AllBeta\n\
          flag --feature-gates PullOption: feature_gates.PullOption: expected true or false, found \"maybe\""
     );

@@ -122,7 +122,7 @@ fn shown_as_table_and_json() {
 /// socket: a process that reaches `cri.sock` is root on the node.
 #[test]
 fn p11_the_proxys_pod_reaches_the_endpoints_socket_and_no_other() {
-    let manifest = std::fs::read_to_string(crate_file("../packaging/kubernetes/proxy.yaml")).unwrap();
+    let manifest = std::fs::read_to_string(crate_file("../packaging/kustomize/proxy/proxy.yaml")).unwrap();
     let host_paths: Vec<&Path> = manifest
         .lines()
         .filter_map(|line| line.trim().strip_prefix("hostPath: { path: ")?.split(',').next())

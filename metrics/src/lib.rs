@@ -1,7 +1,10 @@
 //! Declaration of metric families.
 //!
 //! Owns: [`families!`], which generates a struct, its `Default` and its registration from one line per family, and
-//! the types and labels that several crates share. In: declarations. Out: a [`Registry`] that a service encodes.
+//! the types and labels that several crates share; [`ProcessMetrics`]. In: declarations. Out: a [`Registry`] that a
+//! service encodes.
+
+mod process;
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,6 +13,8 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Metric, Registry, Unit},
 };
+
+pub use process::ProcessMetrics;
 
 /// For seconds and other fractions.
 pub type FloatGauge = Gauge<f64, AtomicU64>;

@@ -125,7 +125,6 @@ families! {
         pub deduplicated: Family<ReasonLabel, Counter>, "deduplicated", "Requests that joined an existing pull, by its state";
         pub refused: Family<ReasonLabel, Counter>, "refused", "Requests rejected by the agent, by reason";
         pub retried: Family<ReasonLabel, Counter>, "retried", "Retries of image pulls by the agent, by reason";
-        pub pod_events: Family<ResultLabel, Counter>, "pod_events", "Events created for pods that wait for an image pull";
         pub lost: Counter, "lost", "Image pulls interrupted by a runtime outage and retried";
     }
     "keelson" {
@@ -136,6 +135,7 @@ families! {
         pub passing_through: Gauge, "image_pulls_passing_through", "1 while image pulls are passed through to the runtime without admission";
         pub resumed: Counter, "image_pulls_resumed", "Image pulls restored from the journal";
         pub runtime_api_errors: Family<ApiFailure, Counter>, "runtime_api_errors", "Failed calls on the lease and content APIs of the container runtime, by gRPC code";
+        pub events: Family<ResultLabel, Counter>, "events", "Events on pods and on the Node, by result of the write";
         pub runtime_up: Gauge, "runtime_up", "1 while the container runtime is up";
         pub store_errors: Counter, "store_write_errors", "Failed writes of the state store";
         pub handovers: Family<HandoverResult, Counter> = handovers(), "handovers", "Takeovers from a stopping agent, by result";

@@ -1,6 +1,6 @@
 //! The API server, as the actors need it.
 //!
-//! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`PodEventApi`] that a service implements, their parameters and
+//! Owns: the traits [`LeaseApi`], [`NodeApi`] and [`EventApi`] that a service implements, their parameters and
 //! results, and [`JobHealth`], the status of an actor that needs the API server.
 //! In: calls from the LeaseRenewer and the StatusReporter. Out: results; an error names the server and has a kind, so
 //! that decisions do not parse text. No method waits forever: a request without a response in time fails with
@@ -210,15 +210,28 @@ pub trait NodeApi: Send + Sync + 'static {
     fn close_connections(&self);
 }
 
-/// An Event (core/v1) for a pod.
+/// `involvedObject` of an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodEvent {
+pub enum EventObject {
+    Pod {
+        /// Of the pod and of the Event.
+        namespace: String,
+        name: String,
+        uid: String,
+    },
+    /// The Node that reports the Event. The Event is in the namespace `default`, and its uid is the Node's name, as in
+    /// the kubelet: `kubectl describe node` shows it.
+    OwnNode,
+}
+
+/// An Event (core/v1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterEvent {
     /// `metadata.name`.
     pub name: String,
-    /// Of the pod and of the Event.
-    pub namespace: String,
-    pub pod: String,
-    pub uid: String,
+    pub object: EventObject,
+    /// `type` is `Warning` and not `Normal`.
+    pub is_warning: bool,
     /// CamelCase.
     pub reason: &'static str,
     pub message: String,
@@ -227,16 +240,14 @@ pub struct PodEvent {
     pub first_unix_ms: i64,
     /// `lastTimestamp`, in Unix milliseconds.
     pub last_unix_ms: i64,
-    /// `source.host` and `reportingInstance`.
-    pub node: String,
 }
 
-pub trait PodEventApi: Send + Sync + 'static {
-    /// POST.
-    fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
+pub trait EventApi: Send + Sync + 'static {
+    /// POST. `node`: the Node that reports, `source.host` and `reportingInstance`.
+    fn create_event(&self, node: &str, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>>;
 
     /// PATCH of count, last time and message.
-    fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>>;
+    fn patch_event(&self, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>>;
 }
 
 /// Status of an actor that needs the API server, for `/readyz` and the debug API.

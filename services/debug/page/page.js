@@ -7,6 +7,7 @@ import { attribute, badge, byId, cell, empty, make, moment, partOf, show, slot, 
 import { showEndpoints, takeEndpoints } from "./endpoints.js";
 import { bytes, duration, micros, number, plural } from "./format.js";
 import { showHeartbeats } from "./heartbeats.js";
+import { showHistory } from "./history.js";
 import { ago, ask, follow, now, since } from "./process.js";
 import { image, left, part, state } from "./pulls.js";
 
@@ -392,6 +393,7 @@ function render() {
   showHeartbeats(last.heartbeats, last.heartbeats_error, clock);
   showEndpoints(clock);
   showActors(last.actors);
+  showHistory();
   if (byId("main").getAttribute("aria-busy") === "true") {
     byId("main").setAttribute("aria-busy", "false");
     openLinked();

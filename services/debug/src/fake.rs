@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use keelson_proto::{debug as pb, endpoints as ep, node};
 use tokio::sync::watch;
 
+use keelson_serve::history::{History, Kind, Series, Unit};
+
 use crate::{AgentView, Check, ConditionError, ViewError};
 
 #[derive(Debug)]
@@ -372,6 +374,14 @@ impl AgentView for Fake {
     async fn readyz(&self) -> Vec<Check> {
         self.wait_if_stuck().await;
         self.script().ready.clone()
+    }
+
+    fn history(&self) -> History {
+        const SERIES: &[Series] =
+            &[Series { name: "queued", title: "Queued pulls", unit: Unit::Count, kind: Kind::Gauge }];
+        let history = History::new(SERIES);
+        history.record(7, &[Some(3.0)]);
+        history
     }
 
     async fn metrics(&self) -> String {

@@ -7,7 +7,7 @@
 use std::future::Future;
 
 use keelson_proto::{debug as pb, endpoints, node};
-use keelson_serve::{Check, ViewError, within_time};
+use keelson_serve::{Check, ViewError, history::History, within_time};
 use tokio::sync::watch;
 
 /// The agent, as the debug API sees it. The binary implements it on its actors; tests script it.
@@ -74,6 +74,9 @@ pub trait AgentView: Clone + Send + Sync + 'static {
         namespace: &str,
         name: &str,
     ) -> impl Future<Output = Result<Option<endpoints::Explanation>, ViewError>> + Send;
+
+    /// Samples of the last hour.
+    fn history(&self) -> History;
 
     /// Checks of failures that only a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;

@@ -1,27 +1,35 @@
 //! The `keelson` binary.
 //!
 //! Owns: the command line. In: arguments, environment, signals. Out: [`agent`] runs the agent; [`cli`] queries a
-//! running one; [`proxy`] runs the service proxy; [`settings`] shows the settings. Exit codes: 0 success, 1 failed, 2
+//! running one; [`proxy`] runs the service proxy; [`settings`] shows the settings; [`kubectl`] is the program under another
+//! name. Exit codes: 0 success, 1 failed, 2
 //! wrong usage or settings, 70 the agent ended itself after a panic.
 
 mod agent;
 mod cli;
+mod doctor;
+mod kubectl;
+mod kubelet;
+#[cfg(feature = "manual")]
+mod manual;
 mod memory;
 mod node_settings;
 mod output;
 mod proxy;
 mod settings;
+mod version;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-/// Keelson, a Kubernetes node agent that keeps its work across restarts.
+/// Kubernetes node agent that keeps its work across restarts, and service proxy.
+///
 /// The agent passes CRI calls from the kubelet to the container runtime. It limits, queues and deduplicates image
 /// pulls and continues them after a restart. It reports the node's Lease, status and conditions. It serves the
 /// Services and endpoints of this node to service proxies.
 #[derive(Debug, Parser)]
-#[command(name = "keelson", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "keelson", version = version::SHORT, arg_required_else_help = true, max_term_width = 100)]
 #[command(
     after_help = "To start: `keelson agent` runs the agent; `keelson pulls --watch` shows image pulls as \
                   they change.\n\
@@ -53,10 +61,20 @@ enum Command {
     Proxy(proxy::ProxyArgs),
     /// Show the state store of a running agent.
     State(cli::StateArgs),
+    /// Check this node before the agent or the proxy is started, and after; change nothing.
+    Doctor(cli::DoctorArgs),
+    /// Put the agent into the image path of the kubelet.
+    Attach(cli::AttachArgs),
+    /// Take the agent out of the image path of the kubelet, whether it runs or not.
+    Bypass(cli::BypassArgs),
     /// Remove the agent's leases from the container runtime and its objects from the API server.
     Cleanup(cli::CleanupArgs),
+    /// Collect state, logs and settings of agent and proxy for a bug report.
+    SupportBundle(cli::SupportBundleArgs),
     /// Check or print the settings.
     Config(settings::ConfigArgs),
+    /// Show the version, commit, compiler and parts of this program.
+    Version(version::VersionArgs),
     /// Exit in place of an agent that still finishes calls.
     #[command(hide = true)]
     StandIn(agent::stand_in::StandInArgs),
@@ -66,12 +84,29 @@ enum Command {
         /// Shell to generate the script for.
         shell: clap_complete::Shell,
     },
+    /// Write the man pages of all commands.
+    #[cfg(feature = "manual")]
+    #[command(hide = true)]
+    Manual {
+        /// Folder to write them to.
+        folder: std::path::PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
     memory::set_up_allocator();
-    let command = Arguments::parse().command;
-    let outcome = match command {
+    let outcome = match kubectl::is_plugin() {
+        true => run_request(kubectl::run(kubectl::PluginArgs::parse())),
+        false => run(Arguments::parse().command),
+    };
+    outcome.unwrap_or_else(|error| {
+        output::print_error(&format!("keelson: {error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Agent(args) => {
             let systemd_handover = args.systemd_handover();
             agent::run(&args.settings(), systemd_handover)
@@ -85,19 +120,26 @@ fn main() -> ExitCode {
         Command::Endpoints(args) => run_request(cli::run_endpoints(args)),
         Command::Watch(args) => run_request(cli::run_watch(args)),
         Command::Proxy(args) => proxy::run(args),
+        Command::Doctor(args) => run_request(cli::run_doctor(args)),
+        Command::Attach(args) => run_request(cli::run_attach(args)),
+        Command::Bypass(args) => cli::run_bypass(&args),
         Command::Cleanup(args) => run_request(cli::run_cleanup(args)),
         Command::State(args) => run_request(cli::run_state(args)),
+        Command::Version(args) => version::run(&args),
+        #[cfg(feature = "manual")]
+        Command::Manual { folder } => manual::write(Arguments::command(), &folder),
+        Command::SupportBundle(args) => run_request(cli::run_support_bundle(args)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "keelson", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
         }
-    };
-    outcome.unwrap_or_else(|error| {
-        output::print_error(&format!("keelson: {error:#}"));
-        ExitCode::FAILURE
-    })
+    }
 }
 
 fn run_request(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // A read that was given up may hang on a disk; the command ends without it.
+    runtime.shutdown_background();
+    result
 }

@@ -36,6 +36,9 @@ use crate::{
 mod choice;
 mod options;
 
+pub(crate) use choice::probe_backends;
+pub(crate) use options::conntrack as conntrack_options;
+
 /// All backends, in the order in which `auto` tries them, and whether it does. Their rules are removed in this order, too:
 /// virtual servers before the chains that they need.
 const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 4] = [
@@ -48,6 +51,11 @@ const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 4] = [
 /// `None`: `auto`.
 fn driver(backend: ProxyBackend) -> Option<&'static dyn Driver> {
     DRIVERS.iter().find(|(value, ..)| *value == backend).map(|(_, driver, _)| *driver)
+}
+
+/// Values of `proxy.backend`, without `auto`.
+pub(crate) fn backend_names() -> impl Iterator<Item = &'static str> {
+    DRIVERS.iter().map(|(_, driver, _)| driver.info().name)
 }
 
 /// `keelson proxy`.
@@ -198,16 +206,15 @@ fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode>
     let owner = if kube_proxy { RuleOwner::KubeProxy } else { RuleOwner::Keelson };
     // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
     let mut removal = if kube_proxy { leftovers::remove(&Places::default()) } else { Removal::default() };
-    let cleaned = DRIVERS
-        .iter()
-        .filter(|(_, driver, _)| backend.is_none_or(|backend| driver.info().name == backend))
-        .try_for_each(|(_, driver, _)| {
-            driver.remove_rules(owner, &mut |object| removal.removed.push(object))
-        });
+    let chosen = DRIVERS
+        .into_iter()
+        .map(|(_, driver, _)| driver)
+        .filter(|driver| backend.is_none_or(|backend| driver.info().name == backend));
+    remove_rules(chosen, owner, &mut removal);
     for what in &removal.removed {
         cli::print(&format!("removed {what}"))?;
     }
-    if removal.removed.is_empty() && cleaned.is_ok() {
+    if removal.removed.is_empty() && removal.failed.is_empty() {
         cli::print("nothing to remove")?;
     }
     for note in &removal.notes {
@@ -216,8 +223,17 @@ fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode>
     for what in &removal.failed {
         cli::print_error(&format!("keelson: cannot remove {what}"));
     }
-    cleaned?;
     Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A backend that fails does not keep the rules of the others.
+fn remove_rules<'a>(drivers: impl Iterator<Item = &'a dyn Driver>, owner: RuleOwner, removal: &mut Removal) {
+    for driver in drivers {
+        let removed = &mut removal.removed;
+        if let Err(error) = driver.remove_rules(owner, &mut |object| removed.push(object)) {
+            removal.failed.push(format!("the rules of the backend {}: {error}", driver.info().name));
+        }
+    }
 }
 
 /// Computes the changes for the latest state.
@@ -255,7 +271,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let Selected { driver, backend, choice } = choice::select(&settings, Access::Program)?;
     let info = driver.info();
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = crate::version::SHORT,
         backend = info.name,
         requires = info.requirements,
         "proxy started"
@@ -333,4 +349,50 @@ fn target(settings: &Settings) -> anyhow::Result<Target> {
         "no unix socket of the agent's Endpoints API is configured; set proxy.target or endpoints.listen",
     )?;
     Ok(spec.to_string().parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_proxy::{
+        backend::{Backend, BackendError, BackendInfo},
+        options::Options,
+    };
+
+    use super::*;
+
+    struct Scripted {
+        name: &'static str,
+        removes: &'static str,
+        fails: bool,
+    }
+
+    impl Driver for Scripted {
+        fn info(&self) -> BackendInfo {
+            BackendInfo { name: self.name, proxy_mode: "", requirements: "", has_chains: false }
+        }
+
+        fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
+            Err(BackendError::new(&"not opened here", true))
+        }
+
+        fn remove_rules(&self, _: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+            removed(self.removes.to_owned());
+            if self.fails { Err(BackendError::new(&"no netlink", true)) } else { Ok(()) }
+        }
+    }
+
+    /// The first failure ended the command, and rules of the other backends stayed.
+    #[test]
+    fn a_backend_that_fails_does_not_keep_the_rules_of_others() {
+        let scripted = |name, removes, fails| Scripted { name, removes, fails };
+        let drivers =
+            [scripted("a", "table a", true), scripted("b", "table b", false), scripted("c", "table c", true)];
+        let mut removal = Removal::default();
+        remove_rules(drivers.iter().map(|driver| driver as &dyn Driver), RuleOwner::Keelson, &mut removal);
+        assert_eq!(removal.removed, ["table a", "table b", "table c"]);
+        assert_eq!(
+            removal.failed,
+            ["the rules of the backend a: no netlink", "the rules of the backend c: no netlink"]
+        );
+    }
 }

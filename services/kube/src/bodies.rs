@@ -6,7 +6,9 @@
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
-use keelson_actor_system::cluster::{LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner, PodEvent};
+use keelson_actor_system::cluster::{
+    ClusterEvent, EventObject, LEASE_NAMESPACE, LeaseCreate, LeasePatch, Owner,
+};
 use serde_json::{Map, Value, json};
 
 /// Metadata only: protobuf, or JSON from a server without protobuf. The same list as in client-go's metadata client.
@@ -82,34 +84,42 @@ fn time(unix_ms: i64) -> String {
     format!("{time:.0}")
 }
 
-/// The body of a POST of an Event. core/v1, as in the kubelet, so that its permission suffices.
-pub(crate) fn pod_event_to_create(event: &PodEvent) -> String {
+/// The namespace of an Event: that of its object, or the one of Events on cluster-scoped objects.
+pub(crate) fn event_namespace(event: &ClusterEvent) -> &str {
+    match &event.object {
+        EventObject::Pod { namespace, .. } => namespace,
+        EventObject::OwnNode => "default",
+    }
+}
+
+/// The body of a POST of an Event that `node` reports. core/v1, as in the kubelet, so that its permission suffices.
+pub(crate) fn event_to_create(node: &str, event: &ClusterEvent) -> String {
+    let object = match &event.object {
+        EventObject::Pod { namespace, name, uid } => {
+            json!({"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid})
+        }
+        EventObject::OwnNode => json!({"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}),
+    };
     json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": event.name, "namespace": event.namespace},
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": event.namespace,
-            "name": event.pod,
-            "uid": event.uid,
-        },
-        "type": "Normal",
+        "metadata": {"name": event.name, "namespace": event_namespace(event)},
+        "involvedObject": object,
+        "type": if event.is_warning { "Warning" } else { "Normal" },
         "reason": event.reason,
         "message": event.message,
         "count": event.count,
         "firstTimestamp": time(event.first_unix_ms),
         "lastTimestamp": time(event.last_unix_ms),
-        "source": {"component": COMPONENT, "host": event.node},
+        "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
-        "reportingInstance": event.node,
+        "reportingInstance": node,
     })
     .to_string()
 }
 
 /// The merge patch of an Event that occurred again.
-pub(crate) fn pod_event_to_patch(event: &PodEvent) -> String {
+pub(crate) fn event_to_patch(event: &ClusterEvent) -> String {
     json!({
         "count": event.count,
         "lastTimestamp": time(event.last_unix_ms),

@@ -11,6 +11,7 @@
 //! HTTP/2 is used if the server offers it, as every kube-apiserver does: its header compression makes a
 //! Lease renewal small, and its PING frames detect a dead network on an idle connection.
 
+mod access;
 mod answers;
 mod bodies;
 mod credentials;
@@ -27,6 +28,7 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
+pub use access::{Access, AccessQuestion};
 pub use csr::{
     CertificateError, ClientKey, IssuedValidity, NodeRequest, RequestState, issued_validity, node_user,
 };

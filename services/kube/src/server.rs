@@ -17,8 +17,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::cluster::{
-    ApiError, ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, ObservedLease, PodEvent, PodEventApi,
-    Written,
+    ApiError, ApiErrorKind, ClusterEvent, EventApi, LeaseApi, LeaseCreate, LeasePatch, NodeApi,
+    ObservedLease, Written,
 };
 use tokio::time::Instant;
 
@@ -109,7 +109,7 @@ impl Call {
         Self { method: Method::GET, resource, target, accept, body: None }
     }
 
-    fn write(
+    pub(crate) fn write(
         method: Method,
         resource: &'static str,
         target: String,
@@ -418,17 +418,17 @@ impl NodeApi for ApiServer {
     }
 }
 
-impl PodEventApi for ApiServer {
-    fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
-        let body = (bodies::ACCEPT_JSON, bodies::pod_event_to_create(&event));
-        let path = bodies::events_path(&event.namespace);
+impl EventApi for ApiServer {
+    fn create_event(&self, node: &str, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        let body = (bodies::ACCEPT_JSON, bodies::event_to_create(node, &event));
+        let path = bodies::events_path(bodies::event_namespace(&event));
         let call = Call::write(Method::POST, "events", path, bodies::ACCEPT_METADATA, body);
         self.call_and_parse(call, |_| Ok(()))
     }
 
-    fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
-        let body = (bodies::MERGE_PATCH, bodies::pod_event_to_patch(&event));
-        let path = bodies::event_path(&event.namespace, &event.name);
+    fn patch_event(&self, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        let body = (bodies::MERGE_PATCH, bodies::event_to_patch(&event));
+        let path = bodies::event_path(bodies::event_namespace(&event), &event.name);
         let call = Call::write(Method::PATCH, "events", path, bodies::ACCEPT_METADATA, body);
         self.call_and_parse(call, |_| Ok(()))
     }

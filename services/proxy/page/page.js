@@ -3,6 +3,7 @@
 import { attribute, byId, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { explanationOf } from "./explanation.js";
 import { micros, number, plural } from "./format.js";
+import { showHistory } from "./history.js";
 import { ago, ask, follow, now, since } from "./process.js";
 
 const LATE_MS = 5_000; // Changes that wait longer than this are worth a word.
@@ -198,6 +199,7 @@ function render() {
   text(byId("process"), state.pid ? `pid ${state.pid}` : "");
   document.title = wrong.length ? `(${wrong.length}) Keelson proxy` : "Keelson proxy";
   showFacts(state);
+  showHistory();
   sync(byId("families"), state.families, (family) => family.family, createFamily, updateFamily);
   empty("families", state.families.length);
   const keyOf = (check) => `${check.namespace}/${check.name} ${check.port}`;

@@ -144,9 +144,25 @@ pub struct Outcome {
     pub deleted: usize,
     /// Larger objects that were created, rewritten or deleted: chains, sets, programs, listeners.
     pub structure: usize,
+    /// Name of another backend of Keelson whose rules were replaced in place, so that nothing of them is left to remove.
+    pub replaced: Option<&'static str>,
 }
 
 impl Outcome {
+    /// The sum over two syncs, such as those of both families.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            full: self.full || other.full,
+            repaired: self.repaired || other.repaired,
+            transactions: self.transactions + other.transactions,
+            added: self.added + other.added,
+            deleted: self.deleted + other.deleted,
+            structure: self.structure + other.structure,
+            replaced: self.replaced.or(other.replaced),
+        }
+    }
+
     /// Number of objects that were written or deleted. An element with a new value counts twice.
     #[must_use]
     pub const fn operations(&self) -> usize {

@@ -6,9 +6,15 @@
 
 mod no_local;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use keelson_metrics::{FloatGauge, HistogramFamily, families};
+use keelson_metrics::{FloatGauge, HistogramFamily, ProcessMetrics, families};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -110,6 +116,25 @@ fn zero_by_policy() -> Metric<PolicyLabel, Gauge> {
     gauges
 }
 
+/// What histograms do not give back.
+#[derive(Debug, Default)]
+struct SyncActivity {
+    syncs: AtomicU64,
+    /// Since it was taken last; 0: there was no sync.
+    longest_us: AtomicU64,
+}
+
+/// For a sample of the history.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Activity {
+    /// Syncs since the start, of both families.
+    pub(crate) syncs: f64,
+    /// The longest sync since the last call; `None`: there was none.
+    pub(crate) longest_sync_us: Option<f64>,
+    /// Changes of Services and endpoints received since the start.
+    pub(crate) changes: f64,
+}
+
 families! {
     /// Clones share their values.
     #[derive(Debug, Clone)]
@@ -148,6 +173,9 @@ families! {
         services: Gauge, "services", "Services that are programmed in the kernel";
         connected: Gauge, "agent_connected", "1 while the proxy is connected to the agent";
     }
+    with {
+        activity: Arc<SyncActivity>,
+    }
 }
 
 impl ProxyMetrics {
@@ -157,6 +185,7 @@ impl ProxyMetrics {
         let build = Info::new(BuildLabel { version: env!("CARGO_PKG_VERSION"), backend });
         let own = registry.sub_registry_with_prefix("keelson_proxy");
         own.register("build", "Version and backend of this proxy", build);
+        registry.register_collector(Box::new(ProcessMetrics::new()));
     }
 }
 
@@ -182,6 +211,18 @@ impl ProxyMetrics {
         };
         for metric in [&self.sync_duration, by_kind] {
             metric.get_or_create(&family.into()).observe(took.as_secs_f64());
+        }
+        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.activity.syncs.fetch_add(1, Ordering::Relaxed);
+        self.activity.longest_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take_activity(&self) -> Activity {
+        let longest = self.activity.longest_us.swap(0, Ordering::Relaxed);
+        Activity {
+            syncs: self.activity.syncs.load(Ordering::Relaxed) as f64,
+            longest_sync_us: (longest > 0).then_some(longest as f64),
+            changes: (self.endpoint_changes.get() + self.service_changes.get()) as f64,
         }
     }
 
@@ -394,6 +435,19 @@ mod tests {
         assert_eq!(counts(), [0, 1]);
         let other = metrics.no_local_endpoints.get_or_create(&Policy::External.label(Family::V6)).get();
         assert_eq!(other, 0, "the other family is another proxy");
+    }
+
+    #[test]
+    fn the_longest_sync_is_taken_once() {
+        let metrics = ProxyMetrics::default();
+        assert_eq!(metrics.take_activity().longest_sync_us, None);
+        for ms in [3, 9, 4] {
+            metrics.synced(Family::V4, SyncKind::Partial, Duration::from_millis(ms));
+        }
+        metrics.changes_received(2, 5);
+        let activity = metrics.take_activity();
+        assert_eq!(activity, Activity { syncs: 3.0, longest_sync_us: Some(9_000.0), changes: 7.0 });
+        assert_eq!(metrics.take_activity(), Activity { longest_sync_us: None, ..activity });
     }
 
     #[test]

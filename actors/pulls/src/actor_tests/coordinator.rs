@@ -8,6 +8,7 @@ use crate::{
 use fakes::ScriptedPull;
 use keelson_actor_system::inspect::{MailboxError, Status};
 use keelson_proto::Code;
+use keelson_storage::{StateStore as _, Table};
 use prometheus_client::metrics::{counter::Counter, family::Family};
 
 #[test]
@@ -229,13 +230,32 @@ fn a_restart_does_not_end_a_drain() {
     });
 }
 
+/// `keelson limit` answers after this: a `kill -9` after the answer must not lose the limit.
+#[test]
+fn a_limit_is_reported_as_stored_when_it_is_on_disk_or_cannot_be() {
+    run(async {
+        let world = World::start(limit(1));
+        let set = async |limit| {
+            let (stored, is_stored) = oneshot::channel();
+            world.pulls.ask(SetLimit { limit: Some(limit), stored }).await.expect("alive");
+            is_stored.await.expect("reported");
+            world.store.contents().scan(Table::Settings).expect("the memory reads")
+        };
+        let on_disk = set(3).await;
+        assert_eq!(on_disk.len(), 1);
+        world.store.fail(true);
+        assert_eq!(set(4).await, on_disk);
+    });
+}
+
 #[test]
 fn limits_change_live_and_survive_a_restart() {
     run(async {
         let world = World::start(limit(1));
         let answers = world.ask_for_each(6);
         pass(100).await;
-        let view = world.pulls.ask(SetLimit { limit: Some(3) }).await.expect("alive");
+        let (stored, _) = oneshot::channel();
+        let view = world.pulls.ask(SetLimit { limit: Some(3), stored }).await.expect("alive");
         assert_eq!((view.max_parallel_image_pulls, view.overridden), (3, true));
         pass(10).await;
         assert_eq!(world.runtime.script().running, 3);
@@ -313,7 +333,7 @@ fn inspection_shows_the_state() {
         );
         assert_eq!(handled(world.pulls.recorder(), "PullFinished"), 2);
         for n in 0..60 {
-            world.pulls.offer(SetLimit { limit: Some(n) }).expect("room");
+            world.pulls.offer(SetLimit { limit: Some(n), stored: oneshot::channel().0 }).expect("room");
         }
         settle().await;
         let events = world.pulls.recorder().detail().events;

@@ -281,6 +281,10 @@ impl Runtime for FakeRuntime {
         self.note(format!("reap all but {}", keep.len()));
         async move { Ok(vec!["orphan".to_owned()]) }.boxed()
     }
+
+    fn leave_leases(&self) {
+        self.note("leases left".to_owned());
+    }
 }
 
 /// Image, and whether it is running.

@@ -100,7 +100,7 @@ impl World {
             clock,
             runtime: client.clone(),
             metrics: metrics.clone(),
-            notices: None,
+            events: None,
             changes,
             recorder: recorder.clone(),
         };

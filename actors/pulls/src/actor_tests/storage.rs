@@ -143,6 +143,7 @@ fn i4_a_successor_of_an_agent_that_has_not_read_the_journal_loses_none_of_its_re
         let _new = second.ask("r/new");
         pass(100).await;
         let handed = second.hand_over().await;
+        assert_eq!(second.runtime.logged("leases left"), 1);
         let third = World::successor(store.clone(), handed);
         pass(100).await;
         assert_eq!(third.inspected().await["journal_unread"], true);

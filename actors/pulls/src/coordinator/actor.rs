@@ -9,11 +9,16 @@ mod handover;
 mod outcomes;
 mod retained;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use actix::{ActorFutureExt as _, AsyncContext as _, Context, Supervised, fut::wrap_future};
 use keelson_actor_system::{
     clock::Clock,
+    cluster::ClusterEvent,
     durable::LoggedFailure,
     handlers,
     inspect::{Mailbox, Recorder, Status},
@@ -26,7 +31,7 @@ use outcomes::report_end;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    core::{Answer, CallerId, Core, Counts, Effect, PodNotice, Policy, PullEvent, Refusal},
+    core::{Answer, CallerId, Core, Counts, Effect, Policy, PullEvent, Refusal},
     handover::{HandedEnd, HandedState},
     journal::{JournalIo, Pipeline},
     messages::{
@@ -50,8 +55,8 @@ pub struct PullCoordinatorParts {
     pub clock: Clock,
     pub runtime: Mailbox<RuntimeClient>,
     pub metrics: Metrics,
-    /// The writer of Events on pods; `None` without an API server. Notices that find the channel full are lost.
-    pub notices: Option<mpsc::Sender<PodNotice>>,
+    /// The writer of Events; `None` without an API server. Events that find the channel full are lost.
+    pub events: Option<mpsc::Sender<ClusterEvent>>,
     /// Incremented with each visible change.
     pub changes: watch::Sender<u64>,
     pub recorder: Arc<Recorder>,
@@ -80,11 +85,13 @@ pub struct PullCoordinator {
     clock: Clock,
     runtime: Mailbox<RuntimeClient>,
     metrics: Metrics,
-    notices: Option<mpsc::Sender<PodNotice>>,
+    events: Option<mpsc::Sender<ClusterEvent>>,
     changes: watch::Sender<u64>,
     supervision: Supervision,
     timer: Timer,
     draining: Option<oneshot::Sender<()>>,
+    /// One for each `Effect::LimitStored` to come.
+    limits_to_store: VecDeque<oneshot::Sender<()>>,
     /// Handed over by a predecessor, until it is taken over.
     taken_over: Option<HandedState>,
     /// Receives the ends of handed-over pulls that continue here.
@@ -117,11 +124,12 @@ impl PullCoordinator {
             clock: parts.clock,
             runtime: parts.runtime,
             metrics: parts.metrics,
-            notices: parts.notices,
+            events: parts.events,
             changes: parts.changes,
             supervision: Supervision::new(parts.recorder),
             timer: Timer::default(),
             draining: None,
+            limits_to_store: VecDeque::new(),
             taken_over: None,
             successor: None,
             flushed: None,
@@ -195,6 +203,12 @@ impl PullCoordinator {
                 if let Some(successor) = &self.successor {
                     // A successor that is gone asks the runtime itself.
                     let _ = successor.send(end);
+                }
+            }
+            Effect::LimitStored => {
+                if let Some(stored) = self.limits_to_store.pop_front() {
+                    // The requester may have stopped waiting.
+                    let _ = stored.send(());
                 }
             }
             Effect::Released(release) => self.released(&release),
@@ -351,6 +365,7 @@ impl Supervised for PullCoordinator {
         self.timer.clear();
         self.newest_finished = 0;
         self.flush_planned = false;
+        self.limits_to_store.clear();
         self.shown = None;
         for (_, to) in self.answers.drain() {
             let _ = to.send(Answer::Refused(Refusal::Restarting));
@@ -363,6 +378,7 @@ handlers! { PullCoordinator, self, ctx;
     PullEvent(event) => self.event(event, ctx),
     RuntimeEvent(event) => self.step(event.into(), ctx),
     SetLimit(message) => {
+        self.limits_to_store.push_back(message.stored);
         self.step(PullEvent::SetLimit(message.limit), ctx);
         self.core.limit_view()
     },

@@ -74,6 +74,8 @@ messages! {
     SetLimit => pb::Limit {
         /// 0: no limit.
         limit: Option<u32>,
+        /// Notified when the limit is on disk, or the store has failed to write it.
+        stored: oneshot::Sender<()>,
     }
     LimitView => pb::Limit {}
     /// Starts no more pulls; `done` is sent once, when nothing runs and the journal is written.

@@ -22,7 +22,7 @@ mod notices;
 mod record;
 
 pub use actor::{PullCoordinator, PullCoordinatorParts};
-pub use core::{Answer, CallerId, PodNotice, Policy, PullEvent, Refusal};
+pub use core::{Answer, CallerId, Policy, PullEvent, Refusal};
 pub use handover::{
     HandedEnd, HandedOutcome, HandedPull, HandedReply, HandedState, RunningPull, UnreadJournal,
 };
@@ -30,5 +30,5 @@ pub use messages::{
     AnswerTo, Claim, CountNow, Drain, HandOver, HandedOver, Inspected, LimitView, ListPulls, PullsFlow,
     RequestPull, SetLimit,
 };
-pub use notices::{NOTICES_WAITING, write_notices};
+pub use notices::{EVENTS_WAITING, write_events};
 pub use record::{KeptLease, PullRecord, RecordState};

@@ -1,58 +1,62 @@
-//! Writes Events on pods.
+//! Writes Events, on pods and on the Node.
 //!
-//! Owns: the order and the counters of the writes. In: [`PodNotice`]s on a bounded channel. Out: calls on a
-//! [`PodEventApi`], one at a time. Nothing waits for them: an Event that cannot be written is counted as failed and not
+//! Owns: the order and the counters of the writes. In: [`ClusterEvent`]s on a bounded channel. Out: calls on an
+//! [`EventApi`], one at a time. Nothing waits for them: an Event that cannot be written is counted as failed and not
 //! retried; its next update has the same content.
 
-use keelson_actor_system::cluster::{ApiError, ApiErrorKind, PodEvent, PodEventApi};
+use keelson_actor_system::cluster::{ApiError, ApiErrorKind, ClusterEvent, EventApi, EventObject};
 use tokio::sync::mpsc;
 
 use super::core::PodNotice;
-use crate::metrics::{Metrics, ResultLabel};
+use crate::{
+    metrics::{Metrics, ResultLabel},
+    request::Pod,
+};
 
 /// Capacity of the channel.
-pub const NOTICES_WAITING: usize = 64;
+pub const EVENTS_WAITING: usize = 64;
 
 /// Runs until the channel is closed. `node` is the host that the Events name.
-pub async fn write_notices(
-    api: impl PodEventApi,
+pub async fn write_events(
+    api: impl EventApi,
     node: String,
-    notices: &mut mpsc::Receiver<PodNotice>,
+    events: &mut mpsc::Receiver<ClusterEvent>,
     metrics: Metrics,
 ) {
-    while let Some(notice) = notices.recv().await {
-        let written = write(&api, event(notice, &node)).await;
+    while let Some(event) = events.recv().await {
+        let written = write(&api, &node, event).await;
         let result = if written.is_ok() { "sent" } else { "failed" };
-        metrics.pod_events.get_or_create(&ResultLabel { result }).inc();
+        metrics.events.get_or_create(&ResultLabel { result }).inc();
         if let Err(error) = written {
-            tracing::debug!(%error, "cannot create an event for a pod");
+            tracing::debug!(%error, "cannot write an event");
         }
     }
 }
 
 /// As client-go: an Event that is repeated is patched, and created again if it has expired.
-async fn write(api: &impl PodEventApi, event: PodEvent) -> Result<(), ApiError> {
+async fn write(api: &impl EventApi, node: &str, event: ClusterEvent) -> Result<(), ApiError> {
     if event.count > 1 {
-        match api.patch_pod_event(event.clone()).await {
+        match api.patch_event(event.clone()).await {
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
             patched => return patched,
         }
     }
-    api.create_pod_event(event).await
+    api.create_event(node, event).await
 }
 
-fn event(notice: PodNotice, node: &str) -> PodEvent {
-    PodEvent {
-        name: notice.name,
-        namespace: notice.pod.namespace,
-        pod: notice.pod.name,
-        uid: notice.pod.uid,
-        reason: notice.reason,
-        message: notice.message,
-        count: notice.count,
-        first_unix_ms: notice.first_unix_ms,
-        last_unix_ms: notice.last_unix_ms,
-        node: node.to_owned(),
+impl From<PodNotice> for ClusterEvent {
+    fn from(notice: PodNotice) -> Self {
+        let Pod { namespace, name, uid } = notice.pod;
+        Self {
+            name: notice.name,
+            object: EventObject::Pod { namespace, name, uid },
+            is_warning: false,
+            reason: notice.reason,
+            message: notice.message,
+            count: notice.count,
+            first_unix_ms: notice.first_unix_ms,
+            last_unix_ms: notice.last_unix_ms,
+        }
     }
 }
 
@@ -63,7 +67,6 @@ mod tests {
     use futures_util::future::{BoxFuture, FutureExt as _, ready};
 
     use super::*;
-    use crate::request::Pod;
 
     #[derive(Clone, Default)]
     struct Fake {
@@ -72,7 +75,11 @@ mod tests {
     }
 
     impl Fake {
-        fn called(&self, what: &'static str, event: &PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        fn called(
+            &self,
+            what: &'static str,
+            event: &ClusterEvent,
+        ) -> BoxFuture<'static, Result<(), ApiError>> {
             self.calls.lock().unwrap().push((what, event.count));
             let error = self.errors.lock().unwrap().pop().flatten();
             let error = error.map(|kind| ApiError { server: "s".into(), kind, reason: "r".into() });
@@ -80,12 +87,12 @@ mod tests {
         }
     }
 
-    impl PodEventApi for Fake {
-        fn create_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+    impl EventApi for Fake {
+        fn create_event(&self, _node: &str, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>> {
             self.called("create", &event)
         }
 
-        fn patch_pod_event(&self, event: PodEvent) -> BoxFuture<'static, Result<(), ApiError>> {
+        fn patch_event(&self, event: ClusterEvent) -> BoxFuture<'static, Result<(), ApiError>> {
             self.called("patch", &event)
         }
     }
@@ -108,15 +115,15 @@ mod tests {
         // The answers, the last one first.
         *fake.errors.lock().unwrap() =
             vec![Some(ApiErrorKind::Forbidden), None, Some(ApiErrorKind::NotFound), None, None];
-        let (to, mut notices) = mpsc::channel(NOTICES_WAITING);
+        let (to, mut events) = mpsc::channel(EVENTS_WAITING);
         for count in [1, 2, 3, 4] {
-            to.send(notice(count)).await.unwrap();
+            to.send(notice(count).into()).await.unwrap();
         }
         drop(to);
-        write_notices(fake.clone(), "n1".into(), &mut notices, metrics.clone()).await;
+        write_events(fake.clone(), "n1".into(), &mut events, metrics.clone()).await;
         let calls = fake.calls.lock().unwrap().clone();
         assert_eq!(calls, [("create", 1), ("patch", 2), ("patch", 3), ("create", 3), ("patch", 4)]);
-        let count = |result| metrics.pod_events.get_or_create(&ResultLabel { result }).get();
+        let count = |result| metrics.events.get_or_create(&ResultLabel { result }).get();
         assert_eq!((count("sent"), count("failed")), (3, 1));
     }
 }

@@ -289,6 +289,7 @@ impl RuntimeClient {
             RuntimeCommand::CheckPresent { pull, call } => self.check_present(pull, call),
             RuntimeCommand::DropLease { lease, collect } => self.drop_lease(lease, collect),
             RuntimeCommand::ReapLeases(keep) => self.reap_leases(keep),
+            RuntimeCommand::LeaveLeases => self.runtime.leave_leases(),
             RuntimeCommand::MeasureLease(lease) => self.measure_lease(lease),
             RuntimeCommand::CheckImageFs => self.check_image_fs(ctx),
             RuntimeCommand::RenewLeases(leases) => self.renew_leases(leases),

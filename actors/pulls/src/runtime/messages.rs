@@ -37,6 +37,8 @@ messages! {
         },
         /// Delete all leases of this agent except these and those used since the process began.
         ReapLeases(Vec<String>),
+        /// Delete no lease from now on, not even those of earlier commands: they belong to a successor.
+        LeaveLeases,
         /// Read how many bytes a retained lease holds; [`RuntimeEvent::LeaseMeasured`] answers.
         MeasureLease(String),
         /// [`RuntimeEvent::ImageFsRead`] answers.

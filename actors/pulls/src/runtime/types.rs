@@ -241,6 +241,10 @@ pub trait Runtime: Send + Sync + 'static {
     /// Deletes every lease that this agent's state folder ever made, except `keep` and those used since the process
     /// began. Returns the deleted ones.
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>>;
+
+    /// No lease is deleted from now on: they belong to a successor, which may use one that this process does not know.
+    /// Deletions that have begun end before the next lease.
+    fn leave_leases(&self);
 }
 
 /// Pauses before probes after an error (kubelet: 100 ms to 3 s).

@@ -9,12 +9,15 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use keelson_proto::containerd::leases::{
-    AddResourceRequest, CreateRequest, DeleteRequest, ListRequest, ListResourcesRequest, Resource,
+    AddResourceRequest, CreateRequest, DeleteRequest, Lease, ListRequest, ListResourcesRequest, Resource,
     leases_client::LeasesClient,
 };
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
@@ -46,6 +49,8 @@ pub(super) struct LeaseBook {
     owner: String,
     uses: Uses,
     locks: LeaseLocks,
+    /// The leases belong to a successor: none is deleted any more.
+    is_left: AtomicBool,
 }
 
 /// Creation, renewal and deletion of one lease are serialized. Different leases do not wait for each other, because
@@ -93,7 +98,16 @@ impl LeaseBook {
             owner: owner.to_owned(),
             uses: Uses::default(),
             locks: LeaseLocks::default(),
+            is_left: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+    }
+
+    fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, LeaseUse>> {
@@ -104,6 +118,16 @@ impl LeaseBook {
     pub(super) async fn ask(&self) -> Result<(), Status> {
         let none = ListRequest { filters: vec!["id==keelson-probe".into()] };
         self.client.clone().list(in_namespace(none)).await.map(drop)
+    }
+
+    pub(super) async fn exists(&self, lease: &str) -> Result<bool, Status> {
+        self.find(lease).await.map(|found| found.is_some())
+    }
+
+    async fn find(&self, lease: &str) -> Result<Option<Lease>, Status> {
+        let filter = ListRequest { filters: vec![format!("id=={lease}")] };
+        let found = self.client.clone().list(in_namespace(filter)).await?.into_inner().leases;
+        Ok(found.into_iter().next())
     }
 
     pub(super) fn using(&self, lease: &str) -> LeaseInUse {
@@ -154,9 +178,7 @@ impl LeaseBook {
     /// The expiry of a lease cannot be changed. A second lease therefore pins what the first one pins while the first
     /// is made again; at no moment is anything unpinned. Returns whether the lease exists.
     async fn prolong(&self, lease: &str, below: Duration) -> Result<bool, Status> {
-        let filter = ListRequest { filters: vec![format!("id=={lease}")] };
-        let found = self.client.clone().list(in_namespace(filter)).await?.into_inner().leases;
-        let Some(found) = found.first() else { return Ok(false) };
+        let Some(found) = self.find(lease).await? else { return Ok(false) };
         let left = found
             .labels
             .get(EXPIRE_LABEL)
@@ -205,12 +227,12 @@ impl LeaseBook {
         }
     }
 
-    /// Deletes a lease, unless a pull uses it again.
+    /// Deletes a lease, unless a pull uses it again, or a successor has it.
     pub(super) async fn delete(&self, lease: &str, collect: bool) -> Result<(), Status> {
         let _turn = self.locks.take(lease).await;
         {
             let mut uses = self.lock();
-            if uses.get(lease).is_some_and(|of| of.running > 0) {
+            if self.is_left() || uses.get(lease).is_some_and(|of| of.running > 0) {
                 return Ok(());
             }
             uses.remove(lease);
@@ -233,6 +255,9 @@ impl LeaseBook {
             };
             // A pull that uses it meanwhile creates it again after this turn.
             let _turn = self.locks.take(base).await;
+            if self.is_left() {
+                break;
+            }
             let known = keep.contains(base) || self.lock().contains_key(base);
             // An agent that was killed while it renewed the lease left its bytes to the spare one, until that expires.
             let needed = known && !(is_spare && exists(base));

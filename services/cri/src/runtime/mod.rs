@@ -198,7 +198,7 @@ impl Inner {
             return lost;
         }
         match self.pull_once(&pull).await {
-            Err(status) if is_lost_lease(&status, &pull) => {
+            Err(status) if self.has_lost_lease(&status, &pull).await => {
                 // Deleted by another process, or expired: create it again and repeat the call.
                 if let Some(lease) = &pull.lease
                     && let Err(status) = self.leases.renew(lease).await
@@ -214,6 +214,20 @@ impl Inner {
             Ok(reply) => Outcome::Answered(Arc::new(reply)),
             Err(status) => self.outcome_of(&status),
         }
+    }
+
+    /// Whether the pull failed because its lease is gone. containerd names the lease if it is gone at the next blob. If what was
+    /// already written was collected with it, containerd reports a missing file or blob, and the lease has to be looked for.
+    async fn has_lost_lease(&self, status: &Status, pull: &RuntimePull) -> bool {
+        let Some(lease) = &pull.lease else { return false };
+        let names_lease = || {
+            let message = status.message();
+            status.code() == Code::NotFound
+                && (message.contains(&**lease) || message.contains("lease does not exist"))
+        };
+        let may_be_collected = matches!(status.code(), Code::NotFound | Code::Unknown | Code::Internal)
+            && status.source().is_none();
+        names_lease() || (may_be_collected && matches!(short(self.leases.exists(lease)).await, Ok(false)))
     }
 
     /// Creates the lease of a pull. Transient errors are retried for a short time.
@@ -327,13 +341,6 @@ fn may_pass(status: &Status) -> bool {
     status.source().is_none()
         && !is_not_ready(status)
         && !matches!(status.code(), Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
-}
-
-fn is_lost_lease(status: &Status, pull: &RuntimePull) -> bool {
-    // containerd returns the second when the lease is deleted while a blob is being written to it.
-    let names =
-        |lease: &str| status.message().contains(lease) || status.message().contains("lease does not exist");
-    status.code() == Code::NotFound && pull.lease.as_deref().is_some_and(names)
 }
 
 /// A caller's metadata for the runtime: values are unchanged, binary ones in base64.
@@ -463,5 +470,9 @@ impl Runtime for ContainerRuntime {
     fn reap_leases(&self, keep: BTreeSet<String>) -> BoxFuture<'static, Result<Vec<String>, RuntimeError>> {
         let inner = self.inner.clone();
         async move { short(inner.leases.reap(&keep)).await.map_err(|status| inner.error(&status)) }.boxed()
+    }
+
+    fn leave_leases(&self) {
+        self.inner.leases.leave();
     }
 }

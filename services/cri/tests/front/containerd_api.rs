@@ -1,6 +1,13 @@
 //! Leases and progress on containerd's own API.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::FutureExt as _;
 use keelson_cri::runtime::ContainerRuntime;
@@ -12,7 +19,9 @@ use keelson_pulls::{
 };
 use tokio::sync::watch;
 
-use crate::support::{Containerd, FakeRuntime, OWNER, PULL_IMAGE, Sockets, connect, run, until};
+use crate::support::{
+    Call, Containerd, FakeRuntime, OWNER, PULL_IMAGE, Sockets, connect, grpc_status, run, until,
+};
 
 const OWNED: &str = "keelson.dev/owner";
 const EXPIRES: &str = "containerd.io/gc.expire";
@@ -158,6 +167,48 @@ fn a_vanished_lease_is_recreated_once() {
         assert_eq!(code(&client.pull(pull_in(Some("keelson-1"))).await), None);
         assert_eq!(containerd.journal(), ["create keelson-1", "create keelson-1"]);
         assert_eq!(runtime.calls(PULL_IMAGE).len(), 3);
+    });
+}
+
+/// containerd names no lease if it has collected, with the lease, what the pull was writing.
+#[test]
+fn i8_a_pull_whose_content_was_collected_with_its_lease_is_repeated() {
+    run(async {
+        const COLLECTED: &str =
+            "failed commit on ref \"layer-sha256:b\": rename /ingest/1/data: no such file or directory";
+        for (is_lease_gone, calls, end) in [(true, 2, None), (false, 1, Some(Code::Unknown))] {
+            let (sockets, containerd, is_first) =
+                (Sockets::new(), Containerd::default(), AtomicBool::new(true));
+            let (rest, own) = (containerd.handler(), containerd.clone());
+            let runtime = FakeRuntime::start(&sockets, move |call: Call| {
+                if call.path != PULL_IMAGE || !is_first.swap(false, Ordering::Relaxed) {
+                    return rest(call);
+                }
+                if is_lease_gone {
+                    own.drop_lease("keelson-1");
+                }
+                async move { call.refuse(grpc_status(2, COLLECTED)) }.boxed()
+            });
+            let client = ContainerRuntime::new(sockets.runtime(), OWNER);
+            let outcome = client.pull(pull_in(Some("keelson-1"))).await;
+            assert_eq!((code(&outcome), runtime.calls(PULL_IMAGE).len()), (end, calls), "{is_lease_gone}");
+            assert!(containerd.leases().contains_key("keelson-1"));
+        }
+    });
+}
+
+/// I8: after a hand-over, leases that this process does not know are in use by its successor.
+#[test]
+fn i8_an_agent_that_has_handed_over_deletes_no_lease() {
+    run(async {
+        let (containerd, _runtime, client) = Containerd::start();
+        for lease in ["keelson-1", "keelson-2"] {
+            containerd.put_lease(lease, &[(OWNED, OWNER)], &[]);
+        }
+        client.leave_leases();
+        assert!(client.reap_leases(BTreeSet::new()).await.unwrap().is_empty());
+        client.drop_lease("keelson-1".into(), false).await.unwrap();
+        assert_eq!(containerd.leases().len(), 2);
     });
 }
 

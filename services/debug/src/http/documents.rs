@@ -1,7 +1,7 @@
 //! The JSON documents and the metrics.
 //!
 //! Owns: `/version`, `/metrics`, `/debug/actors`, `/debug/actors/{name}`, `/debug/pulls`,
-//! `/debug/node`, `/debug/storage`, `/debug/config`.
+//! `/debug/node`, `/debug/storage`, `/debug/config`, `/debug/history`.
 //! In: requests. Out: documents with the field names of debug.proto and node.proto, indented for people who use curl.
 
 use axum::{
@@ -10,7 +10,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use keelson_proto::{debug as pb, node};
-use keelson_serve::http::{Document, Failure, OPEN_METRICS};
+use keelson_serve::{
+    history::HistoryDocument,
+    http::{Document, Failure, OPEN_METRICS},
+};
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
@@ -79,11 +82,15 @@ pub(super) async fn config<V: AgentView>(State(shared): State<Shared<V>>) -> Ans
     Ok(Document(with_timeout(shared.view.config()).await?))
 }
 
+pub(super) async fn history<V: AgentView>(State(shared): State<Shared<V>>) -> HistoryDocument {
+    shared.view.history().document()
+}
+
 pub(super) async fn not_found(uri: Uri) -> Failure {
     let text = format!(
         "path {} not found; available: / /livez /readyz /metrics /version /debug/actors /debug/actors/NAME \
          /debug/pulls /debug/node /debug/endpoints /debug/endpoints/NAMESPACE/NAME /debug/storage \
-         /debug/config /debug/events",
+         /debug/config /debug/history /debug/events",
         uri.path()
     );
     Failure::new(StatusCode::NOT_FOUND, text)

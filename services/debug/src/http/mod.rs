@@ -62,6 +62,7 @@ fn router<V: AgentView>(view: V, own: Hosts, stop: CancellationToken) -> Router 
         .route("/debug/node", get(documents::heartbeats::<V>))
         .route("/debug/endpoints", get(endpoints::state::<V>))
         .route("/debug/endpoints/{namespace}/{name}", get(endpoints::explain::<V>))
+        .route("/debug/history", get(documents::history::<V>))
         .route("/debug/storage", get(documents::storage::<V>))
         .route("/debug/config", get(documents::config::<V>))
         .route("/debug/events", get(events::events::<V>))

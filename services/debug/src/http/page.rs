@@ -13,6 +13,7 @@ pub(super) const PAGE: Page = Page {
         ("/debug/endpoints", "endpoints"),
         ("/debug/storage", "storage"),
         ("/debug/config", "config"),
+        ("/debug/history", "history"),
         ("/version", "version"),
         ("/metrics", "metrics"),
         ("/readyz?verbose", "readyz"),

@@ -257,6 +257,15 @@ async fn metrics() {
 }
 
 #[tokio::test]
+async fn the_history_is_one_line_of_json() {
+    let (status, headers, text) = get(&Fake::new(), "/debug/history").await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(headers[header::CONTENT_TYPE], "application/json");
+    let expected = r#"{"interval_ms":10000,"at_unix_ms":[7],"series":[{"name":"queued","title":"Queued pulls","unit":"count","values":[3.0]}]}"#;
+    assert_eq!(text.trim_end(), expected);
+}
+
+#[tokio::test]
 async fn the_page_loads_no_external_resource() {
     let fake = Fake::new();
     let (status, headers, html) = get(&fake, "/").await;
@@ -308,6 +317,7 @@ const PATHS: &[&str] = &[
     "/debug/endpoints/shop/web",
     "/debug/storage",
     "/debug/config",
+    "/debug/history",
     "/debug/events",
     "/assets/page.css",
 ];

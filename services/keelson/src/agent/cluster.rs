@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::{clock::unix_ms, cluster::JobHealth};
 use keelson_config::{Gate, Settings};
-use keelson_kube::{ApiServer, ApiServerParts, ClusterSource, ExplicitSource, Node, ServerSignals};
+use keelson_kube::{
+    ApiServer, ApiServerParts, ClusterSource, CredentialsInUse, ExplicitSource, Node, ServerSignals,
+};
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::sync::watch;
 
@@ -53,6 +55,11 @@ impl Cluster {
             credentials: self.credentials.observer.clone(),
             ..ApiServerParts::new(self.source.clone())
         })
+    }
+
+    /// What the connections have read of the credentials.
+    pub(crate) fn credentials_in_use(&self) -> CredentialsInUse {
+        self.credentials.observer.in_use()
     }
 
     /// A connection with other credentials than those of the agent.

@@ -1,6 +1,6 @@
 //! The servers of the debug API: gRPC on the debug socket, HTTP on `debug.http`.
 //!
-//! Owns: their jobs. In: the bound debug socket, and the view of the agent. Out: servers; listening is retried after
+//! Owns: their jobs, and the samples of the last hour. In: the bound debug socket, and the view of the agent. Out: servers; listening is retried after
 //! failures.
 
 use std::{net::SocketAddr, os::unix::net::UnixListener, rc::Rc, sync::Arc};
@@ -8,12 +8,13 @@ use std::{net::SocketAddr, os::unix::net::UnixListener, rc::Rc, sync::Arc};
 use anyhow::Context as _;
 use keelson_actor_system::inspect::Status;
 use keelson_config::Settings;
-use keelson_debug::{serve_grpc, serve_http};
+use keelson_debug::{AgentView as _, serve_grpc, serve_http};
 use keelson_serve::unix::Bound;
 use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     actor_handle::ActorHandle,
+    history,
     jobs::{Attempt, Job, Jobs},
     view::View,
 };
@@ -55,6 +56,8 @@ impl DebugServers {
             }
             None => self.page.recorder().status(Status::Disabled, "debug.http is off"),
         }
+        let (sampled, history) = (view.clone(), view.history());
+        tokio::spawn(async move { history.sample(|| history::read(sampled.clone())).await });
         // The servers end by the watch.
         drop(serving.wait_for_first_tries().await);
         stop

@@ -19,8 +19,10 @@ pub(crate) mod endpoints;
 mod front;
 mod handover;
 pub(crate) mod heartbeats;
+mod history;
 mod jobs;
 pub(crate) mod logs;
+mod node_events;
 pub(crate) mod panics;
 mod pulls;
 mod reload;
@@ -38,7 +40,7 @@ mod watchdog;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use keelson_config::{Loaded, Settings};
+use keelson_config::{Gate, Loaded, Settings};
 use tokio::{
     net::UnixStream,
     sync::{oneshot, watch},
@@ -103,7 +105,7 @@ async fn agent(
     systemd_handover: bool,
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), node = settings.agent.node_name, "agent starting");
+    tracing::info!(version = crate::version::SHORT, node = settings.agent.node_name, "agent starting");
     reload::log_warnings(&settings);
     crate::memory::release_free_memory();
     let mut signals = Signals::new()?;
@@ -199,8 +201,8 @@ async fn start(
     let mut actors = pulls.actors();
     actors.extend(heartbeats.actors());
     actors.extend(endpoints.actors());
-    actors
-        .extend(credentials_job.iter().chain(&pulls.pod_events).map(|job| ActorHandle::job(job.recorder())));
+    let events_job = pulls.events.as_ref().map(|writer| &writer.job);
+    actors.extend(credentials_job.iter().chain(events_job).map(|job| ActorHandle::job(job.recorder())));
     actors.extend(debug.handles());
     actors.push(ActorHandle::job(handover_job.recorder()));
     let (loaded, loaded_seen) = watch::channel(Arc::new(loaded));
@@ -220,6 +222,9 @@ async fn start(
         metrics: pulls.metrics.clone(),
         control_users: control_users::read(&settings.debug.control_users),
     });
+    if let Some(writer) = pulls.events.as_ref().filter(|_| settings.feature_gates.enabled(Gate::NodeEvents)) {
+        node_events::start(writer, &view, shared.clock);
+    }
     let endpoints_server = view.serve_endpoints().await;
     let stop_debug = debug.serve(&settings, listeners.debug, &view).await;
     let running = Running { loaded, pulls, endpoints_server, stop_debug, store: shared.store, view };

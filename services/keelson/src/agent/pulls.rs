@@ -1,10 +1,11 @@
-//! Image pulls: RuntimeClient, PullCoordinator, the writer of Events on pods, and the CRI front.
+//! Image pulls: RuntimeClient, PullCoordinator, the writer of Events, and the CRI front.
 //!
 //! Owns: their construction from settings, and the live settings. In: settings and the CRI listener. Out: [`Pulls`].
 
 use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::{
+    cluster::ClusterEvent,
     inspect::{Mailbox, Recorder},
     supervise,
 };
@@ -16,8 +17,8 @@ use keelson_cri::{
 use keelson_host::LinuxHost;
 use keelson_pulls::{
     coordinator::{
-        HandedState, Inspected, LimitView, NOTICES_WAITING, PodNotice, Policy, PullCoordinator,
-        PullCoordinatorParts, PullEvent, write_notices,
+        EVENTS_WAITING, HandedState, Inspected, LimitView, Policy, PullCoordinator, PullCoordinatorParts,
+        PullEvent, write_events,
     },
     metrics::Metrics,
     request::CredentialsSalt,
@@ -49,11 +50,18 @@ pub(super) struct Pulls {
     pub(super) front: FrontThread,
     pub(super) metrics: Metrics,
     /// `None` without an API server.
-    pub(super) pod_events: Option<Job>,
+    pub(super) events: Option<EventWriter>,
     /// For a successor.
     pub(super) salt: CredentialsSalt,
     front_settings: watch::Sender<FrontSettings>,
     progress_interval: watch::Sender<Duration>,
+}
+
+/// The writer of Events, with its own thread and connection.
+pub(super) struct EventWriter {
+    pub(super) job: Job,
+    pub(super) arbiter: actix::ArbiterHandle,
+    pub(super) queue: mpsc::Sender<ClusterEvent>,
 }
 
 /// `handed`: what the previous agent handed over.
@@ -68,10 +76,9 @@ pub(super) fn build(
     let salt = handed.as_mut().and_then(|handed| handed.salt.take()).unwrap_or_else(CredentialsSalt::random);
     let (progress_interval, interval) = watch::channel(settings.pulls.progress_interval);
     let (runtime, runtime_health) = start_runtime(shared, metrics.clone(), interval);
-    let pod_events = cluster.map(|_| Job::new("PodEvents", shared.changes.clone()));
-    let notices = cluster.zip(pod_events.as_ref());
-    let notices = notices.map(|(cluster, job)| write_pod_events(cluster, job, settings, &metrics));
-    let coordinator = start_coordinator(shared, runtime.clone(), notices, handed, metrics.clone());
+    let events = cluster.map(|cluster| start_event_writer(shared, cluster, &metrics));
+    let queue = events.as_ref().map(|writer| writer.queue.clone());
+    let coordinator = start_coordinator(shared, runtime.clone(), queue, handed, metrics.clone());
     let (front_settings, live) = watch::channel(settings_of_front(settings));
     let front = FrontParts {
         runtime_socket: settings.cri.runtime_endpoint.path().to_owned(),
@@ -89,7 +96,7 @@ pub(super) fn build(
         runtime_health,
         front,
         metrics,
-        pod_events,
+        events,
         salt,
         front_settings,
         progress_interval,
@@ -142,7 +149,7 @@ fn start_runtime(
 fn start_coordinator(
     shared: &Shared,
     runtime: Mailbox<RuntimeClient>,
-    notices: Option<mpsc::Sender<PodNotice>>,
+    events: Option<mpsc::Sender<ClusterEvent>>,
     handed: Option<HandedState>,
     metrics: Metrics,
 ) -> Mailbox<PullCoordinator> {
@@ -154,7 +161,7 @@ fn start_coordinator(
         clock: shared.clock,
         runtime,
         metrics,
-        notices,
+        events,
         changes: shared.changes.clone(),
         recorder: recorder.clone(),
     };
@@ -164,32 +171,28 @@ fn start_coordinator(
     })
 }
 
-/// Starts the writer of Events on pods, with its own thread and connection.
-fn write_pod_events(
-    cluster: &Cluster,
-    job: &Job,
-    settings: &Settings,
-    metrics: &Metrics,
-) -> mpsc::Sender<PodNotice> {
-    let (notices, waiting) = mpsc::channel(NOTICES_WAITING);
+fn start_event_writer(shared: &Shared, cluster: &Cluster, metrics: &Metrics) -> EventWriter {
+    let job = Job::new("EventWriter", shared.changes.clone());
+    let arbiter = jobs::arbiter(c"events").handle();
+    let (queue, waiting) = mpsc::channel(EVENTS_WAITING);
     let api = cluster.connect(cluster.request_timeout);
-    let (node, metrics) = (settings.agent.node_name.clone(), metrics.clone());
+    let (node, metrics) = (shared.settings.agent.node_name.clone(), metrics.clone());
     // Used by one writer at a time. A panic loses the Event that was being written.
     let waiting = Arc::new(Mutex::new(waiting));
     job.keep_on(
-        &jobs::arbiter(c"pod-events").handle(),
+        &arbiter,
         0,
         |_| {},
         move || {
             let (api, node, metrics, waiting) = (api.clone(), node.clone(), metrics.clone(), waiting.clone());
             async move {
-                write_notices(api, node, &mut *waiting.lock().await, metrics).await;
-                // The coordinator is gone: the agent ends.
+                write_events(api, node, &mut *waiting.lock().await, metrics).await;
+                // Nothing writes Events any more: the agent ends.
                 std::future::pending().await
             }
         },
     );
-    notices
+    EventWriter { job, arbiter, queue }
 }
 
 fn policy(settings: &Settings) -> Policy {

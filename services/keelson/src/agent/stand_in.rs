@@ -6,18 +6,22 @@
 //!
 //! systemd restarts a service only after its main process has ended, and systemd 252 ignores `MAINPID=` of a service
 //! that is stopping. The agent therefore names the stand-in when it is ready. The stand-in ends on SIGTERM, and
-//! `KillMode=process` keeps the agent running. The stand-in also ends when the agent does, and forwards SIGABRT of
-//! systemd's watchdog (decision 0019).
+//! `KillMode=process` keeps the agent running. The stand-in also ends when the agent does, and on SIGABRT of systemd's
+//! watchdog ends the agent (decision 0019).
 
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
     process::{Command, ExitCode, Stdio},
+    time::Duration,
 };
 
 use anyhow::Context as _;
 use clap::Args;
-use nix::{sys::signal::Signal, unistd::Pid};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::unix::pipe,
@@ -30,6 +34,9 @@ use super::systemd;
 const RELOAD: u8 = b'R';
 /// Written to the stand-in by an agent that ends without an error.
 const DONE: u8 = b'D';
+
+/// How long an agent may take to end after SIGABRT. Shorter than systemd's `TimeoutAbortSec=`.
+const ABORT: Duration = Duration::from_secs(5);
 
 /// Flags of the hidden command.
 #[derive(Debug, Args)]
@@ -78,13 +85,21 @@ async fn wait(agent: Pid) -> anyhow::Result<ExitCode> {
             _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
             _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
             _ = hangup.recv() => output.write_all(&[RELOAD]).await?,
-            // systemd's watchdog: the agent may be unable to read a pipe. It has not ended, so its ID is not reused.
-            _ = abort.recv() => {
-                nix::sys::signal::kill(agent, Signal::SIGABRT).context("cannot abort the agent")?;
-                return Ok(ExitCode::FAILURE);
-            }
+            // systemd's watchdog: the agent may be unable to read a pipe.
+            _ = abort.recv() => return abort_agent(agent, &mut input).await,
         }
     }
+}
+
+/// Ends an agent that hangs. Nothing else would: `KillMode=process` leaves it running, and its sockets and its lock keep the
+/// next agent from starting. One that is stopped (SIGSTOP) does not take SIGABRT. As long as its end of the pipe is open it
+/// has not ended, so its ID is not reused.
+async fn abort_agent(agent: Pid, input: &mut pipe::Receiver) -> anyhow::Result<ExitCode> {
+    kill(agent, Signal::SIGABRT).context("cannot abort the agent")?;
+    if tokio::time::timeout(ABORT, input.read_u8()).await.is_err() {
+        kill(agent, Signal::SIGKILL).context("cannot kill the agent")?;
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use keelson_actor_system::{
@@ -20,15 +20,17 @@ use keelson_actor_system::{
 };
 use keelson_config::{Gate, Loaded};
 use keelson_debug::{AgentView, Check, ConditionError, ViewError};
+use keelson_metrics::ProcessMetrics;
 use keelson_proto::{debug as pb, endpoints, node};
 use keelson_pulls::{
     coordinator::{CountNow, LimitView, ListPulls, PullCoordinator, SetLimit},
-    metrics::{HandoverResult, Metrics},
+    metrics::{HandoverResult, Metrics, ResultLabel},
     runtime::Health,
 };
+use keelson_serve::history::History;
 use keelson_storage::{DeferredStore, StateStore as _, StoreState};
 use prometheus_client::registry::Registry;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::{
     actor_handle::{ActorHandle, ask_with_timeout},
@@ -36,7 +38,9 @@ use super::{
     cri_path,
     endpoints::{Endpoints, EndpointsServing},
     heartbeats::Heartbeats,
+    history,
     jobs::JobMetrics,
+    node_events::NodeFacts,
 };
 
 /// Number of actors on the CRI path, which are the first ones: PullCoordinator and RuntimeClient.
@@ -65,9 +69,12 @@ pub(super) struct ViewParts {
 struct Inner {
     parts: ViewParts,
     registry: Registry,
+    history: History,
     started_unix_ms: i64,
     stopping: AtomicBool,
     cri_path: Mutex<Vec<Check>>,
+    /// The limit after it was last set by a user of the debug API, in this process.
+    set_limit: Mutex<Option<pb::Limit>>,
 }
 
 /// Cheap to clone.
@@ -78,6 +85,7 @@ impl View {
     pub(super) fn new(parts: ViewParts) -> Self {
         let mut registry = Registry::default();
         parts.metrics.register(&mut registry);
+        registry.register_collector(Box::new(ProcessMetrics::new()));
         parts.heartbeats.register(&mut registry);
         parts.endpoints.register(&mut registry);
         let recorders = parts.actors.iter().map(|actor| actor.recorder().clone()).collect();
@@ -88,9 +96,11 @@ impl View {
         let inner = Inner {
             parts,
             registry,
+            history: History::new(history::SERIES),
             started_unix_ms: unix_ms(),
             stopping: AtomicBool::new(false),
             cri_path: Mutex::default(),
+            set_limit: Mutex::default(),
         };
         Self(Arc::new(inner))
     }
@@ -124,6 +134,37 @@ impl View {
     pub(super) async fn serve_endpoints(&self) -> Option<EndpointsServing> {
         let settings = self.0.parts.loaded.borrow().settings.clone();
         self.0.parts.endpoints.serve(&settings).await
+    }
+
+    pub(super) fn node_name(&self) -> String {
+        self.0.parts.loaded.borrow().settings.agent.node_name.clone()
+    }
+
+    /// What Events on the Node are about; `None` while the agent stops: its successor writes them.
+    pub(super) async fn node_facts(&self) -> Option<NodeFacts> {
+        if self.0.stopping.load(Ordering::Relaxed) {
+            return None;
+        }
+        let parts = &self.0.parts;
+        let node_name = self.node_name();
+        let limit = self.0.set_limit.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Some(NodeFacts {
+            runtime: parts.health.borrow().clone(),
+            is_passing_through: parts.metrics.passing_through.get() != 0,
+            conditions: parts
+                .heartbeats
+                .show(node_name)
+                .await
+                .map(|shown| shown.conditions)
+                .unwrap_or_default(),
+            backends: parts.endpoints.backends(),
+            limit,
+        })
+    }
+
+    /// Counts an Event that found the queue of the writer full.
+    pub(super) fn count_dropped_event(&self) {
+        self.0.parts.metrics.events.get_or_create(&ResultLabel { result: "dropped" }).inc();
     }
 
     fn recorders(&self) -> impl Iterator<Item = &Arc<Recorder>> {
@@ -242,7 +283,7 @@ impl AgentView for View {
             }
         }
         pb::GetVersionResponse {
-            version: env!("CARGO_PKG_VERSION").into(),
+            version: crate::version::SHORT.into(),
             node_name: settings.agent.node_name.clone(),
             state_folder_id: self.0.parts.state_folder_id.clone(),
             started_unix_ms: self.0.started_unix_ms,
@@ -312,7 +353,14 @@ impl AgentView for View {
                 "invalid limit {limit}: use 1 to {MAX_LIMIT}, or 0 for no limit"
             )));
         }
-        ask_with_timeout(self.0.parts.pulls.ask(SetLimit { limit })).await
+        /// A disk that hangs keeps nobody waiting for longer: the limit is in force, and is stored when the disk answers.
+        const STORED_WITHIN: Duration = Duration::from_secs(2);
+        let (stored, is_stored) = oneshot::channel();
+        let set = ask_with_timeout(self.0.parts.pulls.ask(SetLimit { limit, stored })).await?;
+        // What was answered survives `kill -9`.
+        let _ = tokio::time::timeout(STORED_WITHIN, is_stored).await;
+        *self.0.set_limit.lock().unwrap_or_else(PoisonError::into_inner) = Some(set.clone());
+        Ok(set)
     }
 
     async fn storage(&self) -> Result<pb::Storage, ViewError> {
@@ -364,8 +412,7 @@ impl AgentView for View {
     }
 
     async fn heartbeats(&self) -> Result<node::Heartbeats, ViewError> {
-        let name = self.0.parts.loaded.borrow().settings.agent.node_name.clone();
-        self.0.parts.heartbeats.show(name).await
+        self.0.parts.heartbeats.show(self.node_name()).await
     }
 
     async fn set_condition(&self, condition: node::SetConditionRequest) -> Result<bool, ConditionError> {
@@ -386,6 +433,10 @@ impl AgentView for View {
         name: &str,
     ) -> Result<Option<endpoints::Explanation>, ViewError> {
         self.0.parts.endpoints.explain(namespace, name).await
+    }
+
+    fn history(&self) -> History {
+        self.0.history.clone()
     }
 
     async fn livez(&self) -> Vec<Check> {

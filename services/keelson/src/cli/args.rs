@@ -22,7 +22,7 @@ pub(crate) struct AgentArgs {
 pub(crate) enum Output {
     /// Print text.
     Table,
-    /// Print JSON with the fields of the debug API.
+    /// Print JSON.
     Json,
 }
 

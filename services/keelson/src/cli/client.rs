@@ -32,7 +32,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Lists of ten thousand queued pulls or Services exceed gRPC's default.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
-pub(super) type Client = DebugClient<Channel>;
+pub(crate) type Client = DebugClient<Channel>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
@@ -125,6 +125,11 @@ pub(super) fn socket(args: &AgentArgs) -> anyhow::Result<SocketSpec> {
 /// Connects once; a connection that ends is not reconnected implicitly.
 pub(super) async fn connect(socket: &SocketSpec) -> Result<Client, ConnectError> {
     Ok(DebugClient::new(channel(Peer::Agent, socket).await?).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// As [`connect`], for callers that need no reason.
+pub(crate) async fn connect_debug(socket: &SocketSpec) -> anyhow::Result<Client> {
+    Ok(connect(socket).await?)
 }
 
 /// As [`connect`], for any client.

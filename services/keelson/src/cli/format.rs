@@ -6,7 +6,7 @@
 use keelson_proto::debug as pb;
 
 /// `0 B`, `999 B`, `1.5 KiB`, `240 MiB`...
-pub(super) fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -21,7 +21,7 @@ pub(super) fn bytes(count: u64) -> String {
 }
 
 /// `420ms`, `9.4s`, `42s`, `3m07s`, `2h05m`, `4d11h`. A negative duration counts as zero.
-pub(super) fn duration_ms(ms: i64) -> String {
+pub(crate) fn duration_ms(ms: i64) -> String {
     let ms = ms.max(0);
     let seconds = ms / 1000;
     match seconds {
@@ -35,12 +35,12 @@ pub(super) fn duration_ms(ms: i64) -> String {
 }
 
 /// Time since `since`, or `-` if it is not set.
-pub(super) fn since_ms(since: i64, now: i64) -> String {
+pub(crate) fn since_ms(since: i64, now: i64) -> String {
     if since == 0 { "-".into() } else { duration_ms(now.saturating_sub(since)) }
 }
 
 /// `31us`, `1.9ms`, `2.0s`.
-pub(super) fn micros(us: u64) -> String {
+pub(crate) fn micros(us: u64) -> String {
     match us {
         0..1_000 => format!("{us}us"),
         1_000..1_000_000 => format!("{:.1}ms", us as f64 / 1e3),
@@ -49,17 +49,17 @@ pub(super) fn micros(us: u64) -> String {
 }
 
 /// 0 to 100; 0 while the total is unknown.
-pub(super) fn percent(done: u64, total: u64) -> u64 {
+pub(crate) fn percent(done: u64, total: u64) -> u64 {
     if total == 0 { 0 } else { (u128::from(done.min(total)) * 100 / u128::from(total)) as u64 }
 }
 
 /// `1 pull`, `2 pulls`.
-pub(super) fn count(number: u64, one: &str) -> String {
+pub(crate) fn count(number: u64, one: &str) -> String {
     format!("{number} {one}{}", if number == 1 { "" } else { "s" })
 }
 
 /// Removes everything from external text that a terminal would interpret.
-pub(super) fn clean(text: &str) -> String {
+pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || is_direction(c) { '\u{fffd}' } else { c }).collect()
 }
 
@@ -69,7 +69,7 @@ fn is_direction(c: char) -> bool {
 }
 
 /// A state of the debug API as a status word of the glossary.
-pub(super) fn status_word(state: &str) -> String {
+pub(crate) fn status_word(state: &str) -> String {
     match state {
         "not-watched" => "pending".into(),
         state => clean(state),
@@ -77,12 +77,12 @@ pub(super) fn status_word(state: &str) -> String {
 }
 
 /// [`clean`] on one line.
-pub(super) fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     clean(&keelson_serve::text::one_line(text))
 }
 
 /// `a, b and 3 more`: the first `max` names.
-pub(super) fn first_names(names: &[String], max: usize) -> String {
+pub(crate) fn first_names(names: &[String], max: usize) -> String {
     let first: Vec<String> = names.iter().take(max).map(|name| clean(name)).collect();
     match names.len().checked_sub(max) {
         Some(more @ 1..) => format!("{} and {more} more", first.join(", ")),
@@ -91,7 +91,7 @@ pub(super) fn first_names(names: &[String], max: usize) -> String {
 }
 
 /// An image's name with its digest cut to twelve digits, as in other tools.
-pub(super) fn image(name: &str) -> String {
+pub(crate) fn image(name: &str) -> String {
     let name = clean(name);
     match name.split_once("@sha256:") {
         Some((front, digest)) if digest.len() > 12 && digest.is_ascii() => {
@@ -101,7 +101,7 @@ pub(super) fn image(name: &str) -> String {
     }
 }
 
-pub(super) fn state(pull: &pb::Pull) -> String {
+pub(crate) fn state(pull: &pb::Pull) -> String {
     use pb::PullState as S;
     let words = match pull.state() {
         S::Unspecified => "unknown",
@@ -121,7 +121,7 @@ pub(super) fn state(pull: &pb::Pull) -> String {
 }
 
 /// `62%  240 MiB of 388 MiB  20.1 MiB/s  7.3s left  5/9 layers`.
-pub(super) fn progress(progress: &pb::Progress) -> String {
+pub(crate) fn progress(progress: &pb::Progress) -> String {
     let mut parts = Vec::new();
     if progress.bytes_total > 0 {
         parts.push(format!("{}%", percent(progress.bytes_done, progress.bytes_total)));
@@ -147,7 +147,7 @@ pub(super) fn progress(progress: &pb::Progress) -> String {
 }
 
 /// `3 of 3 in use`, `7 running, no limit`.
-pub(super) fn in_use(list: &pb::PullList) -> String {
+pub(crate) fn in_use(list: &pb::PullList) -> String {
     match list.limit.as_ref().map_or(0, |limit| limit.max_parallel_image_pulls) {
         0 => format!("{} running, no limit", list.running),
         limit => format!("{} of {limit} in use", list.running),
@@ -155,7 +155,7 @@ pub(super) fn in_use(list: &pb::PullList) -> String {
 }
 
 /// `3 of 3 in use, 12 queued (oldest 1m37s), 15 callers, runtime up`.
-pub(super) fn summary(list: &pb::PullList) -> String {
+pub(crate) fn summary(list: &pb::PullList) -> String {
     let mut text = format!("{}, {} queued", in_use(list), list.queued);
     if list.queued > 0 {
         text.push_str(&format!(" (oldest {})", duration_ms(list.oldest_wait_ms)));
@@ -179,7 +179,7 @@ pub(super) fn summary(list: &pb::PullList) -> String {
 }
 
 /// How long a finished pull ran, or waited if it never started.
-pub(super) fn run_time_ms(pull: &pb::Pull) -> Option<i64> {
+pub(crate) fn run_time_ms(pull: &pb::Pull) -> Option<i64> {
     let start = if pull.started_unix_ms == 0 { pull.requested_unix_ms } else { pull.started_unix_ms };
     (pull.finished_unix_ms > 0 && start > 0).then(|| pull.finished_unix_ms.saturating_sub(start))
 }

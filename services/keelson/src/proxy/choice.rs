@@ -60,6 +60,33 @@ fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
     }
 }
 
+/// A backend on this node.
+pub(crate) struct BackendProbe {
+    pub(crate) name: &'static str,
+    pub(crate) is_automatic: bool,
+    /// Why it cannot be opened.
+    pub(crate) opened: Result<(), String>,
+    /// Rules of an earlier run.
+    pub(crate) rules: Vec<String>,
+}
+
+/// Opens every backend once, to compare: nothing is changed.
+pub(crate) fn probe_backends(settings: &Settings) -> Vec<BackendProbe> {
+    let opened = |backend: ProxyBackend, driver: &dyn Driver| {
+        let options = options::options(settings, backend).map_err(|error| format!("{error:#}"))?;
+        driver.open(&options, Access::Compare).map(drop).map_err(|error| error.to_string())
+    };
+    DRIVERS
+        .into_iter()
+        .map(|(backend, driver, is_automatic)| BackendProbe {
+            name: driver.info().name,
+            is_automatic,
+            opened: opened(backend, driver),
+            rules: driver.find_rules().unwrap_or_default(),
+        })
+        .collect()
+}
+
 /// Without the right to list rules, or the programs that do, there is nothing of it that this process could use.
 fn has_rules(driver: &dyn Driver) -> bool {
     match driver.find_rules() {

@@ -62,21 +62,26 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
             tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
             udp_timeout: proxy.ipvs_udp_timeout,
         },
-        conntrack: ConntrackOptions {
-            max_per_core: proxy.conntrack_max_per_core,
-            min: proxy.conntrack_min,
-            tcp_established_timeout: proxy.conntrack_tcp_timeout_established,
-            tcp_close_wait_timeout: proxy.conntrack_tcp_timeout_close_wait,
-            tcp_be_liberal: proxy.conntrack_tcp_be_liberal,
-            udp_timeout: proxy.conntrack_udp_timeout,
-            udp_stream_timeout: proxy.conntrack_udp_timeout_stream,
-            sysctl_dir: proxy.conntrack_sysctl_dir.clone(),
-        },
+        conntrack: conntrack(settings),
         relay: relay_options(settings),
         min_sync_period: proxy.min_sync_period,
         sync_period: proxy.sync_period,
         max_staleness: (!proxy.max_staleness.is_zero()).then_some(proxy.max_staleness),
     })
+}
+
+pub(crate) fn conntrack(settings: &Settings) -> ConntrackOptions {
+    let proxy = &settings.proxy;
+    ConntrackOptions {
+        max_per_core: proxy.conntrack_max_per_core,
+        min: proxy.conntrack_min,
+        tcp_established_timeout: proxy.conntrack_tcp_timeout_established,
+        tcp_close_wait_timeout: proxy.conntrack_tcp_timeout_close_wait,
+        tcp_be_liberal: proxy.conntrack_tcp_be_liberal,
+        udp_timeout: proxy.conntrack_udp_timeout,
+        udp_stream_timeout: proxy.conntrack_udp_timeout_stream,
+        sysctl_dir: proxy.conntrack_sysctl_dir.clone(),
+    }
 }
 
 /// Whether node ports are at all addresses of the node by default, as in kube-proxy's mode of the same name.

@@ -368,8 +368,10 @@ async fn e4_an_issued_certificate_is_used_with_the_bootstrap_kubeconfigs_cluster
 fn e4_every_step_in_the_documentation_makes_secrets_0600() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts = vec![root.join("README.md"), root.join("packaging/README.md")];
-    for folder in ["docs", "packaging/kubernetes"] {
-        texts.extend(fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    let files = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    texts.extend(files(&root.join("docs")));
+    for base in files(&root.join("packaging/kustomize")).filter(|path| path.is_dir()) {
+        texts.extend(files(&base));
     }
     let mut steps = 0;
     for file in texts.into_iter().filter(|path| path.is_file()) {

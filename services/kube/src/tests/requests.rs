@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http::Version;
 use k8s_openapi::api::core::v1::Node;
 use keelson_actor_system::cluster::{
-    ApiErrorKind, LeaseApi, LeaseCreate, LeasePatch, NodeApi, Owner, PodEvent, PodEventApi as _, Written,
+    ApiErrorKind, ClusterEvent, EventApi as _, EventObject, LeaseApi, LeaseCreate, LeasePatch, NodeApi,
+    Owner, Written,
 };
 use serde_json::json;
 
@@ -270,23 +271,21 @@ async fn a_cancelled_call_does_not_affect_the_next_one() {
 }
 
 #[tokio::test]
-async fn events_on_pods_are_created_and_patched() {
+async fn events_are_created_and_patched() {
     let mut server = Server::plain().await;
     let api = server.api();
-    let event = PodEvent {
+    let event = ClusterEvent {
         name: "web.1".into(),
-        namespace: "shop/../x".into(),
-        pod: "web".into(),
-        uid: "u".into(),
+        object: EventObject::Pod { namespace: "shop/../x".into(), name: "web".into(), uid: "u".into() },
+        is_warning: false,
         reason: "ImagePullQueued",
         message: "waiting".into(),
         count: 1,
         first_unix_ms: 1_999,
         last_unix_ms: 61_000,
-        node: "n1".into(),
     };
     server.reply(Reply::json(201, "{}"));
-    api.create_pod_event(event.clone()).await.unwrap();
+    api.create_event("n1", event.clone()).await.unwrap();
     let seen = server.seen().await;
     assert_eq!(seen.line, "POST /api/v1/namespaces/shop%2F..%2Fx/events", "the name is one part of the path");
     let body = seen.json();
@@ -295,13 +294,25 @@ async fn events_on_pods_are_created_and_patched() {
         (&json!("u"), &json!("1970-01-01T00:00:01Z"), &json!("1970-01-01T00:01:01Z"), &json!(1))
     );
     server.reply(Reply::ok());
-    api.patch_pod_event(PodEvent { count: 2, ..event }).await.unwrap();
+    api.patch_event(ClusterEvent { count: 2, ..event.clone() }).await.unwrap();
     let seen = server.seen().await;
     assert_eq!(seen.line, "PATCH /api/v1/namespaces/shop%2F..%2Fx/events/web.1");
     assert_eq!(
         seen.json(),
         json!({"count": 2, "lastTimestamp": "1970-01-01T00:01:01Z", "message": "waiting"})
     );
+    server.reply(Reply::json(201, "{}"));
+    api.create_event("n1", ClusterEvent { object: EventObject::OwnNode, is_warning: true, ..event })
+        .await
+        .unwrap();
+    let seen = server.seen().await;
+    assert_eq!(seen.line, "POST /api/v1/namespaces/default/events");
+    let body = seen.json();
+    assert_eq!(
+        body["involvedObject"],
+        json!({"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"})
+    );
+    assert_eq!((&body["type"], &body["source"]["host"]), (&json!("Warning"), &json!("n1")));
 }
 
 /// E14: API Priority and Fairness may queue a list or a watch for longer than a request of the heartbeats may take.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{StreamExt as _, stream};
 use keelson_proto::proxy as pb;
-use keelson_serve::{Check, ViewError};
+use keelson_serve::{Check, ViewError, history::History};
 use tokio::sync::watch;
 
 use super::{Chunks, ProxyView};
@@ -126,6 +126,10 @@ impl ProxyView for Fake {
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.bump.subscribe()
+    }
+
+    fn history(&self) -> History {
+        History::new(&[])
     }
 
     async fn livez(&self) -> Vec<Check> {

@@ -22,6 +22,7 @@ use axum::{
 use keelson_proto::proxy as pb;
 use keelson_serve::{
     ServeError,
+    history::HistoryDocument,
     http::{self, Document, EventStreams, Failure, Hosts, OPEN_METRICS, gated, probe},
 };
 use serde::Deserialize;
@@ -70,6 +71,7 @@ fn router<V: ProxyView>(view: V, prints: PrintSlots, own: Hosts, stop: Cancellat
         .route("/debug/state", get(state::<V>))
         .route("/debug/explain", get(explain::<V>))
         .route("/debug/print", get(print::<V>))
+        .route("/debug/history", get(history::<V>))
         .route("/debug/events", get(events::events::<V>))
         .fallback(not_found)
         .with_state(shared);
@@ -101,6 +103,10 @@ async fn metrics<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Respon
 
 async fn state<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Document<pb::State>, Failure> {
     Ok(Document(answer(shared.view.state()).await?))
+}
+
+async fn history<V: ProxyView>(State(shared): State<Shared<V>>) -> HistoryDocument {
+    shared.view.history().document()
 }
 
 impl From<QuestionError> for Failure {
@@ -136,7 +142,7 @@ async fn print<V: ProxyView>(State(shared): State<Shared<V>>) -> Result<Response
 async fn not_found(uri: Uri) -> Failure {
     let text = format!(
         "path {} not found; available: / /livez /readyz /healthz /metrics /debug/state \
-         /debug/explain?to=ADDRESS:PORT/PROTOCOL&from= /debug/print /debug/events",
+         /debug/explain?to=ADDRESS:PORT/PROTOCOL&from= /debug/print /debug/history /debug/events",
         uri.path()
     );
     Failure::new(StatusCode::NOT_FOUND, text)

@@ -7,7 +7,7 @@ use std::{future::Future, pin::Pin, sync::Arc};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use keelson_proto::proxy as pb;
-use keelson_serve::{Check, ViewError, within_time};
+use keelson_serve::{Check, ViewError, history::History, within_time};
 use tokio::sync::{Semaphore, watch};
 
 use crate::explain::{Question, QuestionError};
@@ -33,6 +33,9 @@ pub trait ProxyView: Clone + Send + Sync + 'static {
     /// Incremented whenever the state has changed. A spurious increment costs little; a missed one leaves a page
     /// outdated.
     fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Samples of the last hour.
+    fn history(&self) -> History;
 
     /// Whether the process should continue: fails only for what a restart can repair.
     fn livez(&self) -> impl Future<Output = Vec<Check>> + Send;

@@ -20,7 +20,7 @@ use super::{
     RunError,
     cleaner::Cleaner,
     shared::{Link, Shared, TICK},
-    unix_ms,
+    take_over, unix_ms,
 };
 use crate::{
     addresses::{LocalAddresses, Match, node_port_addresses},
@@ -259,6 +259,9 @@ pub(super) fn finish(shared: &Shared, cleaner: &Cleaner, synced: &[Synced], posi
                         "{} was modified by another program; repaired: {} elements added, {} deleted, {} chains or sets written",
                         scope(*family), outcome.added, outcome.deleted, outcome.structure
                     ));
+                }
+                if let Some(former) = outcome.replaced {
+                    take_over::record_replaced(shared, *family, former);
                 }
                 if shared.take_udp_changed(*family) {
                     cleaner.clean(*family);

@@ -9,6 +9,7 @@ mod affinity;
 mod checker;
 mod cleaner;
 mod follow;
+mod history;
 mod report;
 mod settings;
 mod shared;
@@ -160,7 +161,7 @@ pub async fn run(
     limitations.into_iter().for_each(|text| shared.record_event(text));
 
     let _servers = serve_health(&config, driver.info().proxy_mode, &health, &metrics, &registry).await?;
-    let view = View::new(shared.clone(), registry);
+    let view = View::new(shared.clone(), registry, history::start(shared.clone()));
     let http = config.http.as_ref().and_then(|listener| listener.local_addr().ok());
     serve(config.debug, config.http.map(|listener| (listener, config.http_hosts)), view, &stop);
     let reporter =

@@ -32,8 +32,8 @@ pub(super) async fn report(shared: Arc<Shared>, target: Target, debug: String, h
     }
 }
 
-/// "pending", "synced" or "failing", with the reason.
-pub(super) async fn sync_status(shared: &Arc<Shared>) -> (&'static str, String) {
+/// "pending", "synced" or "failing", with the reason; and how often drift was repaired.
+pub(super) async fn sync_status(shared: &Arc<Shared>) -> (&'static str, String, u64) {
     let shared_for_thread = shared.clone();
     // The lock may be held for a second while a large cluster is loaded.
     let found = tokio::task::spawn_blocking(move || {
@@ -42,17 +42,18 @@ pub(super) async fn sync_status(shared: &Arc<Shared>) -> (&'static str, String) 
             let failure = sync.family(family).failure.as_ref()?;
             Some(format!("{family}: {}", failure.error))
         });
-        (failure, sync.has_synced())
+        let repaired = Family::ALL.into_iter().map(|family| sync.family(family).totals.repaired).sum();
+        (failure, sync.has_synced(), repaired)
     });
     match found.await.unwrap_or_default() {
-        (Some(reason), _) => ("failing", reason),
-        (None, true) => ("synced", String::new()),
-        (None, false) => ("pending", String::new()),
+        (Some(reason), _, repaired) => ("failing", reason, repaired),
+        (None, true, repaired) => ("synced", String::new(), repaired),
+        (None, false, repaired) => ("pending", String::new(), repaired),
     }
 }
 
 async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) -> Backend {
-    let (state, reason) = sync_status(shared).await;
+    let (state, reason, repaired) = sync_status(shared).await;
     let status = shared.status().clone();
     Backend {
         name: shared.backend.name.to_owned(),
@@ -70,6 +71,7 @@ async fn backend(shared: &Arc<Shared>, debug: &str, http: Option<SocketAddr>) ->
             .max()
             .unwrap_or(0),
         service_ports: status.service_ports,
+        repaired,
         ..Backend::default()
     }
 }

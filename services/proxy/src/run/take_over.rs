@@ -9,6 +9,7 @@ use super::shared::Shared;
 use crate::{
     backend::{Driver, Observer},
     leftovers::{self, Places},
+    model::Family,
     takeover::{Former, NodeRemover, TakeOver, TakenOver},
 };
 
@@ -120,6 +121,20 @@ fn record(shared: &Shared, own: &'static str, event: &TakenOver) {
                 .record_event(format!("another keelson proxy runs with the backend {from}; its rules stay"));
         }
     }
+}
+
+/// Rules of a former backend that a sync of this one has replaced. Both families are one take-over.
+pub(super) fn record_replaced(shared: &Shared, family: Family, from: &'static str) {
+    let own = shared.sync().backend().info().name;
+    tracing::info!(backend = own, from, %family, "took over; rules of the former proxy replaced");
+    let start = format!("{own} took over from {from}: ");
+    let is_first = !shared.status().take_overs.iter().any(|known| known.starts_with(&start));
+    if is_first {
+        shared.metrics.took_over(from);
+    }
+    let text = format!("{start}replaced its chains of {family}");
+    shared.status().take_overs.push(text.clone());
+    shared.record_event(text);
 }
 
 /// The first objects, and how many more there are.

@@ -12,6 +12,7 @@ use std::{
 
 use futures_util::stream;
 use keelson_proto::proxy as pb;
+use keelson_serve::history::History;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -40,12 +41,13 @@ const PRINT_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct View {
     shared: Arc<Shared>,
     registry: Arc<Registry>,
+    history: History,
     last_print: Arc<tokio::sync::Mutex<Option<tokio::time::Instant>>>,
 }
 
 impl View {
-    pub(super) fn new(shared: Arc<Shared>, registry: Arc<Registry>) -> Self {
-        Self { shared, registry, last_print: Arc::default() }
+    pub(super) fn new(shared: Arc<Shared>, registry: Arc<Registry>, history: History) -> Self {
+        Self { shared, registry, history, last_print: Arc::default() }
     }
 
     /// Calls the sync loop on a blocking thread, because it may be busy with the kernel.
@@ -111,6 +113,10 @@ impl ProxyView for View {
         self.shared.changes()
     }
 
+    fn history(&self) -> History {
+        self.history.clone()
+    }
+
     async fn livez(&self) -> Vec<Check> {
         // Failures that only a restart can repair: a capability that was taken away, or a stuck thread (then nothing
         // answers).
@@ -123,7 +129,7 @@ impl ProxyView for View {
     }
 
     async fn readyz(&self) -> Vec<Check> {
-        let (state, reason) = sync_status(&self.shared).await;
+        let (state, reason, _) = sync_status(&self.shared).await;
         let rules = (state != "synced").then(|| {
             if reason.is_empty() { "no state of the agent is in effect yet".to_owned() } else { reason }
         });

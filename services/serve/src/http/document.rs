@@ -11,7 +11,7 @@ use axum::{
 };
 use serde::Serialize;
 
-use crate::ViewError;
+use crate::{ViewError, history::HistoryDocument};
 
 /// The content type of the output of `prometheus-client`.
 pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -56,16 +56,27 @@ pub struct Document<T>(pub T);
 
 impl<T: Serialize> IntoResponse for Document<T> {
     fn into_response(self) -> Response {
-        match serde_json::to_vec_pretty(&self.0) {
-            Ok(mut json) => {
-                json.push(b'\n');
-                ([(CONTENT_TYPE, super::JSON)], json).into_response()
-            }
-            Err(error) => {
-                // Encoding fails only for a map with keys that are not strings, and no document has one.
-                tracing::error!(%error, "cannot encode a debug document as JSON");
-                StatusCode::INTERNAL_SERVER_ERROR.into_response()
-            }
+        json(serde_json::to_vec_pretty(&self.0))
+    }
+}
+
+/// Not indented: a line for each of some thousand numbers is not read.
+impl IntoResponse for HistoryDocument {
+    fn into_response(self) -> Response {
+        json(serde_json::to_vec(&self))
+    }
+}
+
+fn json(encoded: serde_json::Result<Vec<u8>>) -> Response {
+    match encoded {
+        Ok(mut json) => {
+            json.push(b'\n');
+            ([(CONTENT_TYPE, super::JSON)], json).into_response()
+        }
+        Err(error) => {
+            // Encoding fails only for a map with keys that are not strings, and no document has one.
+            tracing::error!(%error, "cannot encode a debug document as JSON");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Pages and their files, built into the binary.
 //!
 //! Owns: the parts that all pages share: the frame, the style, and the scripts that update elements, format numbers and
-//! times, and follow the process (`services/serve/page/`). In: the own parts of a page. Out: the routes of `/` and
+//! times, plot the last hour, and follow the process (`services/serve/page/`). In: the own parts of a page. Out: the routes of `/` and
 //! `/assets/`. Nothing is loaded from elsewhere, so that a page works on a node without access to other networks.
 
 use axum::{Router, http::header::CONTENT_TYPE, routing::get};
@@ -18,6 +18,7 @@ const ICON: &str = include_str!("../../page/icon.svg");
 const SCRIPTS: &[(&str, &str)] = &[
     ("dom.js", include_str!("../../page/dom.js")),
     ("format.js", include_str!("../../page/format.js")),
+    ("history.js", include_str!("../../page/history.js")),
     ("process.js", include_str!("../../page/process.js")),
 ];
 

@@ -52,6 +52,7 @@ impl PullCoordinator {
 
     pub(super) fn hand_over(&mut self, message: HandOver, ctx: &mut Context<Self>) {
         let (state, effects) = self.core.hand_over(self.clock.now());
+        self.runtime.deliver(RuntimeCommand::LeaveLeases);
         self.successor = Some(message.ends);
         let (written_tx, written) = oneshot::channel();
         let (ended_tx, ended) = oneshot::channel();

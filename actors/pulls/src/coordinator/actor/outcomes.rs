@@ -55,9 +55,9 @@ impl Metrics {
 impl PullCoordinator {
     /// A notice that finds the channel full is lost: the next update has the same content.
     pub(super) fn notify(&self, notice: PodNotice) {
-        let Some(notices) = &self.notices else { return };
-        if notices.try_send(notice).is_err() {
-            self.metrics.pod_events.get_or_create(&ResultLabel { result: "dropped" }).inc();
+        let Some(events) = &self.events else { return };
+        if events.try_send(notice.into()).is_err() {
+            self.metrics.events.get_or_create(&ResultLabel { result: "dropped" }).inc();
         }
     }
 }

@@ -65,7 +65,7 @@ use std::{
 pub(in crate::coordinator) use deleted_pods::DeletedPods;
 pub(crate) use failure::FailureClass;
 use keelson_actor_system::clock::Now;
-pub use notice::PodNotice;
+pub(crate) use notice::PodNotice;
 use queue::{Place, Queue};
 pub(crate) use reasons::{EndReason, Tally};
 use reentry::Reentry;
@@ -455,7 +455,7 @@ impl Core {
         if let Some(unread) = &mut self.unread {
             unread.limit_changed = true;
         }
-        fx.push(Effect::Persist(Write::Limit(limit)));
+        fx.extend([Effect::Persist(Write::Limit(limit)), Effect::LimitStored]);
         let text = match limit {
             Some(limit) => format!("limit set to {limit} at runtime"),
             None => format!("limit reset to the settings: {}", self.policy.limit),

@@ -26,7 +26,7 @@ const REFILL: Duration = Duration::from_secs(2);
 const POSTPONED: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodNotice {
+pub(crate) struct PodNotice {
     pub pod: Pod,
     /// `metadata.name` of the Event: the same for each update.
     pub name: String,

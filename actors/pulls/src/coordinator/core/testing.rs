@@ -302,7 +302,7 @@ impl Bench {
                     self.collections += u32::from(*collect);
                 }
                 Effect::Released(release) => self.released.push(release.clone()),
-                Effect::Runtime(_) | Effect::ReportToSuccessor(_) => {}
+                Effect::Runtime(_) | Effect::ReportToSuccessor(_) | Effect::LimitStored => {}
                 Effect::Notice(notice) => self.notices.push(notice.clone()),
                 Effect::Count(tally) => self.tallies.push(*tally),
                 Effect::Note(note) => self.notes.push(note.clone()),

@@ -185,6 +185,8 @@ pub(crate) enum Effect {
         answer: Answer,
     },
     Released(Release),
+    /// The limit that was set is on disk. To be performed after the write.
+    LimitStored,
     /// Report the end of a pull that was handed over while it ran.
     ReportToSuccessor(HandedEnd),
     /// Nothing waits for it, and it may be lost. Ignored without an API server.

@@ -167,7 +167,7 @@ impl Agent {
             clock,
             runtime,
             metrics: metrics.clone(),
-            notices: None,
+            events: None,
             changes: watch::channel(0).0,
             recorder: recorder.clone(),
         };

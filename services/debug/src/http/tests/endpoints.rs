@@ -18,7 +18,7 @@ async fn the_state_as_json() {
     });
     let backend = json!({
         "name": "nft", "pid": 13, "version": "", "debug": "", "http": "http://127.0.0.1:9441/", "instance_id": "0",
-        "rev": 5, "state": "failing", "reason": "no nft", "last_sync_unix_ms": 0, "service_ports": 0,
+        "rev": 5, "state": "failing", "reason": "no nft", "last_sync_unix_ms": 0, "service_ports": 0, "repaired": 0,
         "seen_unix_ms": 0, "silent": false, "behind": 2
     });
     let line = |namespace: &str, name: &str, port: &str| {

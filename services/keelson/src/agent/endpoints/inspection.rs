@@ -46,6 +46,14 @@ impl Endpoints {
         }
     }
 
+    /// The last reports of the backends; none while endpoints are disabled.
+    pub(in crate::agent) fn backends(&self) -> Vec<pb::Backend> {
+        match self {
+            Self::Disabled(_) => Vec::new(),
+            Self::Enabled(on) => on.server.backends().list(),
+        }
+    }
+
     /// The readiness checks: none while endpoints are disabled.
     pub(in crate::agent) fn checks(&self) -> Vec<Check> {
         match self {

@@ -8,15 +8,21 @@ mod cluster;
 mod report;
 mod state;
 
-use std::process::ExitCode;
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Args;
 use keelson_config::Settings;
 use keelson_cri::runtime::{CleanupError, LeaseCleaner};
 
 use super::args::Output;
-use crate::output::{json, print, print_error};
-use crate::settings::{SettingsArgs, or_print_error};
+use crate::{
+    kubelet::{self, Options, Sockets},
+    output::{json, print, print_error},
+    settings::{SettingsArgs, or_print_error},
+};
 use report::{Outcome, Report};
 
 /// Remove the agent's leases from the container runtime and its objects from the API server.
@@ -28,8 +34,9 @@ use report::{Outcome, Report};
     Deletes the containerd leases of every agent that used this runtime; their content belongs to no image.\n\
     Deletes the agent's Lease and node conditions at the API server with the credentials of the settings,\n\
     including conditions of earlier versions and conditions set with `keelson node set-condition`, which the\n\
-    state directory records. `keelson proxy cleanup` removes the rules of the service proxy. The exit code is 1\n\
-    if an object could not be removed.")]
+    state directory records. `keelson proxy cleanup` removes the rules of the service proxy. Accounts and\n\
+    permissions belong to the cluster: kubectl delete -f the manifests that were applied. Refused while the\n\
+    kubelet uses the agent (`keelson bypass` first). The exit code is 1 if an object could not be removed.")]
 pub(crate) struct CleanupArgs {
     /// Print what would be removed without removing it.
     #[arg(long)]
@@ -37,9 +44,12 @@ pub(crate) struct CleanupArgs {
     /// Also remove the sockets and the state directory (agent.state_dir).
     #[arg(long)]
     state: bool,
-    /// Clean up even if an agent is running. Its running pulls fail or restart.
+    /// Clean up even if an agent is running, or the kubelet uses it. Running pulls fail or restart.
     #[arg(long)]
     force: bool,
+    /// Look for the kubelet's files below this directory, for example the node's root directory in a pod.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -62,6 +72,15 @@ pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
         ));
         return Ok(ExitCode::FAILURE);
     }
+    if !args.force
+        && !args.dry_run
+        && let Some(found) = kubelet_in_path(settings, args.root.as_deref())
+    {
+        print_error(&format!(
+            "keelson: {found}, and could not pull images without it; run keelson bypass --restart-kubelet first, or use --force"
+        ));
+        return Ok(ExitCode::FAILURE);
+    }
     let mut report = Report::new(args.dry_run);
     clean_runtime(settings, &mut report).await;
     cluster::clean(settings, &mut report).await;
@@ -73,6 +92,14 @@ pub(crate) async fn run_cleanup(args: CleanupArgs) -> anyhow::Result<ExitCode> {
         Output::Table => print(&report.text())?,
     }
     Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A sentence about the kubelet's file that leads to the agent.
+fn kubelet_in_path(settings: &Settings, root: Option<&Path>) -> Option<String> {
+    let options = Options { root: root.map(Path::to_owned).unwrap_or_default(), ..Options::default() };
+    let sockets = Sockets(vec![settings.cri.listen.path().to_owned()]);
+    let (key, value) = kubelet::find(&options).uses(&sockets).into_iter().next()?;
+    Some(format!("the kubelet uses the agent ({} in {})", key.name(), value.from.display()))
 }
 
 async fn clean_runtime(settings: &Settings, report: &mut Report) {
@@ -111,6 +138,7 @@ mod tests {
             dry_run: true,
             state: true,
             force: false,
+            root: None,
             output: Output::Json,
             settings: SettingsArgs { config: Some(file), sets: Vec::new(), feature_gates: Vec::new() },
         };

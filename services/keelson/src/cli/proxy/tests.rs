@@ -307,6 +307,10 @@ impl ProxyView for Fake {
         self.bump.subscribe()
     }
 
+    fn history(&self) -> keelson_serve::history::History {
+        keelson_serve::history::History::new(&[])
+    }
+
     async fn livez(&self) -> Vec<Check> {
         Vec::new()
     }

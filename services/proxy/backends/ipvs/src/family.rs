@@ -136,18 +136,13 @@ impl FamilyState {
         }
         let rules = self.ruleset.sync(programs)?;
         if rules_last {
-            tracing::info!(family = %self.family(), backend = "ipvs", from = "iptables", "took over; chains replaced");
+            outcome.replaced = Some("iptables");
         } else {
             self.add_frontends(kernel, &sockets, &changed.addresses, &mut outcome)?;
         }
         self.change_servers(kernel, &removals, &mut outcome)?;
         self.change_addresses(kernel, &changed.addresses, false, &mut outcome)?;
-        outcome.full = rules.full;
-        outcome.transactions += rules.transactions;
-        outcome.added += rules.added;
-        outcome.deleted += rules.deleted;
-        outcome.structure += rules.structure;
-        Ok(outcome)
+        Ok(outcome.plus(rules))
     }
 
     fn add_frontends(

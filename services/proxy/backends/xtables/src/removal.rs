@@ -111,7 +111,7 @@ fn remove_chains_of(
 }
 
 pub fn remove_sets(
-    programs: &mut Installed,
+    programs: &mut dyn Programs,
     family: Family,
     removed: &mut dyn FnMut(String),
 ) -> Result<(), ProgramError> {
@@ -120,12 +120,26 @@ pub fn remove_sets(
         Err(ProgramError::Missing { .. } | ProgramError::Failed { .. }) => return Ok(()),
         Err(error) => return Err(error),
     };
-    let ours = sets.iter().filter(|(set, _)| set.starts_with(set_prefix(family)));
-    let count = ours.filter(|(set, _)| destroy(programs, set)).count();
+    let ours: Vec<&str> =
+        sets.iter().map(|(set, _)| set.as_str()).filter(|set| set.starts_with(set_prefix(family))).collect();
+    let count = destroy_all(programs, &ours);
     if count > 0 {
         removed(format!("{count} IP sets of {family}"));
     }
     Ok(())
+}
+
+/// Number of sets that were destroyed. One call, unless a set is still in use.
+fn destroy_all(programs: &mut dyn Programs, sets: &[&str]) -> usize {
+    let all: String = sets.iter().map(|set| format!("destroy {set}\n")).collect();
+    if sets.is_empty() || programs.restore_sets(&all).is_ok() {
+        return sets.len();
+    }
+    // The call ended at the first set that it could not destroy, so some of them are gone.
+    let left: Option<Vec<String>> =
+        programs.count_sets().ok().map(|left| left.into_iter().map(|(set, _)| set).collect());
+    let is_gone = |set: &str| left.as_ref().is_some_and(|left| !left.iter().any(|have| have == set));
+    sets.iter().filter(|set| is_gone(set) || destroy(programs, set)).count()
 }
 
 /// A set that a rule of iptables-nft used is free a moment after the rule is gone. What stays is used or destroyed by
@@ -144,6 +158,80 @@ pub fn destroy(programs: &mut dyn Programs, set: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The sets of the kernel. A call of `ipset restore` ends at the first line that fails.
+    struct Sets {
+        sets: Vec<String>,
+        /// In use for this number of calls.
+        busy: Option<(String, usize)>,
+        calls: Vec<String>,
+    }
+
+    impl Programs for Sets {
+        fn save(&mut self, _: Table) -> Result<String, ProgramError> {
+            Ok(String::new())
+        }
+        fn restore(&mut self, _: &str) -> Result<(), ProgramError> {
+            Ok(())
+        }
+        fn save_sets(&mut self) -> Result<String, ProgramError> {
+            Ok(String::new())
+        }
+        fn restore_sets(&mut self, input: &str) -> Result<(), ProgramError> {
+            self.calls.push(input.to_owned());
+            for set in input.lines().filter_map(|line| line.strip_prefix("destroy ")) {
+                if let Some((_, left)) = self.busy.as_mut().filter(|(busy, left)| busy == set && *left > 0) {
+                    *left -= 1;
+                    let message = "Set cannot be destroyed: it is in use by a kernel component".into();
+                    return Err(ProgramError::Failed {
+                        program: "ipset".into(),
+                        status: "exit status: 1".into(),
+                        message,
+                    });
+                }
+                self.sets.retain(|have| have != set);
+            }
+            Ok(())
+        }
+        fn count_sets(&mut self) -> Result<Vec<(String, usize)>, ProgramError> {
+            Ok(self.sets.iter().map(|set| (set.clone(), 0)).collect())
+        }
+        fn prefers_small_sections(&self) -> bool {
+            false
+        }
+        fn generation(&self) -> Option<u32> {
+            None
+        }
+        fn other_variant(&self) -> Option<Installed> {
+            None
+        }
+        fn duplicate(&self) -> Box<dyn Programs> {
+            Box::new(Sets { sets: Vec::new(), busy: None, calls: Vec::new() })
+        }
+    }
+
+    #[test]
+    fn sets_are_destroyed_by_one_call_and_one_by_one_only_if_that_fails() {
+        let prefix = set_prefix(Family::V4);
+        let names: Vec<String> = (0..22).map(|number| format!("{prefix}{number}")).collect();
+        for (busy, calls) in [
+            (None, 1),
+            // The sets before it are gone with the first call, and it is free by the second.
+            (Some((names[20].clone(), 1)), 1 + 2),
+            (Some((names[0].clone(), 2)), 1 + 1 + 22),
+        ] {
+            let sets = names.iter().cloned().chain(["FOREIGN".to_owned()]).collect();
+            let mut kernel = Sets { sets, busy: busy.clone(), calls: Vec::new() };
+            let mut removed = Vec::new();
+            remove_sets(&mut kernel, Family::V4, &mut |what| removed.push(what)).expect("removes");
+            assert_eq!(kernel.sets, ["FOREIGN"], "{busy:?}");
+            assert_eq!(removed, ["22 IP sets of IPv4"]);
+            assert_eq!(kernel.calls.len(), calls, "{busy:?}");
+        }
+        let mut none = Sets { sets: Vec::new(), busy: None, calls: Vec::new() };
+        remove_sets(&mut none, Family::V4, &mut |what| panic!("{what}")).expect("nothing to remove");
+        assert!(none.calls.is_empty());
+    }
 
     #[test]
     fn chains_are_those_of_the_backend_that_has_one_of_its_own() {

@@ -9,6 +9,7 @@ pub(super) const PAGE: Page = Page {
     documents: &[
         ("/debug/state", "state"),
         ("/debug/print", "ruleset"),
+        ("/debug/history", "history"),
         ("/metrics", "metrics"),
         ("/readyz?verbose", "readyz"),
         ("/livez?verbose", "livez"),

@@ -169,6 +169,7 @@ const PATHS: &[&str] = &[
     "/debug/state",
     "/debug/explain?to=10.0.0.1:80",
     "/debug/print",
+    "/debug/history",
     "/debug/events",
     "/assets/page.css",
 ];

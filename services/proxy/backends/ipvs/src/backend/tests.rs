@@ -176,7 +176,7 @@ fn virtual_servers_are_there_before_the_chains_of_the_backend_iptables_are_repla
             node.kernel().chains[0].insert(Table::Nat, chains);
         }
         node.set(1, |_| {});
-        node.sync();
+        assert_eq!(node.sync().replaced, has_chains.then_some("iptables"));
         let calls = node.kernel().calls.clone();
         let order = calls.iter().filter(|call| call.starts_with("rules ") || call.starts_with("addresses "));
         assert!(order.clone().next().is_some_and(|call| call.starts_with(first)), "{calls:?}");

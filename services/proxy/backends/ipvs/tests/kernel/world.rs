@@ -156,14 +156,7 @@ impl World {
 
 pub(crate) fn sync(backend: &mut dyn Backend) -> Outcome {
     let outcomes = Family::ALL.map(|family| backend.sync(family, Instant::now()).unwrap());
-    outcomes.into_iter().fold(Outcome::default(), |sum, one| Outcome {
-        full: sum.full || one.full,
-        repaired: sum.repaired || one.repaired,
-        transactions: sum.transactions + one.transactions,
-        added: sum.added + one.added,
-        deleted: sum.deleted + one.deleted,
-        structure: sum.structure + one.structure,
-    })
+    outcomes.into_iter().fold(Outcome::default(), Outcome::plus)
 }
 
 /// What `ipvsadm --clear` does.

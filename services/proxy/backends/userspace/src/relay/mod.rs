@@ -44,7 +44,8 @@ const MAX_THREADS: usize = 4;
 /// Of all sessions, those that policies drop hold at most one in this many.
 const DROPPED_SHARE: usize = 8;
 
-/// Of all sessions, one in this many is free for new ones as long as UDP sessions with one exchange can end.
+/// Of all sessions, one in this many is free for new ones as long as UDP sessions with one exchange can end, and is never used by
+/// TCP: a burst of connections must not end name resolution.
 const RESERVED_SHARE: usize = 8;
 
 /// How often the number of connections is looked at while they drain.
@@ -271,16 +272,21 @@ impl Shared {
 
     /// Counts a session in `counter`; `None` if there are too many. When few are left, UDP sessions with one exchange end: lookups
     /// must not keep others out until their idle timeout.
-    fn count_session(self: &Arc<Self>, counter: fn(&Self) -> &AtomicUsize) -> Option<SessionCount> {
-        counter(self).fetch_add(1, Ordering::Relaxed);
+    fn count_session(self: &Arc<Self>, kind: SessionKind) -> Option<SessionCount> {
+        let counter: fn(&Self) -> &AtomicUsize = match kind {
+            SessionKind::Tcp => |shared| &shared.tcp_connections,
+            SessionKind::Udp => |shared| &shared.udp_sessions,
+        };
+        let of_kind = counter(self).fetch_add(1, Ordering::Relaxed) + 1;
         let session = SessionCount { shared: self.clone(), counter };
         let Sessions { tcp_connections, udp_sessions } = self.sessions();
         let max = self.options.max_sessions;
         let all = tcp_connections + udp_sessions;
-        if all > max - max / RESERVED_SHARE {
+        let unreserved = max - max / RESERVED_SHARE;
+        if all > unreserved {
             self.short_sessions.end_oldest();
         }
-        let is_too_many = all > max;
+        let is_too_many = all > max || (kind == SessionKind::Tcp && of_kind > unreserved);
         if is_too_many && self.may_warn("sessions") {
             tracing::warn!(
                 max,
@@ -319,6 +325,12 @@ struct Choice {
     endpoint: Endpoint,
     /// By session affinity.
     is_remembered: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionKind {
+    Tcp,
+    Udp,
 }
 
 /// One session in a counter, until it is dropped.

@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    SessionKind,
     copy::copy_both,
     listener::{ListenerState, Watched},
     socket::{Connection, connect_tcp, prepare, reset},
@@ -36,7 +37,9 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListe
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((client, source)) => match state.shared.count_session(|shared| &shared.tcp_connections) {
+            // After a burst thousands of them may wait: none costs a connection to an endpoint.
+            Ok((client, _)) if has_ended(&client) => {}
+            Ok((client, source)) => match state.shared.count_session(SessionKind::Tcp) {
                 Some(count) => {
                     let state = state.clone();
                     tokio::spawn(async move {
@@ -60,6 +63,11 @@ pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListe
 /// The client ended the connection before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+/// The client reset the connection while it waited to be accepted.
+fn has_ended(client: &TcpStream) -> bool {
+    client.take_error().is_ok_and(|error| error.is_some())
 }
 
 async fn serve(state: &ListenerState, client: TcpStream, source: SocketAddr) {
@@ -150,4 +158,27 @@ async fn connect(
         failed.push(endpoint);
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::SockRef;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_has_gone_is_known_when_it_is_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        for is_reset in [true, false] {
+            let client = std::net::TcpStream::connect(at).unwrap();
+            if is_reset {
+                SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+            }
+            let left = (!is_reset).then_some(client);
+            let (accepted, _) = listener.accept().await.unwrap();
+            assert_eq!(has_ended(&accepted), is_reset);
+            drop(left);
+        }
+    }
 }

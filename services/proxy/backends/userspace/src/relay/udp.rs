@@ -30,7 +30,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    SessionCount,
+    SessionCount, SessionKind,
     listener::{ListenerState, Watched},
     socket::connect_udp,
 };
@@ -230,7 +230,7 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
     let Decision::Relay(set) = state.decide(&rule, source, state.place.address.ip()) else { return Ok(None) };
     let Some(choice) = state.shared.choose(&rule.port, source, set, &[]) else { return Ok(None) };
     let endpoint = choice.endpoint;
-    let Some(count) = state.shared.count_session(|shared| &shared.udp_sessions) else { return Ok(None) };
+    let Some(count) = state.shared.count_session(SessionKind::Udp) else { return Ok(None) };
     let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
     state.shared.remember(&rule.port, source, endpoint);
     Ok(Some(Arc::new(Session {

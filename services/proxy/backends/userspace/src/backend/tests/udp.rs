@@ -119,6 +119,21 @@ fn dropped_and_rejected_datagrams_have_no_session() {
     });
 }
 
+/// A burst of TCP connections must not end name resolution.
+#[test]
+fn tcp_leaves_room_for_udp() {
+    isolated(|| {
+        let server = udp_endpoint("a");
+        let mut proxy = Proxy::start(|options| options.relay.max_sessions = 16);
+        proxy.set(udp_port("dns", "127.80.1.8", 9008, &[server]));
+        proxy.set(service_port("web", "127.80.1.9", 9009, &[endpoint("t")]));
+        let mut held: Vec<TcpStream> = (0..14).map(|_| connect("127.80.1.9:9009")).collect();
+        held.iter_mut().for_each(|client| assert_eq!(name_of(client).unwrap(), 't'));
+        assert!(name_of(&mut connect("127.80.1.9:9009")).is_err());
+        assert_eq!(Client::new().ask("127.80.1.8:9008").0, "a");
+    });
+}
+
 /// Lookups must keep neither one another nor connections out until their idle timeout, and flows stay.
 #[test]
 fn sessions_with_one_exchange_make_room_for_others() {
