@@ -11,7 +11,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
-peers=(containerd crio cri-driver etcd kubernetes kubernetes-1.31 reflectors)
+peers=(chart-tools cni containerd coredns crio cri-driver etcd kubeadm kubernetes kubernetes-1.31 reflectors)
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {
@@ -28,6 +28,30 @@ module_version() {
 }
 
 # Each build_NAME FOLDER puts its programs into FOLDER. The functions are part of what the hash covers.
+# helm, and what checks objects of prometheus-operator.
+build_chart-tools() {
+    (
+        cd "$here/chart-tools"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" \
+            -o "$1/" helm.sh/helm/v3/cmd/helm
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/strict" .
+    )
+}
+
+# Pods that have addresses: each with a route of its own on the node, so that no bridge has to call netfilter.
+build_cni() {
+    local module=github.com/containernetworking/plugins/plugins
+    (
+        cd "$here/cni"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" \
+            "$module"/{ipam/host-local,main/loopback,main/ptp}
+    )
+}
+
+build_coredns() {
+    (cd "$here/coredns" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
+}
+
 build_containerd() {
     local module=github.com/containerd/containerd/v2 version
     version=$(module_version "$module" "$here/containerd")
@@ -89,7 +113,7 @@ kubernetes_programs() {
 }
 
 build_kubernetes() {
-    kubernetes_programs "$1" "$here/kubernetes" kube-{apiserver,controller-manager,proxy} kubelet
+    kubernetes_programs "$1" "$here/kubernetes" kube-{apiserver,controller-manager,proxy,scheduler} kubectl kubelet
 }
 
 # The oldest control plane that is supported.
@@ -97,13 +121,21 @@ build_kubernetes-1.31() {
     kubernetes_programs "$1" "$here/kubernetes-1.31" kube-{apiserver,controller-manager}
 }
 
+# What administrators run: the commands of the documentation.
+build_kubeadm() {
+    kubernetes_programs "$1" "$here/kubeadm" kubeadm kubectl
+}
+
 peer_version() {
     case $1 in
+    chart-tools) module_version helm.sh/helm/v3 "$here/chart-tools" ;;
+    cni) module_version github.com/containernetworking/plugins "$here/cni" ;;
     containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
+    coredns) module_version github.com/coredns/coredns "$here/coredns" ;;
     crio) module_version github.com/cri-o/cri-o "$here/crio" ;;
     etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
-    kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
+    kubeadm | kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
     reflectors) module_version k8s.io/client-go "$here/reflectors" ;;
     *) fail "no peer is called '$1'; there are: ${peers[*]}" ;;
     esac

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use keelson_harness::{agent::Settings, containerd::Kind, cri::Cri, images::ImageSpec, node::Node};
 
+use super::figures::{self, Key, Measured};
 use super::{Row, quantile};
 
 /// Calls per turn, and turns per side; the sides alternate.
@@ -27,6 +28,11 @@ pub(super) async fn image_status(kind: Kind) -> Result<Vec<Row>> {
     }
     by_direct.sort_unstable();
     by_agent.sort_unstable();
+    if let (Kind::V2, Some(direct), Some(agent)) = (kind, quantile(&by_direct, 0.5), quantile(&by_agent, 0.5))
+    {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        figures::record(&[Measured::beside(Key::ImageStatus, micros(agent), micros(direct))])?;
+    }
     let rows = [("median", 0.5, "1.5"), ("p99", 0.99, "")].into_iter().filter_map(|(label, q, target)| {
         let (direct, agent) = (quantile(&by_direct, q)?, quantile(&by_agent, q)?);
         Some(Row {

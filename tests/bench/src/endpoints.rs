@@ -23,6 +23,8 @@ use test_env::{EACH, TestEnv};
 const PARTS: [&str; 5] = ["revisions", "start", "full", "latency", "memory"];
 /// Number of Services of the smaller start.
 const FEW: usize = 1_000;
+/// Number of Services of all other measurements; figures of another number are not kept.
+const MANY: usize = 10_000;
 
 /// Runs the measurements named in `wanted` (`endpoints` means all of them).
 pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
@@ -35,7 +37,7 @@ pub(super) async fn endpoints(wanted: &[String]) -> Result<()> {
         Ok(text) => {
             text.parse().with_context(|| format!("KEELSON_BENCH_SERVICES is {text:?}, not a number"))?
         }
-        Err(_) => 10_000,
+        Err(_) => MANY,
     };
     let env = TestEnv::new().await?;
     if run("revisions") {

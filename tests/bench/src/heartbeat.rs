@@ -21,6 +21,7 @@ use keelson_harness::images::{ImageSpec, push_all};
 use keelson_harness::registry::{Access, Registry};
 use keelson_harness::scratch::Scratch;
 
+use super::figures::{self, Key, Measured};
 use super::megabytes;
 use bursts::Cost;
 pub(super) use hour::hour;
@@ -108,6 +109,11 @@ pub(super) async fn heartbeat() -> Result<()> {
     let beside = env.measure(&[client], window / 2).await?;
     if let ([kubelet, node], [companion]) = (&sides[..], &beside[..]) {
         print(kubelet, node, companion);
+        let beside = |key, of: fn(&Side) -> f64| Measured::beside(key, of(node), of(kubelet));
+        figures::record(&[
+            beside(Key::RequestBytes, Side::requests_per_hour),
+            beside(Key::EtcdBytes, Side::stored_per_hour),
+        ])?;
     }
     Ok(())
 }
@@ -277,6 +283,16 @@ impl Side {
     fn hour(&self, renewal: f64, report: f64) -> f64 {
         self.renewals * renewal + self.reports * report
     }
+
+    /// In kB.
+    fn requests_per_hour(&self) -> f64 {
+        self.hour(self.renewal.request as f64, self.report.request as f64) / 1e3
+    }
+
+    /// In kB.
+    fn stored_per_hour(&self) -> f64 {
+        self.hour(self.stored_lease, self.stored_node) / 1e3
+    }
 }
 
 fn print(kubelet: &Side, node: &Side, companion: &Side) {
@@ -294,9 +310,7 @@ fn print(kubelet: &Side, node: &Side, companion: &Side) {
     row("a renewal, answer", " B", 0, "", &|side| side.renewal.response as f64);
     row("a status report, request", " B", 0, "", &|side| side.report.request as f64);
     row("a status report, answer and watch event", " B", 0, "", &|side| side.report.response as f64);
-    row("**requests on the wire, an hour**", " kB", 1, "0.5", &|side| {
-        side.hour(side.renewal.request as f64, side.report.request as f64) / 1e3
-    });
+    row("**requests on the wire, an hour**", " kB", 1, "0.5", &Side::requests_per_hour);
     row("answers on the wire, an hour", " kB", 1, "", &|side| {
         side.hour(side.renewal.response as f64, side.report.response as f64) / 1e3
     });
@@ -306,9 +320,7 @@ fn print(kubelet: &Side, node: &Side, companion: &Side) {
     );
     row("a renewal in etcd", " B", 0, "", &|side| side.stored_lease);
     row("a status report in etcd", " B", 0, "", &|side| side.stored_node);
-    row("**written to etcd, an hour**", " kB", 1, "0.5", &|side| {
-        side.hour(side.stored_lease, side.stored_node) / 1e3
-    });
+    row("**written to etcd, an hour**", " kB", 1, "0.5", &Side::stored_per_hour);
     row("all else on the connections, both ways, an hour", " kB", 1, "", &|side| side.other / 1e3);
     row("idle memory (VmRSS)", " MB", 1, "20 MB", &|side| side.memory);
 }

@@ -2,14 +2,16 @@
 //!
 //! Owns: the measurements of image pulls, heartbeats, service endpoints and a proxy's rules. In: the release build,
 //! containerd, a registry and its own cluster.
-//! Out: a table for `docs/performance.md` on standard output. Every figure with a peer alternates with it, so that
-//! other load on the machine affects both. No measurement fails because it is slow.
+//! Out: tables for `docs/performance.md` on standard output, and the figures of the repository ([`figures`]). Every
+//! figure with a peer alternates with it, so that other load on the machine affects both. No measurement fails because
+//! it is slow.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod calls;
 mod cost;
 mod endpoints;
+mod figures;
 mod fleet;
 mod heartbeat;
 mod memory;

@@ -13,6 +13,7 @@ use keelson_harness::{
     util::eventually,
 };
 
+use super::figures::{self, Key, Measured};
 use super::{Row, megabytes};
 
 const CALLERS: usize = 10_000;
@@ -29,7 +30,9 @@ pub(super) async fn idle() -> Result<Row> {
     agent.cri().await?.pull_image(&node.name(&images[0])).await?;
     // After two probes of the runtime.
     tokio::time::sleep(Duration::from_secs(25)).await;
-    Ok(row("idle memory (VmRSS), after a pull".into(), megabytes(agent.pid().context("it runs")?)?, "20 MB"))
+    let memory = megabytes(agent.pid().context("it runs")?)?;
+    figures::record(&[Measured::alone(Key::IdleMemory, memory)])?;
+    Ok(row("idle memory (VmRSS), after a pull".into(), memory, "20 MB"))
 }
 
 pub(super) async fn queued() -> Result<Vec<Row>> {

@@ -2,7 +2,7 @@
 //! run.
 //!
 //! Owns: the selection and order of measurements. In: its own cluster for each size, one API server for both; flags
-//! ([`options`]). Out: tables. Each of the two has a separate network ([`World`](keelson_cluster::net::World)) with its
+//! ([`options`]). Out: tables, and figures ([`figures`]). Each of the two has a separate network ([`World`](keelson_cluster::net::World)) with its
 //! rules in the namespace of the node, and runs alone while it is measured. The state of the kernel is observed from
 //! outside, in the same way for both ([`kernel`]).
 
@@ -10,6 +10,7 @@ mod change;
 mod churn;
 mod cold;
 mod connections;
+mod figures;
 mod kernel;
 mod long;
 mod neighbour;
@@ -39,7 +40,8 @@ pub(super) async fn proxy(wanted: &[String]) -> Result<()> {
     let mut report = Report::default();
     let measured = measure(&options, &mut report).await;
     report.print();
-    measured
+    let recorded = crate::figures::record(&figures::figures(&report, &options));
+    measured.and(recorded)
 }
 
 async fn measure(options: &Options, report: &mut Report) -> Result<()> {

@@ -13,6 +13,7 @@ use keelson_harness::{
     node::Node,
 };
 
+use super::figures::{self, Key, Measured};
 use super::{Row, quantile};
 
 const ROUNDS: usize = 15;
@@ -42,6 +43,9 @@ pub(super) async fn kill_to_serving() -> Result<Vec<Row>> {
         agent.ready().await?;
     }
     took.sort_unstable();
+    if let Some(median) = quantile(&took, 0.5) {
+        figures::record(&[Measured::alone(Key::KillToServing, median.as_secs_f64() * 1e3)])?;
+    }
     let show = |q| quantile(&took, q).map_or_else(String::new, |took| format!("{} ms", took.as_millis()));
     let row = |what: &str, q, target| Row {
         what: what.to_owned(),
@@ -106,6 +110,9 @@ pub(super) async fn planned_under_load() -> Result<Vec<Row>> {
     }
     let restarted = load.stop().await?;
     restarted.failures.iter().take(10).for_each(|failed| eprintln!("{failed:?}"));
+    if rate == CALLS_PER_SECOND {
+        figures::record(&[Measured::alone(Key::FailedCalls, restarted.result.failed as f64)])?;
+    }
     Ok(load_rows(rate, &direct, &through, &restarted))
 }
 

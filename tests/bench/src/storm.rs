@@ -22,10 +22,13 @@ use keelson_harness::scratch::Scratch;
 use serde_json::json;
 
 use super::cost::Cpu;
+use super::figures::{self, Key, Measured};
 use super::{number, quantile};
 use agents::Agents;
 
 const PREFIX: &str = "storm-";
+const NODES: usize = 500;
+const OUTAGE: Duration = Duration::from_secs(180);
 /// Services of the cluster, and endpoints of each.
 const SERVICES: usize = 100;
 const ENDPOINTS: usize = 5;
@@ -54,8 +57,9 @@ struct Found {
 }
 
 pub(super) async fn storm() -> Result<()> {
-    let nodes = number("KEELSON_BENCH_STORM_NODES", 500)?;
-    let outage = Duration::from_secs(u64::try_from(number("KEELSON_BENCH_OUTAGE", 180)?)?);
+    let nodes = number("KEELSON_BENCH_STORM_NODES", NODES)?;
+    let outage = number("KEELSON_BENCH_OUTAGE", usize::try_from(OUTAGE.as_secs())?)?;
+    let outage = Duration::from_secs(u64::try_from(outage)?);
     let mut found = Vec::new();
     for name in ["agents", "client-go"] {
         let scratch = Scratch::new()?;
@@ -71,7 +75,13 @@ pub(super) async fn storm() -> Result<()> {
         found.push(measure(&mut cluster, name, side, nodes, outage).await?);
     }
     print(nodes, outage, &found);
-    Ok(())
+    match &found[..] {
+        [agents, peer] if (nodes, outage) == (NODES, OUTAGE) => figures::record(&[
+            Measured::beside(Key::OutageRequests, agents.requests[1] as f64, peer.requests[1] as f64),
+            Measured::beside(Key::OutageCurrent, agents.current[1], peer.current[1]),
+        ]),
+        _ => Ok(()),
+    }
 }
 
 /// A certificate and a kubeconfig per node.

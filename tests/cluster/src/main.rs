@@ -1,94 +1,135 @@
-//! `make cluster`: a control plane with one node that only the agent keeps Ready, for manual use.
+//! `make cluster` and `make cluster-check`: a whole cluster of one node, with Keelson in kube-proxy's place and in the path of
+//! image pulls.
 //!
-//! Owns: etcd, kube-apiserver, the node lifecycle controller, containerd and the agent in role `node`, all in one
-//! folder. In: Ctrl-C. Out: a kubeconfig and commands to try; when it ends, it stops everything that it started.
+//! Owns: the cluster, in one folder and in namespaces of its own. In: Ctrl-C; `--check`; `--image ARCHIVE`, the image of Keelson
+//! as an OCI archive (default: one made from the program that was built). Out: commands to try, or a line for each step of the
+//! check. When it ends, it stops everything that it started.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // It talks to a person.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use keelson_cluster::kube::{ApiOptions, Cluster, ControllerOptions};
-use keelson_cluster::manifests::NODE as NODE_RIGHTS;
-use keelson_harness::agent::{Agent, Settings};
-use keelson_harness::containerd::{Containerd, Kind, Options};
-use keelson_harness::process;
+use anyhow::{Context as _, Result, bail};
+use keelson_cluster::one_node::{NODE, OneNode, Steps, check, place};
 use keelson_harness::scratch::Scratch;
+use keelson_harness::{peers, process};
 use tokio::signal::unix::{SignalKind, signal};
 
-const NODE: &str = "demo-node";
-const CERTIFICATES_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
+struct Args {
+    check: bool,
+    image: Option<PathBuf>,
+}
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    process::quiet();
-    match run().await {
+impl Args {
+    fn read() -> Result<Self> {
+        let mut args = Self { check: false, image: None };
+        let mut given = std::env::args().skip(1);
+        while let Some(arg) = given.next() {
+            match arg.as_str() {
+                "--check" => args.check = true,
+                "--image" => {
+                    let file = given.next().context("--image needs the path of an OCI archive")?;
+                    args.image = Some(std::path::absolute(file)?);
+                }
+                other => bail!("unknown argument {other}; there are --check and --image ARCHIVE"),
+            }
+        }
+        Ok(args)
+    }
+}
+
+fn main() -> ExitCode {
+    // Peers are built before the process enters the place of the node, which has empty folders of its own.
+    match Args::read().and_then(|args| prepare().map(|()| args)).and_then(|args| run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("\nmake cluster: {error:#}");
+            eprintln!("\nkeelson-cluster: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-async fn run() -> Result<()> {
+/// One thread, until the process is in its place.
+fn prepare() -> Result<()> {
+    for program in ["kube-apiserver", "kubectl"] {
+        peers::kubernetes(program)?;
+    }
+    peers::chart_tool("helm")?;
+    peers::cni()?;
+    peers::coredns()?;
+    peers::containerd_v2()?;
+    peers::cri_driver()?;
+    peers::etcd(true)?;
+    place::enter()
+}
+
+#[tokio::main]
+async fn run(args: &Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let scratch = Scratch::new()?;
+    let work =
+        async { if args.check { run_check(&scratch, args).await } else { demo(&scratch, args).await } };
     tokio::select! {
-        result = demo(&scratch) => result,
+        result = work => result,
         _ = tokio::signal::ctrl_c() => Ok(()),
         _ = terminate.recv() => Ok(()),
     }
 }
 
-async fn demo(scratch: &Scratch) -> Result<()> {
-    println!("starting etcd and kube-apiserver in {} ...", scratch.path().display());
-    // Bootstrap tokens and signed requests: so that other agents can join by the steps of docs/heartbeats.md.
-    let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
-    let cluster = Cluster::start_with(scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
-    let signing = ControllerOptions::signing(cluster.pki(), CERTIFICATES_VALID)?;
-    let mut controllers = ControllerOptions { args: signing.args, ..ControllerOptions::default() };
-    controllers.controllers.extend(signing.controllers);
-    let _controllers = cluster.controllers(scratch, &controllers).await?;
-    println!("starting containerd and the agent ...");
-    let options = Options { network: true, ..Options::default() };
-    let containerd = Containerd::start(scratch, Kind::Debian16, &options).await?;
-    let identity = cluster.node(scratch, NODE).await?;
-    // A node's own credentials may not read EndpointSlices.
-    cluster.admin.apply(NODE_RIGHTS).await?;
-    let settings = Settings::new()
-        .set("agent.node_name", NODE)
-        .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
-        .set("node.role", "node")
-        .set("node.root_dir", scratch.path().display().to_string());
-    let agent = Agent::start(scratch, &containerd.endpoint(), &settings).await?;
-    cluster.admin.await_condition(NODE, "Ready", "True").await?;
-    introduce(&cluster, &agent);
+async fn run_check(scratch: &Scratch, args: &Args) -> Result<()> {
+    let mut steps = Steps::start();
+    let node = OneNode::start(scratch, &mut steps).await?;
+    node.install(args.image.as_deref(), &mut steps).await?;
+    check::check(&node, &mut steps).await?;
+    // The logs of what worked are no news.
+    process::quiet();
+    println!("{} steps as documented in {:.0} s", steps.count(), steps.total().as_secs_f64());
+    Ok(())
+}
+
+async fn demo(scratch: &Scratch, args: &Args) -> Result<()> {
+    process::quiet();
+    println!("starting a cluster in {} ...", scratch.path().display());
+    let mut steps = Steps::start();
+    let node = OneNode::start(scratch, &mut steps).await?;
+    node.install(args.image.as_deref(), &mut steps).await?;
+    node.label_for_proxy("keelson.dev/proxy=true").await?;
+    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    steps.done("Keelson serves Services");
+    node.rolled_out("kube-system", "deploy/coredns").await?;
+    node.start_workload().await?;
+    steps.done("CoreDNS, two servers and a client run");
+    introduce(&node)?;
     std::future::pending().await
 }
 
-fn introduce(cluster: &Cluster, agent: &Agent) {
-    let kubectl = format!("kubectl --kubeconfig {}", cluster.admin_kubeconfig().display());
-    let keelson = agent.program().display();
-    let socket = agent.debug_socket();
+fn introduce(node: &OneNode) -> Result<()> {
+    let kubectl = peers::kubernetes("kubectl")?;
+    let agent = &node.agent;
     println!(
-        "\nThe node {NODE} is Ready; only the agent reports it.\n\n\
-         \x20   {kubectl} get nodes\n\
-         \x20   {kubectl} get lease -n kube-node-lease -w     # renewed every 10 s\n\
-         \x20   {kubectl} get node {NODE} -o yaml\n\
-         \x20   {keelson} node --socket unix://{socket}\n\
-         \x20   {keelson} watch --target {target}\n\
-         \x20   {keelson} endpoints --socket unix://{socket}\n\
-         \x20   {keelson} node set-condition DiskSlow True --reason Latency --socket unix://{socket}\n\n\
-         \x20   debug page    {url}/\n\
-         \x20   kill it       kill -9 {pid}     # after 50 s the node lifecycle controller says Unknown\n\
-         \x20   start it      {keelson} agent --config {config}\n\n\
+        "\nThe node {NODE} is Ready. It has a network and mounts of its own; a shell in it:\n\n\
+         \x20   nsenter -t {pid} -n -m bash\n\
+         \x20   export KUBECONFIG={config} PATH=\"{tools}:{programs}:$PATH\"\n\n\
+         \x20   kubectl get nodes,pods -A -o wide\n\
+         \x20   kubectl -n kube-system exec ds/keelson-proxy -- keelson proxy state\n\
+         \x20   kubectl -n kube-system exec ds/keelson-proxy -- keelson proxy explain 10.96.0.10:53/UDP\n\
+         \x20   kubectl exec deploy/client -- /program fetch http://web.default/\n\
+         \x20   kubectl scale deploy/web --replicas=5\n\
+         \x20   kubectl label node {NODE} keelson.dev/proxy-      # out; no kube-proxy takes over here\n\
+         \x20   keelson pulls --watch --socket unix://{socket}\n\
+         \x20   keelson watch --target unix://{endpoints}\n\n\
+         \x20   kill the agent  kill -9 {agent_pid}\n\
+         \x20   start it        keelson agent --config {agent_config}\n\n\
          Ctrl-C stops everything.",
-        socket = socket.display(),
-        target = agent.endpoints_target(),
-        url = agent.url(),
-        pid = agent.pid().unwrap_or_default(),
-        config = agent.config().display(),
+        pid = std::process::id(),
+        config = node.cluster.admin_kubeconfig().display(),
+        tools = kubectl.parent().unwrap_or(&kubectl).display(),
+        programs = node.agent.program().parent().unwrap_or(node.agent.program()).display(),
+        socket = agent.debug_socket().display(),
+        endpoints = place::ENDPOINTS_SOCKET,
+        agent_pid = agent.pid().unwrap_or_default(),
+        agent_config = agent.config().display(),
     );
+    Ok(())
 }

@@ -6,22 +6,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Rights of companions, for the account `keelson-agent` of `kube-system`.
-pub const COMPANION: &str = include_str!("../../../packaging/kubernetes/companion.yaml");
+pub const COMPANION: &str = include_str!("../../../packaging/kustomize/companion/companion.yaml");
 
 /// The same for companions that have a Lease.
 pub const COMPANION_WITH_LEASE: &str = concat!(
-    include_str!("../../../packaging/kubernetes/companion.yaml"),
+    include_str!("../../../packaging/kustomize/companion/companion.yaml"),
     "---\n",
-    include_str!("../../../packaging/kubernetes/companion-lease.yaml")
+    include_str!("../../../packaging/kustomize/companion-lease/companion-lease.yaml")
 );
 
-pub const NODE: &str = include_str!("../../../packaging/kubernetes/node.yaml");
+pub const NODE: &str = include_str!("../../../packaging/kustomize/node/node.yaml");
 
-pub const BOOTSTRAP: &str = include_str!("../../../packaging/kubernetes/bootstrap.yaml");
+pub const BOOTSTRAP: &str = include_str!("../../../packaging/kustomize/bootstrap/bootstrap.yaml");
 
-pub const DAEMON_SET: &str = include_str!("../../../packaging/kubernetes/daemonset.yaml");
+pub const DAEMON_SET: &str = include_str!("../../../packaging/kustomize/daemonset/daemonset.yaml");
 
-pub const PROXY: &str = include_str!("../../../packaging/kubernetes/proxy.yaml");
+pub const PROXY: &str = include_str!("../../../packaging/kustomize/proxy/proxy.yaml");
 
 /// A folder for `endpoints.manifests`. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -180,6 +180,11 @@ impl Agent {
         format!("http://127.0.0.1:{}", self.port)
     }
 
+    /// From its next start on, another build of it runs.
+    pub fn set_program(&mut self, path: &Path) {
+        path.clone_into(&mut self.program.path);
+    }
+
     pub fn program(&self) -> &Path {
         &self.program.path
     }

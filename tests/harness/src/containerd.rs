@@ -56,7 +56,12 @@ pub struct Options {
     /// Writes a network configuration; without one a kubelet's node does not become ready. The plugin that it names
     /// need not be installed if every pod uses the host network.
     pub network: bool,
+    /// The folder of the network's plugins (see [`peers::cni`]), for pods with addresses of [`POD_NETWORK`]. Only for [`Kind::V2`].
+    pub network_plugins: Option<PathBuf>,
 }
+
+/// Addresses of pods: the first network that a controller gives to a node of `10.244.0.0/16`.
+pub const POD_NETWORK: &str = "10.244.0.0/24";
 
 impl Default for Options {
     fn default() -> Self {
@@ -68,6 +73,7 @@ impl Default for Options {
             image_pull_progress_timeout: None,
             mirrors: BTreeMap::new(),
             network: false,
+            network_plugins: None,
         }
     }
 }
@@ -92,7 +98,7 @@ impl Containerd {
     pub async fn start_in(folder: &Path, kind: Kind, options: &Options) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         if options.network {
-            write_network(folder)?;
+            write_network(folder, options.network_plugins.is_some())?;
         }
         let (socket, program) = match kind {
             Kind::Crio => {
@@ -297,8 +303,9 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
                  [plugins.\"{images}\"]\n  snapshotter = \"{snapshotter}\"\n{discard}{progress}\
                  \x20 [plugins.\"{images}\".registry]\n    config_path = \"{at}/certs.d\"\n{pinned}\
                  [plugins.\"{runtime}\"]\n  restrict_oom_score_adj = true\n\
-                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"/usr/lib/cni\"]\n    conf_dir = \"{at}/cni\"\n",
+                 \x20 [plugins.\"{runtime}\".cni]\n    bin_dirs = [\"{plugins}\"]\n    conf_dir = \"{at}/cni\"\n",
                 common = common(3),
+                plugins = options.network_plugins.as_deref().unwrap_or(Path::new("/usr/lib/cni")).display(),
                 // Any value but the default also makes it use the old path.
                 discard = if discard { "  discard_unpacked_layers = true\n" } else { "" },
                 progress = progress
@@ -312,11 +319,18 @@ fn settings(folder: &Path, kind: Kind, options: &Options) -> Result<String> {
     })
 }
 
-fn write_network(folder: &Path) -> Result<()> {
+fn write_network(folder: &Path, works: bool) -> Result<()> {
     let place = folder.join("cni");
     fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
-    let network = "{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{\"type\": \"bridge\", \
-                   \"ipam\": {\"type\": \"host-local\", \"subnet\": \"10.244.0.0/24\"}}]}\n";
+    // A route per pod: replies between pods of a bridge pass by the rules of the node only where bridges call netfilter.
+    let kind = if works { "ptp" } else { "bridge" };
+    let addresses = folder.join("cni-addresses");
+    let network = format!(
+        "{{\"cniVersion\": \"0.4.0\", \"name\": \"test\", \"plugins\": [{{\"type\": \"{kind}\", \"ipam\": \
+         {{\"type\": \"host-local\", \"subnet\": \"{POD_NETWORK}\", \"dataDir\": \"{}\", \"routes\": [{{\"dst\": \
+         \"0.0.0.0/0\"}}]}}}}]}}\n",
+        addresses.display()
+    );
     fs::write(place.join("10-test.conflist"), network).context("cannot write the network configuration")?;
     // CRI-O asks every plugin for its version before it treats a network as configured.
     let plugins = folder.join(NETWORK_PLUGINS);

@@ -13,9 +13,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -99,6 +102,23 @@ impl ImageSpec {
         Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers: vec![layer], entrypoint }
     }
 
+    /// An image with programs of this machine, by their paths in the image without the leading slash, and the libraries that they are
+    /// linked to.
+    pub fn with_libraries(repo: &str, programs: &[(&Path, &str)]) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for (program, to) in programs {
+            let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            // ldd fails for a program that is linked to nothing.
+            for library in text.split_whitespace().filter(|word| word.starts_with('/')) {
+                files.insert(library.trim_start_matches('/').to_owned(), PathBuf::from(library));
+            }
+            files.insert((*to).to_owned(), program.to_path_buf());
+        }
+        let layers = files.into_iter().map(|(to, from)| LayerSpec::Program { from, to }).collect();
+        Ok(Self { repo: repo.to_owned(), tag: "v1".to_owned(), layers, entrypoint: Vec::new() })
+    }
+
     /// Packs the image and pushes it to the registry at `address` (`127.0.0.1:PORT`).
     pub async fn push(&self, address: &str, user: Option<&User>) -> Result<Image> {
         let push = Push { address, repo: &self.repo, user };
@@ -123,6 +143,43 @@ impl ImageSpec {
         let manifest = push.manifest(&self.tag, serde_json::to_vec(&manifest)?.into()).await?;
         Ok(Image { repo: self.repo.clone(), tag: self.tag.clone(), manifest, config: config.digest, layers })
     }
+}
+
+/// Pushes the image for this machine's kind of processor in an OCI archive (a tar file of an OCI layout) to the registry at `address`.
+pub async fn push_archive(archive: &Path, address: &str, repo: &str, tag: &str) -> Result<()> {
+    let mut files = BTreeMap::new();
+    let mut tar =
+        tar::Archive::new(fs::File::open(archive).with_context(|| format!("no {}", archive.display()))?);
+    for entry in tar.entries().context("an OCI archive is a tar file")? {
+        let mut entry = entry?;
+        let name = entry.path()?.display().to_string();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content)?;
+        files.insert(name.trim_start_matches("./").to_owned(), Bytes::from(content));
+    }
+    let push = Push { address, repo, user: None };
+    let blob = |descriptor: &serde_json::Value| {
+        let digest = descriptor["digest"].as_str().unwrap_or_default().replace(':', "/");
+        let content = files.get(&format!("blobs/{digest}")).cloned();
+        content.with_context(|| format!("{} has no blob {digest}", archive.display()))
+    };
+    let mut index = files.get("index.json").cloned().context("an OCI layout has an index.json")?;
+    // An index may hold an index of the images for each kind of processor.
+    loop {
+        let document: serde_json::Value = serde_json::from_slice(&index).context("index.json is no JSON")?;
+        let Some(manifests) = document["manifests"].as_array() else { break };
+        let fits = |it: &&serde_json::Value| {
+            let kind = it["platform"]["architecture"].as_str();
+            kind.is_none_or(|kind| kind == if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" })
+        };
+        index = blob(manifests.iter().find(fits).context("the archive has no image for this machine")?)?;
+    }
+    let document: serde_json::Value = serde_json::from_slice(&index)?;
+    for part in document["layers"].as_array().into_iter().flatten().chain([&document["config"]]) {
+        push.blob(blob(part)?).await?;
+    }
+    let kind = document["mediaType"].as_str().unwrap_or(MANIFEST).to_owned();
+    push.manifest_of(tag, &kind, index).await.map(drop)
 }
 
 /// Pushes a few images at a time.
@@ -219,9 +276,13 @@ impl Push<'_> {
     }
 
     async fn manifest(&self, tag: &str, content: Bytes) -> Result<BlobDigest> {
+        self.manifest_of(tag, MANIFEST, content).await
+    }
+
+    async fn manifest_of(&self, tag: &str, kind: &str, content: Bytes) -> Result<BlobDigest> {
         let digest = BlobDigest::of(&content);
         let url = format!("http://{}/v2/{}/manifests/{tag}", self.address, self.repo);
-        let answer = self.call(Method::PUT, &url, MANIFEST, content).await?;
+        let answer = self.call(Method::PUT, &url, kind, content).await?;
         if answer.status != StatusCode::CREATED {
             bail!("the registry refused the manifest of {}: {} {}", self.repo, answer.status, answer.text());
         }

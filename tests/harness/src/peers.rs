@@ -1,6 +1,6 @@
 //! Owns: paths of the real components, built or found once per test process.
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,9 +16,29 @@ pub fn crio() -> Result<PathBuf> {
     built("crio")
 }
 
+/// `helm`, or `strict`, which checks objects of prometheus-operator. Built from `tests/peers/chart-tools`.
+pub fn chart_tool(program: &str) -> Result<PathBuf> {
+    Ok(built("chart-tools")?.join(program))
+}
+
+/// The folder of the plugins that give pods their network, built from the Go module in `tests/peers/cni`.
+pub fn cni() -> Result<PathBuf> {
+    built("cni")
+}
+
+/// CoreDNS with the plugins of a cluster, built from `tests/peers/coredns`.
+pub fn coredns() -> Result<PathBuf> {
+    Ok(built("coredns")?.join("coredns"))
+}
+
 /// The CRI client in Go, built from `tests/peers/cri-driver`.
 pub fn cri_driver() -> Result<PathBuf> {
     Ok(built("cri-driver")?.join("cri-driver"))
+}
+
+/// The folder of kubeadm and kubectl of Kubernetes 1.36, built from `tests/peers/kubeadm`.
+pub fn kubeadm() -> Result<PathBuf> {
+    built("kubeadm")
 }
 
 /// Many nodes that watch and renew with client-go, built from `tests/peers/reflectors`.
@@ -71,7 +91,7 @@ pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
     }
 }
 
-/// `kube-proxy` or `kubelet` of Kubernetes 1.36.
+/// `kube-proxy`, `kube-scheduler`, `kubectl` or `kubelet` of Kubernetes 1.36.
 pub fn kubernetes(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::Newest, program)
 }
@@ -102,6 +122,14 @@ pub fn system(program: &str, package: &str) -> Result<PathBuf> {
         .map(|folder| folder.join(program))
         .find(|candidate| candidate.is_file())
         .ok_or_else(|| anyhow!("{program} is missing: install the Debian package {package} (make test does)"))
+}
+
+/// The program of the former version, which `make upgrade-check` builds (scripts/former.sh).
+pub fn former() -> Result<PathBuf> {
+    let path = std::env::var_os("KEELSON_TEST_FORMER").map(PathBuf::from);
+    let path = path.context("KEELSON_TEST_FORMER names no program; run: make upgrade-check")?;
+    ensure!(path.exists(), "there is no former program at {}", path.display());
+    Ok(path)
 }
 
 /// `KEELSON_BIN`, or the `keelson` in the target folder that this program was built into.

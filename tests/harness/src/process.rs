@@ -220,7 +220,7 @@ impl Drop for Process {
 }
 
 /// Programs that may keep running after the process that started them has exited.
-const DETACHED_PROGRAMS: [&str; 16] = [
+const DETACHED_PROGRAMS: [&str; 17] = [
     "containerd-shim-runc-v2",
     "containerd-shim",
     "runc",
@@ -230,6 +230,7 @@ const DETACHED_PROGRAMS: [&str; 16] = [
     "kube-apiserver",
     "kube-controller-manager",
     "kube-proxy",
+    "kube-scheduler",
     "kubelet",
     "keelson",
     "crio",

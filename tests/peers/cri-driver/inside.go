@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/signal"
 	"strconv"
@@ -15,6 +17,46 @@ var insideCommands = map[string]func(args []string) int{
 	"pause": pause,
 	"print": printText,
 	"sleep": sleep,
+	"serve": serve,
+	"fetch": fetch,
+}
+
+// serve answers HTTP at the address in its argument with the name of its pod.
+func serve(args []string) int {
+	at, err := one(args, "ADDRESS")
+	if err == nil {
+		go func() {
+			name, _ := os.Hostname()
+			err := http.ListenAndServe(at, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				fmt.Fprintln(w, name)
+			}))
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}()
+		return pause(nil)
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 2
+}
+
+// fetch prints what the URL in its argument answers. It keeps no connection and waits three seconds.
+func fetch(args []string) int {
+	url, err := one(args, "URL")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	client := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get(url)
+	if err == nil {
+		defer answer.Body.Close()
+		_, err = io.Copy(os.Stdout, answer.Body)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 // pause waits for a signal, and reaps children as the first process must.

@@ -12,9 +12,11 @@ use keelson_client::{
 use keelson_harness::agent::{Agent, Settings};
 use tokio::task::JoinSet;
 
+use super::MANY;
 use super::raw::{Caller, Received};
 use super::test_env::{Role, TestEnv, serves};
 use crate::cost::Cpu;
+use crate::figures::{self, Key, Measured};
 use crate::quantile;
 
 /// Responses to one caller.
@@ -34,16 +36,20 @@ pub(super) async fn full(env: &TestEnv, services: usize) -> Result<()> {
         state.bytes as f64 / 1e6
     );
     println!("|---|---|---|---|---|");
-    one(&agent, &target, &state).await?;
+    let median = one(&agent, &target, &state).await?;
+    if services == MANY {
+        figures::record(&[Measured::alone(Key::FullState, median)])?;
+    }
     many(&agent, &target, &state).await?;
     env.end(agent).await
 }
 
-/// One caller, repeatedly.
-async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
+/// One caller, repeatedly. Returns the median of `Next`, in milliseconds.
+async fn one(agent: &Agent, target: &str, state: &Received) -> Result<f64> {
     let caller = Caller::connect(target).await?;
     let next = || async { check_same_state(&caller.next(0, 0).await?.1, state) };
-    row("`Next`, one caller", "20 ms", &rounds(agent, ROUNDS, next).await?);
+    let one_caller = rounds(agent, ROUNDS, next).await?;
+    row("`Next`, one caller", "20 ms", &one_caller);
     let connect = || async { check_same_state(&Caller::connect(target).await?.next(0, 0).await?.1, state) };
     row("the same on a new connection each", "", &rounds(agent, ROUNDS, connect).await?);
     let small = Caller::with_small_windows(target).await?;
@@ -70,7 +76,7 @@ async fn one(agent: &Agent, target: &str, state: &Received) -> Result<()> {
         Ok(())
     };
     row("`Watch` by keelson-client, connected and decoded", "", &rounds(agent, ROUNDS, followed).await?);
-    Ok(())
+    Ok(one_caller.milliseconds(0.5))
 }
 
 /// Many callers at the same moment, each on a separate connection; measures the time until all have the state.
@@ -116,6 +122,12 @@ struct Figures {
     cpu: Duration,
 }
 
+impl Figures {
+    fn milliseconds(&self, q: f64) -> f64 {
+        quantile(&self.times, q).unwrap_or_default().as_secs_f64() * 1e3
+    }
+}
+
 async fn rounds<F>(agent: &Agent, count: usize, round: impl Fn() -> F) -> Result<Figures>
 where
     F: Future<Output = Result<()>>,
@@ -136,9 +148,9 @@ where
 }
 
 fn row(what: &str, target: &str, figures: &Figures) {
-    let ms = |q: f64| quantile(&figures.times, q).unwrap_or_default().as_secs_f64() * 1e3;
-    let p99 = if figures.times.len() < ROUNDS { String::new() } else { format!("{:.1} ms", ms(0.99)) };
-    println!("| {what} | {:.1} ms | {p99} | {:.1} ms | {target} |", ms(0.5), figures.cpu.as_secs_f64() * 1e3);
+    let (median, p99) = (figures.milliseconds(0.5), figures.milliseconds(0.99));
+    let p99 = if figures.times.len() < ROUNDS { String::new() } else { format!("{p99:.1} ms") };
+    println!("| {what} | {median:.1} ms | {p99} | {:.1} ms | {target} |", figures.cpu.as_secs_f64() * 1e3);
 }
 
 /// A consumer that disconnects when the state is complete.

@@ -26,7 +26,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
+use super::MANY;
 use super::test_env::{PATIENCE, Role, TestEnv, metric, serves};
+use crate::figures::{self, Key, Measured};
 use crate::quantile;
 
 /// Measured changes of each kind.
@@ -56,6 +58,9 @@ pub(super) async fn latency(env: &TestEnv, services: usize) -> Result<()> {
             let busy = if background { format!(", {BACKGROUND} others a second") } else { String::new() };
             let target = if api == Api::Watch { "10 ms" } else { "" };
             found.row(&format!("`{name}`{busy}"), target);
+            if (api, background, services) == (Api::Watch, false, MANY) {
+                figures::record(&[Measured::alone(Key::ChangeToClient, found.milliseconds(0.99))])?;
+            }
         }
     }
     env.end(agent).await
@@ -264,8 +269,12 @@ impl Found {
         Ok(Self { beyond, written })
     }
 
+    fn milliseconds(&self, q: f64) -> f64 {
+        quantile(&self.beyond, q).unwrap_or_default()
+    }
+
     fn row(&self, what: &str, target: &str) {
-        let ms = |q: f64| quantile(&self.beyond, q).unwrap_or_default();
+        let ms = |q: f64| self.milliseconds(q);
         println!(
             "| {what} | {:.1} ms | {:.1} ms | {:.1} ms | {:.2} ms | {target} |",
             ms(0.5),

@@ -12,7 +12,9 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
 
+use super::MANY;
 use super::test_env::{Role, TestEnv, metric, serves};
+use crate::figures::{self, Key, Measured};
 
 /// Time after which allocations of the start are over.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -37,7 +39,10 @@ pub(super) async fn memory(env: &TestEnv, services: usize) -> Result<()> {
         serves(&agent, services).await?;
         row(role, "as soon as all is served", "", &agent)?;
         tokio::time::sleep(SETTLE).await;
-        row(role, "20 s later", "45 MB", &agent)?;
+        let resident = row(role, "20 s later", "45 MB", &agent)?;
+        if (role, services) == (Role::Companion, MANY) {
+            figures::record(&[Measured::alone(Key::AgentMemory, resident)])?;
+        }
         if role == Role::Companion {
             random_writer(env, &agent, services).await?;
             row(role, &format!("after {CHANGES} changes"), "45 MB", &agent)?;
@@ -71,13 +76,14 @@ async fn random_writer(env: &TestEnv, agent: &Agent, services: usize) -> Result<
     Ok(())
 }
 
-fn row(role: Role, what: &str, target: &str, agent: &Agent) -> Result<()> {
+/// Returns VmRSS.
+fn row(role: Role, what: &str, target: &str, agent: &Agent) -> Result<f64> {
     let Memory { rss, anonymous, pss, most } = Memory::of(agent.pid().context("it runs")?)?;
     println!(
         "| `{}`, {what} | {rss:.1} MB | {anonymous:.1} MB | {pss:.1} MB | {most:.1} MB | {target} |",
         role.name()
     );
-    Ok(())
+    Ok(rss)
 }
 
 /// Memory of a process, in MB of 2^20 bytes.

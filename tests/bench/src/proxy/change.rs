@@ -27,6 +27,9 @@ use super::usage::Children;
 const MIN_CHANGES: usize = 3;
 /// Maximum jitter added to the required pause, in milliseconds: prevents resonance with timers of the subject.
 const JITTER: u64 = 80;
+/// Names of rows.
+pub(super) const ENDPOINT: &str = "another endpoint";
+pub(super) const AFTER_CHANGES: &str = "after changes one by one";
 
 /// When a plain watch reported a change, by the resource version of the slice.
 type Seen = Arc<Mutex<HashMap<String, Instant>>>;
@@ -49,7 +52,7 @@ enum Changed {
 impl Changed {
     fn title(self) -> &'static str {
         match self {
-            Self::Endpoint => "another endpoint",
+            Self::Endpoint => ENDPOINT,
             Self::Count => "one endpoint more or less",
             Self::Answering => "other endpoints of the Service that answers",
         }
@@ -141,7 +144,7 @@ async fn one_by_one(
         size: env.size,
         kind: subject.kind,
         when: match changed {
-            Changed::Endpoint | Changed::Answering => "after changes one by one",
+            Changed::Endpoint | Changed::Answering => AFTER_CHANGES,
             Changed::Count => "after scaling one by one",
         },
         memory: subject.memory()?,

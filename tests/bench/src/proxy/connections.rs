@@ -98,6 +98,8 @@ pub(super) async fn connections(
     measured
 }
 
+/// Name of the way that the repository keeps figures of.
+pub(super) const TO_CLUSTER_IP: &str = "from a pod to a cluster IP";
 const NO_RULES: &str = "from a pod to an endpoint, no rules at all";
 
 /// Name, client, destinations.
@@ -107,7 +109,7 @@ type Exchange = (&'static str, fn(&World) -> NetClient, Vec<SocketAddr>);
 fn ways(env: &TestEnv) -> [Exchange; 7] {
     [
         ("from a pod to an endpoint", World::pod, env.load_endpoints()),
-        ("from a pod to a cluster IP", World::pod, env.loaded(Load::Plain)),
+        (TO_CLUSTER_IP, World::pod, env.loaded(Load::Plain)),
         ("from a pod to a cluster IP with affinity", World::pod, env.loaded(Load::Sticky)),
         ("from the node to a cluster IP", World::host, env.loaded(Load::Plain)),
         ("from outside to a load balancer", World::client, TestEnv::ingresses(Load::Exposed)),

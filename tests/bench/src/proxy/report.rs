@@ -331,15 +331,15 @@ impl Report {
     }
 
     /// Median of the ratios of our processor times to those of kube-proxy in the same rounds.
-    fn ratio(&self, way: &Way, costs: fn(&Way) -> &Vec<f64>) -> String {
+    pub(super) fn ratio(&self, way: &Way, costs: fn(&Way) -> &Vec<f64>) -> Option<f64> {
         let other = |other: &&Way| {
             (other.size, other.name, other.kind) == (way.size, way.name, Some(Kind::KubeProxy))
         };
         let (Some(Kind::Keelson), Some(other)) = (way.kind, self.ways.iter().find(other)) else {
-            return String::new();
+            return None;
         };
         let ratios: Vec<f64> = costs(way).iter().zip(costs(other)).map(|(own, other)| own / other).collect();
-        median(&ratios).map_or_else(String::new, |ratio| format!("{ratio:.3}"))
+        median(&ratios)
     }
 
     fn print_ways(&self) {
@@ -359,6 +359,8 @@ impl Report {
             let rate = |of: &[f64]| median(of).map_or_else(String::new, |rate| format!("{rate:.0}"));
             let first = |of: &[f64]| median(of).map_or_else(String::new, |cost| format!("{cost:.2} us"));
             let cost = |of: &[f64]| median(of).map_or_else(String::new, |cost| format!("{cost:.1} us"));
+            let ratio =
+                |costs| self.ratio(way, costs).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
             let whose = way.kind.map_or_else(String::new, |kind| format!(", rules of {}", kind.name()));
             println!(
                 "| {}, {}{whose} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
@@ -368,14 +370,14 @@ impl Report {
                 at(&way.tcp, 0.5),
                 at(&way.tcp, 0.99),
                 cost(&way.tcp_cost),
-                self.ratio(way, |way| &way.tcp_cost),
+                ratio(|way| &way.tcp_cost),
                 rate(&way.udp_rate),
                 at(&way.udp, 0.5),
                 at(&way.udp, 0.99),
                 cost(&way.udp_cost),
-                self.ratio(way, |way| &way.udp_cost),
+                ratio(|way| &way.udp_cost),
                 first(&way.first_cost),
-                self.ratio(way, |way| &way.first_cost),
+                ratio(|way| &way.first_cost),
                 way.failed,
             );
         }
@@ -384,7 +386,7 @@ impl Report {
 
 impl Cold {
     /// None if most of them timed out.
-    fn median(&self) -> Option<Duration> {
+    pub(super) fn median(&self) -> Option<Duration> {
         let mut took: Vec<_> = self.took.iter().map(|took| took.unwrap_or(Duration::MAX)).collect();
         took.sort_unstable();
         quantile(&took, 0.5).filter(|took| *took != Duration::MAX)
@@ -410,7 +412,7 @@ fn parts(memory: &[Memory], of: impl Fn(&Memory) -> f64) -> String {
     format!("{sum:.1} MB ({})", each.join(" + "))
 }
 
-fn median(of: &[f64]) -> Option<f64> {
+pub(super) fn median(of: &[f64]) -> Option<f64> {
     let mut sorted = of.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     quantile(&sorted, 0.5)

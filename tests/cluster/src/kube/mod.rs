@@ -19,6 +19,7 @@ mod kubelet;
 mod pki;
 mod proxy;
 mod reflectors;
+mod scheduler;
 mod tcp;
 
 pub use apiserver::{ApiOptions, ApiServer};
@@ -34,6 +35,7 @@ pub use kubelet::{Kubelet, KubeletOptions};
 pub use pki::{Pair, Pki};
 pub use proxy::{ApiFault, ApiMatch, ApiProxy, ApiRule, ApiSeen};
 pub use reflectors::Reflectors;
+pub use scheduler::Scheduler;
 pub use tcp::{Chunk, TcpProxy};
 
 use crate::net::Forward;
@@ -188,6 +190,10 @@ impl Cluster {
         options: &ControllerOptions,
     ) -> Result<ControllerManager> {
         ControllerManager::start(scratch, &self.admin_kubeconfig(), options).await
+    }
+
+    pub async fn scheduler(&self, scratch: &Scratch) -> Result<Scheduler> {
+        Scheduler::start(scratch, &self.admin_kubeconfig()).await
     }
 
     /// Starts a kubelet for node `name` on a containerd, and waits until it serves.

@@ -44,6 +44,8 @@ impl KeelsonProxyOptions {
 #[derive(Debug)]
 pub struct KeelsonProxy {
     folder: PathBuf,
+    /// An older build refuses settings that it does not know.
+    is_current: bool,
     daemon: Daemon,
 }
 
@@ -60,29 +62,43 @@ impl KeelsonProxy {
     }
 
     pub fn new(scratch: &Scratch, namespace: &Namespace, options: &KeelsonProxyOptions) -> Result<Self> {
+        Self::of(&peers::keelson()?, scratch, namespace, options)
+    }
+
+    /// Prepares one of another build.
+    pub fn of(
+        program_path: &Path,
+        scratch: &Scratch,
+        namespace: &Namespace,
+        options: &KeelsonProxyOptions,
+    ) -> Result<Self> {
         let free = (0..).map(|n| format!("proxy-{n}")).find(|name| !scratch.path().join(name).exists());
         let folder = scratch.dir(&free.context("there is always another number")?)?;
         let config = folder.join("keelson.toml");
         let program = Program {
             name: "keelson proxy".to_owned(),
-            path: peers::keelson()?,
+            path: program_path.to_owned(),
             args: ["proxy", "--config"].map(str::to_owned).into(),
             env: Vec::new(),
             log: folder.join("proxy.log"),
         };
         let mut program = namespace.in_namespace(&program)?;
         program.args.push(config.display().to_string());
-        let proxy = Self { folder, daemon: Daemon::new(program) };
+        let is_current = program_path == peers::keelson()?;
+        let proxy = Self { folder, is_current, daemon: Daemon::new(program) };
         proxy.configure(options)?;
         Ok(proxy)
     }
 
     pub fn configure(&self, options: &KeelsonProxyOptions) -> Result<()> {
-        let own = Settings::new()
+        let mut own = Settings::new()
             .set("proxy.target", options.target.as_str())
             .set("proxy.listen", format!("unix://{}", self.socket().display()))
-            .set("proxy.userspace_affinity_file", self.folder.join("affinity.json").display().to_string())
             .set("proxy.http", "");
+        if self.is_current {
+            let file = self.folder.join("affinity.json").display().to_string();
+            own = own.set("proxy.userspace_affinity_file", file);
+        }
         let file = self.config();
         let text = own.with_overrides(&options.settings).to_toml()?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))

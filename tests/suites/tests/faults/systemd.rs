@@ -303,8 +303,17 @@ fn the_unit_files_agree_with_the_defaults() -> Result<()> {
 async fn the_installed_settings_limit_pulls() -> Result<()> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging");
     let installed = packaging.join("keelson.toml");
-    let steps = fs::read_to_string(packaging.join("README.md"))?;
-    ensure!(steps.contains("packaging/keelson.toml /etc/keelson/keelson.toml"), "another file is installed");
+    let (packages, steps) = (packaging.join("packages.sh"), packaging.join("../docs/install.md"));
+    for (file, installs) in [
+        (packages, "install -D -m 0644 packaging/keelson.toml \"$root/etc/keelson/keelson.toml\""),
+        (steps, "install -D -m 0644 packaging/keelson.toml /etc/keelson/keelson.toml"),
+    ] {
+        ensure!(
+            fs::read_to_string(&file)?.contains(installs),
+            "{}: another file is installed",
+            file.display()
+        );
+    }
     let check = |settings: &Path| {
         let run = Command::new(keelson_harness::peers::keelson()?)
             .args(["config", "check", "--config"])

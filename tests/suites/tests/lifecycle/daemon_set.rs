@@ -1,15 +1,17 @@
 //! E4: the shipped DaemonSet as a real pod. The DaemonSet controller makes the pod from
-//! packaging/kubernetes/daemonset.yaml, a stock kubelet runs it, mounts its token, and probes it. The only changes to
+//! packaging/kustomize/daemonset, a stock kubelet runs it, mounts its token, and probes it. The only changes to
 //! the manifest are the two places it marks, the image, and the paths and the port of the node, which this machine may
 //! use itself.
 
 use crate::common::{ACCOUNT, on_cluster};
+use crate::kubectl::asks_by_exec;
 use crate::test_env::pod_node;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use keelson_cluster::kube::{Cluster, ControllerOptions, KubeletOptions};
+use keelson_cluster::manifests::DAEMON_SET;
 use keelson_harness::containerd::Kind;
-use keelson_harness::images::{ImageSpec, LayerSpec};
+use keelson_harness::images::ImageSpec;
 use keelson_harness::peers;
 use keelson_harness::registry::Access;
 use keelson_harness::scratch::Scratch;
@@ -17,25 +19,7 @@ use keelson_harness::util::{PATIENCE, eventually, free_port, http_get};
 use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-const MANIFEST: &str = include_str!("../../../../packaging/kubernetes/daemonset.yaml");
-
-/// The program with the libraries that it is linked to.
-fn image(program: &Path) -> Result<ImageSpec> {
-    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "ldd {}: {text}", program.display());
-    let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from);
-    let layer = |from: PathBuf, to: String| LayerSpec::Program { from, to };
-    let mut layers = vec![layer(program.to_owned(), "usr/bin/keelson".to_owned())];
-    layers.extend(libraries.map(|library| {
-        let to = library.display().to_string().trim_start_matches('/').to_owned();
-        layer(library, to)
-    }));
-    Ok(ImageSpec { repo: "keelson".to_owned(), tag: "v1".to_owned(), layers, entrypoint: Vec::new() })
-}
+use std::path::Path;
 
 /// The parts of the manifest that are specific to the node.
 struct Place<'a> {
@@ -49,17 +33,16 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn manifest(&self) -> Result<String> {
-        let mut documents: Vec<Value> = serde_saphyr::from_multiple(MANIFEST).context("no YAML")?;
+        let mut documents: Vec<Value> = serde_saphyr::from_multiple(DAEMON_SET).context("no YAML")?;
         let [settings, set] = &mut documents[..] else { anyhow::bail!("the manifest has two documents") };
         let socket = self.runtime.file_name().context("a socket has a name")?.display();
         let toml = settings["data"]["keelson.toml"].as_str().context("the settings")?;
-        settings["data"]["keelson.toml"] = json!(format!(
-            "{toml}\n[debug]\nhttp = \"127.0.0.1:{}\"\n[cri]\nruntime_endpoint = \"unix:///run/containerd/{socket}\"\n\
-             [endpoints]\nwatch = \"always\"\n",
-            self.port
-        ));
+        let toml = toml
+            .replace("127.0.0.1:9440", &format!("127.0.0.1:{}", self.port))
+            .replace("containerd.sock", &socket.to_string());
+        settings["data"]["keelson.toml"] = json!(format!("{toml}[endpoints]\nwatch = \"always\"\n"));
         let pod = &mut set["spec"]["template"]["spec"];
-        pod["nodeSelector"]["kubernetes.io/hostname"] = json!(self.node);
+        pod["nodeSelector"] = json!({"kubernetes.io/hostname": self.node});
         for volume in pod["volumes"].as_array_mut().context("volumes")? {
             let name = volume["name"].as_str().unwrap_or_default().to_owned();
             let path = match name.as_str() {
@@ -77,8 +60,10 @@ impl Place<'_> {
         }
         let (host, port) = self.server.rsplit_once(':').context("an address has a port")?;
         let env = container["env"].as_array_mut().context("the environment")?;
-        env.push(json!({"name": "KUBERNETES_SERVICE_HOST", "value": host}));
-        env.push(json!({"name": "KUBERNETES_SERVICE_PORT", "value": port}));
+        for (name, value) in [("KUBERNETES_SERVICE_HOST", host), ("KUBERNETES_SERVICE_PORT", port)] {
+            let variable = env.iter_mut().find(|variable| variable["name"] == name);
+            variable.with_context(|| format!("no variable {name}"))?["value"] = json!(value);
+        }
         Ok(documents.iter().map(|document| format!("{document}\n---\n")).collect())
     }
 }
@@ -124,10 +109,12 @@ async fn is_ready(cluster: &Cluster, pod: &str) -> Result<()> {
 #[test]
 fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Result<()> {
     on_cluster(async |cluster| {
-        let (name, scratch) = ("daemon", Scratch::new()?);
+        // The API server connects to the kubelet by this name, for exec.
+        let (name, scratch) = ("localhost", Scratch::new()?);
         let folder = scratch.dir("d0")?;
         let node = pod_node(scratch, &folder, Kind::V2, Access::Anonymous).await?;
-        let image = image(&peers::keelson()?)?.push(node.registry.address(), None).await?;
+        let image = ImageSpec::with_libraries("keelson", &[(&peers::keelson()?, "usr/bin/keelson")])?;
+        let image = image.push(node.registry.address(), None).await?;
         let ca = cluster.pki().ca_file().display().to_string();
         let controllers = ControllerOptions {
             controllers: ["daemonset-controller", "root-ca-certificate-publisher-controller"]
@@ -165,6 +152,8 @@ fn e4_the_shipped_daemon_set_runs_as_a_pod_and_writes_to_its_own_node() -> Resul
         ensure!(token["user"] == format!("system:serviceaccount:kube-system:{ACCOUNT}"), "{shown}");
         ensure!(token["bound_node"] == name && token["state"] == "healthy", "{shown}");
         ensure!(shown["credential_warnings"] == json!([]), "{shown}");
+
+        asks_by_exec(cluster, &node.scratch, &peers::keelson()?, name, &first).await?;
 
         // Another pod takes over the state of the first one on the node, with its own token.
         cluster.admin.delete_pod("kube-system", &first).await?;

@@ -70,7 +70,7 @@ impl Waiting {
 
     /// Waits until at least `least` Events have this result.
     async fn counted(&self, result: &str, least: f64) -> Result<()> {
-        let line = format!("keelson_image_pull_pod_events_total{{result=\"{result}\"}}");
+        let line = format!("keelson_events_total{{result=\"{result}\"}}");
         eventually(PATIENCE, &format!("{line} is at least {least}"), || async {
             let metrics = self.agent.http_get("/metrics").await?.text();
             let value = metrics.lines().find_map(|have| have.strip_prefix(&line)).unwrap_or("0");
@@ -131,5 +131,46 @@ fn refused_events_are_counted_and_delay_no_pull() -> Result<()> {
         waiting.counted("failed", 1.0).await?;
         ensure!(events_on(cluster, "uid-of-no-events").await?.is_empty());
         waiting.finish().await
+    })
+}
+
+/// Events on the Node itself, as `kubectl describe node` finds them.
+async fn events_on_node(cluster: &Cluster, node: &str, reason: &str) -> Result<Vec<Event>> {
+    let api: Api<Event> = Api::namespaced(cluster.admin.client(), "default");
+    let fields = format!("involvedObject.kind=Node,involvedObject.uid={node},reason={reason}");
+    Ok(api.list(&ListParams::default().fields(&fields)).await?.items)
+}
+
+#[test]
+fn the_node_has_events_for_a_limit_that_was_set_and_for_a_runtime_that_is_down() -> Result<()> {
+    on_cluster(async |cluster| {
+        let mut node = Node::start(Kind::V2).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "node-events").await?;
+        cluster.admin.create_node("node-events", &[]).await?;
+        let settings =
+            settings("node-events", &identity.kubeconfig()).set("pulls.max_parallel_image_pulls", 5);
+        let agent = node.agent(&settings).await?;
+        node.runtime.kill9()?;
+        agent.keelson_by_config(&["limit", "2"]).await?.success()?;
+        for (reason, kind, message) in [
+            (
+                "ImagePullLimitSet",
+                "Normal",
+                "the limit on image pulls was set to 2 on the node; the settings say 5",
+            ),
+            ("ContainerRuntimeUnavailable", "Warning", "containerd.sock"),
+        ] {
+            eventually(2 * PATIENCE, reason, || async {
+                let events = events_on_node(cluster, "node-events", reason).await?;
+                let [event] = events.as_slice() else { bail!("{} Events", events.len()) };
+                let text = event.message.as_deref().unwrap_or_default();
+                ensure!(text.contains(message), "its message is {text}");
+                ensure!(event.type_.as_deref() == Some(kind) && event.count == Some(1), "{event:?}");
+                ensure!(event.source.as_ref().and_then(|by| by.host.as_deref()) == Some("node-events"));
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
     })
 }

@@ -17,6 +17,7 @@ mod dead_agent;
 mod events;
 mod exec;
 mod image_gc;
+mod kubectl;
 mod pods;
 mod register;
 mod restarts;

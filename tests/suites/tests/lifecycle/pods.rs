@@ -26,7 +26,7 @@ async fn counts(agent: &Agent) -> Result<(u64, u64)> {
     Ok((count("running")?, count("queued")?))
 }
 
-async fn pulls_are(agent: &Agent, running: u64, queued: u64) -> Result<()> {
+pub(crate) async fn pulls_are(agent: &Agent, running: u64, queued: u64) -> Result<()> {
     eventually(PATIENCE, &format!("{running} pulls run and {queued} wait"), || async {
         let now = counts(agent).await?;
         ensure!(now == (running, queued), "now it is {now:?}: {}", agent.pulls_json().await?);
@@ -174,6 +174,35 @@ fn case_06_waiting_pulls_fail_when_their_pod_is_deleted() -> Result<()> {
         for n in [0, 2, 3] {
             cluster.admin.delete_pod("default", &format!("caller-{n}")).await?;
         }
+        Ok(())
+    })
+}
+
+/// With the gate `PodAwarePulls` off, what happens to pods changes nothing.
+#[test]
+fn case_06_without_the_gate_a_pull_waits_although_its_pod_is_deleted() -> Result<()> {
+    on_cluster(async |cluster| {
+        let node = Node::start(Kind::Debian16).await?;
+        let images = node.push_many("unaware", 2, 1 << 20).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "unaware").await?;
+        cluster.admin.create_node("unaware", &[]).await?;
+        let settings = settings("unaware", &identity.kubeconfig())
+            .set("pulls.max_parallel_image_pulls", 1)
+            .set("feature_gates.PodAwarePulls", false);
+        let agent = node.agent(&settings).await?;
+        wait_until_healthy(&agent).await?;
+        let (cri, hold) = (agent.cri().await?, node.proxy.rule(Match::layers(), Fault::Hang));
+        let first = begin(&cri, Pull::new(&node.name(&images[0])));
+        pulls_are(&agent, 1, 0).await?;
+        let pod = pod("unaware", "unaware", &node.name(&images[1])).to_string();
+        let made = cluster.admin.apply(&pod).await?;
+        let uid = made.first().and_then(|pod| pod.uid()).context("a pod has a uid")?;
+        let second = begin(&cri, Pull::new(&node.name(&images[1])).pod("unaware", &uid));
+        pulls_are(&agent, 1, 1).await?;
+        cluster.admin.delete_pod("default", "unaware").await?;
+        node.proxy.remove(hold);
+        ensure!(first.await?? == images[0].config.0, "another image came");
+        ensure!(second.await?? == images[1].config.0, "another image came");
         Ok(())
     })
 }

@@ -66,6 +66,17 @@ async fn the_page_follows_pulls_and_restarts_of_the_agent() -> Result<()> {
         desk.eval("document.body.innerText.includes('page/image-0')").await? == true,
         "the image is named"
     );
+    // A line needs two samples, and the second one comes after ten seconds.
+    desk.until(&format!("{} === 4", count("#history .plot"))).await?;
+    // One sample is a point: a line to itself.
+    let line = r"/^M([\d.]+),\S+ L(?!\1,)/";
+    desk.until(&format!(
+        "{line}.test(document.querySelector('[data-key=queued] .stroke').getAttribute('d'))"
+    ))
+    .await?;
+    desk.until("document.querySelector('[data-key=queued] [data-part=now]').innerText === '3'").await?;
+    desk.until("document.querySelector('[data-key=running] [data-part=most]').innerText === 'at most 2'")
+        .await?;
     keep(&desk, "desk").await?;
     for (look, name) in [(NIGHT, "night"), (PHONE, "phone")] {
         let browser = Browser::start(&node.scratch, look).await?;

@@ -2,7 +2,7 @@
 //! separate world, and a namespace, addresses and node ports that no other case has.
 //!
 //! All worlds are equal and all proxies see all Services; each setup has its own world, so a case may run in any of
-//! them, and cases run side by side. Everything lives until the test process ends, and is removed then.
+//! them, and cases run side by side. What still lives when the test process ends is removed then.
 
 use crate::subject::{Running, Subject, differs_by_design};
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -11,6 +11,7 @@ use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
 use keelson_cluster::net::{Forward, NetClient, World, create_node, http_get_from, remove_at_exit};
 use keelson_harness::scratch::Scratch;
+use keelson_harness::suite::Shared;
 pub(crate) use keelson_harness::suite::run;
 use keelson_harness::util::{PATIENCE, patience};
 use serde_json::{Value, json};
@@ -55,11 +56,21 @@ impl Setup {
         }
     }
 
+    /// Every proxy handles the objects of all cases, so only that of `Plain`, which most cases use, lives until the process ends. The
+    /// others live while a case uses them.
     async fn bench(self) -> Result<Arc<Bench>> {
-        type Cells = HashMap<Setup, Arc<OnceCell<Arc<Bench>>>>;
-        static ALL: LazyLock<Mutex<Cells>> = LazyLock::new(Mutex::default);
-        let cell = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(self).or_default().clone();
-        cell.get_or_try_init(|| async { Bench::start(self).await.map(Arc::new) }).await.cloned()
+        type Benches = HashMap<Setup, Arc<Shared<Bench>>>;
+        static ALL: LazyLock<Mutex<Benches>> = LazyLock::new(Mutex::default);
+        static PLAIN: OnceCell<Arc<Bench>> = OnceCell::const_new();
+        let bench = {
+            let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+            all.entry(self).or_insert_with(|| Arc::new(Shared::new())).clone()
+        };
+        let bench = bench.get(|| Bench::start(self)).await?;
+        if self == Self::Plain {
+            PLAIN.get_or_init(|| async { bench.clone() }).await;
+        }
+        Ok(bench)
     }
 }
 
@@ -98,11 +109,12 @@ pub(crate) async fn shared() -> Result<&'static SharedCluster> {
         .await
 }
 
+/// Dropped in this order: the proxy before its network.
 pub(crate) struct Bench {
     pub(crate) setup: Setup,
-    pub(crate) world: World,
     pub(crate) running: Running,
     _api: Forward,
+    pub(crate) world: World,
 }
 
 impl Bench {
@@ -120,7 +132,7 @@ impl Bench {
         let api = Forward::start(world.node(), address.parse()?, &address)?;
         create_node(&shared.cluster.admin, setup.node(), &labels(setup.node())).await?;
         let running = Running::start(shared, setup, &world, via).await?;
-        Ok(Self { setup, world, running, _api: api })
+        Ok(Self { setup, running, _api: api, world })
     }
 }
 

@@ -3,9 +3,10 @@
 
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
 use crate::backends::{change_over, services};
-use crate::common::{TestEnv, eventually_slow};
+use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::net::Family;
 use keelson_harness::peers;
 use std::path::Path;
 use std::process::Command;
@@ -108,9 +109,13 @@ async fn replace(env: &mut TestEnv) -> Result<()> {
     env.proxy.configure(&env.options.clone().set("proxy.backend", "ipvs"))?;
     env.proxy.start_again(env.world.node()).await?;
     eventually_slow("the backend has taken over", || async {
-        let log = env.proxy.log()?;
-        let lines = log.lines().filter(|line| line.contains("took over; chains replaced")).count();
-        ensure!(lines == 2, "{lines} families");
+        let known = env.state().await?["take_overs"].to_string();
+        for family in Family::ALL {
+            ensure_contains(
+                &known,
+                &[&format!("ipvs took over from iptables: replaced its chains of {}", family.as_str())],
+            )?;
+        }
         Ok(())
     })
     .await

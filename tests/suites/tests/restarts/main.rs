@@ -5,6 +5,7 @@ mod calls;
 #[path = "../pulls/common.rs"]
 #[allow(dead_code)]
 mod common;
+mod gates;
 mod runtime;
 mod starts;
 mod under_load;

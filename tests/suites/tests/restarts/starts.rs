@@ -7,7 +7,7 @@ use crate::{
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::containerd::Kind;
 use keelson_harness::images::TINY;
-use std::path::PathBuf;
+use std::{os::unix::process::ExitStatusExt as _, path::PathBuf};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
@@ -204,6 +204,19 @@ async fn i8_another_version_of_the_hand_over_means_a_plain_restart() -> Result<(
     Ok(())
 }
 
+/// Starts the agent again as the unit does, and returns systemd's socket and the process ID of its stand-in. systemd is told of it with READY: it
+/// accepts no main process of a service that stops.
+async fn start_managed(env: &mut TestEnv) -> Result<(tokio::net::UnixDatagram, String)> {
+    let path = env.node.scratch.path().join("notify");
+    let manager = tokio::net::UnixDatagram::bind(&path)?;
+    env.agent.env("NOTIFY_SOCKET", &path.display().to_string());
+    env.agent.arg("--systemd-handover");
+    env.agent.kill9()?;
+    env.agent.start_again().await?;
+    let stand_in = notifications(&manager, "MAINPID").await?;
+    Ok((manager, stand_in))
+}
+
 /// The next line with the prefix `key=` that the agent sends to its service manager.
 async fn notifications(manager: &tokio::net::UnixDatagram, key: &str) -> Result<String> {
     let mut buffer = [0; 4096];
@@ -220,6 +233,12 @@ async fn notifications(manager: &tokio::net::UnixDatagram, key: &str) -> Result<
     .with_context(|| format!("the manager did not receive {key}"))?
 }
 
+fn is_stopped(pid: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut states = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
+    states.all(|stat| stat.contains(") T "))
+}
+
 fn runs(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
@@ -227,14 +246,7 @@ fn runs(pid: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Result<()> {
     let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
-    let path = env.node.scratch.path().join("notify");
-    let manager = tokio::net::UnixDatagram::bind(&path)?;
-    env.agent.env("NOTIFY_SOCKET", &path.display().to_string());
-    env.agent.arg("--systemd-handover");
-    env.agent.kill9()?;
-    env.agent.start_again().await?;
-    // With READY: systemd accepts no main process of a service that stops.
-    let stand_in = notifications(&manager, "MAINPID").await?;
+    let (_manager, stand_in) = start_managed(&mut env).await?;
     env.cri = env.agent.cri().await?;
     env.cri.version().await?;
     let images = env.node.push_many("systemd", 1, TINY).await?;
@@ -253,5 +265,27 @@ async fn i8_systemd_sees_the_main_process_end_while_the_agent_serves_on() -> Res
     env.node.proxy.remove(hold);
     all_succeed([going], &images).await?;
     ensure!(old.wait(keelson_harness::util::PATIENCE).await?.success());
+    Ok(())
+}
+
+/// What systemd's watchdog sends reaches the stand-in only. An agent that is stopped does not take SIGABRT, and would keep its
+/// sockets from every successor.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_the_watchdog_ends_an_agent_that_does_not_react_to_any_signal() -> Result<()> {
+    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
+    let (_manager, stand_in) = start_managed(&mut env).await?;
+    let agent = env.agent.pid().context("it runs")?;
+    let send = |pid: &str, signal| -> Result<()> {
+        Ok(nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.parse()?), signal)?)
+    };
+    let agent = agent.to_string();
+    send(&agent, nix::sys::signal::Signal::SIGSTOP)?;
+    // Before it has stopped it would take SIGABRT.
+    keelson_harness::util::until("the agent is stopped", || is_stopped(&agent)).await?;
+    send(&stand_in, nix::sys::signal::Signal::SIGABRT)?;
+    let status = env.agent.end().await?;
+    ensure!(status.signal() == Some(9), "only SIGKILL ends it: {status}");
+    env.agent.start_again().await?;
+    env.agent.cri().await?.version().await?;
     Ok(())
 }

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# node.sh WORK TOOLS: a stand-in of a node, on which the blocks WORK/blocks/NNN.sh run in order, until one fails.
+#
+# Runs in mount, PID and host name namespaces of its own. /etc, /usr and /var are overlays that keep what is written in memory, and
+# /run is empty, so nothing is written to the machine. WORK/root has the node's files. TOOLS has kubeadm and kubectl, WORK/bin the kubelet. A
+# stand-in for systemctl starts and ends the agent and the proxy; the proxy has a network namespace of its own. Each block writes
+# NNN.out and NNN.code beside it.
+set -euo pipefail
+work=$1
+tools=$2
+
+mount --make-rprivate /
+mkdir -p "$work/upper"
+mount -t tmpfs -o mode=755 tmpfs "$work/upper"
+for folder in etc usr var; do
+    mkdir "$work/upper/$folder" "$work/upper/$folder.work"
+    mount -t overlay -o "lowerdir=/$folder,upperdir=$work/upper/$folder,workdir=$work/upper/$folder.work" overlay "/$folder"
+done
+mount -t tmpfs -o mode=755 tmpfs /run
+hostname n1
+for folder in /etc/kubernetes /etc/keelson /var/lib/kubelet /var/lib/keelson /var/lib/keelson-proxy /etc/systemd/system; do
+    rm -rf "$folder"
+    mkdir -p "$folder"
+done
+rm -rf /etc/keelson /var/lib/keelson /etc/default/kubelet /etc/sysconfig/kubelet /usr/lib/systemd/system/kubelet*
+cp -r "$work"/root/etc/. /etc/
+mkdir -p /run/containerd
+ln -s "$work/runtime.sock" /run/containerd/containerd.sock
+ln -sf "$tools"/kubeadm "$tools"/kubectl "$work"/bin/kubelet /usr/local/bin/
+export PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
+export KUBECONFIG=/etc/kubernetes/administrator.conf
+# Other tests of the machine may have the port.
+export KEELSON_DEBUG__HTTP="" KEELSON_PROXY__HTTP="" KEELSON_AGENT__HANDOVER_TIMEOUT=0s
+: > /run/proxy.net
+unshare --net=/run/proxy.net ip link set lo up
+
+cat > /usr/local/bin/systemctl <<'EOF'
+#!/usr/bin/env bash
+# Knows what the documents say, and nothing else.
+set -euo pipefail
+printf '%s\n' "$*" >> /run/systemctl.log
+stop() {
+    [ -f "/run/$1.pid" ] || return 0
+    local pid
+    pid=$(cat "/run/$1.pid")
+    kill -TERM "$pid" 2>/dev/null || true
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+    rm -f "/run/$1.pid"
+}
+# start NAME QUESTION COMMAND...: until the question is answered.
+start() {
+    local name=$1 question=$2
+    shift 2
+    setsid "$@" > "/run/$name.log" 2>&1 < /dev/null &
+    echo $! > "/run/$name.pid"
+    for _ in $(seq 1200); do
+        if $question > /dev/null 2>&1; then return 0; fi
+        kill -0 "$(cat "/run/$name.pid")" || break
+        sleep 0.1
+    done
+    cat "/run/$name.log" >&2
+    return 1
+}
+agent() {
+    mkdir -p /run/keelson /run/keelson-endpoints
+    start agent "/usr/bin/keelson limit" /usr/bin/keelson agent
+}
+proxy() {
+    mkdir -p /run/keelson-proxy
+    start proxy "/usr/bin/keelson proxy state" nsenter --net=/run/proxy.net /usr/bin/keelson proxy
+}
+case "$*" in
+daemon-reload) ;;
+"enable --now keelson-cri.socket keelson-debug.socket keelson.service") agent ;;
+"restart keelson") stop agent && agent ;;
+"disable --now keelson.service keelson-cri.socket keelson-debug.socket")
+    stop agent
+    rm -f /run/keelson/*.sock
+    ;;
+"enable --now keelson-proxy") proxy ;;
+"disable --now keelson-proxy") stop proxy ;;
+"restart kubelet") ;;
+# What kubeadm asks.
+"status kubelet" | "is-active kubelet" | "stop kubelet" | "start kubelet" | "is-enabled kubelet") ;;
+*)
+    echo "systemctl: not known here: $*" >&2
+    exit 5
+    ;;
+esac
+EOF
+chmod 755 /usr/local/bin/systemctl
+
+cat > /run/prelude.sh <<'EOF'
+keelson() {
+    case $1 in
+    proxy) nsenter --net=/run/proxy.net /usr/bin/keelson "$@" ;;
+    *) /usr/bin/keelson "$@" ;;
+    esac
+}
+EOF
+
+# What kubeadm has made of this node and the cluster.
+for phase in "upload-config all" "addon kube-proxy" kubelet-start; do
+    # By another file than admin.conf, with which kubeadm would first set up its administrator at advertiseAddress.
+    options=(--config "$work/root/kubeadm.yaml")
+    [ "$phase" = kubelet-start ] || options+=(--kubeconfig "$KUBECONFIG")
+    # shellcheck disable=SC2086 # words of a command
+    if ! kubeadm init phase $phase "${options[@]}" >> /run/kubeadm.log 2>&1; then
+        cat /run/kubeadm.log >&2
+        exit 1
+    fi
+done
+
+cd "$work/checkout"
+for block in "$work"/blocks/*.sh; do
+    code=0
+    bash -c 'set -euo pipefail; . /run/prelude.sh; . "$1"' bash "$block" > "${block%.sh}.out" 2>&1 < /dev/null || code=$?
+    echo "$code" > "${block%.sh}.code"
+    if [ "$code" -ne 0 ]; then
+        cat /run/agent.log /run/proxy.log /run/kubeadm.log >> "${block%.sh}.out" 2>/dev/null || true
+        break
+    fi
+done
