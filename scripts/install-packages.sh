@@ -32,11 +32,11 @@ rules=(nft:nftables conntrack:conntrack iptables:iptables ipset:ipset)
 windows=(x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64 /usr/lib/wine/wine64:wine64)
 # What CRI-O starts beside every container. The suites build CRI-O itself.
 crio=(conmon:conmon)
-# Virtual machines with another kernel (tests/vm/run.sh).
-vm=(qemu-system-x86_64:qemu-system-x86 /usr/lib/qemu/virtiofsd:qemu-system-common busybox:busybox-static cpio:cpio
-    depmod:kmod xz:xz-utils flock:util-linux ipvsadm:ipvsadm)
+# A virtual machine with another kernel, what its kernel is built with, and what programs in it use (tests/vm/run.sh).
+vm=(cc:gcc+libc6-dev make:make flex:flex bison:bison bc:bc xz:xz-utils flock:util-linux slirp-fullbolt:slirp
+    busybox:busybox-static ipvsadm:ipvsadm)
 # A virtual machine that boots Debian with systemd (tests/boot).
-boot=("${vm[@]}" mmdebstrap:mmdebstrap mke2fs:e2fsprogs qemu-img:qemu-utils)
+boot=(qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap mke2fs:e2fsprogs flock:util-linux)
 # Packages, the image and what checks them (packaging/packages.sh, tests/packages/run.sh).
 packages_tools=(cc:gcc+libc6-dev readelf:binutils jq:jq mmdebstrap:mmdebstrap umoci:umoci rpm:rpm lintian:lintian
     /usr/lib/systemd/systemd:systemd pgrep:procps)

@@ -51,6 +51,7 @@ impl KubeletArgs {
             root: self.root.clone().unwrap_or_default(),
             config: self.kubelet_config.clone(),
             config_dir: self.kubelet_config_dir.clone(),
+            ..Options::default()
         }
     }
 }

@@ -20,6 +20,8 @@ const UNITS: [&str; 3] = ["/usr/lib/systemd/system", "/lib/systemd/system", "/et
 pub(crate) struct Options {
     /// Instead of `/`.
     pub(crate) root: PathBuf,
+    /// Folder whose `config.yaml` is read if no flag of the kubelet names a file; by default that of [`CONFIG`].
+    pub(crate) root_dir: Option<PathBuf>,
     /// Instead of the file that the kubelet's flags name.
     pub(crate) config: Option<PathBuf>,
     /// Instead of the directory that the kubelet's flags name.
@@ -49,7 +51,8 @@ pub(crate) fn find(options: &Options) -> Kubelet {
         running.or_else(|| flag_files.iter().rev().find_map(|source| flags::value(&source.text, flag)))
     };
     let path = |given: &Option<PathBuf>, flag| given.clone().or_else(|| named(flag).map(PathBuf::from));
-    let config = options.at(path(&options.config, "config").unwrap_or_else(|| CONFIG.into()));
+    let default = || options.root_dir.as_ref().map_or_else(|| CONFIG.into(), |folder| folder.join("config.yaml"));
+    let config = options.at(path(&options.config, "config").unwrap_or_else(default));
     kubelet.config_dir = path(&options.config_dir, "config-dir").map(|folder| options.at(folder));
     let mut sources = Vec::new();
     add(Kind::Config, config.clone(), &mut sources, &mut kubelet.errors);
@@ -159,6 +162,19 @@ mod tests {
         }
         let options = Options { root: folder.path().to_owned(), ..Options::default() };
         (folder, options)
+    }
+
+    #[test]
+    fn the_file_is_in_the_root_directory_unless_a_flag_names_another() {
+        let own = ("srv/kubelet/config.yaml", "serializeImagePulls: false\n");
+        let (folder, options) = node(&[own]);
+        let options = Options { root_dir: Some("/srv/kubelet".into()), ..options };
+        assert_eq!(find(&options).config, folder.path().join("srv/kubelet/config.yaml"));
+        assert_eq!(find(&options).configured(Key::Serialize).map(|value| value.text).as_deref(), Some("false"));
+        let flags = "KUBELET_EXTRA_ARGS=--config=/etc/kubelet.yaml\n";
+        let (folder, options) = node(&[own, ("etc/default/kubelet", flags)]);
+        let options = Options { root_dir: Some("/srv/kubelet".into()), ..options };
+        assert_eq!(find(&options).config, folder.path().join("etc/kubelet.yaml"));
     }
 
     /// O6, O7: files of kubeadm, a drop-in directory that a flag names, and flags.

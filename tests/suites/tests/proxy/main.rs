@@ -70,7 +70,7 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
         test: "in_one_process_with_ipvs",
         threads: 2,
         skip: &[],
-        env: &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "5")],
+        env: &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "2")],
     }
     .run_by(vm)
 }

@@ -21,7 +21,7 @@ fn in_one_process_with_ipvs() -> Result<()> {
     }
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
     vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "2400");
-    vm.args(["env", "KEELSON_TEST_PATIENCE=5"]).arg(std::env::current_exe()?);
+    vm.args(["env", "KEELSON_TEST_PATIENCE=2"]).arg(std::env::current_exe()?);
     vm.args(["--ignored", "--color", "never", "--test-threads", "1"]);
     let only = std::env::var("KEELSON_TEST_ONLY").unwrap_or_else(|_| "ipvs::".to_owned());
     vm.args(only.split_whitespace());

@@ -218,7 +218,9 @@ fn machine(list: &mut List, settings: &Settings) {
     ] {
         list.file(file, path);
     }
-    let keys = || Ok(host::image_keys(&kubelet::find(&kubelet::Options::default())));
+    let options =
+        kubelet::Options { root_dir: Some(settings.node.root_dir.clone()), ..kubelet::Options::default() };
+    let keys = move || Ok(host::image_keys(&kubelet::find(&options)));
     list.add("kubelet/image-keys.txt", Source::Facts("image keys of the kubelet", Box::new(keys)));
 }
 

@@ -142,6 +142,10 @@ impl FamilyState {
         }
         self.change_servers(kernel, &removals, &mut outcome)?;
         self.change_addresses(kernel, &changed.addresses, false, &mut outcome)?;
+        // A frontend that had no connections is gone at once.
+        let is_unwanted = |key: &ServerKey| self.plan().server(*key).is_none();
+        let removed: BTreeSet<ServerKey> = removals.iter().map(ServerChange::key).filter(is_unwanted).collect();
+        self.end_finished(kernel, removed.into_iter().take(COUNTED_AT_ONCE), &mut outcome)?;
         Ok(outcome.plus(rules))
     }
 
@@ -255,16 +259,21 @@ impl FamilyState {
         programs: &mut dyn Programs,
     ) -> Result<Outcome, BackendError> {
         let mut outcome = self.ruleset.maintain(programs);
-        let result = self.end_finished(kernel, &mut outcome);
+        let keys = self.servers.draining(self.counted, COUNTED_AT_ONCE);
+        self.counted = keys.last().copied().or(self.counted);
+        let result = self.end_finished(kernel, keys, &mut outcome);
         if result.is_err() {
             self.ruleset.plan_mut().invalidate();
         }
         result.map(|()| outcome)
     }
 
-    fn end_finished(&mut self, kernel: &mut dyn Kernel, outcome: &mut Outcome) -> Result<(), BackendError> {
-        let keys = self.servers.draining(self.counted, COUNTED_AT_ONCE);
-        self.counted = keys.last().copied().or(self.counted);
+    fn end_finished(
+        &mut self,
+        kernel: &mut dyn Kernel,
+        keys: impl IntoIterator<Item = ServerKey>,
+        outcome: &mut Outcome,
+    ) -> Result<(), BackendError> {
         let (mut changes, mut addresses) = (Vec::new(), BTreeSet::new());
         for key in keys {
             // One that is gone has no connections.

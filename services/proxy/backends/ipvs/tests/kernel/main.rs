@@ -17,7 +17,7 @@ use std::{path::Path, process::Command};
 fn in_the_vm() {
     let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../tests/vm/run.sh");
     let program = std::env::current_exe().unwrap();
-    // One after the other: the processors of the VM are slow, and some tests wait for at most a second.
+    // One after the other: their network namespaces have the same names.
     let ended = Command::new(runner).arg(program).args(["--ignored", "--test-threads=1"]).status();
     assert!(ended.expect("tests/vm/run.sh").success(), "the tests in the VM failed");
 }
