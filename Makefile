@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster check test soak systemd-check boot-check upgrade-check conformance-ipvs conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean packages packages-check monitoring-check cluster-check chart-check
+.PHONY: help run cluster check test soak systemd-check boot-check upgrade-check conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean packages packages-check monitoring-check cluster-check chart-check
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -88,15 +88,12 @@ upgrade-check: ## agents, proxies and clients of this version beside those of th
 	@scripts/install-packages.sh test
 	@CARGO="$(CARGO)" KEELSON_TEST_FORMER=$$(scripts/former.sh) scripts/test.sh --retries 0 --ignore-default-filter -E 'binary_id(keelson-suites::skew)'
 
-conformance-ipvs: ## the suite of service proxies, and the life of a proxy, with the backend ipvs in a virtual machine (make test has tests of its own for it)
-	@scripts/install-packages.sh test
-	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(/in_one_process_with_ipvs$$/)'
-
-conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables and iptables
+conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables, iptables and ipvs
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh kubernetes
 	KEELSON_PROXY_SUBJECT=kube-proxy $(CARGO) test --workspace --test proxy
 	KEELSON_PROXY_SUBJECT=kube-proxy KEELSON_TEST_PROXY_BACKEND=iptables $(CARGO) test --workspace --test proxy
+	KEELSON_PROXY_SUBJECT=kube-proxy CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'binary(proxy) and test(in_one_process_with_ipvs)'
 
 bench: ## measure the figures of docs/performance.md beside direct containerd, a stock kubelet and kube-proxy; write its chart and first table
 	@scripts/install-packages.sh bench

@@ -1,9 +1,9 @@
 #!/bin/sh
 # The first process of the VM: mounts the root of the machine, runs the command in it, writes its exit code and ends the VM.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-# shellcheck disable=SC2154 # $share is an argument of the kernel.
 mount -t tmpfs vm /mnt
 mkdir /mnt/share /mnt/files /mnt/work /mnt/root
+# shellcheck disable=SC2154 # An argument of the kernel.
 mount -t hostfs -o "$share" share /mnt/share
 mount -t overlay -o lowerdir=/,upperdir=/mnt/files,workdir=/mnt/work overlay /mnt/root
 cd /mnt/root || exit

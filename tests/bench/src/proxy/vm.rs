@@ -1,8 +1,8 @@
 //! The backend ipvs, which this machine's kernel may lack.
 //!
 //! Owns: [`measure`]: the same program in a virtual machine, once for each size. In: options. Out: the tables that it
-//! prints. The control plane is outside of it: an emulated processor would take minutes to start one. What is measured
-//! there compares two programs, and says little about a node.
+//! prints. The control plane is outside of it, because the virtual machine has one processor. System calls are slow there: what is
+//! measured compares two programs, and is no figure of a node.
 
 use std::{env, path::Path, process::Command};
 

@@ -3,8 +3,7 @@
 //! whether a connection without an endpoint was rejected or dropped.
 //!
 //! Names with `case_N` are case N of section 8 of the reference on service proxies. `KEELSON_PROXY_SUBJECT=kube-proxy`
-//! runs the same against the real kube-proxy, in mode nftables or, with `KEELSON_TEST_PROXY_BACKEND=iptables`, in mode iptables
-//! (`make conformance-kube-proxy`). Both must behave the same: a test that branches on the subject is about how rules are
+//! runs the same against the real kube-proxy, in mode nftables or that of `KEELSON_TEST_PROXY_BACKEND` (`make conformance-kube-proxy`). Both must behave the same: a test that branches on the subject is about how rules are
 //! written, and `docs/kube-proxy-differences.md` explains why.
 
 // Shown if a test fails.
@@ -52,8 +51,7 @@ fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
     with_backend("in_one_process_with_iptables_nft", &[IPTABLES, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
 }
 
-/// In a virtual machine whose kernel has IPVS, with the control plane outside of it: `make conformance-ipvs`, because it costs as
-/// much processor time as all other tests together.
+/// In a virtual machine whose kernel has IPVS, with the control plane outside of it.
 #[test]
 fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     if std::env::var_os("NEXTEST_RUN_ID").is_none() {

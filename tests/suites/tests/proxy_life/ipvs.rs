@@ -1,5 +1,5 @@
-//! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS (`make conformance-ipvs`). The agent
-//! reads manifests, so there is no API server.
+//! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS. The agent reads manifests, so there is
+//! no API server.
 
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
 use crate::backends::{change_over, services};
@@ -31,19 +31,19 @@ fn in_one_process_with_ipvs() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: make conformance-ipvs"]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
 async fn kills_leave_the_servers_of_a_fresh_start() -> Result<()> {
     kills(IPVS, 12).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: make conformance-ipvs"]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
 async fn connections_continue_under_changes() -> Result<()> {
     changes(IPVS, 20).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: make conformance-ipvs"]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
 async fn what_another_version_leaves_is_replaced() -> Result<()> {
     let older = [
         ("ip", "iproute2", "address add 10.96.77.77/32 dev keelson-ipvs0"),
@@ -55,7 +55,7 @@ async fn what_another_version_leaves_is_replaced() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: make conformance-ipvs"]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
 async fn what_another_program_removes_is_repaired() -> Result<()> {
     let removals = [
         ("ipvsadm", "ipvsadm", "--clear"),
@@ -70,7 +70,7 @@ async fn what_another_program_removes_is_repaired() -> Result<()> {
 /// From nft and iptables to ipvs, with connections that stay open, and from ipvs, which serves its connections until they end:
 /// with new ones only.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs IPVS: make conformance-ipvs"]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
 async fn connections_continue_when_the_backend_changes() -> Result<()> {
     let services = services();
     let mut env = started(&[("proxy.backend", "nft")], &services).await?;

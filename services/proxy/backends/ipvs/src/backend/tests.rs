@@ -198,9 +198,6 @@ fn case_57_a_restart_changes_only_what_differs() {
     (1..=4).for_each(|number| node.set(number, |_| {}));
     assert!(!node.difference(&[1, 2, 3, 4]).is_empty());
     node.sync();
-    // Connections of the fifth go on until they end.
-    assert_eq!(node.kernel().servers[0].len(), 15);
-    node.maintain();
     assert_eq!(node.kernel().servers[0].len(), 12);
     assert_eq!(node.kernel().addresses.as_ref().map(|all| all.len()), Some(8));
     assert_eq!(node.difference(&[1, 2, 3, 4]), [""; 0]);
@@ -225,6 +222,18 @@ fn a_real_server_is_deleted_after_its_last_connection() {
     node.kernel().destination(v, gone).connections = 0;
     assert_eq!(node.maintain().deleted, 1);
     assert_eq!(node.kernel().servers[0][&v].destinations.len(), 1);
+    assert!(node.maintain().is_nothing());
+}
+
+#[test]
+fn a_frontend_without_connections_is_gone_with_its_service() {
+    let mut node = Node::new();
+    node.set(1, |_| {});
+    node.sync();
+    node.backend.set_service(Family::V4, &name(1), Vec::new());
+    node.sync();
+    assert!(node.kernel().servers[0].is_empty());
+    assert_eq!(node.kernel().addresses.as_ref().map(|all| all.len()), Some(0));
     assert!(node.maintain().is_nothing());
 }
 
