@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the peers and runs every test of the workspace. Each command selects the whole workspace, because Cargo chooses other
+# Builds the peers and the kernel of the virtual machine, and runs every test of the workspace. Each command selects the whole workspace, because Cargo chooses other
 # features of dependencies, and builds them again, for fewer crates. How tests are run is in .config/nextest.toml.
 #
 #   scripts/test.sh [ARGUMENT...]     for cargo nextest run, such as -E 'binary(pulls)' or a part of a name
@@ -10,6 +10,7 @@ cargo=${CARGO:-cargo}
 # Asked for once, and not by each test.
 KEELSON_PEERS=$(tests/peers/build.sh)
 export KEELSON_PEERS
+tests/vm/kernel.sh >/dev/null
 # Peers written in Go collect garbage less often: a tenth less of their processor time.
 export GOGC=400
 nextest=$(scripts/tool.sh cargo-nextest)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the kernel of the virtual machine (run.sh), and prints its path: Linux of this Debian release as a program of the user
 # (user-mode Linux), configured by kernel.config. It is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/vm;
-# HASH covers what it is made from. Two runs at once wait for each other.
+# the name covers what it is made from. Two runs at once wait for each other. Packages that the virtual machine needs are installed.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/vm
@@ -35,6 +35,7 @@ build() {
     mv "$kernel.new" "$kernel"
 }
 
+"$here/../../scripts/install-packages.sh" vm
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9

@@ -18,7 +18,6 @@ fail() {
 }
 [ $# -gt 0 ] || fail "usage: $0 COMMAND [ARGUMENT...]"
 [ "$(id -u)" = 0 ] || fail "the programs in the VM have the rights of this user, and need root"
-"$here/../../scripts/install-packages.sh" vm
 kernel=$("$here/kernel.sh")
 
 run=$(mktemp -d)
@@ -34,8 +33,8 @@ chmod +x "$run/slirp"
 
 # Each process in the VM is one outside, and ends with the first one of this PID namespace. The kernel and these processes
 # take turns: with two processors each turn waits for one to wake up, ten times as long as the turn itself.
-cpus=$(taskset -pc $$)
-timeout "${KEELSON_VM_TIMEOUT:-900}" taskset -c "${cpus##*[ ,-]}" unshare --pid --fork --kill-child --mount-proc "$kernel" "mem=${KEELSON_VM_MEMORY:-1024}M" \
+cpu=$(taskset -pc $$ | sed 's/.*: //' | tr , '\n' | awk -F- '{ for (i = $1; i <= $NF; i++) print i }' | shuf -n 1)
+timeout "${KEELSON_VM_TIMEOUT:-900}" taskset -c "$cpu" unshare --pid --fork --kill-child --mount-proc "$kernel" "mem=${KEELSON_VM_MEMORY:-1024}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$run/init" "share=$run" uml_dir="$run/" \
     con0=null,fd:1 con=null ssl=null dummy.numdummies=0 eth0=slirp,,"$run/slirp" quiet panic=-1 </dev/null ||
     fail "the VM did not end in time, or its kernel failed ($?)"
