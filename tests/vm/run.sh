@@ -34,7 +34,11 @@ chmod +x "$run/slirp"
 # Each process in the VM is one outside, and ends with the first one of this PID namespace. The kernel and these processes
 # take turns: with two processors each turn waits for one to wake up, ten times as long as the turn itself.
 cpu=$(taskset -pc $$ | sed 's/.*: //' | tr , '\n' | awk -F- '{ for (i = $1; i <= $NF; i++) print i }' | shuf -n 1)
-timeout "${KEELSON_VM_TIMEOUT:-900}" taskset -c "$cpu" unshare --pid --fork --kill-child --mount-proc "$kernel" "mem=${KEELSON_VM_MEMORY:-1024}M" \
+# Its memory is a file.
+mkdir "$run/memory"
+# shellcheck disable=SC2016 # Expanded by the other shell.
+timeout "${KEELSON_VM_TIMEOUT:-900}" taskset -c "$cpu" unshare --pid --fork --kill-child --mount-proc \
+    sh -c 'mount -t tmpfs memory "$0" && TMPDIR=$0 exec "$@"' "$run/memory" "$kernel" "mem=${KEELSON_VM_MEMORY:-1024}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$run/init" "share=$run" uml_dir="$run/" \
     con0=null,fd:1 con=null ssl=null dummy.numdummies=0 eth0=slirp,,"$run/slirp" quiet panic=-1 </dev/null ||
     fail "the VM did not end in time, or its kernel failed ($?)"

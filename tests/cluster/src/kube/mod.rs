@@ -48,6 +48,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fs, io};
 
 /// A control plane: etcd and an API server that is ready. No controller runs unless a test starts some.
 #[derive(Debug)]
@@ -224,6 +225,14 @@ impl Cluster {
 
 /// A new folder below `scratch` with this prefix.
 fn free_folder(scratch: &Scratch, name: &str) -> Result<PathBuf> {
-    let free = (0..).map(|n| format!("{name}-{n}")).find(|name| !scratch.path().join(name).exists());
-    scratch.dir(&free.context("there is always another number")?)
+    for number in 0.. {
+        let path = scratch.path().join(format!("{name}-{number}"));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            // Another test may have taken the number just now.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot make {}", path.display())),
+        }
+    }
+    bail!("every number is taken")
 }

@@ -2,9 +2,10 @@
 //!
 //! Owns: [`accept`]. In: a listening socket, the rule of its frontend. Out: connections to endpoints.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, mem::MaybeUninit, net::SocketAddr, sync::Arc, time::Duration};
 
 use keelson_proxy::model::Endpoint;
+use socket2::SockRef;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -67,7 +68,12 @@ fn is_of_client(error: &io::Error) -> bool {
 
 /// The client reset the connection while it waited to be accepted.
 fn has_ended(client: &TcpStream) -> bool {
-    client.take_error().is_ok_and(|error| error.is_some())
+    let error = match cfg!(windows) {
+        // The error of a socket tells of connecting only.
+        true => SockRef::from(client).peek(&mut [MaybeUninit::uninit()]).err(),
+        false => client.take_error().unwrap_or_default(),
+    };
+    error.is_some_and(|error| is_of_client(&error))
 }
 
 async fn serve(state: &ListenerState, client: TcpStream, source: SocketAddr) {
@@ -162,8 +168,6 @@ async fn connect(
 
 #[cfg(test)]
 mod tests {
-    use socket2::SockRef;
-
     use super::*;
 
     #[tokio::test]
