@@ -51,7 +51,8 @@ pub(crate) fn find(options: &Options) -> Kubelet {
         running.or_else(|| flag_files.iter().rev().find_map(|source| flags::value(&source.text, flag)))
     };
     let path = |given: &Option<PathBuf>, flag| given.clone().or_else(|| named(flag).map(PathBuf::from));
-    let default = || options.root_dir.as_ref().map_or_else(|| CONFIG.into(), |folder| folder.join("config.yaml"));
+    let default =
+        || options.root_dir.as_ref().map_or_else(|| CONFIG.into(), |folder| folder.join("config.yaml"));
     let config = options.at(path(&options.config, "config").unwrap_or_else(default));
     kubelet.config_dir = path(&options.config_dir, "config-dir").map(|folder| options.at(folder));
     let mut sources = Vec::new();
@@ -170,7 +171,10 @@ mod tests {
         let (folder, options) = node(&[own]);
         let options = Options { root_dir: Some("/srv/kubelet".into()), ..options };
         assert_eq!(find(&options).config, folder.path().join("srv/kubelet/config.yaml"));
-        assert_eq!(find(&options).configured(Key::Serialize).map(|value| value.text).as_deref(), Some("false"));
+        assert_eq!(
+            find(&options).configured(Key::Serialize).map(|value| value.text).as_deref(),
+            Some("false")
+        );
         let flags = "KUBELET_EXTRA_ARGS=--config=/etc/kubelet.yaml\n";
         let (folder, options) = node(&[own, ("etc/default/kubelet", flags)]);
         let options = Options { root_dir: Some("/srv/kubelet".into()), ..options };

@@ -144,7 +144,8 @@ impl FamilyState {
         self.change_addresses(kernel, &changed.addresses, false, &mut outcome)?;
         // A frontend that had no connections is gone at once.
         let is_unwanted = |key: &ServerKey| self.plan().server(*key).is_none();
-        let removed: BTreeSet<ServerKey> = removals.iter().map(ServerChange::key).filter(is_unwanted).collect();
+        let removed: BTreeSet<ServerKey> =
+            removals.iter().map(ServerChange::key).filter(is_unwanted).collect();
         self.end_finished(kernel, removed.into_iter().take(COUNTED_AT_ONCE), &mut outcome)?;
         Ok(outcome.plus(rules))
     }
