@@ -28,6 +28,8 @@ use super::usage::{Memory, Usage, children};
 
 /// Time without a transaction after which completeness is checked.
 pub(super) const REST: Duration = Duration::from_millis(500);
+/// kube-proxy makes real servers one after the other: after this time without another one it has made all.
+const SETTLED: Duration = Duration::from_secs(5);
 /// Timeout of steps that are not measured.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// Pause between two readings of what a gradual sync has set.
@@ -328,10 +330,23 @@ impl Subject {
     ) -> Result<Option<Instant>> {
         let mut nft = Nft::open(self.namespace())?;
         let mut looked = None;
+        let (mut count, mut counted) = (0, begun);
         loop {
             if self.backend.is_gradual() {
                 let missing = self.missing(env, &mut nft)?;
+                if self.kind == Kind::KubeProxy {
+                    let backend = self.backend;
+                    let now = self.namespace().run(move || count_in_proc(backend))??;
+                    if now != count {
+                        (count, counted) = (now, Instant::now());
+                    }
+                }
                 match missing {
+                    // It has no real servers of frontends that it serves in another way, so the end is when no more come.
+                    None if self.kind == Kind::KubeProxy && counted.elapsed() < SETTLED => {
+                        tokio::time::sleep(BETWEEN_COUNTS).await;
+                    }
+                    None if self.kind == Kind::KubeProxy => return Ok(Some(counted)),
                     None => return Ok(Some(Instant::now())),
                     Some(missing) if begun.elapsed() > patience => {
                         eprintln!("{} was given up: {missing}", self.kind.name());
@@ -363,6 +378,7 @@ impl Subject {
         let backend = self.backend;
         if backend.is_gradual() {
             let (what, expected) = match backend {
+                Backend::Ipvs if self.kind == Kind::KubeProxy => ("real servers", endpoints * 9 / 10),
                 Backend::Ipvs => ("real servers", endpoints),
                 _ => ("sockets", ports),
             };
