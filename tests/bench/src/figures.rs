@@ -92,7 +92,7 @@ impl Measured {
     }
 }
 
-/// The file.
+/// What is in `docs/performance/figures.toml`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {

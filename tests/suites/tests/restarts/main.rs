@@ -3,7 +3,7 @@
 
 mod calls;
 #[path = "../pulls/common.rs"]
-#[allow(dead_code)]
+#[allow(dead_code)] // The suite pulls uses the rest.
 mod common;
 mod gates;
 mod runtime;
