@@ -4,7 +4,7 @@
 //! what is promised, and what of it each test shows.
 
 #[path = "../pulls/common.rs"]
-#[allow(dead_code)]
+#[allow(dead_code)] // The suite pulls uses the rest.
 mod common;
 mod endpoints;
 mod pulls;
