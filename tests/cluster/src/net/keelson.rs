@@ -10,6 +10,7 @@ use keelson_harness::daemon_life;
 use keelson_harness::peers;
 use keelson_harness::process::Program;
 use keelson_harness::scratch::Scratch;
+use keelson_harness::util::metric;
 use nix::sys::signal::Signal;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -123,6 +124,12 @@ impl KeelsonProxy {
 
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         self.daemon.process()?.signal(signal)
+    }
+
+    /// The revision that the kernel has, if any was synced.
+    pub async fn applied_rev(&self, namespace: &Namespace) -> Result<Option<f64>> {
+        let metrics = http_get_from(namespace, METRICS, "/metrics").await?.success()?;
+        metric(&metrics.text(), "keelson_proxy_applied_rev")
     }
 }
 

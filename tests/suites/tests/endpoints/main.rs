@@ -23,9 +23,12 @@ mod restarts;
 mod restored;
 mod rights;
 
+/// More than clusters: tests that wait for a cluster keep it, and it is not started for each of them.
+const THREADS: u32 = 5;
+
 #[test]
 fn in_one_process() -> anyhow::Result<()> {
-    Suite { test: "in_one_process", threads: 2, skip: &[], env: &[] }.run()
+    Suite { test: "in_one_process", threads: THREADS, skip: &[], env: &[] }.run()
 }
 
 /// Tests that depend on the version of the control plane, with the oldest supported one.
@@ -33,5 +36,5 @@ fn in_one_process() -> anyhow::Result<()> {
 fn in_one_process_on_1_31() -> anyhow::Result<()> {
     let skip = &["large::", "kills::", "consistency::", "disk::", "restarts::"];
     let env = &[("KEELSON_TEST_KUBERNETES", "1.31")];
-    Suite { test: "in_one_process_on_1_31", threads: 2, skip, env }.run()
+    Suite { test: "in_one_process_on_1_31", threads: THREADS, skip, env }.run()
 }

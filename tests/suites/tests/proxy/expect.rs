@@ -2,7 +2,7 @@
 
 use crate::common::{Case, answer_time};
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::subject::{Subject, is_as_mode_nftables, is_in_user_space, is_ipvs};
+use crate::subject::{Subject, is_as_mode_nftables, is_in_user_space, is_ipvs, syncs_in_steps};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -249,6 +249,10 @@ impl Case {
             self.make(&name, n, &only).await?;
             self.slices(&name, &[elsewhere(1)]).await?;
             self.wait_for(self.v(n)).await?;
+        }
+        // The sentinel answers before the last step.
+        if syncs_in_steps() {
+            self.bench.running.applied(self.world()).await.map_err(|error| self.explain(&error))?;
         }
         Ok(())
     }

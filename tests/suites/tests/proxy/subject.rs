@@ -3,12 +3,13 @@
 //! Out: a running proxy.
 
 use crate::common::{Setup, SharedCluster};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{ApiProxy, Identity, KubeProxy, KubeProxyOptions};
 use keelson_cluster::net::plan::NODE_NETWORKS;
 use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, Transport, World};
 use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::scratch::Scratch;
+use keelson_harness::util::{PATIENCE, eventually};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -66,6 +67,11 @@ fn backend() -> String {
 /// in kube-proxy's mode nftables, and not as in its modes iptables and ipvs.
 pub(crate) fn is_as_mode_nftables() -> bool {
     !["iptables", "ipvs"].contains(&&*backend())
+}
+
+/// Whether a sync has several steps: sets and rules of iptables are written by different programs, and the last step removes.
+pub(crate) fn syncs_in_steps() -> bool {
+    ["iptables", "ipvs"].contains(&&*backend())
 }
 
 /// Whether the node has the addresses of Services. Then their other ports are rejected, those of external addresses too, and
@@ -234,6 +240,19 @@ impl Running {
         let Self::Keelson { agent, .. } = self else { return Ok(None) };
         let state = agent.lock().await.json("/debug/endpoints?max=0").await?;
         state["node"]["exists"].as_bool().with_context(|| format!("no Node in {state}")).map(Some)
+    }
+
+    /// Waits until the kernel has all that the agent has published so far. kube-proxy does not tell.
+    pub(crate) async fn applied(&self, world: &World) -> Result<()> {
+        let Self::Keelson { proxy, agent, .. } = self else { return Ok(()) };
+        let state = agent.lock().await.json("/debug/endpoints?max=0").await?;
+        let published = state["rev"].as_f64().with_context(|| format!("no revision in {state}"))?;
+        eventually(PATIENCE, "the proxy has applied what the agent published", || async {
+            let applied = proxy.lock().await.applied_rev(world.node()).await?;
+            ensure!(applied >= Some(published), "{applied:?} of {published}");
+            Ok(())
+        })
+        .await
     }
 }
 
