@@ -263,6 +263,12 @@ impl Table {
             Err(error) => error,
         };
         let reason = bind_reason(&error, self.routes.disabled_reason());
+        if error.kind() == io::ErrorKind::QuotaExceeded {
+            if relay.shared().may_warn("descriptors") {
+                tracing::warn!(place = %key, service_port = %rule.port.name, reason, "cannot listen for Services");
+            }
+            return PlaceStatus::Failing(reason);
+        }
         if matches!(rule.frontend, Frontend::NodePort { .. }) {
             tracing::warn!(place = %key, service_port = %rule.port.name, reason, "cannot listen at a node port");
             return PlaceStatus::Failing(reason);

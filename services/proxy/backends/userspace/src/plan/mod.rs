@@ -31,6 +31,7 @@ pub(crate) struct Plan {
     services: BTreeMap<ServiceName, Vec<Arc<ServicePort>>>,
     claims: Claims<Arc<ServicePort>>,
     changed: BTreeSet<Frontend>,
+    counts: PlanCounts,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +60,11 @@ impl Plan {
         for port in &ports {
             self.claims.add(port, port);
         }
+        let endpoints = |ports: &[Arc<ServicePort>]| ports.iter().map(|port| reachable(port).len()).sum::<usize>();
+        self.counts.services = self.services.len();
+        self.counts.service_ports = self.counts.service_ports - before.len() + ports.len();
+        self.counts.endpoints = self.counts.endpoints - endpoints(&before) + endpoints(&ports);
+        self.counts.frontends = self.claims.len();
         let changed = before.iter().chain(&ports).flat_map(|port| port.frontends());
         self.changed.extend(changed.map(|(frontend, _)| frontend));
     }
@@ -90,13 +96,7 @@ impl Plan {
     }
 
     pub(crate) fn counts(&self) -> PlanCounts {
-        let endpoints = |port: &Arc<ServicePort>| reachable(port).len();
-        PlanCounts {
-            services: self.services.len(),
-            service_ports: self.services.values().map(Vec::len).sum(),
-            endpoints: self.service_ports().map(endpoints).sum(),
-            frontends: self.claims.len(),
-        }
+        self.counts
     }
 }
 

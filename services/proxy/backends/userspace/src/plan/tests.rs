@@ -263,6 +263,10 @@ fn case_56_an_unchanged_service_changes_nothing() {
     plan.set(&name("web"), vec![service_port(|port| port.cluster = vec![local()])]);
     assert_eq!(plan.take_changed().len(), 4);
     assert_eq!(plan.counts(), PlanCounts { services: 1, service_ports: 1, endpoints: 1, frontends: 4 });
+    plan.set(&name("web"), vec![service_port(|port| port.cluster = Vec::new())]);
+    assert_eq!(plan.counts(), PlanCounts { services: 1, service_ports: 1, endpoints: 0, frontends: 4 });
+    plan.set(&name("web"), Vec::new());
+    assert_eq!(plan.counts(), PlanCounts::default());
 }
 
 #[test]

@@ -14,7 +14,7 @@ use keelson_proxy::model::Family;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{Shared, socket::ListeningSocket, tcp, udp, udp::UdpSessions};
+use super::{Shared, descriptors::ListeningSlot, socket::ListeningSocket, tcp, udp, udp::UdpSessions};
 use crate::plan::{Decision, Rule, SocketKey};
 
 /// Stops listening when it is dropped: TCP connections drain, UDP sessions end.
@@ -29,7 +29,7 @@ pub(crate) struct Listener {
 
 /// Tells whether a socket is still open.
 #[derive(Debug, Clone)]
-pub(crate) struct OpenSocket(Weak<()>);
+pub(crate) struct OpenSocket(Weak<ListeningSlot>);
 
 impl OpenSocket {
     pub(crate) fn is_closed(&self) -> bool {
@@ -42,12 +42,12 @@ impl OpenSocket {
 pub(super) struct Watched<T> {
     // In this order: the count is zero only after the socket is closed.
     socket: T,
-    open: Arc<()>,
+    open: Arc<ListeningSlot>,
 }
 
 impl<T> Watched<T> {
-    fn new(socket: T) -> Self {
-        Self { socket, open: Arc::default() }
+    fn new(socket: T, slot: ListeningSlot) -> Self {
+        Self { socket, open: Arc::new(slot) }
     }
 
     fn watch(&self) -> OpenSocket {
@@ -77,6 +77,7 @@ impl Listener {
     pub(super) fn start(
         shared: Arc<Shared>,
         socket: ListeningSocket,
+        slot: ListeningSlot,
         place: SocketKey,
         rule: Arc<Rule>,
     ) -> io::Result<Self> {
@@ -90,12 +91,12 @@ impl Listener {
         });
         let (task, socket) = match socket {
             ListeningSocket::Tcp(socket) => {
-                let socket = Watched::new(socket);
+                let socket = Watched::new(socket, slot);
                 let open = socket.watch();
                 (tokio::spawn(tcp::accept(state.clone(), socket)), open)
             }
             ListeningSocket::Udp(socket) => {
-                let socket = Watched::new(socket);
+                let socket = Watched::new(socket, slot);
                 let open = socket.watch();
                 (tokio::spawn(udp::receive(state.clone(), Arc::new(socket))), open)
             }

@@ -6,6 +6,7 @@
 //! A listener and its rule are separate: a changed rule is exchanged, and the socket goes on listening.
 
 mod copy;
+mod descriptors;
 mod listener;
 mod socket;
 mod tcp;
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::listener::{Listener, OpenSocket};
 pub(crate) use self::socket::is_bindable;
-use self::{copy::Pipes, socket::ListeningSocket};
+use self::{copy::Pipes, descriptors::Descriptors, socket::ListeningSocket};
 use crate::{
     affinity::Affinity,
     affinity_file::AffinityFile,
@@ -70,6 +71,7 @@ pub(crate) struct Shared {
     facts: [RwLock<Arc<NodeFacts>>; 2],
     affinity: [Mutex<Affinity>; 2],
     pipes: Pipes,
+    descriptors: Arc<Descriptors>,
     tcp_connections: AtomicUsize,
     udp_sessions: AtomicUsize,
     short_sessions: udp::ShortSessions,
@@ -99,13 +101,18 @@ impl std::fmt::Debug for Relay {
 impl Relay {
     /// Starts the threads in the network namespace of the calling thread.
     pub(crate) fn start(options: RelayOptions) -> io::Result<Self> {
+        Self::start_with(options, descriptors::limit())
+    }
+
+    /// `max_descriptors`: the limit of the process.
+    pub(crate) fn start_with(options: RelayOptions, max_descriptors: Option<usize>) -> io::Result<Self> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("keelson-relay")
             .enable_all()
             .build()?;
-        Ok(Self { runtime: Some(runtime), shared: Arc::new(Shared::new(options)) })
+        Ok(Self { runtime: Some(runtime), shared: Arc::new(Shared::new(options, max_descriptors)) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -114,6 +121,9 @@ impl Relay {
 
     /// Listens at an address for clients that expect the Service at `place`. `routed`: only a route leads the address
     /// here.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`: no more sockets may listen. Otherwise that of the system.
     pub(crate) fn listen(
         &self,
         address: std::net::SocketAddr,
@@ -123,8 +133,9 @@ impl Relay {
     ) -> io::Result<Listener> {
         let runtime = self.runtime.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let _context = runtime.enter();
+        let slot = self.shared.descriptors.listen()?;
         let socket = ListeningSocket::bind(place.protocol, address, routed)?;
-        Listener::start(self.shared.clone(), socket, place, rule)
+        Listener::start(self.shared.clone(), socket, slot, place, rule)
     }
 }
 
@@ -167,7 +178,7 @@ impl Drop for Relay {
 }
 
 impl Shared {
-    fn new(options: RelayOptions) -> Self {
+    fn new(options: RelayOptions, max_descriptors: Option<usize>) -> Self {
         let affinity_file = options.affinity_file.clone().map(AffinityFile::new);
         let affinity = affinity_file.as_ref().map(AffinityFile::load).unwrap_or_default();
         Self {
@@ -176,6 +187,7 @@ impl Shared {
             affinity: affinity.map(Mutex::new),
             affinity_file,
             pipes: Pipes::default(),
+            descriptors: Descriptors::with_limit(max_descriptors),
             tcp_connections: AtomicUsize::new(0),
             udp_sessions: AtomicUsize::new(0),
             short_sessions: udp::ShortSessions::default(),
@@ -256,7 +268,7 @@ impl Shared {
     }
 
     /// Whether a warning of this kind is due: the same trouble can come with every connection.
-    fn may_warn(&self, kind: &'static str) -> bool {
+    pub(crate) fn may_warn(&self, kind: &'static str) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let is_due = warned.get(kind).is_none_or(|last| now.duration_since(*last) >= WARN_INTERVAL);
@@ -279,14 +291,17 @@ impl Shared {
         };
         let of_kind = counter(self).fetch_add(1, Ordering::Relaxed) + 1;
         let session = SessionCount { shared: self.clone(), counter };
-        let Sessions { tcp_connections, udp_sessions } = self.sessions();
+        let sessions = self.sessions();
+        let Sessions { tcp_connections, udp_sessions } = sessions;
         let max = self.options.max_sessions;
         let all = tcp_connections + udp_sessions;
         let unreserved = max - max / RESERVED_SHARE;
         if all > unreserved {
             self.short_sessions.end_oldest();
         }
-        let is_too_many = all > max || (kind == SessionKind::Tcp && of_kind > unreserved);
+        let is_too_many = all > max
+            || (kind == SessionKind::Tcp && of_kind > unreserved)
+            || !self.descriptors.permit(sessions);
         if is_too_many && self.may_warn("sessions") {
             tracing::warn!(
                 max,

@@ -53,6 +53,33 @@ fn an_address_that_cannot_be_bound_is_served_at_a_mapped_port() {
 }
 
 #[test]
+fn sockets_that_listen_leave_open_files_for_connections() {
+    isolated(|| {
+        let server = endpoint("a");
+        let mut proxy = Proxy::start(|options| options.sync_period = Duration::ZERO);
+        let relay = Relay::start_with(proxy.options.relay.clone(), Some(200)).unwrap();
+        proxy.backend.relay = Some(relay);
+        for n in 1..=151 {
+            proxy.set(service_port(&format!("web-{n}"), &format!("127.80.9.{n}"), 8109, &[server]));
+        }
+        let details = proxy.backend.details(Family::V4);
+        let expected = [("failing".to_owned(), 1), ("listeners".to_owned(), 150)];
+        assert_eq!(details.elements, BTreeMap::from(expected));
+        assert!(text(&proxy).contains("150 sockets listen, and the rest of 200 open files"), "{}", text(&proxy));
+        assert!(is_refused("127.80.9.151:8109"), "not at a mapped port either");
+        let mut stream = connect("127.80.9.1:8109");
+        assert!(name_of(&mut stream).is_err(), "150 listeners and 128 other descriptors leave none of 200");
+        for n in 20..=150 {
+            proxy.delete(&format!("web-{n}"));
+        }
+        wait_for("an end of listeners", || {
+            !proxy.backend.maintain(Family::V4, Instant::now()).unwrap().is_nothing()
+        });
+        wait_for("room for a connection", || name_of(&mut connect("127.80.9.151:8109")).is_ok());
+    });
+}
+
+#[test]
 fn a_port_in_use_is_retried() {
     isolated(|| {
         let blocker = TcpListener::bind("127.80.2.2:8102").unwrap();
