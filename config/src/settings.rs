@@ -421,7 +421,7 @@ settings! {
         /// without data before it is reset.
         userspace_drop_timeout: Duration = secs(10), within(secs(0), mins(5)), restart;
         /// With `userspace`: maximum number of TCP connections and UDP sessions together; further ones are refused.
-        /// A connection has two file descriptors.
+        /// Fewer if open files (`LimitNOFILE`) are fewer: a connection has two to four.
         userspace_max_sessions: u32 = 16_384, within(1, 1_048_576), restart;
         /// With `userspace`: first of the loopback ports that replace addresses of Services which this process cannot
         /// listen at; `keelson proxy print` lists them. 0: ports that the kernel chooses.

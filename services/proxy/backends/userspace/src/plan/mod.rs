@@ -60,7 +60,8 @@ impl Plan {
         for port in &ports {
             self.claims.add(port, port);
         }
-        let endpoints = |ports: &[Arc<ServicePort>]| ports.iter().map(|port| reachable(port).len()).sum::<usize>();
+        let endpoints =
+            |ports: &[Arc<ServicePort>]| ports.iter().map(|port| reachable(port).len()).sum::<usize>();
         self.counts.services = self.services.len();
         self.counts.service_ports = self.counts.service_ports - before.len() + ports.len();
         self.counts.endpoints = self.counts.endpoints - endpoints(&before) + endpoints(&ports);

@@ -1,6 +1,7 @@
 //! File descriptors: sockets that listen leave some of them for connections.
 //!
-//! Owns: [`Descriptors`]. In: the limit of the process, sockets that listen, numbers of sessions. Out: whether one more is permitted.
+//! Owns: [`Descriptors`]. In: the limit of the process, sockets that listen, numbers of sessions. Out: whether one more may listen, and how much
+//! room sessions have.
 
 use std::{
     io,
@@ -10,7 +11,7 @@ use std::{
     },
 };
 
-use super::Sessions;
+use super::{Room, Sessions};
 
 /// Of all descriptors, one in this many is not for sockets that listen.
 const SESSIONS_SHARE: usize = 4;
@@ -52,13 +53,11 @@ impl Descriptors {
         }
     }
 
-    /// Whether the limit has room for so many sessions.
-    pub(super) fn permit(&self, sessions: Sessions) -> bool {
-        let used = self.listening.load(Ordering::Relaxed)
-            + sessions.tcp_connections * TCP_CONNECTION
-            + sessions.udp_sessions
-            + OTHERS;
-        self.limit.is_none_or(|limit| used <= limit)
+    /// Of so many sessions.
+    pub(super) fn room(&self, sessions: Sessions) -> Room {
+        let Some(limit) = self.limit else { return Room::Enough };
+        let free = limit.saturating_sub(OTHERS + self.listening.load(Ordering::Relaxed));
+        Room::of(sessions.tcp_connections * TCP_CONNECTION + sessions.udp_sessions, free)
     }
 }
 
@@ -94,7 +93,10 @@ mod tests {
         let mut slots: Vec<_> = (0..750).map(|_| descriptors.listen().unwrap()).collect();
         let error = descriptors.listen().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
-        assert!(error.to_string().starts_with("750 sockets listen, and the rest of 1000 open files"), "{error}");
+        assert!(
+            error.to_string().starts_with("750 sockets listen, and the rest of 1000 open files"),
+            "{error}"
+        );
         slots.pop();
         assert!(descriptors.listen().is_ok(), "one has ended");
     }
@@ -102,19 +104,23 @@ mod tests {
     #[test]
     fn sessions_have_what_listeners_do_not_use() {
         let descriptors = Descriptors::with_limit(Some(1_000));
-        let permits = |tcp_connections, udp_sessions| {
-            descriptors.permit(Sessions { tcp_connections, udp_sessions })
-        };
-        assert!(permits(218, 0) && !permits(219, 0));
-        assert!(permits(0, 872) && !permits(0, 873));
+        let room =
+            |tcp_connections, udp_sessions| descriptors.room(Sessions { tcp_connections, udp_sessions });
+        for (udp_sessions, expected) in
+            [(763, Room::Enough), (764, Room::Little), (872, Room::Little), (873, Room::None)]
+        {
+            assert_eq!(room(0, udp_sessions), expected, "{udp_sessions} UDP sessions");
+        }
+        assert_eq!((room(190, 0), room(218, 0), room(219, 0)), (Room::Enough, Room::Little, Room::None));
         let _slots: Vec<_> = (0..700).map(|_| descriptors.listen().unwrap()).collect();
-        assert!(permits(43, 0) && !permits(44, 0));
+        assert_eq!((room(37, 0), room(43, 0), room(44, 0)), (Room::Enough, Room::Little, Room::None));
     }
 
     #[test]
     fn a_system_without_a_limit_permits_everything() {
         let descriptors = Descriptors::with_limit(None);
         assert!(descriptors.listen().is_ok());
-        assert!(descriptors.permit(Sessions { tcp_connections: 1 << 20, udp_sessions: 1 << 20 }));
+        let many = Sessions { tcp_connections: 1 << 20, udp_sessions: 1 << 20 };
+        assert_eq!(descriptors.room(many), Room::Enough);
     }
 }

@@ -45,8 +45,8 @@ const MAX_THREADS: usize = 4;
 /// Of all sessions, those that policies drop hold at most one in this many.
 const DROPPED_SHARE: usize = 8;
 
-/// Of all sessions, one in this many is free for new ones as long as UDP sessions with one exchange can end, and is never used by
-/// TCP: a burst of connections must not end name resolution.
+/// Of all sessions, and of all file descriptors for them, one in this many is free for new ones as long as UDP sessions with one
+/// exchange can end, and is never used by TCP: a burst of connections must not end name resolution.
 const RESERVED_SHARE: usize = 8;
 
 /// How often the number of connections is looked at while they drain.
@@ -90,6 +90,25 @@ pub(crate) struct Shared {
 pub(crate) struct Sessions {
     pub(crate) tcp_connections: usize,
     pub(crate) udp_sessions: usize,
+}
+
+/// What a limit leaves for more sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    Enough,
+    /// The [reserve](RESERVED_SHARE) is in use.
+    Little,
+    None,
+}
+
+impl Room {
+    fn of(used: usize, max: usize) -> Self {
+        match used {
+            _ if used > max => Self::None,
+            _ if used > max - max / RESERVED_SHARE => Self::Little,
+            _ => Self::Enough,
+        }
+    }
 }
 
 impl std::fmt::Debug for Relay {
@@ -282,26 +301,31 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts a session in `counter`; `None` if there are too many. When few are left, UDP sessions with one exchange end: lookups
+    /// By the setting and by the file descriptors: the less.
+    fn room(&self, sessions: Sessions) -> Room {
+        let all = sessions.tcp_connections + sessions.udp_sessions;
+        Room::of(all, self.options.max_sessions).max(self.descriptors.room(sessions))
+    }
+
+    /// Counts a session of this kind; `None` if there are too many. When few are left, UDP sessions with one exchange end: lookups
     /// must not keep others out until their idle timeout.
     fn count_session(self: &Arc<Self>, kind: SessionKind) -> Option<SessionCount> {
         let counter: fn(&Self) -> &AtomicUsize = match kind {
             SessionKind::Tcp => |shared| &shared.tcp_connections,
             SessionKind::Udp => |shared| &shared.udp_sessions,
         };
-        let of_kind = counter(self).fetch_add(1, Ordering::Relaxed) + 1;
+        counter(self).fetch_add(1, Ordering::Relaxed);
         let session = SessionCount { shared: self.clone(), counter };
         let sessions = self.sessions();
         let Sessions { tcp_connections, udp_sessions } = sessions;
         let max = self.options.max_sessions;
-        let all = tcp_connections + udp_sessions;
-        let unreserved = max - max / RESERVED_SHARE;
-        if all > unreserved {
+        let room = self.room(sessions);
+        if room > Room::Enough {
             self.short_sessions.end_oldest();
         }
-        let is_too_many = all > max
-            || (kind == SessionKind::Tcp && of_kind > unreserved)
-            || !self.descriptors.permit(sessions);
+        let of_tcp = Sessions { udp_sessions: 0, ..sessions };
+        let is_too_many =
+            room == Room::None || (kind == SessionKind::Tcp && self.room(of_tcp) > Room::Enough);
         if is_too_many && self.may_warn("sessions") {
             tracing::warn!(
                 max,

@@ -65,7 +65,11 @@ fn sockets_that_listen_leave_open_files_for_connections() {
         let details = proxy.backend.details(Family::V4);
         let expected = [("failing".to_owned(), 1), ("listeners".to_owned(), 150)];
         assert_eq!(details.elements, BTreeMap::from(expected));
-        assert!(text(&proxy).contains("150 sockets listen, and the rest of 200 open files"), "{}", text(&proxy));
+        assert!(
+            text(&proxy).contains("150 sockets listen, and the rest of 200 open files"),
+            "{}",
+            text(&proxy)
+        );
         assert!(is_refused("127.80.9.151:8109"), "not at a mapped port either");
         let mut stream = connect("127.80.9.1:8109");
         assert!(name_of(&mut stream).is_err(), "150 listeners and 128 other descriptors leave none of 200");
