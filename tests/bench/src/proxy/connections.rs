@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_cluster::net::{Namespace, NetClient, World, plan};
 use nix::sched::{CloneFlags, setns};
+use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::options::Options;
@@ -194,9 +195,8 @@ struct Done {
 
 /// Processor time of this thread in microseconds.
 fn processor() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("no schedstat")?;
-    let nanoseconds = text.split_whitespace().next().context("an empty schedstat")?;
-    Ok(nanoseconds.parse::<f64>()? / 1e3)
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("no clock of the thread")?;
+    Ok(Duration::from(time).as_secs_f64() * 1e6)
 }
 
 fn in_namespace<T: Send + 'static>(

@@ -8,6 +8,7 @@ use keelson_proxy::model::Endpoint;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
+    task::yield_now,
     time::{sleep, timeout},
 };
 
@@ -29,8 +30,14 @@ const REMEMBERED_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failure to accept, such as EMFILE, which would repeat at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Connections that a listener accepts before others have a turn: after a burst, tens of thousands may wait.
+const BATCH: usize = 16;
+
 pub(super) async fn accept(state: Arc<ListenerState>, listener: Watched<TcpListener>) {
-    loop {
+    for turn in (0..BATCH).cycle() {
+        if turn == 0 {
+            yield_now().await;
+        }
         let accepted = tokio::select! {
             biased;
             () = state.closed() => return,
