@@ -91,6 +91,12 @@ pub enum RuleOwner {
 pub trait Driver: Sync {
     fn info(&self) -> BackendInfo;
 
+    /// The name of another backend that serves a part of the traffic for this one, with its own rules. It is claimed as well,
+    /// and not taken over.
+    fn includes(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Opens the backend in the network namespace of the calling thread.
     ///
     /// # Errors
