@@ -25,6 +25,7 @@ pub mod plan;
 mod probe;
 mod sctp;
 mod servers;
+mod sockets;
 mod world;
 
 pub use http::http_get_from;

@@ -208,6 +208,14 @@ for path in /run/netns/kt*; do
     case $pid in ''|*[!0-9]*) continue ;; esac
     [ "$pid" != "$own" ] && [ -e "/proc/$pid" ] || ip netns del "$name"
 done
+for path in /run/kt-ebpf-*; do
+    [ -e "$path" ] || continue
+    pid=${path##*-}
+    [ "$pid" != "$own" ] && [ -e "/proc/$pid" ] && continue
+    umount "$path/bpf"
+    for group in "$path/cgroup/kt$pid"-*; do rmdir "$group"; done
+    umount "$path/cgroup" && rmdir "$path/bpf" "$path/cgroup" "$path"
+done
 for folder; do
     case $folder in */keelson-test-*) rm -rf "$folder" ;; esac
 done
@@ -218,7 +226,7 @@ static WATCHER_PROCESS: OnceLock<Result<Mutex<Child>, String>> = OnceLock::new()
 
 /// Ensures that the namespaces of this process, and those that others left, are removed when it exits, even if it is
 /// killed.
-fn watch_over() -> Result<&'static Mutex<Child>> {
+pub(super) fn watch_over() -> Result<&'static Mutex<Child>> {
     let started = WATCHER_PROCESS.get_or_init(|| {
         let mut command = Command::new("sh");
         command.args(["-c", WATCHER, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -209,6 +209,8 @@ impl Backend for EbpfBackend {
         }
         if let Some(kernel) = self.sockets.kernel() {
             lines.extend(kernel.detached()?.into_iter().map(|hook| format!("attach the program {hook}")));
+            let former = kernel.former()?.into_iter();
+            lines.extend(former.map(|folder| format!("remove {} of another version", folder.display())));
         }
         Ok(lines)
     }

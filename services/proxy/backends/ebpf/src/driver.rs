@@ -31,7 +31,7 @@ impl Driver for Ebpf {
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
         let find = || Pinned::find(options.ebpf.cgroup.as_deref(), usual_sizes());
         let kernel: Option<Box<dyn SocketKernel>> = match access {
-            Access::Program => {
+            Access::Program | Access::Compare => {
                 let pinned = find()?;
                 if !pinned.is_running() {
                     pinned.probe()?;
@@ -39,7 +39,6 @@ impl Driver for Ebpf {
                 tracing::info!(places = pinned.describe(), "eBPF programs can be loaded");
                 Some(Box::new(pinned))
             }
-            Access::Compare => Some(Box::new(find()?)),
             Access::Print => None,
         };
         let packets = Nft.open(options, access)?;

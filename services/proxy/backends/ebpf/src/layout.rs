@@ -11,6 +11,7 @@ use keelson_proxy::model::{Endpoint, Family, Frontend};
 pub(crate) const LAYOUT: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(dead_code)] // Programs alone use some of the maps.
 pub(crate) enum MapName {
     Frontends,
     Sets,

@@ -43,7 +43,10 @@ pub(crate) trait SocketKernel: Send {
     /// Attaches what is not attached, and returns the number of programs.
     fn attach(&mut self) -> Result<usize, KernelError>;
 
-    /// Removes programs and maps of other versions, and returns the number of pins.
+    /// Folders with programs and maps of other versions.
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError>;
+
+    /// Removes these, and returns the number of pins.
     fn remove_former(&mut self) -> Result<usize, KernelError>;
 
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError>;
@@ -146,17 +149,14 @@ impl SocketKernel for Pinned {
         attached
     }
 
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
+        let mut found = pins_in(&self.own)?;
+        found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
+        Ok(found)
+    }
+
     fn remove_former(&mut self) -> Result<usize, KernelError> {
-        let mut removed = 0;
-        let links = places::folders(&self.own, places::LINKS_PREFIX)?;
-        for folder in links.iter().filter(|folder| **folder != self.links_folder) {
-            removed += places::remove(folder)?;
-        }
-        let maps = places::folders(&self.own, places::MAPS_PREFIX)?;
-        for folder in maps.iter().filter(|folder| **folder != self.maps_folder) {
-            removed += places::remove(folder)?;
-        }
-        Ok(removed)
+        self.former()?.iter().map(|folder| places::remove(folder)).sum()
     }
 
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
@@ -183,13 +183,21 @@ pub(crate) fn find_pins() -> Result<Vec<PathBuf>, KernelError> {
         Err(KernelError::NoBpfMount) => return Ok(Vec::new()),
         own => own?,
     };
-    let mut found = places::folders(&own, places::LINKS_PREFIX)?;
-    found.extend(places::folders(&own, places::MAPS_PREFIX)?);
+    match pins_in(&own) {
+        // Who may not see them has none of them, and other backends need no right to.
+        Err(KernelError::NotPermitted(_)) => Ok(Vec::new()),
+        found => found,
+    }
+}
+
+/// Links first: without maps no program would translate, but it would still run.
+fn pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
+    let mut found = places::folders(own, places::LINKS_PREFIX)?;
+    found.extend(places::folders(own, places::MAPS_PREFIX)?);
     Ok(found)
 }
 
-/// Detaches all programs of this network namespace and removes their maps. Links come first: without maps no program would
-/// translate, but it would still run.
+/// Detaches all programs of this network namespace and removes their maps.
 pub(crate) fn remove_pins(removed: &mut dyn FnMut(String)) -> Result<(), KernelError> {
     for folder in find_pins()? {
         let pins = places::remove(&folder)?;

@@ -17,6 +17,8 @@ use std::{
 use super::KernelError;
 
 pub(super) const USUAL_BPF: &str = "/sys/fs/bpf";
+/// With version 2 alone, and beside version 1.
+const USUAL_CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const FOLDER: &str = "keelson";
 pub(super) const MAPS_PREFIX: &str = "maps-";
 pub(super) const LINKS_PREFIX: &str = "links-";
@@ -24,7 +26,7 @@ pub(super) const LINKS_PREFIX: &str = "links-";
 /// The folder of this network namespace, whether it exists or not.
 pub(crate) fn own_folder() -> Result<PathBuf, KernelError> {
     let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap_or_default();
-    let root = bpf_mount(&mounts).ok_or(KernelError::NoBpfMount)?;
+    let root = preferred(&mounts, "bpf", &[USUAL_BPF]).ok_or(KernelError::NoBpfMount)?;
     let namespace = Path::new("/proc/thread-self/ns/net");
     let inode = fs::metadata(namespace).map_err(KernelError::file("read", namespace))?.ino();
     Ok(root.join(FOLDER).join(format!("netns-{inode}")))
@@ -36,7 +38,7 @@ pub(crate) fn cgroup(setting: Option<&Path>) -> Result<PathBuf, KernelError> {
         Some(path) => path.to_owned(),
         None => {
             let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap_or_default();
-            mounted(&mounts, "cgroup2").next().ok_or(KernelError::NoCgroupMount)?
+            preferred(&mounts, "cgroup2", &USUAL_CGROUPS).ok_or(KernelError::NoCgroupMount)?
         }
     };
     // Every folder of cgroup v2 has it.
@@ -51,9 +53,11 @@ pub(crate) fn cgroup_id(path: &Path) -> Result<u64, KernelError> {
     Ok(fs::metadata(path).map_err(KernelError::file("read", path))?.ino())
 }
 
-fn bpf_mount(mounts: &str) -> Option<PathBuf> {
-    let all: Vec<PathBuf> = mounted(mounts, "bpf").collect();
-    all.iter().find(|path| path.as_path() == Path::new(USUAL_BPF)).or(all.first()).cloned()
+/// One of the usual places, or the first one.
+fn preferred(mounts: &str, kind: &str, usual: &[&str]) -> Option<PathBuf> {
+    let all: Vec<PathBuf> = mounted(mounts, kind).collect();
+    let is_mounted = |path: &&&str| all.iter().any(|found| found.as_path() == Path::new(path));
+    usual.iter().find(is_mounted).map(PathBuf::from).or_else(|| all.first().cloned())
 }
 
 /// Where file systems of a type are mounted, in the order of `/proc/self/mounts`.
@@ -107,10 +111,14 @@ mod tests {
     fn the_usual_mount_is_preferred() {
         let text = "proc /proc proc rw 0 0\nbpf /tmp/bpf bpf rw,mode=700 0 0\nnone /a\\040b cgroup2 rw 0 0\n\
                     cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(bpf_mount(text), Some("/tmp/bpf".into()));
-        assert_eq!(bpf_mount(&format!("{text}bpf /sys/fs/bpf bpf rw 0 0\n")), Some("/sys/fs/bpf".into()));
-        assert_eq!(bpf_mount("proc /proc proc rw 0 0\n\nbroken\n"), None);
-        assert_eq!(mounted(text, "cgroup2").collect::<Vec<_>>(), [PathBuf::from("/sys/fs/cgroup/unified")]);
+        let bpf = |text: &str| preferred(text, "bpf", &[USUAL_BPF]);
+        assert_eq!(bpf(text), Some("/tmp/bpf".into()));
+        assert_eq!(bpf(&format!("{text}bpf /sys/fs/bpf bpf rw 0 0\n")), Some("/sys/fs/bpf".into()));
+        assert_eq!(bpf("proc /proc proc rw 0 0\n\nbroken\n"), None);
+        let cgroup = |text: &str| preferred(text, "cgroup2", &USUAL_CGROUPS);
+        assert_eq!(cgroup(text), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(cgroup(&format!("none /a cgroup2 rw 0 0\n{text}")), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(cgroup("none /a cgroup2 rw 0 0\n"), Some("/a".into()));
     }
 
     #[test]
