@@ -24,6 +24,22 @@ const AT_THE_USUAL_PLACES: &str = "mount --bind \"$0/bpf\" /sys/fs/bpf && mount 
 /// Where the cgroup of the world is, as its proxy sees it.
 pub(super) const CGROUP: &str = "/sys/fs/cgroup";
 
+/// Where the threads of a namespace belong, if anywhere.
+#[derive(Clone, Debug, Default)]
+pub struct Threads(Option<PathBuf>);
+
+impl Threads {
+    pub(super) fn of(cgroup: &Path) -> Self {
+        Self(Some(cgroup.join("cgroup.threads")))
+    }
+
+    /// Moves the calling thread: sockets that it makes from now on are those of the node or its pods.
+    pub fn join(&self) -> Result<()> {
+        let Some(file) = &self.0 else { return Ok(()) };
+        fs::write(file, gettid().to_string()).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
 /// Removed on drop.
 #[derive(Debug)]
 pub(super) struct SocketLevel {
@@ -52,9 +68,8 @@ impl SocketLevel {
 
     /// Sockets that the namespace makes from now on are in the cgroup.
     pub(super) fn join(&self, namespace: &Namespace) -> Result<()> {
-        let threads = self.cgroup.join("cgroup.threads");
-        let name = namespace.name().to_owned();
-        namespace.run(move || fs::write(threads, gettid().to_string()))?.with_context(|| format!("cannot move {name}"))
+        let threads = namespace.set_cgroup(&self.cgroup);
+        namespace.run(move || threads.join())?
     }
 
     pub(super) fn bpf(&self) -> PathBuf {
@@ -99,7 +114,7 @@ fn mounts() -> Result<PathBuf> {
 }
 
 fn make_mounts() -> Result<PathBuf> {
-    drop(watch_over()?);
+    watch_over()?;
     let folder = PathBuf::from(format!("{PREFIX}{}", std::process::id()));
     for (name, kind) in [("cgroup", "cgroup2"), ("bpf", "bpf")] {
         let at: &Path = &folder.join(name);

@@ -11,7 +11,8 @@ use keelson_proto::proxy as pb;
 use keelson_proxy::{
     addresses::{Interface, Match},
     backend::{
-        Backend, BackendError, BackendInfo, Check, Counts, Details, Drain, Observer, Outcome, RulesetPrinter,
+        Backend, BackendError, BackendInfo, Check, Counts, Details, Drain, MapFill, Observer, Outcome,
+        RulesetPrinter,
     },
     conntrack::UdpFrontend,
     explain::Question,
@@ -24,7 +25,7 @@ use crate::{
     kernel::SocketKernel,
     layout::MapName,
     observer::EbpfObserver,
-    plan::NodeFacts,
+    plan::{NodeFacts, Usage},
     print::MapsText,
     sockets::{Sockets, usual_capacity},
 };
@@ -217,8 +218,9 @@ impl Backend for EbpfBackend {
 
     fn ruleset(&self) -> RulesetPrinter {
         let packets = self.packets.ruleset();
+        let plan = self.sockets.plan.settled(Instant::now());
         let maps: Vec<MapsText> =
-            self.enabled().map(|family| MapsText::new(family, self.sockets.plan.contents(family))).collect();
+            self.enabled().map(|family| MapsText::new(family, plan.contents(family))).collect();
         Box::new(move |out| {
             packets(out)?;
             maps.iter().try_for_each(|text| text.print(out))
@@ -227,7 +229,8 @@ impl Backend for EbpfBackend {
 
     fn explain(&self, question: &Question, local: &[IpAddr]) -> pb::Explanation {
         let node = self.nodes[question.target.family() as usize].as_ref();
-        let context = Context { plan: &self.sockets.plan, node, local };
+        let plan = self.sockets.plan.settled(Instant::now());
+        let context = Context { plan: &plan, node, local };
         explain::explain(&context, question, &|question| self.packets.explain(question, local))
     }
 
@@ -253,6 +256,26 @@ impl Backend for EbpfBackend {
             details.elements.insert("ebpf-left-out".to_owned(), usage.left_out as u64);
         }
         details
+    }
+
+    fn map_fills(&self) -> Vec<MapFill> {
+        let usage = Family::ALL.map(|family| self.sockets.plan.usage(family));
+        let capacity = usual_capacity();
+        let sum = |of: fn(&Usage) -> usize| usage.iter().map(of).sum();
+        let slots = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let fill = |map: MapName, elements, max| MapFill { map: map.as_str(), elements, max };
+        vec![
+            fill(MapName::Frontends, sum(|usage| usage.frontends), capacity.frontends),
+            fill(MapName::Sets, sum(|usage| usage.sets), capacity.sets),
+            fill(MapName::Members, sum(|usage| usage.members), capacity.members),
+            // Each family has the slots of both.
+            fill(MapName::Slots, slots(usage[0].slots), slots(capacity.slots)),
+        ]
+    }
+
+    fn decisions(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.sockets.kernel().and_then(|kernel| kernel.counters().ok()).unwrap_or_default();
+        counters.into_iter().map(|(counter, total)| (counter.as_str(), total)).collect()
     }
 
     /// Of packets: sockets are asked for each datagram, or ended.

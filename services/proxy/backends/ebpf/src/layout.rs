@@ -71,6 +71,16 @@ impl Counter {
     pub(crate) const ALL: [Self; 4] =
         [Self::ChosenTcp, Self::ChosenUdp, Self::LeftChanging, Self::LeftUnremembered];
 
+    /// The label in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::ChosenTcp => "tcp",
+            Self::ChosenUdp => "udp",
+            Self::LeftChanging => "left_changing",
+            Self::LeftUnremembered => "left_unremembered",
+        }
+    }
+
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::ChosenTcp => "TCP connections given an endpoint",

@@ -14,6 +14,7 @@ mod ranges;
 mod tests;
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     sync::Arc,
@@ -42,7 +43,7 @@ pub(crate) struct Capacity {
     pub(crate) slots: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct FamilyPlan {
     services: BTreeMap<ServiceName, Vec<Arc<ServicePort>>>,
     claims: Claims<Arc<ServicePort>>,
@@ -58,7 +59,7 @@ struct FamilyPlan {
     has_adopted: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     capacity: Capacity,
     ranges: Ranges,
@@ -357,6 +358,23 @@ impl Plan {
 
 /// What others ask.
 impl Plan {
+    /// The plan with all changes since the last sync: the same one, or a copy if there are some.
+    pub(crate) fn settled(&self, now: Instant) -> Cow<'_, Self> {
+        let is_settled = |plan: &FamilyPlan| {
+            plan.changed_ports.is_empty()
+                && plan.changed_frontends.is_empty()
+                && plan.put_addresses == plan.node_addresses
+        };
+        if self.families.iter().all(is_settled) {
+            return Cow::Borrowed(self);
+        }
+        let mut copy = self.clone();
+        for family in Family::ALL {
+            copy.changes(family, now);
+        }
+        Cow::Owned(copy)
+    }
+
     /// Whether the socket level translates connections to a frontend, with the kind and service port that it belongs to.
     pub(crate) fn lookup(
         &self,

@@ -114,7 +114,7 @@ fn slot(number: u32, endpoint: Endpoint) -> SlotValue {
 }
 
 /// Sets that an earlier run left and whose ranges are still reserved.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Inherited {
     is_filled: bool,
     ranges: BTreeMap<SetKey, Range>,

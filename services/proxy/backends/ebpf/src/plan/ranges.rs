@@ -24,7 +24,7 @@ impl Range {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Ranges {
     size: u32,
     /// First place : number of places. Neighbours are merged.
