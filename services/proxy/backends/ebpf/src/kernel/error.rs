@@ -39,7 +39,8 @@ pub(crate) enum KernelError {
     Attach { program: &'static str, cgroup: PathBuf, reason: String },
     #[error("cannot {action} the map {map}: {reason}", map = map.as_str())]
     Map { action: &'static str, map: MapName, reason: String },
-    /// The plan leaves service ports out before; so these are another program's elements, or the kernel has no memory.
+    /// The plan leaves service ports out before; so these are another program's elements, or the kernel has no memory even
+    /// after a while.
     #[error("the map {map} has no room for another element; the next sync compares all elements", map = map.as_str())]
     Full { map: MapName },
     #[error("cannot {action} {path}: {error}")]

@@ -2,7 +2,7 @@
 //!
 //! Owns: [`Maps`]. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
 
-use std::path::Path;
+use std::{path::Path, thread, time::Duration};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 
@@ -14,6 +14,9 @@ use crate::{
         SlotValue,
     },
 };
+
+const MEMORY_ATTEMPTS: u32 = 100;
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
 type Hash<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
 
@@ -54,9 +57,24 @@ impl Maps {
         })
     }
 
-    /// Deleting what is not there is no error: the plan may know less than the kernel after a failure.
+    /// The kernel takes elements from a small store that it fills in the background: in a burst, it may say that there is no
+    /// memory when there is a moment later.
     pub(crate) fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
-        let result = match change {
+        let mut attempts = 0;
+        loop {
+            match self.try_apply(change) {
+                Err(error) if attempts < MEMORY_ATTEMPTS && is_without_memory(&error) => {
+                    attempts += 1;
+                    thread::sleep(MEMORY_PAUSE);
+                }
+                result => return result.map_err(|error| KernelError::map("write", change.map(), &error)),
+            }
+        }
+    }
+
+    /// Deleting what is not there is no error: the plan may know less than the kernel after a failure.
+    fn try_apply(&mut self, change: &Change) -> Result<(), MapError> {
+        match change {
             Change::Put(Element::Slot(place, value)) => self.slots.set(*place, value.to_bytes(), 0),
             Change::Put(Element::Member(key, bits)) => {
                 self.members.insert(key.to_bytes(), bits.to_bytes(), 0)
@@ -72,8 +90,7 @@ impl Maps {
             Change::Delete(Key::Set(key)) => present(self.sets.remove(&key.to_bytes())),
             Change::Delete(Key::Frontend(key)) => present(self.frontends.remove(&key.to_bytes())),
             Change::Delete(Key::NodeAddress(key)) => present(self.node_addresses.remove(&key.to_bytes())),
-        };
-        result.map_err(|error| KernelError::map("write", change.map(), &error))
+        }
     }
 
     /// What the proxy has written. Of slots, those that some set has.
@@ -133,6 +150,10 @@ impl Maps {
         };
         Counter::ALL.into_iter().map(read).collect()
     }
+}
+
+fn is_without_memory(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error() == Some(nix::libc::ENOMEM))
 }
 
 fn present(removed: Result<(), MapError>) -> Result<(), MapError> {

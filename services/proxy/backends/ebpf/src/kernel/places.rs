@@ -16,7 +16,7 @@ use std::{
 
 use super::KernelError;
 
-pub(super) const USUAL_BPF: &str = "/sys/fs/bpf";
+const USUAL_BPF: &str = "/sys/fs/bpf";
 /// With version 2 alone, and beside version 1.
 const USUAL_CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const FOLDER: &str = "keelson";

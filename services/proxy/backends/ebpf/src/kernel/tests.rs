@@ -66,13 +66,16 @@ impl World {
     fn mount(&mut self) {
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        // BPF file systems of the machine, and of other tests, are not for this one.
+        let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+        for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
+            nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
+        }
         for (name, kind) in [("cgroup", "cgroup2"), ("bpf", "bpf")] {
             let at = self.folder.path().join(name);
             fs::create_dir(&at).unwrap();
             mount(Some("none"), &at, Some(kind), MsFlags::empty(), none).unwrap();
         }
-        // The usual place may have a BPF file system of the machine: not for tests.
-        let _ = nix::mount::umount(super::places::USUAL_BPF);
     }
 
     /// Only this thread: the cgroup is a threaded one.
@@ -183,4 +186,16 @@ fn udp_server(ip: &str) -> SocketAddr {
 
 fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+/// The same on the oldest kernel of the documentation, without JIT: the verifier of Linux 6.1 checks the programs.
+#[test]
+fn in_the_vm() {
+    let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../tests/vm/run.sh");
+    let program = std::env::current_exe().unwrap();
+    let ended = Command::new(runner)
+        .arg(program)
+        .args(["--test-threads=1", "--skip", "in_the_vm", "kernel::tests", "stale::diag"])
+        .status();
+    assert!(ended.expect("tests/vm/run.sh").success(), "the tests in the VM failed");
 }
