@@ -32,12 +32,12 @@ pub(crate) const SUBJECT: &str = "KEELSON_PROXY_SUBJECT";
 /// The cases that are left out: number, backend, reason. The backend nft has all of them. Sorted by backend, then by case;
 /// `docs/kube-proxy-differences.md` has the same rows.
 const DIFFERENCES: &[(u8, &str, &str)] = &[
-    (17, "iptables", "other ports of cluster IPs and unused addresses are left alone, as by kube-proxy"),
-    (42, "iptables", "without endpoints every source is rejected, as by kube-proxy"),
-    (45, "iptables", "node ports are at all addresses by default, as with kube-proxy"),
     (56, "ebpf", "the test reads a table of nftables, and a pod's connection meets none"),
     (160, "ebpf", "the test deletes a table of nftables, and a pod's connection meets none"),
     (161, "ebpf", "packets of the node and its pods have no number in their priority"),
+    (17, "iptables", "other ports of cluster IPs and unused addresses are left alone, as by kube-proxy"),
+    (42, "iptables", "without endpoints every source is rejected, as by kube-proxy"),
+    (45, "iptables", "node ports are at all addresses by default, as with kube-proxy"),
     (56, "iptables", "the test reads a table of nftables"),
     (59, "iptables", "the test holds a table of nftables"),
     (147, "iptables", "node ports are at 127.0.0.1 as well, as with kube-proxy"),

@@ -10,7 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Outcome, Transport};
 use keelson_harness::util::PATIENCE;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 const EBPF: Backend = &[("proxy.backend", "ebpf")];
 const KILLS: usize = 18;
@@ -27,15 +28,12 @@ async fn connections_continue_under_changes_with_ebpf() -> Result<()> {
     changes(EBPF, RATE).await
 }
 
-/// The pins of the only proxy of this world: folders of maps and links.
+/// The pins of the proxy: folders of maps and links.
 fn pins(env: &TestEnv) -> Result<Vec<PathBuf>> {
-    let bpf = env.world.bpf()?;
-    let mut found = Vec::new();
-    for namespace in fs::read_dir(bpf.join("keelson")).into_iter().flatten().flatten() {
-        for folder in fs::read_dir(namespace.path())?.flatten() {
-            found.push(folder.path());
-        }
-    }
+    let inode = fs::metadata(Path::new("/run/netns").join(env.node().name()))?.ino();
+    let own = env.world.bpf()?.join(format!("keelson/netns-{inode}"));
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(own).into_iter().flatten().flatten().map(|folder| folder.path()).collect();
     found.sort();
     Ok(found)
 }
