@@ -9,8 +9,8 @@ use keelson_proxy::{
     choice::Choice,
     conntrack::ConntrackOptions,
     options::{
-        self as proxy_options, DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options, ProxyProtocol,
-        RelayOptions,
+        self as proxy_options, DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options,
+        ProxyProtocol, RelayOptions,
     },
 };
 

@@ -28,7 +28,9 @@ fn main() -> io::Result<()> {
             "None".to_owned()
         }
     };
-    let text = format!("/// The programs as an ELF object; `None`: built without clang.\npub(crate) const OBJECT: Option<&[u8]> = {constant};\n");
+    let text = format!(
+        "/// The programs as an ELF object; `None`: built without clang.\npub(crate) const OBJECT: Option<&[u8]> = {constant};\n"
+    );
     fs::write(folder.join("programs.rs"), text)
 }
 

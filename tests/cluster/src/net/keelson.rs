@@ -47,8 +47,13 @@ impl KeelsonProxyOptions {
     /// `ip netns exec` and its arguments that run a program of the world, with the rights of the caller.
     pub fn inside(&self, namespace: &Namespace, program: &Path, args: &[&str]) -> Result<Program> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let program =
-            Program { name: "keelson".to_owned(), path: program.into(), args, env: Vec::new(), log: PathBuf::new() };
+        let program = Program {
+            name: "keelson".to_owned(),
+            path: program.into(),
+            args,
+            env: Vec::new(),
+            log: PathBuf::new(),
+        };
         match &self.sockets {
             Some(places) => namespace.in_namespace(&places.at_the_usual_places(&program)),
             None => namespace.in_namespace(&program),

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const PREFIX: &str = "/run/kt-ebpf-";
 
 /// In the program's own mount namespace, which `ip netns exec` makes.
-const AT_THE_USUAL_PLACES: &str = "mount --bind \"$0/bpf\" /sys/fs/bpf && mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
+const AT_THE_USUAL_PLACES: &str =
+    "mount --bind \"$0/bpf\" /sys/fs/bpf && mount --bind \"$1\" /sys/fs/cgroup && shift && exec \"$@\"";
 
 /// Where the cgroup of the world is, as its proxy sees it.
 pub(super) const CGROUP: &str = "/sys/fs/cgroup";

@@ -139,7 +139,16 @@ impl World {
             servers.push(Servers::endpoints(&place.namespace, &[local(number)], &SERVED)?);
             locals.push(place);
         }
-        Ok(Self { node, pod, locals, client, outside_client, _servers: servers, _others: [wire, other], sockets: OnceLock::new() })
+        Ok(Self {
+            node,
+            pod,
+            locals,
+            client,
+            outside_client,
+            _servers: servers,
+            _others: [wire, other],
+            sockets: OnceLock::new(),
+        })
     }
 
     pub fn node(&self) -> &Namespace {

@@ -50,10 +50,9 @@ async fn programs_and_tables_that_somebody_removes_come_back() -> Result<()> {
     let repaired = async || env.family(Family::V4).await?["repaired"].as_u64().context("no count");
     let links = pins(&env)?.into_iter().find(|path| path.display().to_string().contains("links-"));
     let links = links.context("no links")?;
-    for remove in [
-        &|| fs::remove_file(links.join("connect4")).context("a link") as Result<()>,
-        &|| env.node().nft(&["delete", "table", "ip", "keelson"]).map(drop),
-    ] as [&(dyn Fn() -> Result<()> + Sync); 2]
+    for remove in [&|| fs::remove_file(links.join("connect4")).context("a link") as Result<()>, &|| {
+        env.node().nft(&["delete", "table", "ip", "keelson"]).map(drop)
+    }] as [&(dyn Fn() -> Result<()> + Sync); 2]
     {
         let before = repaired().await?;
         remove()?;

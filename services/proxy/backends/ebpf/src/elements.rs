@@ -96,14 +96,7 @@ impl Contents {
         let mut changes = Vec::new();
         compare(&self.slots, &wanted.slots, |_| false, Element::Slot, None, &mut changes);
         let is_ours = |key: &MemberKey| family_of(key.number) == family;
-        compare(
-            &self.members,
-            &wanted.members,
-            is_ours,
-            Element::Member,
-            Some(&Key::Member),
-            &mut changes,
-        );
+        compare(&self.members, &wanted.members, is_ours, Element::Member, Some(&Key::Member), &mut changes);
         let is_ours = |key: &SetKey| family_of(key.number) == family;
         compare(&self.sets, &wanted.sets, is_ours, Element::Set, Some(&Key::Set), &mut changes);
         let is_ours = |key: &FrontendKey| key.address.family() == family;

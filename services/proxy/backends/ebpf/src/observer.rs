@@ -66,9 +66,9 @@ impl Observer for EbpfObserver {
 
     fn affinity_clients(&mut self, family: Family) -> Result<Option<AffinityClients>, BackendError> {
         let packets = self.packets.affinity_clients(family)?;
-        let sockets = self.maps()?.map(|maps| {
-            maps.affinity_numbers().filter(|number| family_of(*number) == family).count()
-        });
+        let sockets = self
+            .maps()?
+            .map(|maps| maps.affinity_numbers().filter(|number| family_of(*number) == family).count());
         Ok(packets.map(|mut clients| {
             clients.extend(sockets.map(|number| (AFFINITY, number)));
             clients

@@ -218,7 +218,8 @@ impl Sockets {
         if self.has_lost_udp && self.sweeper.is_free() {
             self.has_lost_udp = false;
             let replies = self.writable()?.udp_replies()?;
-            let stale = replies.into_iter().filter(|(key, value)| self.plan.is_stale(value.number, key.remote));
+            let stale =
+                replies.into_iter().filter(|(key, value)| self.plan.is_stale(value.number, key.remote));
             let stale: Vec<Stale> = stale.map(|(key, _)| Stale::from(key)).collect();
             self.sweeper.start(stale);
         }

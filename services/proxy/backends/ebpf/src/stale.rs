@@ -116,8 +116,7 @@ fn sweep(stale: &[Stale]) -> Swept {
         match namespace.enter() {
             Ok(()) => here(&namespace.to_string()),
             Err(error) => {
-                swept.failure =
-                    Some(format!("cannot enter {namespace}: {error}; it needs CAP_SYS_ADMIN"));
+                swept.failure = Some(format!("cannot enter {namespace}: {error}; it needs CAP_SYS_ADMIN"));
                 break;
             }
         }

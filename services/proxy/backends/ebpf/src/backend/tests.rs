@@ -86,8 +86,16 @@ fn the_level_that_decides_is_named() {
         let all = ways(web_backend.as_ref(), "", to);
         assert_eq!(all.len(), 3, "{all:?}");
         assert_eq!(all[0], of_sockets("a pod (10.244.0.0/16)"));
-        assert!(all[1].starts_with("the node itself") && all[1].contains("socket level: program"), "{}", all[1]);
-        assert!(all[2].starts_with("outside forwarded 2 +M: ") && !all[2].contains("socket level"), "{}", all[2]);
+        assert!(
+            all[1].starts_with("the node itself") && all[1].contains("socket level: program"),
+            "{}",
+            all[1]
+        );
+        assert!(
+            all[2].starts_with("outside forwarded 2 +M: ") && !all[2].contains("socket level"),
+            "{}",
+            all[2]
+        );
     }
     for (from, has_sockets) in [("10.244.0.5", true), ("10.0.0.8", true), ("192.0.2.77", false)] {
         let found = ways(web_backend.as_ref(), from, V);
@@ -105,9 +113,11 @@ fn what_is_left_to_packets_says_why() {
     let left = |port: ServicePort, to: &str| ways(backend(port).as_ref(), "pod", to).remove(0);
     let ranges = ServicePort { source_ranges: vec!["10.244.0.0/16".parse().unwrap()], ..web() };
     let why = "socket level: left to packets, because it has source ranges";
-    assert!(left(ranges.clone(), W).contains(why), "{}", left(ranges.clone(), W));
+    let text = left(ranges.clone(), W);
+    assert!(text.contains(why), "{text}");
     assert!(left(ranges, V).contains("program keelson_connect4"));
-    let none = ServicePort { has_any: false, cluster: Vec::new(), local: Vec::new(), on_node: Vec::new(), ..web() };
+    let none =
+        ServicePort { has_any: false, cluster: Vec::new(), local: Vec::new(), on_node: Vec::new(), ..web() };
     let text = left(none, V);
     assert!(text.contains("rejected 0: socket level: left to packets, because no endpoint"), "{text}");
     let sticky = ServicePort { affinity_seconds: 60, ..web() };

@@ -21,7 +21,9 @@ pub(crate) enum KernelError {
          build it with clang"
     )]
     NotBuilt,
-    #[error("no BPF file system is mounted, which keeps programs and maps over a restart; run `mount -t bpf bpf /sys/fs/bpf`")]
+    #[error(
+        "no BPF file system is mounted, which keeps programs and maps over a restart; run `mount -t bpf bpf /sys/fs/bpf`"
+    )]
     NoBpfMount,
     #[error("no cgroup v2 is mounted, where programs are attached; mount it, or set proxy.ebpf_cgroup")]
     NoCgroupMount,

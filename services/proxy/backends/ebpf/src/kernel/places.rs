@@ -125,6 +125,9 @@ mod tests {
     fn a_folder_that_is_no_cgroup_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let error = cgroup(Some(folder.path())).unwrap_err().to_string();
-        assert!(error.contains("is not a folder of cgroup v2") && error.contains("proxy.ebpf_cgroup"), "{error}");
+        assert!(
+            error.contains("is not a folder of cgroup v2") && error.contains("proxy.ebpf_cgroup"),
+            "{error}"
+        );
     }
 }

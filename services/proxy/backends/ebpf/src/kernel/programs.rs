@@ -87,7 +87,8 @@ pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelErr
 }
 
 fn program<'a>(loaded: &'a mut Ebpf, name: &'static str) -> Result<&'a mut CgroupSockAddr, KernelError> {
-    let found = loaded.program_mut(name).ok_or(KernelError::Load(format!("the object has no program {name}")))?;
+    let found =
+        loaded.program_mut(name).ok_or(KernelError::Load(format!("the object has no program {name}")))?;
     found.try_into().map_err(|error| KernelError::program(name, &error))
 }
 
@@ -111,9 +112,8 @@ pub(crate) fn attach(
         if pin.exists() {
             fs::remove_file(&pin).map_err(KernelError::file("remove", &pin))?;
         }
-        link.pin(&pin).map_err(|error| {
-            KernelError::file("pin the link", &pin)(std::io::Error::other(error))
-        })?;
+        link.pin(&pin)
+            .map_err(|error| KernelError::file("pin the link", &pin)(std::io::Error::other(error)))?;
     }
     Ok(wanted.len())
 }

@@ -45,7 +45,8 @@ struct World {
 /// Runs a test in a new world. Needs root, and cgroup v2 and BPF in the kernel.
 fn in_world<T: Send>(test: impl FnOnce(&World) -> T + Send) -> T {
     let folder = tempfile::tempdir().unwrap();
-    let cgroup = folder.path().join("cgroup").join(format!("keelson-test-{}-{}", std::process::id(), gettid()));
+    let cgroup =
+        folder.path().join("cgroup").join(format!("keelson-test-{}-{}", std::process::id(), gettid()));
     let mut world = World { folder, cgroup };
     let inside = || {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces need root");

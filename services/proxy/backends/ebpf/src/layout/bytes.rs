@@ -100,11 +100,7 @@ impl Layout<16> for SetValue {
     }
 
     fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self {
-            first: number(&bytes, 0),
-            count: number(&bytes, 4),
-            affinity_seconds: number(&bytes, 8),
-        }
+        Self { first: number(&bytes, 0), count: number(&bytes, 4), affinity_seconds: number(&bytes, 8) }
     }
 }
 

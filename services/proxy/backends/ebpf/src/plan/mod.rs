@@ -24,11 +24,11 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::model::{Claims, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort};
 
+use self::{placed::Inherited, ranges::Ranges};
 pub(crate) use self::{
     placed::Placed,
     policy::{NodeFacts, Policy, Reason},
 };
-use self::{placed::Inherited, ranges::Ranges};
 use crate::{
     elements::{Change, Contents, Element, Key, sort},
     layout::{Address, FrontendKey, Remote, SetKey},
@@ -248,7 +248,8 @@ impl Plan {
         let after = port.and_then(|port| self.find_room(family, port, facts, before.as_ref(), source));
         if let Some(before) = before {
             self.has_lost_udp |= before.has_lost_udp(after.as_ref());
-            let kept = |range| after.as_ref().is_some_and(|after: &Placed| after.ranges.contains(&Some(range)));
+            let kept =
+                |range| after.as_ref().is_some_and(|after: &Placed| after.ranges.contains(&Some(range)));
             for range in before.ranges.into_iter().flatten().filter(|range| !kept(*range)) {
                 self.ranges.give_back(range, now);
             }
@@ -292,7 +293,12 @@ impl Plan {
     }
 
     /// Takes a range for each set, the former one if its endpoints are the same.
-    fn take_ranges(&mut self, after: &mut Placed, before: Option<&Placed>, source: Option<&Contents>) -> bool {
+    fn take_ranges(
+        &mut self,
+        after: &mut Placed,
+        before: Option<&Placed>,
+        source: Option<&Contents>,
+    ) -> bool {
         let mut taken = Vec::new();
         for set in crate::layout::SetKind::ALL {
             let endpoints = after.endpoints(set);
@@ -301,8 +307,9 @@ impl Plan {
             }
             let same = before.filter(|before| before.endpoints(set) == endpoints);
             let kept = same.and_then(|before| before.ranges[set as usize]);
-            let inherited = source
-                .and_then(|contents| self.inherited.take(SetKey::new(after.number, set), endpoints, contents));
+            let inherited = source.and_then(|contents| {
+                self.inherited.take(SetKey::new(after.number, set), endpoints, contents)
+            });
             let range = kept.or(inherited).or_else(|| {
                 let range = self.ranges.take(u32::try_from(endpoints.len()).ok()?)?;
                 taken.push(range);
@@ -383,9 +390,9 @@ impl Plan {
     ) -> Option<(FrontendKind, &Arc<ServicePort>, Result<SetKey, Reason>)> {
         let (kind, _, port) = self.family(family).claims.owner(frontend)?;
         let key = FrontendKey::of(frontend, family);
-        let decided = self.frontend(family, frontend).and_then(|_| {
-            self.family(family).frontends.get(&key).copied().ok_or(Reason::Full)
-        });
+        let decided = self
+            .frontend(family, frontend)
+            .and_then(|_| self.family(family).frontends.get(&key).copied().ok_or(Reason::Full));
         Some((kind, port, decided))
     }
 

@@ -82,7 +82,8 @@ impl Placed {
             contents.slots.extend(range.places().zip(slots));
         }
         let members = self.member_bits().into_iter();
-        contents.members = members.map(|(remote, bits)| (MemberKey { number: *number, remote }, bits)).collect();
+        contents.members =
+            members.map(|(remote, bits)| (MemberKey { number: *number, remote }, bits)).collect();
         contents
     }
 
@@ -153,9 +154,10 @@ impl Inherited {
     pub(super) fn take(&mut self, key: SetKey, endpoints: &[Endpoint], contents: &Contents) -> Option<Range> {
         let range = *self.ranges.get(&key)?;
         let is_right = usize::try_from(range.count) == Ok(endpoints.len())
-            && range.places().zip(endpoints).all(|(place, endpoint)| {
-                contents.slots.get(&place) == Some(&slot(key.number, *endpoint))
-            });
+            && range
+                .places()
+                .zip(endpoints)
+                .all(|(place, endpoint)| contents.slots.get(&place) == Some(&slot(key.number, *endpoint)));
         if is_right { self.ranges.remove(&key) } else { None }
     }
 

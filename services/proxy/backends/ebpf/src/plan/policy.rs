@@ -41,7 +41,9 @@ impl Reason {
             Self::Protocol => "sockets of SCTP are not translated",
             Self::MasqueradeAll => "masquerade_all is set, and sockets are not masqueraded",
             Self::SourceRanges => "it has source ranges, which need the source of the packet",
-            Self::UnknownPods => "externalTrafficPolicy is Local, and pods are not distinguished from other sources",
+            Self::UnknownPods => {
+                "externalTrafficPolicy is Local, and pods are not distinguished from other sources"
+            }
             Self::SharedAffinity => {
                 "a client has one endpoint at all addresses of the service port, and some of them are left to packets"
             }

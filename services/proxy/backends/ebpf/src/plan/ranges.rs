@@ -155,7 +155,10 @@ mod tests {
         assert!(!ranges.take_at(Range { first: 9, count: 2 }));
         assert!(!ranges.take_at(Range { first: u32::MAX, count: u32::MAX }));
         assert!(ranges.take_at(Range { first: 6, count: 2 }));
-        assert_eq!((ranges.take(2), ranges.take(1)), (Some(Range { first: 8, count: 2 }), Some(Range { first: 5, count: 1 })));
+        assert_eq!(
+            (ranges.take(2), ranges.take(1)),
+            (Some(Range { first: 8, count: 2 }), Some(Range { first: 5, count: 1 }))
+        );
         assert_eq!((ranges.take(0), ranges.used()), (None, 10));
     }
 

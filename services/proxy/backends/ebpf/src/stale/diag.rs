@@ -96,7 +96,8 @@ fn request(kind: u16, flags: i32, family: Family, id: &SocketId) -> Vec<u8> {
 fn messages(mut bytes: &[u8]) -> Vec<(u16, &[u8])> {
     let mut found = Vec::new();
     while let Some(header) = bytes.get(..HEADER) {
-        let length = usize::try_from(u32::from_ne_bytes([header[0], header[1], header[2], header[3]])).unwrap_or(0);
+        let length =
+            usize::try_from(u32::from_ne_bytes([header[0], header[1], header[2], header[3]])).unwrap_or(0);
         let Some(body) = bytes.get(HEADER..length) else { break };
         found.push((u16::from_ne_bytes([header[4], header[5]]), body));
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -162,7 +163,10 @@ mod tests {
                 let (meant, other, moved) = (connected(), connected(), connected());
                 let elsewhere = Remote { port: 1, ..remote(&moved) };
                 let wanted = HashMap::from([
-                    (socket_cookie(&meant), Remote { address: Address::from(remote(&meant).address.ip()), port }),
+                    (
+                        socket_cookie(&meant),
+                        Remote { address: Address::from(remote(&meant).address.ip()), port },
+                    ),
                     (socket_cookie(&moved), elsewhere),
                 ]);
                 assert_eq!(destroy(family, &wanted).unwrap(), 1, "{to}");

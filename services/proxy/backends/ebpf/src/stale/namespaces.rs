@@ -43,9 +43,8 @@ pub(super) fn others() -> Vec<NetNamespace> {
     let mut seen: HashSet<(u64, u64)> = own.into_iter().collect();
     // A name may lead to a file that is no namespace (its mount is gone): it is on another device.
     let device = own.map(|(device, _)| device);
-    let is_new = |path: &PathBuf| {
-        identity(path).is_some_and(|found| Some(found.0) == device && seen.insert(found))
-    };
+    let is_new =
+        |path: &PathBuf| identity(path).is_some_and(|found| Some(found.0) == device && seen.insert(found));
     named.into_iter().chain(of_processes).filter(is_new).map(|path| NetNamespace { path }).collect()
 }
 

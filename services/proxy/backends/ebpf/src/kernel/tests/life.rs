@@ -50,7 +50,11 @@ fn another_layout_takes_over_after_the_first_sync() {
         drop(former);
         assert_eq!(find_pins().unwrap().len(), 2);
         let mut sockets = world.sockets();
-        sockets.plan.set(Family::V4, &ServiceName::new("default", "web"), vec![port(Protocol::Tcp, V, &[server])]);
+        sockets.plan.set(
+            Family::V4,
+            &ServiceName::new("default", "web"),
+            vec![port(Protocol::Tcp, V, &[server])],
+        );
         sockets.sync(Family::V4, Instant::now()).unwrap();
         assert_eq!(find_pins().unwrap().len(), 4, "those of IPv6 still are the former ones");
         assert_eq!(ask_tcp(at(V, 80)), server, "both translate");

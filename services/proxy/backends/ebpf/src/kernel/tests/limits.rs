@@ -61,7 +61,11 @@ fn a_map_that_another_program_fills_is_named() {
             other.apply(&Change::Put(crate::elements::Element::Frontend(key, value))).unwrap();
         }
         let server = tcp_server("127.0.0.1");
-        sockets.plan.set(Family::V4, &ServiceName::new("default", "web"), vec![port(Protocol::Tcp, V, &[server])]);
+        sockets.plan.set(
+            Family::V4,
+            &ServiceName::new("default", "web"),
+            vec![port(Protocol::Tcp, V, &[server])],
+        );
         let error = sockets.sync(Family::V4, Instant::now()).unwrap_err();
         assert!(error.to_string().contains("the map frontends has no room"), "{error}");
         // The next one compares everything: it deletes what is not ours, and then there is room.

@@ -97,10 +97,8 @@ fn a_flow_leaves_an_endpoint_that_is_gone_and_stays_with_one_that_serves() {
         connected.recv(&mut [0; 64]).unwrap();
         assert_eq!(ask(&socket, at(V, 80)), one);
         // It terminates, and still serves.
-        let terminating = ServicePort {
-            serving: vec![endpoint(one), endpoint(two)],
-            ..port(Protocol::Udp, V, &[two])
-        };
+        let terminating =
+            ServicePort { serving: vec![endpoint(one), endpoint(two)], ..port(Protocol::Udp, V, &[two]) };
         serve(&mut sockets, Family::V4, vec![terminating]);
         assert_eq!(ask(&socket, at(V, 80)), one);
         assert_eq!(ask(&client("127.0.0.1"), at(V, 80)), two);

@@ -83,7 +83,11 @@ fn a_change_is_as_large_as_its_service_port() {
     let mut plan = plan();
     let mut contents = Contents::default();
     for number in 1..=40 {
-        plan.set(Family::V4, &name(&format!("s{number}")), vec![port(&format!("s{number}"), number, &[1, 2])]);
+        plan.set(
+            Family::V4,
+            &name(&format!("s{number}")),
+            vec![port(&format!("s{number}"), number, &[1, 2])],
+        );
     }
     assert_eq!(sync(&mut plan, &mut contents).len(), 40 * 4, "two slots, a set and a frontend each");
     assert_eq!(sync(&mut plan, &mut contents), []);
@@ -133,7 +137,11 @@ fn members_are_there_where_programs_ask_for_them() {
     assert_eq!((stale(&plan), plan.take_lost_udp()), ([true, true, false], true));
     plan.set(Family::V4, &name("dns"), vec![]);
     sync(&mut plan, &mut contents);
-    assert_eq!((stale(&plan), plan.take_lost_udp()), ([false; 3], false), "a deleted Service leaves flows alone");
+    assert_eq!(
+        (stale(&plan), plan.take_lost_udp()),
+        ([false; 3], false),
+        "a deleted Service leaves flows alone"
+    );
 }
 
 #[test]
@@ -166,15 +174,16 @@ fn what_has_no_room_is_left_out_and_tried_again() {
         contents.frontends.len()
     };
     for number in 1..=3 {
-        plan.set(Family::V4, &name(&format!("s{number}")), vec![port(&format!("s{number}"), number, &[1, 2])]);
+        plan.set(
+            Family::V4,
+            &name(&format!("s{number}")),
+            vec![port(&format!("s{number}"), number, &[1, 2])],
+        );
     }
     assert_eq!(sync_at(&mut plan, &mut contents, now), 2);
     assert_eq!((plan.usage(Family::V4).left_out, plan.wake(now)), (1, false));
-    let reason = plan.lookup(Family::V4, Frontend::Address {
-        ip: ip("10.96.0.3"),
-        protocol: Protocol::Tcp,
-        port: 80,
-    });
+    let reason =
+        plan.lookup(Family::V4, Frontend::Address { ip: ip("10.96.0.3"), protocol: Protocol::Tcp, port: 80 });
     assert_eq!(reason.unwrap().2, Err(Reason::Full));
     plan.set(Family::V4, &name("s1"), vec![]);
     assert_eq!(sync_at(&mut plan, &mut contents, now), 1);
@@ -210,7 +219,10 @@ fn what_an_earlier_run_left_is_kept_where_it_is_right() {
     let changes = second.full(Family::V4, &contents, now);
     let texts: Vec<String> = changes.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 3, "{texts:?}");
-    assert!(texts.iter().all(|text| !text.contains("10.96.0.1:") && !text.contains("10.96.0.2:")), "{texts:?}");
+    assert!(
+        texts.iter().all(|text| !text.contains("10.96.0.1:") && !text.contains("10.96.0.2:")),
+        "{texts:?}"
+    );
     changes.iter().for_each(|change| apply(&mut contents, change));
     assert_eq!(second.full(Family::V4, &contents, now), []);
     // Nonsense of another program: ranges that overlap, beyond the end, empty; numbers of no family; foreign frontends.

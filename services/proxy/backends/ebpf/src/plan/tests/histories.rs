@@ -31,9 +31,10 @@ struct Extra {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let extra = any::<[bool; 5]>().prop_map(|[is_udp, has_affinity, is_local, has_node_port, shares_address]| {
-        Extra { is_udp, has_affinity, is_local, has_node_port, shares_address }
-    });
+    let extra =
+        any::<[bool; 5]>().prop_map(|[is_udp, has_affinity, is_local, has_node_port, shares_address]| {
+            Extra { is_udp, has_affinity, is_local, has_node_port, shares_address }
+        });
     let step = prop_oneof![
         8 => (0_u8..6, prop::collection::btree_set(0_u16..8, 0..6), extra).prop_map(|(s, e, x)| Step::Set(s, e, x)),
         2 => (0_u8..6).prop_map(Step::Delete),
