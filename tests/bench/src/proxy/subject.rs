@@ -319,7 +319,7 @@ impl Subject {
                 }
             }
         }
-        if self.backend != Backend::Nft {
+        if !matches!(self.backend, Backend::Nft | Backend::Ebpf) {
             self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
         }
         // Memory is released later.
@@ -394,7 +394,7 @@ impl Subject {
             let count = self.namespace().run(move || count_in_proc(backend))??;
             return Ok((count < expected).then(|| format!("there are {count} {what}, and not {expected}")));
         }
-        if self.backend != Backend::Nft {
+        if !matches!(self.backend, Backend::Nft | Backend::Ebpf) {
             let save = format!("iptables-{}-save", self.backend.variant());
             let save = peers::system(&save, "iptables")?;
             let rules = self.namespace().command(&save, &["-t", "nat"])?;
