@@ -336,7 +336,7 @@ settings! {
         /// Backend that serves the Services: `auto` (the best that this node supports), `nft` (nftables, kernel 5.13 or
         /// later), `iptables` (needs the programs of iptables and ipset), `ipvs` (the kernel's load balancer; needs these
         /// programs, too), `userspace` (relays connections itself; the kernel is not programmed), or `ebpf` (decides at
-        /// connect() for sockets of this node, and by nftables for the rest; needs CAP_BPF and Linux 5.10 or later).
+        /// connect() for sockets of this node, and by nftables for the rest; needs CAP_BPF and Linux 6.1 or later).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value, beside another
         /// service proxy of this node, which serves those without the label. `endpoints.service_proxy_names` of the

@@ -73,6 +73,8 @@ pub(crate) struct BackendProbe {
     pub(crate) opened: Result<(), String>,
     /// Rules of an earlier run.
     pub(crate) rules: Vec<String>,
+    /// Another backend whose rules are a part of its own.
+    pub(crate) includes: Option<&'static str>,
 }
 
 /// Opens every backend once, to compare: nothing is changed.
@@ -88,6 +90,7 @@ pub(crate) fn probe_backends(settings: &Settings) -> Vec<BackendProbe> {
             is_automatic: *is_automatic,
             opened: opened(*backend, *driver),
             rules: driver.find_rules().unwrap_or_default(),
+            includes: driver.includes(),
         })
         .collect()
 }

@@ -33,7 +33,7 @@ use crate::{
 pub(crate) const INFO: BackendInfo = BackendInfo {
     name: "ebpf",
     proxy_mode: "ebpf",
-    requirements: "CAP_BPF and CAP_NET_ADMIN, Linux 5.10 with cgroup v2, a BPF file system, and what the backend nft needs; \
+    requirements: "CAP_BPF and CAP_NET_ADMIN, Linux 6.1 with cgroup v2, a BPF file system, and what the backend nft needs; \
                    CAP_SYS_ADMIN to end UDP sockets of pods whose endpoint is gone",
     has_chains: false,
 };

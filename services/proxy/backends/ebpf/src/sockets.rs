@@ -126,6 +126,8 @@ impl Sockets {
         let changes = if state.is_trusted {
             self.plan.changes(family, now)
         } else {
+            // Looked at again after the maps.
+            self.is_attached = false;
             let kernel = self.writable()?;
             kernel.prepare()?;
             let contents = kernel.read()?;

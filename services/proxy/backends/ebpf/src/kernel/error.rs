@@ -33,7 +33,7 @@ pub(crate) enum KernelError {
         "the kernel does not permit eBPF: {0}; the backend ebpf needs CAP_BPF and CAP_NET_ADMIN in the first user namespace"
     )]
     NotPermitted(String),
-    #[error("the kernel refuses the program {program}: {reason}; the backend ebpf needs Linux 5.10 or newer")]
+    #[error("the kernel refuses the program {program}: {reason}; the backend ebpf needs Linux 6.1 or newer")]
     Program { program: &'static str, reason: String },
     #[error("cannot load the eBPF programs: {0}")]
     Load(String),
@@ -45,6 +45,8 @@ pub(crate) enum KernelError {
     /// after a while.
     #[error("the map {map} has no room for another element; the next sync compares all elements", map = map.as_str())]
     Full { map: MapName },
+    #[error("the maps in {0} were removed by another program; the next sync makes them again")]
+    MapsRemoved(PathBuf),
     #[error("cannot {action} {path}: {error}")]
     File { action: &'static str, path: PathBuf, error: io::Error },
     #[error("the backend was opened to print; it cannot write maps")]

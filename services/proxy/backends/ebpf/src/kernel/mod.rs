@@ -25,7 +25,7 @@ pub(crate) use self::{
 };
 use crate::{
     elements::{Change, Contents},
-    layout::{Counter, FlowKey, FlowValue},
+    layout::{Counter, FlowKey, FlowValue, MapName},
 };
 
 pub(crate) trait SocketKernel: Send {
@@ -40,7 +40,8 @@ pub(crate) trait SocketKernel: Send {
     /// The programs that are not attached.
     fn detached(&self) -> Result<Vec<&'static str>, KernelError>;
 
-    /// Attaches what is not attached, and returns the number of programs.
+    /// Attaches what is not attached, and returns the number of programs. Fails if the maps have lost their pins: programs
+    /// would be loaded with other maps.
     fn attach(&mut self) -> Result<usize, KernelError>;
 
     /// Folders with programs and maps of other versions.
@@ -113,10 +114,15 @@ impl Pinned {
 
 impl SocketKernel for Pinned {
     fn prepare(&mut self) -> Result<(), KernelError> {
-        if Maps::open(&self.maps_folder).is_err() {
-            self.maps = None;
+        // By their pins, and not those that this process knows: another program may have removed or replaced them.
+        self.maps = Maps::open(&self.maps_folder).ok();
+        if self.maps.is_none() {
             self.loaded = None;
             self.load()?;
+            // What is attached uses maps that no pin leads to any more.
+            if self.links_folder.exists() {
+                places::remove(&self.links_folder)?;
+            }
         }
         self.opened().map(drop)
     }
@@ -140,6 +146,9 @@ impl SocketKernel for Pinned {
         let missing = self.detached()?;
         if missing.is_empty() {
             return Ok(0);
+        }
+        if !self.maps_folder.join(MapName::Frontends.as_str()).exists() {
+            return Err(KernelError::MapsRemoved(self.maps_folder.clone()));
         }
         fs::create_dir_all(&self.links_folder).map_err(KernelError::file("make", &self.links_folder))?;
         let (cgroup, folder) = (self.cgroup.clone(), self.links_folder.clone());

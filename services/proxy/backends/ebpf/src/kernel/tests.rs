@@ -29,6 +29,7 @@ use crate::{
 mod affinity;
 mod life;
 mod limits;
+mod scale;
 mod tcp;
 mod udp;
 

@@ -110,6 +110,45 @@ fn what_another_program_changed_is_repaired() {
     });
 }
 
+/// Another program removes pins: all of them, or those of the maps alone.
+#[test]
+fn pins_that_somebody_removes_are_made_again() {
+    in_world(|world| {
+        let server = tcp_server("127.0.0.1");
+        let wanted = || vec![port(Protocol::Tcp, V, &[server])];
+        let mut sockets = world.sockets();
+        serve(&mut sockets, Family::V4, wanted());
+        let check = |sockets: &mut Sockets| {
+            let contents = world.pinned().read().unwrap();
+            sockets.snapshots.put(Family::V4, crate::sockets::Seen { contents, sync: 0 });
+            sockets.check(Family::V4, Instant::now())
+        };
+        remove_pins(&mut drop).unwrap();
+        assert!(refused_soon(V));
+        assert!(sockets.begin_check(Family::V4, Instant::now()).unwrap());
+        let error = check(&mut sockets).unwrap_err().to_string();
+        assert!(error.contains("were removed by another program"), "{error}");
+        let outcome = sockets.sync(Family::V4, Instant::now()).unwrap();
+        assert!(outcome.repaired && outcome.structure == 8, "{outcome:?}");
+        assert!(check(&mut sockets).unwrap().is_nothing());
+        assert_eq!(ask_tcp(at(V, 80)), server);
+
+        // Programs go on with maps that nobody finds: the next process attaches others.
+        drop(sockets);
+        let maps = find_pins().unwrap().into_iter().find(|path| path.to_string_lossy().contains("maps-"));
+        places::remove(&maps.unwrap()).unwrap();
+        assert_eq!(ask_tcp(at(V, 80)), server);
+        let other = tcp_server("127.0.0.1");
+        let mut sockets = world.sockets();
+        serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[other])]);
+        let until = Instant::now() + ANSWER;
+        while ask_tcp(at(V, 80)) != other {
+            assert!(Instant::now() < until, "the former programs still decide");
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+}
+
 #[test]
 fn removal_leaves_nothing() {
     in_world(|world| {
