@@ -224,10 +224,11 @@ impl Plan {
             node_addresses: plan.put_addresses.iter().map(|ip| (*ip, 1)).collect(),
             ..Contents::default()
         };
-        for mut of in plan.placed.values().map(Placed::contents) {
-            all.slots.append(&mut of.slots);
-            all.members.append(&mut of.members);
-            all.sets.append(&mut of.sets);
+        // `append` would rebuild the whole map each time.
+        for of in plan.placed.values().map(Placed::contents) {
+            all.slots.extend(of.slots);
+            all.members.extend(of.members);
+            all.sets.extend(of.sets);
         }
         all
     }
