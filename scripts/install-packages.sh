@@ -17,7 +17,8 @@ fail() {
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 # program:package[+package...], where what is no program is named by its whole path
-common=(cc:gcc+libc6-dev setpriv:util-linux)
+# clang compiles the eBPF programs of the proxy; their headers come with libc6-dev.
+common=(cc:gcc+libc6-dev clang:clang setpriv:util-linux)
 run=("${common[@]}" containerd:containerd runc:runc docker-registry:docker-registry)
 faketime=/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketime.so.1
 cluster=(etcd:etcd-server etcdctl:etcd-client ip:iproute2 nft:nftables "$faketime:libfaketime" perl:perl-base)
@@ -38,7 +39,7 @@ vm=(cc:gcc+libc6-dev make:make flex:flex bison:bison bc:bc xz:xz-utils flock:uti
 # A virtual machine that boots Debian with systemd (tests/boot).
 boot=(qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap mke2fs:e2fsprogs flock:util-linux)
 # Packages, the image and what checks them (packaging/packages.sh, tests/packages/run.sh).
-packages_tools=(cc:gcc+libc6-dev readelf:binutils jq:jq mmdebstrap:mmdebstrap umoci:umoci rpm:rpm lintian:lintian
+packages_tools=(cc:gcc+libc6-dev clang:clang readelf:binutils jq:jq mmdebstrap:mmdebstrap umoci:umoci rpm:rpm lintian:lintian
     /usr/lib/systemd/systemd:systemd pgrep:procps)
 # What evaluates the rules in packaging/monitoring.
 monitoring=(prometheus:prometheus promtool:prometheus)

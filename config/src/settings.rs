@@ -335,7 +335,8 @@ settings! {
     proxy: Proxy {
         /// Backend that serves the Services: `auto` (the best that this node supports), `nft` (nftables, kernel 5.13 or
         /// later), `iptables` (needs the programs of iptables and ipset), `ipvs` (the kernel's load balancer; needs these
-        /// programs, too), or `userspace` (relays connections itself; the kernel is not programmed).
+        /// programs, too), `userspace` (relays connections itself; the kernel is not programmed), or `ebpf` (decides at
+        /// connect() for sockets of this node, and by nftables for the rest; needs CAP_BPF and Linux 6.1 or later).
         backend: ProxyBackend = ProxyBackend::Nft, Any, restart;
         /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value, beside another
         /// service proxy of this node, which serves those without the label. `endpoints.service_proxy_names` of the
@@ -437,6 +438,9 @@ settings! {
         userspace_routes: bool = true, Any, restart;
         /// With `userspace`: file that keeps session affinity over a restart. Empty: affinity ends with the process.
         userspace_affinity_file: Option<PathBuf> = Some("/var/lib/keelson-proxy/affinity.json".into()), Any, restart;
+        /// With `ebpf`: the folder of cgroup v2 whose processes connect to Services at the socket level, those of all cgroups
+        /// below it included. Empty: the root of the hierarchy, as this process sees it mounted.
+        ebpf_cgroup: Option<PathBuf> = None, Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
         /// namespace of its own cannot change it.

@@ -360,6 +360,7 @@ choice! {
         Iptables = "iptables",
         Ipvs = "ipvs",
         Userspace = "userspace",
+        Ebpf = "ebpf",
     }
 }
 

@@ -195,6 +195,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("endpoints.source", _) => words(&["auto", "off"]),
         ("endpoints.watch", _) => words(&["on-demand", "always"]),
         ("debug.http_hosts" | "proxy.http_hosts", _) => lists(&["node-7", "node-7.example.com,10.0.0.7"]),
+        ("proxy.ebpf_cgroup", _) => words(&["", "/sys/fs/cgroup", "/sys/fs/cgroup/kubepods.slice"]),
         ("proxy.userspace_affinity_file", _) => {
             prop_oneof![Just("".into()), word.prop_map(|w| format!("/var/lib/{w}").into())].boxed()
         }
@@ -205,7 +206,7 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
             })
             .boxed(),
         // Other modes require a name. IPv6 addresses do not conflict with the listeners.
-        ("proxy.backend", _) => words(&["auto", "nft", "iptables", "ipvs", "userspace"]),
+        ("proxy.backend", _) => words(&["auto", "nft", "iptables", "ipvs", "userspace", "ebpf"]),
         ("proxy.service_proxy_name", _) => words(&["", "edge", "mesh.v2_a-b"]),
         ("endpoints.service_proxy_names", _) => lists(&["edge", "edge,mesh"]),
         ("proxy.ipvs_scheduler", _) => words(&["rr", "lc", "sh", "mh", "nq"]),

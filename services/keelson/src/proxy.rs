@@ -41,7 +41,9 @@ pub(crate) use options::conntrack as conntrack_options;
 
 /// All backends, in the order in which `auto` tries them, and whether it does. Their rules are removed in this order, too:
 /// virtual servers before the chains that they need.
-const DRIVERS: [(ProxyBackend, &dyn Driver, bool); 4] = [
+const DRIVERS: &[(ProxyBackend, &dyn Driver, bool)] = &[
+    #[cfg(feature = "ebpf")]
+    (ProxyBackend::Ebpf, &keelson_proxy_ebpf::Ebpf, false),
     (ProxyBackend::Nft, &keelson_proxy_nft::Nft, true),
     (ProxyBackend::Ipvs, &keelson_proxy_ipvs::Ipvs, false),
     (ProxyBackend::Iptables, &keelson_proxy_iptables::Iptables, true),
@@ -197,7 +199,7 @@ pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
 
 /// `backend`: only the rules of this one.
 fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode> {
-    let names = DRIVERS.map(|(_, driver, _)| driver.info().name);
+    let names: Vec<&str> = backend_names().collect();
     if let Some(unknown) = backend.filter(|backend| !names.contains(backend)) {
         let names = names.join(", ");
         cli::print_error(&format!("keelson: no backend {unknown:?}; write one of {names}"));
@@ -207,8 +209,8 @@ fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode>
     // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
     let mut removal = if kube_proxy { leftovers::remove(&Places::default()) } else { Removal::default() };
     let chosen = DRIVERS
-        .into_iter()
-        .map(|(_, driver, _)| driver)
+        .iter()
+        .map(|(_, driver, _)| *driver)
         .filter(|driver| backend.is_none_or(|backend| driver.info().name == backend));
     remove_rules(chosen, owner, &mut removal);
     for what in &removal.removed {
@@ -299,7 +301,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     };
     let backends = Backends {
         own: driver,
-        all: DRIVERS.map(|(_, driver, _)| driver).into(),
+        all: DRIVERS.iter().map(|(_, driver, _)| *driver).collect(),
         take_over: proxy.take_over,
     };
     let ready = || systemd::proxy_ready(&target.to_string());

@@ -126,7 +126,7 @@ Gates:     One=true
         let build = Build::of_this_program();
         assert!(build.version.starts_with(|first: char| first.is_ascii_digit()), "{}", build.version);
         assert!(build.compiler.starts_with("rustc "), "{}", build.compiler);
-        assert_eq!(build.backends, ["nft", "ipvs", "iptables", "userspace"]);
+        assert_eq!(build.backends, ["ebpf", "nft", "ipvs", "iptables", "userspace"]);
         assert_eq!(build.feature_gates.len(), Gate::ALL.len());
         // A commit is told as a whole or not at all.
         assert!(build.commit.is_none_or(|commit| commit.len() == 40), "{:?}", build.commit);

@@ -91,6 +91,12 @@ pub enum RuleOwner {
 pub trait Driver: Sync {
     fn info(&self) -> BackendInfo;
 
+    /// The name of another backend that serves a part of the traffic for this one, with its own rules. It is claimed as well,
+    /// and not taken over.
+    fn includes(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Opens the backend in the network namespace of the calling thread.
     ///
     /// # Errors
@@ -207,6 +213,14 @@ pub struct Details {
     pub without_affinity: usize,
 }
 
+/// How full a bounded map is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapFill {
+    pub map: &'static str,
+    pub elements: usize,
+    pub max: usize,
+}
+
 /// Number of clients with session affinity, by map. All maps of a family are listed.
 pub type AffinityClients = Vec<(&'static str, usize)>;
 
@@ -305,6 +319,16 @@ pub trait Backend: Send {
 
     /// What `keelson proxy state` shows of a family.
     fn details(&self, family: Family) -> Details;
+
+    /// Bounded maps besides those of session affinity, for both families. Cheap.
+    fn map_fills(&self) -> Vec<MapFill> {
+        Vec::new()
+    }
+
+    /// What programs in the kernel have decided and how often, by names for metrics. Cheap.
+    fn decisions(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// The UDP service ports of a family that have a serving endpoint.
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend>;

@@ -29,7 +29,7 @@ use prometheus_client::{
 
 pub(crate) use no_local::NoLocalEndpoints;
 
-use crate::model::Family;
+use crate::{backend::MapFill, model::Family};
 use no_local::Policy;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -68,6 +68,16 @@ struct TakeOverLabel {
 struct AffinityLabel {
     ip_family: &'static str,
     map: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MapLabel {
+    map: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DecisionLabel {
+    decision: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -168,6 +178,9 @@ families! {
         conntrack_failures: Metric<FamilyLabel, Counter> = zero_by_family(), "conntrack_failures", "Failed searches for and deletions of stale UDP flows";
         affinity_clients: Metric<AffinityLabel, Gauge>, "affinity_clients", "Clients with session affinity, by map, counted every 30 s";
         affinity_clients_max: Gauge, "affinity_clients_max", "Capacity of each session affinity map, in clients";
+        map_elements: Metric<MapLabel, Gauge>, "map_elements", "Elements of bounded maps of eBPF, counted every 30 s";
+        map_elements_max: Metric<MapLabel, Gauge>, "map_elements_max", "Capacity of these maps, in elements";
+        socket_decisions: Metric<DecisionLabel, Counter>, "socket_decisions", "Connections and UDP flows by what the socket level decided, counted every 30 s";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
         take_overs: Metric<TakeOverLabel, Counter>, "take_overs", "Rules of another backend or service proxy that were removed after the first sync, by their owner";
         services: Gauge, "services", "Services that are programmed in the kernel";
@@ -267,6 +280,18 @@ impl ProxyMetrics {
         self.affinity_clients_max.set(i64::try_from(clients).unwrap_or(i64::MAX));
     }
 
+    pub(crate) fn map_fill(&self, MapFill { map, elements, max }: MapFill) {
+        let gauge = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        self.map_elements.get_or_create(&MapLabel { map }).set(gauge(elements));
+        self.map_elements_max.get_or_create(&MapLabel { map }).set(gauge(max));
+    }
+
+    /// `total`: since the maps were made. Maps that are made again begin at zero.
+    pub(crate) fn decided(&self, decision: &'static str, total: u64) {
+        let counter = self.socket_decisions.get_or_create(&DecisionLabel { decision });
+        counter.inc_by(total.saturating_sub(counter.get()));
+    }
+
     pub(crate) fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
@@ -350,6 +375,10 @@ mod tests {
         metrics.livez(200);
         metrics.affinity_clients(Family::V4, "affinity-7", 5);
         metrics.affinity_clients_max(131_072);
+        metrics.map_fill(MapFill { map: "slots", elements: 7, max: 100 });
+        metrics.decided("tcp", 3);
+        metrics.decided("tcp", 8);
+        metrics.decided("tcp", 1);
         let text = text(&metrics);
         for line in [
             "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
@@ -376,6 +405,9 @@ mod tests {
             "kubeproxy_proxy_livez_total{code=\"200\"} 1",
             "keelson_proxy_affinity_clients{ip_family=\"IPv4\",map=\"affinity-7\"} 5",
             "keelson_proxy_affinity_clients_max 131072",
+            "keelson_proxy_map_elements{map=\"slots\"} 7",
+            "keelson_proxy_map_elements_max{map=\"slots\"} 100",
+            "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 8",
         ] {
             assert!(has(&text, line), "{line} in\n{text}");
         }

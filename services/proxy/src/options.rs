@@ -78,6 +78,13 @@ impl Default for IpvsOptions {
     }
 }
 
+/// Options of the backend ebpf.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EbpfOptions {
+    /// The folder of cgroup v2 below which sockets are translated; `None`: the root of the hierarchy.
+    pub cgroup: Option<PathBuf>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Serve the Services whose label `service.kubernetes.io/service-proxy-name` has this value; empty: those without it.
@@ -95,6 +102,7 @@ pub struct Options {
     pub flowtable_interfaces: Vec<InterfacePattern>,
     pub iptables: IptablesOptions,
     pub ipvs: IpvsOptions,
+    pub ebpf: EbpfOptions,
     pub conntrack: ConntrackOptions,
     pub relay: RelayOptions,
     /// Minimum time between commits of a lasting burst; 0: no limit. The first commits of a burst are not delayed.

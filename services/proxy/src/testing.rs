@@ -9,7 +9,7 @@ use keelson_proxy::{
     addresses::NodePortAddresses,
     conntrack::ConntrackOptions,
     model::{PortName, Protocol, ServicePort},
-    options::{DetectLocal, IptablesOptions, IpvsOptions, Options, RelayOptions},
+    options::{DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options, RelayOptions},
 };
 use nix::sched::{CloneFlags, unshare};
 
@@ -30,6 +30,7 @@ pub(crate) fn options(cluster_cidrs: &[&str]) -> Options {
         flowtable_interfaces: Vec::new(),
         iptables: IptablesOptions::default(),
         ipvs: IpvsOptions::default(),
+        ebpf: EbpfOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(30),
         max_staleness: None,

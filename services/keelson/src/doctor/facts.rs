@@ -148,6 +148,8 @@ pub(crate) struct Backend {
     pub(crate) is_automatic: bool,
     pub(crate) opened: Result<(), String>,
     pub(crate) rules: Vec<String>,
+    /// Another backend whose rules are a part of its own.
+    pub(crate) includes: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use keelson_config::{DetectLocalMode, ProxyBackend};
 use super::{
     Check, Facts,
     agent::port,
-    facts::{NodeAnswer, Proxy, Sysctl},
+    facts::{Backend, NodeAnswer, Proxy, Sysctl},
 };
 
 const KUBE_PROXY: &str = "kube-proxy";
@@ -73,7 +73,8 @@ fn backend(facts: &Facts, proxy: &Proxy) -> Vec<Check> {
         }
     }
     for other in proxy.backends.iter().filter(|backend| !backend.rules.is_empty()) {
-        if !candidates.iter().any(|backend| backend.name == other.name) {
+        let has = |backend: &&Backend| backend.name == other.name || backend.includes == Some(other.name);
+        if !candidates.iter().any(has) {
             checks.push(Check::warning(
                 BACKEND,
                 format!("rules of the backend {} are on this node: {}", other.name, other.rules.join(", ")),

@@ -9,7 +9,13 @@ use super::{
 use crate::kubelet::Process;
 
 fn backend_of(name: &'static str, is_automatic: bool, opened: Result<(), &str>) -> Backend {
-    Backend { name, is_automatic, opened: opened.map_err(ToOwned::to_owned), rules: Vec::new() }
+    Backend {
+        name,
+        is_automatic,
+        opened: opened.map_err(ToOwned::to_owned),
+        rules: Vec::new(),
+        includes: None,
+    }
 }
 
 fn with(proxy: Proxy) -> Facts {
@@ -52,6 +58,16 @@ fn the_backend_that_would_be_chosen() {
     };
     let checks = backend(&facts, facts.proxy.as_ref().expect("a proxy"));
     assert_eq!(outcomes(&checks), [Outcome::Ok, Outcome::Warning]);
+    // The tables of nft are a part of the backend ebpf.
+    let mut tables = backend_of("nft", true, Ok(()));
+    tables.rules.push("table ip keelson".into());
+    let ebpf = Backend { includes: Some("nft"), ..backend_of("ebpf", false, Ok(())) };
+    let facts = Facts {
+        settings: settings(|settings| settings.proxy.backend = ProxyBackend::Ebpf),
+        ..with(Proxy { backends: vec![ebpf, tables], ..Proxy::default() })
+    };
+    let checks = backend(&facts, facts.proxy.as_ref().expect("a proxy"));
+    assert_eq!(outcomes(&checks), [Outcome::Ok]);
 }
 
 /// O4: a kube-proxy beside it.

@@ -28,17 +28,22 @@ pub(super) fn select(settings: &Settings, access: Access) -> anyhow::Result<Sele
     let backend = settings.proxy.backend;
     match driver(backend) {
         Some(driver) => Ok(Selected { driver, backend, choice: None }),
-        None => choose(settings, access),
+        None if backend == ProxyBackend::Auto => choose(settings, access),
+        None => anyhow::bail!(
+            "this build of keelson has no backend {backend}: it was built without the feature of that name; set another \
+             proxy.backend"
+        ),
     }
 }
 
 fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
-    let mut candidates = DRIVERS.map(|(_, driver, is_automatic)| Candidate {
+    let candidate = |(_, driver, is_automatic): &(ProxyBackend, &'static dyn Driver, bool)| Candidate {
         name: driver.info().name,
-        is_automatic,
+        is_automatic: *is_automatic,
         probe: Probe::Unknown,
-        has_rules: has_rules(driver),
-    });
+        has_rules: has_rules(*driver),
+    };
+    let mut candidates: Vec<Candidate> = DRIVERS.iter().map(candidate).collect();
     loop {
         match decide(&candidates) {
             Step::Probe(place) => {
@@ -68,6 +73,8 @@ pub(crate) struct BackendProbe {
     pub(crate) opened: Result<(), String>,
     /// Rules of an earlier run.
     pub(crate) rules: Vec<String>,
+    /// Another backend whose rules are a part of its own.
+    pub(crate) includes: Option<&'static str>,
 }
 
 /// Opens every backend once, to compare: nothing is changed.
@@ -77,12 +84,13 @@ pub(crate) fn probe_backends(settings: &Settings) -> Vec<BackendProbe> {
         driver.open(&options, Access::Compare).map(drop).map_err(|error| error.to_string())
     };
     DRIVERS
-        .into_iter()
+        .iter()
         .map(|(backend, driver, is_automatic)| BackendProbe {
             name: driver.info().name,
-            is_automatic,
-            opened: opened(backend, driver),
+            is_automatic: *is_automatic,
+            opened: opened(*backend, *driver),
             rules: driver.find_rules().unwrap_or_default(),
+            includes: driver.includes(),
         })
         .collect()
 }

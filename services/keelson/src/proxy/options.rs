@@ -9,8 +9,8 @@ use keelson_proxy::{
     choice::Choice,
     conntrack::ConntrackOptions,
     options::{
-        self as proxy_options, DetectLocal, IptablesOptions, IpvsOptions, Options, ProxyProtocol,
-        RelayOptions,
+        self as proxy_options, DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options,
+        ProxyProtocol, RelayOptions,
     },
 };
 
@@ -62,6 +62,7 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
             tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
             udp_timeout: proxy.ipvs_udp_timeout,
         },
+        ebpf: EbpfOptions { cgroup: proxy.ebpf_cgroup.clone() },
         conntrack: conntrack(settings),
         relay: relay_options(settings),
         min_sync_period: proxy.min_sync_period,

@@ -51,7 +51,7 @@ impl ServicePort {
 }
 
 /// The claims to each frontend, ordered and never empty: the first one gets it. `T` is what a backend keeps for a claim.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Claims<T = ()>(BTreeMap<Frontend, Vec<Claim<T>>>);
 
 type Claim<T> = ((FrontendKind, PortName), T);

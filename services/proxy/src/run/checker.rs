@@ -61,6 +61,7 @@ pub(super) fn start(
             if counted.is_none_or(|counted: Instant| counted.elapsed() >= AFFINITY_INTERVAL) {
                 counted = Some(Instant::now());
                 checker.shared.measure_affinity();
+                checker.shared.measure_maps();
             }
         }
     };

@@ -134,7 +134,7 @@ pub async fn run(
 ) -> Result<(), RunError> {
     let driver = backends.own;
     #[cfg(target_os = "linux")]
-    let _claims = claim(driver.info().name, &options.service_proxy_name).await?;
+    let _claims = claim(driver, &options.service_proxy_name).await?;
     let scope = match options.flowtable_interfaces.is_empty() {
         true => WatchScope::Addresses,
         false => WatchScope::AddressesAndInterfaces,
@@ -223,12 +223,16 @@ async fn drain(shared: &Shared) {
 /// Claims the rules of the backend and the Services in this network namespace.
 #[cfg(target_os = "linux")]
 async fn claim(
-    backend: &'static str,
+    driver: &dyn Driver,
     service_proxy_name: &str,
-) -> Result<[crate::instance::Claim; 2], RunError> {
+) -> Result<Vec<crate::instance::Claim>, RunError> {
     use crate::instance::{Subject, claim};
-    let rules = claim(&Subject::Backend(backend)).await?;
-    Ok([rules, claim(&Subject::Services(service_proxy_name.to_owned())).await?])
+    let mut claims = Vec::new();
+    for backend in std::iter::once(driver.info().name).chain(driver.includes()) {
+        claims.push(claim(&Subject::Backend(backend)).await?);
+    }
+    claims.push(claim(&Subject::Services(service_proxy_name.to_owned())).await?);
+    Ok(claims)
 }
 
 /// Starts the health and metrics servers, which serve until they are dropped.

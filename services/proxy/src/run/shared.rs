@@ -275,6 +275,18 @@ impl Shared {
         }
     }
 
+    /// How full maps are, and what programs have decided.
+    pub(super) fn measure_maps(&self) {
+        let (fills, decisions) = {
+            let sync = self.sync();
+            (sync.backend().map_fills(), sync.backend().decisions())
+        };
+        fills.into_iter().for_each(|fill| self.metrics.map_fill(fill));
+        for (decision, total) in decisions {
+            self.metrics.decided(decision, total);
+        }
+    }
+
     /// Looks for rules of other service proxies, and logs those that are new or gone.
     pub(super) fn look_for_other_proxies(&self, observer: &mut dyn Observer) {
         let found = match observer.other_proxies() {

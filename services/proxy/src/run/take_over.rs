@@ -22,15 +22,15 @@ pub(super) struct TakeOverTask {
     tasks: Option<(TakeOver, NodeRemover)>,
 }
 
-/// Whose rules may be removed. `name`: of this proxy; `published`: those for which the agent publishes Services to proxies
+/// Whose rules may be removed. `own`: this backend, and the one that it includes. `name`: of this proxy; `published`: those for which the agent publishes Services to proxies
 /// beside each other.
 ///
 /// Rules do not say whose Services they serve. Where proxies run side by side, rules of another backend may belong to one
 /// that restarts at this moment; and a kube-proxy serves the Services without a name.
-fn formers(own: &str, all: &[&'static str], name: &str, published: &[String]) -> Vec<Former> {
+fn formers(own: &[&str], all: &[&'static str], name: &str, published: &[String]) -> Vec<Former> {
     let mut formers = Vec::new();
     if name.is_empty() && published.is_empty() {
-        formers.extend(all.iter().filter(|other| **other != own).map(|other| Former::Backend(other)));
+        formers.extend(all.iter().filter(|other| !own.contains(other)).map(|other| Former::Backend(other)));
     }
     if name.is_empty() {
         formers.push(Former::KubeProxy);
@@ -75,9 +75,9 @@ impl TakeOverTask {
     }
 
     fn begin(&self, shared: &Shared, published: &[String]) -> (TakeOver, NodeRemover) {
-        let own = self.own.info().name;
+        let own: Vec<&str> = std::iter::once(self.own.info().name).chain(self.own.includes()).collect();
         let names: Vec<&'static str> = self.all.iter().map(|driver| driver.info().name).collect();
-        let formers = formers(own, &names, &self.service_proxy_name, published);
+        let formers = formers(&own, &names, &self.service_proxy_name, published);
         let places = Places::default();
         let has_kube_proxy = !shared.status().other_proxies.is_empty()
             || !leftovers::unlistable(&places).is_empty()
@@ -156,12 +156,14 @@ mod tests {
         let all = ["nft", "iptables", "userspace"];
         let names = |name: &str, published: &[&str]| -> Vec<&'static str> {
             let published: Vec<String> = published.iter().map(|name| (*name).to_owned()).collect();
-            formers("iptables", &all, name, &published).into_iter().map(Former::name).collect()
+            formers(&["iptables"], &all, name, &published).into_iter().map(Former::name).collect()
         };
         assert_eq!(names("", &[]), ["nft", "userspace", "kube-proxy"]);
         assert_eq!(names("", &["edge"]), ["kube-proxy"]);
         assert_eq!(names("edge", &["edge"]), [""; 0]);
         assert_eq!(names("edge", &[]), [""; 0]);
+        // The rules of an included backend are its own.
+        assert_eq!(formers(&["iptables", "nft"], &all, "", &[]).len(), 2);
     }
 
     #[test]

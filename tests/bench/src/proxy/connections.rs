@@ -205,8 +205,10 @@ fn in_namespace<T: Send + 'static>(
 ) -> Result<JoinHandle<Result<T>>> {
     let file = Path::new("/run/netns").join(namespace.name());
     let file = File::open(&file).with_context(|| format!("no {}", file.display()))?;
+    let threads = namespace.threads();
     Ok(thread::spawn(move || {
         setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")?;
+        threads.join()?;
         job()
     }))
 }

@@ -32,7 +32,7 @@ pub(super) fn figures(report: &Report, options: &Options) -> Vec<Measured> {
             beside(Key::IptablesBothStart, |kind| rows.first_sync(SMALL, kind, true)),
             beside(Key::IptablesChange, |kind| rows.change(SMALL, kind, 0.5)),
         ],
-        Backend::IptablesLegacy | Backend::Ipvs | Backend::Userspace => Vec::new(),
+        Backend::IptablesLegacy | Backend::Ipvs | Backend::Userspace | Backend::Ebpf => Vec::new(),
     };
     of_backend.into_iter().flatten().collect()
 }

@@ -85,7 +85,7 @@ impl Default for Options {
 }
 
 /// The flags, printed for an unknown one.
-const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace \
+const FLAGS: &str = "--sizes 1000x10,44000x1 --parts cold,change,churn,neighbour,long,connections --subjects keelson,kube-proxy --backend nft|iptables|iptables-legacy|ipvs|userspace|ebpf \
                      --rounds N --patience SECONDS --changes N --changing SECONDS --churn SECONDS --long SECONDS --turns N --ranges N";
 
 impl Options {

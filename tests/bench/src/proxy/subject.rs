@@ -82,11 +82,14 @@ pub(super) enum Backend {
     Ipvs,
     /// kube-proxy has no such mode.
     Userspace,
+    /// Sockets of the node and its pods connect by it, packets by nftables. kube-proxy has no such mode: its mode nftables is
+    /// beside it.
+    Ebpf,
 }
 
 impl Backend {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Nft, Self::Iptables, Self::IptablesLegacy, Self::Ipvs, Self::Userspace];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Nft, Self::Iptables, Self::IptablesLegacy, Self::Ipvs, Self::Userspace, Self::Ebpf];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -95,12 +98,13 @@ impl Backend {
             Self::IptablesLegacy => "iptables-legacy",
             Self::Ipvs => "ipvs",
             Self::Userspace => "userspace",
+            Self::Ebpf => "ebpf",
         }
     }
 
     /// Whether the kernel counts changes of the rules.
     pub(super) fn has_generations(self) -> bool {
-        matches!(self, Self::Nft | Self::Iptables)
+        matches!(self, Self::Nft | Self::Iptables | Self::Ebpf)
     }
 
     /// Whether what a sync sets comes in many steps, and not by few transactions.
@@ -120,6 +124,7 @@ impl Backend {
             Self::Iptables | Self::IptablesLegacy => "iptables",
             Self::Ipvs => "ipvs",
             Self::Userspace => "userspace",
+            Self::Ebpf => "ebpf",
         }
     }
 
@@ -131,7 +136,7 @@ impl Backend {
     /// kube-proxy's mode that corresponds to it.
     pub(super) fn mode(self) -> Option<&'static str> {
         match self {
-            Self::Nft => Some("nftables"),
+            Self::Nft | Self::Ebpf => Some("nftables"),
             Self::Iptables | Self::IptablesLegacy => Some("iptables"),
             Self::Ipvs => Some("ipvs"),
             Self::Userspace => None,
@@ -177,6 +182,10 @@ impl Subject {
                 let options = KeelsonProxyOptions::new(&agent.endpoints_target())
                     .set("proxy.backend", backend.setting())
                     .set("proxy.iptables_variant", backend.variant());
+                let options = match backend {
+                    Backend::Ebpf => options.at_socket_level(&world)?,
+                    _ => options,
+                };
                 let proxy = KeelsonProxy::new(&env.scratch, world.node(), &options)?;
                 Programs::Keelson { agent, proxy }
             }
@@ -200,7 +209,7 @@ impl Subject {
     /// The program that is run to change rules; Keelson's backend nft runs none.
     pub(super) fn program(&self) -> &'static str {
         match (self.backend, self.kind) {
-            (Backend::Nft | Backend::Userspace, _) => "nft",
+            (Backend::Nft | Backend::Userspace | Backend::Ebpf, _) => "nft",
             (Backend::Ipvs, Kind::Keelson) => "ipset",
             (Backend::Iptables, Kind::Keelson) => "iptables-nft-restore",
             (Backend::IptablesLegacy, Kind::Keelson) => "iptables-legacy-restore",
@@ -310,7 +319,7 @@ impl Subject {
                 }
             }
         }
-        if self.backend != Backend::Nft {
+        if !matches!(self.backend, Backend::Nft | Backend::Ebpf) {
             self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
         }
         // Memory is released later.
@@ -385,7 +394,7 @@ impl Subject {
             let count = self.namespace().run(move || count_in_proc(backend))??;
             return Ok((count < expected).then(|| format!("there are {count} {what}, and not {expected}")));
         }
-        if self.backend != Backend::Nft {
+        if !matches!(self.backend, Backend::Nft | Backend::Ebpf) {
             let save = format!("iptables-{}-save", self.backend.variant());
             let save = peers::system(&save, "iptables")?;
             let rules = self.namespace().command(&save, &["-t", "nat"])?;

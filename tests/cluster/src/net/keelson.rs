@@ -3,6 +3,8 @@
 
 use super::http::http_get_from;
 use super::namespace::Namespace;
+use super::sockets::{CGROUP, SocketPlaces};
+use super::world::World;
 use anyhow::{Context as _, Result};
 use keelson_harness::agent::Settings;
 use keelson_harness::daemon::Daemon;
@@ -25,6 +27,8 @@ pub struct KeelsonProxyOptions {
     pub target: String,
     /// Settings that override the harness's, by their dotted names, such as `proxy.masquerade_all`.
     pub settings: Settings,
+    /// The cgroup and the BPF file system of its world.
+    sockets: Option<SocketPlaces>,
 }
 
 impl KeelsonProxyOptions {
@@ -32,7 +36,29 @@ impl KeelsonProxyOptions {
     pub fn new(target: &str) -> Self {
         let cidrs: Vec<String> = super::plan::CLUSTER_CIDRS.map(str::to_owned).into();
         let settings = Settings::new().set("proxy.cluster_cidr", cidrs);
-        Self { target: target.to_owned(), settings }
+        Self { target: target.to_owned(), settings, sockets: None }
+    }
+
+    /// With the backend ebpf, for the sockets of this world.
+    pub fn at_socket_level(mut self, world: &World) -> Result<Self> {
+        self.sockets = Some(world.sockets()?.places());
+        Ok(self.set("proxy.backend", "ebpf").set("proxy.ebpf_cgroup", CGROUP))
+    }
+
+    /// `ip netns exec` and its arguments that run a program of the world, with the rights of the caller.
+    pub fn inside(&self, namespace: &Namespace, program: &Path, args: &[&str]) -> Result<Program> {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let program = Program {
+            name: "keelson".to_owned(),
+            path: program.into(),
+            args,
+            env: Vec::new(),
+            log: PathBuf::new(),
+        };
+        match &self.sockets {
+            Some(places) => namespace.in_namespace(&places.at_the_usual_places(&program)),
+            None => namespace.in_namespace(&program),
+        }
     }
 
     pub fn set(mut self, name: &str, value: impl Into<toml::Value>) -> Self {
@@ -83,7 +109,10 @@ impl KeelsonProxy {
             env: Vec::new(),
             log: folder.join("proxy.log"),
         };
-        let mut program = namespace.in_namespace(&program)?;
+        let mut program = match &options.sockets {
+            Some(places) => namespace.in_namespace(&places.at_the_usual_places(&program))?,
+            None => namespace.in_namespace(&program)?,
+        };
         program.args.push(config.display().to_string());
         let is_current = program_path == peers::keelson()?;
         let proxy = Self { folder, is_current, daemon: Daemon::new(program) };

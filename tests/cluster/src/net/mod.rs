@@ -25,6 +25,7 @@ pub mod plan;
 mod probe;
 mod sctp;
 mod servers;
+mod sockets;
 mod world;
 
 pub use http::http_get_from;
@@ -33,4 +34,5 @@ pub use namespace::{Forward, Namespace, remove_at_exit};
 pub use node::{create_node, node_object};
 pub use plan::{Dual, Family};
 pub use probe::{Flow, Outcome, Tally, Transport};
+pub use sockets::Threads;
 pub use world::{NetClient, World};

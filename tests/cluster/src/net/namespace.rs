@@ -4,6 +4,7 @@
 //!
 //! A socket belongs to the namespace of the thread that made it, so any thread may serve it.
 
+use super::sockets::Threads;
 use anyhow::{Context as _, Result, anyhow, bail};
 use keelson_harness::peers;
 use keelson_harness::process::Program;
@@ -31,6 +32,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Namespace {
     name: String,
     jobs: mpsc::Sender<Job>,
+    threads: OnceLock<Threads>,
 }
 
 impl Namespace {
@@ -58,7 +60,7 @@ impl Namespace {
                 job();
             }
         });
-        let namespace = Self { name, jobs };
+        let namespace = Self { name, jobs, threads: OnceLock::new() };
         entered.recv().context("the thread of a network namespace is gone")??;
         namespace.ip("link set lo up")?;
         Ok(namespace)
@@ -66,6 +68,15 @@ impl Namespace {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(super) fn set_cgroup(&self, cgroup: &Path) -> Threads {
+        self.threads.get_or_init(|| Threads::of(cgroup)).clone()
+    }
+
+    /// What a thread of a test that enters the namespace by itself has to join.
+    pub fn threads(&self) -> Threads {
+        self.threads.get().cloned().unwrap_or_default()
     }
 
     /// Runs a job on a thread inside and returns its result. For short jobs, such as making a socket.
@@ -208,6 +219,14 @@ for path in /run/netns/kt*; do
     case $pid in ''|*[!0-9]*) continue ;; esac
     [ "$pid" != "$own" ] && [ -e "/proc/$pid" ] || ip netns del "$name"
 done
+for path in /run/kt-ebpf-*; do
+    [ -e "$path" ] || continue
+    pid=${path##*-}
+    [ "$pid" != "$own" ] && [ -e "/proc/$pid" ] && continue
+    umount "$path/bpf"
+    for group in "$path/cgroup/kt$pid"-*; do rmdir "$group"; done
+    umount "$path/cgroup" && rmdir "$path/bpf" "$path/cgroup" "$path"
+done
 for folder; do
     case $folder in */keelson-test-*) rm -rf "$folder" ;; esac
 done
@@ -218,7 +237,7 @@ static WATCHER_PROCESS: OnceLock<Result<Mutex<Child>, String>> = OnceLock::new()
 
 /// Ensures that the namespaces of this process, and those that others left, are removed when it exits, even if it is
 /// killed.
-fn watch_over() -> Result<&'static Mutex<Child>> {
+pub(super) fn watch_over() -> Result<&'static Mutex<Child>> {
     let started = WATCHER_PROCESS.get_or_init(|| {
         let mut command = Command::new("sh");
         command.args(["-c", WATCHER, "sh"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());

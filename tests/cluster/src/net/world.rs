@@ -18,10 +18,12 @@ use super::plan::{
     NODE_NETWORKS, NODE_OTHER, OUTSIDE_CLIENT, POD, REMOTES, SERVED, SERVICE_CIDRS, UNTOUCHED, local, remote,
 };
 use super::servers::Servers;
+use super::sockets::SocketLevel;
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 /// B's networks.
 const OUTSIDE_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
@@ -31,6 +33,8 @@ const OTHER_PODS: [&str; 2] = ["10.244.2.0/24", "fd00:10:244:2::/64"];
 pub(super) struct Place {
     pub(super) namespace: Namespace,
     pub(super) rejections: Rejections,
+    /// The node itself, or one of its pods.
+    is_on_node: bool,
 }
 
 impl Place {
@@ -47,7 +51,8 @@ impl Place {
             ("ipv4/conf/default/rp_filter", "0"),
         ])?;
         let rejections = Rejections::watch(&namespace)?;
-        Ok(Arc::new(Self { namespace, rejections }))
+        let is_on_node = !["wire", "other", "c", "b"].contains(&role);
+        Ok(Arc::new(Self { namespace, rejections, is_on_node }))
     }
 }
 
@@ -61,6 +66,7 @@ pub struct World {
     outside_client: Arc<Place>,
     _servers: Vec<Servers>,
     _others: [Arc<Place>; 2],
+    sockets: OnceLock<SocketLevel>,
 }
 
 /// A client: a namespace and the source address of its requests.
@@ -82,6 +88,11 @@ impl NetClient {
 
     pub fn namespace(&self) -> &Namespace {
         &self.place.namespace
+    }
+
+    /// Whether it is the node itself or one of its pods.
+    pub fn is_on_node(&self) -> bool {
+        self.place.is_on_node
     }
 }
 
@@ -128,11 +139,40 @@ impl World {
             servers.push(Servers::endpoints(&place.namespace, &[local(number)], &SERVED)?);
             locals.push(place);
         }
-        Ok(Self { node, pod, locals, client, outside_client, _servers: servers, _others: [wire, other] })
+        Ok(Self {
+            node,
+            pod,
+            locals,
+            client,
+            outside_client,
+            _servers: servers,
+            _others: [wire, other],
+            sockets: OnceLock::new(),
+        })
     }
 
     pub fn node(&self) -> &Namespace {
         &self.node.namespace
+    }
+
+    /// The cgroup of the sockets that the node and its pods make from the first call on.
+    pub(super) fn sockets(&self) -> Result<&SocketLevel> {
+        if self.sockets.get().is_none() {
+            let level = SocketLevel::new()?;
+            for place in self.locals.iter().chain([&self.node, &self.pod]) {
+                level.join(&place.namespace)?;
+            }
+            // A second caller at the same time has made another cgroup and joined it last: nobody does.
+            let _ = self.sockets.set(level);
+        }
+        self.sockets.get().ok_or_else(|| anyhow::anyhow!("the cgroup of the node is there"))
+    }
+
+    /// The BPF file system of the proxies of this test process, after [`KeelsonProxyOptions::at_socket_level`].
+    ///
+    /// [`KeelsonProxyOptions::at_socket_level`]: super::KeelsonProxyOptions::at_socket_level
+    pub fn bpf(&self) -> Result<PathBuf> {
+        Ok(self.sockets()?.bpf())
     }
 
     /// A pod of the node that is no endpoint.

@@ -1,8 +1,10 @@
 //! Owns: expectations of a case. In: clients, targets and expected outcomes. Out: an error with the actual outcome.
 
-use crate::common::{Case, answer_time};
+use crate::common::{Case, Setup, answer_time};
 use crate::objects::{Ep, PORT, elsewhere};
-use crate::subject::{Subject, is_as_mode_nftables, is_in_user_space, is_ipvs, syncs_in_steps};
+use crate::subject::{
+    Subject, is_as_mode_nftables, is_at_sockets, is_in_user_space, is_ipvs, syncs_in_steps,
+};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use keelson_cluster::net::plan::{BRIDGE, NODE, NODE_2, local};
@@ -78,8 +80,9 @@ impl Case {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Want {
-    /// Exactly these answer, each of them at least once, and see a masqueraded source or not.
-    Answers { by: BTreeSet<(Dual, u16)>, masqueraded: bool },
+    /// Exactly these answer, each of them at least once, and see a masqueraded source or not. `by_packets`: packets decide,
+    /// also where the socket level decides otherwise.
+    Answers { by: BTreeSet<(Dual, u16)>, masqueraded: bool, by_packets: bool },
     /// ICMP "port unreachable".
     Reject,
     /// No response.
@@ -92,12 +95,17 @@ pub(crate) enum Want {
 
 /// {..} -M: these answer and see the client.
 pub(crate) fn kept<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
-    Want::Answers { by: by.into_iter().map(|ep| (ep.at, 8080)).collect(), masqueraded: false }
+    answers(by, false)
 }
 
 /// {..} +M: these answer and see the node.
 pub(crate) fn masked<'a>(by: impl IntoIterator<Item = &'a Ep>) -> Want {
-    Want::Answers { by: by.into_iter().map(|ep| (ep.at, 8080)).collect(), masqueraded: true }
+    answers(by, true)
+}
+
+fn answers<'a>(by: impl IntoIterator<Item = &'a Ep>, masqueraded: bool) -> Want {
+    let by = by.into_iter().map(|ep| (ep.at, 8080)).collect();
+    Want::Answers { by, masqueraded, by_packets: false }
 }
 
 /// An address of a ServiceCIDR that no Service has.
@@ -125,8 +133,27 @@ pub(crate) fn used_before(otherwise: Want) -> Want {
 impl Want {
     pub(crate) fn at(self, port: u16) -> Self {
         match self {
-            Self::Answers { by, masqueraded } => {
-                Self::Answers { by: by.into_iter().map(|(at, _)| (at, port)).collect(), masqueraded }
+            Self::Answers { by, masqueraded, by_packets } => {
+                let by = by.into_iter().map(|(at, _)| (at, port)).collect();
+                Self::Answers { by, masqueraded, by_packets }
+            }
+            other => other,
+        }
+    }
+
+    /// Of a frontend that the socket level leaves to packets.
+    pub(crate) fn by_packets(self) -> Self {
+        match self {
+            Self::Answers { by, masqueraded, .. } => Self::Answers { by, masqueraded, by_packets: true },
+            other => other,
+        }
+    }
+
+    /// What a socket of the node sees instead: it connects to the endpoint itself.
+    fn at_sockets(self) -> Self {
+        match self {
+            Self::Answers { by, by_packets: false, .. } => {
+                Self::Answers { by, masqueraded: false, by_packets: false }
             }
             other => other,
         }
@@ -135,7 +162,7 @@ impl Want {
     /// What a backend in user space does instead: it connects to endpoints itself, and refuses TCP with a reset.
     fn in_user_space(self, transport: Transport) -> Self {
         match self {
-            Self::Answers { by, .. } => Self::Answers { by, masqueraded: true },
+            Self::Answers { by, by_packets, .. } => Self::Answers { by, masqueraded: true, by_packets },
             Self::Reject if transport == Transport::Tcp => Self::Reset,
             other => other,
         }
@@ -159,7 +186,7 @@ impl Want {
 
     fn allows(&self, outcome: Outcome, client: &NetClient, to: SocketAddr) -> bool {
         match (self, outcome) {
-            (Self::Answers { by, masqueraded }, Outcome::Answered { by: who, source }) => {
+            (Self::Answers { by, masqueraded, .. }, Outcome::Answered { by: who, source }) => {
                 let family = Family::of(who.ip());
                 let seen = if *masqueraded { node_as_seen_by(who.ip()) } else { client.ip(family) };
                 source == seen && by.iter().any(|(at, port)| at.at(family, *port) == who)
@@ -200,6 +227,11 @@ impl Case {
         let mut want = want.clone();
         if is_in_user_space() {
             want = want.in_user_space(target.transport);
+        }
+        // Sockets are not masqueraded, and those of SCTP not translated.
+        let is_masqueraded = matches!(self.bench.setup, Setup::MasqueradeAll);
+        if is_at_sockets() && client.is_on_node() && target.transport != Transport::Sctp && !is_masqueraded {
+            want = want.at_sockets();
         }
         for family in target.families {
             let to = target.at(*family);

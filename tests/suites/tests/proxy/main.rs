@@ -74,6 +74,11 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
 }
 
 #[test]
+fn in_one_process_with_ebpf() -> anyhow::Result<()> {
+    with_backend("in_one_process_with_ebpf", &[(subject::BACKEND, "ebpf")])
+}
+
+#[test]
 fn in_one_process_with_userspace() -> anyhow::Result<()> {
     with_backend("in_one_process_with_userspace", &[(subject::BACKEND, "userspace")])
 }

@@ -98,7 +98,7 @@ fn case_35_without_a_detector_pods_count_as_outside_and_the_host_does_not() -> R
         case.all([
             (case.pod(), case.w(1), kept(&both[..1])),
             (case.client(), case.w(1), kept(&both[..1])),
-            (case.host(), case.w(1), masked(&both)),
+            (case.host(), case.w(1), masked(&both).by_packets()),
         ])
         .await
     })

@@ -35,8 +35,8 @@ fn case_40_source_ranges_are_for_the_load_balancer_alone_and_for_every_source() 
             (b.clone(), case.x(1), masked(&r1)),
             (b, case.v(1), masked(&r1)),
             (pod, case.v(1), kept(&r1)),
-            (host, case.w(1), masked(&r1)),
-            (vip, case.w(1), masked(&r1)),
+            (host, case.w(1), masked(&r1).by_packets()),
+            (vip, case.w(1), masked(&r1).by_packets()),
         ])
         .await
     })

@@ -69,7 +69,11 @@ fn case_09_each_slice_has_its_own_port_numbers() -> Result<()> {
         case.slices_of("svc", "a", &numbered(8080), std::slice::from_ref(&l1)).await?;
         case.slices_of("svc", "b", &numbered(8081), std::slice::from_ref(&r1)).await?;
         case.synced().await?;
-        let want = Want::Answers { by: [(l1.at, 8080), (r1.at, 8081)].into(), masqueraded: false };
+        let want = Want::Answers {
+            by: [(l1.at, 8080), (r1.at, 8081)].into(),
+            masqueraded: false,
+            by_packets: false,
+        };
         case.all([(case.pod(), case.v(1), want)]).await
     })
 }

@@ -33,6 +33,9 @@ pub(crate) const SUBJECT: &str = "KEELSON_PROXY_SUBJECT";
 /// The cases that are left out: number, backend, reason. The backend nft has all of them. Sorted by backend, then by case;
 /// `docs/kube-proxy-differences.md` has the same rows.
 const DIFFERENCES: &[(u8, &str, &str)] = &[
+    (56, "ebpf", "the test reads a table of nftables, and a pod's connection meets none"),
+    (160, "ebpf", "the test deletes a table of nftables, and a pod's connection meets none"),
+    (161, "ebpf", "packets of the node and its pods have no number in their priority"),
     (17, "iptables", "other ports of cluster IPs and unused addresses are left alone, as by kube-proxy"),
     (42, "iptables", "without endpoints every source is rejected, as by kube-proxy"),
     (45, "iptables", "node ports are at all addresses by default, as with kube-proxy"),
@@ -84,6 +87,12 @@ pub(crate) fn is_ipvs() -> bool {
 /// other ports of the addresses of Services are rejected, and SCTP is not served: in every case.
 pub(crate) fn is_in_user_space() -> bool {
     backend() == "userspace"
+}
+
+/// Whether sockets of the node and its pods connect to endpoints themselves. Then endpoints see the client's own address, as
+/// no packet is masqueraded, where the socket level decides.
+pub(crate) fn is_at_sockets() -> bool {
+    backend() == "ebpf"
 }
 
 /// The protocols that are served.
@@ -154,6 +163,7 @@ impl Running {
         match Subject::get() {
             Subject::Keelson => Self::keelson(shared, setup, world, via).await,
             Subject::KubeProxy if is_in_user_space() => bail!("kube-proxy has no mode userspace"),
+            Subject::KubeProxy if is_at_sockets() => bail!("kube-proxy has no mode ebpf"),
             Subject::KubeProxy => {
                 let mut options = KubeProxyOptions::new(setup.node()).with(kube_proxy_config(setup));
                 if let Some(via) = via {
@@ -187,6 +197,7 @@ impl Running {
         let mut agent = Agent::new(scratch, &no_runtime(scratch), &settings)?;
         agent.start_live().await?;
         let options = KeelsonProxyOptions::new(&agent.endpoints_target()).set("proxy.backend", backend());
+        let options = if is_at_sockets() { options.at_socket_level(world)? } else { options };
         let options = keelson_options(setup, options);
         let proxy = KeelsonProxy::start(scratch, world.node(), &options).await?;
         Ok(Self::Keelson {

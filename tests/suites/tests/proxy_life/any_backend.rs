@@ -23,6 +23,9 @@ pub(crate) type Action = (&'static str, &'static str, &'static str);
 const SECONDS: u64 = 12;
 
 pub(crate) async fn started(backend: Backend, services: &[Service]) -> Result<TestEnv> {
+    if backend.contains(&("proxy.backend", "ebpf")) {
+        return TestEnv::started_at_sockets(services).await;
+    }
     TestEnv::started_with(services, |options| {
         backend.iter().fold(options, |options, (name, value)| options.set(name, *value))
     })

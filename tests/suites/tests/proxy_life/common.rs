@@ -40,6 +40,21 @@ impl TestEnv {
     }
 
     pub(crate) fn with(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
+        Self::in_world(|options, _| Ok(settings(options)))
+    }
+
+    /// With the backend ebpf, for the sockets of the world.
+    pub(crate) async fn started_at_sockets(services: &[Service]) -> Result<Self> {
+        let mut env =
+            Self::in_world(|options, world| options.set("proxy.sync_period", "1s").at_socket_level(world))?;
+        env.is_nft = false;
+        env.start(services).await?;
+        Ok(env)
+    }
+
+    fn in_world(
+        settings: impl FnOnce(KeelsonProxyOptions, &World) -> Result<KeelsonProxyOptions>,
+    ) -> Result<Self> {
         let scratch = Scratch::new()?;
         let manifests = ManifestFolder::new(scratch.dir("manifests")?);
         let node = node_object(NODE_NAME, &json!({"topology.kubernetes.io/zone": "zone-a"}));
@@ -50,7 +65,7 @@ impl TestEnv {
             .set("endpoints.manifests", manifests.path().display().to_string());
         let agent = Agent::new_in(&scratch.dir("agent")?, free_port()?, &no_runtime(&scratch), &of_agent)?;
         let world = Arc::new(World::new()?);
-        let options = settings(KeelsonProxyOptions::new(&agent.endpoints_target()));
+        let options = settings(KeelsonProxyOptions::new(&agent.endpoints_target()), &world)?;
         let proxy = KeelsonProxy::new(&scratch, world.node(), &options)?;
         Ok(Self { agent, proxy, options, manifests, world, scratch, is_nft: true })
     }
@@ -151,13 +166,21 @@ impl TestEnv {
         let config = self.proxy.config().display().to_string();
         let mut all = vec!["proxy", "--config", &config];
         all.extend(args);
-        run_inside(self.node(), &peers::keelson()?, &all).await
+        self.keelson(&all).await
+    }
+
+    /// `keelson` on the node, where the proxy runs.
+    async fn keelson(&self, args: &[&str]) -> Result<CommandOutput> {
+        let program = self.options.inside(self.node(), &peers::keelson()?, args)?;
+        let mut command = Command::new(&program.path);
+        command.args(&program.args);
+        command::run(command).await
     }
 
     pub(crate) async fn cleanup(&self, args: &[&str]) -> Result<Vec<String>> {
         let mut all = vec!["proxy", "cleanup"];
         all.extend(args);
-        let output = run_inside(self.node(), &peers::keelson()?, &all).await?.success()?;
+        let output = self.keelson(&all).await?.success()?;
         Ok(output.out.lines().map(str::to_owned).collect())
     }
 

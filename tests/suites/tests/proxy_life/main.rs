@@ -15,6 +15,7 @@ mod backends;
 mod churn;
 mod common;
 mod configuration;
+mod ebpf;
 mod foreign;
 mod iptables;
 mod ipvs;

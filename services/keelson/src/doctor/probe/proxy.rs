@@ -38,6 +38,7 @@ fn backends(settings: &Settings) -> Vec<Backend> {
             is_automatic: found.is_automatic,
             opened: found.opened,
             rules: found.rules,
+            includes: found.includes,
         })
         .collect()
 }

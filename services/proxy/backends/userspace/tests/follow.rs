@@ -25,7 +25,7 @@ use keelson_proxy::{
     backend::{Access, Driver as _},
     conntrack::ConntrackOptions,
     model::{Family, service_ports},
-    options::{DetectLocal, IptablesOptions, IpvsOptions, Options, RelayOptions},
+    options::{DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options, RelayOptions},
     sync::SyncLoop,
 };
 use keelson_proxy_userspace::Userspace;
@@ -102,6 +102,7 @@ fn options() -> Options {
         flowtable_interfaces: Vec::new(),
         iptables: IptablesOptions::default(),
         ipvs: IpvsOptions::default(),
+        ebpf: EbpfOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(1),
         max_staleness: None,

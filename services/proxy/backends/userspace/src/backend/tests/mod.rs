@@ -47,6 +47,7 @@ fn options() -> Options {
         flowtable_interfaces: Vec::new(),
         iptables: options::IptablesOptions::default(),
         ipvs: options::IpvsOptions::default(),
+        ebpf: options::EbpfOptions::default(),
         min_sync_period: Duration::ZERO,
         sync_period: Duration::from_secs(1),
         max_staleness: None,

@@ -1,0 +1,195 @@
+//! The backend without a kernel: explanations, text, and both levels behind one interface.
+
+mod fake;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use keelson_proxy::{
+    addresses::NodePortAddresses,
+    backend::{Access, Driver},
+    explain::Source,
+    model::{Endpoint, Protocol},
+    options::Detector,
+};
+
+use super::*;
+use crate::{
+    Ebpf,
+    testing::{options, service_port},
+};
+
+const V: &str = "10.96.0.1:80";
+const W: &str = "192.0.2.2:80";
+const NP: &str = "10.0.0.7:30080";
+const LOCAL: [&str; 3] = ["10.0.0.7", "10.0.0.8", "127.0.0.1"];
+
+fn endpoint(text: &str) -> Endpoint {
+    let at: SocketAddr = text.parse().unwrap();
+    Endpoint { ip: at.ip(), port: at.port() }
+}
+
+fn node() -> NodeConfig {
+    NodeConfig {
+        family: Family::V4,
+        masquerade_all: false,
+        mark: 0x4000,
+        detector: Some(Detector::Cidr("10.244.0.0/16".parse().unwrap())),
+        service_cidrs: Vec::new(),
+        node_ips: vec!["10.0.0.7".parse().unwrap()],
+        node_ports: Match::AllLocal,
+    }
+}
+
+fn web() -> ServicePort {
+    ServicePort {
+        load_balancer_ips: vec!["192.0.2.2".parse().unwrap()],
+        node_port: 30_080,
+        has_any: true,
+        cluster: ["10.244.0.1:8080", "10.244.9.1:8080"].map(endpoint).into(),
+        local: vec![endpoint("10.244.0.1:8080")],
+        on_node: vec![endpoint("10.244.0.1:8080")],
+        ..service_port(&ServiceName::new("default", "web"), "", "10.96.0.1".parse().unwrap(), 80)
+    }
+}
+
+fn backend(port: ServicePort) -> Box<dyn Backend> {
+    let mut settings = options(&["10.244.0.0/16"]);
+    settings.node_port_addresses = NodePortAddresses::Cidrs(Vec::new());
+    let mut backend = Ebpf.open(&settings, Access::Print).unwrap();
+    backend.set_addresses(&LOCAL.map(|ip| ip.parse().unwrap()));
+    backend.set_node(node());
+    backend.set_service(Family::V4, &port.name.service.clone(), vec![port]);
+    backend
+}
+
+/// From, verdict, endpoints, `+M` if masqueraded, and the first step.
+fn ways(backend: &dyn Backend, from: &str, to: &str) -> Vec<String> {
+    let local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
+    let question = Question::new(to.parse().unwrap(), from.parse::<Source>().unwrap()).unwrap();
+    let explanation = backend.explain(&question, &local);
+    let text = |way: &pb::Way| {
+        let masqueraded = if way.masqueraded { " +M" } else { "" };
+        let first = way.steps.first().map_or("", String::as_str);
+        format!("{} {} {}{masqueraded}: {first}", way.from, way.verdict, way.endpoints.len())
+    };
+    explanation.ways.iter().map(text).collect()
+}
+
+#[test]
+fn the_level_that_decides_is_named() {
+    let web_backend = backend(web());
+    let of_sockets = |from: &str| format!("{from} forwarded 2: socket level: program keelson_connect4");
+    for to in [V, W, NP] {
+        let all = ways(web_backend.as_ref(), "", to);
+        assert_eq!(all.len(), 3, "{all:?}");
+        assert_eq!(all[0], of_sockets("a pod (10.244.0.0/16)"));
+        assert!(
+            all[1].starts_with("the node itself") && all[1].contains("socket level: program"),
+            "{}",
+            all[1]
+        );
+        assert!(
+            all[2].starts_with("outside forwarded 2 +M: ") && !all[2].contains("socket level"),
+            "{}",
+            all[2]
+        );
+    }
+    for (from, has_sockets) in [("10.244.0.5", true), ("10.0.0.8", true), ("192.0.2.77", false)] {
+        let found = ways(web_backend.as_ref(), from, V);
+        assert_eq!(found.iter().all(|way| way.contains("socket level")), has_sockets, "{from}: {found:?}");
+    }
+    // Not here, no frontend, another protocol.
+    for to in ["127.0.0.1:30080", "10.96.0.1:81", "10.96.0.1:80/UDP", "10.0.0.9:30080"] {
+        let found = ways(web_backend.as_ref(), "pod", to);
+        assert!(found.iter().all(|way| !way.contains("socket level")), "{to}: {found:?}");
+    }
+}
+
+#[test]
+fn what_is_left_to_packets_says_why() {
+    let left = |port: ServicePort, to: &str| ways(backend(port).as_ref(), "pod", to).remove(0);
+    let ranges = ServicePort { source_ranges: vec!["10.244.0.0/16".parse().unwrap()], ..web() };
+    let why = "socket level: left to packets, because it has source ranges";
+    let text = left(ranges.clone(), W);
+    assert!(text.contains(why), "{text}");
+    assert!(left(ranges, V).contains("program keelson_connect4"));
+    let none =
+        ServicePort { has_any: false, cluster: Vec::new(), local: Vec::new(), on_node: Vec::new(), ..web() };
+    let text = left(none, V);
+    assert!(text.contains("rejected 0: socket level: left to packets, because no endpoint"), "{text}");
+    let sticky = ServicePort { affinity_seconds: 60, ..web() };
+    let local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
+    let question = Question::new(V.parse().unwrap(), Source::Pod).unwrap();
+    let steps = backend(sticky).explain(&question, &local).ways.remove(0).steps.join("\n");
+    assert_eq!(
+        steps,
+        "socket level: program keelson_connect4\n\
+         map frontends: 10.96.0.1:80/TCP : set 2 cluster\n\
+         map sets: 2 cluster : 2 slots from 0\n\
+         map affinity: the endpoint of the last 60 s, otherwise one of map slots at random\n\
+         the socket sends to the endpoint; packets are not translated"
+    );
+}
+
+#[test]
+fn the_text_has_tables_and_maps() {
+    let mut dns = web();
+    dns.name.protocol = Protocol::Udp;
+    dns.serving = dns.cluster.clone();
+    let mut text = String::new();
+    backend(dns).ruleset()(&mut text).unwrap();
+    let (tables, maps) = text.split_once("# eBPF map").unwrap();
+    assert!(tables.contains("table ip keelson {"), "{tables}");
+    for line in [
+        "#   10.0.0.8",
+        "#   10.96.0.1:80/UDP : 2 cluster",
+        "#   node port 30080/UDP of IPv4 : 2 cluster",
+        "#   2 cluster : 2 slots from 0",
+        "#   1 : 10.244.9.1:8080 of 2",
+        "#   2 10.244.0.1:8080 : cluster serving",
+    ] {
+        assert!(maps.lines().any(|found| found == line), "{line} is missing:\n{maps}");
+    }
+    assert!(maps.lines().skip(1).all(|line| line.starts_with('#')), "nft skips comments only");
+    assert!(!maps.contains("127.0.0.1"), "{maps}");
+}
+
+#[test]
+fn a_failure_of_the_maps_is_an_error_and_the_next_sync_compares_everything() {
+    let (kernel, handle) = fake::kernel();
+    let mut sockets = Sockets::new(Some(Box::new(kernel)), usual_capacity(), [true, false]);
+    let now = Instant::now();
+    sockets.plan.set_facts(Family::V4, NodeFacts { masquerade_all: false, detects_pods: true });
+    sockets.plan.set(Family::V4, &web().name.service, vec![web()]);
+    let first = sockets.sync(Family::V4, now).unwrap();
+    assert_eq!((first.full, first.repaired, first.added, first.structure), (true, false, 6, 8));
+    assert!(sockets.sync(Family::V4, now).unwrap().is_nothing());
+
+    sockets.plan.set(Family::V4, &web().name.service, vec![ServicePort { node_port: 0, ..web() }]);
+    handle.lock().unwrap().fails = true;
+    assert!(sockets.sync(Family::V4, now).is_err());
+    assert!(!sockets.begin_check(Family::V4, now).unwrap(), "the next sync compares everything anyway");
+    handle.lock().unwrap().fails = false;
+    let repaired = sockets.sync(Family::V4, now).unwrap();
+    assert!(repaired.full && repaired.repaired && repaired.deleted == 1, "{repaired:?}");
+
+    // A program that somebody detached, and elements that somebody deleted.
+    handle.lock().unwrap().attached = false;
+    assert!(sockets.begin_check(Family::V4, now).unwrap());
+    handle.lock().unwrap().contents.frontends.clear();
+    let contents = handle.lock().unwrap().contents.clone();
+    sockets.snapshots.put(Family::V4, crate::sockets::Seen { contents, sync: 0 });
+    let outcome = sockets.check(Family::V4, now).unwrap();
+    assert!(outcome.repaired && outcome.added == 2 && outcome.structure == 8, "{outcome:?}");
+
+    // What was read before a sync is no drift.
+    let stale = handle.lock().unwrap().contents.clone();
+    sockets.plan.set(Family::V4, &web().name.service, vec![]);
+    sockets.sync(Family::V4, now).unwrap();
+    sockets.snapshots.put(Family::V4, crate::sockets::Seen { contents: stale, sync: 0 });
+    assert!(sockets.check(Family::V4, now + Duration::from_secs(1)).unwrap().is_nothing());
+    assert!(handle.lock().unwrap().contents.frontends.is_empty());
+}

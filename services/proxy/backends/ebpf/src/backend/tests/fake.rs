@@ -1,0 +1,86 @@
+//! A kernel in memory.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use crate::{
+    elements::{Change, Contents, Key},
+    kernel::{KernelError, SocketKernel},
+    layout::{Counter, FlowKey, FlowValue, MapName},
+};
+
+#[derive(Default)]
+pub(super) struct FakeKernel {
+    pub(super) contents: Contents,
+    pub(super) attached: bool,
+    /// Every change fails.
+    pub(super) fails: bool,
+}
+
+pub(super) struct Handle(Arc<Mutex<FakeKernel>>);
+
+pub(super) fn kernel() -> (Handle, Arc<Mutex<FakeKernel>>) {
+    let shared = Arc::<Mutex<FakeKernel>>::default();
+    (Handle(shared.clone()), shared)
+}
+
+impl SocketKernel for Handle {
+    fn prepare(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn read(&self) -> Result<Contents, KernelError> {
+        Ok(self.0.lock().unwrap().contents.clone())
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        let mut kernel = self.0.lock().unwrap();
+        if kernel.fails {
+            return Err(KernelError::Map { action: "write", map: MapName::Sets, reason: "scripted".into() });
+        }
+        match *change {
+            Change::Put(element) => kernel.contents.insert(element),
+            Change::Delete(Key::Member(key)) => drop(kernel.contents.members.remove(&key)),
+            Change::Delete(Key::Set(key)) => drop(kernel.contents.sets.remove(&key)),
+            Change::Delete(Key::Frontend(key)) => drop(kernel.contents.frontends.remove(&key)),
+            Change::Delete(Key::NodeAddress(key)) => drop(kernel.contents.node_addresses.remove(&key)),
+        }
+        Ok(())
+    }
+
+    fn detached(&self) -> Result<Vec<&'static str>, KernelError> {
+        Ok(if self.0.lock().unwrap().attached { Vec::new() } else { vec!["connect4"; 8] })
+    }
+
+    fn attach(&mut self) -> Result<usize, KernelError> {
+        let missing = self.detached()?.len();
+        self.0.lock().unwrap().attached = true;
+        Ok(missing)
+    }
+
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
+        Ok(Vec::new())
+    }
+
+    fn remove_former(&mut self) -> Result<usize, KernelError> {
+        Ok(0)
+    }
+
+    fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
+        Ok(Vec::new())
+    }
+
+    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+        Ok(Vec::new())
+    }
+
+    fn describe(&self) -> String {
+        "in memory".into()
+    }
+
+    fn maps_folder(&self) -> PathBuf {
+        PathBuf::new()
+    }
+}

@@ -1,0 +1,71 @@
+//! Opens the backend, and removes what it left.
+//!
+//! Owns: [`Ebpf`]. In: options. Out: an [`EbpfBackend`]; programs and maps that are removed.
+//!
+//! The packet level is the backend nft: its tables are found and retired by its own driver. Only a clean-up of this backend
+//! removes them as well.
+
+use keelson_proxy::{
+    backend::{Access, Backend, BackendError, BackendInfo, Driver, RuleOwner},
+    options::Options,
+};
+use keelson_proxy_nft::Nft;
+
+use crate::{
+    backend::{EbpfBackend, INFO},
+    kernel::{Pinned, SocketKernel, find_pins, remove_pins, usual_sizes},
+};
+
+#[derive(Debug, Clone, Copy)]
+pub struct Ebpf;
+
+impl Driver for Ebpf {
+    fn info(&self) -> BackendInfo {
+        INFO
+    }
+
+    fn includes(&self) -> Option<&'static str> {
+        Some(Nft.info().name)
+    }
+
+    fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError> {
+        let find = || Pinned::find(options.ebpf.cgroup.as_deref(), usual_sizes());
+        let kernel: Option<Box<dyn SocketKernel>> = match access {
+            Access::Program | Access::Compare => {
+                let pinned = find()?;
+                if !pinned.is_running() {
+                    pinned.probe()?;
+                }
+                tracing::info!(places = pinned.describe(), "eBPF programs can be loaded");
+                Some(Box::new(pinned))
+            }
+            Access::Print => None,
+        };
+        let packets = Nft.open(options, access)?;
+        Ok(Box::new(EbpfBackend::new(packets, kernel, options)))
+    }
+
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        Ok(find_pins()?.into_iter().map(|folder| folder.display().to_string()).collect())
+    }
+
+    fn retire_rules(
+        &self,
+        _: &dyn Driver,
+        owner: RuleOwner,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
+        match owner {
+            RuleOwner::Keelson => Ok(remove_pins(removed)?),
+            RuleOwner::KubeProxy => Ok(()),
+        }
+    }
+
+    fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        if owner == RuleOwner::Keelson {
+            remove_pins(removed)?;
+            Nft.remove_rules(owner, removed)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What is in the maps that the proxy writes.
+//!
+//! Owns: [`Contents`], [`Element`] and [`Change`], and the difference of two contents. In and out: values; the kernel is in
+//! `kernel`.
+
+use std::{collections::BTreeMap, fmt};
+
+use keelson_proxy::model::{Family, Protocol};
+
+use crate::layout::{
+    Address, FrontendKey, MEMBER_SERVES, MapName, MemberKey, SetKey, SetKind, SetValue, SlotValue,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Element {
+    Slot(u32, SlotValue),
+    Member(MemberKey, u32),
+    Set(SetKey, SetValue),
+    Frontend(FrontendKey, SetKey),
+    /// The value is 1.
+    NodeAddress(Address, u32),
+}
+
+/// Keys alone. Slots are not deleted: nothing leads to one that no set has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Key {
+    Member(MemberKey),
+    Set(SetKey),
+    Frontend(FrontendKey),
+    NodeAddress(Address),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Put(Element),
+    Delete(Key),
+}
+
+impl Change {
+    /// The place in the order of a sync: what is pointed to is put before what points to it, and deleted after it.
+    const fn rank(&self) -> u8 {
+        match self {
+            Self::Put(Element::Slot(..)) => 0,
+            Self::Put(Element::Member(..)) => 1,
+            Self::Put(Element::Set(..)) => 2,
+            Self::Put(Element::Frontend(..) | Element::NodeAddress(..)) => 3,
+            Self::Delete(Key::Frontend(_) | Key::NodeAddress(_)) => 4,
+            Self::Delete(Key::Set(_)) => 5,
+            Self::Delete(Key::Member(_)) => 6,
+        }
+    }
+
+    pub(crate) const fn map(&self) -> MapName {
+        match self {
+            Self::Put(Element::Slot(..)) => MapName::Slots,
+            Self::Put(Element::Member(..)) | Self::Delete(Key::Member(_)) => MapName::Members,
+            Self::Put(Element::Set(..)) | Self::Delete(Key::Set(_)) => MapName::Sets,
+            Self::Put(Element::Frontend(..)) | Self::Delete(Key::Frontend(_)) => MapName::Frontends,
+            Self::Put(Element::NodeAddress(..)) | Self::Delete(Key::NodeAddress(_)) => MapName::NodeAddresses,
+        }
+    }
+}
+
+/// Sorts changes so that programs meet the old state or the new one of each service port.
+pub(crate) fn sort(changes: &mut [Change]) {
+    changes.sort_by_key(Change::rank);
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Contents {
+    pub(crate) slots: BTreeMap<u32, SlotValue>,
+    pub(crate) members: BTreeMap<MemberKey, u32>,
+    pub(crate) sets: BTreeMap<SetKey, SetValue>,
+    pub(crate) frontends: BTreeMap<FrontendKey, SetKey>,
+    pub(crate) node_addresses: BTreeMap<Address, u32>,
+}
+
+/// The lowest bit of a number tells its family.
+pub(crate) const fn family_of(number: u32) -> Family {
+    if number & 1 == 0 { Family::V4 } else { Family::V6 }
+}
+
+impl Contents {
+    pub(crate) fn insert(&mut self, element: Element) {
+        match element {
+            Element::Slot(key, value) => drop(self.slots.insert(key, value)),
+            Element::Member(key, value) => drop(self.members.insert(key, value)),
+            Element::Set(key, value) => drop(self.sets.insert(key, value)),
+            Element::Frontend(key, value) => drop(self.frontends.insert(key, value)),
+            Element::NodeAddress(key, value) => drop(self.node_addresses.insert(key, value)),
+        }
+    }
+
+    /// Changes that make `self` to `wanted`, in a family.
+    pub(crate) fn changes_to(&self, wanted: &Self, family: Family) -> Vec<Change> {
+        let mut changes = Vec::new();
+        compare(&self.slots, &wanted.slots, |_| false, Element::Slot, None, &mut changes);
+        let is_ours = |key: &MemberKey| family_of(key.number) == family;
+        compare(&self.members, &wanted.members, is_ours, Element::Member, Some(&Key::Member), &mut changes);
+        let is_ours = |key: &SetKey| family_of(key.number) == family;
+        compare(&self.sets, &wanted.sets, is_ours, Element::Set, Some(&Key::Set), &mut changes);
+        let is_ours = |key: &FrontendKey| key.address.family() == family;
+        compare(
+            &self.frontends,
+            &wanted.frontends,
+            is_ours,
+            Element::Frontend,
+            Some(&Key::Frontend),
+            &mut changes,
+        );
+        let is_ours = |key: &Address| key.family() == family;
+        let (before, after) = (&self.node_addresses, &wanted.node_addresses);
+        compare(before, after, is_ours, Element::NodeAddress, Some(&Key::NodeAddress), &mut changes);
+        sort(&mut changes);
+        changes
+    }
+}
+
+fn compare<K: Ord + Copy, V: PartialEq + Copy>(
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
+    is_ours: impl Fn(&K) -> bool,
+    element: impl Fn(K, V) -> Element,
+    deleted: Option<&dyn Fn(K) -> Key>,
+    changes: &mut Vec<Change>,
+) {
+    let differs = |(key, value): &(&K, &V)| before.get(key) != Some(value);
+    changes.extend(after.iter().filter(differs).map(|(key, value)| Change::Put(element(*key, *value))));
+    if let Some(deleted) = deleted {
+        let is_left = |key: &&K| is_ours(key) && !after.contains_key(key);
+        changes.extend(before.keys().filter(is_left).map(|key| Change::Delete(deleted(*key))));
+    }
+}
+
+impl fmt::Display for SetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = SetKind::ALL.into_iter().find(|kind| *kind as u32 == self.kind);
+        write!(f, "{} {}", self.number, kind.map_or("unknown", SetKind::as_str))
+    }
+}
+
+impl fmt::Display for SetValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} slots from {}", self.count, self.first)?;
+        match self.affinity_seconds {
+            0 => Ok(()),
+            seconds => write!(f, ", affinity {seconds} s"),
+        }
+    }
+}
+
+impl fmt::Display for FrontendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, port, protocol, is_node_port } = self;
+        let protocol = Protocol::from_number(*protocol).map_or("unknown", Protocol::as_str);
+        match is_node_port {
+            true => write!(f, "node port {port}/{protocol} of {}", address.family()),
+            false => write!(f, "{}/{protocol}", std::net::SocketAddr::new(address.ip(), *port)),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Slot(place, SlotValue { remote, number }) => {
+                write!(f, "{place} : {} of {number}", remote.endpoint())
+            }
+            Self::Member(MemberKey { number, remote }, bits) => {
+                let names = [(1, "cluster"), (2, "local"), (MEMBER_SERVES, "serving")];
+                let names = names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name);
+                write!(f, "{number} {} : {}", remote.endpoint(), names.collect::<Vec<_>>().join(" "))
+            }
+            Self::Set(key, value) => write!(f, "{key} : {value}"),
+            Self::Frontend(key, value) => write!(f, "{key} : {value}"),
+            Self::NodeAddress(address, _) => write!(f, "{}", address.ip()),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Member(MemberKey { number, remote }) => write!(f, "{number} {}", remote.endpoint()),
+            Self::Set(key) => key.fmt(f),
+            Self::Frontend(key) => key.fmt(f),
+            Self::NodeAddress(address) => address.ip().fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let map = self.map().as_str();
+        match self {
+            Self::Put(element) => write!(f, "put in map {map}: {element}"),
+            Self::Delete(key) => write!(f, "delete from map {map}: {key}"),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The maps by their pins.
+//!
+//! Owns: [`Maps`]. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
+
+use std::{path::Path, thread, time::Duration};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+
+use super::KernelError;
+use crate::{
+    elements::{Change, Contents, Element, Key},
+    layout::{
+        Address, Counter, FlowKey, FlowValue, FrontendKey, Layout, MapName, MemberKey, SetKey, SetValue,
+        SlotValue,
+    },
+};
+
+const MEMORY_ATTEMPTS: u32 = 100;
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+
+type Hash<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
+
+pub(crate) struct Maps {
+    frontends: Hash<20, 8>,
+    sets: Hash<8, 16>,
+    slots: Array<MapData, [u8; 24]>,
+    members: Hash<24, 4>,
+    node_addresses: Hash<16, 4>,
+    affinity: Hash<16, 32>,
+    udp_replies: Hash<32, 24>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+impl Maps {
+    /// The kernel checks no sizes here; aya compares them with the types.
+    pub(crate) fn open(folder: &Path) -> Result<Self, KernelError> {
+        let data = |map: MapName| {
+            let opened = MapData::from_pin(folder.join(map.as_str()));
+            opened.map_err(|error| KernelError::map("open", map, &error))
+        };
+        fn typed<M: TryFrom<Map, Error = MapError>>(
+            map: MapName,
+            wrap: impl FnOnce(MapData) -> Map,
+            data: impl Fn(MapName) -> Result<MapData, KernelError>,
+        ) -> Result<M, KernelError> {
+            wrap(data(map)?).try_into().map_err(|error| KernelError::map("use", map, &error))
+        }
+        Ok(Self {
+            frontends: typed(MapName::Frontends, Map::HashMap, data)?,
+            sets: typed(MapName::Sets, Map::HashMap, data)?,
+            slots: typed(MapName::Slots, Map::Array, data)?,
+            members: typed(MapName::Members, Map::HashMap, data)?,
+            node_addresses: typed(MapName::NodeAddresses, Map::HashMap, data)?,
+            affinity: typed(MapName::Affinity, Map::LruHashMap, data)?,
+            udp_replies: typed(MapName::UdpReplies, Map::LruHashMap, data)?,
+            counters: typed(MapName::Counters, Map::PerCpuArray, data)?,
+        })
+    }
+
+    /// The kernel takes elements from a small store that it fills in the background: in a burst, it may say that there is no
+    /// memory when there is a moment later.
+    pub(crate) fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        let mut attempts = 0;
+        loop {
+            match self.try_apply(change) {
+                Err(error) if attempts < MEMORY_ATTEMPTS && is_without_memory(&error) => {
+                    attempts += 1;
+                    thread::sleep(MEMORY_PAUSE);
+                }
+                result => return result.map_err(|error| KernelError::map("write", change.map(), &error)),
+            }
+        }
+    }
+
+    /// Deleting what is not there is no error: the plan may know less than the kernel after a failure.
+    fn try_apply(&mut self, change: &Change) -> Result<(), MapError> {
+        match change {
+            Change::Put(Element::Slot(place, value)) => self.slots.set(*place, value.to_bytes(), 0),
+            Change::Put(Element::Member(key, bits)) => {
+                self.members.insert(key.to_bytes(), bits.to_bytes(), 0)
+            }
+            Change::Put(Element::Set(key, value)) => self.sets.insert(key.to_bytes(), value.to_bytes(), 0),
+            Change::Put(Element::Frontend(key, value)) => {
+                self.frontends.insert(key.to_bytes(), value.to_bytes(), 0)
+            }
+            Change::Put(Element::NodeAddress(key, value)) => {
+                self.node_addresses.insert(key.to_bytes(), value.to_bytes(), 0)
+            }
+            Change::Delete(Key::Member(key)) => present(self.members.remove(&key.to_bytes())),
+            Change::Delete(Key::Set(key)) => present(self.sets.remove(&key.to_bytes())),
+            Change::Delete(Key::Frontend(key)) => present(self.frontends.remove(&key.to_bytes())),
+            Change::Delete(Key::NodeAddress(key)) => present(self.node_addresses.remove(&key.to_bytes())),
+        }
+    }
+
+    /// What the proxy has written. Of slots, those that some set has.
+    pub(crate) fn read(&self) -> Result<Contents, KernelError> {
+        let mut contents = Contents::default();
+        each(&self.frontends, MapName::Frontends, |key, value| {
+            contents.insert(Element::Frontend(FrontendKey::from_bytes(key), SetKey::from_bytes(value)));
+        })?;
+        each(&self.members, MapName::Members, |key, bits| {
+            contents.insert(Element::Member(MemberKey::from_bytes(key), u32::from_bytes(bits)));
+        })?;
+        each(&self.node_addresses, MapName::NodeAddresses, |key, value| {
+            contents.insert(Element::NodeAddress(Address::from_bytes(key), u32::from_bytes(value)));
+        })?;
+        each(&self.sets, MapName::Sets, |key, value| {
+            contents.insert(Element::Set(SetKey::from_bytes(key), SetValue::from_bytes(value)));
+        })?;
+        let sets: Vec<SetValue> = contents.sets.values().copied().collect();
+        for SetValue { first, count, .. } in sets {
+            let end = first.saturating_add(count).min(self.slots.len());
+            for place in first..end {
+                let value = self.slots.get(&place, 0);
+                let value = value.map_err(|error| KernelError::map("read", MapName::Slots, &error))?;
+                contents.insert(Element::Slot(place, SlotValue::from_bytes(value)));
+            }
+        }
+        Ok(contents)
+    }
+
+    /// What sockets of UDP hear from endpoints.
+    pub(crate) fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
+        let mut replies = Vec::new();
+        for entry in self.udp_replies.iter() {
+            match entry {
+                Ok((key, value)) => replies.push((FlowKey::from_bytes(key), FlowValue::from_bytes(value))),
+                // The kernel forgot it meanwhile.
+                Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(KernelError::map("read", MapName::UdpReplies, &error)),
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Clients with affinity of a family, by the number that they have it for.
+    pub(crate) fn affinity_numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.affinity.keys().flatten().map(|key| {
+            let [_, _, _, _, _, _, _, _, a, b, c, d, ..] = key;
+            u32::from_ne_bytes([a, b, c, d])
+        })
+    }
+
+    pub(crate) fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+        let read = |counter: Counter| {
+            let values = self.counters.get(&(counter as u32), 0);
+            let values = values.map_err(|error| KernelError::map("read", MapName::Counters, &error))?;
+            Ok((counter, values.iter().sum()))
+        };
+        Counter::ALL.into_iter().map(read).collect()
+    }
+}
+
+fn is_without_memory(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(error) if error.io_error.raw_os_error() == Some(nix::libc::ENOMEM))
+}
+
+fn present(removed: Result<(), MapError>) -> Result<(), MapError> {
+    match removed {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(nix::libc::ENOENT) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn each<const K: usize, const V: usize>(
+    map: &Hash<K, V>,
+    name: MapName,
+    mut take: impl FnMut([u8; K], [u8; V]),
+) -> Result<(), KernelError> {
+    for entry in map.iter() {
+        let (key, value) = entry.map_err(|error| KernelError::map("read", name, &error))?;
+        take(key, value);
+    }
+    Ok(())
+}

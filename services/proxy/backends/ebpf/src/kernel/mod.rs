@@ -1,0 +1,223 @@
+//! The kernel: pinned maps and programs of this network namespace.
+//!
+//! Owns: [`SocketKernel`], what the backend needs of it; [`Pinned`], the real one; removal. In: places, changes. Out: elements,
+//! links.
+//!
+//! Nothing is in the kernel before the first sync ([`SocketKernel::prepare`]), and nothing is attached before a family is
+//! whole ([`SocketKernel::attach`]).
+
+mod error;
+mod maps;
+mod places;
+mod programs;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use aya::Ebpf;
+
+pub(crate) use self::{
+    error::KernelError,
+    maps::Maps,
+    programs::{Sizes, usual_sizes},
+};
+use crate::{
+    elements::{Change, Contents},
+    layout::{Counter, FlowKey, FlowValue, MapName},
+};
+
+pub(crate) trait SocketKernel: Send {
+    /// Makes the maps, or opens those of an earlier run.
+    fn prepare(&mut self) -> Result<(), KernelError>;
+
+    /// What is in the maps; empty before [`Self::prepare`] if no earlier run left some.
+    fn read(&self) -> Result<Contents, KernelError>;
+
+    fn apply(&mut self, change: &Change) -> Result<(), KernelError>;
+
+    /// The programs that are not attached.
+    fn detached(&self) -> Result<Vec<&'static str>, KernelError>;
+
+    /// Attaches what is not attached, and returns the number of programs. Fails if the maps have lost their pins: programs
+    /// would be loaded with other maps.
+    fn attach(&mut self) -> Result<usize, KernelError>;
+
+    /// Folders with programs and maps of other versions.
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError>;
+
+    /// Removes these, and returns the number of pins.
+    fn remove_former(&mut self) -> Result<usize, KernelError>;
+
+    fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError>;
+
+    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError>;
+
+    /// For people: where the programs are attached.
+    fn describe(&self) -> String;
+
+    /// The folder of the maps, for an observer.
+    fn maps_folder(&self) -> PathBuf;
+}
+
+/// The pins below the BPF file system.
+pub(crate) struct Pinned {
+    own: PathBuf,
+    maps_folder: PathBuf,
+    links_folder: PathBuf,
+    cgroup: PathBuf,
+    sizes: Sizes,
+    maps: Option<Maps>,
+    /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
+    loaded: Option<Ebpf>,
+}
+
+impl Pinned {
+    /// Finds the places. Changes nothing.
+    pub(crate) fn find(cgroup: Option<&Path>, sizes: Sizes) -> Result<Self, KernelError> {
+        let own = places::own_folder()?;
+        let maps_folder = programs::maps_folder(&own, &sizes);
+        let links_folder = programs::links_folder(&own, &maps_folder)?;
+        let cgroup = places::cgroup(cgroup)?;
+        let maps = Maps::open(&maps_folder).ok();
+        Ok(Self { own, maps_folder, links_folder, cgroup, sizes, maps, loaded: None })
+    }
+
+    /// Whether an earlier run of the same programs goes on: then the kernel has checked everything.
+    pub(crate) fn is_running(&self) -> bool {
+        self.maps.is_some() && self.detached().is_ok_and(|missing| missing.is_empty())
+    }
+
+    /// Loads everything and lets it go again.
+    pub(crate) fn probe(&self) -> Result<(), KernelError> {
+        programs::load(None, &self.sizes).map(drop)
+    }
+
+    fn opened(&mut self) -> Result<&mut Maps, KernelError> {
+        if self.maps.is_none() {
+            self.maps = Some(Maps::open(&self.maps_folder)?);
+        }
+        self.maps.as_mut().ok_or(KernelError::Print)
+    }
+
+    /// With the maps by their pins. Maps of which only some are pinned are made whole.
+    fn load(&mut self) -> Result<&mut Ebpf, KernelError> {
+        if self.loaded.is_none() {
+            let make = |folder: &Path| fs::create_dir_all(folder).map_err(KernelError::file("make", folder));
+            make(&self.maps_folder)?;
+            self.loaded = Some(programs::load(Some(&self.maps_folder), &self.sizes)?);
+        }
+        self.loaded.as_mut().ok_or(KernelError::Print)
+    }
+}
+
+impl SocketKernel for Pinned {
+    fn prepare(&mut self) -> Result<(), KernelError> {
+        // By their pins, and not those that this process knows: another program may have removed or replaced them.
+        self.maps = Maps::open(&self.maps_folder).ok();
+        if self.maps.is_none() {
+            self.loaded = None;
+            self.load()?;
+            // What is attached uses maps that no pin leads to any more.
+            if self.links_folder.exists() {
+                places::remove(&self.links_folder)?;
+            }
+        }
+        self.opened().map(drop)
+    }
+
+    fn read(&self) -> Result<Contents, KernelError> {
+        match &self.maps {
+            Some(maps) => maps.read(),
+            None => Ok(Contents::default()),
+        }
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        self.opened()?.apply(change)
+    }
+
+    fn detached(&self) -> Result<Vec<&'static str>, KernelError> {
+        programs::missing(&self.links_folder, places::cgroup_id(&self.cgroup)?)
+    }
+
+    fn attach(&mut self) -> Result<usize, KernelError> {
+        let missing = self.detached()?;
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        if !self.maps_folder.join(MapName::Frontends.as_str()).exists() {
+            return Err(KernelError::MapsRemoved(self.maps_folder.clone()));
+        }
+        fs::create_dir_all(&self.links_folder).map_err(KernelError::file("make", &self.links_folder))?;
+        let (cgroup, folder) = (self.cgroup.clone(), self.links_folder.clone());
+        let attached = programs::attach(self.load()?, &missing, &cgroup, &folder);
+        // The links keep what is attached.
+        self.loaded = None;
+        attached
+    }
+
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
+        let mut found = pins_in(&self.own)?;
+        found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
+        Ok(found)
+    }
+
+    fn remove_former(&mut self) -> Result<usize, KernelError> {
+        self.former()?.iter().map(|folder| places::remove(folder)).sum()
+    }
+
+    fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
+        self.maps.as_ref().map_or_else(|| Ok(Vec::new()), Maps::udp_replies)
+    }
+
+    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+        self.maps.as_ref().map_or_else(|| Ok(Vec::new()), Maps::counters)
+    }
+
+    fn describe(&self) -> String {
+        format!("cgroup {}, maps in {}", self.cgroup.display(), self.maps_folder.display())
+    }
+
+    fn maps_folder(&self) -> PathBuf {
+        self.maps_folder.clone()
+    }
+}
+
+/// The folders of programs and maps of this network namespace, of any version.
+pub(crate) fn find_pins() -> Result<Vec<PathBuf>, KernelError> {
+    let own = match places::own_folder() {
+        // Then there are none.
+        Err(KernelError::NoBpfMount) => return Ok(Vec::new()),
+        own => own?,
+    };
+    match pins_in(&own) {
+        // Who may not see them has none of them, and other backends need no right to.
+        Err(KernelError::NotPermitted(_)) => Ok(Vec::new()),
+        found => found,
+    }
+}
+
+/// Links first: without maps no program would translate, but it would still run.
+fn pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
+    let mut found = places::folders(own, places::LINKS_PREFIX)?;
+    found.extend(places::folders(own, places::MAPS_PREFIX)?);
+    Ok(found)
+}
+
+/// Detaches all programs of this network namespace and removes their maps.
+pub(crate) fn remove_pins(removed: &mut dyn FnMut(String)) -> Result<(), KernelError> {
+    for folder in find_pins()? {
+        let pins = places::remove(&folder)?;
+        removed(format!("{} with {pins} pins", folder.display()));
+    }
+    if let Ok(own) = places::own_folder() {
+        places::remove_empty(&own);
+        own.parent().into_iter().for_each(places::remove_empty);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

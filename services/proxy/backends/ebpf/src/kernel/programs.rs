@@ -1,0 +1,179 @@
+//! The programs: loading and attaching them, and what is attached.
+//!
+//! Owns: the object, [`load`], [`Links`]. In: places. Out: programs that are loaded, links that are pinned.
+//!
+//! A link keeps its program attached as long as its pin exists, with or without this process. Two generations of programs may
+//! be attached at once: what the first one has translated is no Service for the other.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{
+        CgroupAttachMode, CgroupSockAddr,
+        links::{FdLink, PinnedLink},
+    },
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{KernelError, places};
+use crate::layout::{LAYOUT, MAPS};
+
+include!(concat!(env!("OUT_DIR"), "/programs.rs"));
+
+/// Names of the hooks; the programs have the prefix `keelson_`.
+pub(crate) const HOOKS: [(&str, &str); 8] = [
+    ("connect4", "keelson_connect4"),
+    ("connect6", "keelson_connect6"),
+    ("sendmsg4", "keelson_sendmsg4"),
+    ("sendmsg6", "keelson_sendmsg6"),
+    ("recvmsg4", "keelson_recvmsg4"),
+    ("recvmsg6", "keelson_recvmsg6"),
+    ("getpeername4", "keelson_getpeername4"),
+    ("getpeername6", "keelson_getpeername6"),
+];
+
+/// Maximum numbers of elements, by name of the map. Tests have smaller ones.
+pub(crate) type Sizes = BTreeMap<&'static str, u32>;
+
+pub(crate) fn usual_sizes() -> Sizes {
+    MAPS.iter().map(|map| (map.name, map.max_entries)).collect()
+}
+
+/// Name of the folder of maps: another layout or size has another name.
+pub(crate) fn maps_folder(own: &Path, sizes: &Sizes) -> PathBuf {
+    let lines = MAPS.iter().map(|map| {
+        let size = sizes.get(map.name).copied().unwrap_or(map.max_entries);
+        format!("{} {} {} {size}\n", map.name, map.key_size, map.value_size)
+    });
+    let text: String = lines.collect();
+    own.join(format!("{}{LAYOUT}-{}", places::MAPS_PREFIX, short_hash(text.as_bytes())))
+}
+
+/// Name of the folder of links: other programs, or programs with other maps, have another name.
+pub(crate) fn links_folder(own: &Path, maps: &Path) -> Result<PathBuf, KernelError> {
+    let mut both = object()?.to_vec();
+    both.extend(maps.file_name().unwrap_or_default().as_encoded_bytes());
+    Ok(own.join(format!("{}{}", places::LINKS_PREFIX, short_hash(&both))))
+}
+
+fn short_hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn object() -> Result<&'static [u8], KernelError> {
+    OBJECT.ok_or(KernelError::NotBuilt)
+}
+
+/// Loads all programs; the verifier checks them. `pins`: the folder in which maps are found, or made and pinned; `None`: the
+/// maps end with the result.
+pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loader = EbpfLoader::new();
+    for map in &MAPS {
+        loader.map_max_entries(map.name, sizes.get(map.name).copied().unwrap_or(map.max_entries));
+        if let Some(folder) = pins {
+            loader.map_pin_path(map.name, folder.join(map.name));
+        }
+    }
+    let mut loaded = loader.load(object()?).map_err(|error| KernelError::load(&error))?;
+    for (_, name) in HOOKS {
+        program(&mut loaded, name)?.load().map_err(|error| KernelError::program(name, &error))?;
+    }
+    Ok(loaded)
+}
+
+fn program<'a>(loaded: &'a mut Ebpf, name: &'static str) -> Result<&'a mut CgroupSockAddr, KernelError> {
+    let found =
+        loaded.program_mut(name).ok_or(KernelError::Load(format!("the object has no program {name}")))?;
+    found.try_into().map_err(|error| KernelError::program(name, &error))
+}
+
+/// Attaches the programs of these hooks, and pins their links.
+pub(crate) fn attach(
+    loaded: &mut Ebpf,
+    hooks: &[&'static str],
+    cgroup: &Path,
+    folder: &Path,
+) -> Result<usize, KernelError> {
+    let opened = fs::File::open(cgroup).map_err(KernelError::file("open", cgroup))?;
+    let wanted: Vec<_> = HOOKS.into_iter().filter(|(hook, _)| hooks.contains(hook)).collect();
+    for (hook, name) in &wanted {
+        let failed = |error| KernelError::attach(name, cgroup, &error);
+        let program = program(loaded, name)?;
+        let id = program.attach(&opened, CgroupAttachMode::Single).map_err(failed)?;
+        let link = program.take_link(id).map_err(failed)?;
+        let link: FdLink = link.try_into().map_err(|error| KernelError::link(cgroup, &error))?;
+        let pin = folder.join(hook);
+        // One that does not lead to the cgroup any more.
+        if pin.exists() {
+            fs::remove_file(&pin).map_err(KernelError::file("remove", &pin))?;
+        }
+        link.pin(&pin)
+            .map_err(|error| KernelError::file("pin the link", &pin)(std::io::Error::other(error)))?;
+    }
+    Ok(wanted.len())
+}
+
+/// The hooks whose link is missing, or is not at this cgroup: it was removed or detached.
+pub(crate) fn missing(folder: &Path, cgroup_id: u64) -> Result<Vec<&'static str>, KernelError> {
+    let mut open = Vec::new();
+    let mut missing = Vec::new();
+    for (hook, _) in HOOKS {
+        let pin = folder.join(hook);
+        match PinnedLink::from_pin(&pin).map(FdLink::from) {
+            Ok(link) => {
+                let id = link.info().map_err(|error| KernelError::link(&pin, &error))?.id();
+                open.push((hook, id, link));
+            }
+            Err(_) => missing.push(hook),
+        }
+    }
+    let cgroups = cgroups_of_links()?;
+    let is_elsewhere = |id: &u32| cgroups.get(id) != Some(&cgroup_id);
+    missing.extend(open.iter().filter(|(_, id, _)| is_elsewhere(id)).map(|(hook, ..)| *hook));
+    Ok(missing)
+}
+
+/// The cgroup of each link that this process has open, by the number of the link; 0: detached.
+fn cgroups_of_links() -> Result<BTreeMap<u32, u64>, KernelError> {
+    let folder = Path::new("/proc/self/fdinfo");
+    let entries = fs::read_dir(folder).map_err(KernelError::file("list", folder))?;
+    let texts = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    Ok(texts.filter_map(|text| parse_link(&text)).collect())
+}
+
+fn parse_link(fdinfo: &str) -> Option<(u32, u64)> {
+    let value = |name: &str| {
+        fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    Some((value("link_id")?.parse().ok()?, value("cgroup_id")?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_have_the_names_of_what_is_in_them() {
+        let own = Path::new("/sys/fs/bpf/keelson/netns-1");
+        let usual = maps_folder(own, &usual_sizes());
+        let mut others = usual_sizes();
+        others.insert("slots", 7);
+        assert_ne!(usual, maps_folder(own, &others));
+        assert_eq!(usual, maps_folder(own, &Sizes::new()), "the sizes of the table are the usual ones");
+        assert!(usual.to_str().unwrap().starts_with("/sys/fs/bpf/keelson/netns-1/maps-1-"), "{usual:?}");
+        let links = |maps| links_folder(own, maps).unwrap();
+        assert_ne!(links(&usual), links(&maps_folder(own, &others)));
+    }
+
+    #[test]
+    fn a_link_tells_its_cgroup() {
+        let text = "pos:\t0\nflags:\t02\nlink_type:\tcgroup\nlink_id:\t17\nprog_id:\t3\ncgroup_id:\t4711\n";
+        assert_eq!(parse_link(text), Some((17, 4711)));
+        assert_eq!(parse_link("pos:\t0\nlink_type:\txdp\nlink_id:\t17\n"), None);
+    }
+}

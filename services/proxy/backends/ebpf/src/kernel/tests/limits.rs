@@ -1,0 +1,114 @@
+//! Full maps, and what malformed calls do.
+
+use super::*;
+use crate::plan::Capacity;
+
+/// What has no room is left out and works again when there is room; nothing else suffers.
+#[test]
+fn a_service_port_without_room_is_left_to_packets() {
+    in_world(|world| {
+        let mut sizes = usual_sizes();
+        for map in ["frontends", "sets", "slots", "members"] {
+            sizes.insert(map, 4);
+        }
+        let pinned = Pinned::find(Some(&world.cgroup), sizes).unwrap();
+        let capacity = Capacity { frontends: 3, sets: 3, members: 3, slots: 4 };
+        let mut sockets = Sockets::new(Some(Box::new(pinned)), capacity, [true, true]);
+        let servers: Vec<SocketAddr> = (0..2).map(|_| tcp_server("127.0.0.1")).collect();
+        let name = |n: u8| ServiceName::new("default", &format!("s{n}"));
+        let of = |n: u8| {
+            let mut port = port(Protocol::Tcp, &format!("10.96.0.{n}"), &servers);
+            port.name.service = name(n);
+            port
+        };
+        for n in 1..=3 {
+            sockets.plan.set(Family::V4, &name(n), vec![of(n)]);
+        }
+        sync(&mut sockets);
+        assert_eq!(sockets.plan.usage(Family::V4).left_out, 1);
+        for n in [1, 2] {
+            assert!(servers.contains(&ask_tcp(at(&format!("10.96.0.{n}"), 80))));
+        }
+        assert!(TcpStream::connect_timeout(&at("10.96.0.3", 80), ANSWER).is_err(), "no route leads there");
+        sockets.plan.set(Family::V4, &name(1), vec![]);
+        sync(&mut sockets);
+        assert_eq!(sockets.plan.usage(Family::V4).left_out, 1, "the slots rest");
+        let later = Instant::now() + Duration::from_secs(2);
+        sockets.maintain(Family::V4, later).unwrap();
+        assert_eq!(sockets.plan.usage(Family::V4).left_out, 0);
+        assert!(servers.contains(&ask_tcp(at("10.96.0.3", 80))));
+    });
+}
+
+/// Elements of another program fill a map: the sync fails, says which map, and the next one goes on.
+#[test]
+fn a_map_that_another_program_fills_is_named() {
+    in_world(|world| {
+        let mut sizes = usual_sizes();
+        sizes.insert("frontends", 2);
+        let find = || Pinned::find(Some(&world.cgroup), sizes.clone()).unwrap();
+        let mut sockets = Sockets::new(Some(Box::new(find())), usual_capacity(), [true, true]);
+        sync(&mut sockets);
+        let mut other = find();
+        for port in [1, 2] {
+            let frontend = keelson_proxy::model::Frontend::Address {
+                ip: "10.9.9.9".parse().unwrap(),
+                protocol: Protocol::Tcp,
+                port,
+            };
+            let key = crate::layout::FrontendKey::of(frontend, Family::V4);
+            let value = crate::layout::SetKey { number: 2, kind: 0 };
+            other.apply(&Change::Put(crate::elements::Element::Frontend(key, value))).unwrap();
+        }
+        let server = tcp_server("127.0.0.1");
+        sockets.plan.set(
+            Family::V4,
+            &ServiceName::new("default", "web"),
+            vec![port(Protocol::Tcp, V, &[server])],
+        );
+        let error = sockets.sync(Family::V4, Instant::now()).unwrap_err();
+        assert!(error.to_string().contains("the map frontends has no room"), "{error}");
+        // The next one compares everything: it deletes what is not ours, and then there is room.
+        assert!(sockets.sync(Family::V4, Instant::now()).is_err());
+        sockets.sync(Family::V4, Instant::now()).unwrap();
+        assert_eq!(ask_tcp(at(V, 80)), server);
+    });
+}
+
+/// Short, unspecified, of other families and without an address: the kernel's answers are those without programs.
+#[test]
+fn odd_calls_have_the_answers_of_the_kernel() {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, connect, socket};
+    let odd = || {
+        let mut answers = Vec::new();
+        let of = |family, kind| socket(family, kind, SockFlag::SOCK_NONBLOCK, None).unwrap();
+        use std::os::fd::AsRawFd as _;
+        for kind in [SockType::Stream, SockType::Datagram] {
+            let six = of(AddressFamily::Inet6, kind);
+            let four: SockaddrIn = "10.96.0.10:81".parse::<std::net::SocketAddrV4>().unwrap().into();
+            answers.push(format!("{:?}", connect(six.as_raw_fd(), &four)));
+            let four = of(AddressFamily::Inet, kind);
+            let six: SockaddrIn6 = "[fd00:10:96::a]:81".parse::<std::net::SocketAddrV6>().unwrap().into();
+            answers.push(format!("{:?}", connect(four.as_raw_fd(), &six)));
+            let zero: SockaddrIn = "0.0.0.0:0".parse::<std::net::SocketAddrV4>().unwrap().into();
+            answers.push(format!("{:?}", connect(of(AddressFamily::Inet, kind).as_raw_fd(), &zero)));
+        }
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        answers.push(format!("{:?}", udp.send(b"?").map_err(|error| error.kind())));
+        answers.push(format!("{:?}", udp.send_to(&[0; 70_000], at(V, 80)).map_err(|error| error.kind())));
+        answers.push(format!("{:?}", udp.peer_addr().map_err(|error| error.kind())));
+        answers
+    };
+    in_world(|world| {
+        let mut sockets = world.sockets();
+        let before = odd();
+        let servers = [tcp_server("127.0.0.1"), udp_server("127.0.0.1")];
+        serve(
+            &mut sockets,
+            Family::V4,
+            vec![port(Protocol::Tcp, V, &servers[..1]), port(Protocol::Udp, V, &servers[1..])],
+        );
+        assert_eq!(odd(), before);
+        assert_eq!(ask_tcp(at(V, 80)), servers[0]);
+    });
+}

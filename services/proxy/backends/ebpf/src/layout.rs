@@ -1,0 +1,243 @@
+//! Keys and values of the maps, as the kernel has them.
+//!
+//! Owns: the table of maps ([`MAPS`]), their sizes, and the types of `programs/layout.h` in Rust. In and out: bytes. What
+//! changes their meaning without a change of sizes is a new [`LAYOUT`].
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use keelson_proxy::model::{Endpoint, Family, Frontend};
+
+/// Part of the name of the folder with the pinned maps.
+pub(crate) const LAYOUT: u32 = 1;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(dead_code)] // Programs alone use some of the maps.
+pub(crate) enum MapName {
+    Frontends,
+    Sets,
+    Slots,
+    Members,
+    NodeAddresses,
+    Affinity,
+    UdpFlows,
+    UdpReplies,
+    TcpPeers,
+    Counters,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MapDefinition {
+    /// The name in the object, of the pin and in bpftool.
+    pub(crate) name: &'static str,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+}
+
+const fn map(name: &'static str, key_size: u32, value_size: u32, max_entries: u32) -> MapDefinition {
+    MapDefinition { name, key_size, value_size, max_entries }
+}
+
+/// In the order of [`MapName`].
+pub(crate) const MAPS: [MapDefinition; 10] = [
+    map("frontends", 20, 8, 262_144),
+    map("sets", 8, 16, 131_072),
+    map("slots", 4, 24, 262_144),
+    map("members", 24, 4, 262_144),
+    map("node_addresses", 16, 4, 1_024),
+    map("affinity", 16, 32, 65_536),
+    map("udp_flows", 32, 24, 65_536),
+    map("udp_replies", 32, 24, 65_536),
+    map("tcp_peers", 32, 24, 65_536),
+    map("counters", 4, 8, Counter::ALL.len() as u32),
+];
+
+impl MapName {
+    pub(crate) const fn as_str(self) -> &'static str {
+        MAPS[self as usize].name
+    }
+}
+
+/// What programs count, in the order of `enum counter`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counter {
+    ChosenTcp,
+    ChosenUdp,
+    LeftChanging,
+    LeftUnremembered,
+}
+
+impl Counter {
+    pub(crate) const ALL: [Self; 4] =
+        [Self::ChosenTcp, Self::ChosenUdp, Self::LeftChanging, Self::LeftUnremembered];
+
+    /// The label in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::ChosenTcp => "tcp",
+            Self::ChosenUdp => "udp",
+            Self::LeftChanging => "left_changing",
+            Self::LeftUnremembered => "left_unremembered",
+        }
+    }
+
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::ChosenTcp => "TCP connections given an endpoint",
+            Self::ChosenUdp => "UDP flows given an endpoint",
+            Self::LeftChanging => "left to nftables because the endpoints were just changing",
+            Self::LeftUnremembered => "left to nftables because the flow could not be remembered",
+        }
+    }
+}
+
+/// 16 bytes in network order; IPv4 is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Address(pub(crate) [u8; 16]);
+
+impl Address {
+    pub(crate) fn ip(self) -> IpAddr {
+        IpAddr::from(self.0).to_canonical()
+    }
+
+    pub(crate) fn family(self) -> Family {
+        Family::of(self.ip())
+    }
+}
+
+impl From<IpAddr> for Address {
+    fn from(ip: IpAddr) -> Self {
+        Self(match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        })
+    }
+}
+
+/// 20 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Remote {
+    pub(crate) address: Address,
+    pub(crate) port: u16,
+}
+
+impl Remote {
+    pub(crate) fn endpoint(self) -> Endpoint {
+        Endpoint { ip: self.address.ip(), port: self.port }
+    }
+}
+
+impl From<Endpoint> for Remote {
+    fn from(Endpoint { ip, port }: Endpoint) -> Self {
+        Self { address: ip.into(), port }
+    }
+}
+
+/// 20 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct FrontendKey {
+    /// Unspecified for node ports.
+    pub(crate) address: Address,
+    pub(crate) port: u16,
+    pub(crate) protocol: u8,
+    pub(crate) is_node_port: bool,
+}
+
+impl FrontendKey {
+    pub(crate) fn of(frontend: Frontend, family: Family) -> Self {
+        match frontend {
+            Frontend::Address { ip, protocol, port } => {
+                Self { address: ip.into(), port, protocol: protocol.number(), is_node_port: false }
+            }
+            Frontend::NodePort { protocol, port } => {
+                let any: IpAddr = match family {
+                    Family::V4 => std::net::Ipv4Addr::UNSPECIFIED.into(),
+                    Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+                };
+                Self { address: any.into(), port, protocol: protocol.number(), is_node_port: true }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum SetKind {
+    /// ClusterSet.
+    Cluster,
+    /// LocalSet.
+    Local,
+}
+
+impl SetKind {
+    pub(crate) const ALL: [Self; 2] = [Self::Cluster, Self::Local];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cluster => "cluster",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// 8 bytes: the value of a frontend, and the key of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SetKey {
+    pub(crate) number: u32,
+    /// As in the kernel: a [`SetKind`] if this program has written it.
+    pub(crate) kind: u32,
+}
+
+impl SetKey {
+    pub(crate) const fn new(number: u32, kind: SetKind) -> Self {
+        Self { number, kind: kind as u32 }
+    }
+}
+
+/// 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SetValue {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    pub(crate) affinity_seconds: u32,
+}
+
+/// 24 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotValue {
+    pub(crate) remote: Remote,
+    pub(crate) number: u32,
+}
+
+/// 24 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct MemberKey {
+    pub(crate) number: u32,
+    pub(crate) remote: Remote,
+}
+
+/// Bit of a member to which UDP flows may go on; the others are `1 << kind`.
+pub(crate) const MEMBER_SERVES: u32 = 4;
+
+/// A key of `udp_replies` and `tcp_peers`: 32 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FlowKey {
+    pub(crate) socket: u64,
+    pub(crate) remote: Remote,
+}
+
+/// 24 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FlowValue {
+    pub(crate) number: u32,
+    pub(crate) other: Remote,
+}
+
+/// Bytes as the kernel has them. `from_bytes` takes whatever is there.
+pub(crate) trait Layout<const N: usize>: Sized {
+    fn to_bytes(self) -> [u8; N];
+    fn from_bytes(bytes: [u8; N]) -> Self;
+}
+
+mod bytes;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! Keys and values against bytes, and against the structures of the programs.
+
+use std::process::Command;
+
+use keelson_proxy::model::Protocol;
+
+use super::*;
+
+fn remote(text: &str) -> Remote {
+    let at: std::net::SocketAddr = text.parse().unwrap();
+    Remote { address: at.ip().into(), port: at.port() }
+}
+
+#[test]
+fn values_are_what_their_bytes_say() {
+    fn same<const N: usize, T: Layout<N> + Copy + PartialEq + std::fmt::Debug>(value: T) {
+        assert_eq!(T::from_bytes(value.to_bytes()), value);
+    }
+    for text in ["10.0.0.1:80", "[fd00::1]:65535"] {
+        let remote = remote(text);
+        same(remote);
+        same(remote.address);
+        assert_eq!(remote.endpoint().to_string(), text);
+        same(SlotValue { remote, number: 7 });
+        same(MemberKey { number: u32::MAX, remote });
+        same(FlowKey { socket: u64::MAX - 1, remote });
+        same(FlowValue { number: 9, other: remote });
+        same(FrontendKey { address: remote.address, port: 53, protocol: 17, is_node_port: true });
+    }
+    same(SetKey::new(3, SetKind::Local));
+    same(SetValue { first: 1, count: 2, affinity_seconds: 3 });
+}
+
+#[test]
+fn a_frontend_is_in_the_order_of_the_network() {
+    let ip = "10.96.0.10".parse().unwrap();
+    let frontend = Frontend::Address { ip, protocol: Protocol::Udp, port: 0x1234 };
+    let bytes = FrontendKey::of(frontend, Family::V4).to_bytes();
+    assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 96, 0, 10, 0x12, 0x34, 17, 0]);
+    let node_port = Frontend::NodePort { protocol: Protocol::Tcp, port: 1 };
+    let bytes = FrontendKey::of(node_port, Family::V6).to_bytes();
+    assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 6, 1]);
+}
+
+/// The compiler of the programs compares the sizes and the number of counters with [`MAPS`].
+#[test]
+fn the_programs_have_the_same_sizes() {
+    let types = [
+        ("frontends", "struct frontend_key", "struct set_key"),
+        ("sets", "struct set_key", "struct set"),
+        ("slots", "__u32", "struct slot"),
+        ("members", "struct member_key", "__u32"),
+        ("node_addresses", "struct address", "__u32"),
+        ("affinity", "struct affinity_key", "struct affinity"),
+        ("udp_flows", "struct flow_key", "struct flow"),
+        ("udp_replies", "struct flow_key", "struct flow"),
+        ("tcp_peers", "struct flow_key", "struct flow"),
+        ("counters", "__u32", "__u64"),
+    ];
+    let mut text = "#include \"layout.h\"\n".to_owned();
+    for (definition, (name, key, value)) in MAPS.iter().zip(types) {
+        assert_eq!(definition.name, name);
+        let MapDefinition { key_size, value_size, .. } = definition;
+        text += &format!(
+            "_Static_assert(sizeof({key}) == {key_size} && sizeof({value}) == {value_size}, \"{name}\");\n"
+        );
+    }
+    assert_eq!((MapName::Frontends.as_str(), MapName::Members.as_str()), ("frontends", "members"));
+    assert_eq!((MapName::Affinity.as_str(), MapName::Counters.as_str()), ("affinity", "counters"));
+    text += &format!("_Static_assert(COUNTERS == {}, \"counters\");\n", Counter::ALL.len());
+    text += &format!("_Static_assert(MEMBER_SERVES == {MEMBER_SERVES}, \"members\");\n");
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("sizes.c");
+    std::fs::write(&source, text).unwrap();
+    let checked = Command::new("clang")
+        .args(["-target", "bpf", "-fsyntax-only", "-Iprograms"])
+        .arg(format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH))
+        .arg(&source)
+        .output()
+        .expect("clang (package clang)");
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+}

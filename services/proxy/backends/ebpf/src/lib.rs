@@ -1,0 +1,31 @@
+//! The eBPF backend of the proxy.
+//!
+//! Owns: programs at a cgroup and their maps, pinned below the BPF file system; and, through the backend nft, the tables of
+//! nftables. In: calls of [`keelson_proxy::backend`]. Out: elements of maps, links, netlink transactions.
+//!
+//! Two levels (docs/decisions/0077). The *socket level* replaces the address of a Service by that of an endpoint when a
+//! program on the node calls connect() or sendmsg(): no packet ever carries the address of the Service, so there is nothing to
+//! translate and to track. What it does not translate stays as it is, and arrives at the *packet level*: traffic from outside,
+//! and what needs the source of a packet or an answer of the kernel. The packet level is the whole backend nft, so what the
+//! socket level leaves out costs time and changes nothing.
+//!
+//! The modules, each of which uses those below it: [`Ebpf`] (driver) and `EbpfBackend`; `explain` and `print`; `sockets` (the
+//! socket level, and how it is synced) and `stale` (UDP sockets of endpoints that are gone); `plan` (what is wanted);
+//! `kernel` (maps, programs, links); `elements` and `layout` (what is in the maps). `programs/` has the programs in C.
+
+mod backend;
+mod driver;
+mod elements;
+mod explain;
+mod kernel;
+mod layout;
+mod observer;
+mod plan;
+mod print;
+mod sockets;
+mod stale;
+#[cfg(test)]
+#[path = "../../../src/testing.rs"]
+mod testing;
+
+pub use driver::Ebpf;

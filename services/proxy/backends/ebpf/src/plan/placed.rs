@@ -1,0 +1,173 @@
+//! A service port in the maps, and what an earlier run left of it.
+//!
+//! Owns: [`Placed`], its elements, and [`Inherited`]. In: service ports with their number and ranges; contents of the maps.
+//! Out: [`Contents`] of one service port; numbers and ranges that stay. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+
+use keelson_proxy::model::{Endpoint, Family, Protocol, ServicePort};
+
+use super::{
+    NodeFacts, Policy,
+    ranges::{Range, Ranges},
+};
+use crate::{
+    elements::{Contents, family_of},
+    layout::{FrontendKey, MEMBER_SERVES, MemberKey, Remote, SetKey, SetKind, SetValue, SlotValue},
+};
+
+#[derive(Debug, Clone)]
+pub(crate) struct Placed {
+    pub(crate) number: u32,
+    pub(crate) port: Arc<ServicePort>,
+    pub(crate) facts: NodeFacts,
+    /// By kind of set; `None`: no frontend leads to it.
+    pub(super) ranges: [Option<Range>; 2],
+}
+
+impl Placed {
+    pub(crate) fn endpoints(&self, set: SetKind) -> &[Endpoint] {
+        Policy { port: &self.port, node: self.facts }.used_endpoints(set)
+    }
+
+    pub(crate) fn range(&self, set: SetKind) -> Option<Range> {
+        self.ranges[set as usize]
+    }
+
+    pub(super) fn wanted_sets(&self) -> usize {
+        SetKind::ALL.into_iter().filter(|set| !self.endpoints(*set).is_empty()).count()
+    }
+
+    pub(super) fn sets(&self) -> usize {
+        self.ranges.iter().flatten().count()
+    }
+
+    pub(super) fn members(&self) -> usize {
+        self.member_bits().len()
+    }
+
+    /// Programs ask whether an endpoint is one of a set for clients with affinity, and whether it serves for UDP flows.
+    fn member_bits(&self) -> BTreeMap<Remote, u32> {
+        let mut bits = BTreeMap::new();
+        let is_udp = self.port.name.protocol == Protocol::Udp;
+        if !is_udp && self.port.affinity_seconds == 0 {
+            return bits;
+        }
+        for set in SetKind::ALL {
+            for endpoint in self.endpoints(set) {
+                *bits.entry(Remote::from(*endpoint)).or_default() |= 1 << set as u32;
+            }
+        }
+        if is_udp && !bits.is_empty() {
+            for endpoint in self.port.cluster.iter().chain(&self.port.local).chain(&self.port.serving) {
+                *bits.entry(Remote::from(*endpoint)).or_default() |= MEMBER_SERVES;
+            }
+        }
+        bits
+    }
+
+    pub(super) fn contents(&self) -> Contents {
+        let mut contents = Contents::default();
+        let Self { number, port, .. } = self;
+        for set in SetKind::ALL {
+            let Some(range) = self.range(set) else { continue };
+            let Range { first, count } = range;
+            let affinity_seconds = port.affinity_seconds;
+            contents.sets.insert(SetKey::new(*number, set), SetValue { first, count, affinity_seconds });
+            let slots = self.endpoints(set).iter().map(|endpoint| slot(*number, *endpoint));
+            contents.slots.extend(range.places().zip(slots));
+        }
+        let members = self.member_bits().into_iter();
+        contents.members =
+            members.map(|(remote, bits)| (MemberKey { number: *number, remote }, bits)).collect();
+        contents
+    }
+
+    fn serves(&self, remote: Remote) -> bool {
+        let endpoint = remote.endpoint();
+        [&self.port.serving, &self.port.cluster, &self.port.local].iter().any(|set| set.contains(&endpoint))
+    }
+
+    pub(super) fn is_stale(&self, remote: Remote) -> bool {
+        let has_any = !self.port.serving.is_empty();
+        has_any && !self.serves(remote)
+    }
+
+    /// Whether flows to some endpoint may have to end. Also after a time without endpoints: flows to the former ones are there.
+    pub(super) fn has_lost_udp(&self, after: Option<&Self>) -> bool {
+        if self.port.name.protocol != Protocol::Udp {
+            return false;
+        }
+        let Some(after) = after.filter(|after| !after.port.serving.is_empty()) else { return false };
+        let has_lost = |endpoint: &Endpoint| !after.serves(Remote::from(*endpoint));
+        let before = &self.port;
+        before.serving.is_empty()
+            || before.serving.iter().chain(&before.cluster).chain(&before.local).any(has_lost)
+    }
+}
+
+fn slot(number: u32, endpoint: Endpoint) -> SlotValue {
+    SlotValue { remote: endpoint.into(), number }
+}
+
+/// Sets that an earlier run left and whose ranges are still reserved.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Inherited {
+    is_filled: bool,
+    ranges: BTreeMap<SetKey, Range>,
+    numbers: BTreeSet<u32>,
+}
+
+impl Inherited {
+    /// Reserves the ranges of all sets: traffic uses them until their set is replaced.
+    pub(super) fn fill_once(&mut self, contents: &Contents, ranges: &mut Ranges, last_number: &mut u32) {
+        if std::mem::replace(&mut self.is_filled, true) {
+            return;
+        }
+        for (key, SetValue { first, count, .. }) in &contents.sets {
+            let range = Range { first: *first, count: *count };
+            // Another program's nonsense, or two sets at one place: these are written anew.
+            if ranges.take_at(range) {
+                self.ranges.insert(*key, range);
+            }
+            self.numbers.insert(key.number);
+            *last_number = (*last_number).max(key.number >> 1);
+        }
+    }
+
+    pub(super) fn has(&self, number: u32) -> bool {
+        self.numbers.contains(&number)
+    }
+
+    /// The number that a service port had.
+    pub(super) fn number(&self, port: &ServicePort, family: Family, contents: &Contents) -> Option<u32> {
+        let known = |frontend| contents.frontends.get(&FrontendKey::of(frontend, family));
+        let number = port.frontends().find_map(|(frontend, _)| known(frontend))?.number;
+        (number > 1 && family_of(number) == family && self.has(number)).then_some(number)
+    }
+
+    /// The range of a set, if its slots have these endpoints.
+    pub(super) fn take(&mut self, key: SetKey, endpoints: &[Endpoint], contents: &Contents) -> Option<Range> {
+        let range = *self.ranges.get(&key)?;
+        let is_right = usize::try_from(range.count) == Ok(endpoints.len())
+            && range
+                .places()
+                .zip(endpoints)
+                .all(|(place, endpoint)| contents.slots.get(&place) == Some(&slot(key.number, *endpoint)));
+        if is_right { self.ranges.remove(&key) } else { None }
+    }
+
+    /// Gives back what no service port has taken over.
+    pub(super) fn give_back(&mut self, family: Family, ranges: &mut Ranges, now: Instant) {
+        let is_ours = |key: &SetKey| family_of(key.number) == family;
+        let left: Vec<SetKey> = self.ranges.keys().copied().filter(is_ours).collect();
+        for range in left.iter().filter_map(|key| self.ranges.remove(key)) {
+            ranges.give_back(range, now);
+        }
+        self.numbers.retain(|number| family_of(*number) != family);
+    }
+}

@@ -1,0 +1,106 @@
+//! Which destinations the socket level translates, and to which endpoints (service-semantics 2 and 3).
+//!
+//! Owns: [`Policy`]. In: a service port, facts of the node. Out: for each frontend, a set of endpoints or the [`Reason`] why
+//! packets decide. Pure.
+//!
+//! Sockets of the node and of its pods are the clients: an external policy Local is for others, as in kube-proxy. What needs
+//! the source of a packet, its translation, or an answer of the kernel (reject, drop) is left to packets.
+
+use keelson_proxy::model::{Endpoint, FrontendKind, Protocol, ServicePort};
+
+use crate::layout::SetKind;
+
+/// What decisions depend on besides the Service.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct NodeFacts {
+    /// Traffic to Services shall have the node's address as its source.
+    pub(crate) masquerade_all: bool,
+    /// Pods are distinguished from outside sources.
+    pub(crate) detects_pods: bool,
+}
+
+/// Why packets decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Protocol,
+    MasqueradeAll,
+    SourceRanges,
+    /// An external policy Local, and pods count as outside.
+    UnknownPods,
+    /// Another frontend of the service port is left to packets, and a client shall have one endpoint at all of them.
+    SharedAffinity,
+    /// Packets are rejected, or dropped by a policy.
+    NoEndpoint,
+    /// The maps have no room for the service port.
+    Full,
+}
+
+impl Reason {
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::Protocol => "sockets of SCTP are not translated",
+            Self::MasqueradeAll => "masquerade_all is set, and sockets are not masqueraded",
+            Self::SourceRanges => "it has source ranges, which need the source of the packet",
+            Self::UnknownPods => {
+                "externalTrafficPolicy is Local, and pods are not distinguished from other sources"
+            }
+            Self::SharedAffinity => {
+                "a client has one endpoint at all addresses of the service port, and some of them are left to packets"
+            }
+            Self::NoEndpoint => "no endpoint is in the set, so packets are refused",
+            Self::Full => "the maps of the socket level are full",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy<'a> {
+    pub(crate) port: &'a ServicePort,
+    pub(crate) node: NodeFacts,
+}
+
+impl<'a> Policy<'a> {
+    /// The set that a frontend of this kind leads to, never empty.
+    pub(crate) fn of(self, kind: FrontendKind) -> Result<SetKind, Reason> {
+        let set = self.set_of(kind)?;
+        if self.endpoints(set).is_empty() {
+            return Err(Reason::NoEndpoint);
+        }
+        let is_left = |(_, other): (_, FrontendKind)| self.set_of(other).is_err();
+        if self.port.affinity_seconds != 0 && self.port.frontends().any(is_left) {
+            return Err(Reason::SharedAffinity);
+        }
+        Ok(set)
+    }
+
+    /// The same without regard to endpoints and other frontends.
+    fn set_of(self, kind: FrontendKind) -> Result<SetKind, Reason> {
+        let Self { port, node } = self;
+        if port.name.protocol == Protocol::Sctp {
+            return Err(Reason::Protocol);
+        }
+        if node.masquerade_all {
+            return Err(Reason::MasqueradeAll);
+        }
+        match kind {
+            FrontendKind::ClusterIp if port.internal_local => Ok(SetKind::Local),
+            FrontendKind::ClusterIp => Ok(SetKind::Cluster),
+            FrontendKind::LoadBalancerIp if !port.source_ranges.is_empty() => Err(Reason::SourceRanges),
+            _ if port.external_local && !node.detects_pods => Err(Reason::UnknownPods),
+            _ => Ok(SetKind::Cluster),
+        }
+    }
+
+    pub(crate) fn endpoints(self, set: SetKind) -> &'a [Endpoint] {
+        match set {
+            SetKind::Cluster => &self.port.cluster,
+            SetKind::Local => &self.port.local,
+        }
+    }
+
+    /// The endpoints of a set; empty if no frontend leads to it.
+    pub(crate) fn used_endpoints(self, set: SetKind) -> &'a [Endpoint] {
+        let is_used = self.port.frontends().any(|(_, kind)| self.of(kind) == Ok(set));
+        if is_used { self.endpoints(set) } else { &[] }
+    }
+}

@@ -1,0 +1,244 @@
+//! The socket level: the plan and the kernel, and how they are synced.
+//!
+//! Owns: [`Sockets`]. In: Services, facts of the node, what an observer read. Out: changes of the maps, programs that are
+//! attached, UDP sockets that end.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use keelson_proxy::{
+    backend::{Outcome, Snapshots},
+    model::Family,
+};
+
+use crate::{
+    elements::{Change, Contents},
+    kernel::{KernelError, SocketKernel, usual_sizes},
+    plan::{Capacity, Plan},
+    stale::{Stale, Sweeper},
+};
+
+/// How often all maps are read and compared. Nothing tells that another program has written one; links are checked each time.
+const MAPS_INTERVAL: Duration = Duration::from_secs(300);
+
+/// One part in so many of a map is kept for elements that are put before others are deleted.
+const HEADROOM: u32 = 8;
+
+/// What an observer read.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) contents: Contents,
+    /// Number of the last sync that had begun before.
+    pub(crate) sync: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct FamilyState {
+    /// The kernel has what the plan says, as far as this program knows.
+    is_trusted: bool,
+    has_synced: bool,
+    checked: Option<Instant>,
+}
+
+pub(crate) struct Sockets {
+    pub(crate) plan: Plan,
+    /// `None`: opened to print.
+    kernel: Option<Box<dyn SocketKernel>>,
+    families: [FamilyState; 2],
+    is_enabled: [bool; 2],
+    is_attached: bool,
+    has_former: bool,
+    pub(crate) snapshots: Snapshots<Seen>,
+    pub(crate) syncs: Arc<AtomicU64>,
+    has_lost_udp: bool,
+    sweeper: Sweeper,
+}
+
+/// The sizes of the maps, without headroom.
+pub(crate) fn usual_capacity() -> Capacity {
+    let sizes = usual_sizes();
+    let size = |name: &str| {
+        let all = sizes.get(name).copied().unwrap_or_default();
+        usize::try_from(all - all / HEADROOM).unwrap_or(usize::MAX)
+    };
+    Capacity {
+        frontends: size("frontends"),
+        sets: size("sets"),
+        members: size("members"),
+        // Nothing is deleted there.
+        slots: sizes.get("slots").copied().unwrap_or_default(),
+    }
+}
+
+impl Sockets {
+    pub(crate) fn new(
+        kernel: Option<Box<dyn SocketKernel>>,
+        capacity: Capacity,
+        is_enabled: [bool; 2],
+    ) -> Self {
+        Self {
+            plan: Plan::new(capacity),
+            kernel,
+            families: Default::default(),
+            is_enabled,
+            is_attached: false,
+            has_former: true,
+            snapshots: Snapshots::default(),
+            syncs: Arc::default(),
+            has_lost_udp: false,
+            sweeper: Sweeper::default(),
+        }
+    }
+
+    pub(crate) fn kernel(&self) -> Option<&dyn SocketKernel> {
+        self.kernel.as_deref()
+    }
+
+    pub(crate) fn sweeper(&self) -> &Sweeper {
+        &self.sweeper
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.is_attached
+    }
+
+    pub(crate) fn has_synced(&self, family: Family) -> bool {
+        self.families[family as usize].has_synced
+    }
+
+    fn writable(&mut self) -> Result<&mut dyn SocketKernel, KernelError> {
+        match &mut self.kernel {
+            Some(kernel) => Ok(kernel.as_mut()),
+            None => Err(KernelError::Print),
+        }
+    }
+
+    pub(crate) fn sync(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        let state = self.families[family as usize];
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        self.families[family as usize].is_trusted = false;
+        let changes = if state.is_trusted {
+            self.plan.changes(family, now)
+        } else {
+            // Looked at again after the maps.
+            self.is_attached = false;
+            let kernel = self.writable()?;
+            kernel.prepare()?;
+            let contents = kernel.read()?;
+            self.plan.full(family, &contents, now)
+        };
+        let mut outcome = self.apply(&changes)?;
+        self.has_lost_udp |= self.plan.take_lost_udp();
+        outcome.full = !state.is_trusted;
+        outcome.repaired = outcome.full && state.has_synced && !changes.is_empty();
+        let checked = if state.is_trusted { state.checked } else { Some(now) };
+        self.families[family as usize] = FamilyState { is_trusted: true, has_synced: true, checked };
+        outcome.structure += self.attach()?;
+        Ok(outcome)
+    }
+
+    /// Attaches the programs once a family is whole, and ends others when both are.
+    fn attach(&mut self) -> Result<usize, KernelError> {
+        if self.is_attached && !self.has_former {
+            return Ok(0);
+        }
+        let is_whole = |family: Family| !self.is_enabled[family as usize] || self.has_synced(family);
+        let is_whole = Family::ALL.into_iter().all(is_whole);
+        let kernel = self.writable()?;
+        let mut structure = kernel.attach()?;
+        if is_whole {
+            structure += kernel.remove_former()?;
+        }
+        self.is_attached = true;
+        self.has_former = !is_whole;
+        Ok(structure)
+    }
+
+    /// Puts what is wanted before it deletes the rest. A full map ends the puts only, so that the deletions make room.
+    fn apply(&mut self, changes: &[Change]) -> Result<Outcome, KernelError> {
+        let mut outcome = Outcome { transactions: usize::from(!changes.is_empty()), ..Outcome::default() };
+        let mut full = None;
+        let kernel = self.writable()?;
+        for change in changes {
+            let is_put = matches!(change, Change::Put(_));
+            if is_put && full.is_some() {
+                continue;
+            }
+            match kernel.apply(change) {
+                Ok(()) if is_put => outcome.added += 1,
+                Ok(()) => outcome.deleted += 1,
+                Err(error @ KernelError::Full { .. }) if is_put => full = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        full.map_or(Ok(outcome), Err)
+    }
+
+    /// Whether programs are missing, or the maps have not been compared for long.
+    pub(crate) fn begin_check(&mut self, family: Family, now: Instant) -> Result<bool, KernelError> {
+        let Some(kernel) = &self.kernel else { return Ok(false) };
+        if !self.families[family as usize].is_trusted {
+            return Ok(false);
+        }
+        let checked = self.families[family as usize].checked;
+        let is_due = checked.is_none_or(|checked| now.saturating_duration_since(checked) >= MAPS_INTERVAL);
+        Ok(is_due || (self.is_attached && !kernel.detached()?.is_empty()))
+    }
+
+    /// Compares what was read, and repairs.
+    pub(crate) fn check(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        let Some(seen) = self.snapshots.take(family) else { return Ok(Outcome::default()) };
+        if !self.families[family as usize].is_trusted || self.plan.has_changes(family) {
+            return Ok(Outcome::default());
+        }
+        let wanted = self.plan.contents(family);
+        let mut changes = seen.contents.changes_to(&wanted, family);
+        if !changes.is_empty() && seen.sync != self.syncs.load(Ordering::SeqCst) {
+            // Some are those of the syncs since then.
+            changes = self.writable()?.read()?.changes_to(&wanted, family);
+        }
+        self.families[family as usize].is_trusted = false;
+        let mut outcome = self.apply(&changes)?;
+        outcome.structure += self.writable()?.attach()?;
+        self.families[family as usize].is_trusted = true;
+        self.families[family as usize].checked = Some(now);
+        outcome.repaired = !outcome.is_nothing();
+        Ok(outcome)
+    }
+
+    /// Tries again what had no room, and ends UDP sockets whose endpoint is gone.
+    pub(crate) fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        if !self.families[family as usize].is_trusted {
+            return Ok(Outcome::default());
+        }
+        if self.has_lost_udp && self.sweeper.is_free() {
+            self.has_lost_udp = false;
+            let replies = self.writable()?.udp_replies()?;
+            let stale =
+                replies.into_iter().filter(|(key, value)| self.plan.is_stale(value.number, key.remote));
+            let stale: Vec<Stale> = stale.map(|(key, _)| Stale::from(key)).collect();
+            self.sweeper.start(stale);
+        }
+        match self.plan.wake(now) {
+            true => self.sync(family, now),
+            false => Ok(Outcome::default()),
+        }
+    }
+
+    /// What a full sync would change. The next sync is one.
+    pub(crate) fn difference(&mut self, family: Family, now: Instant) -> Result<Vec<Change>, KernelError> {
+        let contents = self.writable()?.read()?;
+        self.families[family as usize].is_trusted = false;
+        Ok(self.plan.full(family, &contents, now))
+    }
+
+    pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
+        self.plan.set_node_addresses(family, addresses);
+    }
+}

@@ -1,0 +1,125 @@
+//! Ends UDP sockets that are connected to an endpoint which is gone.
+//!
+//! Owns: [`Sweeper`], and its thread while there is work. In: sockets and their endpoint. Out: sockets that fail with
+//! ECONNABORTED, so that their program makes another; what could not be done.
+//!
+//! A connected socket sends to the endpoint that it got at connect(), whatever the maps say now. Other sockets ask the
+//! programs for each datagram and need nothing. Sockets belong to network namespaces, which a thread must enter.
+
+mod diag;
+mod namespaces;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use keelson_proxy::model::Family;
+
+use crate::layout::{FlowKey, Remote};
+
+/// A socket that may still be connected to `remote`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stale {
+    pub(crate) socket: u64,
+    pub(crate) remote: Remote,
+}
+
+impl From<FlowKey> for Stale {
+    fn from(FlowKey { socket, remote }: FlowKey) -> Self {
+        Self { socket, remote }
+    }
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct SweepStatus {
+    /// Since the start of the process.
+    pub(crate) destroyed: u64,
+    /// Why the last sweep could not look everywhere.
+    pub(crate) failure: Option<String>,
+}
+
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Sweeper {
+    status: Arc<Mutex<SweepStatus>>,
+    is_busy: Arc<AtomicBool>,
+}
+
+impl Sweeper {
+    pub(crate) fn is_free(&self) -> bool {
+        !self.is_busy.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn status(&self) -> SweepStatus {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Works on a thread of its own, because it enters other network namespaces. One sweep at a time.
+    pub(crate) fn start(&self, stale: Vec<Stale>) {
+        if stale.is_empty() || self.is_busy.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let sweeper = self.clone();
+        let body = move || {
+            let swept = sweep(&stale);
+            sweeper.record(swept);
+            sweeper.is_busy.store(false, Ordering::SeqCst);
+        };
+        if let Err(error) = thread::Builder::new().name("stale sockets".to_owned()).spawn(body) {
+            self.record(Swept { destroyed: 0, failure: Some(format!("cannot start a thread: {error}")) });
+            self.is_busy.store(false, Ordering::SeqCst);
+        }
+    }
+
+    fn record(&self, Swept { destroyed, failure }: Swept) {
+        if destroyed > 0 {
+            tracing::info!(destroyed, "UDP sockets of endpoints that are gone destroyed");
+        }
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = failure.as_ref().filter(|reason| status.failure.as_ref() != Some(reason)) {
+            tracing::warn!(reason, "UDP sockets may stay connected to endpoints that are gone");
+        }
+        status.destroyed += destroyed;
+        status.failure = failure;
+    }
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Swept {
+    destroyed: u64,
+    failure: Option<String>,
+}
+
+/// Looks for the sockets in all network namespaces. Leaves the thread in one of them.
+fn sweep(stale: &[Stale]) -> Swept {
+    let wanted: HashMap<u64, Remote> = stale.iter().map(|stale| (stale.socket, stale.remote)).collect();
+    let families = Family::ALL.into_iter().filter(|family| {
+        stale.iter().any(|stale| stale.remote.address.family() == *family || *family == Family::V6)
+    });
+    // Sockets of IPv6 may have an endpoint of IPv4.
+    let families: Vec<Family> = families.collect();
+    let mut swept = Swept::default();
+    let mut here = |place: &str| {
+        for family in &families {
+            match diag::destroy(*family, &wanted) {
+                Ok(destroyed) => swept.destroyed += destroyed,
+                Err(error) => swept.failure = Some(format!("{place}: {error}")),
+            }
+        }
+    };
+    here("this network namespace");
+    for namespace in namespaces::others() {
+        match namespace.enter() {
+            Ok(()) => here(&namespace.to_string()),
+            Err(error) => {
+                swept.failure = Some(format!("cannot enter {namespace}: {error}; it needs CAP_SYS_ADMIN"));
+                break;
+            }
+        }
+    }
+    swept
+}
