@@ -6,6 +6,10 @@ use crate::util::{PATIENCE, eventually};
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::process::ExitStatus;
+use std::time::Duration;
+
+/// Maximum time until a program serves: on a busy machine, an API server has taken more than a minute.
+const START: Duration = PATIENCE.saturating_mul(3);
 
 /// Killed on drop.
 #[derive(Debug)]
@@ -47,7 +51,7 @@ impl Daemon {
         let name = self.program.name.clone();
         let process = self.process()?;
         let mut ended = None;
-        let waited = eventually(PATIENCE, &format!("{name} serves"), || {
+        let waited = eventually(START, &format!("{name} serves"), || {
             ended = process.ended().ok().flatten();
             let check = ended.is_none().then(&mut check);
             async move {

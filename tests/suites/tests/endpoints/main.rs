@@ -23,8 +23,8 @@ mod restarts;
 mod restored;
 mod rights;
 
-/// More than clusters: tests that wait for a cluster keep it, and it is not started for each of them.
-const THREADS: u32 = 5;
+/// One more than clusters that are in use most of the time: a test that waits for a cluster keeps it, and it is not started again.
+const THREADS: u32 = 3;
 
 #[test]
 fn in_one_process() -> anyhow::Result<()> {

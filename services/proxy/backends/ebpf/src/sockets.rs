@@ -27,7 +27,7 @@ use crate::{
 /// How often all maps are read and compared. Nothing tells that another program has written one; links are checked each time.
 const MAPS_INTERVAL: Duration = Duration::from_secs(300);
 
-/// One part in so many of a map is kept for elements that are put before others are deleted.
+/// Of a map, one part in this many is kept for elements that are put before others are deleted.
 const HEADROOM: u32 = 8;
 
 /// What an observer read.

@@ -53,7 +53,7 @@ impl Descriptors {
         }
     }
 
-    /// Of so many sessions.
+    /// With these sessions.
     pub(super) fn room(&self, sessions: Sessions) -> Room {
         let Some(limit) = self.limit else { return Room::Enough };
         let free = limit.saturating_sub(OTHERS + self.listening.load(Ordering::Relaxed));
