@@ -371,6 +371,10 @@ impl Agent {
         self.process.as_mut().context("the agent was not started")?.ended()
     }
 
+    pub fn log_file(&self) -> PathBuf {
+        self.program.log.clone()
+    }
+
     /// The log of all its runs.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(&self.program.log).with_context(|| format!("no {}", self.program.log.display()))

@@ -39,7 +39,7 @@ async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
     let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
     let page = agent.url().trim_start_matches("http://").to_owned();
     let page = TcpListener::bind(page)?;
-    let socket = agent.socket();
+    let (socket, log) = (agent.socket(), agent.log_file());
 
     // While the page cannot listen, a pull begins.
     let begin = async {
@@ -51,13 +51,16 @@ async fn i22_used_ports_disable_their_jobs_until_they_are_free() -> Result<()> {
         .await?;
         let pull = start_pull(&cri, Pull::new(EXAMPLE));
         until("the pull runs", || runtime.pulls() == 1).await?;
+        until("the log names the setting", || {
+            fs::read_to_string(&log).is_ok_and(|log| log.contains("debug.http"))
+        })
+        .await?;
         drop(page);
         Ok::<_, anyhow::Error>((cri, pull))
     };
     let (started, begun) = tokio::join!(agent.start_live(), begin);
     started?;
     let (cri, pull) = begun?;
-    ensure!(agent.log()?.contains("debug.http"), "the log does not name the setting: {}", agent.log()?);
 
     // The page is served, and shows which other job fails, why, and when it is retried.
     let ready = agent.http_get("/readyz").await?.text();
