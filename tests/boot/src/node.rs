@@ -102,7 +102,7 @@ impl Node {
 
     /// What a person would look at first, for a case that failed.
     pub(crate) fn logs(&self) -> String {
-        let script = "journalctl --no-pager -n 80 -u keelson.service -u keelson-proxy.service -u 'keelson-*.socket'; \
+        let script = "journalctl --no-pager -n 600 -u keelson.service -u keelson-proxy.service -u 'keelson-*.socket'; \
             systemctl --no-pager --failed; tail -n 20 /run/*.out";
         match self.vm.attempt(script) {
             Ok(output) => output.stdout + &output.stderr,
