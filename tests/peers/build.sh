@@ -2,7 +2,7 @@
 # Builds the peers that the suites run against, each from its own Go module
 # beside this script, and prints one line "NAME=FOLDER" for each.
 #
-#   build.sh [NAME...]        no names: all of them
+#   build.sh [NAME...]        no names: all of them, except for the control planes between the oldest and the newest one
 #
 # The result is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers/NAME-VERSION-HASH, where HASH
 # covers everything that goes into the build, so that a later run reuses it and a changed input builds anew. Two runs
@@ -121,6 +121,30 @@ build_kubernetes-1.31() {
     kubernetes_programs "$1" "$here/kubernetes-1.31" kube-{apiserver,controller-manager}
 }
 
+# A control plane of this version, from the requirements that its own module has: they and the version name every module.
+# control_plane_between FOLDER VERSION
+control_plane_between() {
+    local module work=$1/module
+    mkdir "$work"
+    module=$(cd "$here/kubernetes" && go mod download -json "k8s.io/kubernetes@v$2" | sed -n 's/.*"GoMod": "\(.*\)",*/\1/p')
+    {
+        printf 'module keelson.dev/tests/peers/kubernetes-between\n\n'
+        grep -E '^(go|godebug) ' "$module"
+        printf 'require k8s.io/kubernetes v%s\n\nreplace (\n' "$2"
+        sed -n "s/^\s*\(k8s\.io\/[^ ]*\) v0\.0\.0$/\t\1 => \1 v0.${2#1.}/p" "$module"
+        printf ')\n'
+    } >"$work/go.mod"
+    # Adds what these requirements require, and their checksums.
+    (cd "$work" && go list -mod=mod -deps k8s.io/kubernetes/cmd/kube-{apiserver,controller-manager} >/dev/null)
+    kubernetes_programs "$1" "$work" kube-{apiserver,controller-manager}
+    rm -r "$work"
+}
+
+build_kubernetes-1.32() { control_plane_between "$1" "$(peer_version kubernetes-1.32)"; }
+build_kubernetes-1.33() { control_plane_between "$1" "$(peer_version kubernetes-1.33)"; }
+build_kubernetes-1.34() { control_plane_between "$1" "$(peer_version kubernetes-1.34)"; }
+build_kubernetes-1.35() { control_plane_between "$1" "$(peer_version kubernetes-1.35)"; }
+
 # What administrators run: the commands of the documentation.
 build_kubeadm() {
     kubernetes_programs "$1" "$here/kubeadm" kubeadm kubectl
@@ -136,24 +160,34 @@ peer_version() {
     etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
     kubeadm | kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
+    kubernetes-1.32) printf 1.32.13 ;;
+    kubernetes-1.33) printf 1.33.13 ;;
+    kubernetes-1.34) printf 1.34.4 ;;
+    kubernetes-1.35) printf 1.35.4 ;;
     reflectors) module_version k8s.io/client-go "$here/reflectors" ;;
     *) fail "no peer is called '$1'; there are: ${peers[*]}" ;;
     esac
 }
 
+# inputs_hash NAME VERSION: of a control plane in between, which has no folder, the version names every input.
 inputs_hash() {
     (
-        cd "$here/$1"
         declare -f "build_$1" kubernetes_programs
         go version
-        find . -type f | LC_ALL=C sort | xargs sha256sum
+        if [ -d "$here/$1" ]; then
+            cd "$here/$1"
+            find . -type f | LC_ALL=C sort | xargs sha256sum
+        else
+            declare -f control_plane_between
+            printf '%s\n' "$2"
+        fi
     ) | sha256sum | cut -c1-12
 }
 
 build() {
     local name=$1 version hash target work started
     version=$(peer_version "$name")
-    hash=$(inputs_hash "$name")
+    hash=$(inputs_hash "$name" "$version")
     target=$cache/$name-$version-$hash
     if [ ! -d "$target" ]; then
         exec 9>"$cache/.$name.lock"

@@ -46,31 +46,25 @@ pub fn reflectors() -> Result<PathBuf> {
     Ok(built("reflectors")?.join("reflectors"))
 }
 
-/// The control plane that suites run against unless a test names one: the newest supported, or the oldest with
-/// `KEELSON_TEST_KUBERNETES=1.31`.
+/// The minor version of the control plane that suites run against, which `KEELSON_TEST_KUBERNETES` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kubernetes {
-    /// 1.36, built from `tests/peers/kubernetes`.
-    Newest,
-    /// 1.31, built from `tests/peers/kubernetes-1.31`.
-    Oldest,
-}
+struct Kubernetes(&'static str);
 
 impl Kubernetes {
-    /// The version that the environment asks for.
-    pub fn chosen() -> Result<Self> {
-        match std::env::var("KEELSON_TEST_KUBERNETES").as_deref() {
-            Err(_) | Ok("1.36") => Ok(Self::Newest),
-            Ok("1.31") => Ok(Self::Oldest),
-            Ok(other) => bail!("KEELSON_TEST_KUBERNETES is {other:?}: set it to 1.31 or 1.36"),
-        }
+    const OLDEST: Self = Self("1.31");
+    /// Built from `tests/peers/kubernetes`; each other one is the peer `kubernetes-MINOR`.
+    const NEWEST: Self = Self("1.36");
+    const ALL: [Self; 6] = [Self::OLDEST, Self("1.32"), Self("1.33"), Self("1.34"), Self("1.35"), Self::NEWEST];
+
+    fn chosen() -> Result<Self> {
+        let Some(version) = std::env::var_os("KEELSON_TEST_KUBERNETES") else { return Ok(Self::NEWEST) };
+        Self::ALL.into_iter().find(|other| version == other.0).with_context(|| {
+            format!("KEELSON_TEST_KUBERNETES is {}: set it to 1.31 to 1.36", version.display())
+        })
     }
 
-    fn folder(self) -> &'static str {
-        match self {
-            Self::Newest => "kubernetes",
-            Self::Oldest => "kubernetes-1.31",
-        }
+    fn peer(self) -> String {
+        if self == Self::NEWEST { "kubernetes".to_owned() } else { format!("kubernetes-{}", self.0) }
     }
 }
 
@@ -79,27 +73,26 @@ pub fn control_plane(program: &str) -> Result<PathBuf> {
     kubernetes_program(Kubernetes::chosen()?, program)
 }
 
-/// The etcd server and the program that restores its snapshots. The newest control plane has etcd 3.6, built from
-/// `tests/peers/etcd`; the oldest one has Debian's 3.4, as has every one without streaming lists.
+/// The etcd server and the program that restores its snapshots: etcd 3.6, built from `tests/peers/etcd`, or Debian's 3.4 for the
+/// oldest control plane and for one without streaming lists.
 pub fn etcd(streaming_lists: bool) -> Result<(PathBuf, PathBuf)> {
-    match Kubernetes::chosen()? {
-        Kubernetes::Newest if streaming_lists => {
-            let folder = built("etcd")?;
-            Ok((folder.join("etcd"), folder.join("etcdutl")))
-        }
-        _ => Ok((system("etcd", "etcd-server")?, system("etcdctl", "etcd-client")?)),
+    if streaming_lists && Kubernetes::chosen()? != Kubernetes::OLDEST {
+        let folder = built("etcd")?;
+        return Ok((folder.join("etcd"), folder.join("etcdutl")));
     }
+    Ok((system("etcd", "etcd-server")?, system("etcdctl", "etcd-client")?))
 }
 
 /// `kube-proxy`, `kube-scheduler`, `kubectl` or `kubelet` of Kubernetes 1.36.
 pub fn kubernetes(program: &str) -> Result<PathBuf> {
-    kubernetes_program(Kubernetes::Newest, program)
+    kubernetes_program(Kubernetes::NEWEST, program)
 }
 
 fn kubernetes_program(version: Kubernetes, program: &str) -> Result<PathBuf> {
-    let path = built(version.folder())?.join(program);
+    let peer = version.peer();
+    let path = built(&peer)?.join(program);
     if !path.is_file() {
-        bail!("tests/peers/{} builds no {program}", version.folder());
+        bail!("tests/peers/build.sh builds no {program} for {peer}");
     }
     Ok(path)
 }
@@ -156,16 +149,16 @@ pub fn keelson() -> Result<PathBuf> {
 
 /// The folder of a peer: from `KEELSON_PEERS`, which holds the output of `build.sh`, or from `build.sh`, which builds
 /// it if necessary.
-fn built(name: &'static str) -> Result<PathBuf> {
+fn built(name: &str) -> Result<PathBuf> {
     let known = std::env::var("KEELSON_PEERS").unwrap_or_default();
     if let Some(folder) = folder_of(name, &known) {
         return Ok(folder);
     }
-    type Outcomes = HashMap<&'static str, Result<PathBuf, String>>;
+    type Outcomes = HashMap<String, Result<PathBuf, String>>;
     static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
     // Held during the build: a test that needs the same peer waits for it anyway.
     let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let outcome = outcomes.entry(name).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
+    let outcome = outcomes.entry(name.to_owned()).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
     outcome.clone().map_err(|e| anyhow!("{e}"))
 }
 

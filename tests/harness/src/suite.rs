@@ -62,13 +62,15 @@ pub struct Suite {
     pub threads: u32,
     /// Parts of the names of tests that are left out.
     pub skip: &'static [&'static str],
+    /// What is set unless the environment has it.
     pub env: &'static [(&'static str, &'static str)],
 }
 
 impl Suite {
     pub fn run(self) -> Result<()> {
         let mut command = Command::new(program()?);
-        command.env_remove("NEXTEST").envs(self.env.iter().copied());
+        let missing = self.env.iter().copied().filter(|(name, _)| env::var_os(name).is_none());
+        command.env_remove("NEXTEST").envs(missing);
         self.run_as(command)
     }
 

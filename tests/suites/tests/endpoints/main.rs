@@ -31,10 +31,11 @@ fn in_one_process() -> anyhow::Result<()> {
     Suite { test: "in_one_process", threads: THREADS, skip: &[], env: &[] }.run()
 }
 
-/// Tests that depend on the version of the control plane, with the oldest supported one.
+/// Tests that depend on the version of the control plane, with the oldest supported one unless the environment names another
+/// (`make kubernetes-check`).
 #[test]
-fn in_one_process_on_1_31() -> anyhow::Result<()> {
+fn in_one_process_on_another_version() -> anyhow::Result<()> {
     let skip = &["large::", "kills::", "consistency::", "disk::", "restarts::"];
     let env = &[("KEELSON_TEST_KUBERNETES", "1.31")];
-    Suite { test: "in_one_process_on_1_31", threads: THREADS, skip, env }.run()
+    Suite { test: "in_one_process_on_another_version", threads: THREADS, skip, env }.run()
 }
