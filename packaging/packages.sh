@@ -84,6 +84,8 @@ stage_files() {
     ln -s keelson "$root/usr/bin/kubectl-keelson"
     install -D -m 0644 -t "$units" packaging/keelson.service packaging/keelson-proxy.service packaging/keelson-*.socket
     install -D -m 0644 packaging/keelson-endpoints-group.conf "$units/keelson.service.d/10-endpoints-group.conf"
+    # Without effect until the operator copies it.
+    install -D -m 0644 -t "$root/usr/share/keelson" packaging/keelson-proxy-ebpf.conf
     install -D -m 0644 packaging/keelson.sysusers.conf "$root/usr/lib/sysusers.d/keelson.conf"
     install -D -m 0644 packaging/keelson.toml "$root/etc/keelson/keelson.toml"
     stage_documents "$root/usr/share"

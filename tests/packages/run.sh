@@ -74,6 +74,7 @@ check_contents() {
     diff "$work/deb.common" "$work/rpm.common" || fail "the .rpm has other files than the .deb"
     diff "$work/deb.common" "$work/tarball.common" || fail "the tarball has other files than the .deb"
     for file in /usr/bin/keelson /etc/keelson/keelson.toml /usr/lib/sysusers.d/keelson.conf /usr/share/man/man1/keelson.1.gz \
+        /usr/share/keelson/keelson-proxy-ebpf.conf \
         /usr/lib/systemd/system/keelson{.service,-proxy.service,-cri.socket,-debug.socket}; do
         grep -qxF "$file" "$work/deb" || fail "$file is missing"
     done

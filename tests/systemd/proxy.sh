@@ -58,5 +58,60 @@ nft list map ip keelson refused | grep -q 10.96.0.77 || fail "the Service made a
 systemctl stop keelson-proxy.service
 nft list table ip keelson > /run/keelson-table || fail "the rules went with the proxy"
 /usr/bin/keelson proxy cleanup
+
+# The drop-in of the backend ebpf. In a container auto finds a cgroup that is not the root, and says so.
+install -D -m 0644 /usr/share/keelson/keelson-proxy-ebpf.conf /etc/systemd/system/keelson-proxy.service.d/ebpf.conf
+systemctl daemon-reload
+ip address add 10.244.7.7/32 dev lo
+python3 -m http.server --bind 10.244.7.7 8080 --directory /etc/keelson/manifests > /run/keelson-work-server 2>&1 &
+server=$!
+cat > /etc/keelson/manifests/web.yaml <<'YAML'
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {clusterIP: 10.96.0.78, clusterIPs: [10.96.0.78], ipFamilies: [IPv4], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.7.7], conditions: {ready: true}}]
+YAML
+systemctl start keelson-proxy.service || fail "keelson-proxy.service does not start with the drop-in"
+until_true 30 says 'backend: auto \(nft\)'
+says 'not chosen: ebpf: /sys/fs/cgroup is not the root of cgroup v2' || fail "the reason is not in the state"
+systemctl stop keelson-proxy.service
+
+printf '[proxy]\nebpf_cgroup = "/sys/fs/cgroup"\n' >> /etc/keelson/keelson.toml
+systemctl start keelson-proxy.service || fail "keelson-proxy.service does not start with ebpf"
+until_true 30 says 'backend: auto \(ebpf\)'
+until_true 30 says 'socket level: attached'
+pid=$(systemctl show keelson-proxy --property=MainPID --value)
+[ "$(grep CapEff "/proc/$pid/status" | tr -d ' \t' | cut -d: -f2)" = "0000008000201000" ] || fail "other capabilities than the drop-in's: $(grep Cap "/proc/$pid/status")"
+/usr/bin/keelson proxy explain 10.96.0.78:80 | grep -q 'socket level: program keelson_connect4' || fail "packets decide: $(/usr/bin/keelson proxy explain 10.96.0.78:80)"
+# No route leads to the cluster IP: only a socket that is translated reaches the server.
+answers() { timeout 5 python3 -c 'import urllib.request as r; r.urlopen("http://10.96.0.78/", timeout=3).read()' 2> /run/keelson-work-error; }
+until_true 30 answers
+! says 'cannot enter' || fail "the namespaces of pods cannot be entered: $(state)"
+systemctl restart keelson-proxy.service
+answers || fail "no answer while the proxy restarts: $(cat /run/keelson-work-error)"
+until_true 30 says 'socket level: attached'
+systemctl stop keelson-proxy.service
+answers || fail "the programs went with the proxy"
+[ "$(find /sys/fs/bpf/keelson -type f | wc -l)" -gt 10 ] || fail "nothing is pinned"
+/usr/bin/keelson proxy cleanup
+[ ! -e /sys/fs/bpf/keelson ] || fail "the clean-up left pins"
+# A BPF file system that is read-only for the service: nft serves.
+printf '[Service]\nProtectKernelTunables=yes\n' > /etc/systemd/system/keelson-proxy.service.d/less.conf
+systemctl daemon-reload
+systemctl start keelson-proxy.service || fail "keelson-proxy.service does not start without the BPF file system"
+until_true 30 says 'backend: auto \(nft\)'
+says 'not chosen: ebpf: cannot make /sys/fs/bpf/keelson' || fail "the reason is not in the state"
+systemctl stop keelson-proxy.service
+kill "$server"
+rm -r /etc/systemd/system/keelson-proxy.service.d
+systemctl daemon-reload
+/usr/bin/keelson proxy cleanup
 systemctl stop keelson.service keelson-cri.socket keelson-debug.socket
 echo "the proxy's sandbox lets it do what it must"

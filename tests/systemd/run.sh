@@ -35,6 +35,8 @@ boot() {
     mount -o remount,bind,ro proc/sys
     mount -t sysfs -o ro sysfs sys
     mount -t cgroup2 cgroup2 sys/fs/cgroup
+    # As systemd does outside of containers.
+    mount -t bpf -o mode=700 bpf sys/fs/bpf
     mkdir old
     pivot_root . old
     umount -l /old
@@ -57,6 +59,7 @@ install_units() {
     install -m 0755 "$program" /usr/bin/keelson
     install -m 0644 "$repository"/packaging/keelson{,-proxy}.service "$repository"/packaging/keelson-*.socket "$units"
     install -D -m 0644 "$repository/packaging/keelson-endpoints-group.conf" -t "$units/keelson.service.d"
+    install -D -m 0644 -t /usr/share/keelson "$repository/packaging/keelson-proxy-ebpf.conf"
     install -D -m 0644 "$repository/packaging/keelson.sysusers.conf" /usr/lib/sysusers.d/keelson.conf
     install -D -m 0644 "$repository/packaging/keelson.toml" /etc/keelson/keelson.toml
     systemd-sysusers /usr/lib/sysusers.d/keelson.conf

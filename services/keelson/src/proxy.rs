@@ -43,7 +43,7 @@ pub(crate) use options::conntrack as conntrack_options;
 /// virtual servers before the chains that they need.
 const DRIVERS: &[(ProxyBackend, &dyn Driver, bool)] = &[
     #[cfg(feature = "ebpf")]
-    (ProxyBackend::Ebpf, &keelson_proxy_ebpf::Ebpf, false),
+    (ProxyBackend::Ebpf, &keelson_proxy_ebpf::Ebpf, true),
     (ProxyBackend::Nft, &keelson_proxy_nft::Nft, true),
     (ProxyBackend::Ipvs, &keelson_proxy_ipvs::Ipvs, false),
     (ProxyBackend::Iptables, &keelson_proxy_iptables::Iptables, true),

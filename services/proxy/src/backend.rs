@@ -104,6 +104,12 @@ pub trait Driver: Sync {
     /// is no error: see [`Backend::disabled_reason`].
     fn open(&self, options: &Options, access: Access) -> Result<Box<dyn Backend>, BackendError>;
 
+    /// Why `auto` chooses another backend, although this one can be opened: a setting, or a property of the node, that does not
+    /// pass by itself. Asked after [`Self::open`] has succeeded.
+    fn reason_against(&self, _options: &Options) -> Option<String> {
+        None
+    }
+
     /// Describes the rules that an earlier run left, one line each. A backend whose rules end with the process has none.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! The choice is the first backend of the order that can be opened. It must not change because a probe fails once: a
 //! backend whose rules are on the node was opened since the boot of the node, so its failure is an outage, and nothing
 //! is chosen instead of it. Rules do not outlive a boot, after which all backends are candidates again. (docs/decisions/0066)
+//! A backend that does not suit the settings or the node is passed over, with or without rules.
 
 use std::fmt;
 
@@ -16,6 +17,8 @@ pub enum Probe {
     Works,
     /// It cannot be opened, for this reason.
     Fails(String),
+    /// It can be opened, and another one serves this node better, for this reason.
+    Unsuitable(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +97,7 @@ pub fn decide(candidates: &[Candidate]) -> Step {
             Probe::Fails(reason) if candidate.has_rules => {
                 return Step::Failed(ChoiceError::Outage { name: candidate.name, reason: reason.clone() });
             }
-            Probe::Fails(reason) => {
+            Probe::Fails(reason) | Probe::Unsuitable(reason) => {
                 rejected.push(Rejected { name: candidate.name, reason: reason.clone() });
             }
         }
@@ -106,7 +109,7 @@ pub fn decide(candidates: &[Candidate]) -> Step {
 mod tests {
     use super::*;
 
-    /// What a backend is on a node: `works`, `fails`, each with or without `+rules`.
+    /// What a backend is on a node: `works`, `fails`, `unsuitable`, each with or without `+rules`.
     fn node(words: [&str; 4]) -> Vec<Candidate> {
         let names = [("nft", true), ("ipvs", false), ("iptables", true), ("userspace", true)];
         let candidate = |((name, is_automatic), word): ((&'static str, bool), &str)| Candidate {
@@ -115,6 +118,7 @@ mod tests {
             probe: match word.split('+').next() {
                 Some("works") => Probe::Works,
                 Some("fails") => Probe::Fails(format!("no {name}")),
+                Some("unsuitable") => Probe::Unsuitable(format!("{name} is not for it")),
                 _ => Probe::Unknown,
             },
             has_rules: word.ends_with("+rules"),
@@ -162,6 +166,9 @@ mod tests {
                  proxy.backend to change over to another backend",
             ),
             (["works+rules", "?", "?", "?"], "auto chose nft, the first choice"),
+            // Rules of one that does not suit any more are taken over.
+            (["unsuitable+rules", "?", "works", "?"], "auto chose iptables (nft: nft is not for it)"),
+            (["unsuitable", "?", "?", "?"], "probe 2"),
         ] {
             assert_eq!(outcome(words), expected, "{words:?}");
         }

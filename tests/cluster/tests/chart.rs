@@ -18,11 +18,21 @@ const NETWORK: &[&str] = &["--set", "proxy.clusterCIDR={10.244.0.0/16}"];
 const BASES: [&str; 6] = ["bootstrap", "companion", "companion-lease", "daemonset", "node", "proxy"];
 
 /// Value sets that an API server must accept.
-const ACCEPTED: [(&str, &[&str]); 6] = [
+const ACCEPTED: [(&str, &[&str]); 8] = [
     ("defaults", NETWORK),
     ("both families", &["--set", "proxy.clusterCIDR={10.244.0.0/16,fd00:10:244::/56}"]),
     ("local pods by the Node", &["--set", "proxy.detectLocalMode=NodeCIDR"]),
     ("rights only", &["--set", "proxy.enabled=false"]),
+    ("ebpf", &["--set", "proxy.clusterCIDR={10.244.0.0/16},proxy.backend=ebpf"]),
+    (
+        "auto with ebpf",
+        &[
+            "--set",
+            "proxy.clusterCIDR={10.244.0.0/16},proxy.backend=auto",
+            "--set",
+            "proxy.ebpf.allowed=true,proxy.ebpf.cgroupFolder=/sys/fs/cgroup/unified",
+        ],
+    ),
     (
         "SELinux, conntrack, node ports, a digest",
         &[
@@ -54,14 +64,15 @@ const ACCEPTED: [(&str, &[&str]); 6] = [
 ];
 
 /// Values, and what the message names.
-const REFUSED: [(&[&str], &str); 14] = [
+const REFUSED: [(&[&str], &str); 15] = [
     (&[], "/proxy/clusterCIDR"),
     (&["--set", "proxy.clusterCIDR={10.244.0.0}"], "/proxy/clusterCIDR"),
     (&["--set", "proxy.clusterCIDR={10.244.0.0/16,10.245.0.0/16,10.246.0.0/16}"], "/proxy/clusterCIDR"),
     (&["--set", "proxy.clusterCIDR=10.244.0.0/16"], "/proxy/clusterCIDR"),
     (&["--set", "proxy.clusterCidr={10.244.0.0/16}"], "clusterCidr"),
     (&["--set-json", r#"proxy={"nodeSelector":null}"#], "/proxy"),
-    (&["--set", "proxy.backend=ebpf"], "/proxy/backend"),
+    (&["--set", "proxy.backend=bpf"], "/proxy/backend"),
+    (&["--set", "proxy.backend=ebpf,proxy.ebpf.cgroupFolder=sys/fs/cgroup"], "/proxy/ebpf/cgroupFolder"),
     (&["--set", "proxy.endpointsFolder=/run/keelson-endpoints/"], "/proxy/endpointsFolder"),
     (&["--set", "proxy.metricsBindAddress=10249"], "/proxy/metricsBindAddress"),
     // The probes ask 127.0.0.1.
@@ -240,6 +251,36 @@ async fn an_api_server_accepts_every_object() -> Result<()> {
             success(Command::new(peers::chart_tool("strict")?), &stream(&monitoring)).context(name)?;
         let expected = if name == "everything" { 3 } else { 0 };
         ensure!(strict.lines().count() == expected && monitoring.len() == expected, "{name}: {strict}");
+    }
+    Ok(())
+}
+
+/// Capabilities and folders of the backend ebpf are those that docs/ebpf.md names, and nobody else has them.
+#[test]
+fn only_ebpf_has_the_rights_of_ebpf() -> Result<()> {
+    const USUAL: &[&str] = &["NET_ADMIN"];
+    const MORE: &[&str] = &["NET_ADMIN", "BPF", "SYS_ADMIN"];
+    for (values, capabilities) in [
+        ("proxy.backend=nft", USUAL),
+        ("proxy.backend=nft,proxy.ebpf.allowed=true", MORE),
+        ("proxy.backend=auto", USUAL),
+        ("proxy.backend=auto,proxy.ebpf.allowed=true", MORE),
+        ("proxy.backend=ebpf", MORE),
+    ] {
+        let all: Vec<&str> = NETWORK.iter().copied().chain(["--set", values]).collect();
+        let objects = documents(&success(template(&all)?, "")?)?;
+        let set = objects.iter().find(|object| object["kind"] == "DaemonSet").context("no DaemonSet")?;
+        let pod = &set["spec"]["template"]["spec"];
+        let proxy = &pod["containers"][0];
+        ensure!(
+            proxy["securityContext"]["capabilities"]["add"] == serde_json::json!(capabilities),
+            "{values}: {proxy}"
+        );
+        let folders: Vec<&str> =
+            pod["volumes"].as_array().into_iter().flatten().filter_map(|it| it["name"].as_str()).collect();
+        let has = |name| folders.contains(&name);
+        let is_more = capabilities == MORE;
+        ensure!(["bpf", "cgroup", "netns"].into_iter().all(|name| has(name) == is_more), "{values}: {pod}");
     }
     Ok(())
 }

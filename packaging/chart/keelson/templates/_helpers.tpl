@@ -15,3 +15,7 @@
 {{- define "keelson.isLocal" -}}
 {{- if or (eq . "") (hasPrefix "127." .) (hasPrefix "[::1]" .) (hasPrefix "localhost" .) -}}true{{- end -}}
 {{- end -}}
+{{- /* Whether the proxy gets the rights of the backend ebpf. */ -}}
+{{- define "keelson.mayUseEbpf" -}}
+{{- if or (eq .Values.proxy.backend "ebpf") .Values.proxy.ebpf.allowed }}yes{{ end -}}
+{{- end }}

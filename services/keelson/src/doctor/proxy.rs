@@ -53,11 +53,7 @@ fn backend(facts: &Facts, proxy: &Proxy) -> Vec<Check> {
             let found = format!("{} can be opened (proxy.backend is {name})", chosen.name);
             checks.push(match rejected.is_empty() {
                 true => Check::ok(BACKEND, found),
-                false => Check::warning(
-                    BACKEND,
-                    format!("{found}; better ones cannot: {}", rejected.join("; ")),
-                    "",
-                ),
+                false => Check::warning(BACKEND, format!("{found}; not chosen: {}", rejected.join("; ")), ""),
             });
         }
         None => {

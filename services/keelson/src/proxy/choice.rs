@@ -52,7 +52,7 @@ fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
             }
             Step::Chosen(choice) => {
                 for rejected in &choice.rejected {
-                    tracing::warn!(backend = rejected.name, reason = rejected.reason, "backend not chosen");
+                    tracing::info!(backend = rejected.name, reason = rejected.reason, "backend not chosen");
                 }
                 tracing::info!(backend = choice.name, "backend chosen");
                 let found = DRIVERS.iter().find(|(_, driver, _)| driver.info().name == choice.name);
@@ -69,7 +69,7 @@ fn choose(settings: &Settings, access: Access) -> anyhow::Result<Selected> {
 pub(crate) struct BackendProbe {
     pub(crate) name: &'static str,
     pub(crate) is_automatic: bool,
-    /// Why it cannot be opened.
+    /// Why it cannot be opened, or why `auto` chooses another one.
     pub(crate) opened: Result<(), String>,
     /// Rules of an earlier run.
     pub(crate) rules: Vec<String>,
@@ -79,9 +79,12 @@ pub(crate) struct BackendProbe {
 
 /// Opens every backend once, to compare: nothing is changed.
 pub(crate) fn probe_backends(settings: &Settings) -> Vec<BackendProbe> {
+    let is_auto = settings.proxy.backend == ProxyBackend::Auto;
     let opened = |backend: ProxyBackend, driver: &dyn Driver| {
         let options = options::options(settings, backend).map_err(|error| format!("{error:#}"))?;
-        driver.open(&options, Access::Compare).map(drop).map_err(|error| error.to_string())
+        driver.open(&options, Access::Compare).map_err(|error| error.to_string())?;
+        let against = is_auto.then(|| driver.reason_against(&options)).flatten();
+        against.map_or(Ok(()), Err)
     };
     DRIVERS
         .iter()
@@ -121,7 +124,7 @@ fn probe(
     let mut attempt = 1;
     loop {
         match driver.open(&options, access) {
-            Ok(_) => return Ok(Probe::Works),
+            Ok(_) => return Ok(driver.reason_against(&options).map_or(Probe::Works, Probe::Unsuitable)),
             Err(error) if error.is_fatal || attempt >= ATTEMPTS => return Ok(fails(&error, attempt)),
             Err(error) => {
                 tracing::warn!(backend = driver.info().name, %error, attempt, "cannot open the backend; trying again");

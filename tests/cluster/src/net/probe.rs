@@ -203,14 +203,13 @@ impl Flow {
                 }
                 Ok(line)
             }
-            FlowSocket::Udp(socket) => {
-                // Connected, so that only responses of the destination count, and refusals are reported.
-                socket.connect(self.to).await?;
-                socket.send(b"?\n").await?;
-                let mut buffer = [0; 256];
-                let length = socket.recv(&mut buffer).await?;
-                Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
-            }
+            FlowSocket::Udp(socket) => match udp_exchange(socket, self.to).await {
+                // A proxy at the socket level ends a connected socket whose endpoint is gone: the error comes once.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                    udp_exchange(socket, self.to).await
+                }
+                outcome => outcome,
+            },
             FlowSocket::Sctp(socket) => {
                 let rejected = self.client.place.rejections.wait_until_rejected(132, self.port, self.to);
                 tokio::select! {
@@ -221,6 +220,15 @@ impl Flow {
             FlowSocket::NewTcp(_) | FlowSocket::Broken => Err(io::ErrorKind::NotConnected.into()),
         }
     }
+}
+
+/// Connected, so that only responses of the destination count, and refusals are reported.
+async fn udp_exchange(socket: &UdpSocket, to: SocketAddr) -> io::Result<String> {
+    socket.connect(to).await?;
+    socket.send(b"?\n").await?;
+    let mut buffer = [0; 256];
+    let length = socket.recv(&mut buffer).await?;
+    Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
 async fn sctp_exchange(socket: &SctpSocket, port: u16, to: SocketAddr) -> io::Result<String> {

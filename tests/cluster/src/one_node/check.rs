@@ -4,7 +4,7 @@
 //! In: a [`OneNode`] with the chart installed. Out: an error with the first thing that is not as documented.
 
 use super::addons;
-use super::{LONG, NODE, OneNode, Steps};
+use super::{LONG, NODE, OneNode, Steps, place};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::command::run;
 use keelson_harness::images::ImageSpec;
@@ -12,6 +12,8 @@ use keelson_harness::peers;
 use keelson_harness::util::eventually;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::net::IpAddr;
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 const IN: &str = "keelson.dev/proxy=true";
@@ -35,6 +37,8 @@ pub async fn check(node: &OneNode, steps: &mut Steps) -> Result<()> {
     steps.done("in again with one command");
     follows_changes(node).await?;
     steps.done("a third server answers: Keelson follows changes");
+    at_the_socket_level(node).await?;
+    steps.done("the chart with the backend ebpf: connect() decides; and back to nft");
     pulls_went_through_the_agent(node).await?;
     steps.done("every image was pulled through the agent");
     Ok(())
@@ -142,6 +146,42 @@ async fn answers(node: &OneNode, servers: usize) -> Result<()> {
 async fn follows_changes(node: &OneNode) -> Result<()> {
     node.kubectl(&["scale", "deploy/web", "--replicas=3"]).await?.success()?;
     node.rolled_out("default", "deploy/web").await?;
+    answers(node, 3).await
+}
+
+/// The programs are attached to the cgroup of the node only ([`place`]); this process is in it.
+async fn at_the_socket_level(node: &OneNode) -> Result<()> {
+    let folder = format!("proxy.ebpf.cgroupFolder={}", place::cgroup()?.display());
+    node.helm("upgrade", &["proxy.backend=ebpf".to_owned(), folder.clone()]).await?;
+    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    let state = eventually(LONG, "the socket level is attached", || async {
+        let state = node.proxy_state().await?.success()?.out;
+        ensure!(state.contains("socket level: attached"), "{state}");
+        Ok(state)
+    })
+    .await?;
+    // The names of network namespaces of pods can be entered.
+    ensure!(!state.contains("cannot enter"), "{state}");
+    let web =
+        node.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"]).await?.success()?.out;
+    let web: IpAddr = web.trim().parse().with_context(|| format!("the address of the Service is {web:?}"))?;
+    let connected = TcpStream::connect((web, 80)).await.context("no endpoint answers")?;
+    ensure!(connected.peer_addr()?.ip() == web, "the peer is {:?}", connected.peer_addr());
+    let state = node.proxy_state().await?.success()?.out;
+    let decided = state.lines().find(|line| line.contains("decisions: ")).context("no decisions")?;
+    ensure!(!decided.contains("decisions: 0 "), "{decided}");
+    answers(node, 3).await?;
+
+    // Back with the rights, without which the programs would stay.
+    let values = ["proxy.backend=nft".to_owned(), "proxy.ebpf.allowed=true".to_owned(), folder];
+    node.helm("upgrade", &values).await?;
+    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    eventually(LONG, "nft has taken over", || async {
+        let state = node.proxy_state().await?.success()?.out;
+        ensure!(state.contains("nft took over from ebpf: removed "), "{state}");
+        Ok(())
+    })
+    .await?;
     answers(node, 3).await
 }
 

@@ -119,7 +119,7 @@ impl OneNode {
         self.push(&ImageSpec::program("coredns", &peers::coredns()?, &[])).await?;
         self.push(&program("app", &["pause"])?).await?;
         steps.done("images are in the registry");
-        self.helm_install().await?;
+        self.helm("install", &[]).await?;
         steps.done("the chart is installed");
         self.cluster.admin.apply(&addons::coredns(self.registry.address())).await?;
         Ok(())
@@ -139,12 +139,16 @@ impl OneNode {
         }
     }
 
-    async fn helm_install(&self) -> Result<()> {
+    /// `install` or `upgrade`, with these values besides.
+    async fn helm(&self, command: &str, values: &[String]) -> Result<()> {
         let mut helm = Command::new(peers::chart_tool("helm")?);
-        helm.args(["install", "keelson"]).arg(chart()).args(["--namespace", "kube-system"]);
+        helm.args([command, "keelson"]).arg(chart()).args(["--namespace", "kube-system"]);
         helm.arg("--kubeconfig").arg(self.cluster.admin_kubeconfig());
         helm.arg("--set").arg(format!("image.repository={}/keelson,image.tag=v1", self.registry.address()));
         helm.arg("--set").arg(format!("proxy.clusterCIDR={{{CLUSTER_CIDR}}}"));
+        values.iter().for_each(|value| {
+            helm.args(["--set", value]);
+        });
         run(helm).await?.success().map(drop)
     }
 

@@ -26,6 +26,7 @@ mod node;
 mod node_ports;
 mod objects;
 mod operations;
+mod packets;
 mod policies;
 mod priority;
 mod ranges;
@@ -51,9 +52,23 @@ fn in_one_process_with_iptables_nft() -> anyhow::Result<()> {
     with_backend("in_one_process_with_iptables_nft", &[IPTABLES, ("KEELSON_PROXY__IPTABLES_VARIANT", "nft")])
 }
 
-/// In a virtual machine whose kernel has IPVS, with the control plane outside of it.
+/// The kernel of the machine may have no IPVS.
 #[test]
 fn in_one_process_with_ipvs() -> anyhow::Result<()> {
+    in_the_vm("in_one_process_with_ipvs", &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "2")])
+}
+
+/// The oldest kernel of docs/ebpf.md, without JIT.
+#[test]
+fn in_one_process_with_ebpf_in_the_vm() -> anyhow::Result<()> {
+    in_the_vm(
+        "in_one_process_with_ebpf_in_the_vm",
+        &[(subject::BACKEND, "ebpf"), ("KEELSON_TEST_PATIENCE", "2")],
+    )
+}
+
+/// In a virtual machine, with the control plane outside of it.
+fn in_the_vm(test: &'static str, env: &'static [(&'static str, &'static str)]) -> anyhow::Result<()> {
     if std::env::var_os("NEXTEST_RUN_ID").is_none() {
         return Ok(());
     }
@@ -64,13 +79,7 @@ fn in_one_process_with_ipvs() -> anyhow::Result<()> {
     if let Ok(subject) = std::env::var(subject::SUBJECT) {
         vm.arg(format!("{}={subject}", subject::SUBJECT));
     }
-    Suite {
-        test: "in_one_process_with_ipvs",
-        threads: 2,
-        skip: &[],
-        env: &[(subject::BACKEND, "ipvs"), ("KEELSON_TEST_PATIENCE", "2")],
-    }
-    .run_by(vm)
+    Suite { test, threads: 2, skip: &[], env }.run_by(vm)
 }
 
 #[test]

@@ -60,6 +60,7 @@ const DIFFERENCES: &[(u8, &str, &str)] = &[
     (153, "userspace", "the test holds a table of nftables"),
     (160, "userspace", "the test deletes a table of nftables"),
     (161, "userspace", "packets have no number in their priority"),
+    (166, "userspace", "an ICMP error of an endpoint ends at the socket of the relay"),
 ];
 
 fn backend() -> String {
@@ -72,9 +73,10 @@ pub(crate) fn is_as_mode_nftables() -> bool {
     !["iptables", "ipvs"].contains(&&*backend())
 }
 
-/// Whether a sync has several steps: sets and rules of iptables are written by different programs, and the last step removes.
+/// Whether a sync has several steps: sets and rules of iptables are written by different programs, and the last step removes; maps
+/// of the socket level come after the tables of the packet level.
 pub(crate) fn syncs_in_steps() -> bool {
-    ["iptables", "ipvs"].contains(&&*backend())
+    ["iptables", "ipvs", "ebpf"].contains(&&*backend())
 }
 
 /// Whether the node has the addresses of Services. Then their other ports are rejected, those of external addresses too, and

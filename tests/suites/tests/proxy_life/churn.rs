@@ -134,14 +134,16 @@ struct Moving {
     pool: Vec<SocketAddr>,
     /// The version that is being written, or was last.
     written: AtomicU16,
-    /// A version that the kernel had at the last check.
+    /// A version that the tables of nftables had at the last check.
     seen: AtomicU16,
+    /// The one that was seen before. What a sync programs after the tables may still be at this one.
+    seen_before: AtomicU16,
 }
 
 impl Moving {
     fn new(number: u16, family: Family, port: u16) -> Arc<Self> {
-        let (written, seen) = (AtomicU16::new(1), AtomicU16::new(0));
-        Arc::new(Self { number, family, pool: pool(family, port), written, seen })
+        let [written, seen, seen_before] = [1, 0, 0].map(AtomicU16::new);
+        Arc::new(Self { number, family, pool: pool(family, port), written, seen, seen_before })
     }
 
     /// Up to four endpoints. Three consecutive versions have endpoints in common only by chance.
@@ -173,7 +175,11 @@ impl Moving {
         let newest = (0..=self.written.load(Ordering::SeqCst)).rev();
         if let Some(version) = newest.into_iter().find(|version| external.contains(&service.marker(*version)))
         {
-            self.seen.fetch_max(version, Ordering::SeqCst);
+            let before = self.seen.load(Ordering::SeqCst);
+            if version > before {
+                self.seen_before.store(before, Ordering::SeqCst);
+                self.seen.store(version, Ordering::SeqCst);
+            }
         }
     }
 }
@@ -212,6 +218,23 @@ async fn moving_udp(mut flow: Flow, moving: Arc<Moving>, stop: Arc<AtomicBool>) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()> {
+    let (moving, staying) = services();
+    let env = TestEnv::started(&first_versions(&moving, &staying)).await?;
+    survives_churn(env, moving, staying).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_continue_under_a_hundred_changes_per_second_with_ebpf() -> Result<()> {
+    let (moving, staying) = services();
+    let env = TestEnv::started_at_sockets(&first_versions(&moving, &staying)).await?;
+    survives_churn(env, moving, staying).await
+}
+
+fn first_versions(moving: &[Arc<Moving>], staying: &[Service]) -> Vec<Service> {
+    moving.iter().map(|moving| moving.service(1)).chain(staying.iter().cloned()).collect()
+}
+
+async fn survives_churn(env: TestEnv, moving: Vec<Arc<Moving>>, staying: Vec<Service>) -> Result<()> {
     let seconds = match std::env::var("KEELSON_CHURN_SECONDS") {
         Ok(text) => {
             text.parse().with_context(|| format!("KEELSON_CHURN_SECONDS is {text:?}, not a number"))?
@@ -219,10 +242,7 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
         Err(_) => SECONDS,
     };
     let mut random = Seeded::new()?;
-    let (moving, staying) = services();
-    let mut all: Vec<Service> = moving.iter().map(|moving| moving.service(1)).collect();
-    all.extend(staying.iter().cloned());
-    let env = TestEnv::started(&all).await?;
+    let is_at_sockets = !env.is_nft();
     let (world, stop) = (env.world.clone(), Arc::<AtomicBool>::default());
     let watch = watch(&world, &moving, &stop);
 
@@ -233,8 +253,11 @@ async fn connections_continue_under_a_hundred_changes_per_second() -> Result<()>
             let (of, before) = (moving.clone(), moving.clone());
             let valid = move |by, from| of.is_valid(by, from);
             let to = moving.service(1).at();
-            traffic
-                .open_connections(client.clone(), to, valid, move || before.seen.load(Ordering::SeqCst))?;
+            let from = move || match is_at_sockets {
+                true => before.seen_before.load(Ordering::SeqCst),
+                false => before.seen.load(Ordering::SeqCst),
+            };
+            traffic.open_connections(client.clone(), to, valid, from)?;
             let flow = client.open(to, Transport::Udp)?;
             flows.push(tokio::spawn(moving_udp(flow, moving.clone(), stop.clone())));
         }

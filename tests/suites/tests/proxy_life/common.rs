@@ -45,11 +45,22 @@ impl TestEnv {
 
     /// With the backend ebpf, for the sockets of the world.
     pub(crate) async fn started_at_sockets(services: &[Service]) -> Result<Self> {
+        let mut env = Self::at_sockets()?;
+        env.start(services).await?;
+        Ok(env)
+    }
+
+    /// The same, not started yet.
+    pub(crate) fn at_sockets() -> Result<Self> {
         let mut env =
             Self::in_world(|options, world| options.set("proxy.sync_period", "1s").at_socket_level(world))?;
         env.is_nft = false;
-        env.start(services).await?;
         Ok(env)
+    }
+
+    /// Whether the tables of nftables are all that there is.
+    pub(crate) fn is_nft(&self) -> bool {
+        self.is_nft
     }
 
     fn in_world(

@@ -2,9 +2,10 @@
 
 use crate::any_backend::{Backend, changes, kills, started};
 use crate::backends::{change_over, services};
-use crate::common::{TestEnv, ensure_contains, eventually_slow};
+use crate::common::{TestEnv, ensure_contains, eventually_slow, family_of};
 use crate::kills::staying;
-use crate::model::Service;
+use crate::model::{Service, pool};
+use crate::restarts::{self, bound};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, Outcome, Transport};
@@ -135,4 +136,93 @@ async fn pins_of_another_version_are_removed() -> Result<()> {
     env.wait_for_exact_services(&staying).await?;
     ensure!(pins(&env)? == own);
     Ok(())
+}
+
+/// Restarts of the same version write nothing; what clients have, affinity included, stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_with_ebpf_change_nothing_and_break_no_connection() -> Result<()> {
+    let services = restarts::services();
+    let mut env = TestEnv::started_at_sockets(&services).await?;
+    let world = env.world.clone();
+    let traffic = Traffic::start(&world, &services)?;
+    let bound_to = bound(&world, &services).await?;
+    let own = pins(&env)?;
+    for round in 0..4 {
+        match round % 2 {
+            0 => ensure!(env.proxy.terminate().await?.success(), "it exits with success after SIGTERM"),
+            _ => env.proxy.kill9()?,
+        }
+        traffic.wait_for_answers().await.with_context(|| format!("without a proxy, round {round}"))?;
+        env.proxy.start_again(world.node()).await?;
+        let state = env.synced().await?;
+        for family in Family::ALL {
+            let state = family_of(&state, family)?;
+            ensure!(
+                state["last_added"] == 0 && state["last_deleted"] == 0 && state["repaired"] == 0,
+                "{state}"
+            );
+        }
+        ensure!(bound(&world, &services).await? == bound_to, "affinity is kept");
+        ensure!(pins(&env)? == own, "the same maps and programs");
+    }
+    env.wait_for_exact_services(&services).await?;
+    traffic.finish().await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_ipv6_disabled_serves_ipv4_with_ebpf() -> Result<()> {
+    let service = Service::new(10, Family::V4, &pool(Family::V4, 8080)[..4]);
+    let mut env = TestEnv::at_sockets()?;
+    env.node().sysctl(&[("ipv6/conf/all/disable_ipv6", "1")])?;
+    service.write(&env.manifests)?;
+    env.agent.start_live().await?;
+    env.proxy.start_again(env.world.node()).await?;
+    let state = eventually_slow("the proxy is healthy", || async {
+        let output = env.state_command().await?;
+        ensure!(output.code == Some(0), "{output:?}");
+        env.state().await
+    })
+    .await
+    .with_context(|| env.logs())?;
+    ensure!(family_of(&state, Family::V4)?["state"] == "synced", "{state}");
+    ensure!(family_of(&state, Family::V6)?["state"] == "disabled", "{state}");
+    let explained = env.proxy_command(&["explain", &service.at().to_string()]).await?.success()?;
+    ensure_contains(&explained.out, &["socket level: program keelson_connect4"])?;
+    Traffic::start(&env.world, std::slice::from_ref(&service))?.finish().await.map(drop)
+}
+
+/// `auto` prefers ebpf where it can be opened and suits the settings, and changes over without a lost connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn auto_chooses_ebpf_and_falls_back_to_nft() -> Result<()> {
+    let services = services();
+    let mut env = TestEnv::at_sockets()?;
+    let options = env.options.clone().set("proxy.backend", "auto");
+    // A node that nft has served.
+    env.proxy.configure(&options.clone().set("proxy.backend", "nft"))?;
+    env.start(&services).await?;
+    let traffic = Traffic::start(&env.world, &services)?;
+    traffic.wait_for_answers().await?;
+    let masqueraded = options.clone().set("proxy.masquerade_all", true);
+    for (options, backend, text) in [
+        (&options, "ebpf", "auto chose ebpf, the first choice"),
+        (&masqueraded, "nft", "auto chose nft (ebpf: with proxy.masquerade_all no connection is translated"),
+        (&options, "ebpf", "auto chose ebpf, the first choice"),
+    ] {
+        ensure!(env.proxy.terminate().await?.success());
+        env.proxy.configure(options)?;
+        env.proxy.start_again(env.world.node()).await?;
+        let state = env.synced().await?;
+        ensure!(state["backend"] == backend, "{state}");
+        ensure_contains(&env.events().await?.join("\n"), &[text])?;
+        env.wait_for_exact_services(&services).await?;
+        // From nft nothing is removed: its tables are a part of ebpf.
+        eventually_slow("pins are there with ebpf alone", || async {
+            let found = pins(&env)?;
+            ensure!(found.is_empty() == (backend == "nft"), "{backend}: {found:?}");
+            Ok(())
+        })
+        .await?;
+        traffic.wait_for_answers().await?;
+    }
+    traffic.finish().await.map(drop)
 }

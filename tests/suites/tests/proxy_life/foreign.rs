@@ -188,8 +188,28 @@ impl Drop for Noise {
 /// P2: changes, a restart and repairs beside a program that commits all the time.
 #[tokio::test(flavor = "multi_thread")]
 async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
-    let mut services = services();
-    let mut env = TestEnv::started(&services).await?;
+    let services = services();
+    let env = TestEnv::started(&services).await?;
+    beside_noise(env, services).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p2_a_program_that_commits_all_the_time_blocks_nothing_with_ebpf() -> Result<()> {
+    let services = services();
+    let env = TestEnv::started_at_sockets(&services).await?;
+    beside_noise(env, services).await
+}
+
+/// With the tables by a reference of the test, otherwise by a comparison from scratch.
+async fn has_services(env: &TestEnv, services: &[Service]) -> Result<()> {
+    if env.is_nft() {
+        env.wait_for_services(services).await
+    } else {
+        env.wait_for_exact_services(services).await
+    }
+}
+
+async fn beside_noise(mut env: TestEnv, mut services: Vec<Service>) -> Result<()> {
     let noise = Noise::start(&env.world);
     let mut rounds = 0;
     while rounds < ROUNDS || noise.is_young()? {
@@ -200,7 +220,7 @@ async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
         }
         let gone = services[0].endpoints.pop().context("one left")?;
         services[0].write(&env.manifests)?;
-        env.wait_for_services(&services).await?;
+        has_services(&env, &services).await?;
         services[0].endpoints.push(gone);
     }
     let state = env.family(Family::V4).await?;
@@ -209,7 +229,7 @@ async fn p2_a_program_that_commits_all_the_time_blocks_nothing() -> Result<()> {
     env.proxy.start_again(env.world.node()).await?;
     services[0].endpoints.truncate(2);
     services[0].write(&env.manifests)?;
-    env.wait_for_services(&services).await?;
+    has_services(&env, &services).await?;
     let element = format!("{{ {} . tcp . {PORT} }}", services[0].ip());
     disturbed(
         &env,

@@ -14,7 +14,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 /// With node port and UDP, and with affinity, of both families.
-fn services() -> Vec<Service> {
+pub(crate) fn services() -> Vec<Service> {
     plain_and_affine(5, 10_800, |plain| {
         plain.transports.push(Transport::Udp);
         plain.expose();
@@ -26,7 +26,10 @@ fn clients(world: &World) -> [NetClient; 3] {
 }
 
 /// The endpoint of each client of each Service with affinity, with enough requests to exclude chance.
-async fn bound(world: &World, services: &[Service]) -> Result<BTreeMap<(usize, SocketAddr), SocketAddr>> {
+pub(crate) async fn bound(
+    world: &World,
+    services: &[Service],
+) -> Result<BTreeMap<(usize, SocketAddr), SocketAddr>> {
     let mut all = BTreeMap::new();
     for (index, client) in clients(world).iter().enumerate() {
         for service in services.iter().filter(|service| service.affinity.is_some()) {

@@ -70,12 +70,17 @@ impl EbpfBackend {
     /// Facts and addresses of a family, after a change of either.
     fn set_facts(&mut self, family: Family) {
         let Some(node) = &self.nodes[family as usize] else { return };
-        let facts = NodeFacts { masquerade_all: node.masquerade_all, detects_pods: node.detector.is_some() };
+        let facts = NodeFacts {
+            masquerade_all: node.masquerade_all,
+            detects_pods: node.detector.is_some(),
+            has_cluster_ip: false,
+        };
         let served = match &node.node_ports {
             Match::AllLocal => self.local.clone(),
             Match::Addresses(addresses) => addresses.clone(),
         };
         self.sockets.plan.set_facts(family, facts);
+        self.sockets.plan.set_local_addresses(family, &self.local);
         self.sockets.set_node_addresses(family, &served);
     }
 

@@ -13,7 +13,8 @@ use keelson_proxy_nft::Nft;
 
 use crate::{
     backend::{EbpfBackend, INFO},
-    kernel::{Pinned, SocketKernel, find_pins, remove_pins, usual_sizes},
+    kernel::{Pinned, SocketKernel, find_pins, remove_pins, unsuitable_cgroup, usual_sizes},
+    stale,
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +35,7 @@ impl Driver for Ebpf {
             Access::Program | Access::Compare => {
                 let pinned = find()?;
                 if !pinned.is_running() {
-                    pinned.probe()?;
+                    pinned.probe(access == Access::Program)?;
                 }
                 tracing::info!(places = pinned.describe(), "eBPF programs can be loaded");
                 Some(Box::new(pinned))
@@ -43,6 +44,19 @@ impl Driver for Ebpf {
         };
         let packets = Nft.open(options, access)?;
         Ok(Box::new(EbpfBackend::new(packets, kernel, options)))
+    }
+
+    fn reason_against(&self, options: &Options) -> Option<String> {
+        if options.masquerade_all {
+            return Some(
+                "with proxy.masquerade_all no connection is translated at the socket level".to_owned(),
+            );
+        }
+        let of_cgroup = match options.ebpf.cgroup {
+            Some(_) => None,
+            None => unsuitable_cgroup(),
+        };
+        of_cgroup.or_else(stale::reason_against)
     }
 
     fn find_rules(&self) -> Result<Vec<String>, BackendError> {

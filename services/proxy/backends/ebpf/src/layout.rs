@@ -44,7 +44,7 @@ pub(crate) const MAPS: [MapDefinition; 10] = [
     map("sets", 8, 16, 131_072),
     map("slots", 4, 24, 262_144),
     map("members", 24, 4, 262_144),
-    map("node_addresses", 16, 4, 1_024),
+    map("node_addresses", 16, 4, 16_384),
     map("affinity", 16, 32, 65_536),
     map("udp_flows", 32, 24, 65_536),
     map("udp_replies", 32, 24, 65_536),

@@ -71,6 +71,7 @@ pub(crate) fn usual_capacity() -> Capacity {
         frontends: size("frontends"),
         sets: size("sets"),
         members: size("members"),
+        node_addresses: size("node_addresses"),
         // Nothing is deleted there.
         slots: sizes.get("slots").copied().unwrap_or_default(),
     }

@@ -94,6 +94,12 @@ struct Swept {
     failure: Option<String>,
 }
 
+/// Why UDP sockets of pods would stay connected to endpoints that are gone.
+pub(crate) fn reason_against() -> Option<String> {
+    let reason = namespaces::cannot_enter().or_else(|| diag::probe().err().map(|error| error.to_string()))?;
+    Some(format!("UDP sockets of pods would stay connected to endpoints that are gone: {reason}"))
+}
+
 /// Looks for the sockets in all network namespaces. Leaves the thread in one of them.
 fn sweep(stale: &[Stale]) -> Swept {
     let wanted: HashMap<u64, Remote> = stale.iter().map(|stale| (stale.socket, stale.remote)).collect();

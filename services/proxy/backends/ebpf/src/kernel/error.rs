@@ -30,6 +30,11 @@ pub(crate) enum KernelError {
     #[error("{path} is not a folder of cgroup v2: {reason}; set proxy.ebpf_cgroup to one")]
     Cgroup { path: PathBuf, reason: String },
     #[error(
+        "this is not the first network namespace of the machine, and {path} has the sockets of all of them; set \
+         proxy.ebpf_cgroup to the cgroup of this one"
+    )]
+    OtherSockets { path: PathBuf },
+    #[error(
         "the kernel does not permit eBPF: {0}; the backend ebpf needs CAP_BPF and CAP_NET_ADMIN in the first user namespace"
     )]
     NotPermitted(String),
@@ -47,6 +52,8 @@ pub(crate) enum KernelError {
     Full { map: MapName },
     #[error("the maps in {0} were removed by another program; the next sync makes them again")]
     MapsRemoved(PathBuf),
+    #[error("cannot {action} {path}: {error}; the backend ebpf keeps programs and maps there")]
+    ReadOnly { action: &'static str, path: PathBuf, error: io::Error },
     #[error("cannot {action} {path}: {error}")]
     File { action: &'static str, path: PathBuf, error: io::Error },
     #[error("the backend was opened to print; it cannot write maps")]
@@ -62,8 +69,10 @@ impl KernelError {
                 | Self::NoBpfMount
                 | Self::NoCgroupMount
                 | Self::Cgroup { .. }
+                | Self::OtherSockets { .. }
                 | Self::NotPermitted(_)
                 | Self::Program { .. }
+                | Self::ReadOnly { .. }
         )
     }
 
@@ -73,6 +82,7 @@ impl KernelError {
             io::ErrorKind::PermissionDenied => {
                 Self::NotPermitted(format!("cannot {action} {}: {error}", path.display()))
             }
+            io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { action, path, error },
             _ => Self::File { action, path, error },
         }
     }

@@ -21,6 +21,7 @@ use aya::Ebpf;
 pub(crate) use self::{
     error::KernelError,
     maps::Maps,
+    places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},
 };
 use crate::{
@@ -89,9 +90,16 @@ impl Pinned {
         self.maps.is_some() && self.detached().is_ok_and(|missing| missing.is_empty())
     }
 
-    /// Loads everything and lets it go again.
-    pub(crate) fn probe(&self) -> Result<(), KernelError> {
-        programs::load(None, &self.sizes).map(drop)
+    /// Loads everything and lets it go again. `attaches`: also attaches the programs for a moment, with maps of their own
+    /// that are empty, and makes the folder of the pins.
+    pub(crate) fn probe(&self, attaches: bool) -> Result<(), KernelError> {
+        let mut loaded = programs::load(None, &self.sizes)?;
+        if attaches {
+            programs::try_attach(&mut loaded, &self.cgroup)?;
+            fs::create_dir_all(&self.own).map_err(KernelError::file("make", &self.own))?;
+            remove_empty_folders(&self.own);
+        }
+        Ok(())
     }
 
     fn opened(&mut self) -> Result<&mut Maps, KernelError> {
@@ -213,10 +221,14 @@ pub(crate) fn remove_pins(removed: &mut dyn FnMut(String)) -> Result<(), KernelE
         removed(format!("{} with {pins} pins", folder.display()));
     }
     if let Ok(own) = places::own_folder() {
-        places::remove_empty(&own);
-        own.parent().into_iter().for_each(places::remove_empty);
+        remove_empty_folders(&own);
     }
     Ok(())
+}
+
+fn remove_empty_folders(own: &Path) {
+    places::remove_empty(own);
+    own.parent().into_iter().for_each(places::remove_empty);
 }
 
 #[cfg(test)]

@@ -32,13 +32,18 @@ pub(crate) fn own_folder() -> Result<PathBuf, KernelError> {
     Ok(root.join(FOLDER).join(format!("netns-{inode}")))
 }
 
-/// The cgroup to attach to: the one of the setting, or the root of the hierarchy.
+/// The cgroup to attach to: the one of the setting, or the root of the hierarchy if its sockets belong to this network
+/// namespace and its pods.
 pub(crate) fn cgroup(setting: Option<&Path>) -> Result<PathBuf, KernelError> {
     let path = match setting {
         Some(path) => path.to_owned(),
         None => {
             let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap_or_default();
-            preferred(&mounts, "cgroup2", &USUAL_CGROUPS).ok_or(KernelError::NoCgroupMount)?
+            let path = preferred(&mounts, "cgroup2", &USUAL_CGROUPS).ok_or(KernelError::NoCgroupMount)?;
+            if is_root(&path) && !is_first_network_namespace() {
+                return Err(KernelError::OtherSockets { path });
+            }
+            path
         }
     };
     // Every folder of cgroup v2 has it.
@@ -46,6 +51,26 @@ pub(crate) fn cgroup(setting: Option<&Path>) -> Result<PathBuf, KernelError> {
         Ok(_) => Ok(path),
         Err(error) => Err(KernelError::Cgroup { path, reason: error.to_string() }),
     }
+}
+
+/// Why the root of the hierarchy, as this process sees it, may not have the sockets of the node and its pods.
+pub(crate) fn unsuitable_cgroup() -> Option<String> {
+    let path = cgroup(None).ok().filter(|path| !is_root(path))?;
+    Some(format!(
+        "{} is not the root of cgroup v2, but the cgroup of a container; mount that of the node, and set \
+         proxy.ebpf_cgroup",
+        path.display()
+    ))
+}
+
+/// Every other cgroup has this file, also where a cgroup namespace shows it as the root.
+fn is_root(cgroup: &Path) -> bool {
+    !cgroup.join("cgroup.type").exists()
+}
+
+/// The kernel has this setting there and in no other network namespace. (That of process 1 cannot be read without CAP_SYS_PTRACE.)
+fn is_first_network_namespace() -> bool {
+    Path::new("/proc/sys/net/core/netdev_max_backlog").exists()
 }
 
 /// The number by which the kernel knows a cgroup.

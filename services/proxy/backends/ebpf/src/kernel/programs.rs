@@ -118,6 +118,18 @@ pub(crate) fn attach(
     Ok(wanted.len())
 }
 
+/// Attaches all programs for a moment. Another program at the cgroup may exclude others, or a security module refuse it.
+pub(crate) fn try_attach(loaded: &mut Ebpf, cgroup: &Path) -> Result<(), KernelError> {
+    let opened = fs::File::open(cgroup).map_err(KernelError::file("open", cgroup))?;
+    for (_, name) in HOOKS {
+        let failed = |error| KernelError::attach(name, cgroup, &error);
+        let program = program(loaded, name)?;
+        let id = program.attach(&opened, CgroupAttachMode::Single).map_err(failed)?;
+        program.detach(id).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// The hooks whose link is missing, or is not at this cgroup: it was removed or detached.
 pub(crate) fn missing(folder: &Path, cgroup_id: u64) -> Result<Vec<&'static str>, KernelError> {
     let mut open = Vec::new();

@@ -95,7 +95,10 @@ impl World {
     fn sockets(&self) -> Sockets {
         let mut sockets = Sockets::new(Some(Box::new(self.pinned())), usual_capacity(), [true, true]);
         for family in Family::ALL {
-            sockets.plan.set_facts(family, NodeFacts { masquerade_all: false, detects_pods: true });
+            sockets.plan.set_facts(
+                family,
+                NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
+            );
         }
         sockets
     }

@@ -40,6 +40,7 @@ pub(crate) struct Capacity {
     pub(crate) frontends: usize,
     pub(crate) sets: usize,
     pub(crate) members: usize,
+    pub(crate) node_addresses: usize,
     pub(crate) slots: u32,
 }
 
@@ -48,6 +49,8 @@ struct FamilyPlan {
     services: BTreeMap<ServiceName, Vec<Arc<ServicePort>>>,
     claims: Claims<Arc<ServicePort>>,
     facts: NodeFacts,
+    /// The addresses of the node's interfaces.
+    local: BTreeSet<IpAddr>,
     node_addresses: BTreeSet<Address>,
     placed: BTreeMap<PortName, Placed>,
     left_out: BTreeSet<PortName>,
@@ -63,6 +66,8 @@ struct FamilyPlan {
 pub(crate) struct Plan {
     capacity: Capacity,
     ranges: Ranges,
+    /// Of all service ports that have a place. A frontend that several claim counts for each of them.
+    frontends: usize,
     sets: usize,
     members: usize,
     last_number: u32,
@@ -94,6 +99,7 @@ impl Plan {
         Self {
             capacity,
             ranges: Ranges::new(capacity.slots),
+            frontends: 0,
             sets: 0,
             members: 0,
             last_number: 0,
@@ -138,10 +144,27 @@ impl Plan {
         }
     }
 
-    /// The addresses at which node ports are served. As packets to it do, the loopback network stays untranslated.
+    /// The addresses of the node's interfaces, of both families.
+    pub(crate) fn set_local_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
+        let plan = &mut self.families[family as usize];
+        let local: BTreeSet<IpAddr> = addresses.iter().copied().filter(|ip| family.has(ip)).collect();
+        let before = std::mem::replace(&mut plan.local, local);
+        let changed = |port: &&Arc<ServicePort>| {
+            before.contains(&port.cluster_ip) != plan.local.contains(&port.cluster_ip)
+        };
+        for port in plan.services.values().flatten().filter(changed) {
+            plan.changed_ports.insert(port.name.clone());
+            plan.changed_frontends.extend(port.frontends().map(|(frontend, _)| frontend));
+        }
+    }
+
+    /// The addresses at which node ports are served. As packets to it do, the loopback network stays untranslated. Those beyond
+    /// the half of the map that a family has are left to packets.
     pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
         let served = addresses.iter().filter(|ip| family.has(ip) && !ip.is_loopback());
-        self.families[family as usize].node_addresses = served.copied().map(Address::from).collect();
+        let served =
+            served.copied().map(Address::from).take(self.capacity.node_addresses / Family::ALL.len());
+        self.families[family as usize].node_addresses = served.collect();
     }
 
     pub(crate) fn has_changes(&self, family: Family) -> bool {
@@ -242,7 +265,7 @@ impl Plan {
         let plan = &mut self.families[family as usize];
         let before = plan.placed.remove(name);
         let port = plan.current(name).cloned();
-        let facts = plan.facts;
+        let facts = port.as_ref().map(|port| plan.facts_of(port)).unwrap_or_default();
         if let Some(before) = &before {
             self.forget(before);
         }
@@ -256,6 +279,7 @@ impl Plan {
             }
         }
         let Some(after) = after else { return };
+        self.frontends += after.frontends();
         self.sets += after.sets();
         self.members += after.members();
         self.numbers.insert(after.number, name.clone());
@@ -263,6 +287,7 @@ impl Plan {
     }
 
     fn forget(&mut self, before: &Placed) {
+        self.frontends -= before.frontends();
         self.sets -= before.sets();
         self.members -= before.members();
         self.numbers.remove(&before.number);
@@ -284,7 +309,8 @@ impl Plan {
         let number = before.map(|before| before.number).or(inherited);
         let number = number.unwrap_or_else(|| self.next_number(family));
         let mut after = Placed { number, port, facts, ranges: [None; 2] };
-        let has_room = self.sets + after.wanted_sets() <= self.capacity.sets
+        let has_room = self.frontends + after.frontends() <= self.capacity.frontends
+            && self.sets + after.wanted_sets() <= self.capacity.sets
             && self.members + after.members() <= self.capacity.members;
         if !(has_room && self.take_ranges(&mut after, before, source)) {
             self.families[family as usize].left_out.insert(name);
@@ -341,7 +367,7 @@ impl Plan {
     fn frontend(&self, family: Family, frontend: Frontend) -> Result<Option<SetKey>, Reason> {
         let plan = self.family(family);
         let Some((kind, name, port)) = plan.claims.owner(frontend) else { return Ok(None) };
-        let set = Policy { port, node: plan.facts }.of(kind)?;
+        let set = Policy { port, node: plan.facts_of(port) }.of(kind)?;
         let placed = plan.placed.get(name).ok_or(Reason::Full)?;
         Ok(Some(SetKey::new(placed.number, set)))
     }
@@ -349,12 +375,10 @@ impl Plan {
     fn set_frontend(&mut self, family: Family, frontend: Frontend) -> Option<Change> {
         let key = FrontendKey::of(frontend, family);
         let wanted = self.frontend(family, frontend).ok().flatten();
-        let used = self.families.iter().map(|plan| plan.frontends.len()).sum::<usize>();
         let known = &mut self.families[family as usize].frontends;
         let before = known.get(&key).copied();
         match wanted {
             Some(value) if before == Some(value) => None,
-            Some(_) if before.is_none() && used >= self.capacity.frontends => None,
             Some(value) => {
                 known.insert(key, value);
                 Some(Change::Put(Element::Frontend(key, value)))
@@ -431,6 +455,10 @@ impl Plan {
 }
 
 impl FamilyPlan {
+    fn facts_of(&self, port: &ServicePort) -> NodeFacts {
+        NodeFacts { has_cluster_ip: self.local.contains(&port.cluster_ip), ..self.facts }
+    }
+
     fn current(&self, name: &PortName) -> Option<&Arc<ServicePort>> {
         self.services.get(&name.service)?.iter().find(|port| port.name == *name)
     }

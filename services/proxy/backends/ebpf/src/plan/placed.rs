@@ -46,6 +46,12 @@ impl Placed {
         self.ranges.iter().flatten().count()
     }
 
+    /// Those that are translated.
+    pub(super) fn frontends(&self) -> usize {
+        let policy = Policy { port: &self.port, node: self.facts };
+        self.port.frontends().filter(|(_, kind)| policy.of(*kind).is_ok()).count()
+    }
+
     pub(super) fn members(&self) -> usize {
         self.member_bits().len()
     }

@@ -17,6 +17,8 @@ pub(crate) struct NodeFacts {
     pub(crate) masquerade_all: bool,
     /// Pods are distinguished from outside sources.
     pub(crate) detects_pods: bool,
+    /// Of the service port: an interface of the node has its cluster IP, as with NodeLocal DNSCache.
+    pub(crate) has_cluster_ip: bool,
 }
 
 /// Why packets decide.
@@ -25,6 +27,7 @@ pub(crate) enum Reason {
     Protocol,
     MasqueradeAll,
     SourceRanges,
+    NodeHasAddress,
     /// An external policy Local, and pods count as outside.
     UnknownPods,
     /// Another frontend of the service port is left to packets, and a client shall have one endpoint at all of them.
@@ -41,6 +44,7 @@ impl Reason {
             Self::Protocol => "sockets of SCTP are not translated",
             Self::MasqueradeAll => "masquerade_all is set, and sockets are not masqueraded",
             Self::SourceRanges => "it has source ranges, which need the source of the packet",
+            Self::NodeHasAddress => "the node has the cluster IP, so a process of the node may serve it",
             Self::UnknownPods => {
                 "externalTrafficPolicy is Local, and pods are not distinguished from other sources"
             }
@@ -81,6 +85,9 @@ impl<'a> Policy<'a> {
         }
         if node.masquerade_all {
             return Err(Reason::MasqueradeAll);
+        }
+        if node.has_cluster_ip {
+            return Err(Reason::NodeHasAddress);
         }
         match kind {
             FrontendKind::ClusterIp if port.internal_local => Ok(SetKind::Local),

@@ -14,7 +14,7 @@ use crate::{
     testing::service_port,
 };
 
-const ROOM: Capacity = Capacity { frontends: 100, sets: 100, members: 100, slots: 100 };
+const ROOM: Capacity = Capacity { frontends: 100, sets: 100, members: 100, node_addresses: 100, slots: 100 };
 
 fn name(text: &str) -> ServiceName {
     ServiceName::new("default", text)
@@ -43,7 +43,10 @@ fn port(service: &str, number: u8, cluster: &[u16]) -> ServicePort {
 
 fn plan() -> Plan {
     let mut plan = Plan::new(ROOM);
-    plan.set_facts(Family::V4, NodeFacts { masquerade_all: false, detects_pods: true });
+    plan.set_facts(
+        Family::V4,
+        NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
+    );
     plan
 }
 

@@ -33,6 +33,14 @@ pub(super) fn destroy(family: Family, wanted: &HashMap<u64, Remote>) -> io::Resu
     Ok(destroyed)
 }
 
+/// Whether UDP sockets can be listed and destroyed here. Destroys none: no socket has the address that it names.
+pub(super) fn probe() -> io::Result<()> {
+    let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.bind_auto()?;
+    list(&socket, Family::V4)?;
+    destroy_one(&socket, Family::V4, &[0; SOCKET_ID]).map(drop)
+}
+
 type SocketId = [u8; SOCKET_ID];
 
 fn list(socket: &Socket, family: Family) -> io::Result<Vec<SocketId>> {
@@ -177,6 +185,17 @@ mod tests {
                 }
                 assert_eq!(destroy(family, &wanted).unwrap(), 0, "{to}: it is gone");
             }
+        });
+    }
+
+    #[test]
+    fn a_probe_ends_no_socket() {
+        in_namespace(|| {
+            let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.connect(server.local_addr().unwrap()).unwrap();
+            probe().unwrap();
+            assert_eq!(client.send(b"?").unwrap(), 1);
         });
     }
 

@@ -10,9 +10,12 @@ use std::{
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    process,
 };
 
 use nix::sched::{CloneFlags, setns};
+
+const NAMED: &str = "/run/netns";
 
 pub(super) struct NetNamespace {
     path: PathBuf,
@@ -32,8 +35,22 @@ impl fmt::Display for NetNamespace {
     }
 }
 
+/// Why those of pods cannot be entered.
+pub(super) fn cannot_enter() -> Option<String> {
+    if process::id() == 1 && !Path::new(NAMED).is_dir() {
+        return Some(format!(
+            "this container sees no network namespaces of others; mount {NAMED} of the node"
+        ));
+    }
+    let own = NetNamespace { path: "/proc/thread-self/ns/net".into() };
+    // To enter the own one changes nothing, and needs the same right.
+    own.enter()
+        .err()
+        .map(|error| format!("cannot enter a network namespace: {error}; it needs CAP_SYS_ADMIN"))
+}
+
 pub(super) fn others() -> Vec<NetNamespace> {
-    let named = entries(Path::new("/run/netns"));
+    let named = entries(Path::new(NAMED));
     let of_processes = entries(Path::new("/proc")).into_iter().filter(|path| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<u32>().is_ok())
     });

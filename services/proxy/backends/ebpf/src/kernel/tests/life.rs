@@ -166,9 +166,31 @@ fn removal_leaves_nothing() {
     });
 }
 
+/// A probe attaches programs for a moment, beside those that are attached, and leaves nothing.
+#[test]
+fn a_probe_leaves_nothing() {
+    in_world(|world| {
+        world.pinned().probe(true).unwrap();
+        assert!(!world.folder.path().join("bpf/keelson").exists());
+        let server = tcp_server("127.0.0.1");
+        let mut sockets = world.sockets();
+        serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
+        let before = find_pins().unwrap();
+        world.pinned().probe(true).unwrap();
+        assert_eq!(ask_tcp(at(V, 80)), server);
+        assert_eq!(find_pins().unwrap(), before);
+        assert!(world.pinned().is_running());
+        remove_pins(&mut drop).unwrap();
+        assert!(refused_soon(V), "nothing that the probe attached translates");
+    });
+}
+
 #[test]
 fn what_is_missing_is_said() {
     in_world(|world| {
+        // The root of the cgroups has the sockets of the machine, which are in another network namespace.
+        let error = Pinned::find(None, usual_sizes()).err().unwrap();
+        assert!(error.is_fatal() && error.to_string().contains("set proxy.ebpf_cgroup"), "{error}");
         let bpf = world.folder.path().join("bpf");
         nix::mount::umount(&bpf).unwrap();
         let error = Pinned::find(Some(&world.cgroup), usual_sizes()).err().unwrap();

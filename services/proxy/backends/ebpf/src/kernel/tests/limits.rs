@@ -12,7 +12,7 @@ fn a_service_port_without_room_is_left_to_packets() {
             sizes.insert(map, 4);
         }
         let pinned = Pinned::find(Some(&world.cgroup), sizes).unwrap();
-        let capacity = Capacity { frontends: 3, sets: 3, members: 3, slots: 4 };
+        let capacity = Capacity { frontends: 3, sets: 3, members: 3, node_addresses: 3, slots: 4 };
         let mut sockets = Sockets::new(Some(Box::new(pinned)), capacity, [true, true]);
         let servers: Vec<SocketAddr> = (0..2).map(|_| tcp_server("127.0.0.1")).collect();
         let name = |n: u8| ServiceName::new("default", &format!("s{n}"));
@@ -37,6 +37,81 @@ fn a_service_port_without_room_is_left_to_packets() {
         sockets.maintain(Family::V4, later).unwrap();
         assert_eq!(sockets.plan.usage(Family::V4).left_out, 0);
         assert!(servers.contains(&ask_tcp(at("10.96.0.3", 80))));
+    });
+}
+
+/// The kernel forgets what was used least recently: nothing fails, and what is used stays.
+#[test]
+fn maps_of_programs_that_are_full_fail_no_call() {
+    const SIZE: u32 = 256;
+    const MANY: u16 = 700;
+    in_world(|world| {
+        let mut sizes = usual_sizes();
+        for map in ["affinity", "udp_flows", "udp_replies", "tcp_peers"] {
+            sizes.insert(map, SIZE);
+        }
+        let pinned = Pinned::find(Some(&world.cgroup), sizes).unwrap();
+        let mut sockets = Sockets::new(Some(Box::new(pinned)), usual_capacity(), [true, true]);
+        let (tcp, udp) = ([tcp_server("127.0.0.1"), tcp_server("127.0.0.1")], udp_server("127.0.0.1"));
+        let name = ServiceName::new("default", "web");
+        let mut ports = vec![port(Protocol::Udp, V, &[udp])];
+        // A client has as many affinities as there are service ports.
+        ports.extend((0..MANY).map(|number| {
+            let mut port = ServicePort { affinity_seconds: 1_000, ..port(Protocol::Tcp, V, &tcp) };
+            port.name.port = format!("p{number}").into();
+            port.port = 1_000 + number;
+            port
+        }));
+        sockets.plan.set(Family::V4, &name, ports);
+        sync(&mut sockets);
+
+        let connected: Vec<TcpStream> = (0..MANY)
+            .map(|number| TcpStream::connect_timeout(&at(V, 1_000 + number), ANSWER).unwrap())
+            .collect();
+        let peers: Vec<SocketAddr> = connected.iter().map(|stream| stream.peer_addr().unwrap()).collect();
+        assert_eq!(peers.last(), Some(&at(V, 999 + MANY)), "the last one shows the Service");
+        let forgotten = peers.iter().filter(|peer| tcp.contains(peer)).count();
+        assert!(forgotten >= usize::from(MANY) - SIZE as usize, "{forgotten} show their endpoint");
+        let last = at(V, 999 + MANY);
+        let first = ask_tcp(last);
+        assert!((0..20).all(|_| ask_tcp(last) == first), "the client that comes again is remembered");
+
+        let clients: Vec<UdpSocket> = (0..MANY).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        for client in &clients {
+            client.set_read_timeout(Some(ANSWER)).unwrap();
+            client.send_to(b"?", at(V, 80)).unwrap();
+            let (_, from) = client.recv_from(&mut [0; 64]).unwrap();
+            assert_eq!(from, at(V, 80), "an answer that comes at once shows the Service");
+        }
+        // The flows of the first ones are forgotten, and made again.
+        clients[0].send_to(b"?", at(V, 80)).unwrap();
+        assert_eq!(clients[0].recv_from(&mut [0; 64]).unwrap().1, at(V, 80));
+        let pinned = sockets.kernel().unwrap();
+        assert!(pinned.udp_replies().unwrap().len() <= SIZE as usize);
+        let counters = pinned.counters().unwrap();
+        let unremembered =
+            counters.iter().find(|(counter, _)| *counter == Counter::LeftUnremembered).unwrap();
+        assert_eq!(unremembered.1, 0, "{counters:?}");
+    });
+}
+
+/// More addresses than the map of node addresses has: a sync does not fail.
+#[test]
+fn a_node_with_very_many_addresses_is_synced() {
+    in_world(|world| {
+        let mut sockets = world.sockets();
+        let (server, first) = (tcp_server("127.0.0.1"), at("192.0.2.1", 30_080));
+        let many = (0..20_000_u32).map(|number| IpAddr::from((0x0a0a_0000 + number).to_be_bytes()));
+        let all: Vec<IpAddr> = std::iter::once(first.ip()).chain(many).collect();
+        sockets.plan.set_node_addresses(Family::V4, &all);
+        serve(
+            &mut sockets,
+            Family::V4,
+            vec![ServicePort { node_port: 30_080, ..port(Protocol::Tcp, V, &[server]) }],
+        );
+        assert_eq!(ask_tcp(first), server);
+        let rest = at("10.10.78.31", 30_080);
+        assert!(TcpStream::connect_timeout(&rest, ANSWER).is_err(), "it is left to packets");
     });
 }
 

@@ -33,7 +33,7 @@ fn found(port: ServicePort, facts: NodeFacts) -> [String; 4] {
 
 #[test]
 fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
-    let node = NodeFacts { masquerade_all: false, detects_pods: true };
+    let node = NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false };
     let both = || ServicePort { local: endpoints([1]), ..port("web", 1, &[1, 2]) };
     let ranges = || vec!["192.0.2.0/24".parse().unwrap()];
     for (what, port, facts, expected) in [
@@ -165,7 +165,10 @@ fn a_frontend_that_two_claim_goes_to_one_and_then_to_the_other() {
 #[test]
 fn what_has_no_room_is_left_out_and_tried_again() {
     let mut plan = Plan::new(Capacity { slots: 4, ..ROOM });
-    plan.set_facts(Family::V4, NodeFacts { masquerade_all: false, detects_pods: true });
+    plan.set_facts(
+        Family::V4,
+        NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
+    );
     let mut contents = Contents::default();
     let now = Instant::now();
     let sync_at = |plan: &mut Plan, contents: &mut Contents, now| {
@@ -195,6 +198,91 @@ fn what_has_no_room_is_left_out_and_tried_again() {
     // A service port with more endpoints than there are slots never fits.
     plan.set(Family::V4, &name("s2"), vec![port("s2", 2, &[1, 2, 3, 4, 5])]);
     assert_eq!(sync_at(&mut plan, &mut contents, later), 1);
+}
+
+/// Each limit leaves a whole service port out, and one that is freed lets it in.
+#[test]
+fn every_limit_leaves_whole_service_ports_to_packets() {
+    // Two frontends, one set, two slots and, of UDP, two members each.
+    let of = |number: u8| {
+        let service = format!("s{number}");
+        let mut port = ServicePort {
+            external_ips: vec![ip(&format!("203.0.113.{number}"))],
+            serving: endpoints([1, 2]),
+            ..port(&service, number, &[1, 2])
+        };
+        port.name.protocol = Protocol::Udp;
+        (name(&service), port)
+    };
+    for (what, capacity) in [
+        ("frontends", Capacity { frontends: 5, ..ROOM }),
+        ("sets", Capacity { sets: 2, ..ROOM }),
+        ("slots", Capacity { slots: 5, ..ROOM }),
+        ("members", Capacity { members: 5, ..ROOM }),
+    ] {
+        let mut plan = Plan::new(capacity);
+        plan.set_facts(
+            Family::V4,
+            NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
+        );
+        let mut contents = Contents::default();
+        let mut now = Instant::now();
+        for number in 1..=3 {
+            let (service, port) = of(number);
+            plan.set(Family::V4, &service, vec![port]);
+        }
+        let mut sync = |plan: &mut Plan, now| {
+            let changes = plan.changes(Family::V4, now);
+            changes.iter().for_each(|change| apply(&mut contents, change));
+            (contents.frontends.len(), contents.sets.len(), plan.usage(Family::V4).left_out)
+        };
+        assert_eq!(sync(&mut plan, now), (4, 2, 1), "{what}");
+        for address in ["10.96.0.3", "203.0.113.3"] {
+            let asked = Frontend::Address { ip: ip(address), protocol: Protocol::Udp, port: 80 };
+            assert_eq!(plan.lookup(Family::V4, asked).unwrap().2, Err(Reason::Full), "{what}");
+        }
+        plan.set(Family::V4, &name("s2"), vec![]);
+        sync(&mut plan, now);
+        now += std::time::Duration::from_secs(2);
+        plan.wake(now);
+        assert_eq!(sync(&mut plan, now), (4, 2, 0), "{what}: it is tried again");
+    }
+}
+
+/// As NodeLocal DNSCache: a process of the node serves the address of a Service, and rules of its own keep packets from being translated.
+#[test]
+fn a_cluster_ip_that_the_node_has_is_left_to_packets() {
+    let mut plan = plan();
+    let mut contents = Contents::default();
+    plan.set(Family::V4, &name("dns"), vec![port("dns", 1, &[1, 2])]);
+    plan.set(Family::V4, &name("web"), vec![port("web", 2, &[3])]);
+    let left = |contents: &Contents| {
+        [1, 2].map(|number| {
+            resolve(contents, &frontend(&format!("10.96.0.{number}"), 80, Protocol::Tcp)).is_none()
+        })
+    };
+    for (addresses, expected) in [
+        (&["192.0.2.1", "10.96.0.1"][..], [true, false]),
+        (&["192.0.2.1"], [false, false]),
+        (&["10.96.0.2", "10.96.0.1"], [true, true]),
+        (&[], [false, false]),
+    ] {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|address| ip(address)).collect();
+        plan.set_local_addresses(Family::V4, &addresses);
+        sync(&mut plan, &mut contents);
+        assert_eq!(left(&contents), expected, "{addresses:?}");
+    }
+}
+
+#[test]
+fn node_ports_at_more_addresses_than_the_map_has_are_left_to_packets() {
+    let mut plan = Plan::new(Capacity { node_addresses: 4, ..ROOM });
+    let all: Vec<IpAddr> = (1..=9).map(|number| ip(&format!("192.0.2.{number}"))).collect();
+    plan.set_node_addresses(Family::V4, &all);
+    let mut contents = Contents::default();
+    sync(&mut plan, &mut contents);
+    assert_eq!(contents.node_addresses.len(), 2, "IPv6 has the other half");
+    assert!(plan.serves_node_ports_at(Family::V4, all[1]) && !plan.serves_node_ports_at(Family::V4, all[2]));
 }
 
 #[test]

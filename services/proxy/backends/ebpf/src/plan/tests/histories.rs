@@ -104,7 +104,7 @@ struct History {
 
 impl History {
     fn new(capacity: Capacity) -> Self {
-        let facts = NodeFacts { masquerade_all: false, detects_pods: true };
+        let facts = NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false };
         let mut history = Self {
             plan: Plan::new(capacity),
             services: BTreeMap::new(),
@@ -215,7 +215,7 @@ proptest! {
     /// With little room, what is there is right, and what is missing is missing for lack of room.
     #[test]
     fn without_room_nothing_wrong_is_there(steps in steps()) {
-        let capacity = Capacity { frontends: 6, sets: 3, members: 6, slots: 8 };
+        let capacity = Capacity { frontends: 6, sets: 3, members: 6, node_addresses: 6, slots: 8 };
         let mut history = History::new(capacity);
         history.sync(true, &BTreeMap::new());
         for step in steps {
