@@ -3,9 +3,11 @@
 
 use crate::lanes::Lane;
 use crate::timeline::{Broken, Timeline};
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use keelson_harness::agent::Agent;
 use keelson_harness::disk::LoopDisk;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -44,9 +46,20 @@ impl AgentHost {
         self.lock().await.log()
     }
 
-    /// Bytes of its state on disk.
+    /// Bytes that its state takes on disk.
     pub(crate) fn state_bytes(&self) -> Result<u64> {
-        Ok(self.state_disk.capacity()?.saturating_sub(self.state_disk.available()?))
+        fn bytes_of(folder: &Path) -> std::io::Result<u64> {
+            let mut sum = 0;
+            for entry in fs::read_dir(folder)? {
+                let entry = entry?;
+                // A file may be gone since it was listed.
+                let Ok(file) = entry.metadata() else { continue };
+                sum += if file.is_dir() { bytes_of(&entry.path())? } else { file.blocks() * 512 };
+            }
+            Ok(sum)
+        }
+        let folder = self.state_disk.path().join("state");
+        bytes_of(&folder).with_context(|| format!("cannot read {}", folder.display()))
     }
 
     pub(crate) async fn kill(&self, timeline: &Timeline) -> Result<()> {

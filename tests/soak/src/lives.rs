@@ -17,7 +17,9 @@ pub(crate) struct Usage {
 }
 
 /// Name in the series, and the value.
-const PARTS: [(&str, fn(&Usage) -> f64); 4] = [
+type Part = (&'static str, fn(&Usage) -> f64);
+
+const PARTS: [Part; 4] = [
     ("memory (MiB)", |usage| usage.memory),
     ("anonymous memory (MiB)", |usage| usage.anonymous),
     ("open files", |usage| usage.files),
@@ -115,7 +117,8 @@ impl Lives {
             let Some((middle, last)) = life.medians else { continue };
             for (part, value) in PARTS {
                 if let Some(growth) = too_much(value(&middle), value(&last), limit) {
-                    let what = format!("{}: {part}: {growth} of a life of {} samples", self.name, life.samples);
+                    let what =
+                        format!("{}: {part}: {growth} of a life of {} samples", self.name, life.samples);
                     timeline.violation("memory, open files and threads stay flat", &what);
                 }
             }
@@ -165,7 +168,11 @@ mod tests {
     #[test]
     fn growth_compares_the_last_third_of_a_life_with_the_middle_one() {
         assert_eq!(growth((0..300).map(|_| 20.0)), None);
-        assert_eq!(growth((0..300).map(|n| if n < 90 { 1.0 } else { 20.0 })), None, "the first third warms up");
+        assert_eq!(
+            growth((0..300).map(|n| if n < 90 { 1.0 } else { 20.0 })),
+            None,
+            "the first third warms up"
+        );
         assert_eq!(growth((0..300).map(|n| 1.0 + f64::from(n) / 100.0)), None, "a few MiB are noise");
         assert!(growth((0..300).map(|n| 10.0 + f64::from(n))).is_some(), "a leak");
     }

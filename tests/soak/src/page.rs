@@ -23,6 +23,9 @@ struct Band {
     to: f64,
 }
 
+/// A part, and its values.
+type Line<'a> = (String, &'a [(f64, f64)]);
+
 pub(crate) fn render(title: &str, text: &str, timeline: &Timeline) -> String {
     let end = timeline.seconds(Instant::now()).max(1.0);
     let bands: Vec<Band> = timeline
@@ -43,8 +46,9 @@ pub(crate) fn render(title: &str, text: &str, timeline: &Timeline) -> String {
     let _ = writeln!(page, "<p>{}</p>", verdict(violations.len()));
     page += &list(&violations);
     page += &legend(&bands);
+    page += &behind(end, &bands, &violations);
     for (quantity, lines) in by_quantity(&timeline.series()) {
-        page += &plot(&quantity, &lines, end, &bands, &violations);
+        page += &plot(&quantity, &lines, end);
     }
     let _ = writeln!(page, "<h2>Report</h2>\n<pre>{}</pre>\n</body></html>", escaped(text));
     page
@@ -68,13 +72,15 @@ fn list(violations: &[Violation]) -> String {
     }
 }
 
-/// The plots by quantity, with the line of each part.
-fn by_quantity(series: &Series) -> BTreeMap<String, Vec<(String, &[(f64, f64)])>> {
+/// The plots by quantity, with the line of each part. First what the most parts have.
+fn by_quantity(series: &Series) -> Vec<(String, Vec<Line<'_>>)> {
     let mut plots: BTreeMap<String, Vec<_>> = BTreeMap::new();
     for (name, values) in series {
         let (part, quantity) = name.split_once(": ").unwrap_or(("", name));
         plots.entry(quantity.to_owned()).or_default().push((part.to_owned(), values.as_slice()));
     }
+    let mut plots: Vec<_> = plots.into_iter().collect();
+    plots.sort_by_key(|(_, lines)| std::cmp::Reverse(lines.len()));
     plots
 }
 
@@ -100,13 +106,7 @@ fn legend(bands: &[Band]) -> String {
     text + "<span class=\"mark\">violation</span></p>\n"
 }
 
-fn plot(
-    quantity: &str,
-    lines: &[(String, &[(f64, f64)])],
-    end: f64,
-    bands: &[Band],
-    violations: &[Violation],
-) -> String {
+fn plot(quantity: &str, lines: &[Line<'_>], end: f64) -> String {
     let top = nice(lines.iter().flat_map(|(_, values)| *values).map(|(_, value)| *value).fold(0.0, f64::max));
     let x = |at: f64| LEFT + at / end * (WIDTH - LEFT);
     let y = |value: f64| HEIGHT - value / top * (HEIGHT - 6.0);
@@ -115,9 +115,57 @@ fn plot(
         let last = values.last().map_or(0.0, |(_, value)| *value);
         let most = values.iter().map(|(_, value)| *value).fold(0.0, f64::max);
         let part = escaped(part);
-        let _ = write!(svg, " <small class=\"line{n}\">{part}: last {}, most {}</small>", short(last), short(most));
+        let _ = write!(
+            svg,
+            " <small class=\"line{n}\">{part}: last {}, most {}</small>",
+            short(last),
+            short(most)
+        );
     }
     let _ = writeln!(svg, "</h3><svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">", HEIGHT + 16.0);
+    svg += "<use href=\"#behind\"/>\n";
+    for (share, value) in [(0.0, 0.0), (0.5, top / 2.0), (1.0, top)] {
+        let at = y(share * top);
+        let _ = writeln!(
+            svg,
+            "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{WIDTH}\"/><text x=\"{}\" y=\"{:.1}\" class=\"value\">{}</text>",
+            LEFT - 4.0,
+            at + 4.0,
+            short(value)
+        );
+    }
+    let step = tick(end);
+    for n in 0..=(end / step) as u32 {
+        let at = f64::from(n) * step;
+        let anchor = if n == 0 { "start" } else { "middle" };
+        let (x, y, label) = (x(at).min(WIDTH - 22.0), HEIGHT + 13.0, clock(at));
+        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"{anchor}\">{label}</text>");
+    }
+    for (n, (_, values)) in lines.iter().enumerate() {
+        let mut path = String::new();
+        for run in runs(&thinned(values, end), end) {
+            for (index, (at, value)) in run.iter().enumerate() {
+                let _ = write!(path, "{}{:.1} {:.1}", if index == 0 { "M" } else { "L" }, x(*at), y(*value));
+            }
+            // A line to itself, so that a single value is seen.
+            path += "h1";
+        }
+        let _ = writeln!(svg, "<path class=\"line line{n}\" d=\"{path}\"/>");
+    }
+    svg + "</svg>\n"
+}
+
+/// Seconds between the labels of the time axis: at most eight fit.
+fn tick(end: f64) -> f64 {
+    const STEPS: [f64; 10] = [10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
+    STEPS.into_iter().find(|step| end / step <= 8.0).unwrap_or(end / 8.0)
+}
+
+/// What is behind every plot: the windows in which something was broken, and the violations. Plots refer to it.
+fn behind(end: f64, bands: &[Band], violations: &[Violation]) -> String {
+    let x = |at: f64| LEFT + at / end * (WIDTH - LEFT);
+    let mut svg =
+        "<svg width=\"0\" height=\"0\" style=\"position:absolute\"><defs><g id=\"behind\">\n".to_owned();
     let kinds = kinds(bands);
     for band in bands {
         let (from, width) = (x(band.from), (x(band.to) - x(band.from)).max(1.0));
@@ -137,39 +185,7 @@ fn plot(
             escaped(&violation.invariant)
         );
     }
-    for (share, value) in [(0.0, 0.0), (0.5, top / 2.0), (1.0, top)] {
-        let at = y(share * top);
-        let _ = writeln!(
-            svg,
-            "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{WIDTH}\"/><text x=\"{}\" y=\"{:.1}\" class=\"value\">{}</text>",
-            LEFT - 4.0,
-            at + 4.0,
-            short(value)
-        );
-    }
-    for n in 0..=6 {
-        let at = end * f64::from(n) / 6.0;
-        let anchor = ["start", "middle", "middle", "middle", "middle", "middle", "end"][n as usize];
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">{}</text>",
-            x(at),
-            HEIGHT + 13.0,
-            clock(at)
-        );
-    }
-    for (n, (_, values)) in lines.iter().enumerate() {
-        let mut path = String::new();
-        for run in runs(&thinned(values, end), end) {
-            for (index, (at, value)) in run.iter().enumerate() {
-                let _ = write!(path, "{}{:.1} {:.1}", if index == 0 { "M" } else { "L" }, x(*at), y(*value));
-            }
-            // A line to itself, so that a single value is seen.
-            path += "h.1";
-        }
-        let _ = writeln!(svg, "<path class=\"line line{n}\" d=\"{path}\"/>");
-    }
-    svg + "</svg>\n"
+    svg + "</g></defs></svg>\n"
 }
 
 /// The largest value of each bucket.
@@ -237,7 +253,7 @@ const STYLE: &str = "\
 body{font:14px/1.5 system-ui,sans-serif;max-width:980px;margin:1.5rem auto;padding:0 .75rem}\
 h1{font-size:1.4rem}h3{font-size:1rem;margin:1rem 0 0}small{font-weight:normal;margin-left:.75rem}\
 svg{width:100%;display:block}text{font-size:11px;fill:currentColor}.value{text-anchor:end}\
-.grid{stroke:currentColor;stroke-opacity:.2;fill:none}.line{fill:none;stroke-width:1.2}\
+.grid{stroke:currentColor;stroke-opacity:.2;fill:none}.line{fill:none;stroke-width:1.2;stroke-linecap:round}\
 .violation{stroke:#d00;stroke-width:1.5;stroke-dasharray:4 2}.bad{color:#d00}\
 .legend span{padding:0 .4rem;margin-right:.2rem;border-radius:3px;white-space:nowrap}.mark{border:1px dashed #d00}\
 small.line0{color:var(--line0)}small.line1{color:var(--line1)}small.line2{color:var(--line2)}\
@@ -271,6 +287,14 @@ mod tests {
         let thin = thinned(&values, 48_000.0);
         assert_eq!(thin.len(), BUCKETS);
         assert_eq!(thin.iter().filter(|(_, value)| *value > 8.0).count(), 1);
+    }
+
+    #[test]
+    fn a_time_axis_has_few_labels() {
+        for end in [30.0, 200.0, 3600.0, 7500.0, 90_000.0, 900_000.0] {
+            let labels = end / tick(end);
+            assert!((2.0..=8.0).contains(&labels), "{labels} for {end} s");
+        }
     }
 
     #[test]

@@ -146,8 +146,11 @@ async fn follows_changes(node: &OneNode) -> Result<()> {
 }
 
 async fn pods(node: &OneNode, label: &str) -> Result<Vec<Value>> {
-    let list: Value =
-        node.operator.kubectl(&["-n", "kube-system", "get", "pods", "-l", label, "-o", "json"]).await?.json()?;
+    let list: Value = node
+        .operator
+        .kubectl(&["-n", "kube-system", "get", "pods", "-l", label, "-o", "json"])
+        .await?
+        .json()?;
     list["items"].as_array().cloned().context("a list has items")
 }
 

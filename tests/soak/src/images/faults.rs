@@ -11,7 +11,11 @@ use keelson_harness::registry_proxy::{Fault as RegistryFault, Match};
 use rand::RngExt as _;
 
 pub(crate) const LANES: [LaneSpec<'static>; 2] = [
-    ("processes", &[Fault::AgentKill, Fault::AgentRestart, Fault::RuntimeKill, Fault::RuntimeRestart], (3.0, 12.0)),
+    (
+        "processes",
+        &[Fault::AgentKill, Fault::AgentRestart, Fault::RuntimeKill, Fault::RuntimeRestart],
+        (3.0, 12.0),
+    ),
     (
         "surroundings",
         &[
@@ -35,7 +39,9 @@ impl Inject for TestEnv {
         match fault {
             Fault::AgentKill => self.agent.kill(&timeline).await,
             Fault::AgentRestart => self.agent.restart(&timeline).await,
-            Fault::RuntimeKill | Fault::RuntimeRestart => self.runtime(fault == Fault::RuntimeKill, lane).await,
+            Fault::RuntimeKill | Fault::RuntimeRestart => {
+                self.runtime(fault == Fault::RuntimeKill, lane).await
+            }
             Fault::RegistryDown => self.registry(Match::any(), RegistryFault::ResetAfter(0), lane).await,
             Fault::RegistryErrors => {
                 let code = [500, 503, 429][lane.rng.random_range(0..3)];

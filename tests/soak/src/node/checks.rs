@@ -48,16 +48,21 @@ impl<'a> Checker<'a> {
         self.expect("every wanted pod gets ready", self.pods_are_ready().await);
         let settled = began.elapsed();
         self.timeline.sample("node: time until all pods are ready (s)", settled.as_secs_f64());
-        let state = eventually_every(Duration::from_secs(1), STATE, "the agent has the state of the API server", || {
-            self.state_is_current()
-        });
+        let state = eventually_every(
+            Duration::from_secs(1),
+            STATE,
+            "the agent has the state of the API server",
+            || self.state_is_current(),
+        );
         let state = state.await;
-        let (services, count) = state.as_ref().map_or((0, 0), |state| (state.services.len(), state.endpoints()));
+        let (services, count) =
+            state.as_ref().map_or((0, 0), |state| (state.services.len(), state.endpoints()));
         self.expect("the agent serves what the API server has", state.map(drop));
         self.expect("states of the agent are consistent", self.follower.check_invariants());
-        let rules = eventually_every(Duration::from_secs(1), STATE, "the rules are those of a fresh sync", || {
-            self.env.rules_are_complete()
-        });
+        let rules =
+            eventually_every(Duration::from_secs(1), STATE, "the rules are those of a fresh sync", || {
+                self.env.rules_are_complete()
+            });
         self.expect("the rules are those of a fresh sync", rules.await);
         self.expect("health checks succeed", self.healthy().await);
         self.expect("the doctor finds nothing", self.doctor().await);
@@ -146,7 +151,9 @@ fn unready(object: &Value) -> Option<String> {
             let conditions = object["status"]["conditions"].as_array();
             let is_leaving = !object["metadata"]["deletionTimestamp"].is_null();
             !is_leaving
-                && conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
+                && conditions.is_some_and(|all| {
+                    all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+                })
         }
     };
     let reason = &object["status"]["containerStatuses"][0]["state"]["waiting"]["reason"];

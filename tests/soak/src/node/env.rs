@@ -71,7 +71,9 @@ impl NodeEnv {
         let node = OneNode::start(&scratch, &settings, &mut steps).await?;
         node.operator.install(None, &mut steps).await?;
         if let Some(former) = &former {
-            node.operator.push(&ImageSpec::with_libraries(FORMER_IMAGE, &[(former, "usr/bin/keelson")])?).await?;
+            node.operator
+                .push(&ImageSpec::with_libraries(FORMER_IMAGE, &[(former, "usr/bin/keelson")])?)
+                .await?;
         }
         node.operator.label_for_proxy(PROXY_LABEL).await?;
         node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
@@ -166,7 +168,9 @@ impl NodeEnv {
     /// What a new proxy would change. Fails if there is anything.
     pub(super) async fn rules_are_complete(&self) -> Result<()> {
         let mut dry_run = Command::new(peers::keelson()?);
-        dry_run.args(["proxy", "--dry-run", "--cluster-cidr", CLUSTER_CIDR, "--config"]).arg(&self.proxy_config);
+        dry_run
+            .args(["proxy", "--dry-run", "--cluster-cidr", CLUSTER_CIDR, "--config"])
+            .arg(&self.proxy_config);
         let done = tokio::time::timeout(Duration::from_secs(20), run(dry_run)).await;
         let changes = done.context("no dry run in time")??.success()?.out;
         ensure!(changes.trim() == "no changes", "a fresh sync would change:\n{changes}");
@@ -176,7 +180,9 @@ impl NodeEnv {
     /// `keelson doctor`, as JSON.
     pub(super) async fn doctor(&self) -> Result<CommandOutput> {
         let mut doctor = Command::new(&self.agent_program);
-        doctor.args(["doctor", "agent", "heartbeats", "endpoints", "-o", "json", "--config"]).arg(&self.agent_config);
+        doctor
+            .args(["doctor", "agent", "heartbeats", "endpoints", "-o", "json", "--config"])
+            .arg(&self.agent_config);
         tokio::time::timeout(Duration::from_secs(60), run(doctor)).await.context("doctor does not end")?
     }
 
@@ -189,7 +195,10 @@ impl NodeEnv {
         keep("keelson.log", self.agent.log().await)?;
         keep("runtime.log", self.runtime.lock().await.log())?;
         keep("kubelet.log", self.kubelet.lock().await.log())?;
-        keep("host-proxy.log", fs::read_to_string(self.scratch.path().join("host-proxy.log")).map_err(Into::into))?;
+        keep(
+            "host-proxy.log",
+            fs::read_to_string(self.scratch.path().join("host-proxy.log")).map_err(Into::into),
+        )?;
         let logs = ["-n", "kube-system", "logs", "ds/keelson-proxy", "--tail=-1"];
         keep("proxy.log", self.operator.kubectl(&logs).await.map(|output| output.out))?;
         let pods = ["get", "pods,events", "-A", "-o", "wide"];
@@ -205,7 +214,8 @@ fn is_proxy(pid: u32) -> bool {
 }
 
 async fn proxy_config(operator: &Operator, folder: &Path) -> Result<PathBuf> {
-    let get = ["-n", "kube-system", "get", "configmap", "keelson-proxy", "-o", "jsonpath={.data.keelson\\.toml}"];
+    let get =
+        ["-n", "kube-system", "get", "configmap", "keelson-proxy", "-o", "jsonpath={.data.keelson\\.toml}"];
     let settings = operator.kubectl(&get).await?.success()?.out;
     let file = folder.join("proxy.toml");
     fs::write(&file, settings).with_context(|| format!("cannot write {}", file.display()))?;

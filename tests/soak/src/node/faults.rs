@@ -1,7 +1,7 @@
 //! Owns: the faults of the whole node. In: a lane's choices. Out: a fault, undone.
 //!
-//! One lane breaks processes of the node: agent, proxy, kubelet, runtime, and versions and backends of them. The other breaks what is
-//! around them: the API server, the way to it, the disk of the agent's state, the rules in the kernel.
+//! Four lanes: agent and proxy, their versions and backends; kubelet and runtime; the API server and the way to it; the disk of the
+//! agent's state and the rules in the kernel.
 
 use super::env::NodeEnv;
 use crate::lanes::{Fault, Inject, Lane, LaneSpec};
@@ -18,41 +18,22 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use tokio::process::Command;
 
-pub(crate) const LANES: [LaneSpec<'static>; 2] = [
+pub(crate) const LANES: [LaneSpec<'static>; 4] = [
+    ("Keelson", &END_LIVES, (4.0, 15.0)),
     (
-        "processes",
-        &[
-            Fault::AgentKill,
-            Fault::AgentRestart,
-            Fault::AgentFormer,
-            Fault::ProxyKill,
-            Fault::ProxyRestart,
-            Fault::ProxyFormer,
-            Fault::ProxyBackend,
-            Fault::KubeletKill,
-            Fault::KubeletRestart,
-            Fault::RuntimeKill,
-            Fault::RuntimeRestart,
-        ],
-        (4.0, 15.0),
+        "node",
+        &[Fault::KubeletKill, Fault::KubeletRestart, Fault::RuntimeKill, Fault::RuntimeRestart],
+        (10.0, 30.0),
     ),
     (
-        "surroundings",
-        &[
-            Fault::ApiKill,
-            Fault::ApiRestart,
-            Fault::ApiHangs,
-            Fault::ApiCut,
-            Fault::ApiSlow,
-            Fault::StateDiskFull,
-            Fault::StateDiskHangs,
-            Fault::RulesRemoved,
-        ],
-        (4.0, 20.0),
+        "API server",
+        &[Fault::ApiKill, Fault::ApiRestart, Fault::ApiHangs, Fault::ApiCut, Fault::ApiSlow],
+        (15.0, 45.0),
     ),
+    ("surroundings", &[Fault::StateDiskFull, Fault::StateDiskHangs, Fault::RulesRemoved], (5.0, 20.0)),
 ];
 
-/// Faults that end the life of the agent's or the proxy's process. They pause in a part of a long run, so that a life is long
+/// Those of Keelson itself. They end the life of the agent's or the proxy's process. They pause in a part of a long run, so that a life is long
 /// enough to see it grow.
 pub(super) const END_LIVES: [Fault; 7] = [
     Fault::AgentKill,
@@ -84,12 +65,18 @@ impl Inject for NodeEnv {
             Fault::ProxyRestart => self.delete_proxy_pod(lane).await,
             Fault::ProxyFormer => self.former_proxy(lane).await,
             Fault::ProxyBackend => self.other_backend(lane).await,
-            Fault::KubeletKill | Fault::KubeletRestart => self.kubelet(fault == Fault::KubeletKill, lane).await,
-            Fault::RuntimeKill | Fault::RuntimeRestart => self.runtime(fault == Fault::RuntimeKill, lane).await,
+            Fault::KubeletKill | Fault::KubeletRestart => {
+                self.kubelet(fault == Fault::KubeletKill, lane).await
+            }
+            Fault::RuntimeKill | Fault::RuntimeRestart => {
+                self.runtime(fault == Fault::RuntimeKill, lane).await
+            }
             Fault::ApiKill | Fault::ApiRestart => self.api(fault == Fault::ApiKill, lane).await,
             Fault::ApiHangs => self.api_hangs(lane).await,
             Fault::ApiCut => self.api_network("drop", lane).await,
-            Fault::ApiSlow => self.api_network("limit rate over 60 kbytes/second burst 20 kbytes drop", lane).await,
+            Fault::ApiSlow => {
+                self.api_network("limit rate over 60 kbytes/second burst 20 kbytes drop", lane).await
+            }
             Fault::StateDiskFull => self.agent.fill_state_disk(lane).await,
             Fault::StateDiskHangs => self.agent.freeze_state_disk(lane).await,
             Fault::RulesRemoved => self.remove_rules(lane).await,
@@ -159,7 +146,10 @@ impl NodeEnv {
         })
         .await;
         if let Err(error) = ready {
-            lane.timeline.violation("a proxy with another backend takes over", &format!("{error:#}\n{}", host.log_tail()));
+            lane.timeline.violation(
+                "a proxy with another backend takes over",
+                &format!("{error:#}\n{}", host.log_tail()),
+            );
         }
         drop(window);
         lane.pass_random(15.0, 40.0).await;
@@ -229,8 +219,9 @@ impl NodeEnv {
 
     /// Removes a table, the rules of a chain or the elements of a map, and waits until they are back.
     async fn remove_rules(&self, lane: &mut Lane) -> Result<()> {
-        let listed: Value = serde_json::from_str(&nft(&["-j", "list", "table", "ip", "keelson"]).await.unwrap_or_default())
-            .unwrap_or_default();
+        let listed: Value =
+            serde_json::from_str(&nft(&["-j", "list", "table", "ip", "keelson"]).await.unwrap_or_default())
+                .unwrap_or_default();
         let objects = listed["nftables"].as_array().cloned().unwrap_or_default();
         let names = |kind: &str, has: &dyn Fn(&Value) -> bool| -> Vec<String> {
             let of_kind = objects.iter().filter_map(|object| object.get(kind)).filter(|object| has(object));
@@ -240,8 +231,12 @@ impl NodeEnv {
         let chains = names("chain", &|_| true);
         let chosen = match lane.rng.random_range(0..3) {
             0 => Some(vec!["delete".to_owned(), "table".to_owned(), "ip".to_owned(), "keelson".to_owned()]),
-            1 => maps.choose(&mut lane.rng).map(|map| ["flush", "map", "ip", "keelson", map].map(str::to_owned).into()),
-            _ => chains.choose(&mut lane.rng).map(|one| ["flush", "chain", "ip", "keelson", one].map(str::to_owned).into()),
+            1 => maps
+                .choose(&mut lane.rng)
+                .map(|map| ["flush", "map", "ip", "keelson", map].map(str::to_owned).into()),
+            _ => chains
+                .choose(&mut lane.rng)
+                .map(|one| ["flush", "chain", "ip", "keelson", one].map(str::to_owned).into()),
         };
         // While another backend serves, there is no such table.
         let Some(command) = chosen.filter(|_| !objects.is_empty()) else { return Ok(()) };
@@ -253,9 +248,12 @@ impl NodeEnv {
             return Ok(());
         }
         let began = Instant::now();
-        let repaired = eventually_every(Duration::from_millis(500), 4 * REPAIR_PATIENCE, "the rules are back", || async {
-            self.rules_are_complete().await
-        })
+        let repaired = eventually_every(
+            Duration::from_millis(500),
+            4 * REPAIR_PATIENCE,
+            "the rules are back",
+            || async { self.rules_are_complete().await },
+        )
         .await;
         lane.timeline.sample("proxy: repair of removed rules (s)", began.elapsed().as_secs_f64());
         let excuses = [Broken::Proxy, Broken::Backend, Broken::AgentKilled, Broken::AgentRestarted];

@@ -28,7 +28,7 @@ use keelson_cluster::one_node::place;
 use keelson_harness::peers;
 use probes::{Kind, Probe, ProbeSpec};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch as channel;
@@ -55,7 +55,8 @@ pub(crate) fn enter_place() -> Result<()> {
 
 pub(crate) async fn run(args: &Args, seed: u64, timeline: &Timeline) -> Result<Finished> {
     // The make target builds it; a run without it says so in its report.
-    let former = std::env::var_os("KEELSON_TEST_FORMER").map(|_| peers::former()).transpose()?;
+    let is_built = std::env::var_os("KEELSON_TEST_FORMER").is_some_and(|path| !path.is_empty());
+    let former = is_built.then(peers::former).transpose()?;
     let env = Arc::new(NodeEnv::start(former, timeline).await?);
     let outcome = soak(args, seed, &env, timeline).await;
     if outcome.is_err() || timeline.violations() > 0 {
@@ -66,21 +67,23 @@ pub(crate) async fn run(args: &Args, seed: u64, timeline: &Timeline) -> Result<F
 
 async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -> Result<report::Report> {
     workload::start_steady(env).await?;
-    println!("started; injecting faults for {} minutes", args.minutes);
     let (phase, phases) = channel::channel(Phase::Faults);
+    let work = workload::Workload::start(env, timeline, seed, &phases).await?;
     let client = client_namespace(env).await?;
     let probes = probe_specs(&client).into_iter().map(|spec| Probe::start(spec, timeline));
     let watcher = watch::Watcher::start(env, probes.collect::<Result<_>>()?, timeline, &phases);
-    let work = workload::Workload::start(env, timeline, seed, &phases).await?;
     let checker = Checker::start(env, timeline)?;
-    let mut lanes = LANES.map(|spec| Lane::new(spec, &args.faults, seed, timeline, &phases)).into_iter().collect();
+    println!("started; injecting faults for {} minutes", args.minutes);
+    let mut lanes =
+        LANES.map(|spec| Lane::new(spec, &args.faults, seed, timeline, &phases)).into_iter().collect();
 
     let (began, total) = (Instant::now(), Duration::from_secs_f64(args.minutes * 60.0));
     let mut rests: Vec<Rest> = Vec::new();
     let mut interrupted = false;
     while began.elapsed() < total && !interrupted {
         phase.send_replace(Phase::Faults);
-        let left_out = left_out(env, args.minutes, began.elapsed().as_secs_f64() / total.as_secs_f64());
+        let left_out =
+            left_out(env.former.is_some(), args.minutes, began.elapsed().as_secs_f64() / total.as_secs_f64());
         timeline.record("phase", &format!("faults, without {left_out:?}"));
         let running: Vec<_> = Vec::from_iter(std::mem::take::<Vec<Lane>>(&mut lanes))
             .into_iter()
@@ -102,7 +105,11 @@ async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -
         let rest = checker.check().await;
         drop(paused);
         let minutes = began.elapsed().as_secs() / 60;
-        println!("after {minutes} minutes: settled in {:.0} s, {} violations", rest.settled_after_seconds, timeline.violations());
+        println!(
+            "after {minutes} minutes: settled in {:.0} s, {} violations",
+            rest.settled_after_seconds,
+            timeline.violations()
+        );
         timeline.record("phase", &format!("quiet: {rest:?}"));
         rests.push(rest);
     }
@@ -116,9 +123,9 @@ async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -
 
 /// Faults that are not injected now. `share`: how much of the run has passed. In the middle half of a long run, agent and proxy live
 /// on, so that a life is long enough to see it grow.
-fn left_out(env: &NodeEnv, minutes: f64, share: f64) -> Vec<Fault> {
+fn left_out(has_former: bool, minutes: f64, share: f64) -> Vec<Fault> {
     let mut left_out = Vec::new();
-    if env.former.is_none() {
+    if !has_former {
         left_out.extend(faults::NEED_FORMER);
     }
     if minutes >= LONG_RUN && (0.25..0.75).contains(&share) {
@@ -141,7 +148,7 @@ async fn client_namespace(env: &NodeEnv) -> Result<PathBuf> {
     Ok(path.with_context(|| format!("no process of {name}"))?.join("ns/net"))
 }
 
-fn probe_specs(client: &PathBuf) -> Vec<ProbeSpec> {
+fn probe_specs(client: &Path) -> Vec<ProbeSpec> {
     const STEADY: &[Broken] = &[Broken::Rules];
     /// What delays that a change of endpoints comes to the rules.
     const GRACEFUL: &[Broken] = &[
@@ -156,7 +163,7 @@ fn probe_specs(client: &PathBuf) -> Vec<ProbeSpec> {
     ];
     let at = |last: u8| ([10, 96, 7, last], 80).into();
     let dns = ([10, 96, 0, 10], 53).into();
-    let pod = || Some(client.clone());
+    let pod = || Some(client.to_owned());
     let short = |name, to, from, excuses, after| ProbeSpec {
         name,
         kind: Kind::Short,
@@ -185,4 +192,25 @@ fn probe_specs(client: &PathBuf) -> Vec<ProbeSpec> {
         ProbeSpec { kind: name, ..short("DNS from the node", dns, None, STEADY, 10) },
         ProbeSpec { kind: name, ..short("DNS from a pod", dns, pod(), STEADY, 10) },
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_and_proxy_live_on_in_the_middle_half_of_a_long_run() {
+        let keeps_lives = |minutes, share| {
+            faults::END_LIVES.iter().all(|fault| left_out(true, minutes, share).contains(fault))
+        };
+        assert!(keeps_lives(120.0, 0.25) && keeps_lives(120.0, 0.7));
+        assert!(!keeps_lives(120.0, 0.2) && !keeps_lives(120.0, 0.75), "the ends");
+        assert!(!keeps_lives(3.0, 0.5), "a short run");
+    }
+
+    #[test]
+    fn without_a_former_version_nothing_is_replaced_by_it() {
+        assert_eq!(left_out(true, 3.0, 0.5), []);
+        assert_eq!(left_out(false, 3.0, 0.5), faults::NEED_FORMER);
+    }
 }

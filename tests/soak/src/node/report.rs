@@ -16,6 +16,9 @@ use std::fmt;
 const LEAST_RESTS: usize = 9;
 const GROWTH: Growth = Growth { shortest: LEAST_RESTS, factor: 1.25, least: 6.0 };
 
+/// Name, and the value.
+type RestPart = (&'static str, fn(&Rest) -> f64);
+
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     seed: u64,
@@ -57,7 +60,7 @@ impl Report {
         if self.rests.len() < LEAST_RESTS {
             return;
         }
-        let parts: [(&str, fn(&Rest) -> f64); 7] = [
+        let parts: [RestPart; 7] = [
             ("memory of the agent (MiB)", |rest| rest.agent.memory),
             ("open files of the agent", |rest| rest.agent.files),
             ("threads of the agent", |rest| rest.agent.threads),
@@ -100,7 +103,11 @@ impl fmt::Display for Report {
         writeln!(f, "{:>9} {:>8} {:>8} {:>10}  probe", "requests", "failed", "excused", "longest")?;
         for probe in &watched.probes {
             let (requests, failed, excused) = (probe.requests, probe.failed, probe.excused);
-            writeln!(f, "{requests:>9} {failed:>8} {excused:>8} {:>8.2} s  {}", probe.longest_seconds, probe.name)?;
+            writeln!(
+                f,
+                "{requests:>9} {failed:>8} {excused:>8} {:>8.2} s  {}",
+                probe.longest_seconds, probe.name
+            )?;
         }
         writeln!(f, "{:>8}  writes of Services and slices, without those of bursts", self.writes)?;
         for (what, count) in &self.counts {

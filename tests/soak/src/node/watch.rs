@@ -6,7 +6,7 @@ use super::probes::{Probe, Probed};
 use crate::Phase;
 use crate::lives::{Growth, Life, Lives};
 use crate::timeline::{Broken, Timeline};
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::coordination::v1::Lease;
 use keelson_cluster::one_node::NODE;
 use keelson_harness::util::http_get;
@@ -99,11 +99,11 @@ async fn usage(
         for (name, usage) in ["agent", "proxy"].iter().zip(samples) {
             let Some(usage) = usage else { continue };
             if usage.memory > MAX_MEMORY || usage.files > MAX_FILES {
-                let what = format!("{name}: {usage:?}; at most {MAX_MEMORY} MiB and {MAX_FILES} files expected");
+                let what =
+                    format!("{name}: {usage:?}; at most {MAX_MEMORY} MiB and {MAX_FILES} files expected");
                 timeline.violation("memory, open files and threads stay flat", &what);
             }
         }
-        // A frozen disk would block this thread, but not statvfs.
         if let Ok(bytes) = env.agent.state_bytes() {
             timeline.sample("agent: state on disk (MiB)", bytes as f64 / f64::from(1 << 20));
         }
@@ -125,7 +125,9 @@ async fn lease(env: Arc<NodeEnv>, timeline: Timeline, phases: watch::Receiver<Ph
         tokio::time::sleep(Duration::from_secs(1)).await;
         let began = Instant::now();
         // Whether the API server answers is not the question here.
-        let Ok(Ok(Some(lease))) = tokio::time::timeout(API_PATIENCE, env.admin.lease(NODE)).await else { continue };
+        let Ok(Ok(Some(lease))) = tokio::time::timeout(API_PATIENCE, env.admin.lease(NODE)).await else {
+            continue;
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let Some((age, duration)) = age(&lease, now) else { continue };
         timeline.sample("node: age of the Lease (s)", age.max(0.0));
@@ -134,7 +136,10 @@ async fn lease(env: Arc<NodeEnv>, timeline: Timeline, phases: watch::Receiver<Ph
         }
         oldest = oldest.max(age);
         if age > duration {
-            timeline.violation("the Lease is renewed in time", &format!("{age:.1} s old, valid for {duration} s"));
+            timeline.violation(
+                "the Lease is renewed in time",
+                &format!("{age:.1} s old, valid for {duration} s"),
+            );
         }
     }
     oldest
@@ -172,7 +177,9 @@ async fn rates(probes: Arc<Vec<Probe>>, timeline: Timeline, phases: watch::Recei
         let Ok(now) = syncs().await else { continue };
         if let Some((sum, count)) = synced.replace(now)
             && now.1 > count
+            && now.0 >= sum
         {
+            // A proxy that was restarted may have synced more often already, and in less time.
             timeline.sample("proxy: time of a sync (ms)", (now.0 - sum) / (now.1 - count) * 1000.0);
         }
     }
@@ -181,20 +188,21 @@ async fn rates(probes: Arc<Vec<Probe>>, timeline: Timeline, phases: watch::Recei
 /// Sum and count of the proxy's syncs since its start.
 async fn syncs() -> Result<(f64, f64)> {
     let metrics = http_get(PROXY_METRICS).await?.success()?.text();
-    let sum_of = |suffix: &str| -> Result<f64> {
-        let mut sum = None;
-        for line in metrics.lines().filter(|line| line.starts_with("kubeproxy_sync_proxy_rules_duration_seconds")) {
-            let Some((name, value)) = line.rsplit_once(' ') else { continue };
-            if name.split('{').next().is_some_and(|name| name.ends_with(suffix)) {
-                *sum.get_or_insert(0.0) += value.parse::<f64>()?;
-            }
-        }
-        match sum {
-            Some(sum) => Ok(sum),
-            None => bail!("no duration of syncs in the metrics"),
-        }
+    sum_and_count(&metrics, "kubeproxy_sync_proxy_rules_duration_seconds")
+        .context("no duration of syncs in the metrics")
+}
+
+/// Of a histogram, over all labels.
+fn sum_and_count(metrics: &str, name: &str) -> Option<(f64, f64)> {
+    let total = |suffix: &str| -> Option<f64> {
+        let values = metrics.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let is_it = series.split('{').next()?.strip_prefix(name)? == suffix;
+            is_it.then(|| value.parse::<f64>().ok())?
+        });
+        values.reduce(|sum, value| sum + value)
     };
-    Ok((sum_of("_sum")?, sum_of("_count")?))
+    Some((total("_sum")?, total("_count")?))
 }
 
 async fn health(
@@ -219,5 +227,28 @@ async fn health(
             timeline.violation("/livez answers", &format!("{name}: {failed}"));
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_histogram_is_summed_over_its_labels() {
+        let metrics = "# TYPE h histogram\nh_bucket{a=\"1\",le=\"1\"} 7\nh_sum{a=\"1\"} 0.5\nh_count{a=\"1\"} 7\n\
+            h_sum{a=\"2\"} 0.25\nh_count{a=\"2\"} 3\nh_other_sum 9\n";
+        assert_eq!(sum_and_count(metrics, "h"), Some((0.75, 10.0)));
+        assert_eq!(sum_and_count(metrics, "g"), None);
+    }
+
+    #[test]
+    fn the_age_of_a_lease_counts_from_its_last_renewal() -> Result<()> {
+        let lease = |spec| serde_json::from_value::<Lease>(json!({"spec": spec}));
+        let renewed = lease(json!({"renewTime": "1970-01-01T00:01:40.5Z", "leaseDurationSeconds": 40}))?;
+        assert_eq!(age(&renewed, Duration::from_secs(110)), Some((9.5, 40.0)));
+        assert_eq!(age(&lease(json!({"leaseDurationSeconds": 40}))?, Duration::ZERO), None);
+        Ok(())
     }
 }

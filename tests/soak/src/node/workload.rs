@@ -25,7 +25,7 @@ const GRACEFUL: usize = 0;
 /// Pods of one of them.
 const MOST_REPLICAS: u32 = 4;
 /// Writes of Services and slices per second: always, and in a burst.
-const WRITES: u32 = 5;
+const WRITES: u32 = 15;
 const BURST_WRITES: u32 = 150;
 
 /// What never changes: servers behind Services of several kinds, and a client. Unready servers stay endpoints, so that nothing but
@@ -61,13 +61,19 @@ impl Workload {
     ) -> Result<Self> {
         let writer = Writer::new(&env.admin, "churn").await?;
         let burst_writer = Writer::new(&env.admin, "burst").await?;
-        let mover = Mover {
+        let mut mover = Mover {
             env: env.clone(),
             timeline: timeline.clone(),
             phases: phases.clone(),
             rng: chooser(seed, "deployments"),
             images: 0,
         };
+        for n in 0..MOVING {
+            mover.try_apply(n).await?;
+        }
+        for n in 0..MOVING {
+            env.operator.rolled_out("default", &format!("deploy/moving-{n}")).await?;
+        }
         Ok(Self {
             mover: tokio::spawn(mover.run()),
             burster: tokio::spawn(bursts(burst_writer.clone(), timeline.clone(), seed, phases.clone())),
@@ -131,9 +137,6 @@ struct Mover {
 
 impl Mover {
     async fn run(mut self) -> Result<()> {
-        for n in 0..MOVING {
-            self.apply(n).await;
-        }
         while is_wanted(&mut self.phases).await {
             let n = self.rng.random_range(0..MOVING);
             let (what, done) = self.act(n).await;
@@ -141,7 +144,8 @@ impl Mover {
             if let Err(error) = done {
                 // The API server may be broken, or the object gone.
                 let error = format!("{error:#}");
-                self.timeline.record("work", &format!("{what} moving-{n}: {}", error.lines().next().unwrap_or("")));
+                self.timeline
+                    .record("work", &format!("{what} moving-{n}: {}", error.lines().next().unwrap_or("")));
                 self.timeline.count("work: refused");
             }
             let burst = self.rng.random_bool(0.2);
@@ -172,7 +176,10 @@ impl Mover {
                 let kind = ["ClusterIP", "NodePort", "LoadBalancer"][self.rng.random_range(0..3)];
                 let affinity = ["None", "ClientIP"][self.rng.random_range(0..2)];
                 let patch = format!(r#"{{"spec":{{"type":"{kind}","sessionAffinity":"{affinity}"}}}}"#);
-                ("change service", self.kubectl(&["patch", "service", &name, "--type", "merge", "-p", &patch]).await)
+                (
+                    "change service",
+                    self.kubectl(&["patch", "service", &name, "--type", "merge", "-p", &patch]).await,
+                )
             }
             _ => ("apply", self.try_apply(n).await),
         }
@@ -208,11 +215,5 @@ impl Mover {
         let both = format!("{}---\n{}", of(MOVING_POD), of(MOVING_SERVICE));
         let done = tokio::time::timeout(Duration::from_secs(30), self.env.admin.apply(&both)).await;
         done.context("no answer in time")?.map(drop)
-    }
-
-    async fn apply(&mut self, n: usize) {
-        if let Err(error) = self.try_apply(n).await {
-            self.timeline.record("work", &format!("apply moving-{n}: {error:#}"));
-        }
     }
 }
