@@ -9,6 +9,7 @@ use keelson_harness::disk::LoopDisk;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
@@ -20,16 +21,19 @@ pub(crate) const STATE_DISK: u64 = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct AgentHost {
     agent: Mutex<Agent>,
-    state_disk: LoopDisk,
+    /// Several agents may share it.
+    state_disk: Arc<LoopDisk>,
+    /// What its kills and its planned restarts are in the timeline.
+    broken: [Broken; 2],
     /// 0 while none runs.
     pid: AtomicU32,
 }
 
 impl AgentHost {
-    /// Of an agent that runs, with its state on `state_disk`.
-    pub(crate) fn new(agent: Agent, state_disk: LoopDisk) -> Self {
+    /// Of an agent that runs, with its state on `state_disk`. `broken`: what its kills and its planned restarts are in the timeline.
+    pub(crate) fn new(agent: Agent, state_disk: &Arc<LoopDisk>, broken: [Broken; 2]) -> Self {
         let pid = AtomicU32::new(agent.pid().unwrap_or_default());
-        Self { agent: Mutex::new(agent), state_disk, pid }
+        Self { agent: Mutex::new(agent), state_disk: state_disk.clone(), broken, pid }
     }
 
     /// None while it does not run.
@@ -64,7 +68,7 @@ impl AgentHost {
 
     pub(crate) async fn kill(&self, timeline: &Timeline) -> Result<()> {
         let mut agent = self.lock().await;
-        let _window = timeline.open(Broken::AgentKilled);
+        let _window = timeline.open(self.broken[0]);
         self.pid.store(0, Ordering::Relaxed);
         agent.kill9()?;
         self.start(&mut agent, timeline).await
@@ -78,7 +82,7 @@ impl AgentHost {
     /// Restarts it as an upgrade does, with another build of the program.
     pub(crate) async fn replace(&self, timeline: &Timeline, program: Option<&Path>) -> Result<()> {
         let mut agent = self.lock().await;
-        let _window = timeline.open(Broken::AgentRestarted);
+        let _window = timeline.open(self.broken[1]);
         self.pid.store(0, Ordering::Relaxed);
         if let Some(program) = program {
             agent.set_program(program);

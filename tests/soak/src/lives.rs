@@ -94,6 +94,10 @@ impl Lives {
         Self { name, all: Vec::new() }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Takes a sample of the process. None if it does not run.
     pub(crate) fn sample(&mut self, pid: Option<u32>, timeline: &Timeline) -> Option<Usage> {
         let (pid, usage) = pid.and_then(|pid| Some((pid, Usage::of(pid)?)))?;

@@ -31,6 +31,8 @@ pub(crate) enum Broken {
     Backend,
     /// Rules were removed, until the proxy has repaired them.
     Rules,
+    /// The agent that is a node without a kubelet is down.
+    NodeAgent,
     /// The kubelet is down.
     Kubelet,
     /// The API server is down, hangs or cannot be reached well.

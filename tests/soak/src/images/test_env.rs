@@ -3,7 +3,7 @@
 //! In: the kind of runtime and the limit. Out: access to each, and control of the agent's and the runtime's processes.
 
 use crate::agent_host::{AgentHost, STATE_DISK};
-use crate::timeline::Timeline;
+use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
 use keelson_cluster::kube::{ApiOptions, Cluster, Kubelet, KubeletOptions};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
@@ -17,6 +17,7 @@ use keelson_harness::registry::{ALICE, Access, Registry};
 use keelson_harness::registry_proxy::RegistryProxy;
 use keelson_harness::scratch::Scratch;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::sync::Mutex;
 
 pub(crate) const NODE: &str = "soak";
@@ -78,7 +79,8 @@ impl TestEnv {
         let cluster = Cluster::start_with(&scratch, &ApiOptions::default()).await?;
         cluster.admin.apply(MANIFEST).await?;
         let identity = cluster.companion(&scratch, "keelson-agent", NODE).await?;
-        let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
+        let state_disk =
+            Arc::new(LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?);
         let settings = settings(limit, &identity.kubeconfig(), &state_disk.path().join("state"));
         let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
         agent.start_live().await?;
@@ -91,7 +93,7 @@ impl TestEnv {
         timeline.record("stage", "started");
         Ok(Self {
             kubelet,
-            agent: AgentHost::new(agent, state_disk),
+            agent: AgentHost::new(agent, &state_disk, [Broken::AgentKilled, Broken::AgentRestarted]),
             kind,
             runtime: Mutex::new(runtime),
             cluster,

@@ -1,7 +1,7 @@
 //! Owns: the checks of a quiet phase. In: a cluster in which nothing is broken and nothing changes. Out: how long it took to settle,
 //! what the processes use at rest, and violations.
 
-use super::env::{NodeEnv, PROXY, endpoints};
+use super::env::{NODE_AGENT, NodeEnv, PROXY, endpoints};
 use crate::lives::Usage;
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result, ensure};
@@ -93,12 +93,18 @@ impl<'a> Checker<'a> {
             Ok(())
         })
         .await?;
-        eventually(PODS, "the Node is Ready", || async {
-            let condition = self.env.admin.condition(NODE, "Ready").await?;
-            ensure!(condition.as_ref().is_some_and(|condition| condition.status == "True"), "{condition:?}");
-            Ok(())
-        })
-        .await
+        for node in [NODE, NODE_AGENT] {
+            eventually(PODS, &format!("{node} is Ready"), || async {
+                let condition = self.env.admin.condition(node, "Ready").await?;
+                ensure!(
+                    condition.as_ref().is_some_and(|condition| condition.status == "True"),
+                    "{condition:?}"
+                );
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     async fn state_is_current(&self) -> Result<ExpectedState> {
@@ -115,6 +121,8 @@ impl<'a> Checker<'a> {
         let urls = [
             format!("{}/livez", self.env.url),
             format!("{}/readyz", self.env.url),
+            format!("{}/livez", self.env.node_agent_url),
+            format!("{}/readyz", self.env.node_agent_url),
             format!("{PROXY}/livez"),
             format!("{PROXY}/readyz"),
             "http://127.0.0.1:10256/healthz".to_owned(),

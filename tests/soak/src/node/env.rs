@@ -2,11 +2,11 @@
 //! process has entered. Out: access to each part, the pods of the work, and the proxy's present process.
 
 use crate::agent_host::{AgentHost, STATE_DISK};
-use crate::timeline::Timeline;
+use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::{Admin, Cluster, ControllerManager, Kubelet, Scheduler};
 use keelson_cluster::one_node::{CLUSTER_CIDR, NODE, OneNode, Operator, Steps, place};
-use keelson_harness::agent::Settings;
+use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::command::{CommandOutput, run};
 use keelson_harness::containerd::Containerd;
 use keelson_harness::disk::LoopDisk;
@@ -17,7 +17,7 @@ use keelson_harness::scratch::Scratch;
 use keelson_harness::util::{eventually, http_get};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::time::Duration;
 use tokio::process::Command;
 use tokio::sync::Mutex;
@@ -26,6 +26,9 @@ use tokio::sync::Mutex;
 pub(super) const PROXY: &str = "http://127.0.0.1:9441";
 /// Its metrics, with kube-proxy's names.
 pub(super) const PROXY_METRICS: &str = "http://127.0.0.1:10249/metrics";
+
+/// Node of the agent of role `node`.
+pub(super) const NODE_AGENT: &str = "node-2";
 
 /// Image of the former version; the chart's is `keelson`.
 const FORMER_IMAGE: &str = "keelson-former";
@@ -37,6 +40,8 @@ const PROXY_LABEL: &str = "keelson.dev/proxy=true";
 pub(super) struct NodeEnv {
     pub(super) kubelet: Mutex<Kubelet>,
     pub(super) agent: AgentHost,
+    /// An agent of role `node`: the heartbeat of a second Node, which has no kubelet and no pods.
+    pub(super) node_agent: AgentHost,
     pub(super) runtime: Mutex<Containerd>,
     _scheduler: Scheduler,
     _controllers: ControllerManager,
@@ -44,8 +49,9 @@ pub(super) struct NodeEnv {
     pub(super) cluster: Mutex<Cluster>,
     pub(super) operator: Operator,
     pub(super) admin: Admin,
-    /// Address of the agent's page.
+    /// Addresses of the agents' pages.
     pub(super) url: String,
+    pub(super) node_agent_url: String,
     agent_program: PathBuf,
     agent_config: PathBuf,
     agent_log: PathBuf,
@@ -63,6 +69,7 @@ impl NodeEnv {
         let scratch = Scratch::new()?;
         let at = scratch.path();
         let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
+        let state_disk = Arc::new(state_disk);
         let settings = Settings::new()
             .set("agent.state_dir", state_disk.path().join("state").display().to_string())
             .set("agent.drain_timeout", "10s")
@@ -75,6 +82,8 @@ impl NodeEnv {
                 .push(&ImageSpec::with_libraries(FORMER_IMAGE, &[(former, "usr/bin/keelson")])?)
                 .await?;
         }
+        let node_agent = node_agent(&scratch, &node, &settings, &state_disk).await?;
+        steps.done("an agent is the heartbeat of another Node");
         node.operator.label_for_proxy(PROXY_LABEL).await?;
         node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
         node.operator.rolled_out("kube-system", "deploy/coredns").await?;
@@ -88,7 +97,9 @@ impl NodeEnv {
             agent_program: agent.program().to_owned(),
             agent_config: agent.config(),
             agent_log: agent.log_file(),
-            agent: AgentHost::new(agent, state_disk),
+            agent: AgentHost::new(agent, &state_disk, [Broken::AgentKilled, Broken::AgentRestarted]),
+            node_agent_url: node_agent.url(),
+            node_agent: AgentHost::new(node_agent, &state_disk, [Broken::NodeAgent; 2]),
             runtime: Mutex::new(containerd),
             _scheduler: scheduler,
             _controllers: controllers,
@@ -193,6 +204,7 @@ impl NodeEnv {
                 .with_context(|| format!("cannot write {}", path.display()))
         };
         keep("keelson.log", self.agent.log().await)?;
+        keep("keelson-node.log", self.node_agent.log().await)?;
         keep("runtime.log", self.runtime.lock().await.log())?;
         keep("kubelet.log", self.kubelet.lock().await.log())?;
         keep(
@@ -211,6 +223,30 @@ fn is_proxy(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let network = |of: &str| fs::read_link(format!("/proc/{of}/ns/net")).ok();
     line == b"/usr/bin/keelson\0proxy\0" && network(&pid.to_string()) == network("self")
+}
+
+/// Starts an agent of role `node`, and keeps pods from its Node.
+async fn node_agent(
+    scratch: &Scratch,
+    node: &OneNode,
+    settings: &Settings,
+    state_disk: &LoopDisk,
+) -> Result<Agent> {
+    let identity = node.cluster.node(scratch, NODE_AGENT).await?;
+    let own = Settings::new()
+        .set("agent.node_name", NODE_AGENT)
+        .set("agent.state_dir", state_disk.path().join("state-of-node").display().to_string())
+        .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
+        .set("endpoints.source", "off")
+        .set("node.role", "node")
+        .set("node.root_dir", scratch.path().display().to_string())
+        .set("node.node_ip", "192.0.2.11")
+        .set("node.eviction_hard", "memory.available<1Mi,nodefs.available<1Mi");
+    let mut agent = Agent::new(scratch, &node.containerd.endpoint(), &settings.clone().with_overrides(&own))?;
+    agent.start_again().await?;
+    node.cluster.admin.await_condition(NODE_AGENT, "Ready", "True").await?;
+    node.operator.kubectl(&["cordon", NODE_AGENT]).await?.success()?;
+    Ok(agent)
 }
 
 async fn proxy_config(operator: &Operator, folder: &Path) -> Result<PathBuf> {

@@ -4,6 +4,7 @@
 //! agent's state and the rules in the kernel.
 
 use super::env::NodeEnv;
+use crate::agent_host::AgentHost;
 use crate::lanes::{Fault, Inject, Lane, LaneSpec};
 use crate::timeline::Broken;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -58,8 +59,8 @@ impl Inject for NodeEnv {
     async fn inject(&self, fault: Fault, lane: &mut Lane) -> Result<()> {
         let timeline = lane.timeline.clone();
         match fault {
-            Fault::AgentKill => self.agent.kill(&timeline).await,
-            Fault::AgentRestart => self.agent.restart(&timeline).await,
+            Fault::AgentKill => self.any_agent(lane).kill(&timeline).await,
+            Fault::AgentRestart => self.any_agent(lane).restart(&timeline).await,
             Fault::AgentFormer => self.former_agent(lane).await,
             Fault::ProxyKill => self.kill_proxy(lane).await,
             Fault::ProxyRestart => self.delete_proxy_pod(lane).await,
@@ -86,11 +87,17 @@ impl Inject for NodeEnv {
 }
 
 impl NodeEnv {
+    /// Two times of three the one that most depends on, else the one that is a node.
+    fn any_agent(&self, lane: &mut Lane) -> &AgentHost {
+        if lane.rng.random_range(0..3) < 2 { &self.agent } else { &self.node_agent }
+    }
+
     async fn former_agent(&self, lane: &mut Lane) -> Result<()> {
         let (former, timeline) = (self.former.clone().context("no former version")?, lane.timeline.clone());
-        self.agent.replace(&timeline, Some(&former)).await?;
+        let agent = self.any_agent(lane);
+        agent.replace(&timeline, Some(&former)).await?;
         lane.pass_random(10.0, 40.0).await;
-        self.agent.replace(&timeline, Some(&peers::keelson()?)).await
+        agent.replace(&timeline, Some(&peers::keelson()?)).await
     }
 
     /// A pod that does not come back is a violation, not the end of the run.

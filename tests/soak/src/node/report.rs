@@ -95,11 +95,17 @@ impl fmt::Display for Report {
         let former = if self.with_former_version { "with" } else { "without" };
         writeln!(f, "seed {}, {} minutes, {former} the former version", self.seed, self.minutes)?;
         let watched = &self.watched;
-        for (name, lives) in [("agent", &watched.agent), ("proxy", &watched.proxy)] {
+        for (name, lives) in
+            [("agent", &watched.agent), ("node agent", &watched.node_agent), ("proxy", &watched.proxy)]
+        {
             write_lives(f, name, lives)?;
         }
         write_rests(f, &self.rests)?;
-        writeln!(f, "Lease: {:.1} s old at most, while the API server served", watched.oldest_lease_seconds)?;
+        let [kubelet, agent] = watched.oldest_lease_seconds;
+        writeln!(
+            f,
+            "Leases while the API server served: {kubelet:.1} s old at most (kubelet), {agent:.1} s (node agent)"
+        )?;
         writeln!(f, "{:>9} {:>8} {:>8} {:>10}  probe", "requests", "failed", "excused", "longest")?;
         for probe in &watched.probes {
             let (requests, failed, excused) = (probe.requests, probe.failed, probe.excused);

@@ -1,7 +1,7 @@
 //! Owns: continuous checks of the node from outside. In: processes, probes of health, the Lease and the Node. Out: series, lives of
 //! processes, and violations.
 
-use super::env::{NodeEnv, PROXY, PROXY_METRICS};
+use super::env::{NODE_AGENT, NodeEnv, PROXY, PROXY_METRICS};
 use super::probes::{Probe, Probed};
 use crate::Phase;
 use crate::lives::{Growth, Life, Lives};
@@ -38,14 +38,16 @@ const READY_AGAIN: Duration = Duration::from_secs(90);
 #[derive(Debug, Serialize)]
 pub(crate) struct Watched {
     pub(crate) agent: Vec<Life>,
+    pub(crate) node_agent: Vec<Life>,
     pub(crate) proxy: Vec<Life>,
-    pub(crate) oldest_lease_seconds: f64,
+    /// Of the kubelet and of the agent that is a node, while the API server served.
+    pub(crate) oldest_lease_seconds: [f64; 2],
     pub(crate) probes: Vec<Probed>,
 }
 
 pub(super) struct Watcher {
-    usage: JoinHandle<(Vec<Life>, Vec<Life>)>,
-    lease: JoinHandle<f64>,
+    usage: JoinHandle<[Vec<Life>; 3]>,
+    leases: [JoinHandle<f64>; 2],
     others: Vec<JoinHandle<()>>,
     probes: Arc<Vec<Probe>>,
 }
@@ -61,15 +63,18 @@ impl Watcher {
         let health = |name, url: String, excuses| {
             tokio::spawn(health(name, url, excuses, timeline.clone(), phases.clone()))
         };
-        let others = vec![
+        let mut others = vec![
             health("agent", format!("{}/livez", env.url), &[Broken::AgentKilled, Broken::AgentRestarted]),
             health("proxy", format!("{PROXY}/livez"), &[Broken::Proxy, Broken::Backend]),
-            tokio::spawn(node_ready(env.clone(), timeline.clone(), phases.clone())),
+            health("node agent", format!("{}/livez", env.node_agent_url), &[Broken::NodeAgent]),
             tokio::spawn(rates(probes.clone(), timeline.clone(), phases.clone())),
         ];
+        others.extend(
+            BEATING.map(|of| tokio::spawn(node_ready(of, env.clone(), timeline.clone(), phases.clone()))),
+        );
         Self {
             usage: tokio::spawn(usage(env.clone(), timeline.clone(), phases.clone())),
-            lease: tokio::spawn(lease(env.clone(), timeline.clone(), phases.clone())),
+            leases: BEATING.map(|of| tokio::spawn(lease(of, env.clone(), timeline.clone(), phases.clone()))),
             others,
             probes,
         }
@@ -77,28 +82,29 @@ impl Watcher {
 
     /// Stops when the phase is `Done`.
     pub(super) async fn stop(self) -> Result<Watched> {
-        let (agent, proxy) = self.usage.await.context("the sampler panicked")?;
-        let oldest_lease_seconds = self.lease.await.context("the watch of the Lease panicked")?;
+        let [agent, node_agent, proxy] = self.usage.await.context("the sampler panicked")?;
+        let [kubelet, by_agent] = self.leases;
+        let mut oldest_lease_seconds = [0.0; 2];
+        for (oldest, lease) in oldest_lease_seconds.iter_mut().zip([kubelet, by_agent]) {
+            *oldest = lease.await.context("the watch of a Lease panicked")?;
+        }
         for other in self.others {
             other.await.context("a watch panicked")?;
         }
         let probes = self.probes.iter().map(Probe::seen).collect();
-        Ok(Watched { agent, proxy, oldest_lease_seconds, probes })
+        Ok(Watched { agent, node_agent, proxy, oldest_lease_seconds, probes })
     }
 }
 
-async fn usage(
-    env: Arc<NodeEnv>,
-    timeline: Timeline,
-    phases: watch::Receiver<Phase>,
-) -> (Vec<Life>, Vec<Life>) {
-    let (mut agent, mut proxy) = (Lives::new("agent"), Lives::new("proxy"));
+async fn usage(env: Arc<NodeEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) -> [Vec<Life>; 3] {
+    let mut all = ["agent", "node agent", "proxy"].map(Lives::new);
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(SAMPLE).await;
-        let samples = [agent.sample(env.agent.pid(), &timeline), proxy.sample(env.proxy_pid(), &timeline)];
-        for (name, usage) in ["agent", "proxy"].iter().zip(samples) {
-            let Some(usage) = usage else { continue };
+        let pids = [env.agent.pid(), env.node_agent.pid(), env.proxy_pid()];
+        for (lives, pid) in all.iter_mut().zip(pids) {
+            let Some(usage) = lives.sample(pid, &timeline) else { continue };
             if usage.memory > MAX_MEMORY || usage.files > MAX_FILES {
+                let name = lives.name();
                 let what =
                     format!("{name}: {usage:?}; at most {MAX_MEMORY} MiB and {MAX_FILES} files expected");
                 timeline.violation("memory, open files and threads stay flat", &what);
@@ -109,7 +115,7 @@ async fn usage(
         }
         timeline.sample("agent: log (MiB)", env.log_bytes() as f64 / f64::from(1 << 20));
     }
-    (agent.finish(GROWTH, &timeline), proxy.finish(GROWTH, &timeline))
+    all.map(|lives| lives.finish(GROWTH, &timeline))
 }
 
 /// Age of the Lease in seconds, and its duration. None if it was never renewed.
@@ -119,44 +125,60 @@ fn age(lease: &Lease, now: Duration) -> Option<(f64, f64)> {
     Some((now.as_secs_f64() - renewed, f64::from(spec.lease_duration_seconds?)))
 }
 
-async fn lease(env: Arc<NodeEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) -> f64 {
+/// A Node, who its heartbeat is, and what may make it unready.
+type Beating = (&'static str, &'static str, &'static [Broken]);
+
+const BEATING: [Beating; 2] = [
+    (NODE, "kubelet", &[Broken::Kubelet, Broken::Runtime, Broken::Api]),
+    // Neither a kill of the agent nor another version of it.
+    (NODE_AGENT, "node agent", &[Broken::Runtime, Broken::Api]),
+];
+
+async fn lease(
+    (node, name, _): Beating,
+    env: Arc<NodeEnv>,
+    timeline: Timeline,
+    phases: watch::Receiver<Phase>,
+) -> f64 {
     let mut oldest = 0.0_f64;
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let began = Instant::now();
         // Whether the API server answers is not the question here.
-        let Ok(Ok(Some(lease))) = tokio::time::timeout(API_PATIENCE, env.admin.lease(NODE)).await else {
+        let Ok(Ok(Some(lease))) = tokio::time::timeout(API_PATIENCE, env.admin.lease(node)).await else {
             continue;
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let Some((age, duration)) = age(&lease, now) else { continue };
-        timeline.sample("node: age of the Lease (s)", age.max(0.0));
+        timeline.sample(&format!("{name}: age of the Lease (s)"), age.max(0.0));
         if timeline.excused(&[Broken::Api], began, Instant::now(), RENEWAL) {
             continue;
         }
         oldest = oldest.max(age);
         if age > duration {
-            timeline.violation(
-                "the Lease is renewed in time",
-                &format!("{age:.1} s old, valid for {duration} s"),
-            );
+            let what = format!("of {node}: {age:.1} s old, valid for {duration} s");
+            timeline.violation("the Lease is renewed in time", &what);
         }
     }
     oldest
 }
 
-async fn node_ready(env: Arc<NodeEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) {
+async fn node_ready(
+    (node, name, excuses): Beating,
+    env: Arc<NodeEnv>,
+    timeline: Timeline,
+    phases: watch::Receiver<Phase>,
+) {
     let mut was_ready = true;
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let began = Instant::now();
-        let asked = tokio::time::timeout(API_PATIENCE, env.admin.condition(NODE, "Ready")).await;
+        let asked = tokio::time::timeout(API_PATIENCE, env.admin.condition(node, "Ready")).await;
         let Ok(Ok(condition)) = asked else { continue };
         let is_ready = condition.as_ref().is_some_and(|condition| condition.status == "True");
-        timeline.sample("node: Ready", if is_ready { 1.0 } else { 0.0 });
-        let excuses = [Broken::Kubelet, Broken::Runtime, Broken::Api];
-        if was_ready && !is_ready && !timeline.excused(&excuses, began, Instant::now(), READY_AGAIN) {
-            timeline.violation("the Node stays Ready", &format!("{condition:?}"));
+        timeline.sample(&format!("{name}: Node is Ready"), if is_ready { 1.0 } else { 0.0 });
+        if was_ready && !is_ready && !timeline.excused(excuses, began, Instant::now(), READY_AGAIN) {
+            timeline.violation("the Node stays Ready", &format!("{node}: {condition:?}"));
         }
         was_ready = is_ready;
     }

@@ -101,6 +101,15 @@ async fn is_wanted(phases: &mut watch::Receiver<Phase>) -> bool {
     phases.wait_for(|phase| *phase != Phase::Settle).await.is_ok_and(|phase| *phase == Phase::Faults)
 }
 
+/// Waits, but not beyond the end of the faults.
+async fn pass(phases: &watch::Receiver<Phase>, time: Duration) {
+    let mut phases = phases.clone();
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        _ = phases.wait_for(|phase| *phase != Phase::Faults) => {}
+    }
+}
+
 /// Now and then many changes in a few seconds.
 async fn bursts(
     writer: Writer,
@@ -110,12 +119,12 @@ async fn bursts(
 ) -> Result<()> {
     let mut rng = chooser(seed, "bursts");
     while is_wanted(&mut phases).await {
-        tokio::time::sleep(seconds(&mut rng, 10.0, 40.0)).await;
+        pass(&phases, seconds(&mut rng, 10.0, 40.0)).await;
         if *phases.borrow() != Phase::Faults {
             continue;
         }
         let burst = RandomWriter::start(&writer, NODE, rng.random(), BURST_WRITES);
-        tokio::time::sleep(seconds(&mut rng, 2.0, 8.0)).await;
+        pass(&phases, seconds(&mut rng, 2.0, 8.0)).await;
         // Ends after the write at hand, which may wait for the API server.
         match tokio::time::timeout(2 * PATIENCE, burst.stop()).await {
             Ok(writes) => timeline.record("work", &format!("a burst of {} writes", writes?)),
@@ -150,7 +159,7 @@ impl Mover {
             }
             let burst = self.rng.random_bool(0.2);
             let pause = if burst { 0.1..0.5 } else { 1.5..8.0 };
-            tokio::time::sleep(seconds(&mut self.rng, pause.start, pause.end)).await;
+            pass(&self.phases, seconds(&mut self.rng, pause.start, pause.end)).await;
         }
         Ok(())
     }
