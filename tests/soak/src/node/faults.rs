@@ -5,7 +5,7 @@
 
 use super::env::NodeEnv;
 use crate::agent_host::AgentHost;
-use crate::lanes::{Fault, Inject, Lane, LaneSpec};
+use crate::lanes::{Fault, Inject, Lane, LaneSpec, name};
 use crate::timeline::Broken;
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_harness::command::run;
@@ -56,7 +56,17 @@ const PROXY_PATIENCE: Duration = Duration::from_secs(400);
 const REPAIR_PATIENCE: Duration = Duration::from_secs(90);
 
 impl Inject for NodeEnv {
+    /// A fault that cannot be undone is a violation. The run goes on: it may be one of hours.
     async fn inject(&self, fault: Fault, lane: &mut Lane) -> Result<()> {
+        if let Err(error) = self.break_and_repair(fault, lane).await {
+            lane.timeline.violation("faults can be undone", &format!("{}: {error:#}", name(fault)));
+        }
+        Ok(())
+    }
+}
+
+impl NodeEnv {
+    async fn break_and_repair(&self, fault: Fault, lane: &mut Lane) -> Result<()> {
         let timeline = lane.timeline.clone();
         match fault {
             Fault::AgentKill => self.any_agent(lane).kill(&timeline).await,
@@ -84,9 +94,7 @@ impl Inject for NodeEnv {
             other => bail!("{other:?} is a fault of image pulls"),
         }
     }
-}
 
-impl NodeEnv {
     /// Two times of three the one that most depends on, else the one that is a node.
     fn any_agent(&self, lane: &mut Lane) -> &AgentHost {
         if lane.rng.random_range(0..3) < 2 { &self.agent } else { &self.node_agent }

@@ -101,7 +101,9 @@ async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -
             lanes.push(lane.await.context("a lane of faults panicked")??);
         }
         timeline.record("phase", "all faults are undone");
-        let paused = work.pause().await?;
+        let paused = work.pause().await.map_err(|error| {
+            timeline.violation("the work goes on", &format!("{error:#}"));
+        });
         let rest = checker.check().await;
         drop(paused);
         let minutes = began.elapsed().as_secs() / 60;

@@ -49,7 +49,6 @@ pub(super) struct Workload {
     mover: JoinHandle<Result<()>>,
     burster: JoinHandle<Result<()>>,
     writer: RandomWriter,
-    burst_writer: Writer,
 }
 
 impl Workload {
@@ -76,9 +75,8 @@ impl Workload {
         }
         Ok(Self {
             mover: tokio::spawn(mover.run()),
-            burster: tokio::spawn(bursts(burst_writer.clone(), timeline.clone(), seed, phases.clone())),
+            burster: tokio::spawn(bursts(burst_writer, timeline.clone(), seed, phases.clone())),
             writer: RandomWriter::start(&writer, NODE, seed, WRITES),
-            burst_writer,
         })
     }
 
@@ -91,8 +89,9 @@ impl Workload {
     pub(super) async fn stop(self) -> Result<usize> {
         self.mover.await.context("the work panicked")??;
         self.burster.await.context("the bursts panicked")??;
-        drop(self.burst_writer);
-        self.writer.stop().await
+        let writes = self.writer.writes();
+        drop(self.writer);
+        Ok(writes)
     }
 }
 
@@ -127,7 +126,8 @@ async fn bursts(
         pass(&phases, seconds(&mut rng, 2.0, 8.0)).await;
         // Ends after the write at hand, which may wait for the API server.
         match tokio::time::timeout(2 * PATIENCE, burst.stop()).await {
-            Ok(writes) => timeline.record("work", &format!("a burst of {} writes", writes?)),
+            Ok(Ok(writes)) => timeline.record("work", &format!("a burst of {writes} writes")),
+            Ok(Err(error)) => timeline.violation("the work goes on", &format!("{error:#}")),
             Err(_) => timeline.record("work", "a burst that does not end"),
         }
         timeline.count("work: burst");
