@@ -18,8 +18,9 @@ mod page;
 mod report;
 mod timeline;
 
-use anyhow::{Context as _, Result, bail};
-use clap::{Parser, ValueEnum};
+use anyhow::{Context as _, Result};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, ValueEnum};
 use keelson_harness::containerd::Kind;
 use rand::RngExt as _;
 use std::path::PathBuf;
@@ -92,7 +93,8 @@ pub(crate) enum Phase {
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     if let Some(wrong) = args.faults.iter().find(|fault| !args.has(**fault)) {
-        bail!("{} is no fault of this soak; see --help", lanes::name(*wrong));
+        let what = format!("{} is not a fault of this soak\n", lanes::name(*wrong));
+        Args::command().error(ErrorKind::InvalidValue, what).exit();
     }
     if args.whole_node {
         // Before the runtime has threads, which would stay outside.
