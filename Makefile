@@ -67,11 +67,17 @@ monitoring-check: ## the rules of Prometheus: syntax, and a case for each alert 
 	promtool check rules packaging/chart/keelson/rules.yaml
 	promtool test rules packaging/monitoring/rules_test.yaml
 
-soak: ## pull random images under random faults and check invariants (MINUTES=60 ARGS="--seed 7 --runtime crio")
+# ARGS=--whole-node: on the cluster of make cluster. The program of the former version is built for it; KEELSON_TEST_FORMER= leaves it out.
+SOAK_PEERS = containerd cri-driver crio etcd kubernetes
+WHOLE_NODE = $(findstring --whole-node,$(ARGS))
+
+soak: ## random work under random faults, with invariants checked (MINUTES=60 ARGS="--seed 7 --runtime crio", ARGS=--whole-node)
 	@scripts/install-packages.sh soak
-	@tests/peers/build.sh containerd cri-driver crio etcd kubernetes
+	@tests/peers/build.sh $(if $(WHOLE_NODE),$(CLUSTER_PEERS),$(SOAK_PEERS))
 	@$(CARGO) build --profile $(PROFILE) --workspace --bin keelson --bin keelson-soak
-	@exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
+	@$(if $(WHOLE_NODE),peers=$$(tests/peers/build.sh $(CLUSTER_PEERS)); former=$${KEELSON_TEST_FORMER-$$(scripts/former.sh)}; \
+		export KEELSON_PEERS="$$peers" KEELSON_TEST_FORMER="$$former";) \
+		exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
 
 systemd-check: ## restart the shipped units under a real systemd in namespaces of its own (root, systemd 252, overlayfs)
 	@$(CARGO) build --workspace --bin keelson

@@ -144,12 +144,13 @@ impl Vm {
         Ok(())
     }
 
-    /// Starts a program as the unit `name`, with its output in `/run/NAME.out`.
+    /// Starts a program as the unit `name`, in place of a former one, with its output in `/run/NAME.out`.
     pub(crate) fn start(&self, name: &str, command: &str) -> Result<()> {
-        let unit =
-            format!("systemctl reset-failed {name} 2>/dev/null || true; systemd-run --quiet --unit={name} ");
-        let output = format!("-p StandardOutput=truncate:/run/{name}.out -p StandardError=inherit {command}");
-        self.bash(&(unit + &output)).map(drop)
+        let former = format!(
+            "systemctl stop {name} 2>/dev/null || true; systemctl reset-failed {name} 2>/dev/null || true"
+        );
+        let output = format!("-p StandardOutput=truncate:/run/{name}.out -p StandardError=inherit");
+        self.bash(&format!("{former}; systemd-run --quiet --unit={name} {output} {command}")).map(drop)
     }
 }
 

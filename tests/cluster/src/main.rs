@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use keelson_cluster::one_node::{NODE, OneNode, Steps, check, place};
+use keelson_harness::agent::Settings;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::{peers, process};
 use tokio::signal::unix::{SignalKind, signal};
@@ -79,8 +80,8 @@ async fn run(args: &Args) -> Result<()> {
 
 async fn run_check(scratch: &Scratch, args: &Args) -> Result<()> {
     let mut steps = Steps::start();
-    let node = OneNode::start(scratch, &mut steps).await?;
-    node.install(args.image.as_deref(), &mut steps).await?;
+    let node = OneNode::start(scratch, &Settings::new(), &mut steps).await?;
+    node.operator.install(args.image.as_deref(), &mut steps).await?;
     check::check(&node, &mut steps).await?;
     // The logs of what worked are no news.
     process::quiet();
@@ -92,13 +93,13 @@ async fn demo(scratch: &Scratch, args: &Args) -> Result<()> {
     process::quiet();
     println!("starting a cluster in {} ...", scratch.path().display());
     let mut steps = Steps::start();
-    let node = OneNode::start(scratch, &mut steps).await?;
-    node.install(args.image.as_deref(), &mut steps).await?;
-    node.label_for_proxy("keelson.dev/proxy=true").await?;
-    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    let node = OneNode::start(scratch, &Settings::new(), &mut steps).await?;
+    node.operator.install(args.image.as_deref(), &mut steps).await?;
+    node.operator.label_for_proxy("keelson.dev/proxy=true").await?;
+    node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     steps.done("Keelson serves Services");
-    node.rolled_out("kube-system", "deploy/coredns").await?;
-    node.start_workload().await?;
+    node.operator.rolled_out("kube-system", "deploy/coredns").await?;
+    node.operator.start_workload().await?;
     steps.done("CoreDNS, two servers and a client run");
     introduce(&node)?;
     std::future::pending().await

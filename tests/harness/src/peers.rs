@@ -54,7 +54,8 @@ impl Kubernetes {
     const OLDEST: Self = Self("1.31");
     /// Built from `tests/peers/kubernetes`; each other one is the peer `kubernetes-MINOR`.
     const NEWEST: Self = Self("1.36");
-    const ALL: [Self; 6] = [Self::OLDEST, Self("1.32"), Self("1.33"), Self("1.34"), Self("1.35"), Self::NEWEST];
+    const ALL: [Self; 6] =
+        [Self::OLDEST, Self("1.32"), Self("1.33"), Self("1.34"), Self("1.35"), Self::NEWEST];
 
     fn chosen() -> Result<Self> {
         let Some(version) = std::env::var_os("KEELSON_TEST_KUBERNETES") else { return Ok(Self::NEWEST) };
@@ -158,7 +159,8 @@ fn built(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Mutex<Outcomes>> = OnceLock::new();
     // Held during the build: a test that needs the same peer waits for it anyway.
     let mut outcomes = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let outcome = outcomes.entry(name.to_owned()).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
+    let outcome =
+        outcomes.entry(name.to_owned()).or_insert_with(|| build(name).map_err(|e| format!("{e:#}")));
     outcome.clone().map_err(|e| anyhow!("{e}"))
 }
 

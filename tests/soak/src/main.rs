@@ -1,45 +1,42 @@
-//! `make soak MINUTES=n`: random image pulls and random faults for n minutes, with invariants that are checked throughout.
+//! `make soak MINUTES=n`: random work and random faults for n minutes, with invariants that are checked throughout.
 //!
-//! Owns: the run. In: duration, a seed, a runtime. Out: a report as text and JSON, a timeline of everything that was
+//! Owns: the run. In: duration, a seed. Out: a report as text, JSON and a page, a timeline of everything that was
 //! done, and exit code 1 if an invariant was violated.
 //!
-//! The environment ([`test_env`]) is real: a runtime, registries, an API server, a stock kubelet, the agent in front of
-//! the runtime. Callers ([`callers`], [`pods`]) pull images from a supply ([`supply`]) that never runs dry; faults
-//! ([`faults`]) are drawn from the seed and always undone. [`monitor`] watches the agent meanwhile, [`audit`] then
-//! checks what the registries sent. All of them write to [`timeline`].
+//! There are two soaks: image pulls before one runtime ([`images`]), and a whole cluster of one node ([`node`]). Both inject
+//! faults in [`lanes`], follow processes in [`lives`] and write to [`timeline`], from which [`report`] and [`page`] are made.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-mod audit;
-mod callers;
+mod agent_host;
 mod deck;
-mod faults;
-mod monitor;
-mod pods;
+mod images;
+mod lanes;
+mod lives;
+mod node;
+mod page;
 mod report;
-mod supply;
-mod test_env;
 mod timeline;
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, ValueEnum};
 use keelson_harness::containerd::Kind;
 use rand::RngExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-use test_env::TestEnv;
 use timeline::Timeline;
-use tokio::sync::watch;
 
-/// Pull random images under random faults and check invariants
+/// Work at random under random faults and check invariants
 #[derive(Debug, Parser)]
 #[command(name = "keelson-soak")]
 struct Args {
     /// Duration of fault injection in minutes
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
+    /// Soak a whole cluster of one node instead of image pulls alone
+    #[arg(long, conflicts_with_all = ["runtime", "limit"])]
+    whole_node: bool,
     /// Seed of the random choices, to repeat an earlier run [default: random]
     #[arg(long)]
     seed: Option<u64>,
@@ -54,7 +51,14 @@ struct Args {
     out: PathBuf,
     /// Inject only these faults (default: all)
     #[arg(long, value_delimiter = ',')]
-    faults: Vec<faults::Fault>,
+    faults: Vec<lanes::Fault>,
+}
+
+impl Args {
+    fn has(&self, fault: lanes::Fault) -> bool {
+        let lanes = if self.whole_node { &node::LANES[..] } else { &images::LANES[..] };
+        lanes.iter().any(|(_, faults, _)| faults.contains(&fault))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,79 +83,37 @@ impl Runtime {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Faults are injected and images are wanted.
+    /// Faults are injected and work is done.
     Faults,
-    /// No faults and no new wants: everything wanted must arrive.
+    /// No faults and no new work: everything wanted must come.
     Settle,
     Done,
 }
 
-/// Time without any arrival after the last fault, after which the missing images are a violation.
-const SETTLE_PATIENCE: Duration = Duration::from_secs(150);
-
-#[tokio::main(flavor = "multi_thread", worker_threads = 4)]
-async fn main() -> Result<ExitCode> {
+fn main() -> Result<ExitCode> {
     let args = Args::parse();
+    if let Some(wrong) = args.faults.iter().find(|fault| !args.has(**fault)) {
+        let what = format!("{} is not a fault of this soak\n", lanes::name(*wrong));
+        Args::command().error(ErrorKind::InvalidValue, what).exit();
+    }
+    if args.whole_node {
+        // Before the runtime has threads, which would stay outside.
+        node::enter_place()?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
+    runtime.context("cannot start a runtime")?.block_on(run(&args))
+}
+
+async fn run(args: &Args) -> Result<ExitCode> {
     keelson_harness::process::quiet();
     let seed = args.seed.unwrap_or_else(|| rand::rng().random());
     println!("seed {seed}: repeat with --seed {seed}");
     let timeline = Timeline::create(&args.out, seed)?;
-    let env = Arc::new(TestEnv::start(args.runtime.kind(), args.limit, &timeline).await?);
-    println!("started; injecting faults for {} minutes", args.minutes);
-    let outcome = run(&args, seed, &env, &timeline).await;
-    if outcome.is_err() || timeline.violations() > 0 {
-        env.keep_logs(&args.out).await?;
-    }
-    let report = outcome?;
-    report.write(&args.out)?;
-    println!("{report}");
-    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-async fn run(args: &Args, seed: u64, env: &Arc<TestEnv>, timeline: &Timeline) -> Result<report::Report> {
-    let (phase, phases) = watch::channel(Phase::Faults);
-    let supply = supply::Supply::new(env, timeline, seed);
-    let monitor = monitor::Monitor::start(env, timeline, phases.clone()).await?;
-    let producer = tokio::spawn(supply::produce(supply.clone(), phases.clone()));
-    let mut workers = callers::start(&supply, env, timeline, seed, &phases);
-    workers.extend(pods::start(&supply, env, timeline, seed, &phases));
-    let lanes = faults::start(env, timeline, seed, &args.faults, &phases);
-
-    tokio::select! {
-        () = tokio::time::sleep(Duration::from_secs_f64(args.minutes * 60.0)) => {}
-        interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for SIGINT")?,
-    }
-    phase.send_replace(Phase::Settle);
-    for lane in lanes {
-        lane.await.context("a lane of faults panicked")??;
-    }
-    timeline.record("phase", "all faults are undone");
-    println!("no more faults; waiting for {} wanted images", supply.missing().len());
-    producer.await.context("the supply panicked")??;
-    settle(&supply, timeline).await;
-    phase.send_replace(Phase::Done);
-    for worker in workers {
-        worker.await.context("a caller panicked")??;
-    }
-    let seen = monitor.stop().await?;
-    let sent = audit::check(env, timeline, &supply, args.limit);
-    Ok(report::Report::new(args, seed, timeline, &supply, seen, sent))
-}
-
-/// Waits until every wanted image has arrived, as long as images keep arriving.
-async fn settle(supply: &supply::Supply, timeline: &Timeline) {
-    let (mut missing, mut progress) = (supply.missing(), Instant::now());
-    while !missing.is_empty() {
-        if progress.elapsed() > SETTLE_PATIENCE {
-            let what = format!("no image is pulled any more; {} are missing: {missing:?}", missing.len());
-            return timeline.violation("every wanted image arrives", &what);
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let now = supply.missing();
-        if now.len() < missing.len() {
-            progress = Instant::now();
-        }
-        missing = now;
-    }
-    timeline.record("phase", "every wanted image has arrived");
+    let finished = match args.whole_node {
+        true => node::run(args, seed, &timeline).await?,
+        false => images::run(args, seed, &timeline).await?,
+    };
+    finished.write(&timeline, &args.out)?;
+    println!("{}", finished.text());
+    Ok(if timeline.violations() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,65 +1,40 @@
-//! Owns: the report of a run. In: counts, observations and violations. Out: text and JSON.
+//! Owns: the files of a report. In: a finished run, and its timeline. Out: `report.txt`, `report.json`, `report.html`, `samples.csv`.
 
-use crate::Args;
-use crate::audit::Sent;
-use crate::monitor::Observed;
-use crate::supply::Supply;
-use crate::timeline::{Timeline, Violation};
+use crate::page;
+use crate::timeline::{Series, Timeline};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use std::collections::BTreeMap;
-use std::fmt;
+use serde_json::Value;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    seed: u64,
-    minutes: f64,
-    runtime: String,
-    limit: usize,
-    images_arrived: u64,
-    images_missing: usize,
-    wanted_bytes: u64,
-    counts: BTreeMap<String, u64>,
-    sent: Sent,
-    agent: Observed,
-    violations: Vec<Violation>,
-    timeline: String,
+/// What a run has found.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    title: &'static str,
+    json: Value,
+    text: String,
 }
 
-impl Report {
-    pub(crate) fn new(
-        args: &Args,
-        seed: u64,
-        timeline: &Timeline,
-        supply: &Supply,
-        agent: Observed,
-        sent: Sent,
-    ) -> Self {
-        Self {
-            seed,
-            minutes: args.minutes,
-            runtime: format!("{:?}", args.runtime),
-            limit: args.limit,
-            images_arrived: supply.arrived_count(),
-            images_missing: supply.missing().len(),
-            wanted_bytes: supply.wanted_bytes(),
-            counts: timeline.counts(),
-            sent,
-            agent,
-            violations: timeline.listed_violations(),
-            timeline: args.out.join("timeline.jsonl").display().to_string(),
-        }
+impl Finished {
+    pub(crate) fn new(title: &'static str, report: &impl Serialize, text: String) -> Result<Self> {
+        Ok(Self { title, json: serde_json::to_value(report).context("cannot encode the report")?, text })
     }
 
-    pub(crate) fn is_clean(&self) -> bool {
-        self.violations.is_empty()
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
-    pub(crate) fn write(&self, out: &Path) -> Result<()> {
-        let json = serde_json::to_string_pretty(self).context("cannot encode the report")?;
-        for (name, content) in [("report.json", json), ("report.txt", self.to_string())] {
+    pub(crate) fn write(&self, timeline: &Timeline, out: &Path) -> Result<()> {
+        let json = serde_json::to_string_pretty(&self.json).context("cannot encode the report")?;
+        let files = [
+            ("report.json", json),
+            ("report.txt", self.text.clone()),
+            ("report.html", page::render(self.title, &self.text, timeline)),
+            ("samples.csv", samples(&timeline.series())),
+        ];
+        for (name, content) in files {
             let path = out.join(name);
             fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
         }
@@ -67,55 +42,12 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: f64 = 1024.0 * 1024.0;
-        let (sent, agent) = (&self.sent, &self.agent);
-        writeln!(f, "seed {}, {} minutes, {}, limit {}", self.seed, self.minutes, self.runtime, self.limit)?;
-        writeln!(f, "images: {} arrived, {} missing", self.images_arrived, self.images_missing)?;
-        writeln!(
-            f,
-            "layers: {} fetched, {:.1} MiB wanted, {:.1} MiB sent; {} interruptions cost {:.1} MiB; \
-             {} not judged because a disk was broken",
-            sent.layers,
-            self.wanted_bytes as f64 / MIB,
-            sent.layer_bytes as f64 / MIB,
-            sent.interruptions,
-            sent.repeated_bytes as f64 / MIB,
-            sent.layers_not_judged
-        )?;
-        writeln!(
-            f,
-            "pulls at once: {} at most, {} brief overlaps, the longest {:.2} s",
-            sent.most_pulls_at_once, sent.brief_overlaps, sent.longest_overlap_seconds
-        )?;
-        writeln!(
-            f,
-            "pass-through: {} calls, {} failed while agent or runtime were down, the longest took {:.2} s",
-            agent.calls, agent.calls_failed_in_windows, agent.longest_call_seconds
-        )?;
-        writeln!(
-            f,
-            "agent: {} lives, the longest {} s; memory {:.1} MiB at most, {:.1} MiB at rest; \
-             open files {} at most, {} at rest",
-            agent.lives,
-            agent.longest_life_seconds,
-            agent.max_memory_mib,
-            agent.memory_at_rest_mib,
-            agent.max_open_files,
-            agent.open_files_at_rest
-        )?;
-        for (what, count) in &self.counts {
-            writeln!(f, "{count:>8}  {what}")?;
+fn samples(series: &Series) -> String {
+    let mut text = "seconds,series,value\n".to_owned();
+    for (name, values) in series {
+        for (at, value) in values {
+            let _ = writeln!(text, "{at:.1},\"{name}\",{value}");
         }
-        for violation in &self.violations {
-            writeln!(
-                f,
-                "VIOLATION after {:.1} s: {}: {}",
-                violation.at_seconds, violation.invariant, violation.what
-            )?;
-        }
-        let verdict = if self.is_clean() { "no violation" } else { "violations; see" };
-        write!(f, "{verdict} {}", self.timeline)
     }
+    text
 }

@@ -1,5 +1,5 @@
-//! Owns: the events of a run. In: notes, windows in which something was broken on purpose, violations. Out: a file with
-//! one JSON object per line, and whether a fault excuses a moment.
+//! Owns: the events of a run. In: notes, values over time, windows in which something was broken on purpose, violations. Out: a
+//! file with one JSON object per line, series, and whether a fault excuses a moment.
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -25,6 +25,18 @@ pub(crate) enum Broken {
     ImageDisk,
     /// A registry is broken or slow.
     Registry,
+    /// The proxy's process is down, or being replaced, until its pod is ready.
+    Proxy,
+    /// A proxy with another backend takes over.
+    Backend,
+    /// Rules were removed, until the proxy has repaired them.
+    Rules,
+    /// The agent that is a node without a kubelet is down.
+    NodeAgent,
+    /// The kubelet is down.
+    Kubelet,
+    /// The API server is down, hangs or cannot be reached well.
+    Api,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +60,9 @@ pub(crate) struct Violation {
     pub(crate) what: String,
 }
 
+/// Values of one quantity, each with its time in seconds.
+pub(crate) type Series = BTreeMap<String, Vec<(f64, f64)>>;
+
 /// Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline(Arc<TimelineState>);
@@ -66,6 +81,7 @@ struct Inner {
     unsuccessful: Vec<Unsuccessful>,
     counts: BTreeMap<String, u64>,
     violations: Vec<Violation>,
+    series: Series,
 }
 
 /// Maximum number of listed violations per invariant; the others are counted.
@@ -78,7 +94,8 @@ impl Timeline {
         let path = out.join("timeline.jsonl");
         let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         let (windows, unsuccessful) = (Vec::new(), Vec::new());
-        let inner = Inner { file, windows, unsuccessful, counts: BTreeMap::new(), violations: Vec::new() };
+        let (counts, series) = (BTreeMap::new(), BTreeMap::new());
+        let inner = Inner { file, windows, unsuccessful, counts, violations: Vec::new(), series };
         let began_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let shared = TimelineState { began: Instant::now(), began_unix, inner: Mutex::new(inner) };
         let timeline = Self(Arc::new(shared));
@@ -135,6 +152,22 @@ impl Timeline {
 
     pub(crate) fn listed_violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()
+    }
+
+    /// Adds a value to a series, whose name is `PART: QUANTITY (UNIT)`; the report page has one plot for a quantity.
+    pub(crate) fn sample(&self, series: &str, value: f64) {
+        let at = self.seconds(Instant::now());
+        let mut inner = self.lock();
+        match inner.series.get_mut(series) {
+            Some(values) => values.push((at, value)),
+            None => {
+                inner.series.insert(series.to_owned(), vec![(at, value)]);
+            }
+        }
+    }
+
+    pub(crate) fn series(&self) -> Series {
+        self.lock().series.clone()
     }
 
     /// Records that a pull ended without success: its caller left or got an error.

@@ -121,13 +121,17 @@ fn unit_files(options: &Options) -> Vec<PathBuf> {
     files
 }
 
-/// The kubelet that sees the same files: not one of another container.
+/// The kubelet that sees the same files: not one of another container. If there are several, as on a machine with nodes of a test in
+/// network namespaces of their own, the one in this network namespace.
 fn running(options: &Options) -> Option<Process> {
-    let same_root = |pid: &str| {
-        let of = |path: PathBuf| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-        of(options.at(format!("/proc/{pid}/root/"))) == of(options.at("/"))
-    };
-    processes(&options.at("/proc"), "kubelet").into_iter().find(|process| same_root(&process.pid.to_string()))
+    let of = |path: PathBuf| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let same_root = |pid: i32| of(options.at(format!("/proc/{pid}/root/"))) == of(options.at("/"));
+    let network = |pid: &str| of(options.at(format!("/proc/{pid}/ns/net")));
+    let own = network("self");
+    let mut all = processes(&options.at("/proc"), "kubelet");
+    all.retain(|process| same_root(process.pid));
+    let nearest = all.iter().position(|process| own.is_some() && network(&process.pid.to_string()) == own);
+    (!all.is_empty()).then(|| all.swap_remove(nearest.unwrap_or(0)))
 }
 
 /// Processes of a program, by process ID.
@@ -236,6 +240,28 @@ mod tests {
         fs::remove_file(folder.path().join("proc/7/root")).expect("removes");
         std::os::unix::fs::symlink("/", folder.path().join("proc/7/root")).expect("links");
         assert_eq!(find(&options).process, None, "a kubelet of another container");
+    }
+
+    #[test]
+    fn of_several_kubelets_the_one_in_this_network_namespace_is_the_nodes() {
+        let (folder, options) = node(&[
+            ("proc/7/cmdline", "kubelet\0--hostname-override=other\0"),
+            ("proc/8/cmdline", "kubelet\0--hostname-override=own\0"),
+            ("proc/7/ns/net", ""),
+            ("proc/self/ns/net", ""),
+        ]);
+        let at = |path: &str| folder.path().join("proc").join(path);
+        for pid in ["7", "8"] {
+            std::os::unix::fs::symlink(folder.path(), at(pid).join("root")).expect("links");
+        }
+        assert_eq!(
+            find(&options).process.map(|process| process.pid),
+            Some(7),
+            "namespaces that cannot be read"
+        );
+        fs::create_dir(at("8/ns")).expect("makes");
+        fs::hard_link(at("self/ns/net"), at("8/ns/net")).expect("links");
+        assert_eq!(find(&options).process.map(|process| process.pid), Some(8));
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub async fn check(node: &OneNode, steps: &mut Steps) -> Result<()> {
     change_over(node, steps).await?;
     upgrade_of_kubeadm(node, steps).await?;
     way_back(node, steps).await?;
-    node.label_for_proxy(IN).await?;
-    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    node.operator.label_for_proxy(IN).await?;
+    node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     answers(node, 2).await?;
     steps.done("in again with one command");
     follows_changes(node).await?;
@@ -48,28 +48,28 @@ pub async fn check(node: &OneNode, steps: &mut Steps) -> Result<()> {
 async fn with_kube_proxy(node: &OneNode, steps: &mut Steps) -> Result<()> {
     let (proxy, nft) = (peers::kubernetes("kube-proxy")?, peers::system("nft", "nftables")?);
     let programs = [(&*proxy, "usr/bin/kube-proxy"), (&*nft, "usr/sbin/nft")];
-    node.push(&ImageSpec::with_libraries("kube-proxy", &programs)?).await?;
+    node.operator.push(&ImageSpec::with_libraries("kube-proxy", &programs)?).await?;
     node.cluster.admin.apply(&kube_proxy(node)).await?;
-    node.rolled_out("kube-system", "ds/kube-proxy").await?;
-    node.rolled_out("kube-system", "deploy/coredns").await?;
-    node.start_workload().await?;
+    node.operator.rolled_out("kube-system", "ds/kube-proxy").await?;
+    node.operator.rolled_out("kube-system", "deploy/coredns").await?;
+    node.operator.start_workload().await?;
     answers(node, 2).await?;
     steps.done("kube-proxy serves: Service and DNS answer");
     Ok(())
 }
 
 fn kube_proxy(node: &OneNode) -> String {
-    addons::kube_proxy(node.registry.address(), node.cluster.api.endpoint())
+    addons::kube_proxy(node.operator.registry.address(), node.cluster.api.endpoint())
 }
 
 async fn change_over(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    node.label_for_proxy(IN).await?;
+    node.operator.label_for_proxy(IN).await?;
     kept_away(node, "app.kubernetes.io/name=keelson-proxy").await?;
     steps.done("in with one command; the proxy's pod waits, because kube-proxy is there");
     skip_labelled(node).await?;
-    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     ensure!(pods(node, "k8s-app=kube-proxy").await?.is_empty(), "kube-proxy is still there");
-    let state = node.proxy_state().await?;
+    let state = node.operator.proxy_state().await?;
     ensure!(state.is_success(), "{state:?}");
     answers(node, 2).await?;
     let rules = eventually(LONG, "the rules of kube-proxy are gone", || async {
@@ -85,8 +85,8 @@ async fn change_over(node: &OneNode, steps: &mut Steps) -> Result<()> {
 
 /// `kubeadm upgrade` replaces the DaemonSet of kube-proxy: the rule about nodes is gone.
 async fn upgrade_of_kubeadm(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    let path = node.write("kube-proxy.yaml", &kube_proxy(node))?.display().to_string();
-    node.kubectl(&["replace", "-f", &path]).await?.success()?;
+    let path = node.operator.write("kube-proxy.yaml", &kube_proxy(node))?.display().to_string();
+    node.operator.kubectl(&["replace", "-f", &path]).await?.success()?;
     kept_away(node, "k8s-app=kube-proxy").await?;
     answers(node, 2).await?;
     skip_labelled(node).await?;
@@ -100,7 +100,7 @@ async fn upgrade_of_kubeadm(node: &OneNode, steps: &mut Steps) -> Result<()> {
 }
 
 async fn way_back(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    node.label_for_proxy(OUT).await?;
+    node.operator.label_for_proxy(OUT).await?;
     eventually(LONG, "the proxy's pod is gone", || async {
         ensure!(pods(node, "app.kubernetes.io/name=keelson-proxy").await?.is_empty(), "it is there");
         Ok(())
@@ -108,11 +108,11 @@ async fn way_back(node: &OneNode, steps: &mut Steps) -> Result<()> {
     .await?;
     ready(node, "k8s-app=kube-proxy").await?;
     // From the image, so that it is seen to work without the program on the node.
-    let custom = node.write("root.json", AS_ROOT)?.display().to_string();
-    let (image, on) = (node.image("keelson"), format!("node/{NODE}"));
+    let custom = node.operator.write("root.json", AS_ROOT)?.display().to_string();
+    let (image, on) = (node.operator.image("keelson"), format!("node/{NODE}"));
     let mut debug = vec!["debug", &on, "--profile=sysadmin", "--image", &image, "--custom", &custom, "--"];
     debug.extend(["/usr/bin/keelson", "proxy", "cleanup"]);
-    node.kubectl(&debug).await?.success()?;
+    node.operator.kubectl(&debug).await?.success()?;
     eventually(LONG, "the rules of Keelson are gone", || async {
         let left = tables().await?;
         ensure!(!left.contains("keelson") && left.contains("kube-proxy"), "there are {left}");
@@ -127,14 +127,14 @@ async fn way_back(node: &OneNode, steps: &mut Steps) -> Result<()> {
 async fn skip_labelled(node: &OneNode) -> Result<()> {
     let patch =
         ["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type", "merge", "-p", SKIP_LABELLED];
-    node.kubectl(&patch).await?.success().map(drop)
+    node.operator.kubectl(&patch).await?.success().map(drop)
 }
 
 /// Waits until this many servers have answered by the name of their Service.
 async fn answers(node: &OneNode, servers: usize) -> Result<()> {
     let mut seen = BTreeSet::new();
     for _ in 0..100 {
-        let answer = eventually(LONG, "the Service answers", || node.fetch(WEB)).await?;
+        let answer = eventually(LONG, "the Service answers", || node.operator.fetch(WEB)).await?;
         seen.insert(answer);
         if seen.len() >= servers {
             return Ok(());
@@ -144,40 +144,44 @@ async fn answers(node: &OneNode, servers: usize) -> Result<()> {
 }
 
 async fn follows_changes(node: &OneNode) -> Result<()> {
-    node.kubectl(&["scale", "deploy/web", "--replicas=3"]).await?.success()?;
-    node.rolled_out("default", "deploy/web").await?;
+    node.operator.kubectl(&["scale", "deploy/web", "--replicas=3"]).await?.success()?;
+    node.operator.rolled_out("default", "deploy/web").await?;
     answers(node, 3).await
 }
 
 /// The programs are attached to the cgroup of the node only ([`place`]); this process is in it.
 async fn at_the_socket_level(node: &OneNode) -> Result<()> {
     let folder = format!("proxy.ebpf.cgroupFolder={}", place::cgroup()?.display());
-    node.helm("upgrade", &["proxy.backend=ebpf".to_owned(), folder.clone()]).await?;
-    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    node.operator.helm("upgrade", &["proxy.backend=ebpf".to_owned(), folder.clone()]).await?;
+    node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     let state = eventually(LONG, "the socket level is attached", || async {
-        let state = node.proxy_state().await?.success()?.out;
+        let state = node.operator.proxy_state().await?.success()?.out;
         ensure!(state.contains("socket level: attached"), "{state}");
         Ok(state)
     })
     .await?;
     // The names of network namespaces of pods can be entered.
     ensure!(!state.contains("cannot enter"), "{state}");
-    let web =
-        node.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"]).await?.success()?.out;
+    let web = node
+        .operator
+        .kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"])
+        .await?
+        .success()?
+        .out;
     let web: IpAddr = web.trim().parse().with_context(|| format!("the address of the Service is {web:?}"))?;
     let connected = TcpStream::connect((web, 80)).await.context("no endpoint answers")?;
     ensure!(connected.peer_addr()?.ip() == web, "the peer is {:?}", connected.peer_addr());
-    let state = node.proxy_state().await?.success()?.out;
+    let state = node.operator.proxy_state().await?.success()?.out;
     let decided = state.lines().find(|line| line.contains("decisions: ")).context("no decisions")?;
     ensure!(!decided.contains("decisions: 0 "), "{decided}");
     answers(node, 3).await?;
 
     // Back with the rights, without which the programs would stay.
     let values = ["proxy.backend=nft".to_owned(), "proxy.ebpf.allowed=true".to_owned(), folder];
-    node.helm("upgrade", &values).await?;
-    node.rolled_out("kube-system", "ds/keelson-proxy").await?;
+    node.operator.helm("upgrade", &values).await?;
+    node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     eventually(LONG, "nft has taken over", || async {
-        let state = node.proxy_state().await?.success()?.out;
+        let state = node.operator.proxy_state().await?.success()?.out;
         ensure!(state.contains("nft took over from ebpf: removed "), "{state}");
         Ok(())
     })
@@ -186,8 +190,11 @@ async fn at_the_socket_level(node: &OneNode) -> Result<()> {
 }
 
 async fn pods(node: &OneNode, label: &str) -> Result<Vec<Value>> {
-    let list: Value =
-        node.kubectl(&["-n", "kube-system", "get", "pods", "-l", label, "-o", "json"]).await?.json()?;
+    let list: Value = node
+        .operator
+        .kubectl(&["-n", "kube-system", "get", "pods", "-l", label, "-o", "json"])
+        .await?
+        .json()?;
     list["items"].as_array().cloned().context("a list has items")
 }
 

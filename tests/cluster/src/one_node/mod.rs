@@ -2,38 +2,36 @@
 //! CoreDNS. Image pulls go through a Keelson agent that runs as the host package runs it; the service proxy is installed
 //! from the chart.
 //!
-//! Owns: [`OneNode`]. In: [`place::enter`] has made the network and the folders of the node, and optionally an OCI archive with
+//! Owns: [`OneNode`], and what its [`Operator`] does. In: [`place::enter`] has made the network and the folders of the node, and optionally an OCI archive with
 //! the image of Keelson. Out: the cluster, its `kubectl`, and what it took.
 
 mod addons;
 pub mod check;
+mod operator;
 pub mod place;
 mod steps;
 
+pub use operator::{Operator, chart};
 pub use steps::Steps;
 
 use crate::kube::{
     ApiOptions, Cluster, ControllerManager, ControllerOptions, Kubelet, KubeletOptions, Scheduler,
 };
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use keelson_harness::agent::{Agent, Settings};
-use keelson_harness::command::{CommandOutput, run};
 use keelson_harness::containerd::{Containerd, Kind, Options};
 use keelson_harness::cri::Pull;
-use keelson_harness::images::{ImageSpec, push_archive};
+use keelson_harness::images::ImageSpec;
 use keelson_harness::peers;
 use keelson_harness::registry::{Access, Registry};
 use keelson_harness::scratch::Scratch;
-use keelson_harness::util::{PATIENCE, eventually};
-use std::fs;
-use std::path::{Path, PathBuf};
+use keelson_harness::util::PATIENCE;
 use std::time::Duration;
-use tokio::process::Command;
 
 pub const NODE: &str = "node-1";
 
 /// Pods of the cluster; the controller gives the node its first /24.
-const CLUSTER_CIDR: &str = "10.244.0.0/16";
+pub const CLUSTER_CIDR: &str = "10.244.0.0/16";
 
 const CERTIFICATES_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -43,19 +41,19 @@ const LONG: Duration = Duration::from_secs(5 * PATIENCE.as_secs());
 /// Fields are dropped in this order.
 #[derive(Debug)]
 pub struct OneNode {
-    _kubelet: Kubelet,
+    pub kubelet: Kubelet,
     pub agent: Agent,
     pub containerd: Containerd,
-    registry: Registry,
-    _scheduler: Scheduler,
-    _controllers: ControllerManager,
+    pub scheduler: Scheduler,
+    pub controllers: ControllerManager,
     pub cluster: Cluster,
-    manifests: PathBuf,
+    pub operator: Operator,
 }
 
 impl OneNode {
-    /// Starts everything below `scratch` until the Node is Ready. No Service works yet, because nothing programs them.
-    pub async fn start(scratch: &Scratch, steps: &mut Steps) -> Result<Self> {
+    /// Starts everything below `scratch` until the Node is Ready. No Service works yet, because nothing programs them. `over`:
+    /// settings of the agent that override those of the cluster.
+    pub async fn start(scratch: &Scratch, over: &Settings, steps: &mut Steps) -> Result<Self> {
         let cluster = Cluster::start_with(scratch, &api_options()).await?;
         steps.done("etcd and kube-apiserver are ready");
         let controllers = cluster.controllers(scratch, &controller_options(&cluster)?).await?;
@@ -82,7 +80,8 @@ impl OneNode {
         let settings = Settings::limit(3)
             .set("agent.node_name", NODE)
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
-            .set("endpoints.listen", vec![format!("unix://{}", place::ENDPOINTS_SOCKET)]);
+            .set("endpoints.listen", vec![format!("unix://{}", place::ENDPOINTS_SOCKET)])
+            .with_overrides(over);
         let mut agent = Agent::new(scratch, &containerd.endpoint(), &settings)?;
         // It is ready with the Node, which the kubelet makes.
         agent.start_live().await?;
@@ -101,124 +100,18 @@ impl OneNode {
         cluster.admin.await_condition(NODE, "Ready", "True").await?;
         agent.ready().await?;
         steps.done("the Node is Ready, and so is the agent");
-        Ok(Self {
-            _kubelet: kubelet,
-            agent,
-            containerd,
+        let operator = Operator {
+            admin: cluster.admin.clone(),
+            kubeconfig: cluster.admin_kubeconfig(),
             registry,
-            _scheduler: scheduler,
-            _controllers: controllers,
-            cluster,
             manifests: scratch.dir("manifests")?,
-        })
-    }
-
-    /// Installs the chart with the image of Keelson, and CoreDNS.
-    pub async fn install(&self, archive: Option<&Path>, steps: &mut Steps) -> Result<()> {
-        self.push_keelson(archive).await?;
-        self.push(&ImageSpec::program("coredns", &peers::coredns()?, &[])).await?;
-        self.push(&program("app", &["pause"])?).await?;
-        steps.done("images are in the registry");
-        self.helm("install", &[]).await?;
-        steps.done("the chart is installed");
-        self.cluster.admin.apply(&addons::coredns(self.registry.address())).await?;
-        Ok(())
-    }
-
-    async fn push(&self, image: &ImageSpec) -> Result<()> {
-        image.push(self.registry.address(), None).await.map(drop)
-    }
-
-    async fn push_keelson(&self, archive: Option<&Path>) -> Result<()> {
-        match archive {
-            Some(archive) => push_archive(archive, self.registry.address(), "keelson", "v1").await,
-            None => {
-                let program = peers::keelson()?;
-                self.push(&ImageSpec::with_libraries("keelson", &[(&program, "usr/bin/keelson")])?).await
-            }
-        }
-    }
-
-    /// `install` or `upgrade`, with these values besides.
-    async fn helm(&self, command: &str, values: &[String]) -> Result<()> {
-        let mut helm = Command::new(peers::chart_tool("helm")?);
-        helm.args([command, "keelson"]).arg(chart()).args(["--namespace", "kube-system"]);
-        helm.arg("--kubeconfig").arg(self.cluster.admin_kubeconfig());
-        helm.arg("--set").arg(format!("image.repository={}/keelson,image.tag=v1", self.registry.address()));
-        helm.arg("--set").arg(format!("proxy.clusterCIDR={{{CLUSTER_CIDR}}}"));
-        values.iter().for_each(|value| {
-            helm.args(["--set", value]);
-        });
-        run(helm).await?.success().map(drop)
-    }
-
-    /// Puts the node in or out: the label that the chart's proxy selects.
-    pub async fn label_for_proxy(&self, change: &str) -> Result<()> {
-        self.kubectl(&["label", "node", NODE, change, "--overwrite"]).await?.success().map(drop)
-    }
-
-    pub async fn kubectl(&self, args: &[&str]) -> Result<CommandOutput> {
-        let mut command = Command::new(peers::kubernetes("kubectl")?);
-        command.arg("--kubeconfig").arg(self.cluster.admin_kubeconfig()).args(args);
-        run(command).await
-    }
-
-    /// Waits until every pod of a Deployment or DaemonSet is ready.
-    pub async fn rolled_out(&self, namespace: &str, object: &str) -> Result<()> {
-        let waited = eventually(LONG, &format!("{object} is ready"), || async {
-            let status =
-                self.kubectl(&["-n", namespace, "rollout", "status", object, "--timeout=1s"]).await?;
-            status.success().map(drop)
-        })
-        .await;
-        match waited {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                let events = self.kubectl(&["-n", namespace, "get", "pods,events"]).await?.out;
-                Err(error).with_context(|| events)
-            }
-        }
-    }
-
-    /// `keelson proxy state` of the pod on this node, as docs/rollout.md describes it.
-    pub async fn proxy_state(&self) -> Result<CommandOutput> {
-        let exec = ["-n", "kube-system", "exec", "ds/keelson-proxy", "--", "keelson", "proxy", "state"];
-        self.kubectl(&exec).await
-    }
-
-    /// What a Service answers to a pod that looks up its name.
-    pub async fn fetch(&self, name: &str) -> Result<String> {
-        let url = format!("http://{name}/");
-        let answer =
-            self.kubectl(&["exec", "deploy/client", "--", "/program", "fetch", &url]).await?.success()?;
-        ensure!(!answer.out.trim().is_empty(), "no answer: {answer:?}");
-        Ok(answer.out.trim().to_owned())
-    }
-
-    /// Two servers behind the Service `web`, and a client.
-    pub async fn start_workload(&self) -> Result<()> {
-        self.cluster.admin.apply(&addons::workload(self.registry.address())).await?;
-        self.rolled_out("default", "deploy/web").await?;
-        self.rolled_out("default", "deploy/client").await
-    }
-
-    fn image(&self, name: &str) -> String {
-        format!("{}/{name}:v1", self.registry.address())
-    }
-
-    fn write(&self, name: &str, manifest: &str) -> Result<PathBuf> {
-        let file = self.manifests.join(name);
-        fs::write(&file, manifest).with_context(|| format!("cannot write {}", file.display()))?;
-        Ok(file)
+        };
+        Ok(Self { kubelet, agent, containerd, scheduler, controllers, cluster, operator })
     }
 }
 
 fn program(name: &str, args: &[&str]) -> Result<ImageSpec> {
     Ok(ImageSpec::program(name, &peers::cri_driver()?, args))
-}
-
-pub fn chart() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/chart/keelson")
 }
 
 fn api_options() -> ApiOptions {

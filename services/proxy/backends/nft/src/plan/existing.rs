@@ -19,7 +19,14 @@ pub(crate) struct Existing {
     /// Key: whether it is in [`SetName::ClusterIpPorts`], and the frontend.
     frontends: HashMap<(bool, Frontend), Number>,
     numbers: HashMap<Number, NumberElements>,
+    /// Numbers that no frontend leads to, because another service port has them all: by their endpoints.
+    without_frontend: HashMap<Sets, Vec<Number>>,
+    /// A frontend has a number of an older version, which is not read: it may lead to any of these.
+    has_older_numbers: bool,
 }
+
+/// Whether there is affinity, and ClusterSet and LocalSet in the order of endpoints.
+type Sets = (bool, Vec<Endpoint>, Vec<Endpoint>);
 
 #[derive(Debug, Default)]
 struct NumberElements {
@@ -49,7 +56,29 @@ impl Existing {
             let Value::Data(value) = element.value else { continue };
             let _ = existing.read(family, element.set, element.key, value);
         }
+        if !existing.has_older_numbers {
+            existing.without_frontend = existing.find_without_frontend();
+        }
         existing
+    }
+
+    fn find_without_frontend(&self) -> HashMap<Sets, Vec<Number>> {
+        let reached: HashSet<Number> = self.frontends.values().copied().collect();
+        let mut left: Vec<Number> =
+            self.numbers().filter(|number| is_service_port(*number) && !reached.contains(number)).collect();
+        left.sort_unstable();
+        let mut found: HashMap<Sets, Vec<Number>> = HashMap::new();
+        for number in left {
+            let Some(state) = self.state(number) else { continue };
+            let ordered = |slots: &[(u32, Endpoint)]| {
+                let mut endpoints: Vec<Endpoint> = slots.iter().map(|(_, endpoint)| *endpoint).collect();
+                endpoints.sort_unstable();
+                endpoints
+            };
+            let sets = (number.has_affinity(), ordered(&state.cluster), ordered(&state.local));
+            found.entry(sets).or_default().push(number);
+        }
+        found
     }
 
     fn read(&mut self, family: Family, set: SetName, key: Key, value: Key) -> Option<()> {
@@ -90,6 +119,7 @@ impl Existing {
 
     fn read_frontend(&mut self, is_cluster_ip: bool, frontend: Frontend, number: Number) -> Option<()> {
         if !number.is_set() {
+            self.has_older_numbers = true;
             return None;
         }
         let number = number.id();
@@ -112,6 +142,19 @@ impl Existing {
 
     pub(super) fn number(&self, is_cluster_ip: bool, frontend: Frontend) -> Option<Number> {
         self.frontends.get(&(is_cluster_ip, frontend)).copied()
+    }
+
+    /// Numbers without a frontend that have exactly these endpoints, which are ordered.
+    pub(super) fn without_frontend(
+        &self,
+        affinity: bool,
+        cluster: &[Endpoint],
+        local: &[Endpoint],
+    ) -> &[Number] {
+        if self.without_frontend.is_empty() {
+            return &[];
+        }
+        self.without_frontend.get(&(affinity, cluster.to_vec(), local.to_vec())).map_or(&[], Vec::as_slice)
     }
 
     pub(super) fn state(&self, number: Number) -> Option<PortState> {

@@ -304,7 +304,7 @@ impl Plan {
             if !endpoints.is_empty() {
                 let before = find(old, &port);
                 let affinity = port.affinity_seconds != 0 && endpoints.can_be_numbered();
-                let state = self.former_state(service, &port, before, affinity);
+                let state = self.former_state(service, &port, &endpoints, before, affinity);
                 let number = match &state {
                     Some(state) => Some(state.number),
                     None => self.allocate(affinity),
@@ -343,6 +343,7 @@ impl Plan {
         &mut self,
         service: &ServiceName,
         port: &Port,
+        endpoints: &EndpointSets,
         before: Option<&Port>,
         affinity: bool,
     ) -> Option<PortState> {
@@ -359,16 +360,36 @@ impl Plan {
                 return Some(state);
             }
         }
-        // Kinds are ordered by the probability that the frontend belonged to the same service port before.
-        let mut frontends: Vec<(Frontend, FrontendKind)> = port.frontends().collect();
-        frontends.sort_by_key(|(_, kind)| {
-            [FrontendKind::ClusterIp, FrontendKind::NodePort].iter().position(|it| it == kind).unwrap_or(2)
-        });
+        // No other service port can have its cluster IP. Other frontends may lead to the number of the one that had them.
+        let (own, others): (Vec<_>, Vec<_>) =
+            port.frontends().partition(|(_, kind)| *kind == FrontendKind::ClusterIp);
+        let by_own = self.claim_by_frontend(own, affinity);
+        by_own.or_else(|| self.claim_without_frontend(endpoints, affinity)).or_else(|| {
+            let mut others = others;
+            others.sort_by_key(|(_, kind)| *kind != FrontendKind::NodePort);
+            self.claim_by_frontend(others, affinity)
+        })
+    }
+
+    fn claim_by_frontend(
+        &mut self,
+        frontends: Vec<(Frontend, FrontendKind)>,
+        affinity: bool,
+    ) -> Option<PortState> {
         frontends.into_iter().find_map(|(frontend, kind)| {
             let number = self.existing.number(kind == FrontendKind::ClusterIp, frontend)?;
-            let state = self.existing.state(number).filter(fits)?;
+            let state =
+                self.existing.state(number).filter(|state| state.number.has_affinity() == affinity)?;
             self.numbers.claim(number).then_some(state)
         })
+    }
+
+    /// For a service port that had lost its frontends to others.
+    fn claim_without_frontend(&mut self, endpoints: &EndpointSets, affinity: bool) -> Option<PortState> {
+        let [cluster, local] = endpoints.sets();
+        let numbers = self.existing.without_frontend(affinity, cluster, local);
+        let number = *numbers.iter().find(|number| self.numbers.claim(**number))?;
+        self.existing.state(number)
     }
 
     /// Records all changes of a Service except those of frontends.

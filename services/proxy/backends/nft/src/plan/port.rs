@@ -276,6 +276,11 @@ impl EndpointSets {
         Self { cluster, local, all }
     }
 
+    /// ClusterSet and LocalSet, ordered.
+    pub(super) fn sets(&self) -> [&[Endpoint]; 2] {
+        [&self.cluster, &self.local]
+    }
+
     /// Whether no set in use has an endpoint, so that the service port serves no frontend.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()

@@ -395,3 +395,36 @@ fn too_many_service_ports_with_affinity_are_reported_and_served_without() {
     plan.set(&name("shop-32768"), vec![port]);
     assert_eq!(plan.counts().without_affinity, 0, "there is room again");
 }
+
+/// A service port whose only frontend with endpoints is another's has a number and slots, to which no frontend leads.
+#[test]
+fn a_restart_keeps_numbers_that_no_frontend_leads_to() {
+    for (affinity, backwards) in [(0, false), (0, true), (10, false), (10, true)] {
+        let port = |of: &str, cluster_ip: &str, endpoints: &[u8]| {
+            let mut port = shop(endpoints.iter().copied());
+            port.name.service = name(of);
+            port.cluster_ip = ip(cluster_ip);
+            // No endpoint is on this node.
+            port.internal_local = true;
+            port.external_ips = vec![ip("203.0.113.7")];
+            port.affinity_seconds = affinity;
+            port
+        };
+        let ports = [
+            port("a", "10.96.0.1", &[1, 2]),
+            port("b", "10.96.0.2", &[3, 4]),
+            port("c", "10.96.0.3", &[3, 4]),
+        ];
+        let (plan, table) = started(ports.clone());
+        assert_eq!(plan.conflicts().len(), 1);
+        let mut again = Plan::new(Family::V4, Existing::new(Family::V4, plan.elements()));
+        let mut ports = ports.to_vec();
+        if backwards {
+            ports.reverse();
+        }
+        for port in ports {
+            again.set(&port.name.service.clone(), vec![port]);
+        }
+        assert_eq!(again.difference(table.0), [], "with affinity for {affinity} s, backwards: {backwards}");
+    }
+}

@@ -6,7 +6,7 @@
 
 use crate::Phase;
 use crate::deck::chooser;
-use crate::test_env::{TestEnv, program};
+use crate::images::test_env::{TestEnv, program};
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result};
 use keelson_harness::images::{BlobDigest, Image, ImageSpec, LayerSpec};

@@ -2,8 +2,8 @@
 
 use crate::Phase;
 use crate::deck::{chooser, seconds};
-use crate::supply::{Supply, Want};
-use crate::test_env::{NODE, TestEnv};
+use crate::images::supply::{Supply, Want};
+use crate::images::test_env::{NODE, TestEnv};
 use crate::timeline::Timeline;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;

@@ -2,15 +2,14 @@
 //! files of every life, and violations if a call fails or the agent does not answer.
 
 use crate::Phase;
-use crate::test_env::TestEnv;
+use crate::images::test_env::TestEnv;
+use crate::lives::{Growth, Life, Lives, Usage};
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
 use keelson_harness::load::{FailedCall, Load, LoadResult};
 use keelson_harness::util::{eventually, http_get};
 use serde::Serialize;
-use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -21,11 +20,11 @@ const CALLS_PER_SECOND: u32 = 20;
 /// Maximum resident memory of the agent, in MiB.
 const MAX_MEMORY: f64 = 128.0;
 /// Maximum number of open files of the agent: each caller has a connection, and each call in flight may have one.
-const MAX_FILES: usize = 256;
+const MAX_FILES: f64 = 256.0;
 /// Maximum number of open files at the end, without pulls.
-const MAX_FILES_AT_REST: usize = 96;
-/// Growth is not computed for a life shorter than this.
-const LONG_LIFE: usize = 120;
+const MAX_FILES_AT_REST: f64 = 96.0;
+/// Samples are taken every second. Open files and threads follow the number of callers.
+const GROWTH: Growth = Growth { shortest: 120, factor: 1.5, least: 8.0 };
 
 /// Timeout of `/livez` on a busy machine.
 const LIVEZ_PATIENCE: Duration = Duration::from_secs(10);
@@ -33,28 +32,13 @@ const LIVEZ_PATIENCE: Duration = Duration::from_secs(10);
 /// Time after a death in which calls may fail: grpc-go waits up to 3 s before it reconnects.
 const BACK_OFF: Duration = Duration::from_secs(6);
 
-/// One life of the agent: one process.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Life {
-    pid: u32,
-    pub(crate) seconds: usize,
-    pub(crate) max_memory_mib: f64,
-    pub(crate) max_open_files: usize,
-    /// Memory of the last third over memory of the middle third, of a life that is long enough.
-    pub(crate) growth: Option<f64>,
-    #[serde(skip)]
-    memory: Vec<f64>,
-}
-
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Observed {
     pub(crate) lives: usize,
     pub(crate) max_memory_mib: f64,
-    pub(crate) max_open_files: usize,
-    pub(crate) memory_at_rest_mib: f64,
-    pub(crate) open_files_at_rest: usize,
+    pub(crate) max_open_files: f64,
+    pub(crate) at_rest: Usage,
     pub(crate) longest_life_seconds: usize,
-    pub(crate) worst_growth: Option<f64>,
     pub(crate) calls: u64,
     pub(crate) calls_failed_in_windows: u64,
     pub(crate) longest_call_seconds: f64,
@@ -93,9 +77,9 @@ impl Monitor {
         if let Err(error) = left.await {
             self.timeline.violation("nothing is left when all is done", &format!("{error:#}"));
         }
-        let at_rest = usage(self.env.agent_pid.load(Ordering::Relaxed)).unwrap_or_default();
-        if at_rest.1 > MAX_FILES_AT_REST {
-            let what = format!("{} at rest, at most {MAX_FILES_AT_REST} expected", at_rest.1);
+        let at_rest = self.env.agent.pid().and_then(Usage::of).unwrap_or_default();
+        if at_rest.files > MAX_FILES_AT_REST {
+            let what = format!("{} at rest, at most {MAX_FILES_AT_REST} expected", at_rest.files);
             self.timeline.violation("open files stay flat", &what);
         }
         self.livez.await.context("the probe of /livez panicked")?;
@@ -106,12 +90,10 @@ impl Monitor {
         let by = |of: fn(&Life) -> f64| lives.iter().map(of).fold(0.0, f64::max);
         Ok(Observed {
             lives: lives.len(),
-            max_memory_mib: by(|life| life.max_memory_mib),
-            max_open_files: lives.iter().map(|life| life.max_open_files).max().unwrap_or(0),
-            memory_at_rest_mib: at_rest.0,
-            open_files_at_rest: at_rest.1,
-            longest_life_seconds: lives.iter().map(|life| life.seconds).max().unwrap_or(0),
-            worst_growth: lives.iter().filter_map(|life| life.growth).reduce(f64::max),
+            max_memory_mib: by(|life| life.max.memory),
+            max_open_files: by(|life| life.max.files),
+            at_rest,
+            longest_life_seconds: lives.iter().map(|life| life.samples).max().unwrap_or(0),
             calls: load.result.calls,
             calls_failed_in_windows: u64::try_from(excused)?,
             longest_call_seconds: seconds(&load.result),
@@ -151,69 +133,21 @@ fn seconds(result: &LoadResult) -> f64 {
     Duration::from_micros(result.longest_micros).as_secs_f64()
 }
 
-/// Resident memory in MiB and open files of a process.
-fn usage(pid: u32) -> Option<(f64, usize)> {
-    let files = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count();
-    Some((keelson_harness::process::resident_kib(pid).ok()? as f64 / 1024.0, files))
-}
-
 async fn sample(env: Arc<TestEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) -> Vec<Life> {
-    let mut lives: Vec<Life> = Vec::new();
+    let mut lives = Lives::new("agent");
     while *phases.borrow() != Phase::Done {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let pid = env.agent_pid.load(Ordering::Relaxed);
-        let Some((memory, files)) = usage(pid) else { continue };
-        if lives.last().is_none_or(|life| life.pid != pid) {
-            lives.push(Life::new(pid));
-        }
-        let Some(life) = lives.last_mut() else { continue };
-        life.add(memory, files);
-        if memory > MAX_MEMORY {
-            let what = format!("{memory:.1} MiB, at most {MAX_MEMORY:.0} MiB expected");
+        let Some(usage) = lives.sample(env.agent.pid(), &timeline) else { continue };
+        if usage.memory > MAX_MEMORY {
+            let what = format!("{:.1} MiB, at most {MAX_MEMORY:.0} MiB expected", usage.memory);
             timeline.violation("memory stays flat", &what);
         }
-        if files > MAX_FILES {
-            let what = format!("{files} open, at most {MAX_FILES} expected");
+        if usage.files > MAX_FILES {
+            let what = format!("{} open, at most {MAX_FILES} expected", usage.files);
             timeline.violation("open files stay flat", &what);
         }
     }
-    for life in &mut lives {
-        life.growth = growth(&life.memory);
-        if let Some(growth) = life.growth
-            && growth > 1.5
-        {
-            let what = format!("{growth:.2} times as much in the last third of a life of {} s", life.seconds);
-            timeline.violation("memory stays flat", &what);
-        }
-    }
-    lives
-}
-
-impl Life {
-    fn new(pid: u32) -> Self {
-        Self { pid, seconds: 0, max_memory_mib: 0.0, max_open_files: 0, growth: None, memory: Vec::new() }
-    }
-
-    fn add(&mut self, memory: f64, files: usize) {
-        self.seconds += 1;
-        self.max_memory_mib = self.max_memory_mib.max(memory);
-        self.max_open_files = self.max_open_files.max(files);
-        self.memory.push(memory);
-    }
-}
-
-/// The median of the last third over that of the middle third; the first third warms up.
-fn growth(memory: &[f64]) -> Option<f64> {
-    if memory.len() < LONG_LIFE {
-        return None;
-    }
-    let third = memory.len() / 3;
-    let median = |part: &[f64]| {
-        let mut sorted = part.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied()
-    };
-    Some(median(&memory[2 * third..])? / median(&memory[third..2 * third])?)
+    lives.finish(GROWTH, &timeline)
 }
 
 async fn livez(env: Arc<TestEnv>, timeline: Timeline, phases: watch::Receiver<Phase>) {
@@ -234,20 +168,5 @@ async fn livez(env: Arc<TestEnv>, timeline: Timeline, phases: watch::Receiver<Ph
             }
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn growth_compares_the_last_third_of_a_long_life_with_the_middle_one() {
-        assert_eq!(growth(&[1.0; 60]), None, "too short");
-        assert_eq!(growth(&[20.0; 300]), Some(1.0));
-        let warm: Vec<_> = (0..300).map(|n| if n < 90 { 1.0 } else { 20.0 }).collect();
-        assert_eq!(growth(&warm), Some(1.0), "the first third warms up");
-        let leaky: Vec<_> = (0..300).map(|n| 10.0 + f64::from(n)).collect();
-        assert!(growth(&leaky).is_some_and(|growth| growth > 1.5));
     }
 }

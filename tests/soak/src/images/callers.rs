@@ -3,8 +3,8 @@
 
 use crate::Phase;
 use crate::deck::{chooser, seconds};
-use crate::supply::{Supply, Want};
-use crate::test_env::TestEnv;
+use crate::images::supply::{Supply, Want};
+use crate::images::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline};
 use anyhow::Result;
 use futures_util::future::join_all;

@@ -14,8 +14,8 @@
 
 mod crio;
 
-use crate::supply::{Layer, Supply};
-use crate::test_env::TestEnv;
+use crate::images::supply::{Layer, Supply};
+use crate::images::test_env::TestEnv;
 use crate::timeline::{Broken, Timeline, Unsuccessful, Window};
 use keelson_harness::containerd::Kind as Runtime;
 use keelson_harness::images::BlobDigest;

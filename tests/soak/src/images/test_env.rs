@@ -2,6 +2,7 @@
 //! an agent whose state has one too, an API server and a stock kubelet.
 //! In: the kind of runtime and the limit. Out: access to each, and control of the agent's and the runtime's processes.
 
+use crate::agent_host::{AgentHost, STATE_DISK};
 use crate::timeline::{Broken, Timeline};
 use anyhow::{Context as _, Result};
 use keelson_cluster::kube::{ApiOptions, Cluster, Kubelet, KubeletOptions};
@@ -16,15 +17,13 @@ use keelson_harness::registry::{ALICE, Access, Registry};
 use keelson_harness::registry_proxy::RegistryProxy;
 use keelson_harness::scratch::Scratch;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::Arc;
 use tokio::sync::Mutex;
 
 pub(crate) const NODE: &str = "soak";
 
 const MIB: u64 = 1 << 20;
 const IMAGE_DISK: u64 = 1536 * MIB;
-const STATE_DISK: u64 = 64 * MIB;
 
 /// Bytes per second of a blob while no registry is slow on purpose: layers take long enough to be interrupted.
 pub(crate) const RATE: u64 = 4 * MIB;
@@ -42,18 +41,15 @@ pub(crate) struct Source {
 #[derive(Debug)]
 pub(crate) struct TestEnv {
     kubelet: Kubelet,
-    pub(crate) agent: Mutex<Agent>,
+    pub(crate) agent: AgentHost,
     pub(crate) kind: Kind,
     pub(crate) runtime: Mutex<Containerd>,
     pub(crate) cluster: Cluster,
     /// One that is open to all, and one that asks for credentials.
     pub(crate) sources: [Source; 2],
-    pub(crate) state_disk: LoopDisk,
     pub(crate) image_disk: LoopDisk,
     pub(crate) socket: PathBuf,
     pub(crate) url: String,
-    /// Pid of the agent; 0 while none runs.
-    pub(crate) agent_pid: AtomicU32,
     _scratch: Scratch,
 }
 
@@ -83,12 +79,12 @@ impl TestEnv {
         let cluster = Cluster::start_with(&scratch, &ApiOptions::default()).await?;
         cluster.admin.apply(MANIFEST).await?;
         let identity = cluster.companion(&scratch, "keelson-agent", NODE).await?;
-        let state_disk = LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?;
+        let state_disk =
+            Arc::new(LoopDisk::mount(&at.join("state.ext4"), &at.join("state-disk"), STATE_DISK)?);
         let settings = settings(limit, &identity.kubeconfig(), &state_disk.path().join("state"));
         let mut agent = Agent::new(&scratch, &runtime.endpoint(), &settings)?;
         agent.start_live().await?;
         let (socket, url) = (agent.socket(), agent.url());
-        let agent_pid = AtomicU32::new(agent.pid().unwrap_or_default());
         let options =
             KubeletOptions { runtime_endpoint: Some(agent.endpoint()), ..KubeletOptions::default() };
         let kubelet = cluster.kubelet(&scratch, NODE, &runtime, &options).await?;
@@ -97,16 +93,14 @@ impl TestEnv {
         timeline.record("stage", "started");
         Ok(Self {
             kubelet,
-            agent: Mutex::new(agent),
+            agent: AgentHost::new(agent, &state_disk, [Broken::AgentKilled, Broken::AgentRestarted]),
             kind,
             runtime: Mutex::new(runtime),
             cluster,
             sources: [open, private],
-            state_disk,
             image_disk,
             socket,
             url,
-            agent_pid,
             _scratch: scratch,
         })
     }
@@ -127,57 +121,13 @@ impl TestEnv {
         spec.push(source.registry.address(), source.private.then_some(&ALICE)).await
     }
 
-    pub(crate) async fn kill_agent(&self, timeline: &Timeline) -> Result<()> {
-        let mut agent = self.agent.lock().await;
-        let _window = timeline.open(Broken::AgentKilled);
-        self.agent_pid.store(0, Ordering::Relaxed);
-        agent.kill9()?;
-        self.start_agent(&mut agent, timeline).await
-    }
-
-    /// Restarts the agent as an operator does.
-    pub(crate) async fn restart_agent(&self, timeline: &Timeline) -> Result<()> {
-        let mut agent = self.agent.lock().await;
-        let _window = timeline.open(Broken::AgentRestarted);
-        self.agent_pid.store(0, Ordering::Relaxed);
-        match agent.restart().await {
-            Ok(()) => {
-                self.agent_pid.store(agent.pid().unwrap_or_default(), Ordering::Relaxed);
-                return Ok(());
-            }
-            Err(error) => {
-                timeline.violation("a planned restart succeeds", &last_lines(&format!("{error:#}")));
-            }
-        }
-        if let Some(pid) = agent.pid() {
-            self.agent_pid.store(pid, Ordering::Relaxed);
-            return Ok(());
-        }
-        self.start_agent(&mut agent, timeline).await
-    }
-
-    /// Starts the agent. A failed start is a violation, and is retried as an init system does.
-    async fn start_agent(&self, agent: &mut Agent, timeline: &Timeline) -> Result<()> {
-        const TRIES: usize = 30;
-        for n in 1..=TRIES {
-            match agent.start_live().await {
-                Ok(()) => break,
-                Err(error) if n == TRIES => return Err(error.context("the agent does not start any more")),
-                Err(error) => timeline.violation("the agent starts", &last_lines(&format!("{error:#}"))),
-            }
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-        self.agent_pid.store(agent.pid().unwrap_or_default(), Ordering::Relaxed);
-        Ok(())
-    }
-
     pub(crate) async fn keep_logs(&self, out: &Path) -> Result<()> {
         let keep = |name: &str, log: Result<String>| -> Result<()> {
             let path = out.join(name);
             std::fs::write(&path, log.unwrap_or_else(|error| format!("{error:#}")))
                 .with_context(|| format!("cannot write {}", path.display()))
         };
-        keep("keelson.log", self.agent.lock().await.log())?;
+        keep("keelson.log", self.agent.log().await)?;
         keep("runtime.log", self.runtime.lock().await.log())?;
         keep("kubelet.log", self.kubelet.log())
     }
@@ -207,10 +157,4 @@ fn settings(limit: usize, kubeconfig: &Path, state: &Path) -> Settings {
         .set("pulls.cancel_grace", "2s")
         .set("endpoints.source", "off")
         .set("kube.kubeconfig", kubeconfig.display().to_string())
-}
-
-/// The end of a long error, which is the end of a log.
-fn last_lines(text: &str) -> String {
-    let lines: Vec<_> = text.lines().collect();
-    lines[lines.len().saturating_sub(8)..].join(" | ")
 }
