@@ -160,6 +160,16 @@ impl Sockets {
         Ok(structure)
     }
 
+    /// Attaches what has become wanted since, if there is something to attach to.
+    pub(crate) fn attach_again(&mut self) -> Result<(), KernelError> {
+        if self.is_attached {
+            self.is_attached = false;
+            self.writable()?.attach()?;
+            self.is_attached = true;
+        }
+        Ok(())
+    }
+
     /// Puts what is wanted before it deletes the rest. A full map ends the puts only, so that the deletions make room.
     fn apply(&mut self, changes: &[Change]) -> Result<Outcome, KernelError> {
         let mut outcome = Outcome { transactions: usize::from(!changes.is_empty()), ..Outcome::default() };

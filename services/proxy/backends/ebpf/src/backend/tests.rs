@@ -162,7 +162,7 @@ fn a_failure_of_the_maps_is_an_error_and_the_next_sync_compares_everything() {
     let (kernel, handle) = fake::kernel();
     let mut sockets = Sockets::new(Some(Box::new(kernel)), usual_capacity(), [true, false]);
     let now = Instant::now();
-    sockets.plan.set_facts(Family::V4, NodeFacts { masquerade_all: false, detects_pods: true });
+    sockets.plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
     sockets.plan.set(Family::V4, &web().name.service, vec![web()]);
     let first = sockets.sync(Family::V4, now).unwrap();
     assert_eq!((first.full, first.repaired, first.added, first.structure), (true, false, 6, 8));

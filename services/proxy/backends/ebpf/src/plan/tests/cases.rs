@@ -33,7 +33,7 @@ fn found(port: ServicePort, facts: NodeFacts) -> [String; 4] {
 
 #[test]
 fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
-    let node = NodeFacts { masquerade_all: false, detects_pods: true };
+    let node = NodeFacts { detects_pods: true, ..NodeFacts::default() };
     let both = || ServicePort { local: endpoints([1]), ..port("web", 1, &[1, 2]) };
     let ranges = || vec!["192.0.2.0/24".parse().unwrap()];
     for (what, port, facts, expected) in [
@@ -165,7 +165,7 @@ fn a_frontend_that_two_claim_goes_to_one_and_then_to_the_other() {
 #[test]
 fn what_has_no_room_is_left_out_and_tried_again() {
     let mut plan = Plan::new(Capacity { slots: 4, ..ROOM });
-    plan.set_facts(Family::V4, NodeFacts { masquerade_all: false, detects_pods: true });
+    plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
     let mut contents = Contents::default();
     let now = Instant::now();
     let sync_at = |plan: &mut Plan, contents: &mut Contents, now| {
