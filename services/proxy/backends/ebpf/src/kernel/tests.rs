@@ -197,7 +197,15 @@ fn in_the_vm() {
     let program = std::env::current_exe().unwrap();
     let ended = Command::new(runner)
         .arg(program)
-        .args(["--test-threads=1", "--skip", "in_the_vm", "kernel::tests", "stale::diag", "direct::"])
+        .args([
+            "--test-threads=1",
+            "--skip",
+            "in_the_vm",
+            "kernel::tests",
+            "stale::diag",
+            "direct::tests",
+            "direct::filters",
+        ])
         .status();
     assert!(ended.expect("tests/vm/run.sh").success(), "the tests in the VM failed");
 }

@@ -76,49 +76,43 @@ fn report(world: &World, name: &str, pod: usize, to: SocketAddr) {
     let turns: Vec<[f64; 2]> = (0..TURNS).map(|_| measure(world, to)).collect();
     let best = |of: usize| turns.iter().map(|turn| turn[of]).fold(0.0, f64::max);
     let place = ["here", "on the other node"][pod];
-    eprintln!("{name:24} endpoint {place:18} {:8.0} connections/s {:8.0} MiB/s", best(0), best(1));
+    eprintln!("{name:28} endpoint {place:18} {:8.0} connections/s {:8.0} MiB/s", best(0), best(1));
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn measure_node_ports() {
-    for (offload, hooks) in [
-        ("offload", &[DirectReturnHook::Tc][..]),
-        ("no offload", &[DirectReturnHook::Tc, DirectReturnHook::Xdp]),
-    ] {
-        for pod in [0, 1] {
-            let world_of = |body: &(dyn Fn(&World) + Sync)| {
+    for pod in [0, 1] {
+        for is_offloaded in [true, false] {
+            let offload = if is_offloaded { "" } else { ", no offload" };
+            let node_port = at(NODES[0][0], NODE_PORT);
+            let in_world = |body: &(dyn Fn(&World) + Sync)| {
                 in_world(|world| {
-                    if offload == "no offload" {
-                        world.compute_checksums();
-                    }
                     swallow(&world.pods[pod], PODS[pod][0]);
                     body(world);
                 });
             };
-            let node_port = at(NODES[0][0], NODE_PORT);
-            world_of(&|world| {
+            in_world(&|world| {
+                let _switch = (!is_offloaded).then(|| world.prepare_for_xdp());
                 world.client.ip(&format!("route add 10.244.0.0/16 via {}", NODES[0][0]));
-                report(world, &format!("{offload}, endpoint itself"), pod, at(PODS[pod][0], PORT));
+                report(world, &format!("endpoint itself{offload}"), pod, at(PODS[pod][0], PORT));
             });
-            world_of(&|world| {
+            in_world(&|world| {
+                let _switch = (!is_offloaded).then(|| world.prepare_for_xdp());
                 let _nft = by_nft(world, pod);
-                report(world, &format!("{offload}, nft"), pod, node_port);
+                report(world, &format!("nft{offload}"), pod, node_port);
             });
-            for hook in hooks {
-                world_of(&|world| {
-                    let mut cluster = Cluster::new(world, *hook, usual_sizes());
+            let hook = if is_offloaded { DirectReturnHook::Tc } else { DirectReturnHook::Xdp };
+            for with_nft in [false, true] {
+                in_world(&|world| {
+                    // In the backend, the tables of nftables are there as well.
+                    let _nft = with_nft.then(|| by_nft(world, pod));
+                    let mut cluster = Cluster::new(world, hook, usual_sizes());
                     cluster.serve(Protocol::Tcp, 0, &[pod]);
-                    report(world, &format!("{offload}, {}", hook.as_str()), pod, node_port);
+                    let tables = if with_nft { " and tables" } else { "" };
+                    report(world, &format!("{}{tables}{offload}", hook.as_str()), pod, node_port);
                 });
             }
-            world_of(&|world| {
-                // As it is in the backend: the tables of nftables are there as well.
-                let _nft = by_nft(world, pod);
-                let mut cluster = Cluster::new(world, DirectReturnHook::Tc, usual_sizes());
-                cluster.serve(Protocol::Tcp, 0, &[pod]);
-                report(world, &format!("{offload}, tc with nft"), pod, node_port);
-            });
         }
     }
 }

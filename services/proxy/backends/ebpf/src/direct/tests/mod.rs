@@ -111,7 +111,7 @@ impl Net {
         let (told, number) = std::sync::mpsc::channel();
         let (done, ends) = std::sync::mpsc::channel::<()>();
         thread::scope(|scope| {
-            scope.spawn(|| {
+            scope.spawn(move || {
                 setns(&other.0, CloneFlags::CLONE_NEWNET).unwrap();
                 told.send(nix::unistd::gettid()).unwrap();
                 let _ = ends.recv();
@@ -200,13 +200,23 @@ impl World {
         mount(Some("none"), self.folder.path(), Some("bpf"), MsFlags::empty(), none).unwrap();
     }
 
-    /// Devices of this kind leave checksums to who needs them, and XDP that sends needs them. Real ones compute them before.
-    fn compute_checksums(&self) {
+    /// Devices of this kind leave checksums to who needs them, and XDP does: real ones have computed them. And they take what
+    /// XDP sends only where XDP receives, too: programs without devices leave everything as it is.
+    fn prepare_for_xdp(&self) -> aya::Ebpf {
         self.client.command("ethtool", "-K eth0 tx off");
-        for port in ["client", "node0", "node1"] {
-            // A device takes from XDP what its peer sends only with one of XDP and GRO.
-            self.switch.command("ethtool", &format!("-K {port} gro on"));
-        }
+        self.switch.run(|| {
+            let object = crate::kernel::programs::direct_object().unwrap();
+            let mut loaded =
+                crate::kernel::programs::load_object(object, &layout::DIRECT_MAPS, None, &small_sizes())
+                    .unwrap();
+            let program: &mut aya::programs::Xdp =
+                loaded.program_mut("keelson_dr_xdp").unwrap().try_into().unwrap();
+            program.load().unwrap();
+            for port in ["client", "node0", "node1"] {
+                program.attach(port, aya::programs::xdp::XdpMode::Driver).unwrap();
+            }
+            loaded
+        })
     }
 }
 
@@ -216,6 +226,7 @@ struct Cluster<'a> {
     hook: DirectReturnHook,
     sizes: Sizes,
     levels: [Direct; 2],
+    _switch: Option<aya::Ebpf>,
 }
 
 fn endpoint(at: SocketAddr) -> Endpoint {
@@ -234,11 +245,9 @@ fn small_sizes() -> Sizes {
 
 impl<'a> Cluster<'a> {
     fn new(world: &'a World, hook: DirectReturnHook, sizes: Sizes) -> Self {
-        if hook == DirectReturnHook::Xdp {
-            world.compute_checksums();
-        }
+        let switch = (hook == DirectReturnHook::Xdp).then(|| world.prepare_for_xdp());
         let levels = [0, 1].map(|n| open(world, n, hook, &sizes));
-        Self { world, hook, sizes, levels }
+        Self { world, hook, sizes, levels, _switch: switch }
     }
 
     /// As a process that starts again.

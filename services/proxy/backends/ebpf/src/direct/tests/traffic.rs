@@ -31,9 +31,13 @@ fn check(hook: DirectReturnHook, protocol: Protocol) {
                 let is_here = u64::from(pod == 0);
                 assert_eq!((more(0, "flow_here"), more(0, "flow_remote")), (6 * is_here, 6 - 6 * is_here));
                 assert!(more(pod, "reply") >= 6, "{after:?}");
-                assert_eq!(more(1 - pod, "reply"), 0, "replies of the other node do not come back here");
+                if protocol == Protocol::Udp {
+                    // Of TCP, some may still end connections to the former endpoint.
+                    assert_eq!(more(1 - pod, "reply"), 0, "replies of the other node do not come back here");
+                }
                 assert_eq!(more(1, "notice_taken") >= 6, pod == 1);
-                assert_eq!(more(0, "packet_routed"), 0);
+                // XDP leaves the first one to the kernel, which finds out the address of the other node.
+                assert!(more(0, "packet_routed") <= u64::from(hook == DirectReturnHook::Xdp), "{after:?}");
             }
             cluster.serve(protocol, family, &[]);
             assert_eq!(ask(world, protocol, addresses[0]), ("node0".into(), true), "no endpoint");
