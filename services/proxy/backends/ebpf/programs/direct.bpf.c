@@ -3,8 +3,7 @@
  * Everything that they do not change or send goes on to the kernel: they drop nothing. */
 #include <linux/pkt_cls.h>
 
-#include "direct/egress.h"
-#include "direct/ingress.h"
+#include "direct/errors.h"
 
 /* bpf_fib_lookup asks for a license that is compatible with the GPL. What this object is made of is therefore available under
  * MIT and GPL-2.0 as well. */
@@ -14,27 +13,25 @@ const char program_license[] SEC("license") = "Dual MIT/GPL";
 
 SEC("classifier") int keelson_dr_in(struct __sk_buff *skb)
 {
-	struct packet packet = {};
-	if (skb->pkt_type != PACKET_TO_THIS_HOST || skb->vlan_present ||
-	    !read_packet(skb, AT_TC, skb->len, (__be16)skb->protocol, &packet))
+	struct work *work = begin_work(WORK_IN);
+	if (!work || skb->pkt_type != PACKET_TO_THIS_HOST || skb->vlan_present)
 		return TC_ACT_UNSPEC;
-	if (packet.has_notice) {
-		take_notice(skb, AT_TC, &packet);
+	if (arrived(skb, AT_TC, skb->len, (__be16)skb->protocol, skb->ingress_ifindex, skb->gso_size, work) == LEAVE)
 		return TC_ACT_UNSPEC;
-	}
-	struct bpf_fib_lookup route;
-	if (from_client(skb, AT_TC, &packet, skb->ingress_ifindex, skb->gso_size, &route) == LEAVE)
-		return TC_ACT_UNSPEC;
-	struct bpf_redir_neigh next = {.nh_family = route.family};
-	__builtin_memcpy(next.ipv6_nh, route.ipv6_dst, sizeof(next.ipv6_nh));
-	return redirect_neigh(route.ifindex, &next, sizeof(next), 0);
+	struct bpf_redir_neigh next = {.nh_family = work->route.family};
+	__builtin_memcpy(next.ipv6_nh, work->route.ipv6_dst, sizeof(next.ipv6_nh));
+	return redirect_neigh(work->route.ifindex, &next, sizeof(next), 0);
 }
 
 SEC("classifier") int keelson_dr_out(struct __sk_buff *skb)
 {
-	struct packet packet = {};
-	if (!skb->vlan_present && read_packet(skb, AT_TC, skb->len, (__be16)skb->protocol, &packet))
-		to_client(skb, &packet);
+	struct work *work = begin_work(WORK_OUT);
+	if (!work || skb->vlan_present || !read_network(skb, AT_TC, skb->len, (__be16)skb->protocol, &work->packet))
+		return TC_ACT_UNSPEC;
+	if (is_icmp(&work->packet))
+		error_to_client(skb, work);
+	else if (read_ports(skb, AT_TC, &work->packet))
+		to_client(skb, &work->packet);
 	return TC_ACT_UNSPEC;
 }
 
@@ -49,26 +46,20 @@ INLINE int is_to(const struct device *own, const struct ethhdr *frame)
 
 SEC("xdp") int keelson_dr_xdp(struct xdp_md *xdp)
 {
-	struct packet packet = {};
+	struct work *work = begin_work(WORK_IN);
 	struct ethhdr ethernet;
 	__u32 device = xdp->ingress_ifindex;
 	if (xdp_load_bytes(xdp, 0, &ethernet, sizeof(ethernet)))
 		return XDP_PASS;
 	struct device *own = map_lookup(&devices, &device);
-	if (!own || !is_to(own, &ethernet) ||
-	    !read_packet(xdp, AT_XDP, xdp_get_buff_len(xdp), ethernet.h_proto, &packet))
+	if (!work || !own || !is_to(own, &ethernet))
 		return XDP_PASS;
-	if (packet.has_notice) {
-		take_notice(xdp, AT_XDP, &packet);
+	if (arrived(xdp, AT_XDP, xdp_get_buff_len(xdp), ethernet.h_proto, device, 0, work) == LEAVE)
 		return XDP_PASS;
-	}
-	struct bpf_fib_lookup route;
-	if (from_client(xdp, AT_XDP, &packet, device, 0, &route) == LEAVE)
-		return XDP_PASS;
-	__builtin_memcpy(ethernet.h_dest, route.dmac, ETH_ALEN);
-	__builtin_memcpy(ethernet.h_source, route.smac, ETH_ALEN);
-	ethernet.h_proto = packet.is_six ? ORDER16(ETH_P_IPV6) : ORDER16(ETH_P_IP);
+	__builtin_memcpy(ethernet.h_dest, work->route.dmac, ETH_ALEN);
+	__builtin_memcpy(ethernet.h_source, work->route.smac, ETH_ALEN);
+	ethernet.h_proto = work->packet.is_six ? ORDER16(ETH_P_IPV6) : ORDER16(ETH_P_IP);
 	if (xdp_store_bytes(xdp, 0, &ethernet, sizeof(ethernet)))
 		return XDP_PASS;
-	return route.ifindex == device ? XDP_TX : (int)redirect(route.ifindex, 0);
+	return work->route.ifindex == device ? XDP_TX : (int)redirect(work->route.ifindex, 0);
 }

@@ -117,7 +117,7 @@ INLINE enum verdict send_on(void *ctx, enum hook hook, struct packet *packet, co
 
 /* `segment`: the payload of each segment, if the kernel has joined several. */
 INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet, __u32 device, __u32 segment,
-				struct bpf_fib_lookup *route)
+				struct direct_flow *flow, struct bpf_fib_lookup *route)
 {
 	struct direct_key key = {
 		.client = packet->source, .other = packet->destination, .protocol = packet->protocol};
@@ -129,27 +129,26 @@ INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet
 		return LEAVE;
 	}
 	struct direct_flow *known = map_lookup(&direct_flows, &key);
-	struct direct_flow flow = {};
 	if (packet->is_first) {
-		int is_chosen = choose(&key, known, &flow);
+		int is_chosen = choose(&key, known, flow);
 		if (!is_chosen) {
 			if (known)
 				map_delete(&direct_flows, &key);
 			return LEAVE;
 		}
-		if (known && !is_same(&known->endpoint, &flow.endpoint))
+		if (known && !is_same(&known->endpoint, &flow->endpoint))
 			known = 0;
 	} else {
 		if (!known)
 			return LEAVE;
-		flow = *known;
+		*flow = *known;
 	}
-	if (flow.is_remote)
-		return send_on(ctx, hook, packet, &key, known, &flow, device, segment, route);
-	if (!remember(&key, known, &flow))
+	if (flow->is_remote)
+		return send_on(ctx, hook, packet, &key, known, flow, device, segment, route);
+	if (!remember(&key, known, flow))
 		return LEAVE;
 	struct rewrite how = {.side = DESTINATION};
-	if (!rewrite(ctx, hook, packet, &how, &flow.endpoint))
+	if (!rewrite(ctx, hook, packet, &how, &flow->endpoint))
 		count(PACKET_HERE);
 	return LEAVE;
 }

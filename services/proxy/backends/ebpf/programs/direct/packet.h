@@ -87,6 +87,42 @@ struct packet {
 	} header;
 };
 
+/* The packet that an ICMP error quotes. */
+struct quoted {
+	struct endpoint source;
+	struct endpoint destination;
+	__u32 protocol;
+	/* Where the ports are in the frame. */
+	__u32 ports;
+	/* IPv4. */
+	struct iphdr header;
+};
+
+/* What programs know about the packet at hand: too much for their stack. Each side has its own, and a processor has one packet
+ * at a time there. */
+struct work {
+	struct packet packet;
+	struct quoted quoted;
+	struct direct_flow flow;
+	struct bpf_fib_lookup route;
+};
+
+enum {
+	WORK_IN,
+	WORK_OUT,
+	WORKS,
+};
+
+MAP(works, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct work, WORKS, 0);
+
+INLINE struct work *begin_work(__u32 side)
+{
+	struct work *work = map_lookup(&works, &side);
+	if (work)
+		__builtin_memset(&work->packet, 0, sizeof(work->packet));
+	return work;
+}
+
 INLINE long load(void *ctx, enum hook hook, __u32 at, void *to, __u32 size)
 {
 	return hook == AT_XDP ? xdp_load_bytes(ctx, at, to, size) : skb_load_bytes(ctx, at, to, size);
@@ -214,13 +250,18 @@ INLINE int read_ipv6(void *ctx, enum hook hook, __u32 frame, struct packet *pack
 	return 1;
 }
 
-/* `frame`: the length of the frame; `kind`: its type. Ports of later fragments are 0. */
-INLINE int read_packet(void *ctx, enum hook hook, __u32 frame, __be16 kind, struct packet *packet)
+/* The header of IP. `frame`: the length of the frame; `kind`: its type. */
+INLINE int read_network(void *ctx, enum hook hook, __u32 frame, __be16 kind, struct packet *packet)
 {
-	int is_known = kind == ORDER16(ETH_P_IP)   ? read_ipv4(ctx, hook, frame, packet) :
-		       kind == ORDER16(ETH_P_IPV6) ? read_ipv6(ctx, hook, frame, packet) :
-						     0;
-	if (!is_known || (packet->protocol != TCP && packet->protocol != UDP))
+	if (kind == ORDER16(ETH_P_IP))
+		return read_ipv4(ctx, hook, frame, packet);
+	return kind == ORDER16(ETH_P_IPV6) && read_ipv6(ctx, hook, frame, packet);
+}
+
+/* That of TCP or UDP behind it. Ports of later fragments are 0. */
+INLINE int read_ports(void *ctx, enum hook hook, struct packet *packet)
+{
+	if (packet->protocol != TCP && packet->protocol != UDP)
 		return 0;
 	return packet->fragment == LATER_FRAGMENT || read_transport(ctx, hook, packet);
 }

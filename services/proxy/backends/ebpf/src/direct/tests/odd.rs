@@ -226,3 +226,104 @@ fn full_maps_forget_the_oldest_flows() {
         assert_eq!(cluster.counted(0)["left_full"], 0);
     });
 }
+
+/// An endpoint without a server: the client hears that from the Service.
+#[test]
+fn a_refused_datagram_is_an_error_of_the_service() {
+    for hook in [DirectReturnHook::Tc, DirectReturnHook::Xdp] {
+        in_world(|world| {
+            let mut cluster = Cluster::new(world, hook, small_sizes());
+            for (family, pod) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                cluster.serve(Protocol::Udp, family, &[pod]);
+                let error = world.client.run(|| {
+                    let socket = udp_socket(at(NODES[0][family], NODE_PORT));
+                    socket.send(b"0").unwrap();
+                    socket.recv(&mut [0; 16]).unwrap_err()
+                });
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{hook:?} {family} {pod}");
+                assert!(cluster.counted(pod)["icmp_error"] > 0);
+            }
+        });
+    }
+}
+
+/// The way to the other node carries less than the client sends: the node tells the client, and data goes on.
+#[test]
+fn a_packet_that_is_too_big_for_the_other_node_is_told_to_the_client() {
+    in_world(|world| {
+        let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+        for family in [0, 1] {
+            serve_tcp(&world.pods[1], PODS[1][family], PORT, "pod");
+            let (network, via) = (POD_NETWORKS[1][family], NODES[1][family]);
+            world.nodes[0].ip(&format!("route replace {network} via {via} mtu lock 1300"));
+            cluster.serve(Protocol::Tcp, family, &[1]);
+            let data = vec![b'x'; 200_000];
+            let back = world.client.run(|| {
+                let (mut stream, _) = connect(at(NODES[0][family], NODE_PORT));
+                stream.write_all(&data).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                let mut back = Vec::new();
+                stream.read_to_end(&mut back).unwrap();
+                back
+            });
+            assert!(back == data, "{family}: {} bytes", back.len());
+            assert!(cluster.counted(0)["icmp_error"] > 0, "{:?}", cluster.counted(0));
+        }
+    });
+}
+
+/// A router between the endpoint and the client tells the Service that a reply was too big: the endpoint hears it.
+#[test]
+fn a_reply_that_is_too_big_is_told_to_the_endpoint() {
+    for (hook, pod) in [(DirectReturnHook::Tc, 0), (DirectReturnHook::Tc, 1), (DirectReturnHook::Xdp, 1)] {
+        in_world(|world| {
+            let mut cluster = Cluster::new(world, hook, small_sizes());
+            for family in [0, 1] {
+                serve_udp(&world.pods[pod], PODS[pod][family], PORT, "pod");
+                cluster.serve(Protocol::Udp, family, &[pod]);
+                let (node, client) = (NODES[0][family], CLIENT[family]);
+                let socket = listen(world, family, 7_000);
+                socket.send_to(b"0", at(node, NODE_PORT)).unwrap();
+                assert_eq!(heard(&socket).0, "pod");
+                // What the client would have heard.
+                let datagram = udp((node, NODE_PORT), (client, 7_000), &[b'y'; 64]);
+                let error = match family {
+                    0 => {
+                        let mut reply = ipv4(client, &[], 0x4000, &datagram);
+                        reply[12..16].copy_from_slice(&octets(node));
+                        reply[16..20].copy_from_slice(&octets(client));
+                        reply[2..4].copy_from_slice(&1_480_u16.to_be_bytes());
+                        let sum = checksum(&[&reply[..20]]);
+                        reply[10..12].copy_from_slice(&sum.to_be_bytes());
+                        let mut error = [&[3, 4, 0, 0, 0, 0][..], &1_300_u16.to_be_bytes(), &reply].concat();
+                        let sum = checksum(&[&error]);
+                        error[2..4].copy_from_slice(&sum.to_be_bytes());
+                        let mut packet = ipv4(node, &[], 0, &error);
+                        packet[9] = 1;
+                        packet
+                    }
+                    _ => {
+                        let mut reply = ipv6(client, 17, datagram.len(), &datagram);
+                        reply[8..24].copy_from_slice(&octets(node));
+                        let mut error = [&[2, 0, 0, 0][..], &1_300_u32.to_be_bytes(), &reply].concat();
+                        let length = u16::try_from(error.len()).unwrap().to_be_bytes();
+                        let sum = checksum(&[&octets(client), &octets(node), &length, &[0, 58], &error]);
+                        error[2..4].copy_from_slice(&sum.to_be_bytes());
+                        ipv6(node, 58, error.len(), &error)
+                    }
+                };
+                send(world, node, &error);
+                let until = Instant::now() + ANSWER;
+                let knows = || {
+                    let arguments = ["route", "get", client];
+                    let output = world.pods[pod].run(|| Command::new("ip").args(arguments).output().unwrap());
+                    String::from_utf8_lossy(&output.stdout).contains("mtu 1300")
+                };
+                while !knows() {
+                    assert!(Instant::now() < until, "{hook:?} {pod} {family}: {:?}", cluster.counted(0));
+                }
+                assert!(cluster.counted(0)["icmp_error"] > 0);
+            }
+        });
+    }
+}
