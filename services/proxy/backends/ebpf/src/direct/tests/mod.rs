@@ -23,10 +23,11 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::{
     addresses::{InterfacePattern, Match},
-    backend::Outcome,
+    backend::{Access, Backend, Driver as _, Outcome},
     model::{Endpoint, PortName, Protocol, ServicePort},
     options::{DirectReturnHook, EbpfOptions},
 };
+use keelson_proxy_nft::Nft;
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
@@ -327,6 +328,27 @@ fn service(protocol: Protocol, family: usize, pods: &[usize], n: usize) -> Servi
         serving,
         ..service_port(&service, "web", cluster_ip, 80)
     }
+}
+
+/// The tables of nftables on the first node, as they are beside the programs in the backend.
+fn tables(world: &World, protocol: Protocol, pods: &[usize]) -> Box<dyn Backend> {
+    world.nodes[0].run(|| {
+        let mut nft = Nft.open(&options(&["10.244.0.0/16"]), Access::Program).unwrap();
+        nft.set_addresses(&[NODES[0][0].parse().unwrap()]);
+        nft.set_node(NodeConfig {
+            family: Family::V4,
+            masquerade_all: false,
+            mark: 0x4000,
+            detector: Some(Detector::Cidr("10.244.0.0/16".parse().unwrap())),
+            service_cidrs: Vec::new(),
+            node_ips: vec![NODES[0][0].parse().unwrap()],
+            node_ports: Match::AllLocal,
+        });
+        let port = service(protocol, 0, pods, 0);
+        nft.set_service(Family::V4, &port.name.service.clone(), vec![port]);
+        nft.sync(Family::V4, Instant::now()).unwrap();
+        nft
+    })
 }
 
 /// Answers connections with its name and the client's address, then sends back what it gets.

@@ -78,6 +78,43 @@ fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
     }
 }
 
+/// For outside clients of external addresses: cluster IPs, and what needs more than the destination, are left.
+#[test]
+fn direct_return_has_policies_of_its_own() {
+    let node = NodeFacts { is_direct_return: true, ..NodeFacts::default() };
+    let both = || ServicePort { local: endpoints([1]), ..port("web", 1, &[1, 2]) };
+    let local = || ServicePort { external_local: true, ..both() };
+    for (what, port, facts, expected) in [
+        ("plain", both(), node, ["-", "12", "12", "12"]),
+        ("no endpoint", port("web", 1, &[]), node, ["-"; 4]),
+        ("internal Local", ServicePort { internal_local: true, ..both() }, node, ["-", "12", "12", "12"]),
+        ("external Local", local(), node, ["-", "1", "1", "1"]),
+        ("external Local without one", ServicePort { local: Vec::new(), ..local() }, node, ["-"; 4]),
+        ("masquerade all", both(), NodeFacts { masquerade_all: true, ..node }, ["-"; 4]),
+        (
+            "source ranges",
+            ServicePort { source_ranges: vec!["192.0.2.0/24".parse().unwrap()], ..both() },
+            node,
+            ["-", "-", "12", "12"],
+        ),
+        ("affinity", ServicePort { affinity_seconds: 10, ..both() }, node, ["-"; 4]),
+    ] {
+        assert_eq!(found(port, facts), expected, "{what}");
+    }
+}
+
+#[test]
+fn members_of_direct_return_tell_whether_they_are_here() {
+    let mut plan = plan();
+    plan.set_facts(Family::V4, NodeFacts { is_direct_return: true, ..NodeFacts::default() });
+    let of = ServicePort { node_port: 30_080, on_node: endpoints([1]), ..port("web", 1, &[1, 2]) };
+    plan.set(Family::V4, &name("web"), vec![of]);
+    let mut contents = Contents::default();
+    sync(&mut plan, &mut contents);
+    let bits: Vec<u32> = contents.members.values().copied().collect();
+    assert_eq!(bits, [1 | crate::layout::MEMBER_HERE, 1]);
+}
+
 #[test]
 fn a_change_is_as_large_as_its_service_port() {
     let mut plan = plan();
