@@ -160,14 +160,12 @@ impl Sockets {
         Ok(structure)
     }
 
-    /// Attaches what has become wanted since, if there is something to attach to.
+    /// Attaches what has become wanted since. After a failure, the next check finds it missing.
     pub(crate) fn attach_again(&mut self) -> Result<(), KernelError> {
-        if self.is_attached {
-            self.is_attached = false;
-            self.writable()?.attach()?;
-            self.is_attached = true;
+        match self.is_attached {
+            true => self.writable()?.attach().map(drop),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Puts what is wanted before it deletes the rest. A full map ends the puts only, so that the deletions make room.

@@ -5,6 +5,13 @@
 #include "choose.h"
 #include "rewrite.h"
 
+/* Of the first word of IPv6: traffic class and flow label. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define FLOW_INFO 0xffffff0fu
+#else
+#define FLOW_INFO 0x0fffffffu
+#endif
+
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
 
@@ -49,7 +56,7 @@ INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
 	count(NOTICE_TAKEN);
 }
 
-/* How the packet leaves this node, with so many bytes added. */
+/* How the packet leaves this node. `segment`: as of from_client; `added`: bytes that the packet grows by. */
 INLINE long find_route(void *ctx, const struct packet *packet, struct endpoint *to, __u32 device, __u32 segment,
 		       __u32 added, struct bpf_fib_lookup *route)
 {
@@ -62,7 +69,7 @@ INLINE long find_route(void *ctx, const struct packet *packet, struct endpoint *
 	route->tot_len = (segment ? packet->headers + segment : packet->length) + added;
 	if (packet->is_six) {
 		route->family = FAMILY_IPV6;
-		route->flowinfo = packet->header.words[0] & ORDER16(0x0fff);
+		route->flowinfo = packet->header.words[0] & FLOW_INFO;
 		__builtin_memcpy(route->ipv6_src, &packet->source.address, sizeof(struct address));
 		__builtin_memcpy(route->ipv6_dst, &to->address, sizeof(struct address));
 	} else {

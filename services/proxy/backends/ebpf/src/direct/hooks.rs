@@ -74,7 +74,14 @@ impl Hook {
 
 /// Loads the programs; the verifier checks them.
 pub(super) fn load(loaded: &mut Ebpf) -> Result<(), KernelError> {
-    let failed = |hook: Hook| move |error: ProgramError| KernelError::program(hook.program(), &error);
+    let failed = |hook: Hook| {
+        move |error: ProgramError| match KernelError::program(hook.program(), &error) {
+            KernelError::NotPermitted(reason) => KernelError::NotPermitted(format!(
+                "{reason} (direct return needs CAP_PERFMON or CAP_SYS_ADMIN besides)"
+            )),
+            error => error,
+        }
+    };
     for hook in [Hook::In, Hook::Out] {
         classifier(loaded, hook)?.load().map_err(failed(hook))?;
     }

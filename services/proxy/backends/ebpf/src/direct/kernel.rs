@@ -171,6 +171,11 @@ impl DirectKernel {
         Ok(Self { own, maps_folder, links_folder, sizes, hook, targets, maps, loaded: None })
     }
 
+    /// Whether an earlier run has attached the same programs: then the kernel has checked everything.
+    pub(crate) fn has_run(&self) -> bool {
+        self.maps.is_some() && self.links_folder.exists()
+    }
+
     /// Loads everything and lets it go again.
     pub(crate) fn probe(&self) -> Result<(), KernelError> {
         load(None, &self.sizes).map(drop)

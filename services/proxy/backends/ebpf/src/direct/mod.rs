@@ -73,7 +73,9 @@ impl Direct {
         let kernel: Option<Box<dyn SocketKernel>> = match sizes {
             Some(sizes) => {
                 let kernel = DirectKernel::find(own.hook, targets.clone(), sizes)?;
-                kernel.probe()?;
+                if !kernel.has_run() {
+                    kernel.probe()?;
+                }
                 Some(Box::new(kernel))
             }
             None => None,
