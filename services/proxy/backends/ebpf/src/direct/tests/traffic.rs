@@ -173,31 +173,24 @@ fn clients_of_the_cluster_are_left() {
 /// As in the backend: what the programs leave is translated by nftables, and nothing that they do is.
 #[test]
 fn beside_the_tables_of_nftables() {
-    for protocol in [Protocol::Tcp, Protocol::Udp] {
+    for (protocol, pod) in [(Protocol::Tcp, 0), (Protocol::Tcp, 1), (Protocol::Udp, 0), (Protocol::Udp, 1)] {
         in_world(|world| {
-            let to = at(NODES[0][0], NODE_PORT);
-            for (pod, name) in [(0, "pod0"), (1, "pod1")] {
-                let _nft = tables(world, protocol, &[pod]);
-                if pod == 0 {
-                    serve_all(world, protocol, 0);
-                }
-                assert_eq!(ask(world, protocol, to), (name.into(), false), "masqueraded by nftables");
-                let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
-                cluster.serve(protocol, 0, &[pod]);
-                for _ in 0..3 {
-                    assert_eq!(ask(world, protocol, to), (name.into(), true));
-                }
-                // From the other node: left.
-                let line = world.nodes[1].run(|| match protocol {
-                    Protocol::Udp => exchange(&udp_socket(to), "0"),
-                    _ => connect(to).1,
-                });
-                assert!(line.starts_with(name), "{line}");
-                assert_eq!(cluster.counted(0)["left_inside"], 1);
-                for n in [0, 1] {
-                    world.nodes[n].run(|| remove_pins(&mut drop).unwrap());
-                }
+            let (to, name) = (at(NODES[0][0], NODE_PORT), ["pod0", "pod1"][pod]);
+            let _nft = tables(world, protocol, &[pod]);
+            serve_all(world, protocol, 0);
+            assert_eq!(ask(world, protocol, to), (name.into(), false), "masqueraded by nftables");
+            let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
+            cluster.serve(protocol, 0, &[pod]);
+            for _ in 0..3 {
+                assert_eq!(ask(world, protocol, to), (name.into(), true));
             }
+            // From the other node: left.
+            let line = world.nodes[1].run(|| match protocol {
+                Protocol::Udp => exchange(&udp_socket(to), "0"),
+                _ => connect(to).1,
+            });
+            assert!(line.starts_with(name), "{line}");
+            assert_eq!(cluster.counted(0)["left_inside"], 1);
         });
     }
 }
