@@ -45,7 +45,8 @@ pub use settings::{
 };
 pub use size::ByteSize;
 pub use values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, IpvsScheduler, ListenSpec,
-    LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, DirectReturnHook, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant,
+    IpvsScheduler, ListenSpec, LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode,
+    SocketSpec, WhenContested, WhenFull,
 };
 pub use warnings::Warning;

@@ -21,8 +21,9 @@ use crate::primitives::TextRule;
 use crate::setting_type::{Any, Raw, Setting, within, zero_or};
 use crate::size::ByteSize;
 use crate::values::{
-    DetectLocalMode, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant, IpvsScheduler, ListenSpec,
-    LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode, SocketSpec, WhenContested, WhenFull,
+    DetectLocalMode, DirectReturnHook, EndpointsSource, EndpointsWatch, Enforce, IptablesVariant,
+    IpvsScheduler, ListenSpec, LogFormat, ProxyBackend, ProxyProtocol, Register, Role, SocketMode,
+    SocketSpec, WhenContested, WhenFull,
 };
 
 /// Its keys are the names of the gates.
@@ -441,6 +442,16 @@ settings! {
         /// With `ebpf`: the folder of cgroup v2 whose processes connect to Services at the socket level, those of all cgroups
         /// below it included. Empty: the root of the hierarchy, as this process sees it mounted.
         ebpf_cgroup: Option<PathBuf> = None, Any, restart;
+        /// With `ebpf`: devices at which outside clients reach node ports, external and load-balancer addresses, and by which
+        /// other nodes are reached: names, or prefixes with `*`. Programs at them send packets to an endpoint without connection
+        /// tracking, and its node answers the client directly, who keeps its address. All nodes need it: read `docs/ebpf.md`
+        /// before you set it. Empty: off.
+        ebpf_direct_return_devices: Vec<InterfacePattern> = Vec::new(), Any, restart;
+        /// Where these programs see what arrives: `tc`, or `xdp` (in the driver, where it can). What leaves is always at tc.
+        ebpf_direct_return_hook: DirectReturnHook = DirectReturnHook::Tc, Any, restart;
+        /// Networks of the addresses of all nodes, and of all pods unless `cluster_cidr` has those. Clients in them are left to
+        /// nftables; endpoints of other nodes, and node ports of other nodes, must be in them.
+        ebpf_direct_return_nodes: Vec<IpNet> = Vec::new(), Any, restart;
         /// Maximum number of conntrack entries per CPU, at most 1,048,576 in total, as kube-proxy's
         /// `conntrack.maxPerCore`. 0 keeps the kernel's limit. The limit belongs to the machine: a proxy in a network
         /// namespace of its own cannot change it.

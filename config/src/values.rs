@@ -399,6 +399,14 @@ choice! {
 }
 
 choice! {
+    /// Where the programs of direct return see what arrives on a device.
+    DirectReturnHook {
+        Tc = "tc",
+        Xdp = "xdp",
+    }
+}
+
+choice! {
     /// Header before the data of a connection, which tells the client's address (PROXY protocol).
     ProxyProtocol {
         Off = "off",

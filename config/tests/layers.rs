@@ -195,6 +195,9 @@ fn valid_value(key: &'static Key) -> BoxedStrategy<Json> {
         ("endpoints.source", _) => words(&["auto", "off"]),
         ("endpoints.watch", _) => words(&["on-demand", "always"]),
         ("debug.http_hosts" | "proxy.http_hosts", _) => lists(&["node-7", "node-7.example.com,10.0.0.7"]),
+        ("proxy.ebpf_direct_return_devices", _) => lists(&["eth0", "eth0,bond*"]),
+        ("proxy.ebpf_direct_return_hook", _) => words(&["tc", "xdp"]),
+        ("proxy.ebpf_direct_return_nodes", _) => lists(&["10.0.0.0/8", "10.0.0.0/24,fd00::/64"]),
         ("proxy.ebpf_cgroup", _) => words(&["", "/sys/fs/cgroup", "/sys/fs/cgroup/kubepods.slice"]),
         ("proxy.userspace_affinity_file", _) => {
             prop_oneof![Just("".into()), word.prop_map(|w| format!("/var/lib/{w}").into())].boxed()

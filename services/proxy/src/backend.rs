@@ -336,6 +336,11 @@ pub trait Backend: Send {
         Vec::new()
     }
 
+    /// The same of the programs of direct return.
+    fn direct_return(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// The UDP service ports of a family that have a serving endpoint.
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend>;
 

@@ -181,6 +181,7 @@ families! {
         map_elements: Metric<MapLabel, Gauge>, "map_elements", "Elements of bounded maps of eBPF, counted every 30 s";
         map_elements_max: Metric<MapLabel, Gauge>, "map_elements_max", "Capacity of these maps, in elements";
         socket_decisions: Metric<DecisionLabel, Counter>, "socket_decisions", "Connections and UDP flows by what the socket level decided, counted every 30 s";
+        direct_return: Metric<DecisionLabel, Counter>, "direct_return", "Flows and packets by what the programs of direct return did, counted every 30 s";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
         take_overs: Metric<TakeOverLabel, Counter>, "take_overs", "Rules of another backend or service proxy that were removed after the first sync, by their owner";
         services: Gauge, "services", "Services that are programmed in the kernel";
@@ -292,6 +293,12 @@ impl ProxyMetrics {
         counter.inc_by(total.saturating_sub(counter.get()));
     }
 
+    /// `total`: as above.
+    pub(crate) fn direct_return(&self, decision: &'static str, total: u64) {
+        let counter = self.direct_return.get_or_create(&DecisionLabel { decision });
+        counter.inc_by(total.saturating_sub(counter.get()));
+    }
+
     pub(crate) fn elements(&self, family: Family, number: usize) {
         self.elements.get_or_create(&family.into()).set(i64::try_from(number).unwrap_or(i64::MAX));
     }
@@ -379,6 +386,7 @@ mod tests {
         metrics.decided("tcp", 3);
         metrics.decided("tcp", 8);
         metrics.decided("tcp", 1);
+        metrics.direct_return("reply", 9);
         let text = text(&metrics);
         for line in [
             "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
@@ -408,6 +416,7 @@ mod tests {
             "keelson_proxy_map_elements{map=\"slots\"} 7",
             "keelson_proxy_map_elements_max{map=\"slots\"} 100",
             "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 8",
+            "keelson_proxy_direct_return_total{decision=\"reply\"} 9",
         ] {
             assert!(has(&text, line), "{line} in\n{text}");
         }

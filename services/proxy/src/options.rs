@@ -83,6 +83,35 @@ impl Default for IpvsOptions {
 pub struct EbpfOptions {
     /// The folder of cgroup v2 below which sockets are translated; `None`: the root of the hierarchy.
     pub cgroup: Option<PathBuf>,
+    /// `None`: packets of outside clients are left to nftables.
+    pub direct_return: Option<DirectReturnOptions>,
+}
+
+/// Direct return of the backend ebpf.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectReturnOptions {
+    /// The devices at which outside clients arrive, and by which other nodes are reached.
+    pub devices: Vec<InterfacePattern>,
+    pub hook: DirectReturnHook,
+    /// The networks of the addresses of nodes.
+    pub nodes: Vec<IpNet>,
+}
+
+/// Where programs see what arrives on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectReturnHook {
+    Tc,
+    Xdp,
+}
+
+impl DirectReturnHook {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Tc => "tc",
+            Self::Xdp => "xdp",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use keelson_proxy::{
     choice::Choice,
     conntrack::ConntrackOptions,
     options::{
-        self as proxy_options, DetectLocal, EbpfOptions, IptablesOptions, IpvsOptions, Options,
-        ProxyProtocol, RelayOptions,
+        self as proxy_options, DetectLocal, DirectReturnHook, DirectReturnOptions, EbpfOptions,
+        IptablesOptions, IpvsOptions, Options, ProxyProtocol, RelayOptions,
     },
 };
 
@@ -62,7 +62,7 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
             tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
             udp_timeout: proxy.ipvs_udp_timeout,
         },
-        ebpf: EbpfOptions { cgroup: proxy.ebpf_cgroup.clone() },
+        ebpf: EbpfOptions { cgroup: proxy.ebpf_cgroup.clone(), direct_return: direct_return(settings) },
         conntrack: conntrack(settings),
         relay: relay_options(settings),
         min_sync_period: proxy.min_sync_period,
@@ -88,6 +88,19 @@ pub(crate) fn conntrack(settings: &Settings) -> ConntrackOptions {
 /// Whether node ports are at all addresses of the node by default, as in kube-proxy's mode of the same name.
 fn serves_all_addresses(backend: ProxyBackend) -> bool {
     matches!(backend, ProxyBackend::Iptables | ProxyBackend::Ipvs)
+}
+
+fn direct_return(settings: &Settings) -> Option<DirectReturnOptions> {
+    let proxy = &settings.proxy;
+    let devices = proxy.ebpf_direct_return_devices.iter();
+    (!proxy.ebpf_direct_return_devices.is_empty()).then(|| DirectReturnOptions {
+        devices: devices.map(|pattern| addresses::InterfacePattern::parse(&pattern.0)).collect(),
+        hook: match proxy.ebpf_direct_return_hook {
+            keelson_config::DirectReturnHook::Tc => DirectReturnHook::Tc,
+            keelson_config::DirectReturnHook::Xdp => DirectReturnHook::Xdp,
+        },
+        nodes: proxy.ebpf_direct_return_nodes.clone(),
+    })
 }
 
 fn relay_options(settings: &Settings) -> RelayOptions {

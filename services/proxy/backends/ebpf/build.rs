@@ -1,4 +1,4 @@
-//! Compiles the programs of the socket level with clang and embeds the object.
+//! Compiles the programs of the socket level and those of direct return with clang and embeds the objects.
 //!
 //! In: `programs/`, `CLANG` (the compiler, `clang` by default). Out: `programs.rs` in `OUT_DIR`. Without a clang that
 //! compiles for BPF the crate is built all the same, with a warning; then the backend says so when it is opened.
@@ -9,32 +9,39 @@ use std::{
     process::Command,
 };
 
-const SOURCE: &str = "programs/socket.bpf.c";
+/// The constant, its source, and what it has.
+const OBJECTS: [(&str, &str, &str); 2] = [
+    ("OBJECT", "socket", "The programs of the socket level"),
+    ("DIRECT_OBJECT", "direct", "The programs of direct return"),
+];
 
 fn main() -> io::Result<()> {
     println!("cargo:rerun-if-changed=programs");
     println!("cargo:rerun-if-env-changed=CLANG");
     let folder = PathBuf::from(env::var_os("OUT_DIR").ok_or(io::ErrorKind::NotFound)?);
-    let object = folder.join("socket.bpf.o");
-    let constant = match compile(&object) {
-        Ok(()) => {
-            strip(&object);
-            format!("Some(aya::include_bytes_aligned!({:?}))", object.display().to_string())
-        }
-        Err(reason) => {
-            println!(
-                "cargo:warning=the backend ebpf is left out of this build: {reason}; install clang (package clang) or set CLANG"
-            );
-            "None".to_owned()
-        }
-    };
-    let text = format!(
-        "/// The programs as an ELF object; `None`: built without clang.\npub(crate) const OBJECT: Option<&[u8]> = {constant};\n"
-    );
+    let mut text = String::new();
+    for (constant, name, contents) in OBJECTS {
+        let object = folder.join(format!("{name}.bpf.o"));
+        let value = match compile(&format!("programs/{name}.bpf.c"), &object) {
+            Ok(()) => {
+                strip(&object);
+                format!("Some(aya::include_bytes_aligned!({:?}))", object.display().to_string())
+            }
+            Err(reason) => {
+                println!(
+                    "cargo:warning=the backend ebpf is left out of this build: {reason}; install clang (package clang) or set CLANG"
+                );
+                "None".to_owned()
+            }
+        };
+        text += &format!(
+            "/// {contents} as an ELF object; `None`: built without clang.\npub(crate) const {constant}: Option<&[u8]> = {value};\n"
+        );
+    }
     fs::write(folder.join("programs.rs"), text)
 }
 
-fn compile(object: &Path) -> Result<(), String> {
+fn compile(source: &str, object: &Path) -> Result<(), String> {
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let endian = match env::var("CARGO_CFG_TARGET_ENDIAN").as_deref() {
         Ok("big") => "bpfeb",
@@ -48,13 +55,13 @@ fn compile(object: &Path) -> Result<(), String> {
     // Objects do not differ by the folder of the build.
     let root = env::var("CARGO_MANIFEST_DIR").map_err(|error| error.to_string())?;
     command.arg(format!("-ffile-prefix-map={root}=."));
-    command.args(["-c", SOURCE, "-o"]).arg(object);
+    command.args(["-c", source, "-o"]).arg(object);
     let output = command.output().map_err(|error| format!("cannot run {clang}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr);
-    Err(format!("{clang} cannot compile {SOURCE}: {}", message.lines().next().unwrap_or("no message")))
+    Err(format!("{clang} cannot compile {source}: {}", message.lines().next().unwrap_or("no message")))
 }
 
 /// Removes what debuggers read; the kernel reads BTF only. Without the program, the object is just larger.

@@ -277,13 +277,17 @@ impl Shared {
 
     /// How full maps are, and what programs have decided.
     pub(super) fn measure_maps(&self) {
-        let (fills, decisions) = {
+        let (fills, decisions, direct_return) = {
             let sync = self.sync();
-            (sync.backend().map_fills(), sync.backend().decisions())
+            let backend = sync.backend();
+            (backend.map_fills(), backend.decisions(), backend.direct_return())
         };
         fills.into_iter().for_each(|fill| self.metrics.map_fill(fill));
         for (decision, total) in decisions {
             self.metrics.decided(decision, total);
+        }
+        for (decision, total) in direct_return {
+            self.metrics.direct_return(decision, total);
         }
     }
 

@@ -5,38 +5,6 @@
 
 #include "maps.h"
 
-#define NANOSECONDS 1000000000ULL
-#define TCP 6
-#define UDP 17
-
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define MAPPED_PREFIX 0xffff0000u
-#else
-#define MAPPED_PREFIX 0x0000ffffu
-#endif
-
-/* Which service port the destination belongs to. */
-INLINE struct set_key *find_frontend(struct frontend_key *to)
-{
-	struct set_key *found = map_lookup(&frontends, to);
-	if (found || !map_lookup(&node_addresses, &to->address))
-		return found;
-	struct frontend_key node_port = *to;
-	node_port.scope = SCOPE_NODE_PORT;
-	if (to->address.words[0] || to->address.words[1] || to->address.words[2] != MAPPED_PREFIX)
-		node_port.address.words[0] = node_port.address.words[1] = node_port.address.words[2] = 0;
-	node_port.address.words[3] = 0;
-	return map_lookup(&frontends, &node_port);
-}
-
-/* Whether the endpoint is one of the service port, with one of these bits. */
-INLINE int is_member(__u32 number, const struct endpoint *endpoint, __u32 bits)
-{
-	struct member_key key = {.number = number, .endpoint = *endpoint};
-	__u32 *member = map_lookup(&members, &key);
-	return member && (*member & bits);
-}
-
 /* The endpoint that this client had before, if it still is in the set. */
 INLINE int recall(const struct affinity_key *key, const struct set_key *which, const struct set *set,
 		  struct endpoint *chosen)

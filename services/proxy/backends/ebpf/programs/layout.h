@@ -59,8 +59,10 @@ struct member_key {
 	struct endpoint endpoint;
 };
 
-/* Bits of a member: the sets that it is in (1 << kind), and whether a UDP flow to it may go on. */
+/* Bits of a member: the sets that it is in (1 << kind), whether a UDP flow to it may go on, and, in the maps of direct return,
+ * whether it is on this node. */
 #define MEMBER_SERVES 4
+#define MEMBER_HERE 8
 
 struct affinity_key {
 	/* Cookie of the network namespace: a pod, or the node with all pods in its network. */

@@ -21,8 +21,9 @@ use keelson_proxy::{
 };
 
 use crate::{
+    direct::Direct,
     explain::{self, Context},
-    kernel::SocketKernel,
+    kernel::{KernelError, SocketKernel},
     layout::MapName,
     observer::EbpfObserver,
     plan::{NodeFacts, Usage},
@@ -41,6 +42,8 @@ pub(crate) const INFO: BackendInfo = BackendInfo {
 pub(crate) struct EbpfBackend {
     packets: Box<dyn Backend>,
     sockets: Sockets,
+    /// `None`: direct return is off.
+    direct: Option<Direct>,
     /// The addresses of the node's interfaces.
     local: Vec<IpAddr>,
     nodes: [Option<NodeConfig>; 2],
@@ -52,15 +55,16 @@ impl EbpfBackend {
         packets: Box<dyn Backend>,
         kernel: Option<Box<dyn SocketKernel>>,
         options: &Options,
-    ) -> Self {
+    ) -> Result<Self, BackendError> {
         let is_enabled = Family::ALL.map(|family| packets.disabled_reason(family).is_none());
-        Self {
+        Ok(Self {
+            direct: Direct::open(options, kernel.is_some(), is_enabled)?,
             packets,
             sockets: Sockets::new(kernel, usual_capacity(), is_enabled),
             local: Vec::new(),
             nodes: [None, None],
             masquerade_all: options.masquerade_all,
-        }
+        })
     }
 
     fn enabled(&self) -> impl Iterator<Item = Family> {
@@ -74,11 +78,15 @@ impl EbpfBackend {
             masquerade_all: node.masquerade_all,
             detects_pods: node.detector.is_some(),
             has_cluster_ip: false,
+            is_direct_return: false,
         };
         let served = match &node.node_ports {
             Match::AllLocal => self.local.clone(),
             Match::Addresses(addresses) => addresses.clone(),
         };
+        if let Some(direct) = &mut self.direct {
+            direct.set_node(node, &served);
+        }
         self.sockets.plan.set_facts(family, facts);
         self.sockets.plan.set_local_addresses(family, &self.local);
         self.sockets.set_node_addresses(family, &served);
@@ -110,6 +118,7 @@ impl Backend for EbpfBackend {
                     .to_owned(),
             );
         }
+        limitations.extend(self.direct.iter().flat_map(Direct::limitations));
         limitations
     }
 
@@ -120,9 +129,10 @@ impl Backend for EbpfBackend {
         lines.push(format!("socket level: {attached}, {}", kernel.describe()));
         lines.extend(self.enabled().map(|family| self.usage_text(family)));
         if let Ok(counters) = kernel.counters() {
-            let texts = counters.iter().map(|(counter, count)| format!("{count} {}", counter.describe()));
+            let texts = counters.iter().map(|decisions| format!("{} {}", decisions.total, decisions.text));
             lines.push(format!("decisions: {}", texts.collect::<Vec<_>>().join(", ")));
         }
+        lines.extend(self.direct.iter().flat_map(Direct::features));
         let swept = self.sockets.sweeper().status();
         lines.push(match swept.failure {
             None => format!("stale UDP sockets: {} destroyed", swept.destroyed),
@@ -140,6 +150,9 @@ impl Backend for EbpfBackend {
 
     fn set_service(&mut self, family: Family, service: &ServiceName, ports: Vec<ServicePort>) {
         self.sockets.plan.set(family, service, ports.clone());
+        if let Some(direct) = &mut self.direct {
+            direct.sockets.plan.set(family, service, ports.clone());
+        }
         self.packets.set_service(family, service, ports);
     }
 
@@ -151,6 +164,9 @@ impl Backend for EbpfBackend {
     }
 
     fn set_interfaces(&mut self, interfaces: &[Interface]) {
+        if let Some(direct) = &mut self.direct {
+            direct.set_interfaces(interfaces);
+        }
         self.packets.set_interfaces(interfaces);
     }
 
@@ -161,17 +177,20 @@ impl Backend for EbpfBackend {
     }
 
     fn has_synced(&self, family: Family) -> bool {
-        self.packets.has_synced(family) && self.sockets.has_synced(family)
+        let of_direct = self.direct.as_ref().is_none_or(|direct| direct.sockets.has_synced(family));
+        self.packets.has_synced(family) && self.sockets.has_synced(family) && of_direct
     }
 
     fn sync(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
-        let outcome = self.packets.sync(family, now)?;
-        Ok(outcome.plus(self.sockets.sync(family, now)?))
+        let outcome = self.packets.sync(family, now)?.plus(self.sockets.sync(family, now)?);
+        let Some(direct) = &mut self.direct else { return Ok(outcome) };
+        Ok(outcome.plus(direct.sockets.sync(family, now)?))
     }
 
     fn maintain(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
-        let outcome = self.packets.maintain(family, now)?;
-        Ok(outcome.plus(self.sockets.maintain(family, now)?))
+        let outcome = self.packets.maintain(family, now)?.plus(self.sockets.maintain(family, now)?);
+        let Some(direct) = &mut self.direct else { return Ok(outcome) };
+        Ok(outcome.plus(direct.sockets.maintain(family, now)?))
     }
 
     fn stop_udp_offload(&mut self, family: Family) -> bool {
@@ -183,17 +202,15 @@ impl Backend for EbpfBackend {
     }
 
     fn observer(&self) -> Result<Box<dyn Observer>, BackendError> {
-        Ok(Box::new(EbpfObserver::new(
-            self.packets.observer()?,
-            self.sockets.kernel().map(SocketKernel::maps_folder),
-            self.sockets.snapshots.clone(),
-            self.sockets.syncs.clone(),
-        )))
+        let direct = self.direct.as_ref().map(|direct| &direct.sockets);
+        Ok(Box::new(EbpfObserver::new(self.packets.observer()?, &self.sockets, direct)))
     }
 
     fn begin_check(&mut self, family: Family) -> Result<bool, BackendError> {
         let packets = self.packets.begin_check(family)?;
-        Ok(self.sockets.begin_check(family, Instant::now())? || packets)
+        let now = Instant::now();
+        let direct = self.direct.as_mut().map_or(Ok(false), |direct| direct.begin_check(family, now))?;
+        Ok(self.sockets.begin_check(family, now)? || packets || direct)
     }
 
     fn check(&mut self, family: Family, now: Instant) -> Check {
@@ -201,21 +218,30 @@ impl Backend for EbpfBackend {
             Check::Done(Ok(outcome)) => outcome,
             other => return other,
         };
-        let sockets = self.sockets.check(family, now);
-        Check::Done(sockets.map(|sockets| packets.plus(sockets)).map_err(BackendError::from))
+        let mut levels =
+            Some(&mut self.sockets).into_iter().chain(self.direct.as_mut().map(|direct| &mut direct.sockets));
+        let checked = levels.try_fold(packets, |outcome, level| Ok(outcome.plus(level.check(family, now)?)));
+        Check::Done(checked.map_err(|error: KernelError| error.into()))
     }
 
     fn changes(&mut self) -> Result<Vec<String>, BackendError> {
         let mut lines = self.packets.changes()?;
         let now = Instant::now();
-        for family in self.enabled().collect::<Vec<_>>() {
-            let changes = self.sockets.difference(family, now)?;
-            lines.extend(changes.iter().map(ToString::to_string));
-        }
-        if let Some(kernel) = self.sockets.kernel() {
-            lines.extend(kernel.detached()?.into_iter().map(|hook| format!("attach the program {hook}")));
-            let former = kernel.former()?.into_iter();
-            lines.extend(former.map(|folder| format!("remove {} of another version", folder.display())));
+        let families: Vec<Family> = self.enabled().collect();
+        let direct = self.direct.as_mut().map(|direct| ("direct return: ", &mut direct.sockets));
+        for (prefix, level) in Some(("", &mut self.sockets)).into_iter().chain(direct) {
+            let mut changes = Vec::new();
+            for family in &families {
+                changes.extend(level.difference(*family, now)?.iter().map(ToString::to_string));
+            }
+            if let Some(kernel) = level.kernel() {
+                changes
+                    .extend(kernel.detached()?.into_iter().map(|hook| format!("attach the program {hook}")));
+                let former = kernel.former()?.into_iter();
+                changes
+                    .extend(former.map(|folder| format!("remove {} of another version", folder.display())));
+            }
+            lines.extend(changes.into_iter().map(|line| format!("{prefix}{line}")));
         }
         Ok(lines)
     }
@@ -223,8 +249,14 @@ impl Backend for EbpfBackend {
     fn ruleset(&self) -> RulesetPrinter {
         let packets = self.packets.ruleset();
         let plan = self.sockets.plan.settled(Instant::now());
-        let maps: Vec<MapsText> =
-            self.enabled().map(|family| MapsText::new(family, plan.contents(family))).collect();
+        let mut maps: Vec<MapsText> =
+            self.enabled().map(|family| MapsText::new("", family, plan.contents(family))).collect();
+        if let Some(direct) = &self.direct {
+            let plan = direct.sockets.plan.settled(Instant::now());
+            let texts =
+                self.enabled().map(|family| MapsText::new("direct return, ", family, plan.contents(family)));
+            maps.extend(texts);
+        }
         Box::new(move |out| {
             packets(out)?;
             maps.iter().try_for_each(|text| text.print(out))
@@ -235,7 +267,13 @@ impl Backend for EbpfBackend {
         let node = self.nodes[question.target.family() as usize].as_ref();
         let plan = self.sockets.plan.settled(Instant::now());
         let context = Context { plan: &plan, node, local };
-        explain::explain(&context, question, &|question| self.packets.explain(question, local))
+        let of_packets = |question: &Question| {
+            let explanation = self.packets.explain(question, local);
+            let Some(direct) = &self.direct else { return explanation };
+            let plan = direct.sockets.plan.settled(Instant::now());
+            direct.explain(&Context { plan: &plan, node, local }, question, explanation)
+        };
+        explain::explain(&context, question, &of_packets)
     }
 
     fn counts(&self, family: Family) -> Counts {
@@ -268,18 +306,26 @@ impl Backend for EbpfBackend {
         let sum = |of: fn(&Usage) -> usize| usage.iter().map(of).sum();
         let slots = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         let fill = |map: MapName, elements, max| MapFill { map: map.as_str(), elements, max };
-        vec![
+        let mut fills = vec![
             fill(MapName::Frontends, sum(|usage| usage.frontends), capacity.frontends),
             fill(MapName::Sets, sum(|usage| usage.sets), capacity.sets),
             fill(MapName::Members, sum(|usage| usage.members), capacity.members),
             // Each family has the slots of both.
             fill(MapName::Slots, slots(usage[0].slots), slots(capacity.slots)),
-        ]
+        ];
+        fills.extend(self.direct.iter().flat_map(Direct::map_fills));
+        fills
     }
 
     fn decisions(&self) -> Vec<(&'static str, u64)> {
         let counters = self.sockets.kernel().and_then(|kernel| kernel.counters().ok()).unwrap_or_default();
-        counters.into_iter().map(|(counter, total)| (counter.as_str(), total)).collect()
+        counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()
+    }
+
+    fn direct_return(&self) -> Vec<(&'static str, u64)> {
+        let kernel = self.direct.as_ref().and_then(|direct| direct.sockets.kernel());
+        let counters = kernel.and_then(|kernel| kernel.counters().ok()).unwrap_or_default();
+        counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()
     }
 
     /// Of packets: sockets are asked for each datagram, or ended.

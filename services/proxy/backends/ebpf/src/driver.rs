@@ -33,7 +33,8 @@ impl Driver for Ebpf {
         let find = || Pinned::find(options.ebpf.cgroup.as_deref(), usual_sizes());
         let kernel: Option<Box<dyn SocketKernel>> = match access {
             Access::Program | Access::Compare => {
-                let pinned = find()?;
+                let mut pinned = find()?;
+                pinned.has_direct_return = options.ebpf.direct_return.is_some();
                 if !pinned.is_running() {
                     pinned.probe(access == Access::Program)?;
                 }
@@ -43,7 +44,7 @@ impl Driver for Ebpf {
             Access::Print => None,
         };
         let packets = Nft.open(options, access)?;
-        Ok(Box::new(EbpfBackend::new(packets, kernel, options)))
+        Ok(Box::new(EbpfBackend::new(packets, kernel, options)?))
     }
 
     fn reason_against(&self, options: &Options) -> Option<String> {

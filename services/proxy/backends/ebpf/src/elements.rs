@@ -8,7 +8,8 @@ use std::{collections::BTreeMap, fmt};
 use keelson_proxy::model::{Family, Protocol};
 
 use crate::layout::{
-    Address, FrontendKey, MEMBER_SERVES, MapName, MemberKey, SetKey, SetKind, SetValue, SlotValue,
+    Address, FrontendKey, MEMBER_HERE, MEMBER_SERVES, MapName, MemberKey, SetKey, SetKind, SetValue,
+    SlotValue,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +168,7 @@ impl fmt::Display for Element {
                 write!(f, "{place} : {} of {number}", remote.endpoint())
             }
             Self::Member(MemberKey { number, remote }, bits) => {
-                let names = [(1, "cluster"), (2, "local"), (MEMBER_SERVES, "serving")];
+                let names = [(1, "cluster"), (2, "local"), (MEMBER_SERVES, "serving"), (MEMBER_HERE, "here")];
                 let names = names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name);
                 write!(f, "{number} {} : {}", remote.endpoint(), names.collect::<Vec<_>>().join(" "))
             }

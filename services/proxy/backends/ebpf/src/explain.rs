@@ -66,7 +66,7 @@ fn left(mut way: pb::Way, reason: Reason) -> pb::Way {
 }
 
 impl Context<'_> {
-    fn find(&self, target: Target) -> Option<(Frontend, &ServicePort, Result<SetKey, Reason>)> {
+    pub(crate) fn find(&self, target: Target) -> Option<(Frontend, &ServicePort, Result<SetKey, Reason>)> {
         let family = target.family();
         target.frontends().into_iter().find_map(|frontend| {
             let (_, port, decided) = self.plan.lookup(family, frontend)?;

@@ -217,6 +217,8 @@ pub(crate) struct MemberKey {
 
 /// Bit of a member to which UDP flows may go on; the others are `1 << kind`.
 pub(crate) const MEMBER_SERVES: u32 = 4;
+/// Bit of a member on this node, in the maps of direct return.
+pub(crate) const MEMBER_HERE: u32 = 8;
 
 /// A key of `udp_replies` and `tcp_peers`: 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,4 +242,4 @@ pub(crate) trait Layout<const N: usize>: Sized {
 
 mod bytes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

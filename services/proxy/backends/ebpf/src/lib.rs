@@ -9,11 +9,15 @@
 //! and what needs the source of a packet or an answer of the kernel. The packet level is the whole backend nft, so what the
 //! socket level leaves out costs time and changes nothing.
 //!
+//! An option beside them is *direct return* (`direct`, docs/decisions/0078): programs at devices for packets of outside clients,
+//! as a second plan with maps of its own. What they leave arrives at the packet level as well.
+//!
 //! The modules, each of which uses those below it: [`Ebpf`] (driver) and `EbpfBackend`; `explain` and `print`; `sockets` (the
 //! socket level, and how it is synced) and `stale` (UDP sockets of endpoints that are gone); `plan` (what is wanted);
 //! `kernel` (maps, programs, links); `elements` and `layout` (what is in the maps). `programs/` has the programs in C.
 
 mod backend;
+mod direct;
 mod driver;
 mod elements;
 mod explain;

@@ -13,13 +13,15 @@ use crate::{
 };
 
 pub(crate) struct MapsText {
+    /// Empty for those of the socket level.
+    level: &'static str,
     family: Family,
     contents: Contents,
 }
 
 impl MapsText {
-    pub(crate) fn new(family: Family, contents: Contents) -> Self {
-        Self { family, contents }
+    pub(crate) fn new(level: &'static str, family: Family, contents: Contents) -> Self {
+        Self { level, family, contents }
     }
 
     pub(crate) fn print(&self, out: &mut dyn fmt::Write) -> fmt::Result {
@@ -29,7 +31,7 @@ impl MapsText {
             if elements.peek().is_none() {
                 return Ok(());
             }
-            writeln!(out, "# eBPF map {} of {}", map.as_str(), self.family)?;
+            writeln!(out, "# {}eBPF map {} of {}", self.level, map.as_str(), self.family)?;
             elements.try_for_each(|element| writeln!(out, "#   {element}"))
         };
         section(

@@ -161,6 +161,14 @@ impl Sockets {
         Ok(structure)
     }
 
+    /// Attaches what has become wanted since. After a failure, the next check finds it missing.
+    pub(crate) fn attach_again(&mut self) -> Result<(), KernelError> {
+        match self.is_attached {
+            true => self.writable()?.attach().map(drop),
+            false => Ok(()),
+        }
+    }
+
     /// Puts what is wanted before it deletes the rest. A full map ends the puts only, so that the deletions make room.
     fn apply(&mut self, changes: &[Change]) -> Result<Outcome, KernelError> {
         let mut outcome = Outcome { transactions: usize::from(!changes.is_empty()), ..Outcome::default() };

@@ -8,11 +8,11 @@ use std::{
 };
 
 use keelson_proxy::{
-    addresses::NodePortAddresses,
+    addresses::{InterfacePattern, NodePortAddresses},
     backend::{Access, Driver},
     explain::Source,
     model::{Endpoint, Protocol},
-    options::Detector,
+    options::{Detector, DirectReturnHook, DirectReturnOptions},
 };
 
 use super::*;
@@ -56,7 +56,12 @@ fn web() -> ServicePort {
 }
 
 fn backend(port: ServicePort) -> Box<dyn Backend> {
+    backend_with(port, None)
+}
+
+fn backend_with(port: ServicePort, direct_return: Option<DirectReturnOptions>) -> Box<dyn Backend> {
     let mut settings = options(&["10.244.0.0/16"]);
+    settings.ebpf.direct_return = direct_return;
     settings.node_port_addresses = NodePortAddresses::Cidrs(Vec::new());
     let mut backend = Ebpf.open(&settings, Access::Print).unwrap();
     backend.set_addresses(&LOCAL.map(|ip| ip.parse().unwrap()));
@@ -134,6 +139,52 @@ fn what_is_left_to_packets_says_why() {
     );
 }
 
+fn direct_return() -> Option<DirectReturnOptions> {
+    Some(DirectReturnOptions {
+        devices: vec![InterfacePattern::parse("eth0")],
+        hook: DirectReturnHook::Xdp,
+        nodes: vec!["10.0.0.0/24".parse().unwrap()],
+    })
+}
+
+#[test]
+fn direct_return_is_explained_for_outside_clients() {
+    let direct = backend_with(web(), direct_return());
+    for to in [W, NP] {
+        let all = ways(direct.as_ref(), "outside", to);
+        assert_eq!(
+            all[0], "outside at no device forwarded 2: direct return: program keelson_dr_xdp",
+            "{all:?}"
+        );
+        assert!(
+            all[1].starts_with("outside forwarded 2 +M: direct return: left to nftables at other"),
+            "{all:?}"
+        );
+        // Nodes and pods, and what the socket level decides.
+        for from in ["10.0.0.99", "10.244.7.1", "pod", "node"] {
+            let all = ways(direct.as_ref(), from, to);
+            assert!(all.iter().all(|way| !way.contains("direct return")), "{from}: {all:?}");
+        }
+    }
+    let all = ways(direct.as_ref(), "192.0.2.77", V);
+    assert!(all[0].contains("direct return: left to nftables, because it is a cluster IP"), "{all:?}");
+    let sticky = backend_with(ServicePort { affinity_seconds: 60, ..web() }, direct_return());
+    let all = ways(sticky.as_ref(), "outside", NP);
+    assert!(
+        all[0].contains("direct return: left to nftables, because the service port has session"),
+        "{all:?}"
+    );
+    let mut text = String::new();
+    direct.ruleset()(&mut text).unwrap();
+    for line in ["# direct return, eBPF map frontends of IPv4", "#   2 10.244.0.1:8080 : cluster here"] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing:\n{text}");
+    }
+    let names =
+        |backend: &dyn Backend| -> Vec<&str> { backend.map_fills().iter().map(|fill| fill.map).collect() };
+    assert!(names(direct.as_ref()).contains(&"direct_frontends"));
+    assert!(!names(backend(web()).as_ref()).contains(&"direct_frontends"));
+}
+
 #[test]
 fn the_text_has_tables_and_maps() {
     let mut dns = web();
@@ -162,10 +213,7 @@ fn a_failure_of_the_maps_is_an_error_and_the_next_sync_compares_everything() {
     let (kernel, handle) = fake::kernel();
     let mut sockets = Sockets::new(Some(Box::new(kernel)), usual_capacity(), [true, false]);
     let now = Instant::now();
-    sockets.plan.set_facts(
-        Family::V4,
-        NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
-    );
+    sockets.plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
     sockets.plan.set(Family::V4, &web().name.service, vec![web()]);
     let first = sockets.sync(Family::V4, now).unwrap();
     assert_eq!((first.full, first.repaired, first.added, first.structure), (true, false, 6, 8));

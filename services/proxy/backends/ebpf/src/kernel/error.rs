@@ -54,6 +54,17 @@ pub(crate) enum KernelError {
     MapsRemoved(PathBuf),
     #[error("cannot {action} {path}: {error}; the backend ebpf keeps programs and maps there")]
     ReadOnly { action: &'static str, path: PathBuf, error: io::Error },
+    #[error("cannot {action} the map {map}: {reason}")]
+    DirectMap { action: &'static str, map: &'static str, reason: String },
+    #[error("cannot attach {program} to the device {device}: {reason}")]
+    Device { program: &'static str, device: String, reason: String },
+    #[error(
+        "cannot attach {program} to the device {device}: another XDP program is attached; remove it, or set \
+         proxy.ebpf_direct_return_hook to \"tc\""
+    )]
+    DeviceBusy { program: &'static str, device: String },
+    #[error("cannot list the filters of devices (rtnetlink): {0}")]
+    Filters(io::Error),
     #[error("cannot {action} {path}: {error}")]
     File { action: &'static str, path: PathBuf, error: io::Error },
     #[error("the backend was opened to print; it cannot write maps")]
@@ -87,7 +98,7 @@ impl KernelError {
         }
     }
 
-    pub(super) fn map(action: &'static str, map: MapName, error: &MapError) -> Self {
+    pub(crate) fn map(action: &'static str, map: MapName, error: &MapError) -> Self {
         match error {
             MapError::SyscallError(SyscallError { io_error, .. }) if is_full(io_error) => Self::Full { map },
             MapError::SyscallError(SyscallError { io_error, call }) if is_refused(io_error) => {
@@ -97,7 +108,7 @@ impl KernelError {
         }
     }
 
-    pub(super) fn load(error: &EbpfError) -> Self {
+    pub(crate) fn load(error: &EbpfError) -> Self {
         match error {
             EbpfError::MapError(MapError::CreateError { io_error, name }) if is_refused(io_error) => {
                 Self::NotPermitted(format!("cannot create the map {name}: {io_error}"))
@@ -106,7 +117,7 @@ impl KernelError {
         }
     }
 
-    pub(super) fn program(program: &'static str, error: &ProgramError) -> Self {
+    pub(crate) fn program(program: &'static str, error: &ProgramError) -> Self {
         match error {
             ProgramError::LoadError { io_error, .. } if is_refused(io_error) => {
                 Self::NotPermitted(format!("cannot load {program}: {io_error}"))
@@ -131,7 +142,7 @@ impl KernelError {
         }
     }
 
-    pub(super) fn link(path: &std::path::Path, error: &LinkError) -> Self {
+    pub(crate) fn link(path: &std::path::Path, error: &LinkError) -> Self {
         let error = io::Error::other(chain(error));
         Self::File { action: "open the link", path: path.to_owned(), error }
     }
@@ -153,7 +164,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// An error with its causes: those of aya say little without.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

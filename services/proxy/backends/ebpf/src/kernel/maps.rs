@@ -1,12 +1,12 @@
 //! The maps by their pins.
 //!
-//! Owns: [`Maps`]. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
+//! Owns: [`ServiceMaps`], those of Services, which both levels of programs have; and [`Maps`], those of the socket level. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
 
 use std::{path::Path, thread, time::Duration};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 
-use super::KernelError;
+use super::{Decisions, KernelError};
 use crate::{
     elements::{Change, Contents, Element, Key},
     layout::{
@@ -20,40 +20,40 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
 type Hash<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
 
-pub(crate) struct Maps {
+pub(crate) struct ServiceMaps {
     frontends: Hash<20, 8>,
     sets: Hash<8, 16>,
     slots: Array<MapData, [u8; 24]>,
     members: Hash<24, 4>,
     node_addresses: Hash<16, 4>,
+}
+
+pub(crate) struct Maps {
+    pub(crate) services: ServiceMaps,
     affinity: Hash<16, 32>,
     udp_replies: Hash<32, 24>,
     counters: PerCpuArray<MapData, u64>,
 }
 
-impl Maps {
-    /// The kernel checks no sizes here; aya compares them with the types.
+/// Opens a pinned map. The kernel checks no sizes here; aya compares them with the types.
+fn open<M: TryFrom<Map, Error = MapError>>(
+    folder: &Path,
+    map: MapName,
+    wrap: impl FnOnce(MapData) -> Map,
+) -> Result<M, KernelError> {
+    let data = MapData::from_pin(folder.join(map.as_str()));
+    let data = data.map_err(|error| KernelError::map("open", map, &error))?;
+    wrap(data).try_into().map_err(|error| KernelError::map("use", map, &error))
+}
+
+impl ServiceMaps {
     pub(crate) fn open(folder: &Path) -> Result<Self, KernelError> {
-        let data = |map: MapName| {
-            let opened = MapData::from_pin(folder.join(map.as_str()));
-            opened.map_err(|error| KernelError::map("open", map, &error))
-        };
-        fn typed<M: TryFrom<Map, Error = MapError>>(
-            map: MapName,
-            wrap: impl FnOnce(MapData) -> Map,
-            data: impl Fn(MapName) -> Result<MapData, KernelError>,
-        ) -> Result<M, KernelError> {
-            wrap(data(map)?).try_into().map_err(|error| KernelError::map("use", map, &error))
-        }
         Ok(Self {
-            frontends: typed(MapName::Frontends, Map::HashMap, data)?,
-            sets: typed(MapName::Sets, Map::HashMap, data)?,
-            slots: typed(MapName::Slots, Map::Array, data)?,
-            members: typed(MapName::Members, Map::HashMap, data)?,
-            node_addresses: typed(MapName::NodeAddresses, Map::HashMap, data)?,
-            affinity: typed(MapName::Affinity, Map::LruHashMap, data)?,
-            udp_replies: typed(MapName::UdpReplies, Map::LruHashMap, data)?,
-            counters: typed(MapName::Counters, Map::PerCpuArray, data)?,
+            frontends: open(folder, MapName::Frontends, Map::HashMap)?,
+            sets: open(folder, MapName::Sets, Map::HashMap)?,
+            slots: open(folder, MapName::Slots, Map::Array)?,
+            members: open(folder, MapName::Members, Map::HashMap)?,
+            node_addresses: open(folder, MapName::NodeAddresses, Map::HashMap)?,
         })
     }
 
@@ -119,6 +119,17 @@ impl Maps {
         }
         Ok(contents)
     }
+}
+
+impl Maps {
+    pub(crate) fn open(folder: &Path) -> Result<Self, KernelError> {
+        Ok(Self {
+            services: ServiceMaps::open(folder)?,
+            affinity: open(folder, MapName::Affinity, Map::LruHashMap)?,
+            udp_replies: open(folder, MapName::UdpReplies, Map::LruHashMap)?,
+            counters: open(folder, MapName::Counters, Map::PerCpuArray)?,
+        })
+    }
 
     /// What sockets of UDP hear from endpoints.
     pub(crate) fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
@@ -142,11 +153,12 @@ impl Maps {
         })
     }
 
-    pub(crate) fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+    pub(crate) fn counters(&self) -> Result<Vec<Decisions>, KernelError> {
         let read = |counter: Counter| {
             let values = self.counters.get(&(counter as u32), 0);
             let values = values.map_err(|error| KernelError::map("read", MapName::Counters, &error))?;
-            Ok((counter, values.iter().sum()))
+            let total = values.iter().sum();
+            Ok(Decisions { label: counter.as_str(), text: counter.describe(), total })
         };
         Counter::ALL.into_iter().map(read).collect()
     }

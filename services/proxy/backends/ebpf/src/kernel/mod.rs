@@ -8,8 +8,8 @@
 
 mod error;
 mod maps;
-mod places;
-mod programs;
+pub(crate) mod places;
+pub(crate) mod programs;
 
 use std::{
     fs,
@@ -19,16 +19,26 @@ use std::{
 use aya::Ebpf;
 
 pub(crate) use self::{
-    error::KernelError,
-    maps::Maps,
+    error::{KernelError, chain},
+    maps::{Maps, ServiceMaps},
     places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},
 };
 use crate::{
     elements::{Change, Contents},
-    layout::{Counter, FlowKey, FlowValue, MapName},
+    layout::{FlowKey, FlowValue, MapName},
 };
 
+/// How often the programs have decided in one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decisions {
+    /// The label in metrics.
+    pub(crate) label: &'static str,
+    pub(crate) text: &'static str,
+    pub(crate) total: u64,
+}
+
+/// What a level of programs needs of the kernel: that of sockets, or direct return.
 pub(crate) trait SocketKernel: Send {
     /// Makes the maps, or opens those of an earlier run.
     fn prepare(&mut self) -> Result<(), KernelError>;
@@ -39,7 +49,7 @@ pub(crate) trait SocketKernel: Send {
     fn apply(&mut self, change: &Change) -> Result<(), KernelError>;
 
     /// The programs that are not attached.
-    fn detached(&self) -> Result<Vec<&'static str>, KernelError>;
+    fn detached(&self) -> Result<Vec<String>, KernelError>;
 
     /// Attaches what is not attached, and returns the number of programs. Fails if the maps have lost their pins: programs
     /// would be loaded with other maps.
@@ -53,7 +63,7 @@ pub(crate) trait SocketKernel: Send {
 
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError>;
 
-    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError>;
+    fn counters(&self) -> Result<Vec<Decisions>, KernelError>;
 
     /// For people: where the programs are attached.
     fn describe(&self) -> String;
@@ -69,6 +79,8 @@ pub(crate) struct Pinned {
     links_folder: PathBuf,
     cgroup: PathBuf,
     sizes: Sizes,
+    /// Direct return looks after its own pins; otherwise they are those of a former setting.
+    pub(crate) has_direct_return: bool,
     maps: Option<Maps>,
     /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
     loaded: Option<Ebpf>,
@@ -82,7 +94,16 @@ impl Pinned {
         let links_folder = programs::links_folder(&own, &maps_folder)?;
         let cgroup = places::cgroup(cgroup)?;
         let maps = Maps::open(&maps_folder).ok();
-        Ok(Self { own, maps_folder, links_folder, cgroup, sizes, maps, loaded: None })
+        Ok(Self {
+            own,
+            maps_folder,
+            links_folder,
+            cgroup,
+            sizes,
+            has_direct_return: false,
+            maps,
+            loaded: None,
+        })
     }
 
     /// Whether an earlier run of the same programs goes on: then the kernel has checked everything.
@@ -100,6 +121,10 @@ impl Pinned {
             remove_empty_folders(&self.own);
         }
         Ok(())
+    }
+
+    fn missing(&self) -> Result<Vec<&'static str>, KernelError> {
+        programs::missing(&self.links_folder, places::cgroup_id(&self.cgroup)?)
     }
 
     fn opened(&mut self) -> Result<&mut Maps, KernelError> {
@@ -137,21 +162,21 @@ impl SocketKernel for Pinned {
 
     fn read(&self) -> Result<Contents, KernelError> {
         match &self.maps {
-            Some(maps) => maps.read(),
+            Some(maps) => maps.services.read(),
             None => Ok(Contents::default()),
         }
     }
 
     fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
-        self.opened()?.apply(change)
+        self.opened()?.services.apply(change)
     }
 
-    fn detached(&self) -> Result<Vec<&'static str>, KernelError> {
-        programs::missing(&self.links_folder, places::cgroup_id(&self.cgroup)?)
+    fn detached(&self) -> Result<Vec<String>, KernelError> {
+        Ok(self.missing()?.into_iter().map(str::to_owned).collect())
     }
 
     fn attach(&mut self) -> Result<usize, KernelError> {
-        let missing = self.detached()?;
+        let missing = self.missing()?;
         if missing.is_empty() {
             return Ok(0);
         }
@@ -168,6 +193,10 @@ impl SocketKernel for Pinned {
 
     fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
         let mut found = pins_in(&self.own)?;
+        if self.has_direct_return {
+            let of_direct = direct_pins_in(&self.own)?;
+            found.retain(|folder| !of_direct.contains(folder));
+        }
         found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
         Ok(found)
     }
@@ -180,7 +209,7 @@ impl SocketKernel for Pinned {
         self.maps.as_ref().map_or_else(|| Ok(Vec::new()), Maps::udp_replies)
     }
 
-    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+    fn counters(&self) -> Result<Vec<Decisions>, KernelError> {
         self.maps.as_ref().map_or_else(|| Ok(Vec::new()), Maps::counters)
     }
 
@@ -211,6 +240,14 @@ pub(crate) fn find_pins() -> Result<Vec<PathBuf>, KernelError> {
 fn pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
     let mut found = places::folders(own, places::LINKS_PREFIX)?;
     found.extend(places::folders(own, places::MAPS_PREFIX)?);
+    found.extend(direct_pins_in(own)?);
+    Ok(found)
+}
+
+/// Those of direct return.
+pub(crate) fn direct_pins_in(own: &Path) -> Result<Vec<PathBuf>, KernelError> {
+    let mut found = places::folders(own, places::DIRECT_LINKS_PREFIX)?;
+    found.extend(places::folders(own, places::DIRECT_MAPS_PREFIX)?);
     Ok(found)
 }
 

@@ -6,6 +6,7 @@
 //! /sys/fs/bpf/keelson/netns-4026531840/     one for each network namespace, as the rules of the other backends
 //!     maps-1-8c3fa1d2/frontends ...         the layout of the maps
 //!     links-5b01ee77/connect4 ...           the programs
+//!     direct-maps-..., direct-links-...     those of direct return
 //! ```
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
 };
 
 use super::KernelError;
+use crate::direct::filters;
 
 const USUAL_BPF: &str = "/sys/fs/bpf";
 /// With version 2 alone, and beside version 1.
@@ -22,6 +24,8 @@ const USUAL_CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 const FOLDER: &str = "keelson";
 pub(super) const MAPS_PREFIX: &str = "maps-";
 pub(super) const LINKS_PREFIX: &str = "links-";
+pub(crate) const DIRECT_MAPS_PREFIX: &str = "direct-maps-";
+pub(crate) const DIRECT_LINKS_PREFIX: &str = "direct-links-";
 
 /// The folder of this network namespace, whether it exists or not.
 pub(crate) fn own_folder() -> Result<PathBuf, KernelError> {
@@ -96,7 +100,7 @@ fn mounted<'a>(mounts: &'a str, kind: &'a str) -> impl Iterator<Item = PathBuf> 
 }
 
 /// The folders of a kind in the folder of a network namespace.
-pub(super) fn folders(own: &Path, prefix: &str) -> Result<Vec<PathBuf>, KernelError> {
+pub(crate) fn folders(own: &Path, prefix: &str) -> Result<Vec<PathBuf>, KernelError> {
     let entries = match fs::read_dir(own) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -112,10 +116,11 @@ pub(super) fn folders(own: &Path, prefix: &str) -> Result<Vec<PathBuf>, KernelEr
 }
 
 /// Removes a folder of pins, and returns how many there were. Nothing else can be below the BPF file system.
-pub(super) fn remove(folder: &Path) -> Result<usize, KernelError> {
+pub(crate) fn remove(folder: &Path) -> Result<usize, KernelError> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).map_err(KernelError::file("list", folder))?.flatten() {
         let pin = entry.path();
+        filters::detach_pinned(&pin)?;
         fs::remove_file(&pin).map_err(KernelError::file("remove", &pin))?;
         removed += 1;
     }

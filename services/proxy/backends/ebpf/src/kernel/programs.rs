@@ -21,7 +21,7 @@ use aya::{
 use sha2::{Digest as _, Sha256};
 
 use super::{KernelError, places};
-use crate::layout::{LAYOUT, MAPS};
+use crate::layout::{LAYOUT, MAPS, MapDefinition};
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 
@@ -44,21 +44,29 @@ pub(crate) fn usual_sizes() -> Sizes {
     MAPS.iter().map(|map| (map.name, map.max_entries)).collect()
 }
 
-/// Name of the folder of maps: another layout or size has another name.
 pub(crate) fn maps_folder(own: &Path, sizes: &Sizes) -> PathBuf {
-    let lines = MAPS.iter().map(|map| {
+    own.join(maps_name(&format!("{}{LAYOUT}", places::MAPS_PREFIX), &MAPS, sizes))
+}
+
+/// Name of a folder of maps: another layout or size has another name.
+pub(crate) fn maps_name(prefix: &str, maps: &[MapDefinition], sizes: &Sizes) -> String {
+    let lines = maps.iter().map(|map| {
         let size = sizes.get(map.name).copied().unwrap_or(map.max_entries);
         format!("{} {} {} {size}\n", map.name, map.key_size, map.value_size)
     });
     let text: String = lines.collect();
-    own.join(format!("{}{LAYOUT}-{}", places::MAPS_PREFIX, short_hash(text.as_bytes())))
+    format!("{prefix}-{}", short_hash(text.as_bytes()))
 }
 
-/// Name of the folder of links: other programs, or programs with other maps, have another name.
 pub(crate) fn links_folder(own: &Path, maps: &Path) -> Result<PathBuf, KernelError> {
-    let mut both = object()?.to_vec();
+    Ok(own.join(links_name(places::LINKS_PREFIX, object()?, maps)))
+}
+
+/// Name of a folder of links: other programs, or programs with other maps, have another name.
+pub(crate) fn links_name(prefix: &str, object: &[u8], maps: &Path) -> String {
+    let mut both = object.to_vec();
     both.extend(maps.file_name().unwrap_or_default().as_encoded_bytes());
-    Ok(own.join(format!("{}{}", places::LINKS_PREFIX, short_hash(&both))))
+    format!("{prefix}{}", short_hash(&both))
 }
 
 fn short_hash(bytes: &[u8]) -> String {
@@ -69,17 +77,31 @@ fn object() -> Result<&'static [u8], KernelError> {
     OBJECT.ok_or(KernelError::NotBuilt)
 }
 
-/// Loads all programs; the verifier checks them. `pins`: the folder in which maps are found, or made and pinned; `None`: the
-/// maps end with the result.
-pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+pub(crate) fn direct_object() -> Result<&'static [u8], KernelError> {
+    DIRECT_OBJECT.ok_or(KernelError::NotBuilt)
+}
+
+/// Makes or finds the maps of an object. `pins`: the folder in which maps are found, or made and pinned; `None`: they end with
+/// the result.
+pub(crate) fn load_object(
+    object: &[u8],
+    maps: &[MapDefinition],
+    pins: Option<&Path>,
+    sizes: &Sizes,
+) -> Result<Ebpf, KernelError> {
     let mut loader = EbpfLoader::new();
-    for map in &MAPS {
+    for map in maps {
         loader.map_max_entries(map.name, sizes.get(map.name).copied().unwrap_or(map.max_entries));
         if let Some(folder) = pins {
             loader.map_pin_path(map.name, folder.join(map.name));
         }
     }
-    let mut loaded = loader.load(object()?).map_err(|error| KernelError::load(&error))?;
+    loader.load(object).map_err(|error| KernelError::load(&error))
+}
+
+/// Loads all programs of the socket level; the verifier checks them.
+pub(crate) fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loaded = load_object(object()?, &MAPS, pins, sizes)?;
     for (_, name) in HOOKS {
         program(&mut loaded, name)?.load().map_err(|error| KernelError::program(name, &error))?;
     }
@@ -144,25 +166,26 @@ pub(crate) fn missing(folder: &Path, cgroup_id: u64) -> Result<Vec<&'static str>
             Err(_) => missing.push(hook),
         }
     }
-    let cgroups = cgroups_of_links()?;
+    let cgroups = places_of_links("cgroup_id")?;
     let is_elsewhere = |id: &u32| cgroups.get(id) != Some(&cgroup_id);
     missing.extend(open.iter().filter(|(_, id, _)| is_elsewhere(id)).map(|(hook, ..)| *hook));
     Ok(missing)
 }
 
-/// The cgroup of each link that this process has open, by the number of the link; 0: detached.
-fn cgroups_of_links() -> Result<BTreeMap<u32, u64>, KernelError> {
+/// Where each link that this process has open is attached, by the number of the link; 0: detached. `field`: its name for the
+/// place.
+pub(crate) fn places_of_links(field: &str) -> Result<BTreeMap<u32, u64>, KernelError> {
     let folder = Path::new("/proc/self/fdinfo");
     let entries = fs::read_dir(folder).map_err(KernelError::file("list", folder))?;
     let texts = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    Ok(texts.filter_map(|text| parse_link(&text)).collect())
+    Ok(texts.filter_map(|text| parse_link(&text, field)).collect())
 }
 
-fn parse_link(fdinfo: &str) -> Option<(u32, u64)> {
+fn parse_link(fdinfo: &str, field: &str) -> Option<(u32, u64)> {
     let value = |name: &str| {
         fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
-    Some((value("link_id")?.parse().ok()?, value("cgroup_id")?.parse().ok()?))
+    Some((value("link_id")?.parse().ok()?, value(field)?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -185,7 +208,9 @@ mod tests {
     #[test]
     fn a_link_tells_its_cgroup() {
         let text = "pos:\t0\nflags:\t02\nlink_type:\tcgroup\nlink_id:\t17\nprog_id:\t3\ncgroup_id:\t4711\n";
-        assert_eq!(parse_link(text), Some((17, 4711)));
-        assert_eq!(parse_link("pos:\t0\nlink_type:\txdp\nlink_id:\t17\n"), None);
+        assert_eq!(parse_link(text, "cgroup_id"), Some((17, 4711)));
+        let text = "pos:\t0\nlink_type:\txdp\nlink_id:\t17\nifindex:\t2\n";
+        assert_eq!(parse_link(text, "cgroup_id"), None);
+        assert_eq!(parse_link(text, "ifindex"), Some((17, 2)));
     }
 }

@@ -57,18 +57,31 @@ fn the_programs_have_the_same_sizes() {
         ("tcp_peers", "struct flow_key", "struct flow"),
         ("counters", "__u32", "__u64"),
     ];
-    let mut text = "#include \"layout.h\"\n".to_owned();
-    for (definition, (name, key, value)) in MAPS.iter().zip(types) {
-        assert_eq!(definition.name, name);
+    assert_eq!((MapName::Frontends.as_str(), MapName::Members.as_str()), ("frontends", "members"));
+    assert_eq!((MapName::Affinity.as_str(), MapName::Counters.as_str()), ("affinity", "counters"));
+    let facts = [format!("COUNTERS == {}", Counter::ALL.len()), format!("MEMBER_SERVES == {MEMBER_SERVES}")];
+    assert_sizes("layout.h", &MAPS, &types, &facts);
+}
+
+/// Compiles what must hold for the types of a header: sizes of keys and values, and other facts.
+pub(crate) fn assert_sizes(
+    header: &str,
+    maps: &[MapDefinition],
+    types: &[(&str, &str, &str)],
+    facts: &[String],
+) {
+    assert_eq!(maps.len(), types.len());
+    let mut text = format!("#include \"{header}\"\n");
+    for (definition, (name, key, value)) in maps.iter().zip(types) {
+        assert_eq!(definition.name, *name);
         let MapDefinition { key_size, value_size, .. } = definition;
         text += &format!(
             "_Static_assert(sizeof({key}) == {key_size} && sizeof({value}) == {value_size}, \"{name}\");\n"
         );
     }
-    assert_eq!((MapName::Frontends.as_str(), MapName::Members.as_str()), ("frontends", "members"));
-    assert_eq!((MapName::Affinity.as_str(), MapName::Counters.as_str()), ("affinity", "counters"));
-    text += &format!("_Static_assert(COUNTERS == {}, \"counters\");\n", Counter::ALL.len());
-    text += &format!("_Static_assert(MEMBER_SERVES == {MEMBER_SERVES}, \"members\");\n");
+    for fact in facts {
+        text += &format!("_Static_assert({fact}, \"{fact}\");\n");
+    }
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("sizes.c");
     std::fs::write(&source, text).unwrap();

@@ -17,7 +17,9 @@ use super::{
 };
 use crate::{
     elements::{Contents, family_of},
-    layout::{FrontendKey, MEMBER_SERVES, MemberKey, Remote, SetKey, SetKind, SetValue, SlotValue},
+    layout::{
+        FrontendKey, MEMBER_HERE, MEMBER_SERVES, MemberKey, Remote, SetKey, SetKind, SetValue, SlotValue,
+    },
 };
 
 #[derive(Debug, Clone)]
@@ -56,11 +58,13 @@ impl Placed {
         self.member_bits().len()
     }
 
-    /// Programs ask whether an endpoint is one of a set for clients with affinity, and whether it serves for UDP flows.
+    /// Programs ask whether an endpoint is one of a set for clients with affinity, and whether it serves for UDP flows; those of
+    /// direct return, for each flow, and whether it is on this node.
     fn member_bits(&self) -> BTreeMap<Remote, u32> {
         let mut bits = BTreeMap::new();
         let is_udp = self.port.name.protocol == Protocol::Udp;
-        if !is_udp && self.port.affinity_seconds == 0 {
+        let is_direct_return = self.facts.is_direct_return;
+        if !is_udp && self.port.affinity_seconds == 0 && !is_direct_return {
             return bits;
         }
         for set in SetKind::ALL {
@@ -71,6 +75,11 @@ impl Placed {
         if is_udp && !bits.is_empty() {
             for endpoint in self.port.cluster.iter().chain(&self.port.local).chain(&self.port.serving) {
                 *bits.entry(Remote::from(*endpoint)).or_default() |= MEMBER_SERVES;
+            }
+        }
+        if is_direct_return && !bits.is_empty() {
+            for endpoint in &self.port.on_node {
+                *bits.entry(Remote::from(*endpoint)).or_default() |= MEMBER_HERE;
             }
         }
         bits

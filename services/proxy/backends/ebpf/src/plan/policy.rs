@@ -3,7 +3,8 @@
 //! Owns: [`Policy`]. In: a service port, facts of the node. Out: for each frontend, a set of endpoints or the [`Reason`] why
 //! packets decide. Pure.
 //!
-//! Sockets of the node and of its pods are the clients: an external policy Local is for others, as in kube-proxy. What needs
+//! At the socket level, sockets of the node and of its pods are the clients: an external policy Local is for others, as in
+//! kube-proxy. For direct return, outside clients of external addresses are. What needs
 //! the source of a packet, its translation, or an answer of the kernel (reject, drop) is left to packets.
 
 use keelson_proxy::model::{Endpoint, FrontendKind, Protocol, ServicePort};
@@ -19,6 +20,8 @@ pub(crate) struct NodeFacts {
     pub(crate) detects_pods: bool,
     /// Of the service port: an interface of the node has its cluster IP, as with NodeLocal DNSCache.
     pub(crate) has_cluster_ip: bool,
+    /// For packets of outside clients, by direct return; otherwise for sockets of the node and its pods.
+    pub(crate) is_direct_return: bool,
 }
 
 /// Why packets decide.
@@ -36,13 +39,17 @@ pub(crate) enum Reason {
     NoEndpoint,
     /// The maps have no room for the service port.
     Full,
+    /// Direct return: it is an address for clients in the cluster.
+    ClusterIp,
+    /// Direct return: a client has one endpoint, whichever way its packets come.
+    Affinity,
 }
 
 impl Reason {
     pub(crate) const fn describe(self) -> &'static str {
         match self {
-            Self::Protocol => "sockets of SCTP are not translated",
-            Self::MasqueradeAll => "masquerade_all is set, and sockets are not masqueraded",
+            Self::Protocol => "SCTP is not translated there",
+            Self::MasqueradeAll => "masquerade_all is set, and nothing is masqueraded there",
             Self::SourceRanges => "it has source ranges, which need the source of the packet",
             Self::NodeHasAddress => "the node has the cluster IP, so a process of the node may serve it",
             Self::UnknownPods => {
@@ -52,7 +59,9 @@ impl Reason {
                 "a client has one endpoint at all addresses of the service port, and some of them are left to packets"
             }
             Self::NoEndpoint => "no endpoint is in the set, so packets are refused",
-            Self::Full => "the maps of the socket level are full",
+            Self::Full => "the maps are full",
+            Self::ClusterIp => "it is a cluster IP, and packets to it come from clients in the cluster",
+            Self::Affinity => "the service port has session affinity",
         }
     }
 }
@@ -90,9 +99,12 @@ impl<'a> Policy<'a> {
             return Err(Reason::NodeHasAddress);
         }
         match kind {
+            FrontendKind::ClusterIp if node.is_direct_return => Err(Reason::ClusterIp),
+            FrontendKind::LoadBalancerIp if !port.source_ranges.is_empty() => Err(Reason::SourceRanges),
+            _ if node.is_direct_return && port.affinity_seconds != 0 => Err(Reason::Affinity),
+            _ if node.is_direct_return && port.external_local => Ok(SetKind::Local),
             FrontendKind::ClusterIp if port.internal_local => Ok(SetKind::Local),
             FrontendKind::ClusterIp => Ok(SetKind::Cluster),
-            FrontendKind::LoadBalancerIp if !port.source_ranges.is_empty() => Err(Reason::SourceRanges),
             _ if port.external_local && !node.detects_pods => Err(Reason::UnknownPods),
             _ => Ok(SetKind::Cluster),
         }

@@ -43,10 +43,7 @@ fn port(service: &str, number: u8, cluster: &[u16]) -> ServicePort {
 
 fn plan() -> Plan {
     let mut plan = Plan::new(ROOM);
-    plan.set_facts(
-        Family::V4,
-        NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
-    );
+    plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
     plan
 }
 

@@ -7,8 +7,8 @@ use std::{
 
 use crate::{
     elements::{Change, Contents, Key},
-    kernel::{KernelError, SocketKernel},
-    layout::{Counter, FlowKey, FlowValue, MapName},
+    kernel::{Decisions, KernelError, SocketKernel},
+    layout::{FlowKey, FlowValue, MapName},
 };
 
 #[derive(Default)]
@@ -50,8 +50,8 @@ impl SocketKernel for Handle {
         Ok(())
     }
 
-    fn detached(&self) -> Result<Vec<&'static str>, KernelError> {
-        Ok(if self.0.lock().unwrap().attached { Vec::new() } else { vec!["connect4"; 8] })
+    fn detached(&self) -> Result<Vec<String>, KernelError> {
+        Ok(if self.0.lock().unwrap().attached { Vec::new() } else { vec!["connect4".to_owned(); 8] })
     }
 
     fn attach(&mut self) -> Result<usize, KernelError> {
@@ -72,7 +72,7 @@ impl SocketKernel for Handle {
         Ok(Vec::new())
     }
 
-    fn counters(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+    fn counters(&self) -> Result<Vec<Decisions>, KernelError> {
         Ok(Vec::new())
     }
 

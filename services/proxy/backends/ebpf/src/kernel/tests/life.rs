@@ -185,6 +185,24 @@ fn a_probe_leaves_nothing() {
     });
 }
 
+/// When direct return is off, its pins are those of a former setting.
+#[test]
+fn direct_return_that_is_off_is_removed() {
+    in_world(|world| {
+        let mut sockets = world.sockets();
+        sync(&mut sockets);
+        let pins = places::own_folder().unwrap().join(format!("{}1-0", places::DIRECT_MAPS_PREFIX));
+        fs::create_dir(&pins).unwrap();
+        let mut pinned = world.pinned();
+        pinned.has_direct_return = true;
+        assert_eq!(pinned.former().unwrap(), [""; 0].map(PathBuf::from));
+        pinned.has_direct_return = false;
+        assert_eq!(pinned.former().unwrap(), [pins]);
+        assert_eq!(pinned.remove_former().unwrap(), 0);
+        assert_eq!(find_pins().unwrap().len(), 2);
+    });
+}
+
 #[test]
 fn what_is_missing_is_said() {
     in_world(|world| {

@@ -89,9 +89,8 @@ fn maps_of_programs_that_are_full_fail_no_call() {
         let pinned = sockets.kernel().unwrap();
         assert!(pinned.udp_replies().unwrap().len() <= SIZE as usize);
         let counters = pinned.counters().unwrap();
-        let unremembered =
-            counters.iter().find(|(counter, _)| *counter == Counter::LeftUnremembered).unwrap();
-        assert_eq!(unremembered.1, 0, "{counters:?}");
+        let unremembered = counters.iter().find(|counter| counter.label == "left_unremembered").unwrap();
+        assert_eq!(unremembered.total, 0, "{counters:?}");
     });
 }
 

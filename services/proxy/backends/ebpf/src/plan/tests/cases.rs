@@ -33,7 +33,7 @@ fn found(port: ServicePort, facts: NodeFacts) -> [String; 4] {
 
 #[test]
 fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
-    let node = NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false };
+    let node = NodeFacts { detects_pods: true, ..NodeFacts::default() };
     let both = || ServicePort { local: endpoints([1]), ..port("web", 1, &[1, 2]) };
     let ranges = || vec!["192.0.2.0/24".parse().unwrap()];
     for (what, port, facts, expected) in [
@@ -76,6 +76,43 @@ fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
     ] {
         assert_eq!(found(port, facts), expected, "{what}");
     }
+}
+
+/// For outside clients of external addresses: cluster IPs, and what needs more than the destination, are left.
+#[test]
+fn direct_return_has_policies_of_its_own() {
+    let node = NodeFacts { is_direct_return: true, ..NodeFacts::default() };
+    let both = || ServicePort { local: endpoints([1]), ..port("web", 1, &[1, 2]) };
+    let local = || ServicePort { external_local: true, ..both() };
+    for (what, port, facts, expected) in [
+        ("plain", both(), node, ["-", "12", "12", "12"]),
+        ("no endpoint", port("web", 1, &[]), node, ["-"; 4]),
+        ("internal Local", ServicePort { internal_local: true, ..both() }, node, ["-", "12", "12", "12"]),
+        ("external Local", local(), node, ["-", "1", "1", "1"]),
+        ("external Local without one", ServicePort { local: Vec::new(), ..local() }, node, ["-"; 4]),
+        ("masquerade all", both(), NodeFacts { masquerade_all: true, ..node }, ["-"; 4]),
+        (
+            "source ranges",
+            ServicePort { source_ranges: vec!["192.0.2.0/24".parse().unwrap()], ..both() },
+            node,
+            ["-", "-", "12", "12"],
+        ),
+        ("affinity", ServicePort { affinity_seconds: 10, ..both() }, node, ["-"; 4]),
+    ] {
+        assert_eq!(found(port, facts), expected, "{what}");
+    }
+}
+
+#[test]
+fn members_of_direct_return_tell_whether_they_are_here() {
+    let mut plan = plan();
+    plan.set_facts(Family::V4, NodeFacts { is_direct_return: true, ..NodeFacts::default() });
+    let of = ServicePort { node_port: 30_080, on_node: endpoints([1]), ..port("web", 1, &[1, 2]) };
+    plan.set(Family::V4, &name("web"), vec![of]);
+    let mut contents = Contents::default();
+    sync(&mut plan, &mut contents);
+    let bits: Vec<u32> = contents.members.values().copied().collect();
+    assert_eq!(bits, [1 | crate::layout::MEMBER_HERE, 1]);
 }
 
 #[test]
@@ -165,10 +202,7 @@ fn a_frontend_that_two_claim_goes_to_one_and_then_to_the_other() {
 #[test]
 fn what_has_no_room_is_left_out_and_tried_again() {
     let mut plan = Plan::new(Capacity { slots: 4, ..ROOM });
-    plan.set_facts(
-        Family::V4,
-        NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
-    );
+    plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
     let mut contents = Contents::default();
     let now = Instant::now();
     let sync_at = |plan: &mut Plan, contents: &mut Contents, now| {
@@ -221,10 +255,7 @@ fn every_limit_leaves_whole_service_ports_to_packets() {
         ("members", Capacity { members: 5, ..ROOM }),
     ] {
         let mut plan = Plan::new(capacity);
-        plan.set_facts(
-            Family::V4,
-            NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false },
-        );
+        plan.set_facts(Family::V4, NodeFacts { detects_pods: true, ..NodeFacts::default() });
         let mut contents = Contents::default();
         let mut now = Instant::now();
         for number in 1..=3 {

@@ -104,7 +104,7 @@ struct History {
 
 impl History {
     fn new(capacity: Capacity) -> Self {
-        let facts = NodeFacts { masquerade_all: false, detects_pods: true, has_cluster_ip: false };
+        let facts = NodeFacts { detects_pods: true, ..NodeFacts::default() };
         let mut history = Self {
             plan: Plan::new(capacity),
             services: BTreeMap::new(),

@@ -1,0 +1,100 @@
+/* From the address of a Service to an endpoint, and what both directions of a flow remember. */
+#ifndef KEELSON_DIRECT_CHOOSE_H
+#define KEELSON_DIRECT_CHOOSE_H
+
+#include "packet.h"
+
+/* A client that uses one port for two addresses of Services would be one flow for an endpoint of both. The second one does not
+ * get the endpoint before the first one was idle for as long as this. */
+#define CLAIM_NS (60 * NANOSECONDS)
+#define ATTEMPTS 4
+
+/* Whether replies of this endpoint to this client may show this address of a Service, because they do or because nothing else
+ * claims them. */
+INLINE int may_claim(const struct direct_key *back, const struct endpoint *service)
+{
+	struct direct_reply *known = map_lookup(&direct_replies, back);
+	return !known || is_same(&known->service, service) || coarse_now_ns() - known->used_ns > CLAIM_NS;
+}
+
+/* Remembers it. 0: there is no memory. */
+INLINE int claim(const struct direct_key *back, const struct endpoint *service)
+{
+	struct direct_reply *known = map_lookup(&direct_replies, back);
+	if (known && is_same(&known->service, service)) {
+		known->used_ns = coarse_now_ns();
+		return 1;
+	}
+	struct direct_reply reply = {.used_ns = coarse_now_ns(), .service = *service};
+	return !map_update(&direct_replies, back, &reply, BPF_ANY);
+}
+
+INLINE struct direct_key back_of(const struct direct_key *key, const struct endpoint *endpoint)
+{
+	return (struct direct_key){.client = key->client, .other = *endpoint, .protocol = key->protocol};
+}
+
+/* One endpoint of the set at random, if it can be reached this way. */
+INLINE int try_slot(const struct set_key *which, const struct direct_key *key, struct direct_flow *flow)
+{
+	struct set_key set_key = *which;
+	struct set *set = map_lookup(&sets, &set_key);
+	__u32 place = set && set->count ? set->first + random32() % set->count : 0;
+	struct slot *slot = map_lookup(&slots, &place);
+	if (!set || !set->count || !slot || slot->number != which->number) {
+		count(LEFT_SET_CHANGING);
+		return -1;
+	}
+	flow->number = which->number;
+	flow->endpoint = slot->endpoint;
+	flow->is_remote = !is_member(which->number, &flow->endpoint, MEMBER_HERE);
+	/* An endpoint elsewhere, where no program translates its replies. */
+	if (flow->is_remote && !find_network(&flow->endpoint.address))
+		return 0;
+	struct direct_key back = back_of(key, &flow->endpoint);
+	return may_claim(&back, &key->other);
+}
+
+/* An endpoint for a packet that may begin a flow: the one that the flow has, while it serves, or another one. 0: the packet is
+ * left, and the reason is counted. */
+INLINE int choose(const struct direct_key *key, const struct direct_flow *known, struct direct_flow *flow)
+{
+	struct frontend_key to = {
+		.address = key->other.address, .port = key->other.port, .protocol = key->protocol};
+	struct set_key *found = find_frontend(&to);
+	if (!found)
+		return 0;
+	struct set_key which = *found;
+	if (find_network(&key->client.address)) {
+		count(LEFT_INSIDE);
+		return 0;
+	}
+	__u32 bits = key->protocol == UDP ? MEMBER_SERVES : 1u << (which.kind & 1);
+	if (known && known->number == which.number && is_member(which.number, &known->endpoint, bits)) {
+		*flow = *known;
+		return 1;
+	}
+	for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+		int chosen = try_slot(&which, key, flow);
+		if (chosen)
+			return chosen > 0;
+	}
+	count(LEFT_NO_ENDPOINT);
+	return 0;
+}
+
+/* Remembers both directions. 0: there is no memory; then nothing is remembered. */
+INLINE int remember(const struct direct_key *key, const struct direct_flow *known, const struct direct_flow *flow)
+{
+	struct direct_key back = back_of(key, &flow->endpoint);
+	int is_new = !known || !is_same(&known->endpoint, &flow->endpoint) || known->number != flow->number;
+	if (!claim(&back, &key->other) || (is_new && map_update(&direct_flows, key, flow, BPF_ANY))) {
+		count(LEFT_FULL);
+		return 0;
+	}
+	if (is_new)
+		count(flow->is_remote ? FLOW_REMOTE : FLOW_HERE);
+	return 1;
+}
+
+#endif

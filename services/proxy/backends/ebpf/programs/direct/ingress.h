@@ -1,0 +1,163 @@
+/* What arrives on a device: packets of clients to a Service, and those that another node has sent on. */
+#ifndef KEELSON_DIRECT_INGRESS_H
+#define KEELSON_DIRECT_INGRESS_H
+
+#include "choose.h"
+#include "rewrite.h"
+
+/* Of the first word of IPv6: traffic class and flow label. */
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define FLOW_INFO 0xffffff0fu
+#else
+#define FLOW_INFO 0x0fffffffu
+#endif
+
+#define FAMILY_IPV4 2
+#define FAMILY_IPV6 10
+
+/* What becomes of a packet. */
+enum verdict {
+	/* The kernel goes on with the packet, as it is by now. */
+	LEAVE,
+	/* It leaves through `route`. */
+	SEND,
+};
+
+/* Whether a node that sent the packet on may have this address of a Service: it must be one of this very service port. So a
+ * notice that somebody else has made leads to nothing that a packet to the Service would not. */
+INLINE int is_service_of(const struct packet *packet)
+{
+	struct frontend_key to = {
+		.address = packet->service.address, .port = packet->service.port, .protocol = packet->protocol};
+	struct set_key *found = map_lookup(&frontends, &to);
+	if (!found && find_network(&to.address) & NETWORK_NODES)
+		found = find_node_port(&to);
+	if (!found)
+		return 0;
+	__u32 number = found->number;
+	return is_member(number, &packet->destination, MEMBER_HERE);
+}
+
+/* A packet that another node has sent on: its notice is taken out, and replies show that address. */
+INLINE void take_notice(void *ctx, enum hook hook, struct packet *packet)
+{
+	struct direct_key back = {
+		.client = packet->source, .other = packet->destination, .protocol = packet->protocol};
+	if (!packet->is_first || !is_service_of(packet) || !may_claim(&back, &packet->service)) {
+		count(LEFT_NOTICE);
+		return;
+	}
+	if (!claim(&back, &packet->service)) {
+		count(LEFT_FULL);
+		return;
+	}
+	struct rewrite how = {.side = DESTINATION, .notice = REMOVE_NOTICE};
+	rewrite(ctx, hook, packet, &how, &packet->destination);
+	count(NOTICE_TAKEN);
+}
+
+/* How the packet leaves this node. `segment`: as of from_client; `added`: bytes that the packet grows by. */
+INLINE long find_route(void *ctx, const struct packet *packet, struct endpoint *to, __u32 device, __u32 segment,
+		       __u32 added, struct bpf_fib_lookup *route)
+{
+	__builtin_memset(route, 0, sizeof(*route));
+	route->ifindex = device;
+	route->l4_protocol = packet->protocol;
+	route->sport = packet->source.port;
+	route->dport = to->port;
+	/* Of a segment, where the kernel has joined several. */
+	route->tot_len = (segment ? packet->headers + segment : packet->length) + added;
+	if (packet->is_six) {
+		route->family = FAMILY_IPV6;
+		route->flowinfo = packet->header.words[0] & FLOW_INFO;
+		__builtin_memcpy(route->ipv6_src, &packet->source.address, sizeof(struct address));
+		__builtin_memcpy(route->ipv6_dst, &to->address, sizeof(struct address));
+	} else {
+		route->family = FAMILY_IPV4;
+		route->tos = packet->header.four.tos;
+		route->ipv4_src = packet->source.address.words[3];
+		route->ipv4_dst = to->address.words[3];
+	}
+	return fib_lookup(ctx, route, sizeof(*route), 0);
+}
+
+/* XDP needs the address of the next node, and sends through devices of the setting alone. */
+INLINE int can_send(enum hook hook, long found, struct bpf_fib_lookup *route)
+{
+	if (hook == AT_TC)
+		return found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH;
+	__u32 device = route->ifindex;
+	return found == BPF_FIB_LKUP_RET_SUCCESS && map_lookup(&devices, &device);
+}
+
+/* To an endpoint of another node. */
+INLINE enum verdict send_on(void *ctx, enum hook hook, struct packet *packet, const struct direct_key *key,
+			    const struct direct_flow *known, struct direct_flow *flow, __u32 device, __u32 segment,
+			    struct bpf_fib_lookup *route)
+{
+	struct endpoint *to = &flow->endpoint;
+	struct rewrite how = {.side = DESTINATION, .notice = packet->is_first ? ADD_NOTICE : NO_NOTICE};
+	long found = find_route(ctx, packet, to, device, segment, packet->is_first ? notice_size(packet) : 0, route);
+	/* The endpoint's node knows the flow: a datagram for which the notice is too much goes without. */
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED && known && packet->protocol == UDP) {
+		how.notice = NO_NOTICE;
+		found = find_route(ctx, packet, to, device, segment, 0, route);
+	}
+	int is_sent = can_send(hook, found, route) && packet->ttl > 1;
+	int has_route = found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH;
+	if (!known && (!has_route || packet->ttl <= 1)) {
+		count(LEFT_UNROUTED);
+		return LEAVE;
+	}
+	if (!remember(key, known, flow))
+		return LEAVE;
+	how.is_routed = is_sent;
+	if (rewrite(ctx, hook, packet, &how, to)) {
+		if (!known)
+			map_delete(&direct_flows, key);
+		count(LEFT_UNROUTED);
+		return LEAVE;
+	}
+	count(is_sent ? PACKET_REDIRECTED : PACKET_ROUTED);
+	return is_sent ? SEND : LEAVE;
+}
+
+/* `segment`: the payload of each segment, if the kernel has joined several. */
+INLINE enum verdict from_client(void *ctx, enum hook hook, struct packet *packet, __u32 device, __u32 segment,
+				struct direct_flow *flow, struct bpf_fib_lookup *route)
+{
+	struct direct_key key = {
+		.client = packet->source, .other = packet->destination, .protocol = packet->protocol};
+	if (packet->fragment || packet->has_options) {
+		struct frontend_key to = {
+			.address = key.other.address, .port = key.other.port, .protocol = key.protocol};
+		if (find_frontend(&to))
+			count(packet->fragment ? LEFT_FRAGMENT : LEFT_OPTIONS);
+		return LEAVE;
+	}
+	struct direct_flow *known = map_lookup(&direct_flows, &key);
+	if (packet->is_first) {
+		int is_chosen = choose(&key, known, flow);
+		if (!is_chosen) {
+			if (known)
+				map_delete(&direct_flows, &key);
+			return LEAVE;
+		}
+		if (known && !is_same(&known->endpoint, &flow->endpoint))
+			known = 0;
+	} else {
+		if (!known)
+			return LEAVE;
+		*flow = *known;
+	}
+	if (flow->is_remote)
+		return send_on(ctx, hook, packet, &key, known, flow, device, segment, route);
+	if (!remember(&key, known, flow))
+		return LEAVE;
+	struct rewrite how = {.side = DESTINATION};
+	if (!rewrite(ctx, hook, packet, &how, &flow->endpoint))
+		count(PACKET_HERE);
+	return LEAVE;
+}
+
+#endif

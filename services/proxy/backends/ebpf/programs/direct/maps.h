@@ -1,0 +1,62 @@
+/* Helpers and maps of direct return. Sizes are those of src/direct/layout.rs. */
+#ifndef KEELSON_DIRECT_MAPS_H
+#define KEELSON_DIRECT_MAPS_H
+
+#include "../services.h"
+#include "layout.h"
+
+static long (*const map_delete)(void *map, const void *key) = (void *)BPF_FUNC_map_delete_elem;
+static __u64 (*const coarse_now_ns)(void) = (void *)BPF_FUNC_ktime_get_coarse_ns;
+static long (*const skb_load_bytes)(const void *skb, __u32 at, void *to, __u32 size) = (void *)BPF_FUNC_skb_load_bytes;
+static long (*const skb_store_bytes)(void *skb, __u32 at, const void *from, __u32 size, __u64 flags) =
+	(void *)BPF_FUNC_skb_store_bytes;
+static long (*const skb_adjust_room)(void *skb, __s32 difference, __u32 mode, __u64 flags) =
+	(void *)BPF_FUNC_skb_adjust_room;
+static long (*const l4_csum_replace)(void *skb, __u32 at, __u64 from, __u64 to, __u64 flags) =
+	(void *)BPF_FUNC_l4_csum_replace;
+static __s64 (*const csum_diff)(void *from, __u32 from_size, void *to, __u32 to_size, __u32 seed) =
+	(void *)BPF_FUNC_csum_diff;
+static long (*const xdp_load_bytes)(void *xdp, __u32 at, void *to, __u32 size) = (void *)BPF_FUNC_xdp_load_bytes;
+static long (*const xdp_store_bytes)(void *xdp, __u32 at, void *from, __u32 size) = (void *)BPF_FUNC_xdp_store_bytes;
+static long (*const xdp_adjust_head)(void *xdp, int difference) = (void *)BPF_FUNC_xdp_adjust_head;
+static __u64 (*const xdp_get_buff_len)(void *xdp) = (void *)BPF_FUNC_xdp_get_buff_len;
+/* Offered to programs with a license that is compatible with the GPL. */
+static long (*const fib_lookup)(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags) =
+	(void *)BPF_FUNC_fib_lookup;
+static long (*const redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redirect;
+static long (*const redirect_neigh)(__u32 device, struct bpf_redir_neigh *params, int size, __u64 flags) =
+	(void *)BPF_FUNC_redirect_neigh;
+
+/* Written by the proxy. */
+MAP(networks, BPF_MAP_TYPE_LPM_TRIE, struct network_key, __u32, 1, BPF_F_NO_PREALLOC);
+MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 1, BPF_F_NO_PREALLOC);
+
+/* Written by the programs. When one is full, the kernel forgets what was used least recently. */
+MAP(direct_flows, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_flow, 1, 0);
+MAP(direct_replies, BPF_MAP_TYPE_LRU_HASH, struct direct_key, struct direct_reply, 1, 0);
+MAP(reply_fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct address, 1, 0);
+MAP(direct_counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, DIRECT_COUNTERS, 0);
+
+INLINE void count(__u32 counter)
+{
+	__u64 *value = map_lookup(&direct_counters, &counter);
+	if (value)
+		*value += 1;
+}
+
+INLINE int is_same(const struct endpoint *one, const struct endpoint *other)
+{
+	return one->port == other->port && one->address.words[0] == other->address.words[0] &&
+	       one->address.words[1] == other->address.words[1] && one->address.words[2] == other->address.words[2] &&
+	       one->address.words[3] == other->address.words[3];
+}
+
+/* What the network of an address has; 0: it is outside of the cluster. */
+INLINE __u32 find_network(const struct address *address)
+{
+	struct network_key key = {.bits = 128, .address = *address};
+	__u32 *found = map_lookup(&networks, &key);
+	return found ? *found : 0;
+}
+
+#endif

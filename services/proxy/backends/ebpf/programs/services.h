@@ -1,0 +1,79 @@
+/* Helpers of the kernel, the maps of Services that the proxy writes, and the look-ups in them that all programs share. Sizes
+ * are those of src/layout.rs, which sets them when it loads the programs. */
+#ifndef KEELSON_SERVICES_H
+#define KEELSON_SERVICES_H
+
+#include "layout.h"
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static inline __attribute__((always_inline))
+
+static void *(*const map_lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static long (*const map_update)(void *map, const void *key, const void *value, __u64 flags) =
+	(void *)BPF_FUNC_map_update_elem;
+static __u32 (*const random32)(void) = (void *)BPF_FUNC_get_prandom_u32;
+
+/* A map as BTF describes it: numbers are lengths of arrays, types are pointers. */
+#define NUMBER(name, value) int(*name)[value]
+#define TYPE(name, type) typeof(type) *name
+
+#define MAP(map, kind, key_type, value_type, size, options)                    \
+	struct {                                                               \
+		NUMBER(type, kind);                                            \
+		NUMBER(map_flags, options);                                    \
+		NUMBER(max_entries, size);                                     \
+		TYPE(key, key_type);                                           \
+		TYPE(value, value_type);                                       \
+	} map SEC(".maps")
+
+/* Memory is taken as it is needed, except for slots. */
+MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct set_key, 1, BPF_F_NO_PREALLOC);
+MAP(sets, BPF_MAP_TYPE_HASH, struct set_key, struct set, 1, BPF_F_NO_PREALLOC);
+MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1, 0);
+MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1, BPF_F_NO_PREALLOC);
+MAP(node_addresses, BPF_MAP_TYPE_HASH, struct address, __u32, 1, BPF_F_NO_PREALLOC);
+
+#define NANOSECONDS 1000000000ULL
+#define TCP 6
+#define UDP 17
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define MAPPED_PREFIX 0xffff0000u
+#else
+#define MAPPED_PREFIX 0x0000ffffu
+#endif
+
+INLINE int is_mapped(const struct address *address)
+{
+	return !address->words[0] && !address->words[1] && address->words[2] == MAPPED_PREFIX;
+}
+
+/* The service port whose node port this is, at whichever address. */
+INLINE struct set_key *find_node_port(struct frontend_key *to)
+{
+	struct frontend_key node_port = *to;
+	node_port.scope = SCOPE_NODE_PORT;
+	if (!is_mapped(&to->address))
+		node_port.address.words[0] = node_port.address.words[1] = node_port.address.words[2] = 0;
+	node_port.address.words[3] = 0;
+	return map_lookup(&frontends, &node_port);
+}
+
+/* Which service port the destination belongs to. */
+INLINE struct set_key *find_frontend(struct frontend_key *to)
+{
+	struct set_key *found = map_lookup(&frontends, to);
+	if (found || !map_lookup(&node_addresses, &to->address))
+		return found;
+	return find_node_port(to);
+}
+
+/* Whether the endpoint is one of the service port, with one of these bits. */
+INLINE int is_member(__u32 number, const struct endpoint *endpoint, __u32 bits)
+{
+	struct member_key key = {.number = number, .endpoint = *endpoint};
+	__u32 *member = map_lookup(&members, &key);
+	return member && (*member & bits);
+}
+
+#endif

@@ -1,0 +1,318 @@
+//! Maps and programs of direct return in the kernel.
+//!
+//! Owns: [`DirectKernel`], the [`SocketKernel`] of this level; [`Targets`], the devices and networks. In: places, changes of the
+//! plan, targets. Out: elements, links.
+//!
+//! Networks and devices are maps as well, but not a part of the plan: they are few, and are compared whenever the programs are.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aya::{
+    Ebpf,
+    maps::{
+        HashMap, Map, MapData, MapError, PerCpuArray,
+        lpm_trie::{Key, LpmTrie},
+    },
+};
+use keelson_proxy::options::DirectReturnHook;
+
+use super::{
+    hooks::{self, Hook},
+    layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWORKS},
+};
+use crate::{
+    elements::{Change, Contents},
+    kernel::{
+        Decisions, KernelError, ServiceMaps, SocketKernel, chain, direct_pins_in, places,
+        programs::{self, Sizes},
+    },
+    layout::{FlowKey, FlowValue, MapName},
+};
+
+pub(crate) fn usual_sizes() -> Sizes {
+    DIRECT_MAPS.iter().map(|map| (map.name, map.max_entries)).collect()
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) hardware_address: [u8; 6],
+}
+
+/// Where programs are attached, and what they know about addresses.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Targets {
+    /// By number.
+    pub(crate) devices: BTreeMap<u32, Device>,
+    /// Bits and address of the trie : what the network has.
+    pub(crate) networks: BTreeMap<(u32, [u8; 16]), u32>,
+}
+
+/// Written by the backend, read when the maps and programs are compared.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct SharedTargets(Arc<Mutex<Targets>>);
+
+impl SharedTargets {
+    pub(crate) fn get(&self) -> MutexGuard<'_, Targets> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct DirectMaps {
+    services: ServiceMaps,
+    networks: LpmTrie<MapData, [u8; 16], u32>,
+    devices: HashMap<MapData, u32, [u8; 8]>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+fn failed(action: &'static str, map: &'static str) -> impl Fn(MapError) -> KernelError {
+    move |error| KernelError::DirectMap { action, map, reason: chain(&error) }
+}
+
+fn open<M: TryFrom<Map, Error = MapError>>(
+    folder: &Path,
+    map: &'static str,
+    wrap: impl FnOnce(MapData) -> Map,
+) -> Result<M, KernelError> {
+    let data = MapData::from_pin(folder.join(map)).map_err(failed("open", map))?;
+    wrap(data).try_into().map_err(failed("use", map))
+}
+
+impl DirectMaps {
+    fn open(folder: &Path) -> Result<Self, KernelError> {
+        Ok(Self {
+            services: ServiceMaps::open(folder)?,
+            networks: open(folder, NETWORKS, Map::LpmTrie)?,
+            devices: open(folder, DEVICES, Map::HashMap)?,
+            counters: open(folder, COUNTERS, Map::PerCpuArray)?,
+        })
+    }
+
+    fn read_networks(&self) -> Result<BTreeMap<(u32, [u8; 16]), u32>, KernelError> {
+        let entries = self.networks.iter().map(|entry| {
+            let (key, value) = entry.map_err(failed("read", NETWORKS))?;
+            Ok(((key.prefix_len(), key.data()), value))
+        });
+        entries.collect()
+    }
+
+    fn read_devices(&self) -> Result<BTreeMap<u32, [u8; 8]>, KernelError> {
+        self.devices.iter().map(|entry| entry.map_err(failed("read", DEVICES))).collect()
+    }
+
+    /// Whether networks and devices are those of the targets.
+    fn has(&self, targets: &Targets) -> Result<bool, KernelError> {
+        Ok(self.read_networks()? == targets.networks && self.read_devices()? == targets.device_values())
+    }
+
+    /// What is wanted comes first: a network is never unknown in between.
+    fn put(&mut self, targets: &Targets) -> Result<(), KernelError> {
+        let networks = self.read_networks()?;
+        for ((bits, address), value) in &targets.networks {
+            let put = self.networks.insert(&Key::new(*bits, *address), value, 0);
+            put.map_err(failed("write", NETWORKS))?;
+        }
+        for (bits, address) in networks.keys().filter(|key| !targets.networks.contains_key(key)) {
+            let removed = self.networks.remove(&Key::new(*bits, *address));
+            removed.map_err(failed("write", NETWORKS))?;
+        }
+        let wanted = targets.device_values();
+        let devices = self.read_devices()?;
+        for (device, value) in &wanted {
+            self.devices.insert(device, value, 0).map_err(failed("write", DEVICES))?;
+        }
+        for device in devices.keys().filter(|device| !wanted.contains_key(device)) {
+            self.devices.remove(device).map_err(failed("write", DEVICES))?;
+        }
+        Ok(())
+    }
+}
+
+impl Targets {
+    fn device_values(&self) -> BTreeMap<u32, [u8; 8]> {
+        let value = |device: &Device| {
+            let [a, b, c, d, e, f] = device.hardware_address;
+            [a, b, c, d, e, f, 0, 0]
+        };
+        self.devices.iter().map(|(number, device)| (*number, value(device))).collect()
+    }
+}
+
+pub(crate) struct DirectKernel {
+    own: PathBuf,
+    maps_folder: PathBuf,
+    links_folder: PathBuf,
+    sizes: Sizes,
+    hook: DirectReturnHook,
+    targets: SharedTargets,
+    maps: Option<DirectMaps>,
+    /// Kept from [`SocketKernel::prepare`] to [`SocketKernel::attach`].
+    loaded: Option<Ebpf>,
+}
+
+impl DirectKernel {
+    /// Finds the places. Changes nothing.
+    pub(crate) fn find(
+        hook: DirectReturnHook,
+        targets: SharedTargets,
+        sizes: Sizes,
+    ) -> Result<Self, KernelError> {
+        let own = places::own_folder()?;
+        let prefix = format!("{}{LAYOUT}", places::DIRECT_MAPS_PREFIX);
+        let maps_folder = own.join(programs::maps_name(&prefix, &DIRECT_MAPS, &sizes));
+        let object = programs::direct_object()?;
+        let links_folder = own.join(programs::links_name(places::DIRECT_LINKS_PREFIX, object, &maps_folder));
+        let maps = DirectMaps::open(&maps_folder).ok();
+        Ok(Self { own, maps_folder, links_folder, sizes, hook, targets, maps, loaded: None })
+    }
+
+    /// Whether an earlier run has attached the same programs: then the kernel has checked everything.
+    pub(crate) fn has_run(&self) -> bool {
+        self.maps.is_some() && self.links_folder.exists()
+    }
+
+    /// Loads everything and lets it go again.
+    pub(crate) fn probe(&self) -> Result<(), KernelError> {
+        load(None, &self.sizes).map(drop)
+    }
+
+    fn opened(&mut self) -> Result<&mut DirectMaps, KernelError> {
+        if self.maps.is_none() {
+            self.maps = Some(DirectMaps::open(&self.maps_folder)?);
+        }
+        self.maps.as_mut().ok_or(KernelError::Print)
+    }
+
+    fn load(&mut self) -> Result<&mut Ebpf, KernelError> {
+        if self.loaded.is_none() {
+            let folder = &self.maps_folder;
+            fs::create_dir_all(folder).map_err(KernelError::file("make", folder))?;
+            self.loaded = Some(load(Some(folder), &self.sizes)?);
+        }
+        self.loaded.as_mut().ok_or(KernelError::Print)
+    }
+
+    fn wanted(&self) -> Vec<(Hook, u32)> {
+        let targets = self.targets.get();
+        let devices = targets.devices.keys();
+        devices.flat_map(|device| Hook::wanted(self.hook).map(|hook| (hook, *device))).collect()
+    }
+
+    fn missing(&self) -> Result<Vec<(Hook, u32)>, KernelError> {
+        let mut missing = Vec::new();
+        for (hook, device) in self.wanted() {
+            if !hooks::is_attached(&self.links_folder, hook, device)? {
+                missing.push((hook, device));
+            }
+        }
+        Ok(missing)
+    }
+}
+
+fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
+    let mut loaded = programs::load_object(programs::direct_object()?, &DIRECT_MAPS, pins, sizes)?;
+    hooks::load(&mut loaded)?;
+    Ok(loaded)
+}
+
+impl SocketKernel for DirectKernel {
+    fn prepare(&mut self) -> Result<(), KernelError> {
+        // By their pins, and not those that this process knows: another program may have removed or replaced them.
+        self.maps = DirectMaps::open(&self.maps_folder).ok();
+        if self.maps.is_none() {
+            self.loaded = None;
+            self.load()?;
+            // What is attached uses maps that no pin leads to any more.
+            if self.links_folder.exists() {
+                places::remove(&self.links_folder)?;
+            }
+        }
+        self.opened().map(drop)
+    }
+
+    fn read(&self) -> Result<Contents, KernelError> {
+        self.maps.as_ref().map_or_else(|| Ok(Contents::default()), |maps| maps.services.read())
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        self.opened()?.services.apply(change)
+    }
+
+    fn detached(&self) -> Result<Vec<String>, KernelError> {
+        let targets = self.targets.get().clone();
+        let mut texts: Vec<String> = (self.missing()?.into_iter())
+            .map(|(hook, device)| {
+                let name = targets.devices.get(&device).map_or("", |device| device.name.as_str());
+                format!("{} at {name}", hook.program())
+            })
+            .collect();
+        let others = hooks::others(&self.links_folder, &self.wanted())?;
+        texts.extend(others.into_iter().map(|pin| format!("{} is not wanted any more", pin.display())));
+        let Some(maps) = &self.maps else { return Ok(texts) };
+        if !maps.has(&targets)? {
+            texts.push(format!("the maps {NETWORKS} and {DEVICES} differ"));
+        }
+        Ok(texts)
+    }
+
+    fn attach(&mut self) -> Result<usize, KernelError> {
+        if self.detached()?.is_empty() {
+            return Ok(0);
+        }
+        if !self.maps_folder.join(MapName::Frontends.as_str()).exists() {
+            return Err(KernelError::MapsRemoved(self.maps_folder.clone()));
+        }
+        let targets = self.targets.get().clone();
+        self.opened()?.put(&targets)?;
+        let (missing, folder) = (self.missing()?, self.links_folder.clone());
+        fs::create_dir_all(&folder).map_err(KernelError::file("make", &folder))?;
+        for (hook, device) in &missing {
+            let name = targets.devices.get(device).map_or("", |device| device.name.as_str());
+            hooks::attach(self.load()?, &folder, *hook, (*device, name))?;
+        }
+        // What is pinned keeps the programs.
+        self.loaded = None;
+        Ok(missing.len() + hooks::remove_others(&folder, &self.wanted())?)
+    }
+
+    fn former(&self) -> Result<Vec<PathBuf>, KernelError> {
+        let mut found = direct_pins_in(&self.own)?;
+        found.retain(|folder| *folder != self.links_folder && *folder != self.maps_folder);
+        Ok(found)
+    }
+
+    fn remove_former(&mut self) -> Result<usize, KernelError> {
+        self.former()?.iter().map(|folder| places::remove(folder)).sum()
+    }
+
+    /// Each datagram looks whether its endpoint serves: nothing becomes stale.
+    fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
+        Ok(Vec::new())
+    }
+
+    fn counters(&self) -> Result<Vec<Decisions>, KernelError> {
+        let Some(maps) = &self.maps else { return Ok(Vec::new()) };
+        let read = |counter: DirectCounter| {
+            let values = maps.counters.get(&(counter as u32), 0).map_err(failed("read", COUNTERS))?;
+            let total = values.iter().sum();
+            Ok(Decisions { label: counter.as_str(), text: counter.describe(), total })
+        };
+        DirectCounter::ALL.into_iter().map(read).collect()
+    }
+
+    fn describe(&self) -> String {
+        let targets = self.targets.get();
+        let devices: Vec<&str> = targets.devices.values().map(|device| device.name.as_str()).collect();
+        let devices = if devices.is_empty() { "no device".to_owned() } else { devices.join(", ") };
+        format!("{} of {devices}, maps in {}", self.hook.as_str(), self.maps_folder.display())
+    }
+
+    fn maps_folder(&self) -> PathBuf {
+        self.maps_folder.clone()
+    }
+}

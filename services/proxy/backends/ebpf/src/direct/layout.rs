@@ -1,0 +1,178 @@
+//! The maps of direct return, as the kernel has them.
+//!
+//! Owns: the table of these maps, their sizes, and what programs count. In and out: names and bytes. Those of Services are the
+//! same as at the socket level, and are in `layout`. What changes their meaning without a change of sizes is a new [`LAYOUT`].
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::layout::{Address, MAPS, MapDefinition, MapName};
+
+/// Part of the name of the folder with the pinned maps.
+pub(crate) const LAYOUT: u32 = 1;
+
+pub(crate) const NETWORKS: &str = "networks";
+pub(crate) const DEVICES: &str = "devices";
+pub(crate) const FLOWS: &str = "direct_flows";
+pub(crate) const REPLIES: &str = "direct_replies";
+pub(crate) const FRAGMENTS: &str = "reply_fragments";
+pub(crate) const COUNTERS: &str = "direct_counters";
+
+const fn map(name: &'static str, key_size: u32, value_size: u32, max_entries: u32) -> MapDefinition {
+    MapDefinition { name, key_size, value_size, max_entries }
+}
+
+/// All maps of the object.
+pub(crate) const DIRECT_MAPS: [MapDefinition; 11] = [
+    MAPS[MapName::Frontends as usize],
+    MAPS[MapName::Sets as usize],
+    MAPS[MapName::Slots as usize],
+    MAPS[MapName::Members as usize],
+    MAPS[MapName::NodeAddresses as usize],
+    map(NETWORKS, 20, 4, 1_024),
+    map(DEVICES, 4, 8, 256),
+    map(FLOWS, 44, 28, 131_072),
+    map(REPLIES, 44, 32, 131_072),
+    map(FRAGMENTS, 40, 16, 4_096),
+    map(COUNTERS, 4, 8, DirectCounter::ALL.len() as u32),
+];
+
+/// What programs count, in the order of `enum direct_counter`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DirectCounter {
+    FlowHere,
+    FlowRemote,
+    PacketHere,
+    PacketRedirected,
+    PacketRouted,
+    NoticeTaken,
+    Reply,
+    IcmpError,
+    LeftInside,
+    LeftFragment,
+    LeftOptions,
+    LeftSetChanging,
+    LeftNoEndpoint,
+    LeftUnrouted,
+    LeftFull,
+    LeftNotice,
+}
+
+impl DirectCounter {
+    pub(crate) const ALL: [Self; 16] = [
+        Self::FlowHere,
+        Self::FlowRemote,
+        Self::PacketHere,
+        Self::PacketRedirected,
+        Self::PacketRouted,
+        Self::NoticeTaken,
+        Self::Reply,
+        Self::IcmpError,
+        Self::LeftInside,
+        Self::LeftFragment,
+        Self::LeftOptions,
+        Self::LeftSetChanging,
+        Self::LeftNoEndpoint,
+        Self::LeftUnrouted,
+        Self::LeftFull,
+        Self::LeftNotice,
+    ];
+
+    /// The label in metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::FlowHere => "flow_here",
+            Self::FlowRemote => "flow_remote",
+            Self::PacketHere => "packet_here",
+            Self::PacketRedirected => "packet_redirected",
+            Self::PacketRouted => "packet_routed",
+            Self::NoticeTaken => "notice_taken",
+            Self::Reply => "reply",
+            Self::IcmpError => "icmp_error",
+            Self::LeftInside => "left_inside",
+            Self::LeftFragment => "left_fragment",
+            Self::LeftOptions => "left_options",
+            Self::LeftSetChanging => "left_set_changing",
+            Self::LeftNoEndpoint => "left_no_endpoint",
+            Self::LeftUnrouted => "left_unrouted",
+            Self::LeftFull => "left_full",
+            Self::LeftNotice => "left_notice",
+        }
+    }
+
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::FlowHere => "flows to endpoints of this node",
+            Self::FlowRemote => "flows to endpoints of other nodes",
+            Self::PacketHere => "packets to endpoints of this node",
+            Self::PacketRedirected => "packets sent on to other nodes",
+            Self::PacketRouted => "packets that the kernel routed to other nodes",
+            Self::NoticeTaken => "packets with a notice of another node",
+            Self::Reply => "replies with the address of the Service",
+            Self::IcmpError => "ICMP errors translated",
+            Self::LeftInside => "left to nftables: the client is in the cluster",
+            Self::LeftFragment => "left to nftables: fragments",
+            Self::LeftOptions => "left to nftables: options of IPv4",
+            Self::LeftSetChanging => "left to nftables: the endpoints were just changing",
+            Self::LeftNoEndpoint => "left to nftables: no endpoint could be used",
+            Self::LeftUnrouted => "left to nftables: no route, too large, or the TTL ends here",
+            Self::LeftFull => "left to nftables: the flow could not be remembered",
+            Self::LeftNotice => "notices that are not for an endpoint here",
+        }
+    }
+}
+
+/// What a network has, by the bits of `programs/direct/layout.h`.
+pub(crate) const NETWORK_NODES: u32 = 1;
+pub(crate) const NETWORK_PODS: u32 = 2;
+
+/// A network as the trie of the kernel has it: bits of the mapped address, and the address.
+pub(crate) fn network_key(network: IpNet) -> (u32, [u8; 16]) {
+    let mapped = match network {
+        IpNet::V4(_) => 96,
+        IpNet::V6(_) => 0,
+    };
+    let address: IpAddr = network.network();
+    (mapped + u32::from(network.prefix_len()), Address::from(address).0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::tests::assert_sizes;
+
+    #[test]
+    fn networks_of_ipv4_are_mapped() {
+        let (bits, address) = network_key("10.244.1.7/16".parse().unwrap());
+        assert_eq!((bits, address), (112, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 244, 0, 0]));
+        let (bits, address) = network_key("fd00::/56".parse().unwrap());
+        assert_eq!((bits, address[0]), (56, 0xfd));
+    }
+
+    /// The compiler of the programs compares the sizes and the number of counters with [`DIRECT_MAPS`].
+    #[test]
+    fn the_programs_have_the_same_sizes() {
+        let types = [
+            ("frontends", "struct frontend_key", "struct set_key"),
+            ("sets", "struct set_key", "struct set"),
+            ("slots", "__u32", "struct slot"),
+            ("members", "struct member_key", "__u32"),
+            ("node_addresses", "struct address", "__u32"),
+            (NETWORKS, "struct network_key", "__u32"),
+            (DEVICES, "__u32", "struct device"),
+            (FLOWS, "struct direct_key", "struct direct_flow"),
+            (REPLIES, "struct direct_key", "struct direct_reply"),
+            (FRAGMENTS, "struct fragment_key", "struct address"),
+            (COUNTERS, "__u32", "__u64"),
+        ];
+        let facts = [
+            format!("DIRECT_COUNTERS == {}", DirectCounter::ALL.len()),
+            format!("LEFT_NOTICE == {}", DirectCounter::LeftNotice as u32),
+            format!("LEFT_INSIDE == {}", DirectCounter::LeftInside as u32),
+            format!("MEMBER_HERE == {}", crate::layout::MEMBER_HERE),
+            format!("NETWORK_NODES == {NETWORK_NODES} && NETWORK_PODS == {NETWORK_PODS}"),
+        ];
+        assert_sizes("direct/layout.h", &DIRECT_MAPS, &types, &facts);
+    }
+}

@@ -1,0 +1,232 @@
+//! Direct return: packets of outside clients go to an endpoint without connection tracking and masquerading, and replies go from
+//! the endpoint's node to the client.
+//!
+//! Owns: [`Direct`], the level of programs at devices. In: Services, facts of the node, interfaces. Out: elements of its maps,
+//! programs that are attached.
+//!
+//! It is a level of its own beside the socket level (docs/decisions/0078): the same plan with other rules, maps of the same
+//! layout, and other programs. What it does not decide is left to the packet level.
+//!
+//! The modules: `layout` and `kernel` (maps, programs), `hooks` and `filters` (where programs are attached).
+
+mod explain;
+pub(crate) mod filters;
+mod hooks;
+mod kernel;
+mod layout;
+
+use std::{collections::BTreeMap, net::IpAddr, time::Instant};
+
+use ipnet::IpNet;
+use keelson_proxy::{
+    addresses::{Interface, matching},
+    model::Family,
+    options::{DetectLocal, Detector, DirectReturnOptions, NodeConfig, Options},
+};
+use nix::ifaddrs::getifaddrs;
+
+use self::{
+    kernel::{Device, DirectKernel, SharedTargets, usual_sizes},
+    layout::{NETWORK_NODES, NETWORK_PODS, network_key},
+};
+use crate::{
+    kernel::{KernelError, Sizes, SocketKernel},
+    plan::NodeFacts,
+    sockets::{Sockets, usual_capacity},
+};
+
+/// ARPHRD_ETHER (linux/if_arp.h).
+const ETHERNET: u16 = 1;
+
+pub(crate) struct Direct {
+    pub(crate) sockets: Sockets,
+    options: DirectReturnOptions,
+    targets: SharedTargets,
+    interfaces: Vec<Interface>,
+    /// Of every family, whether nodes serve it or not.
+    pod_networks: Vec<IpNet>,
+    detected: [Option<IpNet>; 2],
+    /// Devices of the setting that programs cannot be attached to.
+    unsuitable: Vec<String>,
+}
+
+impl Direct {
+    /// `None`: it is off. `uses_kernel`: otherwise opened to print.
+    pub(crate) fn open(
+        options: &Options,
+        uses_kernel: bool,
+        is_enabled: [bool; 2],
+    ) -> Result<Option<Self>, KernelError> {
+        let sizes = uses_kernel.then(usual_sizes);
+        let own = options.ebpf.direct_return.as_ref();
+        own.map(|own| Self::open_with(own, options, sizes, is_enabled)).transpose()
+    }
+
+    /// `sizes`: those of the maps; `None`: opened to print.
+    fn open_with(
+        own: &DirectReturnOptions,
+        options: &Options,
+        sizes: Option<Sizes>,
+        is_enabled: [bool; 2],
+    ) -> Result<Self, KernelError> {
+        let targets = SharedTargets::default();
+        let kernel: Option<Box<dyn SocketKernel>> = match sizes {
+            Some(sizes) => {
+                let kernel = DirectKernel::find(own.hook, targets.clone(), sizes)?;
+                if !kernel.has_run() {
+                    kernel.probe()?;
+                }
+                Some(Box::new(kernel))
+            }
+            None => None,
+        };
+        let pod_networks = match &options.detect_local {
+            DetectLocal::ClusterCidr(networks) => networks.clone(),
+            _ => Vec::new(),
+        };
+        let mut direct = Self {
+            sockets: Sockets::new(kernel, usual_capacity(), is_enabled),
+            options: own.clone(),
+            targets,
+            interfaces: Vec::new(),
+            pod_networks,
+            detected: [None, None],
+            unsuitable: Vec::new(),
+        };
+        direct.set_networks();
+        Ok(direct)
+    }
+
+    pub(crate) fn set_node(&mut self, node: &NodeConfig, served: &[IpAddr]) {
+        let facts = NodeFacts {
+            masquerade_all: node.masquerade_all,
+            detects_pods: node.detector.is_some(),
+            has_cluster_ip: false,
+            is_direct_return: true,
+        };
+        self.sockets.plan.set_facts(node.family, facts);
+        self.sockets.set_node_addresses(node.family, served);
+        self.detected[node.family as usize] = match &node.detector {
+            Some(Detector::Cidr(network)) => Some(*network),
+            Some(Detector::Bridge(_) | Detector::InterfacePrefix(_)) | None => None,
+        };
+        self.set_networks();
+    }
+
+    /// Networks of pods are those of the setting, too: where an interface tells pods, nothing else names them.
+    fn set_networks(&mut self) {
+        let mut networks = BTreeMap::new();
+        let pods = self.pod_networks.iter().chain(self.detected.iter().flatten());
+        for (network, what) in (self.options.nodes.iter().map(|network| (network, NETWORK_NODES)))
+            .chain(pods.map(|network| (network, NETWORK_PODS)))
+        {
+            *networks.entry(network_key(*network)).or_default() |= what;
+        }
+        self.set_targets(|targets| targets.networks = networks);
+    }
+
+    pub(crate) fn set_interfaces(&mut self, interfaces: &[Interface]) {
+        self.interfaces = interfaces.to_vec();
+        self.set_devices();
+    }
+
+    /// Looks at the devices again: their hardware addresses change without a word about interfaces.
+    fn set_devices(&mut self) {
+        let wanted = matching(&self.options.devices, &self.interfaces);
+        let links = match links() {
+            Ok(links) => links,
+            Err(error) => {
+                return tracing::warn!(%error, "cannot list the hardware addresses of devices (getifaddrs)");
+            }
+        };
+        let mut devices = BTreeMap::new();
+        self.unsuitable.clear();
+        for name in wanted {
+            match links.get(&name) {
+                Some((number, Some(hardware_address))) => {
+                    let device = Device { name, hardware_address: *hardware_address };
+                    devices.insert(*number, device);
+                }
+                _ => self.unsuitable.push(name),
+            }
+        }
+        self.set_targets(|targets| targets.devices = devices);
+    }
+
+    fn set_targets(&mut self, change: impl FnOnce(&mut kernel::Targets)) {
+        let mut targets = self.targets.get();
+        let before = targets.clone();
+        change(&mut targets);
+        let is_same = *targets == before;
+        drop(targets);
+        if is_same {
+            return;
+        }
+        if let Err(error) = self.sockets.attach_again() {
+            tracing::warn!(%error, "cannot attach the programs of direct return; retrying with the next check");
+        }
+    }
+
+    pub(crate) fn begin_check(&mut self, family: Family, now: Instant) -> Result<bool, KernelError> {
+        self.set_devices();
+        self.sockets.begin_check(family, now)
+    }
+
+    pub(crate) fn limitations(&self) -> Vec<String> {
+        let mut limitations = Vec::new();
+        if self.options.nodes.is_empty() {
+            limitations.push(
+                "direct return: without proxy.ebpf_direct_return_nodes, node ports lead to endpoints of this node only, and \
+                 clients on other nodes are not told from outside ones"
+                    .to_owned(),
+            );
+        }
+        limitations
+    }
+
+    /// Lines for people.
+    pub(crate) fn features(&self) -> Vec<String> {
+        let Some(kernel) = self.sockets.kernel() else { return Vec::new() };
+        let attached = if self.sockets.is_attached() { "attached" } else { "not attached yet" };
+        let mut lines = vec![format!("direct return: {attached}, {}", kernel.describe())];
+        if !self.unsuitable.is_empty() {
+            lines.push(format!("direct return: not Ethernet: {}", self.unsuitable.join(", ")));
+        }
+        if let Ok(counters) = kernel.counters() {
+            let texts = counters.iter().filter(|decisions| decisions.total > 0);
+            let texts: Vec<String> =
+                texts.map(|decisions| format!("{} {}", decisions.total, decisions.text)).collect();
+            let text = if texts.is_empty() { "no packet yet".to_owned() } else { texts.join(", ") };
+            lines.push(format!("direct return: {text}"));
+        }
+        lines
+    }
+
+    pub(crate) fn devices(&self) -> Vec<String> {
+        self.targets.get().devices.values().map(|device| device.name.clone()).collect()
+    }
+
+    pub(crate) fn program(&self) -> &'static str {
+        hooks::Hook::wanted(self.options.hook)[0].program()
+    }
+
+    pub(crate) fn is_inside(&self, ip: IpAddr) -> bool {
+        let of_pods = self.pod_networks.iter().chain(self.detected.iter().flatten());
+        self.options.nodes.iter().chain(of_pods).any(|network| network.contains(&ip))
+    }
+}
+
+type Links = BTreeMap<String, (u32, Option<[u8; 6]>)>;
+
+/// The number of each interface, and its address if it has frames of Ethernet.
+fn links() -> nix::Result<Links> {
+    let links = getifaddrs()?.filter_map(|entry| {
+        let link = *entry.address.as_ref()?.as_link_addr()?;
+        let address = if link.hatype() == ETHERNET { link.addr() } else { None };
+        Some((entry.interface_name, (u32::try_from(link.ifindex()).ok()?, address)))
+    });
+    Ok(links.collect())
+}
+
+#[cfg(test)]
+mod tests;

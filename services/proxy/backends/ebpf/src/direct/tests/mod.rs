@@ -1,0 +1,443 @@
+//! The programs with packets between network namespaces: a client, two nodes with a pod each, and a switch.
+//!
+//! ```text
+//!                          switch: a bridge
+//!              ┌──────────────────┼──────────────────┐
+//!       client 192.0.2.10   node 0 192.0.2.1    node 1 192.0.2.2
+//!                                 │                  │
+//!                           pod 10.244.0.5     pod 10.244.1.5
+//! ```
+//!
+//! On each node another server has the node port for itself: it answers what the programs leave to the kernel.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use keelson_client::ServiceName;
+use keelson_proxy::{
+    addresses::{InterfacePattern, Match},
+    backend::{Access, Backend, Driver as _, Outcome},
+    model::{Endpoint, PortName, Protocol, ServicePort},
+    options::{DirectReturnHook, EbpfOptions},
+};
+use keelson_proxy_nft::Nft;
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+};
+
+use super::*;
+use crate::{
+    elements::Contents,
+    kernel::{find_pins, remove_pins},
+    testing::{options, service_port},
+};
+
+mod life;
+mod measure;
+mod odd;
+mod traffic;
+
+const ANSWER: Duration = Duration::from_secs(10);
+const NODE_PORT: u16 = 30_080;
+const PORT: u16 = 8_080;
+/// Served by both nodes, routed to the first one.
+const EXTERNAL: [&str; 2] = ["203.0.113.7", "2001:db8:7::7"];
+const CLIENT: [&str; 2] = ["192.0.2.10", "2001:db8::10"];
+const NODES: [[&str; 2]; 2] = [["192.0.2.1", "2001:db8::1"], ["192.0.2.2", "2001:db8::2"]];
+const PODS: [[&str; 2]; 2] = [["10.244.0.5", "fd00:10:244::5"], ["10.244.1.5", "fd00:10:244:1::5"]];
+const GATEWAYS: [[&str; 2]; 2] = [["10.244.0.1", "fd00:10:244::1"], ["10.244.1.1", "fd00:10:244:1::1"]];
+const POD_NETWORKS: [[&str; 2]; 2] =
+    [["10.244.0.0/24", "fd00:10:244::/64"], ["10.244.1.0/24", "fd00:10:244:1::/64"]];
+const PREFIXES: [u8; 2] = [24, 64];
+
+/// A network namespace, as long as it is open.
+struct Net(File);
+
+impl Net {
+    /// That of the calling thread.
+    fn current() -> Self {
+        Self(File::open("/proc/thread-self/ns/net").unwrap())
+    }
+
+    fn new() -> Self {
+        let inside = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace needs root");
+            let net = Self::current();
+            net.ip("link set lo up");
+            for family in ["ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding"] {
+                fs::write(format!("/proc/sys/net/{family}"), "1").unwrap();
+            }
+            for name in ["all", "default"] {
+                fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0").unwrap();
+                fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0").unwrap();
+            }
+            net
+        };
+        thread::scope(|scope| scope.spawn(inside).join()).unwrap()
+    }
+
+    /// Runs something in the namespace, on a thread of its own.
+    fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+            body()
+        };
+        match thread::scope(|scope| scope.spawn(inside).join()) {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn command(&self, program: &str, arguments: &str) {
+        let done = self.run(|| Command::new(program).args(arguments.split(' ')).output().unwrap());
+        let error = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{program} {arguments}: {error}");
+    }
+
+    fn ip(&self, arguments: &str) {
+        self.command("ip", arguments);
+    }
+
+    /// A pair of devices, the other one in another namespace.
+    fn connect(&self, own: &str, other: &Self, theirs: &str) {
+        // The other namespace is named by a thread in it.
+        let (told, number) = std::sync::mpsc::channel();
+        let (done, ends) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                setns(&other.0, CloneFlags::CLONE_NEWNET).unwrap();
+                told.send(nix::unistd::gettid()).unwrap();
+                let _ = ends.recv();
+            });
+            let thread = number.recv().unwrap();
+            self.ip(&format!("link add {own} type veth peer name {theirs} netns {thread}"));
+            drop(done);
+        });
+        self.ip(&format!("link set {own} up"));
+        other.ip(&format!("link set {theirs} up"));
+    }
+
+    fn address(&self, device: &str, addresses: [&str; 2]) {
+        for (address, prefix) in addresses.into_iter().zip(PREFIXES) {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            self.ip(&format!("address add {address}/{prefix} dev {device}{nodad}"));
+        }
+    }
+
+    fn route(&self, networks: [&str; 2], via: [&str; 2]) {
+        for (network, via) in networks.into_iter().zip(via) {
+            self.ip(&format!("route add {network} via {via}"));
+        }
+    }
+}
+
+struct World {
+    folder: tempfile::TempDir,
+    switch: Net,
+    client: Net,
+    nodes: [Net; 2],
+    pods: [Net; 2],
+}
+
+/// Runs a test in a new world. Needs root.
+fn in_world<T: Send>(test: impl FnOnce(&World) -> T + Send) -> T {
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("namespaces need root");
+        let world = World::new();
+        test(&world)
+    };
+    match thread::scope(|scope| scope.spawn(inside).join()) {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let world = Self {
+            folder: tempfile::tempdir().unwrap(),
+            switch: Net::new(),
+            client: Net::new(),
+            nodes: [Net::new(), Net::new()],
+            pods: [Net::new(), Net::new()],
+        };
+        world.mount();
+        let Self { switch, client, nodes, pods, .. } = &world;
+        switch.ip("link add br0 type bridge");
+        switch.ip("link set br0 up");
+        for (port, net) in [("client", client), ("node0", &nodes[0]), ("node1", &nodes[1])] {
+            switch.connect(port, net, "eth0");
+            switch.ip(&format!("link set {port} master br0"));
+        }
+        client.address("eth0", CLIENT);
+        client.route(["203.0.113.0/24", "2001:db8:7::/64"], NODES[0]);
+        for n in [0, 1] {
+            nodes[n].address("eth0", NODES[n]);
+            nodes[n].route(POD_NETWORKS[1 - n], NODES[1 - n]);
+            nodes[n].connect("pod", &pods[n], "eth0");
+            nodes[n].address("pod", GATEWAYS[n]);
+            pods[n].address("eth0", PODS[n]);
+            pods[n].route(["default", "::/0"], GATEWAYS[n]);
+        }
+        world
+    }
+
+    fn mount(&self) {
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        // BPF file systems of the machine, and of other tests, are not for this one.
+        let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+        for line in mounts.lines().filter(|line| line.contains(" bpf ")) {
+            nix::mount::umount(line.split(' ').nth(1).unwrap()).unwrap();
+        }
+        mount(Some("none"), self.folder.path(), Some("bpf"), MsFlags::empty(), none).unwrap();
+    }
+
+    /// Devices of this kind leave checksums to who needs them, and XDP does: real ones have computed them. And they take what
+    /// XDP sends only where XDP receives, too: programs without devices leave everything as it is.
+    fn prepare_for_xdp(&self) -> aya::Ebpf {
+        self.client.command("ethtool", "-K eth0 tx off");
+        self.switch.run(|| {
+            let object = crate::kernel::programs::direct_object().unwrap();
+            let mut loaded =
+                crate::kernel::programs::load_object(object, &layout::DIRECT_MAPS, None, &small_sizes())
+                    .unwrap();
+            let program: &mut aya::programs::Xdp =
+                loaded.program_mut("keelson_dr_xdp").unwrap().try_into().unwrap();
+            program.load().unwrap();
+            for port in ["client", "node0", "node1"] {
+                program.attach(port, aya::programs::xdp::XdpMode::Driver).unwrap();
+            }
+            loaded
+        })
+    }
+}
+
+/// The programs at both nodes.
+struct Cluster<'a> {
+    world: &'a World,
+    hook: DirectReturnHook,
+    sizes: Sizes,
+    levels: [Direct; 2],
+    _switch: Option<aya::Ebpf>,
+}
+
+fn endpoint(at: SocketAddr) -> Endpoint {
+    Endpoint { ip: at.ip(), port: at.port() }
+}
+
+fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+fn small_sizes() -> Sizes {
+    let mut sizes = usual_sizes();
+    sizes.extend([(layout::FLOWS, 4_096), (layout::REPLIES, 4_096), ("slots", 1_024)]);
+    sizes
+}
+
+impl<'a> Cluster<'a> {
+    fn new(world: &'a World, hook: DirectReturnHook, sizes: Sizes) -> Self {
+        let switch = (hook == DirectReturnHook::Xdp).then(|| world.prepare_for_xdp());
+        let levels = [0, 1].map(|n| open(world, n, hook, &sizes));
+        Self { world, hook, sizes, levels, _switch: switch }
+    }
+
+    /// As a process that starts again.
+    fn restart(&mut self, n: usize) {
+        self.levels[n] = open(self.world, n, self.hook, &self.sizes);
+    }
+
+    /// Sets the service port on both nodes, with the endpoints of these pods.
+    fn serve(&mut self, protocol: Protocol, family: usize, pods: &[usize]) {
+        for n in [0, 1] {
+            self.serve_on(n, service(protocol, family, pods, n));
+        }
+    }
+
+    fn serve_on(&mut self, n: usize, port: ServicePort) {
+        let level = &mut self.levels[n];
+        let family = Family::of(port.cluster_ip);
+        level.sockets.plan.set(family, &port.name.service.clone(), vec![port]);
+        self.sync(n);
+    }
+
+    fn sync(&mut self, n: usize) -> Vec<Outcome> {
+        let level = &mut self.levels[n];
+        let sync = || Family::ALL.map(|family| level.sockets.sync(family, Instant::now()).unwrap());
+        self.world.nodes[n].run(sync).to_vec()
+    }
+
+    /// What the programs of a node have counted.
+    fn counted(&self, n: usize) -> BTreeMap<&'static str, u64> {
+        let counters = self.levels[n].sockets.kernel().unwrap().counters().unwrap();
+        counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()
+    }
+}
+
+fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direct {
+    let nodes = NODES.concat().into_iter().map(|ip| IpNet::from(ip.parse::<IpAddr>().unwrap())).collect();
+    let own = DirectReturnOptions { devices: vec![InterfacePattern::parse("eth*")], hook, nodes };
+    let mut all = options(&["10.244.0.0/16", "fd00:10:244::/56"]);
+    all.ebpf = EbpfOptions { direct_return: Some(own.clone()), ..EbpfOptions::default() };
+    world.nodes[n].run(|| {
+        let mut direct = Direct::open_with(&own, &all, Some(sizes.clone()), [true, true]).unwrap();
+        let index = nix::net::if_::if_nametoindex("eth0").unwrap();
+        let index = usize::try_from(index).unwrap();
+        direct.set_interfaces(&[Interface { name: "eth0".into(), index }]);
+        for family in Family::ALL {
+            let node = NodeConfig {
+                family,
+                masquerade_all: false,
+                mark: 0x4000,
+                detector: None,
+                service_cidrs: Vec::new(),
+                node_ips: Vec::new(),
+                node_ports: Match::AllLocal,
+            };
+            direct.set_node(&node, &[NODES[n][family as usize].parse().unwrap()]);
+        }
+        direct
+    })
+}
+
+/// The service port as node `n` knows it.
+fn service(protocol: Protocol, family: usize, pods: &[usize], n: usize) -> ServicePort {
+    let service = ServiceName::new("default", "web");
+    let of = |pod: &usize| endpoint(at(PODS[*pod][family], PORT));
+    let cluster: Vec<Endpoint> = pods.iter().map(of).collect();
+    let here: Vec<Endpoint> = pods.iter().filter(|pod| **pod == n).map(of).collect();
+    let serving = if protocol == Protocol::Udp { cluster.clone() } else { Vec::new() };
+    let cluster_ip = ["10.96.0.1", "fd00:10:96::1"][family].parse().unwrap();
+    ServicePort {
+        name: PortName { service: service.clone(), port: "web".into(), protocol },
+        external_ips: vec![EXTERNAL[family].parse().unwrap()],
+        node_port: NODE_PORT,
+        has_any: !cluster.is_empty(),
+        cluster,
+        local: here.clone(),
+        on_node: here,
+        serving,
+        ..service_port(&service, "web", cluster_ip, 80)
+    }
+}
+
+/// The tables of nftables on the first node, as they are beside the programs in the backend.
+fn tables(world: &World, protocol: Protocol, pods: &[usize]) -> Box<dyn Backend> {
+    world.nodes[0].run(|| {
+        let mut nft = Nft.open(&options(&["10.244.0.0/16"]), Access::Program).unwrap();
+        nft.set_addresses(&[NODES[0][0].parse().unwrap()]);
+        nft.set_node(NodeConfig {
+            family: Family::V4,
+            masquerade_all: false,
+            mark: 0x4000,
+            detector: Some(Detector::Cidr("10.244.0.0/16".parse().unwrap())),
+            service_cidrs: Vec::new(),
+            node_ips: vec![NODES[0][0].parse().unwrap()],
+            node_ports: Match::AllLocal,
+        });
+        let port = service(protocol, 0, pods, 0);
+        nft.set_service(Family::V4, &port.name.service.clone(), vec![port]);
+        nft.sync(Family::V4, Instant::now()).unwrap();
+        nft
+    })
+}
+
+/// Answers connections with its name and the client's address, then sends back what it gets.
+fn serve_tcp(net: &Net, ip: &str, port: u16, name: &'static str) {
+    net.run(|| {
+        let listener = TcpListener::bind(at(ip, port)).unwrap();
+        thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let Ok(peer) = stream.peer_addr() else { continue };
+                let _ = writeln!(stream, "{name} {peer}");
+                thread::spawn(move || {
+                    let mut input = stream.try_clone().unwrap();
+                    let _ = std::io::copy(&mut input, &mut stream);
+                });
+            }
+        });
+    });
+}
+
+/// Answers datagrams with its name and the client's address; with as many more bytes as the datagram says.
+fn serve_udp(net: &Net, ip: &str, port: u16, name: &'static str) {
+    net.run(|| {
+        let socket = UdpSocket::bind(at(ip, port)).unwrap();
+        thread::spawn(move || {
+            let mut buffer = [0; 65_536];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let more = text.trim_end_matches('x').parse().unwrap_or(0);
+                let _ = socket.send_to(format!("{name} {from}\n{}", "y".repeat(more)).as_bytes(), from);
+            }
+        });
+    });
+}
+
+/// Servers of both pods and, for what the programs leave, of both nodes.
+fn serve_all(world: &World, protocol: Protocol, family: usize) {
+    let serve = if protocol == Protocol::Udp { serve_udp } else { serve_tcp };
+    for (n, names) in [("pod0", "node0"), ("pod1", "node1")].into_iter().enumerate() {
+        serve(&world.pods[n], PODS[n][family], PORT, names.0);
+        serve(&world.nodes[n], NODES[n][family], NODE_PORT, names.1);
+    }
+}
+
+/// The first line of an answer, and the client's own address.
+fn read_line(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+fn connect(to: SocketAddr) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect_timeout(&to, ANSWER).unwrap_or_else(|error| panic!("{to}: {error}"));
+    stream.set_read_timeout(Some(ANSWER)).unwrap();
+    let line = read_line(&mut stream);
+    (stream, line)
+}
+
+/// A socket that hears from `to` alone.
+fn udp_socket(to: SocketAddr) -> UdpSocket {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect(to).unwrap();
+    socket.set_read_timeout(Some(ANSWER)).unwrap();
+    socket
+}
+
+fn exchange(socket: &UdpSocket, text: &str) -> String {
+    let mut buffer = [0; 65_536];
+    socket.send(text.as_bytes()).unwrap();
+    let length = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("{socket:?}: {error}"));
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
+/// Who answers the client, and whether it has seen the client's own address.
+fn ask(world: &World, protocol: Protocol, to: SocketAddr) -> (String, bool) {
+    let (line, own) = world.client.run(|| match protocol {
+        Protocol::Udp => {
+            let socket = udp_socket(to);
+            (exchange(&socket, "0").trim_end().to_owned(), socket.local_addr().unwrap())
+        }
+        _ => {
+            let (stream, line) = connect(to);
+            assert_eq!(stream.peer_addr().unwrap(), to);
+            (line, stream.local_addr().unwrap())
+        }
+    });
+    let (name, seen) = line.split_once(' ').unwrap();
+    (name.to_owned(), seen == own.to_string())
+}
