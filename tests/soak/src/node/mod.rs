@@ -3,7 +3,7 @@
 //!
 //! Owns: that run. In: a seed. Out: the report.
 //!
-//! [`env`] is the cluster of `make cluster`. [`workload`] changes Deployments and Services, [`probes`] use Services meanwhile,
+//! [`mod@env`] is the cluster of `make cluster`. [`workload`] changes Deployments and Services, [`probes`] use Services meanwhile,
 //! [`faults`] break parts of it. [`watch`] looks at processes, health, Lease and Node all the time; after each round of faults comes a
 //! quiet phase, in which [`checks`] compare the node with what the API server wants.
 
