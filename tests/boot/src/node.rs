@@ -57,8 +57,9 @@ impl Node {
         self.vm.wait_for("curl -sfo /dev/null http://127.0.0.1:5999/v2/")
     }
 
-    /// Pulls every image at once, each by a caller of its own. The registry holds the layers back.
+    /// Pulls every image at once, each by a caller of its own. The registry holds the layers back. Images of an earlier case are removed.
     pub(crate) fn start_pulls(&self) -> Result<()> {
+        self.bash("ctr -n k8s.io images ls -q | xargs -r ctr -n k8s.io images rm --sync > /dev/null")?;
         let images: Vec<String> = (0..IMAGES).map(|n| format!("127.0.0.1:5999/image{n}:latest")).collect();
         let pulls = format!("{DRIVER} pulls --timeout 30m --clients {IMAGES} {}", images.join(" "));
         self.vm.start("pulls", &pulls)?;
