@@ -12,7 +12,7 @@ TARGET = $(shell scripts/target-dir.sh)
 MINUTES ?= 60
 PROFILE ?= release
 
-.PHONY: help run cluster check test soak systemd-check boot-check upgrade-check kubernetes-check vm-check conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean packages packages-check monitoring-check cluster-check chart-check
+.PHONY: help run cluster check test soak systemd-check boot-check upgrade-check kubernetes-check containerd-check vm-check conformance-kube-proxy bench bench-proxy fmt lint spelling docs deny fuzz clean packages packages-check monitoring-check cluster-check chart-check
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 32
@@ -104,6 +104,11 @@ kubernetes-check: ## what depends on the version of the control plane, with each
 		printf 'Kubernetes %s\n' "$$version"; \
 		KEELSON_TEST_KUBERNETES=$$version CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(in_one_process_on_another_version)'; \
 	done
+
+containerd-check: ## the suites of image pulls with containerd 1.7 in place of 1.6
+	@scripts/install-packages.sh test
+	@tests/peers/build.sh containerd-1.7
+	@KEELSON_TEST_CONTAINERD=1.7 CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(/debian16::/)'
 
 vm-check: ## the suite of service proxies with the backend ebpf on its oldest kernel (Linux 6.1, without JIT), in a virtual machine
 	@scripts/install-packages.sh test

@@ -2,7 +2,7 @@
 # Builds the peers that the suites run against, each from its own Go module
 # beside this script, and prints one line "NAME=FOLDER" for each.
 #
-#   build.sh [NAME...]        no names: all of them, except for the control planes between the oldest and the newest one
+#   build.sh [NAME...]        no names: all of them, except for the versions between the oldest and the newest one
 #
 # The result is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers/NAME-VERSION-HASH, where HASH
 # covers everything that goes into the build, so that a later run reuses it and a changed input builds anew. Two runs
@@ -59,6 +59,18 @@ build_containerd() {
         cd "$here/containerd"
         CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false \
             -tags "urfave_cli_no_docs static_build osusergo netgo" \
+            -ldflags "-s -w -X $module/version.Version=v$version -X $module/version.Package=$module" \
+            -o "$1/" "$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
+    )
+}
+
+# The version between Debian's and the newest one.
+build_containerd-1.7() {
+    local module=github.com/containerd/containerd version
+    version=$(module_version "$module" "$here/containerd-1.7")
+    (
+        cd "$here/containerd-1.7"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -tags "urfave_cli_no_docs static_build osusergo netgo" \
             -ldflags "-s -w -X $module/version.Version=v$version -X $module/version.Package=$module" \
             -o "$1/" "$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
     )
@@ -155,6 +167,7 @@ peer_version() {
     chart-tools) module_version helm.sh/helm/v3 "$here/chart-tools" ;;
     cni) module_version github.com/containernetworking/plugins "$here/cni" ;;
     containerd) module_version github.com/containerd/containerd/v2 "$here/containerd" ;;
+    containerd-1.7) module_version github.com/containerd/containerd "$here/containerd-1.7" ;;
     coredns) module_version github.com/coredns/coredns "$here/coredns" ;;
     crio) module_version github.com/cri-o/cri-o "$here/crio" ;;
     etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;

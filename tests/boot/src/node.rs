@@ -104,7 +104,8 @@ impl Node {
     /// What a person would look at first, for a case that failed.
     pub(crate) fn logs(&self) -> String {
         let script = "journalctl --no-pager -n 600 -u keelson.service -u keelson-proxy.service -u 'keelson-*.socket'; \
-            systemctl --no-pager --failed; tail -n 20 /run/*.out";
+            systemctl --no-pager --failed; tail -n 20 /run/*.out; \
+            ip address; ip route; keelson proxy state; timeout 30 python3 /mnt/node/client.py once";
         match self.vm.attempt(script) {
             Ok(output) => output.stdout + &output.stderr,
             Err(error) => format!("no logs: {error:#}"),

@@ -22,7 +22,7 @@ use std::process::ExitStatus;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Debian's containerd 1.6.
+    /// Debian's containerd 1.6, or 1.7 in its place ([`peers::containerd_v1`]).
     Debian16,
     /// containerd 2.4, built from its Go module. Pulls through its transfer service.
     V2,
@@ -106,8 +106,7 @@ impl Containerd {
                 (crio::SOCKET, crio::program(folder, driver, options)?)
             }
             Kind::Debian16 => {
-                let path = peers::system("containerd", "containerd")?;
-                ("containerd.sock", Self::program(folder, kind, options, path)?)
+                ("containerd.sock", Self::program(folder, kind, options, peers::containerd_v1()?)?)
             }
             Kind::V2 => ("containerd.sock", Self::program(folder, kind, options, peers::containerd_v2()?)?),
         };

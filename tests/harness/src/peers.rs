@@ -11,6 +11,15 @@ pub fn containerd_v2() -> Result<PathBuf> {
     Ok(built("containerd")?.join("containerd"))
 }
 
+/// containerd 1: Debian's 1.6, or 1.7 from the Go module in `tests/peers/containerd-1.7` if `KEELSON_TEST_CONTAINERD` says so.
+pub fn containerd_v1() -> Result<PathBuf> {
+    match std::env::var("KEELSON_TEST_CONTAINERD").as_deref() {
+        Ok("1.7") => Ok(built("containerd-1.7")?.join("containerd")),
+        Ok(other) => bail!("KEELSON_TEST_CONTAINERD is {other}: set it to 1.7, or to nothing for Debian's containerd"),
+        Err(_) => system("containerd", "containerd"),
+    }
+}
+
 /// The folder of CRI-O 1.34 and its `pinns`, built from the Go module in `tests/peers/crio`.
 pub fn crio() -> Result<PathBuf> {
     built("crio")

@@ -36,6 +36,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 const BETWEEN_COUNTS: Duration = Duration::from_millis(100);
 /// Timeout of one request to an endpoint.
 const ANSWER: Duration = Duration::from_millis(500);
+/// IPVS remembers deleted real servers for up to three minutes, and looks through all of them for each one that is added.
+const SERVERS_FORGOTTEN: Duration = Duration::from_secs(190);
+/// As many add less than a second to a first sync.
+const FEW_SERVERS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -309,7 +313,12 @@ impl Subject {
     pub(super) async fn flush(&self) -> Result<()> {
         self.namespace().nft(&["flush", "ruleset"])?;
         if self.backend == Backend::Ipvs {
-            self.namespace().command(&peers::system("ipvsadm", "ipvsadm")?, &["--clear"])?;
+            let program = peers::system("ipvsadm", "ipvsadm")?;
+            let listed = self.namespace().command(&program, &["--list", "--numeric"])?;
+            self.namespace().command(&program, &["--clear"])?;
+            if listed.lines().count() > FEW_SERVERS {
+                tokio::time::sleep(SERVERS_FORGOTTEN).await;
+            }
         }
         if self.backend == Backend::IptablesLegacy {
             for base in ["iptables", "ip6tables"] {

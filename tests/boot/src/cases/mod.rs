@@ -17,6 +17,9 @@ pub(crate) struct Case {
     pub(crate) run: fn(&mut Node) -> Result<String>,
 }
 
+/// The first case that another may do without.
+pub(crate) const FIRST: usize = 2;
+
 pub(crate) const CASES: &[Case] = &[
     Case { name: "the package starts nothing and changes no limit", run: install::install },
     Case { name: "units are enabled and the agent answers", run: install::enable },

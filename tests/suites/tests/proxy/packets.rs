@@ -102,7 +102,7 @@ fn ways(case: &Case) -> [(NetClient, Target); 4] {
     ]
 }
 
-/// Those for datagrams that are larger than the MTU. IPVS loses such ones to cluster IPs of the node itself, and of pods by IPv6
+/// Those for datagrams that are larger than the MTU. IPVS loses those of the node, and by IPv6 those of pods behind the bridge
 /// (docs/proxy.md).
 fn ways_of_large(case: &Case, family: Family) -> Vec<(NetClient, Target)> {
     let [node_port, balancer, pod, host] = ways(case);
