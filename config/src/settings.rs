@@ -442,6 +442,10 @@ settings! {
         /// With `ebpf`: the folder of cgroup v2 whose processes connect to Services at the socket level, those of all cgroups
         /// below it included. Empty: the root of the hierarchy, as this process sees it mounted.
         ebpf_cgroup: Option<PathBuf> = None, Any, restart;
+        /// With `ebpf`: connection tracking does not see TCP and UDP between pods (`cluster_cidr`), which need no translation.
+        /// What is translated between pods all the same, such as a hostPort, is masqueraded. Not where firewalls or network
+        /// policies of the node go by connections: read `docs/ebpf.md` before you set it.
+        ebpf_untracked_pods: bool = false, Any, restart;
         /// With `ebpf`: devices at which outside clients reach node ports, external and load-balancer addresses, and by which
         /// other nodes are reached: names, or prefixes with `*`. Programs at them send packets to an endpoint without connection
         /// tracking, and its node answers the client directly, who keeps its address. All nodes need it: read `docs/ebpf.md`

@@ -32,14 +32,15 @@ if [ ! -d "$made" ]; then
     printf 'node\n' >"$work/root/etc/hostname"
     printf '127.0.0.1 localhost node\n' >"$work/root/etc/hosts"
     printf 'LABEL=root / ext4 defaults 0 1\n' >"$work/root/etc/fstab"
-    printf '[Match]\nType=ether\n[Network]\nDHCP=yes\n' >"$work/root/etc/systemd/network/10-ether.network"
+    # Not every Ethernet device: networkd would take the addresses of pods' devices.
+    printf '[Match]\nName=en*\n[Network]\nDHCP=yes\n' >"$work/root/etc/systemd/network/10-ether.network"
     # What crashed services and power cuts leave is looked at after the next boot.
     install -d "$work/root/var/log/journal"
     chroot "$work/root" systemctl enable --quiet systemd-networkd
     chroot "$work/root" systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer
     cp -L "$work"/root/vmlinuz "$work/vmlinuz"
     cp -L "$work"/root/initrd.img "$work/initrd.img"
-    mke2fs -q -t ext4 -L root -d "$work/root" "$work/root.ext4" 3G
+    mke2fs -q -t ext4 -L root -d "$work/root" "$work/root.ext4" 3G >&2
     rm -rf "$work/root"
     mv "$work" "$made"
     trap - EXIT

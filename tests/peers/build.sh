@@ -173,7 +173,7 @@ peer_version() {
     etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
     kubeadm | kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
-    kubernetes-1.32) printf 1.32.13 ;;
+    kubernetes-1.32) printf 1.32.5 ;;
     kubernetes-1.33) printf 1.33.13 ;;
     kubernetes-1.34) printf 1.34.4 ;;
     kubernetes-1.35) printf 1.35.4 ;;

@@ -83,6 +83,8 @@ impl Default for IpvsOptions {
 pub struct EbpfOptions {
     /// The folder of cgroup v2 below which sockets are translated; `None`: the root of the hierarchy.
     pub cgroup: Option<PathBuf>,
+    /// Flows between pods that need no translation are not tracked ([`NodeConfig::untracked_pods`]).
+    pub untracked_pods: bool,
     /// `None`: packets of outside clients are left to nftables.
     pub direct_return: Option<DirectReturnOptions>,
 }
@@ -202,6 +204,17 @@ pub enum Detector {
     InterfacePrefix(String),
 }
 
+impl Detector {
+    /// The network that pods of the family have to themselves, if that is how they are detected.
+    #[must_use]
+    pub fn network(&self, family: Family) -> Option<IpNet> {
+        match self {
+            Self::Cidr(net) if family.has(&net.addr()) && net.prefix_len() > 0 => Some(net.trunc()),
+            _ => None,
+        }
+    }
+}
+
 /// What the rules of a family depend on besides Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeConfig {
@@ -216,6 +229,9 @@ pub struct NodeConfig {
     /// The addresses of the node in source ranges.
     pub node_ips: Vec<IpAddr>,
     pub node_ports: Match,
+    /// TCP and UDP between pods that needs no translation is not tracked, where pods are detected by their network; what is
+    /// translated between them is masqueraded. For the backend ebpf, which translates before there is a packet.
+    pub untracked_pods: bool,
 }
 
 impl Options {
@@ -254,6 +270,7 @@ impl Options {
                 .collect(),
             node_ports: node_port_addresses(&self.node_port_addresses, &node_ips, local, family),
             node_ips,
+            untracked_pods: false,
         })
     }
 

@@ -15,7 +15,9 @@ pub fn containerd_v2() -> Result<PathBuf> {
 pub fn containerd_v1() -> Result<PathBuf> {
     match std::env::var("KEELSON_TEST_CONTAINERD").as_deref() {
         Ok("1.7") => Ok(built("containerd-1.7")?.join("containerd")),
-        Ok(other) => bail!("KEELSON_TEST_CONTAINERD is {other}: set it to 1.7, or to nothing for Debian's containerd"),
+        Ok(other) => {
+            bail!("KEELSON_TEST_CONTAINERD is {other}: set it to 1.7, or to nothing for Debian's containerd")
+        }
         Err(_) => system("containerd", "containerd"),
     }
 }

@@ -62,7 +62,11 @@ pub(super) fn options(settings: &Settings, backend: ProxyBackend) -> anyhow::Res
             tcp_fin_timeout: proxy.ipvs_tcp_fin_timeout,
             udp_timeout: proxy.ipvs_udp_timeout,
         },
-        ebpf: EbpfOptions { cgroup: proxy.ebpf_cgroup.clone(), direct_return: direct_return(settings) },
+        ebpf: EbpfOptions {
+            cgroup: proxy.ebpf_cgroup.clone(),
+            untracked_pods: proxy.ebpf_untracked_pods,
+            direct_return: direct_return(settings),
+        },
         conntrack: conntrack(settings),
         relay: relay_options(settings),
         min_sync_period: proxy.min_sync_period,

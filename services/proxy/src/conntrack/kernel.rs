@@ -93,6 +93,20 @@ impl Conntrack {
         Ok(Dump { flows, interrupted })
     }
 
+    /// The same for flows of every protocol.
+    ///
+    /// # Errors
+    /// As for [`Self::dump`].
+    pub fn dump_all(
+        &mut self,
+        family: Family,
+        mut wanted: impl FnMut(&Flow) -> bool,
+    ) -> Result<Dump, ConntrackError> {
+        let mut flows = HashSet::new();
+        let interrupted = repeat_dump(|| self.dump_once(family, wire::dump_all(), &mut wanted, &mut flows))?;
+        Ok(Dump { flows, interrupted })
+    }
+
     /// Returns whether the dump was interrupted.
     fn dump_once(
         &mut self,
@@ -101,7 +115,7 @@ impl Conntrack {
         wanted: &mut impl FnMut(&Flow) -> bool,
         flows: &mut HashSet<Flow>,
     ) -> Result<bool, ConntrackError> {
-        const WHAT: &str = "list UDP flows";
+        const WHAT: &str = "list flows";
         let mut interrupted = false;
         self.send(WHAT, family, request, NLM_F_DUMP)?;
         self.receive(WHAT, |header, payload| {

@@ -1,4 +1,4 @@
-//! Deletes UDP flows to endpoints that no longer serve.
+//! Deletes UDP flows to endpoints that no longer serve, and counts translated ones.
 //!
 //! Owns: which flows are stale ([`UdpFrontends`]), and their search and deletion in the kernel ([`clean`]). In: the UDP
 //! service ports with all their serving endpoints. Out: deleted conntrack entries; a client's next packet is translated
@@ -28,8 +28,11 @@ pub use frontends::{UdpFrontend, UdpFrontends};
 pub use kernel::{Conntrack, Dump};
 pub use settings::{ConntrackOptions, ProcSys, Setting, Sysctls, WantedSysctl, apply};
 
+use ipnet::IpNet;
+
 #[cfg(unix)]
 use crate::model::Family;
+use crate::model::Protocol;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tuple {
@@ -53,6 +56,30 @@ pub struct Flow {
     pub zone: Option<u16>,
     /// Distinguishes the entry from a later one with the same tuples.
     pub id: Option<u32>,
+}
+
+impl Flow {
+    /// Whether it is a translated flow of TCP or UDP between addresses in this network, whose replies go to the client itself.
+    #[must_use]
+    pub fn is_translated_between(&self, pods: IpNet) -> bool {
+        let is_known = [Protocol::Tcp, Protocol::Udp].map(Protocol::number).contains(&self.protocol);
+        is_known
+            && self.original.destination != self.reply.source
+            && self.original.source == self.reply.destination
+            && pods.contains(&self.original.source)
+            && pods.contains(&self.reply.source)
+    }
+}
+
+/// Number of flows that [`Flow::is_translated_between`] finds; at least 1 if every listing was interrupted. Blocks: the time is in
+/// proportion to the number of all flows.
+///
+/// # Errors
+/// The kernel does not list its flows.
+#[cfg(unix)]
+pub fn translated_between(family: Family, pods: IpNet) -> Result<usize, ConntrackError> {
+    let dump = Conntrack::open()?.dump_all(family, |flow| flow.is_translated_between(pods))?;
+    Ok(dump.flows.len().max(usize::from(dump.interrupted)))
 }
 
 #[cfg(unix)]

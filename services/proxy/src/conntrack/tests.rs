@@ -386,3 +386,50 @@ fn offloaded_flows_are_distinguished_from_other_failures() {
         assert!(!error(errno).is_offloaded(), "{errno}");
     }
 }
+
+/// The client is a pod here; the endpoints are, too.
+#[test]
+fn translated_flows_whose_replies_go_to_the_client_are_counted() {
+    for family in Family::ALL {
+        Node::run(family, |node| {
+            let (any, endpoints, client) = match family {
+                Family::V4 => ("0.0.0.0/0", "10.244.0.0/16", "192.0.2.0/24"),
+                Family::V6 => ("::/0", "fd00:244::/32", "fd00:1::/32"),
+            };
+            let count = |net: &str| translated_between(family, net.parse().unwrap()).unwrap();
+            node.nat();
+            node.send(4003, node.v, 53);
+            assert_eq!(count(any), 0, "nothing is translated");
+            node.send(4001, node.v, 53);
+            let _connection = node.connect(node.v, 53);
+            assert_eq!(count(any), 2);
+            assert_eq!(count(endpoints), 0, "the client is outside");
+            assert_eq!(count(client), 0, "the endpoints are outside");
+        });
+    }
+}
+
+#[test]
+fn masqueraded_and_untranslated_flows_are_none_between_pods() {
+    let tuple = |source: &str, destination: &str| Tuple {
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+        source_port: 4001,
+        destination_port: 80,
+        zone: None,
+    };
+    let pods = "10.244.0.0/16".parse().unwrap();
+    let (pod, other, frontend, node) = ("10.244.1.1", "10.244.1.2", "10.96.0.10", "10.244.0.1");
+    for (protocol, original, reply, expected) in [
+        (6, tuple(pod, frontend), tuple(other, pod), true),
+        (UDP, tuple(pod, frontend), tuple(other, pod), true),
+        (132, tuple(pod, frontend), tuple(other, pod), false),
+        (6, tuple(pod, other), tuple(other, pod), false),
+        (6, tuple(pod, frontend), tuple(other, node), false),
+        (6, tuple("192.0.2.1", frontend), tuple(other, "192.0.2.1"), false),
+        (6, tuple(pod, frontend), tuple("192.0.2.1", pod), false),
+    ] {
+        let flow = Flow { protocol, original, reply, zone: None, id: None };
+        assert_eq!(flow.is_translated_between(pods), expected, "{flow:?}");
+    }
+}

@@ -57,6 +57,7 @@ pub(crate) fn node() -> NodeConfig {
         service_cidrs: Vec::new(),
         node_ips: vec!["10.0.0.7".parse().unwrap()],
         node_ports: Match::AllLocal,
+        untracked_pods: false,
     }
 }
 

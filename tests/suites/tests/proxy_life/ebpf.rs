@@ -30,7 +30,7 @@ async fn connections_continue_under_changes_with_ebpf() -> Result<()> {
 }
 
 /// The pins of the proxy: folders of maps and links.
-fn pins(env: &TestEnv) -> Result<Vec<PathBuf>> {
+pub(crate) fn pins(env: &TestEnv) -> Result<Vec<PathBuf>> {
     let inode = fs::metadata(Path::new("/run/netns").join(env.node().name()))?.ino();
     let own = env.world.bpf()?.join(format!("keelson/netns-{inode}"));
     let mut found: Vec<PathBuf> =

@@ -29,3 +29,4 @@ mod restarts;
 mod rights;
 mod single_stack;
 mod traffic;
+mod untracked;

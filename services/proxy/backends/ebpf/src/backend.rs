@@ -48,6 +48,7 @@ pub(crate) struct EbpfBackend {
     local: Vec<IpAddr>,
     nodes: [Option<NodeConfig>; 2],
     masquerade_all: bool,
+    untracked_pods: bool,
 }
 
 impl EbpfBackend {
@@ -64,6 +65,7 @@ impl EbpfBackend {
             local: Vec::new(),
             nodes: [None, None],
             masquerade_all: options.masquerade_all,
+            untracked_pods: options.ebpf.untracked_pods,
         })
     }
 
@@ -118,6 +120,13 @@ impl Backend for EbpfBackend {
                     .to_owned(),
             );
         }
+        let network = |node: &NodeConfig| node.detector.as_ref()?.network(node.family);
+        if self.untracked_pods && self.nodes.iter().flatten().all(|node| network(node).is_none()) {
+            limitations.push(
+                "pods are tracked: proxy.ebpf_untracked_pods needs their network, by proxy.cluster_cidr or detect_local_mode NodeCIDR"
+                    .to_owned(),
+            );
+        }
         limitations.extend(self.direct.iter().flat_map(Direct::limitations));
         limitations
     }
@@ -160,7 +169,9 @@ impl Backend for EbpfBackend {
         let family = node.family;
         self.nodes[family as usize] = Some(node.clone());
         self.set_facts(family);
-        self.packets.set_node(node);
+        // With masquerade_all, every connection of a pod is left to packets.
+        let untracked_pods = self.untracked_pods && !node.masquerade_all;
+        self.packets.set_node(NodeConfig { untracked_pods, ..node });
     }
 
     fn set_interfaces(&mut self, interfaces: &[Interface]) {

@@ -201,6 +201,7 @@ fn initial_base(family: Family, options: &Options) -> Base {
         mark: options.mark(),
         detector: None,
         node_ports: NodePortMatch::AllLocal,
+        untracked_pods: false,
     }
 }
 
@@ -244,7 +245,11 @@ impl Backend for NftBackend {
         let status = |state: &FamilyState| {
             Some(format!("flowtable {}: {}", state.table.family(), state.offload.status_text()?))
         };
-        self.families.iter().filter_map(status).collect()
+        let untracked = |state: &FamilyState| {
+            Some(format!("conntrack {}: {}", state.table.family(), state.table.untracked_text()?))
+        };
+        let families = self.families.iter();
+        families.clone().filter_map(status).chain(families.filter_map(untracked)).collect()
     }
 
     fn scope(&self, family: Family) -> &'static str {
@@ -270,6 +275,7 @@ impl Backend for NftBackend {
             mark: node.mark,
             detector: node.detector,
             node_ports,
+            untracked_pods: node.untracked_pods,
         });
         table.plan_mut().facts(NodeFacts {
             service_cidrs: node.service_cidrs,
@@ -297,6 +303,9 @@ impl Backend for NftBackend {
         let (tables, state) = self.open_state(family)?;
         let result = state.table.maintain_chains(tables, now);
         let outcome = self.finish(family, result)?;
+        let (tables, state) = self.open_state(family)?;
+        let result = state.table.maintain_untracked(tables, now);
+        let outcome = outcome.plus(self.finish(family, result)?);
         self.sync_devices(family, now)?;
         Ok(outcome)
     }

@@ -77,6 +77,8 @@ pub enum Chain {
     FilterForwardOffload,
     /// The same for TCP only.
     FilterForwardOffloadTcp,
+    /// filter, prerouting, priority raw: keeps flows between pods out of conntrack. Exists only if they are not tracked.
+    RawPrerouting,
     /// Looks up the number of a frontend and continues with [`Self::Internal`] or [`Self::External`].
     Services,
     /// Traffic to a cluster IP: masquerade if needed, then `internal-choice`.
@@ -168,7 +170,7 @@ impl Chain {
     /// Parses the name of a chain; `None` if it is not one of ours.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
-        let mut named = Self::FIXED.into_iter().chain(Self::OFFLOAD);
+        let mut named = Self::FIXED.into_iter().chain(Self::OFFLOAD).chain([Self::RawPrerouting]);
         if let Some(fixed) = named.find(|chain| chain.to_string() == name) {
             return Some(fixed);
         }
@@ -237,6 +239,7 @@ impl fmt::Display for Chain {
             Self::FilterOutput => "filter-output",
             Self::FilterForwardOffload => "filter-forward-offload",
             Self::FilterForwardOffloadTcp => "filter-forward-offload-tcp",
+            Self::RawPrerouting => "raw-prerouting",
             Self::Services => "services",
             Self::Internal => "internal",
             Self::External => "external",
@@ -268,6 +271,7 @@ mod tests {
     fn every_chain_is_found_by_its_name() {
         let mut chains = Chain::FIXED.to_vec();
         chains.extend(Chain::OFFLOAD);
+        chains.push(Chain::RawPrerouting);
         for choice in [Choice::Cluster, Choice::Local] {
             chains.push(Chain::LoadBalance { choice, count: 10 });
             let affinity = Chain::Affinity { choice, count: 7, seconds: 10_800, group: 7 };

@@ -16,6 +16,7 @@ mod difference;
 mod offload;
 mod preview;
 mod transactions;
+mod untracked;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,8 +26,8 @@ use std::{
 
 use keelson_proxy::{backend::Outcome, model::Family};
 
-pub(crate) use self::difference::Difference;
 use self::difference::{make_chains, prepared_at_once};
+pub(crate) use self::{difference::Difference, untracked::Untracking};
 use super::{
     chain::Chain,
     element::{Element, SetName},
@@ -79,6 +80,7 @@ pub(crate) struct Table {
     devices: Option<BTreeSet<String>>,
     /// UDP flows are kept out of the flowtable.
     tcp_only: bool,
+    untracking: Untracking,
 }
 
 impl Table {
@@ -87,7 +89,8 @@ impl Table {
         let mut found = tables.read(base.family)?.unwrap_or_default();
         let existing = Existing::new(base.family, found.take_elements().into_iter().map(from_parts));
         let tcp_only = found.has_chain(Chain::FilterForwardOffloadTcp);
-        Ok(Self { tcp_only, ..Self::over(base, existing) })
+        let untracking = Untracking::found(found.has_chain(Chain::RawPrerouting));
+        Ok(Self { tcp_only, untracking, ..Self::over(base, existing) })
     }
 
     /// For a family that this node does not support: nothing is read.
@@ -109,6 +112,7 @@ impl Table {
             refused: None,
             devices: None,
             tcp_only: false,
+            untracking: Untracking::default(),
         }
     }
 

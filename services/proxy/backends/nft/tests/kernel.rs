@@ -43,6 +43,7 @@ fn base(family: Family) -> Base {
             Family::V6 => "fd00:10:244::/57".parse().expect("a network"),
         })),
         node_ports: NodePortMatch::Addresses,
+        untracked_pods: false,
     }
 }
 

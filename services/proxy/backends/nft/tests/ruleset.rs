@@ -308,7 +308,7 @@ fn sources() -> [Chain; 2] {
 fn chains() -> Vec<Chain> {
     let mut chains = Chain::FIXED.to_vec();
     let single = Chain::LoadBalance { choice: Choice::Cluster, count: 1 };
-    chains.extend([single, LOAD_BALANCE, LOCAL_LOAD_BALANCE]);
+    chains.extend([single, LOAD_BALANCE, LOCAL_LOAD_BALANCE, Chain::RawPrerouting]);
     chains.extend(sources());
     for affinity in [AFFINITY, Chain::Affinity { choice: Choice::Local, count: 1, seconds: 1, group: 6 }] {
         chains.extend(affinity.companions());
@@ -420,7 +420,9 @@ fn bases() -> Vec<Base> {
                 let node_ports =
                     if index % 2 == 0 { NodePortMatch::AllLocal } else { NodePortMatch::Addresses };
                 let mark = 1 << ((index * 7 + 14) % 32);
-                bases.push(Base { family, masquerade_all, mark, detector: detector.clone(), node_ports });
+                let untracked_pods = index % 3 != 0;
+                let detector = detector.clone();
+                bases.push(Base { family, masquerade_all, mark, detector, node_ports, untracked_pods });
             }
         }
     }
@@ -480,6 +482,7 @@ fn nft_lists_the_affinity_chains_as_their_text() {
             mark: 1 << 14,
             detector: None,
             node_ports: NodePortMatch::Addresses,
+            untracked_pods: false,
         };
         in_namespace(|| {
             Netlink::new(family).commit(messages(&base, &chains(), &elements(family)));
@@ -528,6 +531,7 @@ fn many_elements_are_read() {
         mark: 1 << 14,
         detector: None,
         node_ports: NodePortMatch::Addresses,
+        untracked_pods: false,
     };
     let slots = (0..2_500).map(|index| Element {
         set: SetName::Slots,

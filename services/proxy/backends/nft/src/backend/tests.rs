@@ -29,6 +29,7 @@ mod offload;
 mod pace;
 mod scale;
 mod single_stack;
+mod untracked;
 
 /// The kernel behind a layer that loses or rejects transactions as scripted.
 struct Flaky {

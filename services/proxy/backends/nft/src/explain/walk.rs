@@ -9,13 +9,14 @@ mod statements;
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use keelson_proto::proxy as pb;
 use keelson_proxy::{
     explain::{
         Target, list,
         source::{Origin, PacketSource},
     },
-    model::{Endpoint, Family},
+    model::{Endpoint, Family, Protocol},
 };
 
 use super::{RuleContext, elements::ReachableElements, format};
@@ -174,6 +175,11 @@ impl<'a> Walk<'a> {
             steps.push(format!(
                 "{chain}: the mark {mark:#x} is set, masqueraded: the endpoint sees an address of the node"
             ));
+        } else if !masqueraded.is_empty() && self.is_told_apart() {
+            let to = list(masqueraded);
+            steps.push(format!(
+                "{chain}: masqueraded to {to}, because flows between pods are not tracked: the endpoint sees an address of the node"
+            ));
         } else if !masqueraded.is_empty() {
             let to = list(masqueraded);
             steps.push(format!("{chain}: {to} is also the source, masqueraded if it is selected (hairpin)"));
@@ -195,6 +201,15 @@ impl<'a> Walk<'a> {
             steps.push(format!("{chain}: masqueraded if the sender itself is selected from {to} (hairpin)"));
         }
         steps
+    }
+
+    /// Whether the source is a pod whose translated flows to pods are masqueraded, so that others need not be tracked.
+    fn is_told_apart(&self) -> bool {
+        let is_pod = |net: IpNet| match self.source.address {
+            Some(address) => net.contains(&address),
+            None => self.source.origin == Origin::Pod,
+        };
+        self.target.protocol != Protocol::Sctp && self.context.base.untracked().is_some_and(is_pod)
     }
 
     fn may_be_hairpin(&self, Endpoint { ip, port }: Endpoint) -> bool {

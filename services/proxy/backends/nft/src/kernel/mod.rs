@@ -18,7 +18,11 @@ mod found;
 mod netlink;
 mod parse;
 
-use keelson_proxy::model::Family;
+use ipnet::IpNet;
+use keelson_proxy::{
+    conntrack::{ConntrackError, translated_between},
+    model::Family,
+};
 
 use super::{
     chain::Chain,
@@ -100,6 +104,11 @@ pub trait NfTables: Send {
     /// See [`Netlink::read_flowtable`].
     fn read_flowtable(&mut self, family: Family) -> Result<Option<FoundFlowtable>, KernelError> {
         self.netlink().read_flowtable(family)
+    }
+
+    /// See [`translated_between`].
+    fn translated_flows(&mut self, family: Family, pods: IpNet) -> Result<usize, ConntrackError> {
+        translated_between(family, pods)
     }
 
     /// See [`Netlink::try_flowtable`].

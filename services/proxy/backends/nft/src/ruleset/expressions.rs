@@ -120,8 +120,9 @@ impl Writer {
             Statement::Established => self.ct(CT_STATE, STATE_ESTABLISHED, true),
             Statement::Translated => self.ct(CT_STATUS, STATUS_DNAT, true),
             Statement::Untranslated => self.ct(CT_STATUS, STATUS_DNAT, false),
-            Statement::LocalSource => self.local(FIB_SOURCE),
-            Statement::LocalDestination => self.local(FIB_DESTINATION),
+            Statement::LocalSource => self.local(FIB_SOURCE, true),
+            Statement::LocalDestination => self.local(FIB_DESTINATION, true),
+            Statement::RemoteDestination => self.local(FIB_DESTINATION, false),
             Statement::Address { field, net, inside } => self.address(*field, net, *inside),
             Statement::Interface { name, prefix, is } => self.interface(name, *prefix, *is),
             Statement::Protocol(protocol) => {
@@ -175,6 +176,7 @@ impl Writer {
                 self.translate();
             }
             Statement::Masquerade => self.other("masq", vec![number(1, FULLY_RANDOM)]),
+            Statement::Untrack => self.other("notrack", Vec::new()),
             Statement::Offload => self.offload(),
             Statement::Reject => self.reject(),
             Statement::Return => self.verdict(Verdict::Return, None),
@@ -306,14 +308,14 @@ impl Writer {
         self.compare(!set, vec![0; 4]);
     }
 
-    /// Matches a local address, by the routing table.
-    fn local(&mut self, address: u32) {
+    /// Matches a local address, or another one, by the routing table.
+    fn local(&mut self, address: u32, is: bool) {
         let (dreg, result, flags, address_type) = (1, 2, 3, 3);
         self.other(
             "fib",
             vec![number(dreg, u32::from(register(0))), number(result, address_type), number(flags, address)],
         );
-        self.compare(true, LOCAL.to_ne_bytes().to_vec());
+        self.compare(is, LOCAL.to_ne_bytes().to_vec());
     }
 
     /// Compares only the network's bytes if the prefix ends at a byte, otherwise the address without its host bits.

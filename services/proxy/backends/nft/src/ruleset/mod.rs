@@ -48,6 +48,16 @@ pub struct Base {
     /// outside sources.
     pub detector: Option<Detector>,
     pub node_ports: NodePortMatch,
+    /// Flows between pods that need no translation are not tracked, as far as pods are detected by their network.
+    pub untracked_pods: bool,
+}
+
+impl Base {
+    /// The network of the pods whose flows to each other are not tracked.
+    #[must_use]
+    pub fn untracked(&self) -> Option<IpNet> {
+        self.detector.as_ref()?.network(self.family).filter(|_| self.untracked_pods)
+    }
 }
 
 /// Addresses at which node ports are served (kube-proxy: `nodePortAddresses`).
@@ -101,6 +111,9 @@ pub const fn hook(chain: Chain) -> Option<Hook> {
         Chain::FilterOutput => {
             ("filter", OUTPUT, 0, "type filter hook output priority filter; policy accept;")
         }
+        Chain::RawPrerouting => {
+            ("filter", PREROUTING, -300, "type filter hook prerouting priority raw; policy accept;")
+        }
         Chain::FilterForwardOffload | Chain::FilterForwardOffloadTcp => {
             ("filter", FORWARD, 200, "type filter hook forward priority 200; policy accept;")
         }
@@ -131,6 +144,12 @@ pub fn rules(base: &Base, chain: Chain) -> Vec<Rule> {
         }
         Chain::FilterForwardOffload => offload(&[Protocol::Tcp, Protocol::Udp]),
         Chain::FilterForwardOffloadTcp => offload(&[Protocol::Tcp]),
+        Chain::RawPrerouting => {
+            let rule = |between: Vec<Statement>| {
+                Rule::of(between.into_iter().chain([Statement::RemoteDestination, Statement::Untrack]))
+            };
+            between_pods(base).into_iter().map(rule).collect()
+        }
         Chain::Services => services(base),
         Chain::Internal => internal(base),
         Chain::External => vec![
@@ -277,20 +296,38 @@ fn sources(protocol: Protocol, lengths: PrefixLengths) -> Vec<Rule> {
 /// Masquerades marked packets, and those of a pod that reaches itself. A nat chain sees only the first packet of a
 /// connection, which is the one with a number. (When IPv4 forwards a packet, the kernel has reset its priority.) The
 /// priority of other connections is kept.
+///
+/// Where flows between pods are not tracked, those that are translated, by whatever table, are masqueraded as well: their replies
+/// go to an address of the node, by which the chain at priority raw tells them from others.
 fn postrouting(base: &Base) -> Vec<Rule> {
-    vec![
+    let told_apart = |between: Vec<Statement>| {
+        Rule::of([Statement::Translated].into_iter().chain(between).chain([Statement::Masquerade]))
+    };
+    let mut rules = vec![
         Rule::of([Statement::Translated, Statement::HasNumber, Statement::ClearNumber]),
         Rule::of([Statement::Marked(base.mark), Statement::ToggleMark(base.mark), Statement::Masquerade]),
-        Rule::of([
-            Statement::Translated,
-            Statement::In {
-                fields: vec![Field::Source, Field::Destination, Field::Protocol, Field::Port],
-                set: SetName::Hairpin,
-                inside: true,
-            },
-            Statement::Masquerade,
-        ]),
-    ]
+    ];
+    rules.extend(between_pods(base).into_iter().map(told_apart));
+    rules.push(Rule::of([
+        Statement::Translated,
+        Statement::In {
+            fields: vec![Field::Source, Field::Destination, Field::Protocol, Field::Port],
+            set: SetName::Hairpin,
+            inside: true,
+        },
+        Statement::Masquerade,
+    ]));
+    rules
+}
+
+/// Matches packets of TCP and of UDP from pods to pods, where they are not tracked.
+fn between_pods(base: &Base) -> Vec<Vec<Statement>> {
+    let inside = |field, net| Statement::Address { field, net, inside: true };
+    let of = |net: IpNet, protocol| {
+        vec![inside(Field::Source, net), inside(Field::Destination, net), Statement::Protocol(protocol)]
+    };
+    let nets = base.untracked().into_iter();
+    nets.flat_map(|net| [Protocol::Tcp, Protocol::Udp].map(|protocol| of(net, protocol))).collect()
 }
 
 /// Adds flows to the flowtable that are translated and answered. The kernel supports only TCP and UDP there.

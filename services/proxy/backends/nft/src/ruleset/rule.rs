@@ -59,6 +59,8 @@ pub(crate) enum Statement {
     LocalSource,
     /// The destination address is local.
     LocalDestination,
+    /// The destination address is not local.
+    RemoteDestination,
     /// An address is in a network, or is not. The network is of the family and has no host bits.
     Address {
         field: Field,
@@ -107,6 +109,8 @@ pub(crate) enum Statement {
     Translate(Vec<Field>, SetName),
     /// Translates the source to the address of the output interface, with a random port.
     Masquerade,
+    /// Keeps the packet out of conntrack; only at priority raw.
+    Untrack,
     /// Adds the flow to the flowtable, if possible: the connection has to be established, and of TCP or UDP.
     Offload,
     Reject,
@@ -209,6 +213,7 @@ impl fmt::Display for PartText<'_> {
             Statement::Untranslated => f.write_str("ct status ! dnat"),
             Statement::LocalSource => f.write_str("fib saddr type local"),
             Statement::LocalDestination => f.write_str("fib daddr type local"),
+            Statement::RemoteDestination => f.write_str("fib daddr type != local"),
             Statement::Address { field, net, inside } => {
                 let field = self.fields(&[*field]);
                 if net.prefix_len() == net.max_prefix_len() {
@@ -250,6 +255,7 @@ impl fmt::Display for PartText<'_> {
             Statement::Choose(fields, map) => write!(f, "{} vmap @{map}", self.fields(fields)),
             Statement::Translate(fields, map) => write!(f, "dnat {ip} to {} map @{map}", self.fields(fields)),
             Statement::Masquerade => f.write_str("masquerade fully-random"),
+            Statement::Untrack => f.write_str("notrack"),
             Statement::Offload => write!(f, "flow add @{FLOWTABLE}"),
             Statement::Reject => f.write_str("reject"),
             Statement::Drop => f.write_str("drop"),

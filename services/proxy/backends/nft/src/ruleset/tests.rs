@@ -14,6 +14,7 @@ fn base(family: Family) -> Base {
         mark: 0x4000,
         detector: Some(Detector::Cidr(cidr.parse().unwrap())),
         node_ports: NodePortMatch::Addresses,
+        untracked_pods: false,
     }
 }
 
@@ -352,4 +353,37 @@ fn a_flowtable_without_devices_has_no_list_of_them() {
         "\tflowtable service-flows {\n\t\thook ingress priority filter\n\t\tcounter\n\t}\n"
     );
     assert!(text(&["b", "a"]).contains("\n\t\tdevices = { \"a\", \"b\" }\n"));
+}
+
+#[test]
+fn where_pods_are_not_tracked_their_translated_flows_are_masqueraded() {
+    let untracked = |family| Base { untracked_pods: true, ..base(family) };
+    assert_chain(
+        &untracked(Family::V4),
+        Chain::RawPrerouting,
+        "ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 meta l4proto tcp fib daddr type != local notrack
+         ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/16 meta l4proto udp fib daddr type != local notrack",
+    );
+    assert_chain(
+        &untracked(Family::V6),
+        Chain::NatPostrouting,
+        "ct status dnat meta priority & c000:0 != none meta priority set none
+         meta mark & 0x00004000 == 0x00004000 meta mark set meta mark ^ 0x00004000 masquerade fully-random
+         ct status dnat ip6 saddr fd00:10:244::/56 ip6 daddr fd00:10:244::/56 meta l4proto tcp masquerade fully-random
+         ct status dnat ip6 saddr fd00:10:244::/56 ip6 daddr fd00:10:244::/56 meta l4proto udp masquerade fully-random
+         ct status dnat ip6 saddr . ip6 daddr . meta l4proto . th dport @hairpin masquerade fully-random",
+    );
+    // Pods that are not known by a network of their own are tracked, all of them.
+    for detector in [
+        None,
+        Some(Detector::Bridge("cbr0".into())),
+        Some(Detector::InterfacePrefix("veth".into())),
+        Some(Detector::Cidr("0.0.0.0/0".parse().unwrap())),
+        Some(Detector::Cidr("fd00:10:244::/56".parse().unwrap())),
+    ] {
+        let base = Base { detector, ..untracked(Family::V4) };
+        assert_eq!(rules(&base, Chain::RawPrerouting), []);
+        let tracked = Base { untracked_pods: false, ..base.clone() };
+        assert_eq!(rules(&base, Chain::NatPostrouting), rules(&tracked, Chain::NatPostrouting));
+    }
 }

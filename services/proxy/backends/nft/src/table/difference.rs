@@ -84,6 +84,10 @@ impl Table {
         let mut difference = Difference { slots, ..Difference::default() };
         let absent = SetName::ALL.into_iter().filter(|set| !found.has_set(*set));
         difference.first.extend(absent.map(Change::MakeSet));
+        // Before translated flows are no longer told apart.
+        if self.untracked_chain().is_none() && found.has_chain(Chain::RawPrerouting) {
+            difference.first.push(Change::DeleteChain(Chain::RawPrerouting));
+        }
         self.differ_in_flowtables(&found, &mut difference);
         self.differ_in_chains(&found, &mut difference);
         let Difference { last, .. } = &mut difference;
@@ -144,7 +148,9 @@ impl Table {
         }
         make_chains(&self.base, &fresh, &mut difference.first);
         difference.first.extend(rewritten);
-        let is_fixed = |chain: &Chain| Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain);
+        let is_fixed = |chain: &Chain| {
+            Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain) || *chain == Chain::RawPrerouting
+        };
         difference.kept = found.chains().filter(|chain| !is_fixed(chain)).collect();
         difference.kept.extend(counted.into_iter().filter(|chain| !difference.prepared.contains(chain)));
     }

@@ -26,7 +26,7 @@ pub(crate) struct DeviceSync {
 impl Table {
     /// The chains that exist whatever the Services are.
     pub(super) fn fixed(&self) -> Vec<Chain> {
-        Chain::FIXED.into_iter().chain(self.offload_chain()).collect()
+        Chain::FIXED.into_iter().chain(self.offload_chain()).chain(self.untracked_chain()).collect()
     }
 
     /// The chain that adds flows to the flowtable, if it exists.

@@ -302,6 +302,7 @@ fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direc
                 service_cidrs: Vec::new(),
                 node_ips: Vec::new(),
                 node_ports: Match::AllLocal,
+                untracked_pods: false,
             };
             direct.set_node(&node, &[NODES[n][family as usize].parse().unwrap()]);
         }
@@ -343,6 +344,7 @@ fn tables(world: &World, protocol: Protocol, pods: &[usize]) -> Box<dyn Backend>
             service_cidrs: Vec::new(),
             node_ips: vec![NODES[0][0].parse().unwrap()],
             node_ports: Match::AllLocal,
+            untracked_pods: false,
         });
         let port = service(protocol, 0, pods, 0);
         nft.set_service(Family::V4, &port.name.service.clone(), vec![port]);

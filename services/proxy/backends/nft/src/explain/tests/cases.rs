@@ -311,6 +311,7 @@ fn ipv6() {
         mark: 0x4000,
         detector: Some(Detector::Cidr(net("fd00:10::/64"))),
         node_ports: NodePortMatch::AllLocal,
+        untracked_pods: false,
     };
     let local = vec![ip("2001:db8::1"), ip("::1")];
     let context = RuleContext { base: &base, plan: &plan, local: &local, offload: None };

@@ -57,6 +57,7 @@ impl World {
             mark: 0x4000,
             detector: Some(Detector::Cidr(net("10.244.0.0/16"))),
             node_ports: NodePortMatch::Addresses,
+            untracked_pods: false,
         };
         let local = [N, "192.168.0.2", "10.244.0.254", "127.0.0.1"].map(ip).to_vec();
         plan.facts(facts.clone());

@@ -41,6 +41,7 @@ impl Walk<'_> {
             Statement::Marked(_) => when(packet.marked),
             Statement::LocalSource => self.local_source(notes),
             Statement::LocalDestination => self.local_destination(packet, notes),
+            Statement::RemoteDestination => when(!self.context.is_local(packet.destination)),
             Statement::Address { field, net, inside } => {
                 self.address(*field, net, *inside, rule, packet, notes)
             }
@@ -61,7 +62,7 @@ impl Walk<'_> {
                 notes.matched.push("marked for masquerading".into());
                 StatementResult::Continue
             }
-            Statement::ToggleMark(_) | Statement::Offload => StatementResult::Continue,
+            Statement::ToggleMark(_) | Statement::Untrack | Statement::Offload => StatementResult::Continue,
             Statement::Masquerade => {
                 packet.masqueraded = true;
                 StatementResult::End(Flow::Return)

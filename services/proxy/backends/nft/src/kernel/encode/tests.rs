@@ -116,6 +116,7 @@ fn an_error_names_the_change_and_the_remedy() {
         mark: 1,
         detector: None,
         node_ports: NodePortMatch::AllLocal,
+        untracked_pods: false,
     };
     let changes = [
         Change::MakeTable,

@@ -163,6 +163,7 @@ fn node(family: Family, options: &Options) -> NodeConfig {
         service_cidrs: Vec::new(),
         node_ips: Vec::new(),
         node_ports: Match::Addresses(Vec::new()),
+        untracked_pods: false,
     }
 }
 
