@@ -17,7 +17,7 @@ use keelson_proxy::{
     conntrack::UdpFrontend,
     explain::Question,
     model::{Family, ServicePort},
-    options::{NodeConfig, Options},
+    options::{DetectLocal, NodeConfig, Options},
 };
 
 use crate::{
@@ -49,6 +49,8 @@ pub(crate) struct EbpfBackend {
     nodes: [Option<NodeConfig>; 2],
     masquerade_all: bool,
     untracked_pods: bool,
+    /// Pods are detected by their networks.
+    has_pod_networks: bool,
 }
 
 impl EbpfBackend {
@@ -66,6 +68,11 @@ impl EbpfBackend {
             nodes: [None, None],
             masquerade_all: options.masquerade_all,
             untracked_pods: options.ebpf.untracked_pods,
+            has_pod_networks: match &options.detect_local {
+                DetectLocal::ClusterCidr(networks) => networks.iter().any(|network| network.prefix_len() > 0),
+                DetectLocal::NodeCidr => true,
+                DetectLocal::BridgeInterface(_) | DetectLocal::InterfaceNamePrefix(_) => false,
+            },
         })
     }
 
@@ -120,8 +127,7 @@ impl Backend for EbpfBackend {
                     .to_owned(),
             );
         }
-        let network = |node: &NodeConfig| node.detector.as_ref()?.network(node.family);
-        if self.untracked_pods && self.nodes.iter().flatten().all(|node| network(node).is_none()) {
+        if self.untracked_pods && !self.has_pod_networks {
             limitations.push(
                 "pods are tracked: proxy.ebpf_untracked_pods needs their network, by proxy.cluster_cidr or detect_local_mode NodeCIDR"
                     .to_owned(),

@@ -245,3 +245,43 @@ fn a_failure_of_the_maps_is_an_error_and_the_next_sync_compares_everything() {
     assert!(sockets.check(Family::V4, now + Duration::from_secs(1)).unwrap().is_nothing());
     assert!(handle.lock().unwrap().contents.frontends.is_empty());
 }
+
+#[test]
+fn pods_are_untracked_only_where_their_networks_are_known() {
+    let told = |cidrs: &[&str], detect: Option<DetectLocal>| {
+        let mut settings = options(cidrs);
+        settings.ebpf.untracked_pods = true;
+        settings.detect_local = detect.unwrap_or(settings.detect_local);
+        let backend = Ebpf.open(&settings, Access::Print).unwrap();
+        backend
+            .limitations()
+            .iter()
+            .any(|line| line.contains("proxy.ebpf_untracked_pods needs their network"))
+    };
+    assert!(!told(&["10.244.0.0/16"], None));
+    assert!(!told(&[], Some(DetectLocal::NodeCidr)));
+    assert!(told(&[], None));
+    assert!(told(&["0.0.0.0/0"], None));
+    assert!(told(&[], Some(DetectLocal::BridgeInterface("cni0".to_owned()))));
+}
+
+#[test]
+fn explain_shows_whom_endpoints_see_where_pods_are_untracked() {
+    const POD: &str = "10.244.0.5, a pod (10.244.0.0/16)";
+    for (untracked, masqueraded) in [(false, ""), (true, " +M")] {
+        let mut settings = options(&["10.244.0.0/16"]);
+        settings.ebpf.untracked_pods = untracked;
+        let mut backend = Ebpf.open(&settings, Access::Print).unwrap();
+        backend.set_node(node());
+        backend.set_service(Family::V4, &web().name.service, vec![web()]);
+        let mut local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
+        backend.set_addresses(&local);
+        let by_socket = ways(backend.as_ref(), "10.244.0.5", V);
+        assert_eq!(by_socket, [format!("{POD} forwarded 2: socket level: program keelson_connect4")]);
+        // Left to packets: an interface of the node has the address.
+        local.push("10.96.0.1".parse().unwrap());
+        backend.set_addresses(&local);
+        let by_packets = ways(backend.as_ref(), "10.244.0.5", V).remove(0);
+        assert!(by_packets.starts_with(&format!("{POD} forwarded 2{masqueraded}: ")), "{by_packets}");
+    }
+}
