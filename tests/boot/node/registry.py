@@ -5,6 +5,7 @@ import http.server
 import io
 import json
 import os
+import struct
 import sys
 import tarfile
 import time
@@ -19,16 +20,25 @@ def add(content):
     return {"digest": digest, "size": len(content)}
 
 
+def program():
+    """An ELF program for x86_64 that waits forever: pause(2) in a loop."""
+    code = bytes.fromhex("b822000000 0f05 ebf7")
+    start, headers = 0x400000, 64 + 56
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 62, 1, start + headers, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, start, start, headers + len(code), headers + len(code), 4096)
+    return header + segment + code
+
+
 for n in range(count):
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
-        content = f"image {n}".encode()
-        entry = tarfile.TarInfo("file")
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
+        for name, content in [("file", f"image {n}".encode()), ("pause", program())]:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
     layer = add(tar.getvalue())
     layers.add(layer["digest"])
-    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}}
+    config = {"architecture": "amd64", "os": "linux", "config": {"Entrypoint": ["/pause"]}, "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}}
     kind = "application/vnd.oci.image."
     manifest = {
         "schemaVersion": 2,

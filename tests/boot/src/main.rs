@@ -44,6 +44,9 @@ struct Args {
     /// The program cri-driver (tests/peers)
     #[arg(long, value_name = "FILE")]
     cri_driver: PathBuf,
+    /// The program kubelet (tests/peers)
+    #[arg(long, value_name = "FILE")]
+    kubelet: PathBuf,
     /// Directory for the report
     #[arg(long, default_value = "boot")]
     out: PathBuf,
@@ -62,6 +65,7 @@ fn main() -> Result<ExitCode> {
         (&args.package, "keelson.deb"),
         (&args.former, "keelson-former.deb"),
         (&args.cri_driver, "cri-driver"),
+        (&args.kubelet, "kubelet"),
     ] {
         fs::copy(file, tools.path().join(name)).with_context(|| format!("cannot read {}", file.display()))?;
     }

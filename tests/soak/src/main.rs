@@ -11,6 +11,7 @@
 mod agent_host;
 mod deck;
 mod images;
+mod interrupt;
 mod lanes;
 mod lives;
 mod node;

@@ -1,6 +1,7 @@
 //! The cases, in the order of the story.
 
 mod install;
+mod kubelet;
 mod power;
 mod proxy;
 mod service;
@@ -23,6 +24,7 @@ pub(crate) const FIRST: usize = 2;
 pub(crate) const CASES: &[Case] = &[
     Case { name: "the package starts nothing and changes no limit", run: install::install },
     Case { name: "units are enabled and the agent answers", run: install::enable },
+    Case { name: "a kubelet is put behind the agent, and taken away", run: kubelet::attach_and_bypass },
     Case { name: "members of a group may do what the group is for", run: install::groups },
     Case { name: "the sandbox and the limits of the unit are in effect", run: service::sandbox },
     Case { name: "a connection starts the agent", run: service::socket_activation },

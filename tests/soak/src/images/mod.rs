@@ -18,6 +18,7 @@ mod test_env;
 
 pub(crate) use faults::LANES;
 
+use crate::interrupt::Interrupt;
 use crate::lanes::Lane;
 use crate::report::Finished;
 use crate::timeline::Timeline;
@@ -51,9 +52,10 @@ async fn soak(args: &Args, seed: u64, env: &Arc<TestEnv>, timeline: &Timeline) -
     let lanes = LANES.map(|spec| Lane::new(spec, &args.faults, seed, timeline, &phases));
     let lanes = lanes.map(|lane| tokio::spawn(lane.run(env.clone(), Vec::new())));
 
+    let mut interrupt = Interrupt::watch()?;
     tokio::select! {
         () = tokio::time::sleep(Duration::from_secs_f64(args.minutes * 60.0)) => {}
-        interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for SIGINT")?,
+        () = interrupt.wait() => {}
     }
     phase.send_replace(Phase::Settle);
     for lane in lanes {

@@ -17,6 +17,7 @@ mod workload;
 
 pub(crate) use faults::LANES;
 
+use crate::interrupt::Interrupt;
 use crate::lanes::{Fault, Lane};
 use crate::report::Finished;
 use crate::timeline::{Broken, Timeline};
@@ -79,7 +80,7 @@ async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -
 
     let (began, total) = (Instant::now(), Duration::from_secs_f64(args.minutes * 60.0));
     let mut rests: Vec<Rest> = Vec::new();
-    let mut interrupted = false;
+    let (mut interrupt, mut interrupted) = (Interrupt::watch()?, false);
     while began.elapsed() < total && !interrupted {
         phase.send_replace(Phase::Faults);
         let left_out =
@@ -91,10 +92,7 @@ async fn soak(args: &Args, seed: u64, env: &Arc<NodeEnv>, timeline: &Timeline) -
             .collect();
         tokio::select! {
             () = tokio::time::sleep(ROUND.min(total.saturating_sub(began.elapsed()))) => {}
-            signal = tokio::signal::ctrl_c() => {
-                signal.context("cannot wait for SIGINT")?;
-                interrupted = true;
-            }
+            () = interrupt.wait() => interrupted = true,
         }
         phase.send_replace(Phase::Settle);
         for lane in running {

@@ -1,0 +1,62 @@
+//! A stock kubelet, by the commands of docs/install.md.
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::node::Node;
+
+const CONFIG: &str = "/var/lib/kubelet/config.yaml";
+
+/// A static pod in the network of the node, whose container waits.
+fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
+    let pod = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{hostNetwork: true, terminationGracePeriodSeconds: 0, \
+         containers: [{{name: main, image: \"127.0.0.1:5999/image{image}:latest\"}}]}}}}"
+    );
+    node.bash(&format!("printf '%s' '{pod}' > /etc/kubernetes/manifests/{name}.yaml"))?;
+    let runs = format!(
+        "ctr -n k8s.io containers ls | grep image{image}: | cut -d' ' -f1 | \
+         xargs -r -I ID sh -c 'ctr -n k8s.io tasks ls | grep ID' | grep -q RUNNING"
+    );
+    node.vm.wait_for(&runs).with_context(|| format!("the pod {name} does not run"))
+}
+
+/// Running, queued and recently finished ones of the agent.
+fn pulls(node: &Node) -> Result<String> {
+    node.bash("keelson pulls -o json")
+}
+
+pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
+    node.start_registry()?;
+    node.bash("touch /run/registry/open && cp /etc/containerd/config.toml /var/tmp/containerd.toml && /mnt/node/kubelet.sh")?;
+    start_pod(node, "before", 1)?;
+    ensure!(!pulls(node)?.contains("image1:latest"), "the kubelet is behind the agent already");
+    node.bash(&format!("cp {CONFIG} /var/tmp/config.yaml"))?;
+    let attached = node.bash("keelson attach --restart-kubelet")?;
+    start_pod(node, "after", 2)?;
+    let seen = pulls(node)?;
+    ensure!(
+        seen.contains("image2:latest") && seen.contains("default/after-node"),
+        "not pulled by the agent: {seen}"
+    );
+    node.bash("keelson doctor pulls")?;
+    node.bash("keelson bypass --restart-kubelet")?;
+    node.bash(&format!("diff {CONFIG} /var/tmp/config.yaml"))
+        .context("the kubelet has other settings than before")?;
+    start_pod(node, "again", 3)?;
+    ensure!(!pulls(node)?.contains("image3:latest"), "the kubelet is still behind the agent");
+    remove(node)?;
+    let changed = attached.lines().find(|line| line.contains("changed")).unwrap_or_default();
+    Ok(format!("{changed}; its pods start through the agent, and past it after a bypass"))
+}
+
+/// What later cases begin with: no pods, and the runtime as the package of Debian configures it.
+fn remove(node: &Node) -> Result<()> {
+    node.bash("rm /etc/kubernetes/manifests/*")?;
+    node.vm.wait_for("[ $(ctr -n k8s.io tasks ls -q | wc -l) = 0 ]").context("pods do not end")?;
+    node.bash(
+        "systemctl stop kubelet && rm -r /etc/systemd/system/kubelet.service /etc/kubernetes && systemctl daemon-reload \
+         && cp /var/tmp/containerd.toml /etc/containerd/config.toml && systemctl restart containerd && systemctl stop registry",
+    )?;
+    node.bash("rm -f /var/lib/kubelet/config.yaml*")?;
+    node.vm.wait_for("keelson limit > /dev/null && [ $(systemctl is-active containerd) = active ]")
+}
