@@ -14,6 +14,7 @@
 #![allow(clippy::print_stderr)]
 
 pub mod agent;
+mod cgroups;
 pub mod command;
 pub mod containerd;
 pub mod cri;

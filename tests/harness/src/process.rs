@@ -2,6 +2,7 @@
 //! In: a command. Out: a running process that writes to a log file and ends with the test in any case; its log is
 //! printed if the test fails.
 
+use crate::cgroups;
 use crate::util::until;
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill, killpg};
@@ -269,6 +270,7 @@ pub fn kill_processes_below(folder: &Path) {
         }
         to_kill.extend(children.iter().map(|(pid, _)| *pid));
     }
+    let cgroups = cgroups::of(to_kill.iter().copied());
     for pid in &to_kill {
         if let Ok(pid) = i32::try_from(*pid) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -279,6 +281,7 @@ pub fn kill_processes_below(folder: &Path) {
     while to_kill.iter().any(|pid| runs(*pid)) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
+    cgroups::remove(cgroups);
 }
 
 pub fn is_program(pid: u32, program: &str) -> bool {

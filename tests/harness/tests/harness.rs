@@ -224,6 +224,8 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     // Neither stopped nor removed: shim (CRI-O's is conmon), container and mounts are left to the harness.
     let shims = shims_of(&path);
     ensure!(!shims.is_empty() && !mounts_below(&path).is_empty(), "the pod has a shim and mounts");
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    ensure!(!cgroups_of(root, container).is_empty(), "the container has cgroups");
     drop(containerd);
     drop(registry);
     drop(scratch);
@@ -232,7 +234,21 @@ async fn pods_run_and_leave_nothing(kind: Kind) -> Result<()> {
     for shim in shims {
         ensure!(!runs(shim), "the shim {shim} still runs");
     }
+    let cgroups = cgroups_of(root, container);
+    ensure!(cgroups.is_empty(), "cgroups are left: {cgroups:?}");
     Ok(())
+}
+
+/// Cgroups with this ID in their names.
+fn cgroups_of(folder: &std::path::Path, id: &str) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(cgroups_of(&entry.path(), id));
+            found.extend(entry.file_name().to_string_lossy().contains(id).then(|| entry.path()));
+        }
+    }
+    found
 }
 
 fn shims_of(folder: &std::path::Path) -> Vec<u32> {
