@@ -105,6 +105,7 @@ impl Node {
     pub(crate) fn logs(&self) -> String {
         let script = "journalctl --no-pager -n 600 -u keelson.service -u keelson-proxy.service -u 'keelson-*.socket'; \
             systemctl --no-pager --failed; tail -n 20 /run/*.out; \
+            journalctl --no-pager -n 40 -u kubelet.service; journalctl --no-pager -n 20 -u containerd.service; \
             ip address; ip route; keelson proxy state; timeout 30 python3 /mnt/node/client.py once";
         match self.vm.attempt(script) {
             Ok(output) => output.stdout + &output.stderr,

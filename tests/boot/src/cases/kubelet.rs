@@ -1,6 +1,7 @@
 //! A stock kubelet, by the commands of docs/install.md.
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 
 use crate::node::Node;
 
@@ -8,11 +9,14 @@ const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
 /// A static pod in the network of the node, whose container waits.
 fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
-    let pod = format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{hostNetwork: true, terminationGracePeriodSeconds: 0, \
-         containers: [{{name: main, image: \"127.0.0.1:5999/image{image}:latest\"}}]}}}}"
-    );
-    node.bash(&format!("printf '%s' '{pod}' > /etc/kubernetes/manifests/{name}.yaml"))?;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "hostNetwork": true, "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": format!("127.0.0.1:5999/image{image}:latest")}],
+        },
+    });
+    node.bash(&format!("printf '%s' '{pod}' > /etc/kubernetes/manifests/{name}.json"))?;
     let runs = format!(
         "ctr -n k8s.io containers ls | grep image{image}: | cut -d' ' -f1 | \
          xargs -r -I ID sh -c 'ctr -n k8s.io tasks ls | grep ID' | grep -q RUNNING"
