@@ -11,7 +11,7 @@ triple=x86_64-pc-windows-gnu
 rustup target list --installed | grep -qx "$triple" || rustup target add "$triple"
 
 folder=$(mktemp -d)
-export WINEPREFIX=$folder/prefix WINEDEBUG=-all WINEDLLOVERRIDES='mscoree,mshtml,winemenubuilder.exe='
+export TMPDIR=$folder WINEPREFIX=$folder/prefix WINEDEBUG=-all WINEDLLOVERRIDES='mscoree,mshtml,winemenubuilder.exe='
 finish() {
     # Ends the programs of this prefix alone.
     WINEPREFIX=$folder/prefix wineserver -k || true

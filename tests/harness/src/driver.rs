@@ -55,8 +55,13 @@ impl Driver {
     /// Runs one command. Dropping the future kills the client.
     pub async fn run(&self, args: &[&str]) -> Result<DriverAnswer> {
         let mut command = Command::new(&self.program);
-        command.args(["--endpoint", &self.endpoint, "--logtostderr=false", "--alsologtostderr=false"]);
-        let output = command.args(args).kill_on_drop(true).output().await.context("cannot run cri-driver")?;
+        let output = command
+            .args(["--endpoint", &self.endpoint])
+            .args(args)
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("cannot run cri-driver")?;
         let errors = String::from_utf8_lossy(&output.stderr);
         match output.status.code() {
             Some(0 | 1) => serde_json::from_slice(&output.stdout)

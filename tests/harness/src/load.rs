@@ -66,7 +66,7 @@ impl Load {
     pub async fn start(endpoint: &str, rate: u32, clients: u32, image: &str) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(peers::cri_driver()?);
-        command.args(["--endpoint", endpoint, "--logtostderr=false", "--alsologtostderr=false", "load"]);
+        command.args(["--endpoint", endpoint, "load"]);
         command.args(["--rate", &rate.to_string(), "--clients", &clients.to_string(), image]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn().context("cannot run cri-driver")?;

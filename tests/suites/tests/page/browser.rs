@@ -43,7 +43,7 @@ impl Browser {
             name: "chromedriver".to_owned(),
             path: peers::system("chromedriver", "chromium-driver")?,
             args: vec![format!("--port={port}")],
-            env: vec![("HOME".to_owned(), folder.display().to_string())],
+            env: ["HOME", "TMPDIR"].map(|name| (name.to_owned(), folder.display().to_string())).into(),
             log: folder.join("chromedriver.log"),
         }
         .start()?;

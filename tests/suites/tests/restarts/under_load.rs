@@ -125,7 +125,8 @@ async fn i8_deadline_and_cancel_reach_the_new_agent() -> Result<()> {
     let images = env.node.push_many("leave", 3, TINY).await?;
     let _holds = env.hold_each(&images);
     let running = env.begin(&images[0]);
-    env.wait_for_callers(1).await?;
+    // A pull that runs stays with the old process, and its caller, too.
+    env.wait_for_active(&images[..1]).await?;
     let cancels = env.begin(&images[1]);
     env.wait_for_callers(2).await?;
     let patience = std::time::Duration::from_secs(20);

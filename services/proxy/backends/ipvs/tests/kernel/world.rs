@@ -104,8 +104,17 @@ impl World {
         for (name, letter) in [(POD_A, 'a'), (POD_B, 'b')] {
             within(name, move || serve(letter));
         }
-        let backend = open(&options);
-        Self { options, backend, names }
+        let world = Self { backend: open(&options), options, names };
+        // A new network takes its time.
+        for from in [NODE, POD_A, POD_B, CLIENT] {
+            for (family, pod) in
+                Family::ALL.into_iter().flat_map(|family| ['a', 'b'].map(|pod| (family, pod)))
+            {
+                let Endpoint { ip, port } = endpoint(family, pod);
+                assert_eq!(ask(from, (ip, port).into()).pod(), Some(pod), "{from} {ip}, without the proxy");
+            }
+        }
+        world
     }
 
     pub(crate) fn restart(&mut self) {
@@ -291,12 +300,19 @@ fn serve(letter: char) {
     });
 }
 
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an answer may take: a virtual machine among other work is slow.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long nothing may come where nothing must come.
+const SILENCE: Duration = Duration::from_secs(2);
 
 pub(crate) fn connect(from: &str, to: SocketAddr) -> std::io::Result<(Answer, TcpStream)> {
+    connect_for(from, to, PATIENCE)
+}
+
+fn connect_for(from: &str, to: SocketAddr, limit: Duration) -> std::io::Result<(Answer, TcpStream)> {
     within(from, || {
-        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&to, limit)?;
+        stream.set_read_timeout(Some(limit))?;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
             let mut byte = [0];
@@ -321,7 +337,16 @@ fn failed(error: &std::io::Error) -> Answer {
 }
 
 pub(crate) fn ask(from: &str, to: SocketAddr) -> Answer {
-    connect(from, to).map_or_else(|error| failed(&error), |(answer, _)| answer)
+    ask_for(from, to, PATIENCE)
+}
+
+fn ask_for(from: &str, to: SocketAddr, limit: Duration) -> Answer {
+    connect_for(from, to, limit).map_or_else(|error| failed(&error), |(answer, _)| answer)
+}
+
+/// Neither a connection nor a rejection, or a process that accepts and says nothing.
+pub(crate) fn assert_silent(from: &str, to: SocketAddr) {
+    assert_eq!(ask_for(from, to, SILENCE), Answer::Nothing, "{from} {to}");
 }
 
 /// Answers of several connections, one after the other.
@@ -338,13 +363,25 @@ pub(crate) fn pods(answers: &[Answer]) -> String {
     pods.into_iter().collect()
 }
 
-/// Asks by UDP, from one socket.
-pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Answer {
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+/// Asks by UDP, from one socket, until there is an answer. IPVS drops the first packet to a pod that is gone, and with it
+/// forgets the flow.
+pub(crate) fn ask_udp(socket: &UdpSocket, to: SocketAddr) -> Option<char> {
     let mut buffer = [0; 64];
-    let asked = socket.send_to(b"?", to).and_then(|_| socket.recv_from(&mut buffer));
-    match asked {
-        Ok((count, _)) => parse(&String::from_utf8_lossy(&buffer[..count])),
-        Err(error) => failed(&error),
+    // Answers that came late belong to questions before this one.
+    socket.set_nonblocking(true).unwrap();
+    while socket.recv_from(&mut buffer).is_ok() {}
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(SILENCE)).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let asked = socket.send_to(b"?", to).and_then(|_| socket.recv_from(&mut buffer));
+        let answer = asked.map_or_else(
+            |error| failed(&error),
+            |(count, _)| parse(&String::from_utf8_lossy(&buffer[..count])),
+        );
+        if answer != Answer::Nothing {
+            return answer.pod();
+        }
     }
+    None
 }
