@@ -46,6 +46,8 @@ boot() {
         echo "run.sh: the root is not separate from the machine's" >&2
         exit 1
     fi
+    # What the machine has of Keelson is no part of the test.
+    rm -rf /etc/keelson /var/lib/keelson /var/lib/keelson-proxy /var/lib/private/keelson-proxy
     ip link set lo up
     install_units
     exec env -i container=keelson PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd \
