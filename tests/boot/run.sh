@@ -14,6 +14,8 @@ mv "$target"/packages/keelson_*_amd64.deb "$work/former.deb"
 packaging/packages.sh >&2
 cp "$target"/packages/keelson_*_amd64.deb "$work/keelson.deb"
 driver=$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver
-kubelet=$(tests/peers/build.sh kubernetes | cut -d= -f2)/kubelet
+export KEELSON_PEERS
+KEELSON_PEERS=$(tests/peers/build.sh etcd kubernetes)
+kubernetes=$(tests/peers/build.sh kubernetes | cut -d= -f2)
 "${CARGO:-cargo}" build --workspace --bin keelson-boot >&2
-"$target/debug/keelson-boot" --package "$work/keelson.deb" --former "$work/former.deb" --cri-driver "$driver" --kubelet "$kubelet" --out "$target/boot" "$@"
+"$target/debug/keelson-boot" --package "$work/keelson.deb" --former "$work/former.deb" --cri-driver "$driver" --kubernetes "$kubernetes" --out "$target/boot" "$@"

@@ -24,6 +24,8 @@ cat >/etc/systemd/system/kubelet.service <<'EOF'
 [Service]
 ExecStart=/mnt/kubelet --config /var/lib/kubelet/config.yaml --hostname-override node
 Restart=always
+[Install]
+WantedBy=multi-user.target
 EOF
 systemctl daemon-reload
-systemctl start kubelet
+systemctl enable --quiet --now kubelet

@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod cases;
+mod control_plane;
 mod guest;
 mod node;
 mod vm;
@@ -44,9 +45,9 @@ struct Args {
     /// The program cri-driver (tests/peers)
     #[arg(long, value_name = "FILE")]
     cri_driver: PathBuf,
-    /// The program kubelet (tests/peers)
-    #[arg(long, value_name = "FILE")]
-    kubelet: PathBuf,
+    /// Programs of Kubernetes (tests/peers)
+    #[arg(long, value_name = "DIR")]
+    kubernetes: PathBuf,
     /// Directory for the report
     #[arg(long, default_value = "boot")]
     out: PathBuf,
@@ -65,7 +66,8 @@ fn main() -> Result<ExitCode> {
         (&args.package, "keelson.deb"),
         (&args.former, "keelson-former.deb"),
         (&args.cri_driver, "cri-driver"),
-        (&args.kubelet, "kubelet"),
+        (&args.kubernetes.join("kubelet"), "kubelet"),
+        (&args.kubernetes.join("kube-proxy"), "kube-proxy"),
     ] {
         fs::copy(file, tools.path().join(name)).with_context(|| format!("cannot read {}", file.display()))?;
     }
@@ -76,7 +78,7 @@ fn main() -> Result<ExitCode> {
         fs::copy(script.path(), scripts.join(script.file_name()))?;
     }
 
-    let mut node = Node::new(Vm::create(tools.path())?);
+    let mut node = Node::new(Vm::create(tools.path())?, args.kubernetes.join("kubectl"));
     let mut report = String::from("| case | seconds | what was seen |\n|---|---|---|\n");
     let mut failed = false;
     let from = args.from.as_deref().unwrap_or(CASES[FIRST].name);

@@ -2,6 +2,8 @@
 //!
 //! Owns: the VM. In: questions and orders. Out: answers of systemd and of Keelson.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result, ensure};
 
 use crate::vm::Vm;
@@ -14,11 +16,13 @@ pub(crate) const IMAGES: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) vm: Vm,
+    /// On this machine.
+    pub(crate) kubectl: PathBuf,
 }
 
 impl Node {
-    pub(crate) fn new(vm: Vm) -> Self {
-        Self { vm }
+    pub(crate) fn new(vm: Vm, kubectl: PathBuf) -> Self {
+        Self { vm, kubectl }
     }
 
     pub(crate) fn bash(&self, script: &str) -> Result<String> {

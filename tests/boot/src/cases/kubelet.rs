@@ -7,8 +7,15 @@ use crate::node::Node;
 
 const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
+/// The kubelet, and the registry of its images.
+pub(crate) fn start(node: &Node) -> Result<()> {
+    node.start_registry()?;
+    node.bash("touch /run/registry/open && cp /etc/containerd/config.toml /var/tmp/containerd.toml && /mnt/node/kubelet.sh")
+        .map(drop)
+}
+
 /// A static pod in the network of the node, whose container waits.
-fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
+pub(crate) fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {
@@ -17,11 +24,15 @@ fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
         },
     });
     node.bash(&format!("printf '%s' '{pod}' > /etc/kubernetes/manifests/{name}.json"))?;
-    let runs = format!(
+    runs(node, image).with_context(|| format!("the pod {name} does not run"))
+}
+
+/// Waits for the container of an image.
+pub(crate) fn runs(node: &Node, image: usize) -> Result<()> {
+    node.vm.wait_for(&format!(
         "ctr -n k8s.io containers ls | grep image{image}: | cut -d' ' -f1 | \
          xargs -r -I ID sh -c 'ctr -n k8s.io tasks ls | grep ID' | grep -q RUNNING"
-    );
-    node.vm.wait_for(&runs).with_context(|| format!("the pod {name} does not run"))
+    ))
 }
 
 /// Running, queued and recently finished ones of the agent.
@@ -30,8 +41,7 @@ fn pulls(node: &Node) -> Result<String> {
 }
 
 pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
-    node.start_registry()?;
-    node.bash("touch /run/registry/open && cp /etc/containerd/config.toml /var/tmp/containerd.toml && /mnt/node/kubelet.sh")?;
+    start(node)?;
     start_pod(node, "before", 1)?;
     ensure!(!pulls(node)?.contains("image1:latest"), "the kubelet is behind the agent already");
     node.bash(&format!("cp {CONFIG} /var/tmp/config.yaml"))?;
@@ -54,13 +64,17 @@ pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
 }
 
 /// What later cases begin with: no pods, and the runtime as the package of Debian configures it.
-fn remove(node: &Node) -> Result<()> {
+pub(crate) fn remove(node: &Node) -> Result<()> {
     node.bash("rm /etc/kubernetes/manifests/*")?;
     node.vm.wait_for("[ $(ctr -n k8s.io tasks ls -q | wc -l) = 0 ]").context("pods do not end")?;
     node.bash(
-        "systemctl stop kubelet && rm -r /etc/systemd/system/kubelet.service /etc/kubernetes && systemctl daemon-reload \
-         && cp /var/tmp/containerd.toml /etc/containerd/config.toml && systemctl restart containerd && systemctl stop registry",
+        "systemctl disable --quiet --now kubelet && rm -r /etc/systemd/system/kubelet.service /etc/kubernetes && systemctl daemon-reload \
+         && cp /var/tmp/containerd.toml /etc/containerd/config.toml && systemctl restart containerd",
+
     )?;
-    node.bash("rm -f /var/lib/kubelet/config.yaml*")?;
+    // It does not outlive a boot.
+    node.bash("systemctl stop registry 2> /dev/null || true")?;
+    // The last one is what `keelson bypass` keeps for a later `keelson attach`.
+    node.bash(&format!("rm {CONFIG} {CONFIG}.with-keelson"))?;
     node.vm.wait_for("keelson limit > /dev/null && [ $(systemctl is-active containerd) = active ]")
 }

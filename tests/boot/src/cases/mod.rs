@@ -1,6 +1,7 @@
 //! The cases, in the order of the story.
 
 mod install;
+mod kube_proxy;
 mod kubelet;
 mod power;
 mod proxy;
@@ -35,6 +36,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case { name: "no caller notices restarts and kills", run: service::restarts },
     Case { name: "no caller notices an upgrade and a downgrade", run: upgrade::upgrade },
+    Case { name: "kube-proxy is replaced, and comes back", run: kube_proxy::replace_and_go_back },
     Case { name: "the proxy has the rights that it needs and no others", run: proxy::start },
     Case { name: "connections outlive an upgrade and a downgrade of the proxy", run: proxy::upgrade },
     Case { name: "rules come back after a reload of nftables", run: proxy::reload_of_nftables },

@@ -3,23 +3,35 @@
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    cases::proxy,
+    cases::{kubelet, proxy},
     node::{DRIVER, Node},
 };
 
+/// With a kubelet whose pods start through the agent.
 pub(crate) fn reboot(node: &mut Node) -> Result<String> {
+    kubelet::start(node)?;
+    node.bash("keelson attach --restart-kubelet")?;
+    kubelet::start_pod(node, "stays", 4)?;
     node.bash("keelson limit 5")?;
     node.vm.reboot()?;
     is_whole(node)?;
+    kubelet::runs(node, 4).context("the pod does not run after the boot")?;
+    node.bash("keelson doctor pulls")?;
     ensure!(node.bash("keelson limit -o json")?.contains('5'), "the limit was forgotten");
     node.bash("keelson limit --reset")?;
     let order = node.bash(
-        "for unit in keelson-cri.socket containerd.service keelson.service keelson-proxy.service; do \
-         systemctl show $unit -p ActiveEnterTimestampMonotonic --value; done | tr '\\n' ' '",
+        "for unit in keelson-cri.socket containerd.service keelson.service; do \
+         systemctl show $unit -p ActiveEnterTimestampMonotonic --value; done; \
+         for unit in kubelet.service keelson-proxy.service; do \
+         systemctl show $unit -p ExecMainStartTimestampMonotonic --value; done | sort -n | head -n 1",
     )?;
     let times: Vec<u64> = order.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    ensure!(times.is_sorted(), "other order of socket, runtime, agent, proxy: {times:?}");
-    Ok("socket, runtime, agent, proxy came up in this order; the Service answers; the limit is the one that was set".to_owned())
+    ensure!(times.is_sorted(), "other order of socket, runtime, agent, kubelet or proxy: {times:?}");
+    node.bash("keelson bypass --restart-kubelet")?;
+    kubelet::remove(node)?;
+    Ok("socket, runtime, agent, and then kubelet and proxy came up in this order; the pod runs again and the Service answers; \
+        the limit is the one that was set"
+        .to_owned())
 }
 
 /// While pulls run, others wait, and the Services change.
