@@ -70,7 +70,6 @@ pub(crate) fn remove(node: &Node) -> Result<()> {
     node.bash(
         "systemctl disable --quiet --now kubelet && rm -r /etc/systemd/system/kubelet.service /etc/kubernetes && systemctl daemon-reload \
          && cp /var/tmp/containerd.toml /etc/containerd/config.toml && systemctl restart containerd",
-
     )?;
     // It does not outlive a boot.
     node.bash("systemctl stop registry 2> /dev/null || true")?;
