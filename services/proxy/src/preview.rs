@@ -33,16 +33,13 @@ pub struct Preview(SyncLoop);
 impl Preview {
     /// `state`: a full state.
     pub fn new(backend: Box<dyn Backend>, options: Options, state: &State) -> Result<Self, PreviewError> {
-        let mut sync = SyncLoop::new(backend, options);
+        let mut sync = SyncLoop::new(backend, options, &LocalAddresses::now()?);
         let now = Instant::now();
         for raw in state.services() {
             let service = raw.decode()?;
             sync.set(raw.name(), Family::ALL.map(|family| service_ports(&service, family)), now);
         }
         sync.set_node(state.node().cloned().unwrap_or_default(), now);
-        let local = LocalAddresses::now()?;
-        sync.set_addresses(local.as_slice(), now);
-        sync.set_interfaces(local.interfaces());
         sync.begin(now);
         if sync.waits_for_pod_cidrs() {
             return Err(PreviewError::NoPodCidrs);

@@ -13,7 +13,7 @@ use std::{
 use keelson_client::{NodeInfo, ServiceName};
 
 use crate::{
-    addresses::Interface,
+    addresses::{Interface, LocalAddresses},
     backend::{Backend, BackendError, Check, Drain, Outcome},
     model::{Family, ServicePort},
     options::Options,
@@ -81,7 +81,7 @@ pub struct SyncLoop {
     options: Options,
     node: NodeInfo,
     local: Vec<IpAddr>,
-    interfaces: Option<Vec<Interface>>,
+    interfaces: Vec<Interface>,
     families: [FamilySync; 2],
     has_state: bool,
     /// The rules' dependencies on the node are known.
@@ -98,16 +98,17 @@ impl std::fmt::Debug for SyncLoop {
 }
 
 impl SyncLoop {
-    /// Nothing is programmed before [`Self::begin`].
+    /// Nothing is programmed before [`Self::begin`]. The rules of the first sync already depend on the addresses of the node.
     #[must_use]
-    pub fn new(backend: Box<dyn Backend>, options: Options) -> Self {
+    pub fn new(mut backend: Box<dyn Backend>, options: Options, local: &LocalAddresses) -> Self {
+        backend.set_interfaces(local.interfaces());
         Self {
             backend,
             pace: Pace::new(options.min_sync_period),
             options,
             node: NodeInfo::default(),
-            local: Vec::new(),
-            interfaces: None,
+            local: local.as_slice().to_vec(),
+            interfaces: local.interfaces().to_vec(),
             families: Default::default(),
             has_state: false,
             has_node: false,
@@ -185,8 +186,8 @@ impl SyncLoop {
     }
 
     pub fn set_interfaces(&mut self, interfaces: &[Interface]) {
-        if self.interfaces.as_deref() != Some(interfaces) {
-            self.interfaces = Some(interfaces.to_vec());
+        if self.interfaces != interfaces {
+            self.interfaces = interfaces.to_vec();
             self.backend.set_interfaces(interfaces);
         }
     }

@@ -19,6 +19,8 @@ pub(crate) struct KernelState {
     /// Clients with session affinity; `None`: there are no maps.
     pub(crate) affinity: Option<usize>,
     pub(crate) lacks_v6: bool,
+    /// What rules depend on, by family.
+    pub(crate) nodes: [Option<NodeConfig>; 2],
     generation: u32,
 }
 
@@ -110,7 +112,9 @@ impl Backend for FakeBackend {
     }
 
     fn set_node(&mut self, node: NodeConfig) {
-        self.families[node.family as usize].is_trusted = false;
+        let family = node.family as usize;
+        self.families[family].is_trusted = false;
+        self.kernel.0.lock().unwrap().nodes[family] = Some(node);
     }
 
     fn has_synced(&self, family: Family) -> bool {

@@ -149,7 +149,7 @@ pub async fn run(
     let metrics = ProxyMetrics::default();
     metrics.affinity_clients_max(backend.affinity_capacity());
     report_families(backend.as_ref(), &health, &metrics);
-    let sync = SyncLoop::new(backend, options.clone());
+    let sync = SyncLoop::new(backend, options.clone(), &watch.receiver().borrow());
     let mut registry = Registry::default();
     metrics.register(&mut registry, driver.info().name);
     let registry = Arc::new(registry);

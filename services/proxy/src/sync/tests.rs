@@ -2,6 +2,7 @@ use keelson_client::localnetv1::IpSet;
 
 use super::*;
 use crate::{
+    addresses::{Match, NodePortAddresses},
     backend::{Observer, fake::FakeKernel},
     options::DetectLocal,
     testing,
@@ -47,7 +48,8 @@ impl Stage {
         let backend = kernel.backend();
         let observer = backend.observer().unwrap();
         let now = Instant::now();
-        let mut sync = SyncLoop::new(backend, options);
+        let local = [IpAddr::from([192, 0, 2, 1])].into_iter().collect();
+        let mut sync = SyncLoop::new(backend, options, &local);
         sync.set_node(node(), now);
         Self { kernel, sync, observer, now }
     }
@@ -104,6 +106,16 @@ fn nothing_is_programmed_before_a_full_state() {
     stage.set(1, 81);
     assert!(stage.sync().iter().all(|synced| synced.result.as_ref().is_ok_and(|outcome| !outcome.full)));
     assert!(stage.sync().is_empty());
+}
+
+/// Without the addresses it would take node ports out of effect that a former proxy serves.
+#[test]
+fn the_first_sync_knows_the_addresses_of_the_node() {
+    let mut stage = Stage::open(Options { node_port_addresses: NodePortAddresses::Primary, ..options() });
+    stage.sync.begin(stage.now);
+    assert_eq!(stage.sync().len(), 2);
+    let node = stage.kernel.change(|kernel| kernel.nodes[0].take()).unwrap();
+    assert_eq!(node.node_ports, Match::Addresses(vec![IpAddr::from([192, 0, 2, 1])]));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use keelson_proto::localnetv1::{
     endpoints_server::{Endpoints, EndpointsServer},
 };
 use keelson_proxy::{
-    addresses::NodePortAddresses,
+    addresses::{LocalAddresses, NodePortAddresses},
     backend::{Access, Driver as _},
     conntrack::ConntrackOptions,
     model::{Family, service_ports},
@@ -181,7 +181,7 @@ fn states_of_an_agent_are_served() {
     let mut client = Client::new(keelson_client::Options { target, ..Default::default() });
     client.cancel_with(stop.clone());
     let backend = Userspace.open(&options(), Access::Program).unwrap();
-    let mut consumer = Consumer(SyncLoop::new(backend, options()));
+    let mut consumer = Consumer(SyncLoop::new(backend, options(), &LocalAddresses::default()));
     let followed = runtime.spawn(async move {
         client.run(&mut consumer).await;
         consumer

@@ -142,7 +142,8 @@ fn open<T: NfTables + 'static>(
     let connect = move || Ok(Box::new(tables(Netlink::open()?)) as Box<dyn NfTables>);
     let backend = NftBackend::open(connect, &options, Access::Program)?;
     let observer = backend.observer().unwrap();
-    Ok((SyncLoop::new(Box::new(backend), options), observer))
+    let local = [IpAddr::from([192, 0, 2, 1])].into_iter().collect();
+    Ok((SyncLoop::new(Box::new(backend), options, &local), observer))
 }
 
 fn open_flaky(script: &Script, options: Options) -> Result<(SyncLoop, Box<dyn Observer>), KernelError> {
@@ -178,7 +179,6 @@ impl Stage {
     fn new((mut sync_loop, observer): (SyncLoop, Box<dyn Observer>), script: Script) -> Self {
         let now = Instant::now();
         sync_loop.set_node(node(), now);
-        sync_loop.set_addresses(&["192.0.2.1".parse().unwrap()], now);
         Self { sync_loop, observer, script, now }
     }
 

@@ -230,7 +230,7 @@ impl Node {
         let (sync_loop, observer) = net.within("node", || {
             let backend = Nft.open(&options, Access::Program).unwrap();
             let observer = backend.observer().unwrap();
-            (SyncLoop::new(backend, options), observer)
+            (SyncLoop::new(backend, options, &LocalAddresses::default()), observer)
         });
         let mut node = Self { sync_loop, observer, now: Instant::now() };
         node.sync_loop.set_node(NodeInfo::default(), node.now);
