@@ -46,6 +46,8 @@ pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
     node.bash("keelson bypass --restart-kubelet")?;
     node.bash(&format!("diff {CONFIG} /var/tmp/config.yaml"))
         .context("the kubelet has other settings than before")?;
+    let left = node.bash("ls -1 /var/lib/kubelet | grep config.yaml")?;
+    ensure!(left.lines().eq(["config.yaml", "config.yaml.with-keelson"]), "a bypass leaves other copies: {left}");
     start_pod(node, "again", 3)?;
     ensure!(!pulls(node)?.contains("image3:latest"), "the kubelet is still behind the agent");
     remove(node)?;
@@ -61,6 +63,7 @@ fn remove(node: &Node) -> Result<()> {
         "systemctl stop kubelet && rm -r /etc/systemd/system/kubelet.service /etc/kubernetes && systemctl daemon-reload \
          && cp /var/tmp/containerd.toml /etc/containerd/config.toml && systemctl restart containerd && systemctl stop registry",
     )?;
-    node.bash("rm -f /var/lib/kubelet/config.yaml*")?;
+    // The second one is what a bypass has replaced: who runs the node removes it.
+    node.bash("rm /var/lib/kubelet/config.yaml /var/lib/kubelet/config.yaml.with-keelson")?;
     node.vm.wait_for("keelson limit > /dev/null && [ $(systemctl is-active containerd) = active ]")
 }
