@@ -76,8 +76,11 @@ fn shown(text: &str) -> Vec<Shown> {
             prose.push('\n');
             continue;
         };
-        let content: Vec<&str> =
-            lines.by_ref().map(|(_, line)| line).take_while(|line| !line.trim_start().starts_with("```")).collect();
+        let content: Vec<&str> = lines
+            .by_ref()
+            .map(|(_, line)| line)
+            .take_while(|line| !line.trim_start().starts_with("```"))
+            .collect();
         prose.push_str(&"\n".repeat(content.len() + 2));
         let code = match language {
             "sh" => content.join("\n"),
@@ -140,7 +143,8 @@ fn simple_commands(script: &str) -> Vec<Vec<String>> {
                 let rest: String = chars.by_ref().collect();
                 let (line, after) = rest.split_once('\n').unwrap_or((&rest, ""));
                 let marker = line.trim_matches(['\'', '"', '-', ' ']);
-                let end = after.find(&format!("\n{marker}\n")).map_or(after.len(), |at| at + marker.len() + 1);
+                let end =
+                    after.find(&format!("\n{marker}\n")).map_or(after.len(), |at| at + marker.len() + 1);
                 reader.end_command();
                 reader.all.extend(simple_commands(after.get(end..).unwrap_or_default()));
                 return reader.all;
@@ -195,7 +199,9 @@ impl Reader {
 fn of_keelson(command: &[String]) -> Option<&[String]> {
     let is_before = |word: &String| {
         matches!(word.as_str(), "if" | "!" | "then" | "do" | "while" | "exec" | "sudo" | "time" | "$")
-            || word.split_once('=').is_some_and(|(name, _)| name.chars().all(|char| char.is_ascii_uppercase() || char == '_'))
+            || word
+                .split_once('=')
+                .is_some_and(|(name, _)| name.chars().all(|char| char.is_ascii_uppercase() || char == '_'))
     };
     let command = command.get(command.iter().take_while(|word| is_before(word)).count()..)?;
     // What `kubectl exec` and the like run.
@@ -253,7 +259,8 @@ fn every_command_in_the_documents_is_accepted() -> Result<()> {
             for command in simple_commands(&shown.code) {
                 let Some(arguments) = of_keelson(&command) else { continue };
                 checked += 1;
-                let is_plugin = command.iter().any(|word| word == "kubectl") && !command.iter().any(|word| word == "--");
+                let is_plugin =
+                    command.iter().any(|word| word == "kubectl") && !command.iter().any(|word| word == "--");
                 if let Err(error) = check(arguments, is_plugin, shown.completeness) {
                     refused.push(format!("{name}:{}: {}\n{error}", shown.line, command.join(" ")));
                 }
@@ -282,7 +289,9 @@ fn every_path_in_packaging_exists() -> Result<()> {
                 .get(at..)
                 .unwrap_or_default()
                 .chars()
-                .take_while(|char| char.is_ascii_alphanumeric() || matches!(char, '/' | '.' | '-' | '_' | '*'))
+                .take_while(|char| {
+                    char.is_ascii_alphanumeric() || matches!(char, '/' | '.' | '-' | '_' | '*')
+                })
                 .collect();
             let path = path.trim_end_matches(['.', '/']);
             checked += 1;
@@ -297,7 +306,8 @@ fn every_path_in_packaging_exists() -> Result<()> {
 fn exists(path: &str) -> Result<bool> {
     let Some((start, end)) = path.split_once('*') else { return Ok(repository().join(path).exists()) };
     let Some((folder, start)) = start.rsplit_once('/') else { bail!("{path} has no folder") };
-    let mut entries = fs::read_dir(repository().join(folder)).with_context(|| format!("cannot list {folder}"))?;
+    let mut entries =
+        fs::read_dir(repository().join(folder)).with_context(|| format!("cannot list {folder}"))?;
     Ok(entries.any(|entry| {
         entry.is_ok_and(|entry| {
             entry.file_name().to_str().is_some_and(|name| name.starts_with(start) && name.ends_with(end))
@@ -308,7 +318,8 @@ fn exists(path: &str) -> Result<bool> {
 #[test]
 fn commands_are_found_in_blocks_and_inline_code() {
     let text = "Run `keelson\npulls` or `a \\| b`.\n\n   ```sh\n   keelson limit\n   ```\n\n```console\n# keelson node   # healthy\nout\n$ kubectl \\\n  get\n```\n\n```text\nkeelson x\n```\n`c`\n";
-    let found: Vec<_> = shown(text).into_iter().map(|shown| (shown.line, shown.code, shown.completeness)).collect();
+    let found: Vec<_> =
+        shown(text).into_iter().map(|shown| (shown.line, shown.code, shown.completeness)).collect();
     let expected = [
         (4, "   keelson limit", Completeness::Whole),
         (8, "keelson node   # healthy\nkubectl \\\n  get\n", Completeness::Whole),

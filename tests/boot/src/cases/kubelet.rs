@@ -47,7 +47,10 @@ pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
     node.bash(&format!("diff {CONFIG} /var/tmp/config.yaml"))
         .context("the kubelet has other settings than before")?;
     let left = node.bash("ls -1 /var/lib/kubelet | grep config.yaml")?;
-    ensure!(left.lines().eq(["config.yaml", "config.yaml.with-keelson"]), "a bypass leaves other copies: {left}");
+    ensure!(
+        left.lines().eq(["config.yaml", "config.yaml.with-keelson"]),
+        "a bypass leaves other copies: {left}"
+    );
     start_pod(node, "again", 3)?;
     ensure!(!pulls(node)?.contains("image3:latest"), "the kubelet is still behind the agent");
     remove(node)?;

@@ -56,7 +56,10 @@ async fn nodes_of_kubeadm_as_written() -> Result<()> {
 async fn taking_the_agent_out_by_hand_as_written() -> Result<()> {
     let node = Node::start().await?;
     let by_hand = blocks(PULLS)?;
-    ensure!(by_hand.iter().any(|block| block.code.contains(".before-keelson")), "pulls.md restores the copies");
+    ensure!(
+        by_hand.iter().any(|block| block.code.contains(".before-keelson")),
+        "pulls.md restores the copies"
+    );
     let mut all = vec![Block::own(kubeadm::INSTALL, "")];
     for (before, attached) in [
         (
