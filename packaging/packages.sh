@@ -89,11 +89,11 @@ stage_files() {
     install -D -m 0644 packaging/keelson.sysusers.conf "$root/usr/lib/sysusers.d/keelson.conf"
     install -D -m 0644 packaging/keelson.toml "$root/etc/keelson/keelson.toml"
     stage_documents "$root/usr/share"
-    install -D -m 0644 -t "$doc" README.md SECURITY.md CHANGELOG.md ARCHITECTURE.md
-    install -D -m 0644 -t "$doc/docs" docs/*.md
-    install -D -m 0644 -t "$doc/packaging" packaging/README.md
-    for file in packaging/kustomize/*/*.yaml; do install -D -m 0644 "$file" "$doc/$file"; done
-    install -D -m 0644 config/keelson.toml "$doc/config/keelson.toml"
+    install -D -m 0644 -t "$doc" README.md SECURITY.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md
+    for file in docs/*.md docs/{decisions,images,performance}/* packaging/README.md packaging/kustomize/*/*.yaml \
+        packaging/chart/keelson/rules.yaml packaging/monitoring/* config/keelson.toml; do
+        install -D -m 0644 "$file" "$doc/$file"
+    done
     find "$root" -type d -exec chmod 0755 {} +
 }
 

@@ -62,6 +62,19 @@ isolated() {
         exec "$@"' isolated "$root" "$@"
 }
 
+# check_links FOLDER: each relative link of the documents in it leads to a file, but for those to parts of the source.
+check_links() {
+    local document target found=0
+    while IFS=: read -r document target; do
+        case $target in *://*) continue ;; esac
+        target=$(realpath -ms --relative-to="$1" "$(dirname "$document")/$target")
+        case $target in fuzz/* | proto/* | tests/* | packaging/manifests | packaging/chart/keelson/values.yaml) continue ;; esac
+        [ -e "$1/$target" ] || fail "${document#"$1"/} links to $target, which is not in the packages"
+        found=$((found + 1))
+    done < <(grep -roP --include='*.md' '\]\(\K[^)#\s]+' "$1")
+    [ "$found" -gt 200 ] || fail "only $found links were found in the documents"
+}
+
 check_contents() {
     local kind file sbom
     dpkg-deb --fsys-tarfile "$deb" | tar -t | sed 's,^\./,/,' | grep -v '/$' | sort >"$work/deb"
@@ -78,6 +91,9 @@ check_contents() {
         /usr/lib/systemd/system/keelson{.service,-proxy.service,-cri.socket,-debug.socket}; do
         grep -qxF "$file" "$work/deb" || fail "$file is missing"
     done
+    mkdir "$work/documents"
+    dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$work/documents" ./usr/share/doc/keelson
+    check_links "$work/documents/usr/share/doc/keelson"
     (cd "$packages" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS does not fit"
     dpkg-deb --fsys-tarfile "$deb" | tar -xO ./usr/bin/keelson >"$work/program"
     chmod 755 "$work/program"

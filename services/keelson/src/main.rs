@@ -8,6 +8,8 @@
 mod agent;
 mod cli;
 mod doctor;
+#[cfg(test)]
+mod documents_tests;
 mod kubectl;
 mod kubelet;
 #[cfg(feature = "manual")]

@@ -100,20 +100,21 @@ impl std::fmt::Debug for SyncLoop {
 impl SyncLoop {
     /// Nothing is programmed before [`Self::begin`]. The rules of the first sync already depend on the addresses of the node.
     #[must_use]
-    pub fn new(mut backend: Box<dyn Backend>, options: Options, local: &LocalAddresses) -> Self {
-        backend.set_interfaces(local.interfaces());
-        Self {
+    pub fn new(backend: Box<dyn Backend>, options: Options, local: &LocalAddresses) -> Self {
+        let mut sync = Self {
             backend,
             pace: Pace::new(options.min_sync_period),
             options,
             node: NodeInfo::default(),
             local: local.as_slice().to_vec(),
-            interfaces: local.interfaces().to_vec(),
+            interfaces: Vec::new(),
             families: Default::default(),
             has_state: false,
             has_node: false,
             not_before: None,
-        }
+        };
+        sync.set_interfaces(local.interfaces());
+        sync
     }
 
     #[must_use]

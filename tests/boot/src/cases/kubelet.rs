@@ -56,6 +56,11 @@ pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
     node.bash("keelson bypass --restart-kubelet")?;
     node.bash(&format!("diff {CONFIG} /var/tmp/config.yaml"))
         .context("the kubelet has other settings than before")?;
+    let left = node.bash("ls -1 /var/lib/kubelet | grep config.yaml")?;
+    ensure!(
+        left.lines().eq(["config.yaml", "config.yaml.with-keelson"]),
+        "a bypass leaves other copies: {left}"
+    );
     start_pod(node, "again", 3)?;
     ensure!(!pulls(node)?.contains("image3:latest"), "the kubelet is still behind the agent");
     remove(node)?;
@@ -73,7 +78,7 @@ pub(crate) fn remove(node: &Node) -> Result<()> {
     )?;
     // It does not outlive a boot.
     node.bash("systemctl stop registry 2> /dev/null || true")?;
-    // The last one is what `keelson bypass` keeps for a later `keelson attach`.
+    // The second one is what a bypass has replaced: who runs the node removes it.
     node.bash(&format!("rm {CONFIG} {CONFIG}.with-keelson"))?;
     node.vm.wait_for("keelson limit > /dev/null && [ $(systemctl is-active containerd) = active ]")
 }

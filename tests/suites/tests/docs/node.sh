@@ -3,8 +3,9 @@
 #
 # Runs in mount, PID and host name namespaces of its own. /etc, /usr and /var are overlays that keep what is written in memory, and
 # /run is empty, so nothing is written to the machine. WORK/root has the node's files. TOOLS has kubeadm and kubectl, WORK/bin the kubelet. A
-# stand-in for systemctl starts and ends the agent and the proxy; the proxy has a network namespace of its own. Each block writes
-# NNN.out and NNN.code beside it.
+# stand-in for systemctl starts and ends the agent and the proxy; the proxy has a network namespace of its own. A process kube-proxy
+# runs, in the network namespace of `keelson doctor`, while the Node does not have the label that keeps kube-proxy off. Each block
+# writes NNN.out and NNN.code beside it.
 set -euo pipefail
 work=$1
 tools=$2
@@ -90,11 +91,34 @@ esac
 EOF
 chmod 755 /usr/local/bin/systemctl
 
+# The name of a process is that of its file.
+ln -sf "$(command -v sleep)" /usr/local/bin/kube-proxy
+
 cat > /run/prelude.sh <<'EOF'
 keelson() {
     case $1 in
     proxy) nsenter --net=/run/proxy.net /usr/bin/keelson "$@" ;;
     *) /usr/bin/keelson "$@" ;;
+    esac
+}
+# What the controller of the DaemonSet and the kubelet would do.
+kube_proxy() {
+    local pid
+    if [ "$1" = start ]; then
+        setsid /usr/local/bin/kube-proxy infinity > /run/kube-proxy.log 2>&1 < /dev/null &
+        echo $! > /run/kube-proxy.pid
+    elif [ -f /run/kube-proxy.pid ]; then
+        pid=$(cat /run/kube-proxy.pid)
+        kill "$pid"
+        while kill -0 "$pid" 2> /dev/null; do sleep 0.05; done
+        rm /run/kube-proxy.pid
+    fi
+}
+kubectl() {
+    command kubectl "$@"
+    case "$*" in
+    "label node "*" keelson.dev/proxy=host") kube_proxy stop ;;
+    "label node "*" keelson.dev/proxy-") kube_proxy start ;;
     esac
 }
 EOF
@@ -110,6 +134,8 @@ for phase in "upload-config all" "addon kube-proxy" kubelet-start; do
         exit 1
     fi
 done
+
+bash -c '. /run/prelude.sh; kube_proxy start'
 
 cd "$work/checkout"
 for block in "$work"/blocks/*.sh; do
