@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 shellcheck .ci/run packaging/*.sh packaging/package/*.sh scripts/*.sh tests/boot/*.sh tests/boot/node/*.sh tests/packages/*.sh tests/peers/*.sh \
-    tests/suites/tests/docs/*.sh tests/vm/*.sh tests/windows/*.sh
+    tests/suites/tests/docs/*.sh tests/systemd/*.sh tests/vm/*.sh tests/windows/*.sh
 unformatted=$(gofmt -l tests/peers)
 if [ -n "$unformatted" ]; then
     printf 'gofmt would change: %s\n' "$unformatted" >&2
