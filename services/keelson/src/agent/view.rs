@@ -40,7 +40,7 @@ use super::{
     heartbeats::Heartbeats,
     history,
     jobs::JobMetrics,
-    node_events::NodeFacts,
+    node_facts::NodeFacts,
 };
 
 /// Number of actors on the CRI path, which are the first ones: PullCoordinator and RuntimeClient.
@@ -283,7 +283,7 @@ impl AgentView for View {
             }
         }
         pb::GetVersionResponse {
-            version: crate::version::SHORT.into(),
+            version: crate::build_info::VERSION.into(),
             node_name: settings.agent.node_name.clone(),
             state_folder_id: self.0.parts.state_folder_id.clone(),
             started_unix_ms: self.0.started_unix_ms,

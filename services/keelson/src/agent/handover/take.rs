@@ -22,12 +22,11 @@ use tokio::{
 };
 
 use super::{
-    CRI, DEBUG, HANDOVER,
+    super::sockets::{CRI, DEBUG, TIMEOUT},
+    HANDOVER,
     wire::{self, Frame, VERSION},
 };
 
-/// Maximum wait for a running agent to be stopped, or to be cleaned up by the kernel after `kill -9`.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of one answer.
