@@ -156,7 +156,7 @@ impl Link {
     /// Tells the predecessor that connections are accepted here, then passes the ends of pulls that continue
     /// in the predecessor to the coordinator; returns when the predecessor has exited.
     pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
-        // A separate task: if it panics, the pulls must not wait for a process that nobody reads from any more.
+        // A separate task: if it panics, the pulls must not wait for a process that is not read from any more.
         let _ = actix::spawn(self.receive_ends(pulls.clone())).await;
         pulls.deliver(PullEvent::PredecessorGone);
     }

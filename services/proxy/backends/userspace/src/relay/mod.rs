@@ -288,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Whether a warning of this kind is due: the same trouble can come with every connection.
+    /// Whether a warning of this kind is due: the same error can occur with every connection.
     pub(crate) fn may_warn(&self, kind: &'static str) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
