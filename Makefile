@@ -138,7 +138,7 @@ fmt: ## format Rust and Go
 	$(CARGO) fmt --all
 	gofmt -w tests/peers
 
-lint: ## clippy, spelling, shellcheck, gofmt, go vet
+lint: ## clippy, spelling, shellcheck, module cycles, gofmt, go vet
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	@$(MAKE) --no-print-directory spelling
 	scripts/lint.sh

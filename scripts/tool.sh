@@ -57,7 +57,7 @@ if [ ! -x "$program" ]; then
     flock 9
     if [ ! -x "$program" ]; then
         say "building $tool $version (minutes)"
-        # What a run that was killed has left: nobody else builds while the lock is held.
+        # What a run that was killed has left: no other run builds while the lock is held.
         rm -rf "$tools/.$tool".??????
         work=$(mktemp -d "$tools/.$tool.XXXXXX")
         trap 'rm -rf "$work"' EXIT

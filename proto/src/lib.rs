@@ -91,10 +91,10 @@ pub const PULL_OPTIONS_HEADER: &str = "keelson-pull-options";
 /// The value of [`PULL_OPTIONS_HEADER`] for [`PULL_OPTION_ANNOTATION`].
 pub const PULL_OPTION_MAX_PARALLEL: &str = "max-parallel-image-pulls";
 
-/// A time in the form of the APIs: milliseconds since the Unix epoch; 0 before it.
+/// The time in the form of the APIs: milliseconds since the Unix epoch. 0 on a machine whose clock is before it.
 #[must_use]
-pub fn unix_ms(at: std::time::SystemTime) -> i64 {
-    let since = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+pub fn unix_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 

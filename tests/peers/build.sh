@@ -206,7 +206,7 @@ build() {
         exec 9>"$cache/.$name.lock"
         flock 9
         if [ ! -d "$target" ]; then
-            # What a run that was killed has left: nobody else builds while the lock is held.
+            # What a run that was killed has left: no other run builds while the lock is held.
             rm -rf "$cache/.$name".??????
             work=$(mktemp -d "$cache/.$name.XXXXXX")
             # shellcheck disable=SC2064 # the folder of this build, not of a later one

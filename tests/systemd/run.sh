@@ -122,7 +122,7 @@ code=0
 ( echo "$BASHPID" > "$group/cgroup.procs"
   exec 7>&- unshare --pid --fork --kill-child --mount --cgroup --ipc --uts --net \
       "${BASH_SOURCE[0]}" --inside "$work" "$program" "$PWD" "$@" ) < /dev/null || code=$?
-# The end of the pipe, once nobody writes to it.
+# The end of the pipe, once no process writes to it.
 exec 7>&-
 wait "$reader"
 exit "$code"

@@ -27,7 +27,7 @@ families! {
         pub events: Family<Resource, Counter>, "source_events", "Objects and deletions received from sources";
         pub objects: Family<Resource, Gauge>, "source_objects", "Objects received from sources and held in memory";
         pub synced: Family<Resource, Gauge>, "source_synced", "1 if the resource is synced";
-        pub computed: Counter, "services_worked_out", "Services computed, whether or not the result changed";
+        pub computed: Counter, "services_computed", "Services computed, whether or not the result changed";
         pub services: Gauge, "services", "Services served to clients";
         pub endpoints: Gauge, "endpoints", "Endpoints of the Services served to clients";
         pub rev: Gauge, "rev", "Revision served to clients (0: none)";
@@ -78,7 +78,7 @@ mod tests {
             "keelson_endpoints_source_events_total{resource=\"services\"} 2",
             "keelson_endpoints_source_objects{resource=\"services\"} 3",
             "keelson_endpoints_source_synced{resource=\"services\"} 1",
-            "keelson_endpoints_services_worked_out_total 0",
+            "keelson_endpoints_services_computed_total 0",
             "keelson_endpoints_services 0",
             "keelson_endpoints_endpoints 0",
             "keelson_endpoints_rev 0",

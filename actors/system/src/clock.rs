@@ -4,8 +4,9 @@
 //! clock. Out: [`Now`]. Decisions use only the monotonic part; the wall part is for display and for records that
 //! outlive the process.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+pub use keelson_proto::unix_ms;
 use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,10 +49,4 @@ impl Clock {
     pub fn instant(&self, mono: Duration) -> Instant {
         self.origin + mono
     }
-}
-
-/// 0 on a machine whose clock is before 1970.
-#[must_use]
-pub fn unix_ms() -> i64 {
-    keelson_proto::unix_ms(SystemTime::now())
 }

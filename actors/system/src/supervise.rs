@@ -89,10 +89,10 @@ macro_rules! supervised {
             #[allow(dead_code)] // Not every actor has such texts.
             pub(crate) fn note(&self, is_warning: bool, text: String) {
                 if is_warning {
-                    ::tracing::warn!(actor = stringify!($actor), "{text}");
+                    ::tracing::warn!(actor = stringify!($actor), reason = %text, "actor reports a problem");
                     self.recorder().error(text);
                 } else {
-                    ::tracing::info!(actor = stringify!($actor), "{text}");
+                    ::tracing::info!(actor = stringify!($actor), event = %text, "actor reports an event");
                     self.recorder().event(text);
                 }
             }
@@ -312,8 +312,8 @@ where
         // The context runs pending work when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(given_up)));
         if let Err(text) = restarted {
+            tracing::error!(actor = self.recorder.name(), reason = %text, "actor cannot be restarted and is disabled");
             let text = format!("cannot be restarted and is disabled: {text}");
-            tracing::error!(actor = self.recorder.name(), "{text}");
             self.recorder.error(text.clone());
             self.recorder.status(Status::Stopped, text);
         }
@@ -334,7 +334,7 @@ where
                 Ok(Poll::Ready(())) => {}
                 Err(payload) => {
                     let text = panic_text(&*payload);
-                    tracing::error!(actor = this.recorder.name(), "{text}");
+                    tracing::error!(actor = this.recorder.name(), reason = %text, "actor panicked; restarting it");
                     this.recorder.error(text);
                 }
             }

@@ -4,9 +4,10 @@
 
 use std::{error::Error as StdError, io, time::Duration};
 
+use keelson_proto::names::ServiceName;
 use tonic::{Code, Status};
 
-use crate::{ServiceName, Target};
+use crate::Target;
 
 /// An error of a consumer, of any kind.
 pub type BoxError = Box<dyn StdError + Send + Sync>;

@@ -79,7 +79,7 @@ function updateFault(item, fault) {
   text(item, `${place}: ${fault.reason}${instead}`);
 }
 
-// Red: what Services mean is not what is in effect, or nobody knows.
+// Red: the rules do not match the Services, or their status is not known.
 function toneOf(backend) {
   if (backend.silent || backend.state === "failing") return "bad";
   return backend.state === "synced" ? "good" : "busy";

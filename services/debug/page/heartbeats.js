@@ -4,7 +4,7 @@ import { attribute, byId, cell, empty, fact, make, moment, partOf, show, slot, s
 import { duration, plural, statusWord } from "./format.js";
 
 const BEAT_TONES = { healthy: "good", failing: "bad", pending: "busy" };
-// Which status of a condition is good news; of a type that is not named here nobody knows.
+// The healthy status of a condition. For other types it is not known.
 const GOOD = {
   Ready: "True",
   ImagePullsStalled: "False",

@@ -6,7 +6,9 @@
 //! wrong usage or settings, 70 the agent ended itself after a panic.
 
 mod agent;
+mod build_info;
 mod cli;
+mod debug_client;
 mod doctor;
 #[cfg(test)]
 mod documents_tests;
@@ -31,7 +33,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 /// pulls and continues them after a restart. It reports the node's Lease, status and conditions. It serves the
 /// Services and endpoints of this node to service proxies.
 #[derive(Debug, Parser)]
-#[command(name = "keelson", version = version::SHORT, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "keelson", version = build_info::VERSION, arg_required_else_help = true, max_term_width = 100)]
 #[command(
     after_help = "To start: `keelson agent` runs the agent; `keelson pulls --watch` shows image pulls as \
                   they change.\n\
@@ -60,7 +62,7 @@ enum Command {
     /// Show the Services and endpoints of this node as they change.
     Watch(cli::WatchArgs),
     /// Run the service proxy, or inspect a running one.
-    Proxy(proxy::ProxyArgs),
+    Proxy(cli::ProxyArgs),
     /// Show the state store of a running agent.
     State(cli::StateArgs),
     /// Check this node before the agent or the proxy is started, and after; change nothing.
@@ -121,7 +123,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Node(args) => run_request(cli::run_node(args)),
         Command::Endpoints(args) => run_request(cli::run_endpoints(args)),
         Command::Watch(args) => run_request(cli::run_watch(args)),
-        Command::Proxy(args) => proxy::run(args),
+        Command::Proxy(args) => cli::run_proxy(args),
         Command::Doctor(args) => run_request(cli::run_doctor(args)),
         Command::Attach(args) => run_request(cli::run_attach(args)),
         Command::Bypass(args) => cli::run_bypass(&args),

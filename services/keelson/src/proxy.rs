@@ -1,14 +1,13 @@
-//! `keelson proxy`: runs a backend, or inspects a running one.
+//! The service proxy: runs a backend, prints what it would program, or removes rules.
 //!
-//! Owns: its arguments, the evaluation of the settings, and the order of start and stop. In: settings and signals. Out:
+//! Owns: the list of backends, the evaluation of the settings, and the order of start and stop. In: settings and signals. Out:
 //! rules in the kernel, which stay when it ends; exit codes as of every command.
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
-use clap::{Args, Subcommand};
 use keelson_client::{Client, Options as Follow, Target};
-use keelson_config::{Format, ProxyBackend, Settings};
+use keelson_config::{Format, Loaded, ProxyBackend, Settings};
 use keelson_proxy::{
     backend::{Access, Driver, RuleOwner},
     leftovers::{self, Places, Removal},
@@ -18,6 +17,7 @@ use keelson_proxy::{
 use keelson_serve::unix::Bound;
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
@@ -28,9 +28,8 @@ use self::{
 };
 use crate::{
     agent::{logs, panics, raise_descriptors, systemd},
-    cli::{self, ProxyInspectCommand},
     memory,
-    settings::SettingsArgs,
+    output::{print, print_error},
 };
 
 mod choice;
@@ -60,149 +59,24 @@ pub(crate) fn backend_names() -> impl Iterator<Item = &'static str> {
     DRIVERS.iter().map(|(_, driver, _)| driver.info().name)
 }
 
-/// `keelson proxy`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    keelson proxy --backend nft                       run the service proxy on this node\n  \
-    keelson proxy --backend auto                      run it with the best backend of this node\n  \
-    keelson proxy --backend nft --dry-run             print the changes that it would make\n  \
-    keelson proxy --backend nft --print | nft -c -f - check the rules that it would program\n  \
-    keelson proxy state                               show sync status and what is wrong\n  \
-    keelson proxy explain 10.96.0.10:80               show which rules a packet matches\n  \
-    keelson proxy cleanup                             remove all rules of Keelson")]
-pub(crate) struct ProxyArgs {
-    #[command(subcommand)]
-    command: Option<ProxyCommand>,
-    #[command(flatten)]
-    run: RunArgs,
-    #[command(flatten)]
-    settings: SettingsArgs,
-}
-
-#[derive(Debug, Subcommand)]
-enum ProxyCommand {
-    #[command(flatten)]
-    Look(ProxyInspectCommand),
-    /// Remove all rules of Keelson from this node. Services stop working until a proxy programs them again.
-    Cleanup {
-        /// Remove the rules of a kube-proxy instead: nftables tables, iptables chains (nft and legacy), and the
-        /// virtual servers, IP sets and interface of mode ipvs.
-        #[arg(long)]
-        kube_proxy: bool,
-        /// Remove only the rules of this backend, for example beside a proxy with another one.
-        #[arg(long, value_name = "BACKEND", conflicts_with = "kube_proxy")]
-        backend: Option<String>,
-    },
-}
-
-/// Flags of a backend; each is short for a setting.
-#[derive(Debug, Args)]
-struct RunArgs {
-    /// Backend that programs the Services [default: proxy.backend].
-    #[arg(long, value_name = "BACKEND")]
-    backend: Option<String>,
-    /// Serve the Services with this value of the label service.kubernetes.io/service-proxy-name, beside another proxy
-    /// [default: proxy.service_proxy_name].
-    #[arg(long, value_name = "NAME")]
-    service_proxy_name: Option<String>,
-    /// Address of the agent's Endpoints API [default: proxy.target].
-    #[arg(long, value_name = "TARGET")]
-    target: Option<String>,
-    /// Addresses that serve node ports: comma-separated networks, or primary [default: proxy.nodeport_addresses].
-    #[arg(long, value_name = "CIDR,...")]
-    nodeport_addresses: Option<String>,
-    /// Networks of the cluster's pods, at most one per IP family [default: proxy.cluster_cidr].
-    #[arg(long, value_name = "CIDR,...")]
-    cluster_cidr: Option<String>,
-    /// Interfaces for which established connections to Services are offloaded to a flowtable: names, or prefixes with `*`
-    /// [default: proxy.flowtable_interfaces].
-    #[arg(long, value_name = "INTERFACE,...")]
-    flowtable_interfaces: Option<String>,
-    /// Print the full ruleset as text for the backend's programs (`nft -f`, `iptables-restore`) and exit, without
-    /// changing anything.
-    #[arg(long)]
-    print: bool,
-    /// Print the changes that would be made, one per line, and exit, without changing anything.
-    #[arg(long, conflicts_with = "print")]
-    dry_run: bool,
-}
-
-impl RunArgs {
-    /// The first flag that is set, to reject it where it has no effect.
-    fn first_flag(&self) -> Option<&'static str> {
-        [
-            ("--backend", self.backend.is_some()),
-            ("--service-proxy-name", self.service_proxy_name.is_some()),
-            ("--target", self.target.is_some()),
-            ("--nodeport-addresses", self.nodeport_addresses.is_some()),
-            ("--cluster-cidr", self.cluster_cidr.is_some()),
-            ("--flowtable-interfaces", self.flowtable_interfaces.is_some()),
-            ("--print", self.print),
-            ("--dry-run", self.dry_run),
-        ]
-        .into_iter()
-        .find_map(|(flag, is_set)| is_set.then_some(flag))
+/// Runs the backend of the settings until a signal ends it.
+pub(crate) fn run(loaded: Loaded, runtime: &Runtime) -> anyhow::Result<ExitCode> {
+    logs::start(&loaded.settings.agent)?;
+    for note in loaded.kube_proxy.iter().flatten() {
+        tracing::warn!(note, "field of the KubeProxyConfiguration has no effect");
     }
-
-    fn into_settings(self, mut settings: SettingsArgs) -> SettingsArgs {
-        for (key, value) in [
-            ("backend", self.backend),
-            ("service_proxy_name", self.service_proxy_name),
-            ("target", self.target),
-            ("nodeport_addresses", self.nodeport_addresses),
-            ("cluster_cidr", self.cluster_cidr),
-            ("flowtable_interfaces", self.flowtable_interfaces),
-        ] {
-            settings.sets.extend(value.map(|value| format!("proxy.{key}={value}")));
-        }
-        settings
-    }
+    raise_descriptors();
+    panics::end_the_process();
+    let settings = keelson_config::render_show(&loaded, Format::Json);
+    runtime.block_on(program(loaded.settings, &settings))
 }
 
-pub(crate) fn run(args: ProxyArgs) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if let (Some(_), Some(flag)) = (&args.command, args.run.first_flag()) {
-        cli::print_error(&format!(
-            "keelson: {flag} is only valid for running a proxy, not with a subcommand"
-        ));
-        return Ok(ExitCode::from(2));
-    }
-    match args.command {
-        Some(ProxyCommand::Look(look)) => runtime.block_on(cli::run_proxy_inspect(look, &args.settings)),
-        Some(ProxyCommand::Cleanup { kube_proxy, backend }) => clean_up(kube_proxy, backend.as_deref()),
-        None => {
-            let (print, dry_run) = (args.run.print, args.run.dry_run);
-            let loaded = match args.run.into_settings(args.settings).load_or_print_error() {
-                Ok(loaded) => loaded,
-                Err(code) => return Ok(code),
-            };
-            let notes = loaded.kube_proxy.iter().flatten();
-            match (print, dry_run) {
-                (false, false) => {
-                    logs::start(&loaded.settings.agent)?;
-                    for note in notes {
-                        tracing::warn!(note, "field of the KubeProxyConfiguration has no effect");
-                    }
-                    raise_descriptors();
-                    panics::end_the_process();
-                    let settings = keelson_config::render_show(&loaded, Format::Json);
-                    runtime.block_on(program(loaded.settings, &settings))
-                }
-                (print, _) => {
-                    notes.for_each(|note| cli::print_error(&format!("keelson: {note}")));
-                    runtime.block_on(preview(&loaded.settings, print))
-                }
-            }
-        }
-    }
-}
-
-/// `backend`: only the rules of this one.
-fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode> {
+/// Removes rules. `backend`: only those of this one.
+pub(crate) fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode> {
     let names: Vec<&str> = backend_names().collect();
     if let Some(unknown) = backend.filter(|backend| !names.contains(backend)) {
         let names = names.join(", ");
-        cli::print_error(&format!("keelson: no backend {unknown:?}; write one of {names}"));
+        print_error(&format!("keelson: no backend {unknown:?}; write one of {names}"));
         return Ok(ExitCode::from(2));
     }
     let owner = if kube_proxy { RuleOwner::KubeProxy } else { RuleOwner::Keelson };
@@ -214,16 +88,16 @@ fn clean_up(kube_proxy: bool, backend: Option<&str>) -> anyhow::Result<ExitCode>
         .filter(|driver| backend.is_none_or(|backend| driver.info().name == backend));
     remove_rules(chosen, owner, &mut removal);
     for what in &removal.removed {
-        cli::print(&format!("removed {what}"))?;
+        print(&format!("removed {what}"))?;
     }
     if removal.removed.is_empty() && removal.failed.is_empty() {
-        cli::print("nothing to remove")?;
+        print("nothing to remove")?;
     }
     for note in &removal.notes {
-        cli::print_error(&format!("keelson: {note}"));
+        print_error(&format!("keelson: {note}"));
     }
     for what in &removal.failed {
-        cli::print_error(&format!("keelson: cannot remove {what}"));
+        print_error(&format!("keelson: cannot remove {what}"));
     }
     Ok(if removal.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -238,32 +112,32 @@ fn remove_rules<'a>(drivers: impl Iterator<Item = &'a dyn Driver>, owner: RuleOw
     }
 }
 
-/// Computes the changes for the latest state.
-async fn preview(settings: &Settings, print: bool) -> anyhow::Result<ExitCode> {
+/// Computes the changes for the latest state, or the whole ruleset `as_text`, and prints them.
+pub(crate) async fn preview(settings: &Settings, as_text: bool) -> anyhow::Result<ExitCode> {
     let target = target(settings)?;
-    cli::print_error(&format!("keelson: reading the full state from {target}"));
+    print_error(&format!("keelson: reading the full state from {target}"));
     let service_proxy_name = options::service_proxy_name(settings);
     let mut client = Client::new(Follow { target, service_proxy_name, ..Follow::default() });
     client.cancel_on_signals()?;
-    client.on_error(|report| cli::print_error(&format!("keelson: waiting for the agent: {}", report.error)));
+    client.on_error(|report| print_error(&format!("keelson: waiting for the agent: {}", report.error)));
     let Some(state) = client.next().await else { return Ok(ExitCode::FAILURE) };
     let Selected { driver, backend, .. } = choice::select(settings, Access::Compare)?;
     let options = options(settings, backend)?;
     let backend = match driver.open(&options, Access::Compare) {
         // Without the capability to read the kernel, the text is the same as on a node without rules.
-        Err(_) if print => driver.open(&options, Access::Print),
+        Err(_) if as_text => driver.open(&options, Access::Print),
         opened => opened,
     };
     let mut preview = Preview::new(backend?, options, &state)?;
-    if print {
+    if as_text {
         let mut text = String::new();
         preview.print(&mut text).context("cannot print the ruleset")?;
-        cli::print(text.trim_end())?;
+        print(text.trim_end())?;
     } else {
         let lines = preview.changes()?;
         match lines.is_empty() {
-            true => cli::print("no changes")?,
-            false => cli::print(&lines.join("\n"))?,
+            true => print("no changes")?,
+            false => print(&lines.join("\n"))?,
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -273,7 +147,7 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let Selected { driver, backend, choice } = choice::select(&settings, Access::Program)?;
     let info = driver.info();
     tracing::info!(
-        version = crate::version::SHORT,
+        version = crate::build_info::VERSION,
         backend = info.name,
         requires = info.requirements,
         "proxy started"

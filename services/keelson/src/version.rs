@@ -10,13 +10,11 @@ use keelson_config::Gate;
 use serde::Serialize;
 
 use crate::{
+    build_info,
     cli::Output,
     output::{json, print},
     proxy,
 };
-
-/// Version of the program, for `--version`.
-pub(crate) const SHORT: &str = env!("KEELSON_BUILD_VERSION");
 
 /// Show the version, commit, compiler and parts of this program.
 #[derive(Debug, Args)]
@@ -66,7 +64,7 @@ impl Build {
             GateDefault { name: spec.name, stage: spec.stage.to_string(), default: spec.stage.default_on() }
         });
         Self {
-            version: SHORT,
+            version: build_info::VERSION,
             commit: Some(env!("KEELSON_BUILD_COMMIT")).filter(|commit| !commit.is_empty()),
             target: env!("KEELSON_BUILD_TARGET"),
             compiler: env!("KEELSON_BUILD_COMPILER"),

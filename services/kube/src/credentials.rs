@@ -113,11 +113,6 @@ impl LinkKeeper {
         *held = held.as_ref().map(HeldLink::next);
     }
 
-    /// Why the last read of the source failed.
-    pub(crate) fn last_error(&self) -> Option<String> {
-        self.memory().last_error.clone()
-    }
-
     /// The server's URL; the source while the URL is not known.
     pub(crate) fn server(&self) -> String {
         self.held().as_ref().map_or_else(|| self.source.to_string(), |held| held.link.server())

@@ -141,12 +141,6 @@ impl ApiServer {
         }
     }
 
-    /// Why the last read of the credentials failed. With earlier valid ones, requests continue.
-    #[must_use]
-    pub fn last_credentials_error(&self) -> Option<String> {
-        self.keeper.last_error()
-    }
-
     /// The server's URL without userinfo; the source while the URL is not known.
     #[must_use]
     pub fn url(&self) -> String {

@@ -32,7 +32,7 @@ pub const USER_AGENT: &str = concat!("keelson/", env!("CARGO_PKG_VERSION"));
 /// Connections that are unused for this long are closed, unless HTTP/2's PINGs keep them; as in Go's client.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Timeout of opening one connection: a list or a watch that may wait for a minute for its answer must not wait as long
-/// for an address at which nobody answers.
+/// for an address that does not answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of unanswered TCP probes before the connection is closed.
 const TCP_PROBES: u32 = 3;

@@ -1,4 +1,4 @@
-// The page. In: the events of /debug/events, and /debug/explain when somebody asks. Out: what is shown. Nothing is kept.
+// The page. In: the events of /debug/events, and /debug/explain at the user's request. Out: what is shown. Nothing is kept.
 
 import { attribute, byId, empty, fact, make, moment, partOf, show, slot, sync, text } from "./dom.js";
 import { explanationOf } from "./explanation.js";

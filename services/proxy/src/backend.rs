@@ -3,9 +3,10 @@
 //! Owns: [`Backend`], [`Driver`], [`Observer`] and the values that pass between them and the proxy. In and out: declarations,
 //! and [`Snapshots`].
 //!
-//! The proxy (this crate) follows the agent, paces and retries syncs, runs the servers and reports; it names no
-//! backend. A backend is a crate of its own below `services/proxy/backends/`, which depends on this one; the binary
-//! chooses the [`Driver`].
+//! The proxy (this crate) follows the agent, paces and retries syncs, runs the servers and reports. A backend is a crate of
+//! its own below `services/proxy/backends/`, which depends on this one; the binary chooses the [`Driver`]. This crate
+//! calls a backend by these traits alone. It knows single backends only by their settings ([`crate::options`]) and by
+//! rules that other programs leave ([`crate::leftovers`]).
 //!
 //! # Contract
 //!

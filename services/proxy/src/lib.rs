@@ -23,6 +23,8 @@ pub mod leftovers;
 #[cfg(unix)]
 mod metrics;
 pub mod model;
+#[cfg(unix)]
+pub mod netlink;
 pub mod options;
 mod pace;
 #[cfg(unix)]

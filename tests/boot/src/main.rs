@@ -1,11 +1,10 @@
-//! `make boot-check`: installs the packages on a Debian with systemd that boots in a virtual machine, and does to it what happens to
-//! nodes.
+//! `make boot-check`: installs, upgrades, breaks and removes the packages on a Debian with systemd that boots in a virtual machine.
 //!
 //! Owns: the order of the cases. In: packages of this version and of a former one. Out: a table of what was seen, and exit code 1
 //! if a case failed.
 //!
-//! The cases are one story of one node ([`cases`]): each begins with what the one before left, so the first that fails ends the
-//! run. [`vm`] is the machine, [`guest`] runs commands in it, [`node`] is what the cases ask of the node.
+//! The cases run in order on one node ([`cases`]): each begins with the state that the one before left, so the first that fails
+//! ends the run. [`vm`] is the machine, [`guest`] runs commands in it, [`node`] is what the cases ask of the node.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 

@@ -72,7 +72,7 @@ impl Node {
             .context("three pulls do not run")
     }
 
-    /// Lets the registry send, and returns when every pull has ended well.
+    /// Lets the registry send, and returns when all pulls have succeeded.
     pub(crate) fn finish_pulls(&self) -> Result<()> {
         self.bash("touch /run/registry/open")?;
         self.vm.wait_for("[ $(systemctl is-active pulls) != active ]")?;

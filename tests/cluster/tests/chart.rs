@@ -255,7 +255,7 @@ async fn an_api_server_accepts_every_object() -> Result<()> {
     Ok(())
 }
 
-/// Capabilities and folders of the backend ebpf are those that docs/ebpf.md names, and nobody else has them.
+/// Capabilities and folders of the backend ebpf are those that docs/ebpf.md names, and no other container has them.
 #[test]
 fn only_ebpf_has_the_rights_of_ebpf() -> Result<()> {
     const USUAL: &[&str] = &["NET_ADMIN"];
@@ -285,7 +285,7 @@ fn only_ebpf_has_the_rights_of_ebpf() -> Result<()> {
     Ok(())
 }
 
-/// What a cluster has to name is refused as long as nobody has.
+/// A setting that each cluster has to make is refused while it is missing.
 #[test]
 fn the_proxys_base_does_not_guess_the_pod_networks() -> Result<()> {
     let objects = documents(&fs::read_to_string(packaging("kustomize/proxy/proxy.yaml"))?)?;

@@ -33,7 +33,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// One that is never started here: somebody else runs it.
+    /// One that is never started here: another process runs it.
     pub fn outside(name: &str) -> Self {
         let (path, log) = (PathBuf::from(name), PathBuf::from("/dev/null"));
         Self { name: name.to_owned(), path, args: Vec::new(), env: Vec::new(), log }
@@ -79,7 +79,7 @@ fn spawn(command: Command) -> io::Result<Child> {
         let (jobs, queue) = mpsc::channel::<Job>();
         std::thread::spawn(move || {
             for (mut command, answer) in queue {
-                // Nobody receives the result only if the caller has panicked meanwhile.
+                // The receiver is gone only if the caller has panicked meanwhile.
                 let _ = answer.send(command.spawn());
             }
         });

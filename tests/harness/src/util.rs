@@ -13,6 +13,7 @@ use std::env;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -96,7 +97,7 @@ const PORTS: Range<u16> = 10_000..30_000;
 /// the other suites, which run at the same time.
 pub fn free_port() -> Result<u16> {
     static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
-    let folder = std::env::temp_dir().join("keelson-ports");
+    let folder = ports_folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for _ in 0..100 {
         let port = rand::rng().random_range(PORTS);
@@ -109,6 +110,16 @@ pub fn free_port() -> Result<u16> {
         return Ok(port);
     }
     bail!("found no free port on loopback in 100 tries")
+}
+
+/// Users cannot open the files of each other.
+fn ports_folder() -> PathBuf {
+    let user = nix::unistd::geteuid();
+    std::env::temp_dir().join(if user.is_root() {
+        "keelson-ports".to_owned()
+    } else {
+        format!("keelson-ports-{user}")
+    })
 }
 
 /// Prints its seed, which `KEELSON_SEED` sets.
@@ -192,7 +203,7 @@ mod tests {
         let distinct: std::collections::HashSet<_> = ports.iter().collect();
         assert_eq!(distinct.len(), ports.len());
         // What another process would find.
-        let file = File::create(std::env::temp_dir().join("keelson-ports").join(ports[0].to_string()))?;
+        let file = File::create(ports_folder().join(ports[0].to_string()))?;
         assert!(matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)));
         Ok(())
     }

@@ -1,3 +1,5 @@
+//! The agent under test, and faults of its process and disk.
+//!
 //! Owns: the agent under test and the disk of its state. In: faults. Out: its present process, windows in the timeline, and a
 //! violation if it does not start.
 

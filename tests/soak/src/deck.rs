@@ -1,3 +1,5 @@
+//! Random choices that a seed repeats.
+//!
 //! Owns: random choices. In: a seed and the name of the chooser. Out: the same choices for the same seed.
 
 use rand::rngs::SmallRng;

@@ -1,4 +1,6 @@
-//! Owns: the wish to end before the time. In: SIGINT and SIGTERM. Out: a run that ends its phase, checks everything once more, writes
+//! The request to stop early.
+//!
+//! Owns: [`Interrupt`]. In: SIGINT and SIGTERM. Out: a run that ends its phase, checks everything once more, writes
 //! its report and removes what it made.
 
 use anyhow::{Context as _, Result};

@@ -1,4 +1,6 @@
-//! Owns: the schedule of faults. In: a seed, and what injects a fault. Out: faults in lanes, so that a process may die while a disk
+//! The schedule of faults.
+//!
+//! Owns: lanes of faults. In: a seed, and what injects a fault. Out: faults in lanes, so that a process may die while a disk
 //! is full.
 //!
 //! In a lane one fault follows the other, every fault once before one is repeated. Each is undone before its lane continues or

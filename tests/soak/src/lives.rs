@@ -1,4 +1,6 @@
-//! Owns: what processes use, over time. In: samples of a process. Out: each of its lives, series in the timeline, and violations if
+//! Resource usage of processes over time.
+//!
+//! Owns: the samples of each process. In: samples of a process. Out: each of its lives, series in the timeline, and violations if
 //! a life grows.
 
 use crate::timeline::Timeline;

@@ -76,7 +76,7 @@ def main():
     options = [
         ("grpc.max_receive_message_length", 16 << 20),
         # How long to wait between attempts; how long one may take stays as it is, for while this program sleeps
-        # nobody goes on with it.
+        # the attempt does not continue.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 300),
     ]

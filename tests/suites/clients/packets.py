@@ -84,7 +84,7 @@ class Link:
         self.hops = {}
 
     def hop(self, address):
-        """The hardware address of the next hop. Raises if nobody answers for it."""
+        """The hardware address of the next hop. Raises if no host answers for it."""
         if address in self.hops:
             return self.hops[address]
         found = json.loads(subprocess.check_output(["ip", "-j", "route", "get", address]))[0]

@@ -254,9 +254,8 @@ impl LeaseRenewer {
     }
 
     fn unread(&self, error: &str) -> Option<LeaseRecord> {
-        let text = format!("cannot read the identity of the Lease; treating it as new: {error}");
-        tracing::error!(actor = "LeaseRenewer", "{text}");
-        self.recorder().error(text);
+        tracing::error!(actor = "LeaseRenewer", %error, "cannot read the identity of the Lease; treating it as new");
+        self.recorder().error(format!("cannot read the identity of the Lease; treating it as new: {error}"));
         None
     }
 }

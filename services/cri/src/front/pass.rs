@@ -32,7 +32,7 @@ const START_UP_BODY: usize = 64 * 1024;
 const FIRST_BODY_BYTES: usize = 16 * 1024;
 
 pub(super) enum CallError {
-    /// The client is gone: there is nobody to answer.
+    /// The client is gone, so there is no answer.
     Client,
     Reset(Reason),
     Runtime(String),

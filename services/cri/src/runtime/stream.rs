@@ -33,7 +33,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // Stored if nobody waits at this moment.
+        // Stored if no task waits at this moment.
         self.closed.notify_one();
     }
 }

@@ -112,7 +112,7 @@ fn a_front_answers_pings_without_a_runtime_and_a_stuck_one_does_not() {
         let absent = agent.socket.with_extension("absent");
         assert!(matches!(ping(&absent).await, Err(PingError::Connect(_))));
         let stuck = agent.socket.with_extension("stuck");
-        // Its backlog accepts the connection, and nobody serves it.
+        // Its backlog accepts the connection, and no process serves it.
         let _listener = std::os::unix::net::UnixListener::bind(&stuck).expect("binds");
         assert!(timeout(Duration::from_secs(5), ping(&stuck)).await.is_err());
     });

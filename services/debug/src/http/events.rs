@@ -5,8 +5,6 @@
 //! sent after the first `state` and then only when it has changed; it holds no Services, which `/debug/endpoints`
 //! lists. In: the view and its changes. Out: a stream that ends when the agent stops.
 
-use std::time::SystemTime;
-
 use axum::{
     extract::State,
     response::{Response, sse::Event},
@@ -48,7 +46,7 @@ impl Now {
             with_timeout(view.actors())
         );
         Self {
-            now_unix_ms: unix_ms(SystemTime::now()),
+            now_unix_ms: unix_ms(),
             version: version.ok(),
             pulls_error: why_not(&pulls),
             pulls: pulls.ok(),

@@ -380,7 +380,7 @@ impl Folder {
             let fault = (file, line, reason);
             if !self.logged.contains(&fault) {
                 let (file, line, reason) = &fault;
-                warn!(folder = %self.path.display(), %file, line, earlier_in_use, "invalid manifest: {reason}");
+                warn!(folder = %self.path.display(), %file, line, %reason, earlier_in_use, "invalid manifest");
             }
             now.insert(fault);
         }

@@ -297,7 +297,7 @@ impl Running {
             Err(reason) => {
                 let since_unix_ms = match &self.health {
                     JobHealth::Failing { since_unix_ms, .. } => *since_unix_ms,
-                    JobHealth::Pending | JobHealth::Healthy => unix_ms(SystemTime::now()),
+                    JobHealth::Pending | JobHealth::Healthy => unix_ms(),
                 };
                 self.health = JobHealth::Failing { reason, since_unix_ms, refused: false };
             }
@@ -306,7 +306,9 @@ impl Running {
             return;
         }
         match &self.health {
-            JobHealth::Failing { reason, .. } => warn!("{reason}; the last known manifests stay in use"),
+            JobHealth::Failing { reason, .. } => {
+                warn!(%reason, "cannot read the manifests; the last known ones stay in use");
+            }
             JobHealth::Healthy => info!(folder = %self.watch.path.display(), "manifests read"),
             JobHealth::Pending => {}
         }

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use keelson_endpoint_publisher::EndpointsFeed;
@@ -52,7 +52,7 @@ impl Backends {
 
     /// `peer`: the process that sent the report, in this PID namespace.
     pub(super) fn take(&self, mut report: Backend, peer: Option<u32>) -> Result<(), TooMany> {
-        report.seen_unix_ms = unix_ms(SystemTime::now());
+        report.seen_unix_ms = unix_ms();
         // The reported pid is valid here only if it equals that of the peer: a backend in a container has another PID
         // namespace.
         let known_here = peer == Some(report.pid);

@@ -50,10 +50,10 @@ impl EndpointsThread {
             match listeners.into_iter().map(DetachedListener::attach).collect::<io::Result<Vec<_>>>() {
                 Ok(listeners) => {
                     if let Err(error) = server.serve(listeners, stopped.cancelled_owned()).await {
-                        tracing::error!(%error, "the Endpoints API");
+                        tracing::error!(%error, "Endpoints API failed");
                     }
                 }
-                Err(error) => tracing::error!(%error, "a listener of the Endpoints API"),
+                Err(error) => tracing::error!(%error, "cannot listen for the Endpoints API"),
             }
         };
         std::thread::Builder::new()

@@ -9,7 +9,6 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
 };
 
 use keelson_endpoint_publisher::{EndpointsFeed, Published};
@@ -95,7 +94,7 @@ impl Watchers {
         let call = Arc::new(Call {
             peer,
             api,
-            since_unix_ms: unix_ms(SystemTime::now()),
+            since_unix_ms: unix_ms(),
             at: Mutex::new(at),
             items: AtomicU64::new(0),
             bytes: AtomicU64::new(0),

@@ -6,8 +6,6 @@ use keelson_debug::AgentView;
 use keelson_proto::debug as pb;
 use keelson_serve::history::{Kind, Series, Unit};
 
-use super::view::View;
-
 pub(super) const SERIES: &[Series] = &[
     Series { name: "queued", title: "Queued pulls", unit: Unit::Count, kind: Kind::Gauge },
     Series { name: "running", title: "Running pulls", unit: Unit::Count, kind: Kind::Gauge },
@@ -16,7 +14,7 @@ pub(super) const SERIES: &[Series] = &[
 ];
 
 /// The values of a sample. An actor that does not answer leaves a gap.
-pub(super) async fn read(view: View) -> Vec<Option<f64>> {
+pub(super) async fn read(view: impl AgentView) -> Vec<Option<f64>> {
     let (pulls, endpoints) = tokio::join!(view.pulls(0), view.endpoints("", 0));
     let pulls = pulls.ok();
     let of = |value: fn(&pb::PullList) -> f64| pulls.as_ref().map(value);

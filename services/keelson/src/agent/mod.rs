@@ -23,6 +23,7 @@ mod history;
 mod jobs;
 pub(crate) mod logs;
 mod node_events;
+mod node_facts;
 pub(crate) mod panics;
 mod pulls;
 mod reload;
@@ -105,7 +106,7 @@ async fn agent(
     systemd_handover: bool,
 ) -> anyhow::Result<ExitCode> {
     let settings = loaded.settings.clone();
-    tracing::info!(version = crate::version::SHORT, node = settings.agent.node_name, "agent starting");
+    tracing::info!(version = crate::build_info::VERSION, node = settings.agent.node_name, "agent starting");
     reload::log_warnings(&settings);
     crate::memory::release_free_memory();
     let mut signals = Signals::new()?;

@@ -10,16 +10,21 @@ use std::{
     },
     path::PathBuf,
     rc::Rc,
+    time::Duration,
 };
 
 use anyhow::Context as _;
 use keelson_config::{Settings, SocketMode, SocketSpec};
 use keelson_serve::unix::{Bound, SocketFile};
 
-use super::{
-    handover::{self, take::TIMEOUT},
-    systemd::PassedSockets,
-};
+use super::systemd::PassedSockets;
+
+/// Names of the sockets that a successor gets.
+pub(super) const CRI: &str = "cri";
+pub(super) const DEBUG: &str = "debug";
+
+/// Maximum wait for a running agent to be stopped, or to be cleaned up by the kernel after `kill -9`.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Listeners {
     pub(super) cri: tokio::net::UnixListener,
@@ -42,14 +47,14 @@ pub(super) async fn bind(
     let (cri, file) = cri.into_parts();
     let mut sockets = Sockets { files: vec![file], handed: Vec::new() };
     let socket = cri.as_fd().try_clone_to_owned().context("cannot duplicate the CRI listener")?;
-    sockets.handed.push((handover::CRI, socket));
+    sockets.handed.push((CRI, socket));
     let debug = match debug {
         Some(bound) => {
             let (listener, file) = bound.into_parts();
             sockets.files.push(file);
             let socket =
                 listener.as_fd().try_clone_to_owned().context("cannot duplicate the debug listener")?;
-            sockets.handed.push((handover::DEBUG, socket));
+            sockets.handed.push((DEBUG, socket));
             Some(Rc::new(listener.into_std().context("cannot use the debug listener")?))
         }
         None => None,

@@ -40,7 +40,7 @@ use super::{
     heartbeats::Heartbeats,
     history,
     jobs::JobMetrics,
-    node_events::NodeFacts,
+    node_facts::NodeFacts,
 };
 
 /// Number of actors on the CRI path, which are the first ones: PullCoordinator and RuntimeClient.
@@ -283,7 +283,7 @@ impl AgentView for View {
             }
         }
         pb::GetVersionResponse {
-            version: crate::version::SHORT.into(),
+            version: crate::build_info::VERSION.into(),
             node_name: settings.agent.node_name.clone(),
             state_folder_id: self.0.parts.state_folder_id.clone(),
             started_unix_ms: self.0.started_unix_ms,
@@ -353,7 +353,7 @@ impl AgentView for View {
                 "invalid limit {limit}: use 1 to {MAX_LIMIT}, or 0 for no limit"
             )));
         }
-        /// A disk that hangs keeps nobody waiting for longer: the limit is in force, and is stored when the disk answers.
+        /// A caller does not wait longer for a disk that hangs: the limit is in effect, and is stored when the disk answers.
         const STORED_WITHIN: Duration = Duration::from_secs(2);
         let (stored, is_stored) = oneshot::channel();
         let set = ask_with_timeout(self.0.parts.pulls.ask(SetLimit { limit, stored })).await?;

@@ -149,7 +149,7 @@ pub(crate) fn run_bypass(args: &BypassArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Also of files that were not changed: values of before are nobody's later.
+/// Also of files that were not changed: the former values are not needed later.
 fn remove_copies(kubelet: &Kubelet) -> anyhow::Result<()> {
     for source in kubelet.sources.iter().filter(|source| source.saved.is_some()) {
         let copy = files::saved(&source.path);

@@ -9,12 +9,12 @@ use crate::cli::format::one_line;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
-    /// Nothing is wrong, as far as it can be seen.
+    /// No problem was found.
     Healthy,
-    /// It takes its course.
+    /// A change is in progress.
     Pending,
     Failing,
-    /// What is needed for a verdict could not be had.
+    /// Facts that the verdict needs are not available.
     Unknown,
 }
 

@@ -3,7 +3,7 @@
 //! Owns: [`attach`] and [`bypass`]. In: a [`Kubelet`], the agent's sockets. Out: [`Plan`]s of edits; no I/O.
 //!
 //! `attach` gives the kubelet the agent's image endpoint, and turns its own queue off, which would hide pulls. `bypass`
-//! restores what the copies of `attach` have. A key that somebody changed since then keeps its value.
+//! restores what the copies of `attach` have. A key that was changed since then keeps its value.
 
 use std::path::{Path, PathBuf};
 

@@ -169,7 +169,7 @@ fn o6_after_kubeadm_has_rewritten_the_file() {
     assert_eq!(node.sources[0].text, file("registryPullQPS: 9\n"));
 }
 
-/// A value that somebody has set since then is theirs.
+/// A value that an administrator has set since then stays.
 #[test]
 fn keys_that_were_changed_since_then_stay() {
     let mut node = attached(&kubelet(vec![source(

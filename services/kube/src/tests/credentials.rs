@@ -49,7 +49,8 @@ async fn a_rotated_token_file_is_read_again() {
     let mut server = Server::plain().await;
     let directory = tempfile::tempdir().unwrap();
     let token = put(directory.path(), "token", "first\n");
-    let api = api(ExplicitSource { token_file: Some(token), ..server.source() });
+    let source = ExplicitSource { token_file: Some(token), ..server.source() };
+    let (api, credentials) = observed(ClusterSource::Explicit(source));
     assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer first");
 
     put(directory.path(), "token", "second");
@@ -60,7 +61,7 @@ async fn a_rotated_token_file_is_read_again() {
     put(directory.path(), "token", "");
     check_interval_passes().await;
     assert_eq!(renew(&mut server, &api).await.header("authorization"), "Bearer second");
-    assert!(api.last_credentials_error().unwrap().contains("no token"));
+    assert!(credentials.in_use().error.unwrap().contains("no token"));
 }
 
 #[tokio::test]
@@ -90,29 +91,29 @@ async fn a_renewed_certificate_is_used_and_a_half_written_one_is_not() {
         client_key_file: Some(put(directory.path(), "c.key", &first.key)),
         ..ExplicitSource::default()
     };
-    let api = api(source);
+    let (api, credentials) = observed(ClusterSource::Explicit(source));
     let mut uses = async |identity: &Identity| {
         assert_eq!(renew(&mut server, &api).await.client, Some(identity.der()));
     };
     uses(&first).await;
-    assert_eq!(api.last_credentials_error(), None);
+    assert_eq!(credentials.in_use().error, None);
 
     put(directory.path(), "c.crt", &second.certificate);
     check_interval_passes().await;
     uses(&first).await;
-    let error = api.last_credentials_error().unwrap();
+    let error = credentials.in_use().error.unwrap();
     assert!(error.contains("do not match"), "{error}");
 
     put(directory.path(), "c.key", &second.key[..second.key.len() / 2]);
     check_interval_passes().await;
     uses(&first).await;
-    let error = api.last_credentials_error().unwrap();
+    let error = credentials.in_use().error.unwrap();
     assert!(!error.contains(&second.key[40..60]), "{error}");
 
     put(directory.path(), "c.key", &second.key);
     check_interval_passes().await;
     uses(&second).await;
-    assert_eq!(api.last_credentials_error(), None);
+    assert_eq!(credentials.in_use().error, None);
 }
 
 #[tokio::test]
@@ -209,11 +210,11 @@ async fn errors_do_not_repeat_what_was_read() {
         (String::new(), "current-context"),
     ] {
         let path = put(directory.path(), "config", &text);
-        let api = kubeconfig(&path, None);
+        let (api, credentials) = observed(ClusterSource::Kubeconfig { path, context: None });
         let err = api.renew_lease(renewal()).await.unwrap_err();
         assert_eq!(err.kind, ApiErrorKind::Credentials, "{err}");
         assert!(err.reason.contains(said), "wanted {said}: {err}");
-        for shown in [format!("{err} {err:?}"), format!("{api:?}"), api.last_credentials_error().unwrap()] {
+        for shown in [format!("{err} {err:?}"), format!("{api:?}"), credentials.in_use().error.unwrap()] {
             assert!(!shown.contains("hush"), "{shown}");
         }
     }
@@ -269,7 +270,7 @@ async fn e4_the_kubelets_certificate_is_followed_through_its_link() {
             swap(name, &second);
             check_interval_passes().await;
         }
-        assert_eq!(api.last_credentials_error(), None);
+        assert_eq!(credentials.in_use().error, None);
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) trait ApiObject: Message + Default + 'static {
 
     fn metadata(&mut self) -> &mut Option<ObjectMeta>;
 
-    /// Drops fields that nobody reads, right after decoding.
+    /// Drops unused fields, right after decoding.
     fn reduce(&mut self);
 }
 

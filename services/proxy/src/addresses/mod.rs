@@ -19,7 +19,7 @@ use std::io;
 use std::net::IpAddr;
 
 pub use interfaces::{Interface, InterfacePattern, matching};
-pub use setting::{Match, NodePortAddresses, SettingError, node_port_addresses};
+pub use setting::{Match, NodePortAddresses, node_port_addresses};
 #[cfg(unix)]
 pub use watch::{AddressWatch, WatchScope, watch};
 

@@ -3,13 +3,11 @@
 //! Owns: the setting `proxy.nodeport_addresses` and its meaning (kube-proxy's `--nodeport-addresses`). In: the setting, the
 //! node's IPs, the addresses of its interfaces. Out: [`Match`], a function of these.
 
-use std::{net::IpAddr, str::FromStr as _};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::model::Family;
-
-const PRIMARY: &str = "primary";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortAddresses {
@@ -17,46 +15,6 @@ pub enum NodePortAddresses {
     Primary,
     /// Networks of both families; empty: every address.
     Cidrs(Vec<IpNet>),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SettingError {
-    #[error(
-        "nodeport_addresses: {value:?} is neither a network such as 192.0.2.0/24 nor \"primary\"{}",
-        hint(value)
-    )]
-    NotANetwork { value: String },
-    #[error("nodeport_addresses: \"primary\" cannot be combined with networks; set one or the other")]
-    PrimaryBesideNetworks,
-}
-
-/// The usual mistake is an address without a prefix length.
-fn hint(value: &str) -> String {
-    match value.parse::<IpAddr>() {
-        Ok(address) => format!("; for one address write {}", IpNet::from(address)),
-        Err(_) => String::new(),
-    }
-}
-
-impl NodePortAddresses {
-    /// Parses the setting. `unset` is the meaning of an empty list, which depends on the backend (nftables:
-    /// [`Self::Primary`]; iptables and ipvs: no networks, so every address).
-    pub fn parse<S: AsRef<str>>(values: &[S], unset: Self) -> Result<Self, SettingError> {
-        match values {
-            [] => Ok(unset),
-            [only] if only.as_ref() == PRIMARY => Ok(Self::Primary),
-            _ => {
-                values.iter().map(|value| network(value.as_ref())).collect::<Result<_, _>>().map(Self::Cidrs)
-            }
-        }
-    }
-}
-
-fn network(value: &str) -> Result<IpNet, SettingError> {
-    if value == PRIMARY {
-        return Err(SettingError::PrimaryBesideNetworks);
-    }
-    IpNet::from_str(value.trim()).map_err(|_| SettingError::NotANetwork { value: value.to_owned() })
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,25 +1,15 @@
 //! Netlink requests to remove leftovers of the mode ipvs.
 //!
-//! Owns: messages of three kinds of netlink, each of a few bytes, which `netlink-packet-*` does not have. In: names.
-//! Out: the kernel's answer.
+//! Owns: the content of requests to three kinds of netlink. In: names. Out: the kernel's answer.
 
 use std::io;
 
-use netlink_sys::{
-    Socket, SocketAddr,
-    protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE},
+use super::{OUR_SERVERS, OUR_SERVERS_MASK};
+use crate::netlink::{
+    Attributes, Connection, NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Request, attributes,
 };
 
-use super::{OUR_SERVERS, OUR_SERVERS_MASK};
-
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
 const NLM_F_EXCL: u16 = 0x200;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const HEADER: usize = 16;
-const RECEIVE_BYTES: usize = 64 * 1024;
 
 /// Of a message of generic netlink, before its attributes.
 const GENERIC_HEADER: usize = 4;
@@ -36,16 +26,20 @@ pub(super) fn delete_virtual_servers() -> io::Result<usize> {
     /// `IPVS_CMD_DEL_SERVICE`, `IPVS_CMD_GET_SERVICE` (linux/ip_vs.h).
     const DELETE: u8 = 3;
     const GET: u8 = 4;
-    let generic = |command: u8| vec![command, 1, 0, 0];
-    let mut question = generic(GET_FAMILY);
-    question.extend(attribute(FAMILY_NAME, b"IPVS\0"));
-    let answer = request(NETLINK_GENERIC, CONTROL, 0, &question)?;
+    let generic = |command: u8| [command, 1, 0, 0];
+    let mut connection = Connection::open(NETLINK_GENERIC)?;
+    let question = Attributes::after(&generic(GET_FAMILY)).text(FAMILY_NAME, "IPVS");
+    let answer = connection.get(&Request { kind: CONTROL, flags: 0, body: question.into_bytes() })?;
     let id = find(answer.get(GENERIC_HEADER..).unwrap_or_default(), FAMILY_ID)
         .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
         .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
-    let others = virtual_servers_of_others(&request(NETLINK_GENERIC, id, NLM_F_DUMP, &generic(GET))?);
+    let mut listed = Vec::new();
+    let list = Request { kind: id, flags: 0, body: generic(GET).to_vec() };
+    connection.dump(&list, |message| listed.extend_from_slice(message))?;
+    let others = virtual_servers_of_others(&listed);
     for server in &others {
-        request(NETLINK_GENERIC, id, 0, &[generic(DELETE), attribute(SERVICE, server)].concat())?;
+        let body = Attributes::after(&generic(DELETE)).bytes(SERVICE, server).into_bytes();
+        connection.get(&Request { kind: id, flags: 0, body })?;
     }
     Ok(others.len())
 }
@@ -77,9 +71,8 @@ pub(super) fn delete_interface(name: &str) -> io::Result<()> {
     const DELETE_LINK: u16 = 17;
     const NAME: u16 = 3;
     // ifinfomsg: by name, not by index.
-    let mut message = vec![0; 16];
-    message.extend(attribute(NAME, &terminated(name)));
-    request(NETLINK_ROUTE, DELETE_LINK, 0, &message).map(drop)
+    let body = Attributes::after(&[0; 16]).text(NAME, name).into_bytes();
+    Connection::open(NETLINK_ROUTE)?.get(&Request { kind: DELETE_LINK, flags: 0, body }).map(drop)
 }
 
 /// Deletes an ipset set. Returns `false` if there is none of the name.
@@ -89,12 +82,12 @@ pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
     const PROTOCOL: (u16, u8) = (1, 6);
     const NAME: u16 = 2;
     const AF_INET: u8 = 2;
-    let mut message = vec![AF_INET, 0, 0, 0];
-    message.extend(attribute(PROTOCOL.0, &[PROTOCOL.1]));
+    let message = Attributes::after(&[AF_INET, 0, 0, 0]).bytes(PROTOCOL.0, &[PROTOCOL.1]);
     // Without a name the kernel would destroy every set.
-    message.extend(attribute(NAME, &terminated(name)));
+    let body = message.text(NAME, name).into_bytes();
     // Without the flag, the kernel reports success for a set that does not exist.
-    match request(NETLINK_NETFILTER, DESTROY, NLM_F_EXCL, &message) {
+    let destroy = Request { kind: DESTROY, flags: NLM_F_EXCL, body };
+    match Connection::open(NETLINK_NETFILTER)?.get(&destroy) {
         Ok(_) => Ok(true),
         Err(error) => match error.raw_os_error().map(nix::errno::Errno::from_raw) {
             // nfnetlink answers EINVAL if the kernel has no ipset.
@@ -104,76 +97,12 @@ pub(super) fn destroy_set(name: &str) -> io::Result<bool> {
     }
 }
 
-fn terminated(name: &str) -> Vec<u8> {
-    name.bytes().chain([0]).collect()
-}
-
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = 4 + value.len();
-    let mut bytes = Vec::with_capacity(length.next_multiple_of(4));
-    bytes.extend(u16::try_from(length).unwrap_or(u16::MAX).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(length.next_multiple_of(4), 0);
-    bytes
+    Attributes::default().bytes(kind, value).into_bytes()
 }
 
-fn find(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
-        let (length, rest) = bytes.split_first_chunk::<2>()?;
-        let (kind, _) = rest.split_first_chunk::<2>()?;
-        let length = usize::from(u16::from_ne_bytes(*length));
-        let value = bytes.get(4..length)?;
-        if u16::from_ne_bytes(*kind) == wanted {
-            return Some(value);
-        }
-        bytes = bytes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-/// Sends a request that is acknowledged or answered by a list, and returns the payloads of what came before the end.
-fn request(protocol: isize, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<u8>> {
-    let mut socket = Socket::new(protocol)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    let length = HEADER + payload.len();
-    let mut request = Vec::with_capacity(length);
-    request.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
-    request.extend(kind.to_ne_bytes());
-    request.extend((NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
-    request.extend([0; 8]);
-    request.extend(payload);
-    socket.send(&request, 0)?;
-    let mut answer = Vec::new();
-    let mut buffer = Vec::with_capacity(RECEIVE_BYTES);
-    loop {
-        buffer.clear();
-        socket.recv(&mut buffer, 0)?;
-        let mut rest = buffer.as_slice();
-        while let Some((kind, payload, next)) = message(rest) {
-            if kind == NLMSG_DONE {
-                return Ok(answer);
-            }
-            if kind == NLMSG_ERROR {
-                let code = payload.first_chunk().copied().map_or(0, i32::from_ne_bytes);
-                return if code == 0 {
-                    Ok(answer)
-                } else {
-                    Err(io::Error::from_raw_os_error(code.saturating_abs()))
-                };
-            }
-            answer.extend(payload);
-            rest = next;
-        }
-    }
-}
-
-/// Kind and payload of the first message, and the remaining bytes.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
-    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
-    let payload = bytes.get(HEADER..length)?;
-    Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+fn find(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
 }
 
 #[cfg(test)]

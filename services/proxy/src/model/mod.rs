@@ -7,6 +7,7 @@
 mod claims;
 mod convert;
 mod frontend;
+mod services;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -17,6 +18,7 @@ pub use claims::{Claims, FrontendKind};
 pub use convert::service_ports;
 pub use frontend::{Conflict, Frontend};
 pub use keelson_proto::family::Family;
+pub use services::{ServiceCounts, WantedServices};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {

@@ -12,7 +12,7 @@ use std::{
 use keelson_client::{
     BoxError, Client, Handlers, NodeInfo, Options, Position, ServiceEndpoints, ServiceName, Target,
 };
-use keelson_proto::localnetv1::Protocol as WireProtocol;
+use keelson_proto::{localnetv1::Protocol as WireProtocol, unix_ms};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +20,7 @@ use super::{
     RunError,
     cleaner::Cleaner,
     shared::{Link, Shared, TICK},
-    take_over, unix_ms,
+    take_over,
 };
 use crate::{
     addresses::{LocalAddresses, Match, node_port_addresses},

@@ -16,11 +16,7 @@ mod shared;
 mod take_over;
 mod view;
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use keelson_client::Target;
 use prometheus_client::registry::Registry;
@@ -288,8 +284,4 @@ fn serve(
             }
         });
     }
-}
-
-pub(crate) fn unix_ms() -> i64 {
-    keelson_proto::unix_ms(SystemTime::now())
 }

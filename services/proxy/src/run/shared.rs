@@ -11,13 +11,12 @@ use std::{
 };
 
 use keelson_client::{Position, ServiceName};
-use keelson_proto::proxy as pb;
+use keelson_proto::{proxy as pb, unix_ms};
 use tokio::sync::{Notify, watch};
 
 use super::{
     RunConfig,
     affinity::{AffinityCounter, MAX_AGE},
-    unix_ms,
 };
 use crate::{
     backend::{BackendInfo, Observer},

@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::stream;
-use keelson_proto::proxy as pb;
+use keelson_proto::{proxy as pb, unix_ms};
 use keelson_serve::history::History;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -20,7 +20,6 @@ use super::{
     affinity::MAX_AGE,
     report::sync_status,
     shared::{Link, ProxyStatus, Shared},
-    unix_ms,
 };
 use crate::{
     backend::{AffinityClients, RulesetPrinter},

@@ -2,8 +2,6 @@
 //!
 //! Owns: the format of checks: `ok`, or with `?verbose` and on failure one line per check. Out: 200 or 500.
 
-use std::time::SystemTime;
-
 use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse as _, Response},
@@ -22,11 +20,7 @@ pub fn probe(endpoint: &str, checks: Result<Vec<Check>, ViewError>, query: Optio
     let passed = checks.iter().all(|check| check.ok);
     let mut parameters = query.unwrap_or_default().split('&').map(|parameter| parameter.split('=').next());
     let verbose = parameters.any(|name| name == Some("verbose"));
-    let text = if passed && !verbose {
-        "ok".into()
-    } else {
-        report(endpoint, &checks, passed, unix_ms(SystemTime::now()))
-    };
+    let text = if passed && !verbose { "ok".into() } else { report(endpoint, &checks, passed, unix_ms()) };
     let status = if passed { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
     (status, [(CONTENT_TYPE, super::TEXT)], text).into_response()
 }

@@ -61,8 +61,8 @@ pub(super) async fn memory(env: &TestEnv, services: usize) -> Result<()> {
 async fn random_writer(env: &TestEnv, agent: &Agent, services: usize) -> Result<()> {
     let writer = Writer::new(&env.cluster.admin, bulk::NAMESPACE).await?;
     let mut random = SmallRng::seed_from_u64(1);
-    let worked_out = "keelson_endpoints_services_worked_out_total";
-    let before = metric(agent, worked_out).await?;
+    let computed = "keelson_endpoints_services_computed_total";
+    let before = metric(agent, computed).await?;
     let mut turn = tokio::time::interval(Duration::from_secs(1) / A_SECOND);
     for change in 0..CHANGES {
         turn.tick().await;
@@ -71,8 +71,8 @@ async fn random_writer(env: &TestEnv, agent: &Agent, services: usize) -> Result<
         writer.patch(Kind::Slice, &name, &json!({"ports": [port("http", number)]})).await?;
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let worked_out = metric(agent, worked_out).await? - before;
-    eprintln!("{CHANGES} changes were written, {worked_out} Services worked out");
+    let computed = metric(agent, computed).await? - before;
+    eprintln!("{CHANGES} changes were written, {computed} Services computed");
     Ok(())
 }
 

@@ -227,7 +227,7 @@ impl Generations {
                         // Between two polls there may have been several.
                         lock(&noted).at.extend(vec![at; changes]);
                         if last.replace(value).is_none() {
-                            // If nobody waits any more, this is dropped.
+                            // If no task waits any more, this is dropped.
                             let _ = begun.send(());
                         }
                     }

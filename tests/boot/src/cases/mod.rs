@@ -1,4 +1,6 @@
-//! The cases, in the order of the story.
+//! The cases, in the order in which they run on one node.
+//!
+//! Owns: the list of cases. In: a node. Out: what each case saw, or why it failed.
 
 mod install;
 mod kube_proxy;

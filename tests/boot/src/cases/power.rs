@@ -1,4 +1,4 @@
-//! A boot that was ordered, and one that was not.
+//! A reboot by command, and a power cut.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -58,7 +58,7 @@ pub(crate) fn cut(node: &mut Node) -> Result<String> {
     node.bash("touch /run/registry/open")?;
     node.bash(&format!("{DRIVER} pulls --timeout 5m --clients 4 127.0.0.1:5999/image{{0..7}}:latest"))?;
     node.bash("rm /etc/keelson/manifests/echo-*.yaml")?;
-    ensure!(damaged.is_empty(), "the agent complains of its state: {damaged}\n{state}");
+    ensure!(damaged.is_empty(), "the agent logged problems with its state: {damaged}\n{state}");
     Ok("agent, proxy and rules are there; the limit is the one that was set; the state is not damaged; all images can be pulled".to_owned())
 }
 

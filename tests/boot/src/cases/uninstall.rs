@@ -1,4 +1,4 @@
-//! The end of the story.
+//! The last case: the packages are removed, and nothing of them is left.
 
 use anyhow::{Result, ensure};
 

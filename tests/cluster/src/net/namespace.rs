@@ -51,7 +51,7 @@ impl Namespace {
                 setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter a network namespace")
             });
             let outside = inside.is_err();
-            // Nobody receives the result only if the caller has panicked meanwhile.
+            // The receiver is gone only if the caller has panicked meanwhile.
             let _ = shown.send(inside);
             if outside {
                 return;

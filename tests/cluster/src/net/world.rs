@@ -2,7 +2,7 @@
 //! Out: namespaces to run a proxy in, to send requests from and to inspect.
 //!
 //! ```text
-//!   pod, local(1..=3)      veth each, a /32 and a /128 each: nobody reaches another but through the node
+//!   pod, local(1..=3)      veth each, a /32 and a /128 each: they reach each other only through the node
 //!        | bridge cni0 10.244.1.1
 //!   node (forwards)        N 192.168.10.1, which serves as an endpoint too, N2 192.168.10.101
 //!        | eth0
@@ -162,7 +162,7 @@ impl World {
             for place in self.locals.iter().chain([&self.node, &self.pod]) {
                 level.join(&place.namespace)?;
             }
-            // A second caller at the same time has made another cgroup and joined it last: nobody does.
+            // A second caller at the same time would have made another cgroup and joined it last: there is none.
             let _ = self.sockets.set(level);
         }
         self.sockets.get().ok_or_else(|| anyhow::anyhow!("the cgroup of the node is there"))

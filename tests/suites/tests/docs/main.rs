@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use blocks::{Block, blocks};
 use node::Node;
 
-/// In the order in which somebody runs them.
+/// In the order in which a user runs them.
 const INSTALL: [&str; 2] = ["docs/install.md", "docs/upgrade-rollback-uninstall.md"];
 const KUBEADM: &str = "docs/kubeadm.md";
 const PULLS: &str = "docs/pulls.md";

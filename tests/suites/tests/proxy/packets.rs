@@ -214,7 +214,7 @@ fn errors_of_endpoints_reach_the_client_with_its_own_addresses() -> Result<()> {
         let mut dns = port("dns", 80, Transport::Udp);
         dns["nodePort"] = json!(case.node_port(1));
         case.make("svc", 1, &json!({"ports": [dns]})).await?;
-        // Nobody listens there.
+        // No process listens there.
         let l1 = on_node(&case, 1);
         case.slices_of("svc", "a", &[port("dns", 19, Transport::Udp)], std::slice::from_ref(&l1)).await?;
         case.synced().await?;

@@ -80,7 +80,7 @@ async fn cancel_and_pull_again(
     env.idle().await?;
     assert_eq!(env.records().gets(&layer.digest).len(), 1);
     if gone {
-        until("the runtime has thrown away what it had", || env.node.runtime.ingested() == 0).await?;
+        until("the runtime has discarded what it had", || env.node.runtime.ingested() == 0).await?;
     } else {
         // The runtime deletes now what it would delete soon.
         collect_garbage(&env.node.runtime).await?;

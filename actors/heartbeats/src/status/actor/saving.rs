@@ -65,9 +65,8 @@ impl StatusReporter {
 
     fn not_saved(&mut self, error: &str, unsaved: Unsaved, ctx: &mut Context<Self>) {
         if self.logged.is_new(error) {
-            let text = format!("cannot write the last report; keeping it in memory: {error}");
-            tracing::error!(actor = "StatusReporter", "{text}");
-            self.recorder().error(text);
+            tracing::error!(actor = "StatusReporter", %error, "cannot write the last report; keeping it in memory");
+            self.recorder().error(format!("cannot write the last report; keeping it in memory: {error}"));
         }
         self.unsaved.put_back(unsaved);
         if self.waiting.is_empty() {
@@ -135,9 +134,8 @@ impl StatusReporter {
 
     /// Without its last report the agent compares with the status at the API server.
     fn without_records(&self, error: &str) -> Restored {
-        let text = format!("cannot read the last report; starting without it: {error}");
-        tracing::error!(actor = "StatusReporter", "{text}");
-        self.recorder().error(text);
+        tracing::error!(actor = "StatusReporter", %error, "cannot read the last report; starting without it");
+        self.recorder().error(format!("cannot read the last report; starting without it: {error}"));
         Restored::default()
     }
 

@@ -88,7 +88,7 @@ impl PullCoordinator {
 
     fn note_restored(&self, mut restored: Restored) -> Restored {
         for text in restored.unreadable.drain(..) {
-            tracing::error!(actor = "PullCoordinator", "{text}");
+            tracing::error!(actor = "PullCoordinator", reason = %text, "cannot read a record of the journal");
             self.recorder().error(text);
         }
         self.metrics.resumed.inc_by(restored.pulls.len() as u64);
@@ -140,7 +140,7 @@ impl PullCoordinator {
 
     fn not_durable(&mut self, what: &str, reason: &str) {
         if self.logged.is_new(reason) {
-            tracing::error!(actor = "PullCoordinator", reason, "{what}");
+            tracing::error!(actor = "PullCoordinator", reason, effect = what, "the journal is not durable");
             self.recorder().error(format!("{what}: {reason}"));
         }
         self.metrics.store_durable.set(0);
@@ -191,9 +191,8 @@ impl PullCoordinator {
     fn reconcile(&mut self, restored: Restored, ctx: &mut Context<Self>) {
         self.is_journal_unread = false;
         let Restored { pulls, leases, limit, .. } = self.note_restored(restored);
-        let text = format!("journal read after a delay: {} pulls", pulls.len());
-        tracing::info!(actor = "PullCoordinator", "{text}");
-        self.recorder().event(text);
+        tracing::info!(actor = "PullCoordinator", pulls = pulls.len(), "journal read after a delay");
+        self.recorder().event(format!("journal read after a delay: {} pulls", pulls.len()));
         let now = self.clock.now();
         let effects = self.core.reconcile(pulls, leases, limit, now);
         self.perform(effects, ctx);

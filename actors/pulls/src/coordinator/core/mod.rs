@@ -65,14 +65,13 @@ use std::{
 pub(in crate::coordinator) use deleted_pods::DeletedPods;
 pub(crate) use failure::FailureClass;
 use keelson_actor_system::clock::Now;
-pub(crate) use notice::PodNotice;
 use queue::{Place, Queue};
-pub(crate) use reasons::{EndReason, Tally};
 use reentry::Reentry;
-pub(crate) use retained::{Release, ReleaseReason};
 use retained::{RetainedLease, Space};
 pub use types::{Answer, CallerId, Policy, PullEvent, Refusal};
-pub(crate) use types::{Effect, FinishedPull, Note, PullEnd};
+pub(crate) use types::{
+    Effect, EndReason, FinishedPull, Note, PodNotice, PullEnd, Release, ReleaseReason, Tally,
+};
 pub(crate) use view::Counts;
 
 use super::record::Write;

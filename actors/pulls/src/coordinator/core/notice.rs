@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use keelson_actor_system::clock::Now;
 
-use super::{CallerId, Core, Effect, Health, Pull, Stage, Timer};
-use crate::request::Pod;
+use super::{CallerId, Core, Effect, Health, PodNotice, Pull, Stage, Timer};
 
 pub(crate) const PULL_QUEUED: &str = "ImagePullQueued";
 /// An Event is updated after this many times `pulls.queued_event_after`: with the default every 5 min.
@@ -24,21 +23,6 @@ const BURST: u32 = 20;
 const REFILL: Duration = Duration::from_secs(2);
 /// Delay of a notice that exceeded the budget.
 const POSTPONED: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PodNotice {
-    pub pod: Pod,
-    /// `metadata.name` of the Event: the same for each update.
-    pub name: String,
-    /// `reason` of the Event, in CamelCase.
-    pub reason: &'static str,
-    pub message: String,
-    /// Counts from 1. Above 1 the Event is updated.
-    pub count: u32,
-    /// When the caller first qualified for an Event, Unix milliseconds.
-    pub first_unix_ms: i64,
-    pub last_unix_ms: i64,
-}
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct NoticeState {

@@ -8,25 +8,8 @@
 
 use std::time::Duration;
 
-use super::{Core, Effect, FailureClass, Lane, Pull, PullEnd, Refusal};
+use super::{Core, Effect, EndReason, FailureClass, Lane, Pull, PullEnd, Refusal, Tally};
 use crate::request::PullId;
-
-/// Counts of metrics beside the pulls that ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tally {
-    /// A request joined a pull in this state.
-    Joined(&'static str),
-    /// A pull was taken back and is retried for this reason.
-    Retried(&'static str),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EndReason {
-    /// `succeeded`, `failed`, `refused`, `timed_out` or `cancelled`.
-    pub result: &'static str,
-    /// For example `Pulled`, `NotFound`, `TooManyPullingInParallel`, `CallerLeft`.
-    pub reason: &'static str,
-}
 
 /// A pull may wait and run more than once.
 #[derive(Debug, Clone, Copy, Default)]

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 
 use keelson_actor_system::{clock::Now, file_system::FileSystem};
 
-use super::{Core, Effect, FailureClass, Health, PullEnd, Stage, Timer};
+use super::{Core, Effect, FailureClass, Health, PullEnd, Release, ReleaseReason, Stage, Timer};
 use crate::coordinator::record::{KeptLease, Write};
 use crate::runtime::RuntimeCommand;
 
@@ -26,53 +26,6 @@ const SPACE_INTERVAL: Duration = Duration::from_secs(2);
 const LOW_SPACE_INTERVAL: Duration = Duration::from_secs(10);
 /// How often leases in use and retained ones are checked for renewal. Leases of the runtime live for hours.
 pub(super) const RENEW_INTERVAL: Duration = Duration::from_secs(600);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum ReleaseReason {
-    /// A retry cannot use the bytes.
-    Failure(FailureClass),
-    /// `pulls.progress_retention` has passed.
-    Expired,
-    /// More than `pulls.retained_bytes_max` is retained.
-    Budget,
-    Count,
-    /// Less than `pulls.retain_min_free_percent` of the image file system is free.
-    LowSpace,
-    DiskPressure,
-    Disabled,
-    /// The lease holds no bytes.
-    Empty,
-}
-
-impl ReleaseReason {
-    /// Whether other data needs the space now.
-    pub(super) fn is_for_space(self) -> bool {
-        matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
-    }
-
-    #[must_use]
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Failure(class) => class.name(),
-            Self::Expired => "expired",
-            Self::Budget => "budget",
-            Self::Count => "count",
-            Self::LowSpace => "low_space",
-            Self::DiskPressure => "disk_pressure",
-            Self::Disabled => "disabled",
-            Self::Empty => "empty",
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Release {
-    /// The normalized reference whose pull did not finish.
-    pub image: Arc<str>,
-    /// `None`: not measured.
-    pub bytes: Option<u64>,
-    pub reason: ReleaseReason,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RetainedLease {

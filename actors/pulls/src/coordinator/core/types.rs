@@ -1,6 +1,6 @@
 //! Input and output of the core of pulls.
 //!
-//! Owns: [`Policy`], [`PullEvent`], [`Effect`] and the answers to callers.
+//! Owns: [`Policy`], [`PullEvent`], [`Effect`] and the answers to callers. In and out: declarations.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
         handover::{HandedEnd, HandedOutcome},
         record::Write,
     },
-    PodNotice, Release, Tally,
+    failure::FailureClass,
 };
 use crate::{
     request::{Pod, PullCall, PullId},
@@ -327,7 +327,7 @@ pub(crate) struct FinishedPull {
     /// Time with a slot; `None`: it never had one.
     pub pull_time: Option<Duration>,
     pub end: PullEnd,
-    pub why: super::EndReason,
+    pub why: EndReason,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -338,4 +338,83 @@ pub(crate) enum PullEnd {
     /// The agent refused the waiting callers, or their time was over; the agent's text.
     Refused(String),
     Cancelled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EndReason {
+    /// `succeeded`, `failed`, `refused`, `timed_out` or `cancelled`.
+    pub result: &'static str,
+    /// For example `Pulled`, `NotFound`, `TooManyPullingInParallel`, `CallerLeft`.
+    pub reason: &'static str,
+}
+
+/// Counts of metrics beside the pulls that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tally {
+    /// A request joined a pull in this state.
+    Joined(&'static str),
+    /// A pull was taken back and is retried for this reason.
+    Retried(&'static str),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PodNotice {
+    pub pod: Pod,
+    /// `metadata.name` of the Event: the same for each update.
+    pub name: String,
+    /// `reason` of the Event, in CamelCase.
+    pub reason: &'static str,
+    pub message: String,
+    /// Counts from 1. Above 1 the Event is updated.
+    pub count: u32,
+    /// When the caller first qualified for an Event, Unix milliseconds.
+    pub first_unix_ms: i64,
+    pub last_unix_ms: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ReleaseReason {
+    /// A retry cannot use the bytes.
+    Failure(FailureClass),
+    /// `pulls.progress_retention` has passed.
+    Expired,
+    /// More than `pulls.retained_bytes_max` is retained.
+    Budget,
+    Count,
+    /// Less than `pulls.retain_min_free_percent` of the image file system is free.
+    LowSpace,
+    DiskPressure,
+    Disabled,
+    /// The lease holds no bytes.
+    Empty,
+}
+
+impl ReleaseReason {
+    /// Whether other data needs the space now.
+    pub(super) fn is_for_space(self) -> bool {
+        matches!(self, Self::LowSpace | Self::DiskPressure | Self::Failure(FailureClass::NoSpace))
+    }
+
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Failure(class) => class.name(),
+            Self::Expired => "expired",
+            Self::Budget => "budget",
+            Self::Count => "count",
+            Self::LowSpace => "low_space",
+            Self::DiskPressure => "disk_pressure",
+            Self::Disabled => "disabled",
+            Self::Empty => "empty",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Release {
+    /// The normalized reference whose pull did not finish.
+    pub image: Arc<str>,
+    /// `None`: not measured.
+    pub bytes: Option<u64>,
+    pub reason: ReleaseReason,
 }

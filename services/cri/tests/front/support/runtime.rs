@@ -202,7 +202,7 @@ impl FakeRuntime {
         });
     }
 
-    /// Dies as a killed process does: the socket file stays, and nobody listens.
+    /// Dies as a killed process does: the socket file stays, and no process listens.
     pub(crate) async fn die(&mut self) {
         self.serving.shutdown().await;
     }

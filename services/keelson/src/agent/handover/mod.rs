@@ -15,10 +15,7 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 
-/// Names of the sockets that are passed.
-pub(super) const CRI: &str = "cri";
-pub(super) const DEBUG: &str = "debug";
-/// The handover socket itself: it exists all the time between two agents, so that a third one can wait.
+/// The name of the handover socket itself: it exists all the time between two agents, so that a third one can wait.
 const HANDOVER: &str = "handover";
 
 /// The socket for the successor of the agent that listens at `cri`.

@@ -26,8 +26,10 @@ use tokio::{
 };
 
 use super::{
-    super::jobs::{Job, Jobs},
-    take::TIMEOUT,
+    super::{
+        jobs::{Job, Jobs},
+        sockets::TIMEOUT,
+    },
     wire::{self, Frame, VERSION},
 };
 

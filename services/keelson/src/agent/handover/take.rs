@@ -22,12 +22,11 @@ use tokio::{
 };
 
 use super::{
-    CRI, DEBUG, HANDOVER,
+    super::sockets::{CRI, DEBUG, TIMEOUT},
+    HANDOVER,
     wire::{self, Frame, VERSION},
 };
 
-/// Maximum wait for a running agent to be stopped, or to be cleaned up by the kernel after `kill -9`.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of one answer.
@@ -157,7 +156,7 @@ impl Link {
     /// Tells the predecessor that connections are accepted here, then passes the ends of pulls that continue
     /// in the predecessor to the coordinator; returns when the predecessor has exited.
     pub(crate) async fn follow(self, pulls: Mailbox<PullCoordinator>) {
-        // A separate task: if it panics, the pulls must not wait for a process that nobody reads from any more.
+        // A separate task: if it panics, the pulls must not wait for a process that is not read from any more.
         let _ = actix::spawn(self.receive_ends(pulls.clone())).await;
         pulls.deliver(PullEvent::PredecessorGone);
     }

@@ -1,6 +1,6 @@
 //! Events on the Node.
 //!
-//! Owns: one part of the job of the writer of Events, and what is a problem ([`NodeFacts`]). In: the view of the agent's
+//! Owns: one part of the job of the writer of Events, and which [`NodeFacts`] are a problem. In: the view of the agent's
 //! parts, read every [`INTERVAL`]. Out: Events of [`core`] into the writer's queue. Nothing waits for them; one that finds
 //! the queue full is lost.
 
@@ -13,21 +13,9 @@ use keelson_proto::{debug as pb, endpoints::Backend, node::Condition};
 use keelson_pulls::runtime::Health;
 
 use self::core::{Observed, Repairs, Topic, core_for};
-use super::{pulls::EventWriter, view::View};
+use super::{node_facts::NodeFacts, pulls::EventWriter, view::View};
 
 const INTERVAL: Duration = Duration::from_secs(5);
-
-/// What Events on the Node are about.
-pub(super) struct NodeFacts {
-    pub(super) runtime: Health,
-    /// Image pulls are passed through to the runtime without admission.
-    pub(super) is_passing_through: bool,
-    /// Empty while they are not known.
-    pub(super) conditions: Vec<Condition>,
-    pub(super) backends: Vec<Backend>,
-    /// As it was last set on the node; `None`: not by this process.
-    pub(super) limit: Option<pb::Limit>,
-}
 
 /// Observes until the agent stops.
 pub(super) fn start(writer: &EventWriter, view: &View, clock: Clock) {

@@ -3,6 +3,7 @@
 //! In: the debug API on the proxy's unix socket; for `state`, also the agent's. Out: sync status, the path of
 //! a packet, or the ruleset, as text or JSON. `keelson proxy` itself runs one.
 
+mod command;
 mod explanation;
 mod state;
 
@@ -18,6 +19,7 @@ use keelson_proto::{
 use keelson_proxy::explain::{Question, Source, Target};
 use tonic::{Status, transport::Channel};
 
+pub(crate) use self::command::{ProxyArgs, run_proxy};
 use super::{
     Output,
     client::{self, Peer, Refused},

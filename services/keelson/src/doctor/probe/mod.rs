@@ -25,7 +25,7 @@ use super::{
     facts::{Answer, Facts, Socket},
 };
 use crate::{
-    cli,
+    debug_client,
     kubelet::{self, Options},
 };
 
@@ -111,7 +111,7 @@ async fn listening(path: &Path) -> Socket {
 /// `None`: no agent answers.
 async fn limit(settings: &Settings) -> Option<u32> {
     let ask = async {
-        let mut client = cli::connect_debug(&settings.debug.listen).await.ok()?;
+        let mut client = debug_client::connect(&settings.debug.listen).await.ok()?;
         let answer = client.get_limit(pb::GetLimitRequest {}).await.ok()?;
         Some(answer.into_inner().max_parallel_image_pulls)
     };

@@ -301,7 +301,7 @@ impl Backend for IptablesBackend {
 
     fn counts(&self, family: Family) -> Counts {
         let plan = self.state(family).ruleset.plan();
-        let counts = plan.counts();
+        let counts = plan.services().counts();
         Counts {
             services: counts.services,
             service_ports: counts.service_ports,
@@ -322,13 +322,13 @@ impl Backend for IptablesBackend {
         Details {
             chains: Plan::TABLES.iter().map(|&table| wanted.chains(table).len()).sum(),
             elements,
-            conflicts: plan.conflicts(),
+            conflicts: plan.services().conflicts(),
             without_affinity: 0,
         }
     }
 
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
-        self.state(family).ruleset.plan().ports().filter_map(UdpFrontend::of).collect()
+        self.state(family).ruleset.plan().services().ports().filter_map(UdpFrontend::of).collect()
     }
 
     fn affinity_capacity(&self) -> u64 {

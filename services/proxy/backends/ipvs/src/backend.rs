@@ -303,7 +303,7 @@ impl Backend for IpvsBackend {
 
     fn counts(&self, family: Family) -> Counts {
         let plan = self.plan(family);
-        let counts = plan.counts();
+        let counts = plan.services().counts();
         Counts {
             services: counts.services,
             service_ports: counts.service_ports,
@@ -324,13 +324,13 @@ impl Backend for IpvsBackend {
         Details {
             chains: Table::ALL.into_iter().map(|table| wanted.chains(table).len()).sum(),
             elements,
-            conflicts: plan.conflicts(),
+            conflicts: plan.services().conflicts(),
             without_affinity: 0,
         }
     }
 
     fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
-        self.plan(family).ports().filter_map(UdpFrontend::of).collect()
+        self.plan(family).services().ports().filter_map(UdpFrontend::of).collect()
     }
 
     /// IPVS has no limit but memory.

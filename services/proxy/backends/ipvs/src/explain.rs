@@ -22,15 +22,15 @@ pub(crate) type RuleContext<'a> = keelson_proxy_xtables::explain::RuleContext<'a
 
 impl Services for Plan {
     fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
-        self.lookup(frontend)
+        self.services().lookup(frontend)
     }
 
     fn ports(&self) -> impl Iterator<Item = &ServicePort> {
-        self.ports()
+        self.services().ports()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
-        self.conflicts()
+        self.services().conflicts()
     }
 }
 

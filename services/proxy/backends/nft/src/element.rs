@@ -242,6 +242,8 @@ impl Number {
     pub const CLUSTER: Self = Self(0x4000_0000);
     /// The highest count that a number can contain.
     pub const COUNT_MAX: u32 = 0x1ff;
+    /// Distance between the numbers of service ports with affinity.
+    pub(crate) const STRIDE: u32 = 1 << 16;
     const PLAIN: u32 = 0x4000_0000;
     const LOCAL: u32 = 0x2000_0000;
     const COUNT_SHIFT: u32 = 20;
@@ -274,6 +276,21 @@ impl Number {
     #[must_use]
     pub const fn id(self) -> Self {
         if self.has_affinity() { self } else { Self(self.0 & Self::ID_MASK.0) }
+    }
+
+    /// Whether it can be the number of a service port; else it is that of an endpoint, or none.
+    pub(crate) fn is_service_port(self) -> bool {
+        if self.has_affinity() {
+            self.0.is_multiple_of(Self::STRIDE)
+        } else {
+            (1..=Self::ID_MASK.0).contains(&self.0)
+        }
+    }
+
+    /// Splits an endpoint's number into the service port's number and the endpoint; `None` without affinity.
+    pub(crate) fn split(self) -> Option<(Self, u16)> {
+        let endpoint = (self.0 % Self::STRIDE) as u16;
+        (self.has_affinity() && endpoint != 0).then_some((Self(self.0 - u32::from(endpoint)), endpoint))
     }
 
     /// `bytes`: a key or value that is a number alone.
@@ -448,4 +465,16 @@ pub enum Op {
     Delete(Element),
     /// The first is deleted and the second, with the same key, is added, in one transaction.
     Replace(Element, Element),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_numbers_contain_the_service_port_number() {
+        assert_eq!(Number(0x8001_0003).split(), Some((Number(0x8001_0000), 3)));
+        assert_eq!(Number(0x8001_0000).split(), None);
+        assert_eq!(Number(7).split(), None);
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc};
 
-use keelson_proxy::model::{Endpoint, Family, Frontend, PortName};
+use keelson_proxy::model::{Family, PortName};
 
 use crate::{
     plan::{Rule, SocketKey, is_served},
@@ -45,7 +45,7 @@ impl RulesetText {
             writeln!(out, "# SCTP is not served in user space: {}", names.join(", "))?;
         }
         for (key, rule, status) in &self.places {
-            write!(out, "{key} {}", self::rule(rule))?;
+            write!(out, "{key} {rule}")?;
             match status {
                 Some(status) => writeln!(out, "; {status}")?,
                 None => writeln!(out)?,
@@ -64,31 +64,4 @@ pub(crate) fn status(status: &PlaceStatus) -> Option<String> {
         }
         PlaceStatus::Failing(reason) => Some(format!("failing: {reason}")),
     }
-}
-
-/// Who is served, as what, and where connections go.
-pub(crate) fn rule(rule: &Rule) -> String {
-    let port = &rule.port;
-    let is_internal = matches!(rule.frontend, Frontend::Address { ip, .. } if ip == port.cluster_ip);
-    let mut text = format!("{} ({})", port.name, rule.kind.as_str());
-    if port.affinity_seconds != 0 {
-        text.push_str(&format!(" affinity {}s", port.affinity_seconds));
-    }
-    if !rule.ranges().is_empty() {
-        let ranges: Vec<String> = rule.ranges().iter().map(ToString::to_string).collect();
-        text.push_str(&format!(" from {}", ranges.join(",")));
-    }
-    let target = |set: &[Endpoint]| match (set.is_empty(), port.has_any) {
-        (false, _) => set.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-        (true, true) => "drop".into(),
-        (true, false) => "reject".into(),
-    };
-    match (is_internal, port.internal_local, port.external_local) {
-        (true, true, _) => text.push_str(&format!(" -> {}", target(&port.local))),
-        (false, _, true) => {
-            text.push_str(&format!(" -> {}; outside -> {}", target(&port.cluster), target(&port.local)));
-        }
-        _ => text.push_str(&format!(" -> {}", target(&port.cluster))),
-    }
-    text
 }

@@ -398,10 +398,9 @@ impl Table {
         let gone = self.places.iter().filter(|(key, _)| !wanted.contains_key(key));
         let mut lines: Vec<String> = gone.map(|(key, _)| format!("- {key}")).collect();
         for (key, rule) in &wanted {
-            let described = crate::print::rule(rule);
             match self.places.get(key) {
-                None => lines.push(format!("+ {key} {described}")),
-                Some(place) if *place.rule != *rule => lines.push(format!("~ {key} {described}")),
+                None => lines.push(format!("+ {key} {rule}")),
+                Some(place) if *place.rule != *rule => lines.push(format!("~ {key} {rule}")),
                 Some(_) => {}
             }
         }

@@ -16,7 +16,7 @@ use std::{
 use keelson_proxy::model::Family;
 
 use crate::{
-    names::{PREFIX, SetKind, SetName, Table, rank},
+    names::{SetKind, SetName, Table, is_ours, rank},
     save::{Fingerprint, Found},
 };
 
@@ -124,12 +124,6 @@ fn jump_commands(
     // From the last one on, so that the places of those before stay.
     let delete = surplus.map(|(at, _)| (table, format!("-D {built_in} {}", at + 1 + inserted))).rev();
     insert.into_iter().chain(delete).collect()
-}
-
-/// Whether a rule of a built-in chain leads to our chains.
-pub fn is_ours(rule: &str) -> bool {
-    let mut words = rule.split(' ').skip_while(|word| !matches!(*word, "-j" | "-g"));
-    words.nth(1).is_some_and(|target| target.starts_with(PREFIX))
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

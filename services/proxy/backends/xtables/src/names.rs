@@ -48,6 +48,12 @@ impl fmt::Display for Table {
     }
 }
 
+/// Whether a rule of a built-in chain leads to our chains.
+pub fn is_ours(rule: &str) -> bool {
+    let mut words = rule.split(' ').skip_while(|word| !matches!(*word, "-j" | "-g"));
+    words.nth(1).is_some_and(|target| target.starts_with(PREFIX))
+}
+
 pub const SERVICES: &str = "KEELSON-SERVICES";
 /// Only the backend iptables has it.
 pub const NODE_PORTS: &str = "KEELSON-NODE-PORTS";

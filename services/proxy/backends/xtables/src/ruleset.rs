@@ -108,10 +108,6 @@ impl<P: Plan> Ruleset<P> {
         self.synced
     }
 
-    pub fn has_unused_sets(&self) -> bool {
-        !self.unused_sets.is_empty()
-    }
-
     pub fn sync(&mut self, programs: &mut dyn Programs) -> Result<Outcome, ProgramError> {
         match self.plan.take_changes() {
             Some(changes) => {

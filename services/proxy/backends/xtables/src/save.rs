@@ -11,10 +11,7 @@ use std::{
 
 use keelson_proxy::model::Family;
 
-use crate::{
-    changes::is_ours,
-    names::{PREFIX, Table, is_affinity, set_prefix},
-};
+use crate::names::{PREFIX, Table, is_affinity, is_ours, set_prefix};
 
 /// 64 bits of a hash of a text. Two texts with the same are taken for equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,6 @@
 //! Owns: the event `state`, `{now_unix_ms, state, state_error}`. In: the view and its changes. Out: a stream that ends when
 //! the proxy stops.
 
-use std::time::SystemTime;
-
 use axum::{
     extract::State,
     response::{Response, sse::Event},
@@ -31,7 +29,7 @@ impl<V: ProxyView> EventReader for Reader<V> {
     async fn read(&mut self) -> (Vec<Event>, bool) {
         let state = answer(self.0.state()).await;
         let state_error = state.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let now = Now { now_unix_ms: unix_ms(SystemTime::now()), state: state.ok(), state_error };
+        let now = Now { now_unix_ms: unix_ms(), state: state.ok(), state_error };
         (vec![event("state", &now)], now.state.is_some())
     }
 }

@@ -27,15 +27,15 @@ pub(crate) type RuleContext<'a> = keelson_proxy_xtables::explain::RuleContext<'a
 
 impl Services for Plan {
     fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
-        self.lookup(frontend)
+        self.services().lookup(frontend)
     }
 
     fn ports(&self) -> impl Iterator<Item = &ServicePort> {
-        self.ports()
+        self.services().ports()
     }
 
     fn conflicts(&self) -> Vec<Conflict> {
-        self.conflicts()
+        self.services().conflicts()
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn explain(context: &RuleContext<'_>, question: &Question) -> pb::Exp
     let all =
         SourceFacts { detector: facts.detector.as_ref(), node_ips: &facts.node_ips, local: context.local };
     let [address, _] = target.frontends();
-    let is_filtered = matches!(context.plan.lookup(address), Some((FrontendKind::LoadBalancerIp, port))
+    let is_filtered = matches!(context.plan.services().lookup(address), Some((FrontendKind::LoadBalancerIp, port))
         if port.has_any && !port.source_ranges.is_empty());
     let sources = all.sources(question).into_iter().flat_map(|source| source.by_ranges(is_filtered));
     let ways = sources.map(|source| Walk::new(context, [&nat, &filter], &source, target).way()).collect();

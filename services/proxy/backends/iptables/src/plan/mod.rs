@@ -20,7 +20,7 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::{
     addresses::Match as Addresses,
-    model::{Claims, Conflict, Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort},
+    model::{Endpoint, Family, Frontend, Protocol, ServicePort, WantedServices},
     options::Detector,
 };
 
@@ -28,7 +28,7 @@ pub(crate) use port::{FrontendState, Refusal};
 
 use self::{
     fixed::{fixed_chains, tree_chains},
-    port::{affinity_sets, chains, count_reachable, frontend_state},
+    port::{affinity_sets, chains, frontend_state},
 };
 use crate::{
     changes::{Changes, Wanted},
@@ -52,22 +52,13 @@ pub(crate) struct NodeFacts {
     pub(crate) drops_invalid: bool,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PlanCounts {
-    pub(crate) services: usize,
-    pub(crate) service_ports: usize,
-    pub(crate) endpoints: usize,
-}
-
 #[derive(Debug)]
 pub(crate) struct Plan {
     family: Family,
     facts: NodeFacts,
-    services: BTreeMap<ServiceName, Vec<ServicePort>>,
-    claims: Claims,
+    services: WantedServices,
     /// Number of service ports by endpoint on this node.
     hairpin: HashMap<(Protocol, Endpoint), u32>,
-    counts: PlanCounts,
     /// What was last taken; `None`: the next sync compares everything.
     taken: Option<Taken>,
 }
@@ -100,15 +91,7 @@ impl TakenFrontend {
 
 impl Plan {
     pub(crate) fn new(family: Family, facts: NodeFacts) -> Self {
-        Self {
-            family,
-            facts,
-            services: BTreeMap::new(),
-            claims: Claims::default(),
-            hairpin: HashMap::new(),
-            counts: PlanCounts::default(),
-            taken: None,
-        }
+        Self { family, facts, services: WantedServices::default(), hairpin: HashMap::new(), taken: None }
     }
 
     pub(crate) fn facts(&self) -> &NodeFacts {
@@ -124,37 +107,22 @@ impl Plan {
     }
 
     /// Sets the ports of a Service; empty: it is deleted.
-    pub(crate) fn set(&mut self, service: &ServiceName, mut ports: Vec<ServicePort>) {
-        // Of ports with the same name and protocol, which no Service has, only the first.
-        ports.sort_by(|a, b| a.name.cmp(&b.name));
-        ports.dedup_by(|later, first| later.name == first.name);
-        let old = self.services.remove(service).unwrap_or_default();
-        if old == ports {
-            if !old.is_empty() {
-                self.services.insert(service.clone(), old);
-            }
-            return;
+    pub(crate) fn set(&mut self, service: &ServiceName, ports: Vec<ServicePort>) {
+        let mut services = std::mem::take(&mut self.services);
+        if let Some(old) = services.set(service, ports) {
+            self.note_changed(service, old, services.ports_of(service));
         }
-        for port in &old {
-            self.claims.remove(port);
-            self.count_hairpin(port, false);
-            self.counts.endpoints -= count_reachable(port);
-        }
-        for port in &ports {
-            self.claims.add(port, &());
-            self.count_hairpin(port, true);
-            self.counts.endpoints += count_reachable(port);
-        }
-        self.counts.service_ports = self.counts.service_ports + ports.len() - old.len();
+        self.services = services;
+    }
+
+    fn note_changed(&mut self, service: &ServiceName, old: Vec<ServicePort>, new: &[ServicePort]) {
+        old.iter().for_each(|port| self.count_hairpin(port, false));
+        new.iter().for_each(|port| self.count_hairpin(port, true));
         if let Some(taken) = &mut self.taken {
-            let all = old.iter().chain(&ports);
+            let all = old.iter().chain(new);
             taken.claimed.extend(all.flat_map(|port| port.frontends().map(|(frontend, _)| frontend)));
             taken.services.entry(service.clone()).or_insert(old);
         }
-        if !ports.is_empty() {
-            self.services.insert(service.clone(), ports);
-        }
-        self.counts.services = self.services.len();
     }
 
     fn count_hairpin(&mut self, port: &ServicePort, is_added: bool) {
@@ -171,41 +139,22 @@ impl Plan {
         }
     }
 
-    pub(crate) fn counts(&self) -> PlanCounts {
-        self.counts
+    pub(crate) fn services(&self) -> &WantedServices {
+        &self.services
     }
 
     /// Rules and entries of sets, about.
     pub(crate) fn elements(&self) -> usize {
-        self.counts.endpoints + self.claims.len() + self.hairpin.len()
-    }
-
-    /// Frontends that more than one service port claims, ordered.
-    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
-        self.claims.conflicts()
-    }
-
-    /// The service port that gets a frontend.
-    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
-        let (kind, name, ()) = self.claims.owner(frontend)?;
-        Some((kind, self.port(name)?))
-    }
-
-    pub(crate) fn ports(&self) -> impl Iterator<Item = &ServicePort> {
-        self.services.values().flatten()
-    }
-
-    fn port(&self, name: &PortName) -> Option<&ServicePort> {
-        self.services.get(&name.service)?.iter().find(|port| port.name == *name)
+        self.services.counts().endpoints + self.services.frontend_count() + self.hairpin.len()
     }
 
     pub(crate) fn frontend_state(&self, frontend: Frontend) -> Option<FrontendState> {
-        let (kind, port) = self.lookup(frontend)?;
+        let (kind, port) = self.services.lookup(frontend)?;
         Some(frontend_state(port, frontend, kind, &self.facts))
     }
 
     fn frontend_states(&self) -> BTreeMap<Frontend, FrontendState> {
-        self.claims
+        self.services
             .frontends()
             .filter_map(|frontend| Some((frontend, self.frontend_state(frontend)?)))
             .collect()
@@ -227,7 +176,7 @@ impl Plan {
             chains.insert(chain, rules);
         }
         nat.extend(tree_chains(self.family, &self.frontend_states()));
-        for (_, port) in asked.iter().filter_map(|frontend| self.lookup(*frontend)) {
+        for (_, port) in asked.iter().filter_map(|frontend| self.services.lookup(*frontend)) {
             nat.extend(chains(port, self.family, &self.facts));
         }
         [nat, filter]
@@ -251,7 +200,7 @@ impl Plan {
         for kind in FIXED_SETS {
             wanted.sets.entry(SetName::fixed(self.family, kind)).or_default();
         }
-        for port in self.ports() {
+        for port in self.services.ports() {
             for (chain, rules) in chains(port, self.family, &self.facts) {
                 let text = chain_text(&chain, &rules);
                 wanted.chains_mut(Table::Nat).insert(chain, text);
@@ -323,7 +272,7 @@ impl ruleset::Plan for Plan {
         let mut taken = self.taken.take()?;
         let mut changes = Changes::default();
         for (service, before) in std::mem::take(&mut taken.services) {
-            let after = self.services.get(&service).map_or(&[][..], Vec::as_slice);
+            let after = self.services.ports_of(&service);
             self.change_ports(&before, after, &mut changes);
         }
         let mut is_tree_changed = false;

@@ -3,7 +3,7 @@
 //! Owns: [`chains`], [`affinity_sets`] and [`FrontendState`]. In: a service port and the node's facts. Out: rules.
 //! Source: service-semantics 2 and 3.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use keelson_proxy::{
@@ -143,7 +143,7 @@ pub(crate) fn chains(port: &ServicePort, family: Family, facts: &NodeFacts) -> V
         all.push((port_chain(PortChain::Local, &port.name), choice(port, &port.local, family)));
     }
     if port.affinity_seconds != 0 {
-        let endpoints = reachable(port);
+        let endpoints = port.reachable();
         all.extend(endpoints.into_iter().map(|endpoint| affinity_chain(port, endpoint, family)));
     }
     if has_external_chain(port) {
@@ -161,27 +161,12 @@ pub(crate) fn chains(port: &ServicePort, family: Family, facts: &NodeFacts) -> V
     all
 }
 
-/// Endpoints that some chain leads to.
-fn reachable(port: &ServicePort) -> BTreeSet<Endpoint> {
-    let cluster = port.cluster.iter().filter(|_| port.uses_cluster());
-    let local = port.local.iter().filter(|_| port.uses_local());
-    cluster.chain(local).copied().collect()
-}
-
-/// Number of endpoints that some chain leads to, without making a set where one of the two is empty.
-pub(super) fn count_reachable(port: &ServicePort) -> usize {
-    match (port.uses_cluster(), port.uses_local() && !port.local.is_empty()) {
-        (true, false) => port.cluster.len(),
-        _ => reachable(port).len(),
-    }
-}
-
 /// The sets that remember clients.
 pub(crate) fn affinity_sets(port: &ServicePort, family: Family) -> Vec<SetName> {
     if port.affinity_seconds == 0 || !port.has_any {
         return Vec::new();
     }
-    reachable(port).into_iter().map(|endpoint| SetName::affinity(family, &port.name, endpoint)).collect()
+    port.reachable().into_iter().map(|endpoint| SetName::affinity(family, &port.name, endpoint)).collect()
 }
 
 fn choice(port: &ServicePort, endpoints: &[Endpoint], family: Family) -> Vec<Rule> {

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use keelson_proxy::{addresses::SERVICE_INTERFACES, model::Family};
 
-use super::netlink::{Attributes, Request, attributes};
+use keelson_proxy::netlink::{Attributes, Request, attributes};
 
 pub(crate) const INTERFACE: &str = SERVICE_INTERFACES[0];
 

@@ -9,8 +9,8 @@ use std::{
 
 use keelson_proxy::model::{Endpoint, Family, Protocol};
 
-use super::netlink::{Attributes, Connection, Request, attributes, number};
 use crate::servers::{FoundDestination, ServerChange, ServerKey, Socket, Spec};
+use keelson_proxy::netlink::{Attributes, Connection, Request, attributes, number};
 
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;

@@ -4,7 +4,6 @@
 
 pub(crate) mod interface;
 pub(crate) mod ipvs;
-mod netlink;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,11 +12,13 @@ use std::{
     path::Path,
 };
 
-use keelson_proxy::{backend::BackendError, model::Family};
-use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
+use keelson_proxy::{
+    backend::BackendError,
+    model::Family,
+    netlink::{Connection, NETLINK_GENERIC, NETLINK_ROUTE, Refused, Request},
+};
 
 pub(crate) use self::ipvs::Timeouts;
-use self::netlink::{Connection, Refused, Request};
 use crate::servers::{FoundDestination, FoundServer, ServerChange, ServerKey};
 
 /// It exists if the kernel has IPVS.

@@ -17,7 +17,7 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::{
     addresses::Match as Addresses,
-    model::{Claims, Conflict, Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort},
+    model::{Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort, WantedServices},
     options::Detector,
 };
 use keelson_proxy_xtables::{
@@ -77,13 +77,6 @@ impl NodeFacts {
     }
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PlanCounts {
-    pub(crate) services: usize,
-    pub(crate) service_ports: usize,
-    pub(crate) endpoints: usize,
-}
-
 type Entry = (SetKind, String);
 
 #[derive(Debug)]
@@ -91,14 +84,12 @@ pub(crate) struct Plan {
     family: Family,
     facts: NodeFacts,
     node_port_addresses: Vec<IpAddr>,
-    services: BTreeMap<ServiceName, Vec<ServicePort>>,
-    claims: Claims,
+    services: WantedServices,
     marks: Marks,
     /// Number of frontends by address of Services.
     addresses: BTreeMap<IpAddr, u32>,
     /// Number of service ports by endpoint on this node.
     hairpin: HashMap<(Protocol, Endpoint), u32>,
-    counts: PlanCounts,
     /// What was last taken; `None`: the next sync compares everything.
     taken: Option<Taken>,
 }
@@ -129,12 +120,10 @@ impl Plan {
             family,
             node_port_addresses: facts.node_port_addresses(),
             facts,
-            services: BTreeMap::new(),
-            claims: Claims::default(),
+            services: WantedServices::default(),
             marks: Marks::default(),
             addresses: BTreeMap::new(),
             hairpin: HashMap::new(),
-            counts: PlanCounts::default(),
             taken: None,
         }
     }
@@ -158,25 +147,23 @@ impl Plan {
     }
 
     /// Sets the ports of a Service; empty: it is deleted.
-    pub(crate) fn set(&mut self, service: &ServiceName, mut ports: Vec<ServicePort>) {
-        // Of ports with the same name and protocol, which no Service has, only the first.
-        ports.sort_by(|a, b| a.name.cmp(&b.name));
-        ports.dedup_by(|later, first| later.name == first.name);
-        let old = self.services.remove(service).unwrap_or_default();
-        if old == ports {
-            if !old.is_empty() {
-                self.services.insert(service.clone(), old);
-            }
-            return;
+    pub(crate) fn set(&mut self, service: &ServiceName, ports: Vec<ServicePort>) {
+        let mut services = std::mem::take(&mut self.services);
+        if let Some(old) = services.set(service, ports) {
+            self.replace_ports(&old, services.ports_of(service));
         }
-        for port in &old {
+        self.services = services;
+    }
+
+    fn replace_ports(&mut self, old: &[ServicePort], new: &[ServicePort]) {
+        for port in old {
             self.note_changed(port);
             self.count(port, false);
-            if !ports.iter().any(|new| new.name == port.name && needs_mark(new)) {
+            if !new.iter().any(|new| new.name == port.name && needs_mark(new)) {
                 self.marks.remove(&port.name);
             }
         }
-        for port in &ports {
+        for port in new {
             if needs_mark(port) {
                 // Without one, pods and the node reach what others reach.
                 self.marks.add(&port.name);
@@ -184,22 +171,9 @@ impl Plan {
             self.count(port, true);
             self.note_changed(port);
         }
-        self.counts.service_ports = self.counts.service_ports + ports.len() - old.len();
-        if !ports.is_empty() {
-            self.services.insert(service.clone(), ports);
-        }
-        self.counts.services = self.services.len();
     }
 
     fn count(&mut self, port: &ServicePort, is_added: bool) {
-        let endpoints = reachable(port);
-        if is_added {
-            self.claims.add(port, &());
-            self.counts.endpoints += endpoints;
-        } else {
-            self.claims.remove(port);
-            self.counts.endpoints -= endpoints;
-        }
         for (frontend, _) in port.frontends() {
             let Frontend::Address { ip, .. } = frontend else { continue };
             let count = self.addresses.entry(ip).or_default();
@@ -244,40 +218,22 @@ impl Plan {
         mark.map_or_else(Vec::new, |mark| vec![mark, mark | self.facts.mark])
     }
 
-    pub(crate) fn counts(&self) -> PlanCounts {
-        self.counts
+    pub(crate) fn services(&self) -> &WantedServices {
+        &self.services
     }
 
     /// Real servers and entries of sets, about.
     pub(crate) fn elements(&self) -> usize {
-        self.counts.endpoints + self.claims.len() + self.addresses.len() + self.hairpin.len()
-    }
-
-    /// Frontends that more than one service port claims, ordered.
-    pub(crate) fn conflicts(&self) -> Vec<Conflict> {
-        self.claims.conflicts()
-    }
-
-    /// The service port that gets a frontend.
-    pub(crate) fn lookup(&self, frontend: Frontend) -> Option<(FrontendKind, &ServicePort)> {
-        let (kind, name, ()) = self.claims.owner(frontend)?;
-        Some((kind, self.port(name)?))
-    }
-
-    pub(crate) fn ports(&self) -> impl Iterator<Item = &ServicePort> {
-        self.services.values().flatten()
-    }
-
-    fn port(&self, name: &PortName) -> Option<&ServicePort> {
-        self.services.get(&name.service)?.iter().find(|port| port.name == *name)
+        let services = &self.services;
+        services.counts().endpoints + services.frontend_count() + self.addresses.len() + self.hairpin.len()
     }
 
     /// The service port that gets the packets to an address and port. One with the address goes before a node port.
     pub(crate) fn at(&self, socket: Socket) -> Option<(FrontendKind, &ServicePort)> {
         let Socket { ip, protocol, port } = socket;
-        self.lookup(Frontend::Address { ip, protocol, port }).or_else(|| {
+        self.services.lookup(Frontend::Address { ip, protocol, port }).or_else(|| {
             let is_served = self.node_port_addresses.contains(&ip);
-            is_served.then(|| self.lookup(Frontend::NodePort { protocol, port })).flatten()
+            is_served.then(|| self.services.lookup(Frontend::NodePort { protocol, port })).flatten()
         })
     }
 
@@ -299,7 +255,7 @@ impl Plan {
         let (port, endpoints) = match key {
             ServerKey::Socket(socket) => (self.at(socket)?.1, self.state(socket)?.endpoints),
             ServerKey::Mark(mark) => {
-                let port = self.port(self.marks.name(mark, self.facts.mark)?)?;
+                let port = self.services.port(self.marks.name(mark, self.facts.mark)?)?;
                 (port, port.cluster.as_slice())
             }
         };
@@ -316,7 +272,7 @@ impl Plan {
     }
 
     fn sockets(&self) -> BTreeSet<Socket> {
-        self.claims.frontends().flat_map(|frontend| sockets(frontend, &self.node_port_addresses)).collect()
+        self.services.frontends().flat_map(|frontend| sockets(frontend, &self.node_port_addresses)).collect()
     }
 
     /// Whether the interface should have an address: another one may have it already.
@@ -377,15 +333,6 @@ fn sockets(frontend: Frontend, node_port_addresses: &[IpAddr]) -> Vec<Socket> {
         Frontend::NodePort { protocol, port } => {
             node_port_addresses.iter().map(|ip| Socket { ip: *ip, protocol, port }).collect()
         }
-    }
-}
-
-/// Number of endpoints that some frontend leads to.
-fn reachable(port: &ServicePort) -> usize {
-    match (port.uses_cluster(), port.uses_local() && !port.local.is_empty()) {
-        (true, false) => port.cluster.len(),
-        (true, true) => port.cluster.iter().chain(&port.local).collect::<BTreeSet<_>>().len(),
-        (false, _) => port.local.len(),
     }
 }
 

@@ -16,10 +16,10 @@ use keelson_proxy::{
     addresses::{LocalAddresses, NodePortAddresses},
     backend::{Access, Backend, Check, Driver as _, Outcome},
     model::{Endpoint, Family, ServicePort},
+    netlink::{Connection, NETLINK_GENERIC, Request, attributes},
     options::Options,
 };
 use keelson_proxy_ipvs::Ipvs;
-use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_GENERIC};
 use nix::sched::{CloneFlags, setns};
 
 use crate::testing::{options, service_port};
@@ -175,22 +175,12 @@ pub(crate) fn flush_servers() {
     const GET_FAMILY: &[u8] = b"\x03\x01\0\0\x09\0\x02\0IPVS\0\0\0\0";
     /// `IPVS_CMD_FLUSH` (linux/ip_vs.h).
     const FLUSH: &[u8] = &[17, 1, 0, 0];
-    let mut socket = Socket::new(NETLINK_GENERIC).unwrap();
-    socket.bind_auto().unwrap();
-    socket.connect(&NetlinkAddr::new(0, 0)).unwrap();
-    let ask = |kind: u16, flags: u16, body: &[u8]| {
-        let length = u32::try_from(16 + body.len()).unwrap();
-        let head = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8]].concat();
-        socket.send(&[&head, body].concat(), 0).unwrap();
-        let mut answer = Vec::with_capacity(8192);
-        socket.recv(&mut answer, 0).unwrap();
-        answer
-    };
-    let answer = ask(CONTROL, 1, GET_FAMILY);
-    // CTRL_ATTR_FAMILY_ID: six bytes, the number at their end.
-    let id = answer[20..].windows(6).find(|attribute| attribute.starts_with(&[6, 0, 1, 0])).unwrap();
-    let answer = ask(u16::from_ne_bytes([id[4], id[5]]), 5, FLUSH);
-    assert_eq!(answer[16..20], [0; 4], "the kernel refuses to flush");
+    const CTRL_ATTR_FAMILY_ID: u16 = 1;
+    let mut connection = Connection::open(NETLINK_GENERIC).unwrap();
+    let mut ask = |kind: u16, body: &[u8]| connection.get(&Request { kind, flags: 0, body: body.to_vec() });
+    let answer = ask(CONTROL, GET_FAMILY).unwrap();
+    let id = attributes(&answer[4..]).find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).unwrap().1;
+    ask(u16::from_ne_bytes(id.try_into().unwrap()), FLUSH).expect("the kernel flushes");
 }
 
 pub(crate) fn open(options: &Options) -> Box<dyn Backend> {

@@ -10,7 +10,6 @@ use std::{
 
 use keelson_proxy::model::{Endpoint, Family, Frontend, Protocol};
 
-use super::numbers::{is_service_port, split};
 use crate::element::{Element, Key, Number, SetName, Value};
 
 /// The parts that allow a restart without changes. [`Existing::default`]: none.
@@ -65,7 +64,7 @@ impl Existing {
     fn find_without_frontend(&self) -> HashMap<Sets, Vec<Number>> {
         let reached: HashSet<Number> = self.frontends.values().copied().collect();
         let mut left: Vec<Number> =
-            self.numbers().filter(|number| is_service_port(*number) && !reached.contains(number)).collect();
+            self.numbers().filter(|number| number.is_service_port() && !reached.contains(number)).collect();
         left.sort_unstable();
         let mut found: HashMap<Sets, Vec<Number>> = HashMap::new();
         for number in left {
@@ -100,14 +99,14 @@ impl Existing {
             }
             SetName::AffinitySlots | SetName::LocalAffinitySlots => {
                 let (number, index) = (key.number()?, key.index()?);
-                let (of, endpoint) = split(value.number()?)?;
+                let (of, endpoint) = value.number()?.split()?;
                 let [cluster, local] = &mut self.numbers.entry(number).or_default().affinity_slots;
                 if of == number {
                     if set == SetName::AffinitySlots { cluster } else { local }.push((index, endpoint));
                 }
             }
             SetName::AffinityEndpoints | SetName::LocalAffinityEndpoints => {
-                let (number, which) = split(key.number()?)?;
+                let (number, which) = key.number()?.split()?;
                 let endpoint = value.endpoint(family)?;
                 let [cluster, local] = &mut self.numbers.entry(number).or_default().endpoints;
                 if set == SetName::AffinityEndpoints { cluster } else { local }.push((which, endpoint));
@@ -124,7 +123,7 @@ impl Existing {
         }
         let number = number.id();
         self.numbers.entry(number).or_default();
-        is_service_port(number).then(|| self.frontends.insert((is_cluster_ip, frontend), number))?;
+        number.is_service_port().then(|| self.frontends.insert((is_cluster_ip, frontend), number))?;
         Some(())
     }
 

@@ -10,17 +10,14 @@ use crate::element::Number;
 /// Maximum number of an endpoint, from 1.
 pub(super) const MAX_ENDPOINT: u16 = u16::MAX;
 
-/// Distance between the numbers of service ports with affinity.
-const STRIDE: u32 = 1 << 16;
-
-const MAX_WITH_AFFINITY: u32 = (u32::MAX - Number::FIRST_WITH_AFFINITY) / STRIDE + 1;
+const MAX_WITH_AFFINITY: u32 = (u32::MAX - Number::FIRST_WITH_AFFINITY) / Number::STRIDE + 1;
 
 /// Assigns numbers in turn, so that a released one stays unused for as long as possible: the kernel may still have
 /// elements of its last owner, and clients that remember it.
 #[derive(Debug)]
 pub(super) struct Numbers {
     next_plain: u32,
-    /// In [`STRIDE`]s from [`Number::FIRST_WITH_AFFINITY`].
+    /// In [`Number::STRIDE`]s from [`Number::FIRST_WITH_AFFINITY`].
     next_with_affinity: u32,
     used: HashSet<u32>,
     with_affinity: u32,
@@ -73,7 +70,7 @@ impl Numbers {
     fn turn_with_affinity(&mut self) -> Number {
         let place = self.next_with_affinity % MAX_WITH_AFFINITY;
         self.next_with_affinity = place + 1;
-        Number(Number::FIRST_WITH_AFFINITY + place * STRIDE)
+        Number(Number::FIRST_WITH_AFFINITY + place * Number::STRIDE)
     }
 
     /// Assigns an existing number; `false` if it is in use.
@@ -104,21 +101,7 @@ impl Numbers {
 
 /// Index of a number among those with affinity.
 fn place(number: u32) -> u32 {
-    (number - Number::FIRST_WITH_AFFINITY) / STRIDE
-}
-
-pub(super) fn is_service_port(number: Number) -> bool {
-    if number.has_affinity() {
-        number.0.is_multiple_of(STRIDE)
-    } else {
-        (1..=Number::ID_MASK.0).contains(&number.0)
-    }
-}
-
-/// Splits an endpoint's number into the service port's number and the endpoint; `None` without affinity.
-pub(super) fn split(number: Number) -> Option<(Number, u16)> {
-    let endpoint = (number.0 % STRIDE) as u16;
-    (number.has_affinity() && endpoint != 0).then_some((Number(number.0 - u32::from(endpoint)), endpoint))
+    (number - Number::FIRST_WITH_AFFINITY) / Number::STRIDE
 }
 
 #[cfg(test)]
@@ -158,18 +141,11 @@ mod tests {
         let mut numbers = Numbers::new(&none);
         let given: HashSet<_> = (0..32_768).map(|_| numbers.allocate(true, &none).unwrap()).collect();
         assert_eq!(given.len(), 32_768);
-        assert!(given.iter().all(|number| number.has_affinity() && is_service_port(*number)));
+        assert!(given.iter().all(|number| number.has_affinity() && number.is_service_port()));
         assert_eq!(numbers.allocate(true, &none), None);
         numbers.release(Number(0x8000_0000));
         assert_eq!(numbers.allocate(true, &none), None, "it rests");
         numbers.free_released();
         assert_eq!(numbers.allocate(true, &none), Some(Number(0x8000_0000)));
-    }
-
-    #[test]
-    fn endpoint_numbers_contain_the_service_port_number() {
-        assert_eq!(split(Number(0x8001_0003)), Some((Number(0x8001_0000), 3)));
-        assert_eq!(split(Number(0x8001_0000)), None);
-        assert_eq!(split(Number(7)), None);
     }
 }

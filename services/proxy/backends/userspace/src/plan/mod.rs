@@ -9,11 +9,12 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::Arc,
 };
 
 use keelson_client::ServiceName;
-use keelson_proxy::model::{Claims, Conflict, Frontend, FrontendKind, Protocol, ServicePort};
+use keelson_proxy::model::{Claims, Conflict, Endpoint, Frontend, FrontendKind, Protocol, ServicePort};
 
 pub(crate) use policy::{Decision, NodeFacts, Origin};
 pub(crate) use sockets::{MappedPorts, SocketKey, wanted_sockets};
@@ -24,6 +25,34 @@ pub(crate) struct Rule {
     pub(crate) frontend: Frontend,
     pub(crate) kind: FrontendKind,
     pub(crate) port: Arc<ServicePort>,
+}
+
+/// Who is served, as what, and where connections go.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = &self.port;
+        let is_internal = matches!(self.frontend, Frontend::Address { ip, .. } if ip == port.cluster_ip);
+        write!(f, "{} ({})", port.name, self.kind.as_str())?;
+        if port.affinity_seconds != 0 {
+            write!(f, " affinity {}s", port.affinity_seconds)?;
+        }
+        if !self.ranges().is_empty() {
+            let ranges: Vec<String> = self.ranges().iter().map(ToString::to_string).collect();
+            write!(f, " from {}", ranges.join(","))?;
+        }
+        let target = |set: &[Endpoint]| match (set.is_empty(), port.has_any) {
+            (false, _) => set.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+            (true, true) => "drop".into(),
+            (true, false) => "reject".into(),
+        };
+        match (is_internal, port.internal_local, port.external_local) {
+            (true, true, _) => write!(f, " -> {}", target(&port.local)),
+            (false, _, true) => {
+                write!(f, " -> {}; outside -> {}", target(&port.cluster), target(&port.local))
+            }
+            _ => write!(f, " -> {}", target(&port.cluster)),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -102,7 +131,7 @@ impl Plan {
 }
 
 /// Endpoints of both sets, each once.
-pub(crate) fn reachable(port: &ServicePort) -> BTreeSet<keelson_proxy::model::Endpoint> {
+pub(crate) fn reachable(port: &ServicePort) -> BTreeSet<Endpoint> {
     port.cluster.iter().chain(&port.local).copied().collect()
 }
 

@@ -9,8 +9,10 @@ mod copy;
 mod descriptors;
 mod listener;
 mod socket;
+mod state;
 mod tcp;
 mod udp;
+mod udp_sessions;
 
 use std::{
     collections::HashMap,
@@ -30,9 +32,9 @@ use keelson_proxy::{
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::listener::{Listener, OpenSocket};
-pub(crate) use self::socket::is_bindable;
-use self::{copy::Pipes, descriptors::Descriptors, socket::ListeningSocket};
+pub(crate) use self::listener::Listener;
+use self::{copy::Pipes, descriptors::Descriptors, socket::ListeningSocket, udp_sessions::ShortSessions};
+pub(crate) use self::{socket::is_bindable, state::OpenSocket};
 use crate::{
     affinity::Affinity,
     affinity_file::AffinityFile,
@@ -74,7 +76,7 @@ pub(crate) struct Shared {
     descriptors: Arc<Descriptors>,
     tcp_connections: AtomicUsize,
     udp_sessions: AtomicUsize,
-    short_sessions: udp::ShortSessions,
+    short_sessions: ShortSessions,
     dropped: AtomicUsize,
     warned: Mutex<HashMap<&'static str, Instant>>,
     next_id: AtomicU64,
@@ -209,7 +211,7 @@ impl Shared {
             descriptors: Descriptors::with_limit(max_descriptors),
             tcp_connections: AtomicUsize::new(0),
             udp_sessions: AtomicUsize::new(0),
-            short_sessions: udp::ShortSessions::default(),
+            short_sessions: ShortSessions::default(),
             dropped: AtomicUsize::new(0),
             warned: Mutex::default(),
             next_id: AtomicU64::new(0),
@@ -286,7 +288,7 @@ impl Shared {
         }
     }
 
-    /// Whether a warning of this kind is due: the same trouble can come with every connection.
+    /// Whether a warning of this kind is due: the same error can occur with every connection.
     pub(crate) fn may_warn(&self, kind: &'static str) -> bool {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

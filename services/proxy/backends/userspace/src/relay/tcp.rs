@@ -15,8 +15,8 @@ use tokio::{
 use super::{
     SessionKind,
     copy::copy_both,
-    listener::{ListenerState, Watched},
     socket::{Connection, connect_tcp, prepare, reset},
+    state::{ListenerState, Watched},
 };
 use crate::{plan::Decision, proxy_protocol};
 

@@ -1,6 +1,6 @@
-//! UDP: sessions by client.
+//! UDP: receives, and relays the datagrams of each session.
 //!
-//! Owns: [`receive`], [`UdpSessions`] and [`ShortSessions`]. In: datagrams of clients and endpoints. Out: datagrams,
+//! Owns: [`receive`]. In: datagrams of clients and endpoints. Out: datagrams,
 //! replies from the frontend's own address.
 //!
 //! A session has a socket of its own to its endpoint. It ends after the idle timeout, when the endpoint is gone, and when
@@ -9,14 +9,10 @@
 
 use std::{
     cell::RefCell,
-    collections::{HashMap, VecDeque},
     io,
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use keelson_proxy::model::{Endpoint, ServicePort};
@@ -27,12 +23,12 @@ use tokio::{
     task::yield_now,
     time::{sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
 
 use super::{
-    SessionCount, SessionKind,
-    listener::{ListenerState, Watched},
+    SessionKind,
     socket::connect_udp,
+    state::{ListenerState, Watched},
+    udp_sessions::Session,
 };
 use crate::plan::Decision;
 
@@ -50,103 +46,6 @@ const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
 thread_local! {
     // In use only between two await points.
     static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; DATAGRAM_BYTES]);
-}
-
-/// The sessions of a listener.
-#[derive(Debug, Default)]
-pub(super) struct UdpSessions(Mutex<HashMap<SocketAddr, Arc<Session>>>);
-
-#[derive(Debug)]
-struct Session {
-    id: u64,
-    endpoint: Endpoint,
-    socket: UdpSocket,
-    begun: Instant,
-    /// Milliseconds after `begun` of the last datagram, in either direction.
-    last: AtomicU64,
-    has_reply: AtomicBool,
-    /// The client has sent another datagram after a reply.
-    is_long: AtomicBool,
-    ended: CancellationToken,
-    _count: SessionCount,
-}
-
-impl UdpSessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Arc<Session>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn end_where(&self, is_gone: impl Fn(Endpoint) -> bool) {
-        self.lock().retain(|_, session| {
-            let is_gone = is_gone(session.endpoint);
-            if is_gone {
-                session.ended.cancel();
-            }
-            !is_gone
-        });
-    }
-
-    fn remove(&self, client: SocketAddr, id: u64) {
-        let mut sessions = self.lock();
-        if sessions.get(&client).is_some_and(|session| session.id == id) {
-            sessions.remove(&client);
-        }
-    }
-}
-
-/// The sessions of all listeners that may end for new ones, the oldest first: those with one exchange, as by conntrack's
-/// early drop.
-#[derive(Debug, Default)]
-pub(super) struct ShortSessions(Mutex<VecDeque<Weak<Session>>>);
-
-impl ShortSessions {
-    /// `max`: of all sessions.
-    fn add(&self, session: &Arc<Session>, max: usize) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= 2 * max.max(1) {
-            all.retain(|session| session.strong_count() > 0);
-        }
-        all.push_back(Arc::downgrade(session));
-    }
-
-    /// Ends the oldest one. Its place is free a moment later.
-    pub(super) fn end_oldest(&self) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(oldest) = all.pop_front() {
-            let session = oldest.upgrade();
-            let is_short = |session: &Arc<Session>| {
-                !session.is_long.load(Ordering::Relaxed) && !session.ended.is_cancelled()
-            };
-            if let Some(session) = session.filter(is_short) {
-                session.ended.cancel();
-                return;
-            }
-        }
-    }
-}
-
-impl Session {
-    fn touch(&self) {
-        let elapsed = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last.store(elapsed, Ordering::Relaxed);
-    }
-
-    fn idle(&self) -> Duration {
-        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-        self.begun.elapsed().saturating_sub(last)
-    }
-
-    /// Without tokio, which does not know yet that a new socket is writable. False: the endpoint's host reported the port
-    /// closed, after an earlier datagram.
-    fn send(&self, datagram: &[u8]) -> bool {
-        self.touch();
-        let sent = SockRef::from(&self.socket).send(datagram);
-        !sent.is_err_and(|error| is_closed(&error))
-    }
-}
-
-fn is_closed(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset)
 }
 
 pub(super) async fn receive(state: Arc<ListenerState>, socket: Arc<Watched<UdpSocket>>) {
@@ -233,17 +132,7 @@ fn open(state: &ListenerState, client: SocketAddr) -> io::Result<Option<Arc<Sess
     let Some(count) = state.shared.count_session(SessionKind::Udp) else { return Ok(None) };
     let socket = connect_udp(SocketAddr::new(endpoint.ip, endpoint.port), state.transparent_source(client))?;
     state.shared.remember(&rule.port, source, endpoint);
-    Ok(Some(Arc::new(Session {
-        id: state.shared.next_id(),
-        endpoint,
-        socket,
-        begun: Instant::now(),
-        last: AtomicU64::new(0),
-        has_reply: AtomicBool::new(false),
-        is_long: AtomicBool::new(false),
-        ended: CancellationToken::new(),
-        _count: count,
-    })))
+    Ok(Some(Arc::new(Session::new(state.shared.next_id(), endpoint, socket, count))))
 }
 
 /// Sends the endpoint's datagrams to the client, until the session ends.

@@ -1,12 +1,14 @@
 //! Routes in the kernel (rtnetlink).
 //!
-//! Owns: the requests [`add`], [`remove`] and [`list`], and their encoding. In: addresses. Out: routes. Each request has a
+//! Owns: the requests [`add`], [`remove`] and [`list`], and their content. In: addresses. Out: routes. Each request has a
 //! socket of its own, in the network namespace of the calling thread.
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-use keelson_proxy::model::Family;
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use keelson_proxy::{
+    model::Family,
+    netlink::{Attributes, Connection, NETLINK_ROUTE, Request, attributes},
+};
 
 use super::RouteError;
 
@@ -14,16 +16,10 @@ use super::RouteError;
 const PROTOCOL: u8 = 107;
 
 // linux/netlink.h and linux/rtnetlink.h.
-const HEADER_BYTES: usize = 16;
 const ROUTE_BYTES: usize = 12;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_CREATE_EXCL: u16 = 0x600;
 const TABLE_LOCAL: u8 = 255;
 const SCOPE_HOST: u8 = 254;
@@ -57,23 +53,16 @@ pub(crate) fn remove(ip: IpAddr) -> Result<(), RouteError> {
 /// The addresses of our routes.
 pub(crate) fn list(family: Family) -> Result<BTreeSet<IpAddr>, RouteError> {
     let mut ours = BTreeSet::new();
-    let request = request(RTM_GETROUTE, NLM_F_DUMP, &route(family, 0, 0), &[]);
-    exchange(&request, |kind, body| {
-        if kind == RTM_NEWROUTE {
-            ours.extend(parse(family, body));
-        }
-    })?;
+    let request = Request { kind: RTM_GETROUTE, flags: 0, body: route(family, 0, 0).to_vec() };
+    Connection::open(NETLINK_ROUTE)?.dump(&request, |body| ours.extend(parse(family, body)))?;
     Ok(ours)
 }
 
 fn change(kind: u16, flags: u16, ip: IpAddr, no_error: i32) -> Result<(), RouteError> {
-    let octets = octets(ip);
-    let bits = u8::try_from(octets.len() * 8).unwrap_or_default();
-    let body = route(Family::of(ip), bits, PROTOCOL);
-    let attributes = [(RTA_DST, octets.as_slice()), (RTA_OIF, &LOOPBACK.to_ne_bytes())];
-    match exchange(&request(kind, flags | NLM_F_ACK, &body, &attributes), |_, _| {}) {
+    let request = Request { kind, flags, body: route_to(ip) };
+    match Connection::open(NETLINK_ROUTE)?.get(&request) {
         Err(error) if error.raw_os_error() == Some(no_error) => Ok(()),
-        changed => Ok(changed?),
+        changed => Ok(changed.map(drop)?),
     }
 }
 
@@ -93,59 +82,12 @@ fn route(family: Family, bits: u8, protocol: u8) -> [u8; ROUTE_BYTES] {
     [family, bits, 0, 0, TABLE_LOCAL, protocol, scope, TYPE_LOCAL, 0, 0, 0, 0]
 }
 
-fn request(kind: u16, flags: u16, body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut message = vec![0; 4];
-    message.extend(kind.to_ne_bytes());
-    message.extend((flags | NLM_F_REQUEST).to_ne_bytes());
-    // Sequence number and port ID: a socket has one request.
-    message.extend([1, 0, 0, 0, 0, 0, 0, 0]);
-    message.extend(body);
-    for (kind, value) in attributes {
-        let length = u16::try_from(4 + value.len()).unwrap_or_default();
-        message.extend(length.to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(*value);
-    }
-    let length = u32::try_from(message.len()).unwrap_or_default();
-    message[..4].copy_from_slice(&length.to_ne_bytes());
-    message
-}
-
-/// Sends a request, and passes type and body of each answer.
-fn exchange(request: &[u8], mut answer: impl FnMut(u16, &[u8])) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    socket.send(request, 0)?;
-    loop {
-        let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = datagram.as_slice();
-        while let Some((kind, body, next)) = split(rest) {
-            match kind {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => return acknowledged(body),
-                kind => answer(kind, body),
-            }
-            rest = next;
-        }
-    }
-}
-
-/// The first message: type, body, and what follows.
-fn split(messages: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = u32::from_ne_bytes(*messages.first_chunk()?);
-    let length = usize::try_from(length).ok().filter(|length| *length >= HEADER_BYTES)?;
-    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
-    let next = messages.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, messages.get(HEADER_BYTES..length)?, next))
-}
-
-fn acknowledged(body: &[u8]) -> io::Result<()> {
-    match body.first_chunk().map(|code| i32::from_ne_bytes(*code)) {
-        Some(0) => Ok(()),
-        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(io::ErrorKind::InvalidData.into()),
-    }
+/// Our route to an address: `struct rtmsg` and attributes.
+fn route_to(ip: IpAddr) -> Vec<u8> {
+    let octets = octets(ip);
+    let bits = u8::try_from(octets.len() * 8).unwrap_or_default();
+    let header = route(Family::of(ip), bits, PROTOCOL);
+    Attributes::after(&header).bytes(RTA_DST, &octets).u32(RTA_OIF, LOOPBACK).into_bytes()
 }
 
 /// The destination, if the route is ours.
@@ -155,18 +97,10 @@ fn parse(family: Family, body: &[u8]) -> Option<IpAddr> {
     if (route[0], route[4], route[5], route[7]) != (expected[0], TABLE_LOCAL, PROTOCOL, TYPE_LOCAL) {
         return None;
     }
-    let mut rest = body.get(ROUTE_BYTES..)?;
-    loop {
-        let length = usize::from(u16::from_ne_bytes(*rest.first_chunk()?));
-        let kind = u16::from_ne_bytes(*rest.get(2..)?.first_chunk()?);
-        let value = rest.get(4..length)?;
-        if kind == RTA_DST {
-            return match family {
-                Family::V4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
-                Family::V6 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
-            };
-        }
-        rest = rest.get(length.next_multiple_of(4)..)?;
+    let (_, destination) = attributes(body.get(ROUTE_BYTES..)?).find(|(kind, _)| *kind == RTA_DST)?;
+    match family {
+        Family::V4 => <[u8; 4]>::try_from(destination).ok().map(IpAddr::from),
+        Family::V6 => <[u8; 16]>::try_from(destination).ok().map(IpAddr::from),
     }
 }
 
@@ -180,7 +114,8 @@ pub(crate) fn set_loopback_up() -> io::Result<()> {
     for (place, value) in [(4, LOOPBACK), (8, IFF_UP), (12, IFF_UP)] {
         body[place..place + 4].copy_from_slice(&value.to_ne_bytes());
     }
-    exchange(&request(RTM_NEWLINK, NLM_F_ACK, &body, &[]), |_, _| {})
+    let request = Request { kind: RTM_NEWLINK, flags: 0, body: body.to_vec() };
+    Connection::open(NETLINK_ROUTE)?.get(&request).map(drop)
 }
 
 #[cfg(test)]
@@ -207,13 +142,12 @@ mod tests {
     #[test]
     fn truncated_messages_are_no_routes() {
         let ip: IpAddr = "10.96.0.10".parse().unwrap();
-        let message = request(RTM_NEWROUTE, 0, &route(Family::V4, 32, PROTOCOL), &[(RTA_DST, &octets(ip))]);
-        let (kind, body, rest) = split(&message).unwrap();
-        assert_eq!((kind, parse(Family::V4, body), rest.len()), (RTM_NEWROUTE, Some(ip), 0));
+        let body =
+            Attributes::after(&route(Family::V4, 32, PROTOCOL)).bytes(RTA_DST, &octets(ip)).into_bytes();
+        assert_eq!(parse(Family::V4, &body), Some(ip));
         for length in 0..body.len() {
             assert_eq!(parse(Family::V4, &body[..length]), None);
-            assert!(split(&message[..length]).is_none());
         }
-        assert_eq!(parse(Family::V6, body), None);
+        assert_eq!(parse(Family::V6, &body), None);
     }
 }

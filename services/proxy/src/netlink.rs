@@ -1,4 +1,4 @@
-//! Netlink messages and sockets.
+//! Netlink messages and sockets, for this crate and for backends.
 //!
 //! Owns: [`Connection`], and the encoding of messages and attributes. In: requests. Out: answers, and the error of each
 //! request that failed.
@@ -8,6 +8,7 @@
 
 use std::io;
 
+pub use netlink_sys::protocols::{NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE};
 use netlink_sys::{Socket, SocketAddr};
 
 // linux/netlink.h.
@@ -24,29 +25,29 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 const BATCH: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) kind: u16,
-    pub(crate) flags: u16,
+pub struct Request {
+    pub kind: u16,
+    pub flags: u16,
     /// The header of the protocol (genlmsghdr, ifaddrmsg) and attributes.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 /// A request that the kernel refused: its place, and the error number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) at: usize,
-    pub(crate) errno: i32,
+pub struct Refused {
+    pub at: usize,
+    pub errno: i32,
 }
 
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     socket: Socket,
     sequence: u32,
 }
 
 impl Connection {
-    /// In the network namespace of the calling thread.
-    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+    /// `protocol`: such as [`NETLINK_ROUTE`]. In the network namespace of the calling thread.
+    pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -54,7 +55,7 @@ impl Connection {
     }
 
     /// Sends all requests, and returns those that the kernel refused. It continues after a refused one.
-    pub(crate) fn send_all(&mut self, requests: &[Request]) -> io::Result<Vec<Refused>> {
+    pub fn send_all(&mut self, requests: &[Request]) -> io::Result<Vec<Refused>> {
         let mut refused = Vec::new();
         for (number, batch) in requests.chunks(BATCH).enumerate() {
             let first = self.sequence;
@@ -81,12 +82,12 @@ impl Connection {
     }
 
     /// Sends a request, and passes the body of each answer.
-    pub(crate) fn dump(&mut self, request: &Request, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    pub fn dump(&mut self, request: &Request, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         self.ask(request, NLM_F_DUMP, &mut each)
     }
 
     /// Sends a request that has one answer, or an error.
-    pub(crate) fn get(&mut self, request: &Request) -> io::Result<Vec<u8>> {
+    pub fn get(&mut self, request: &Request) -> io::Result<Vec<u8>> {
         let mut answer = Vec::new();
         self.ask(request, NLM_F_ACK, &mut |body| answer.extend_from_slice(body))?;
         Ok(answer)
@@ -167,15 +168,15 @@ fn error_number(body: &[u8]) -> io::Result<i32> {
 
 /// Attributes, appended to a message.
 #[derive(Debug, Default)]
-pub(crate) struct Attributes(Vec<u8>);
+pub struct Attributes(Vec<u8>);
 
 impl Attributes {
     /// After a header of the protocol.
-    pub(crate) fn after(header: &[u8]) -> Self {
+    pub fn after(header: &[u8]) -> Self {
         Self(header.to_vec())
     }
 
-    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+    pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -184,36 +185,36 @@ impl Attributes {
         self
     }
 
-    pub(crate) fn u16(self, kind: u16, value: u16) -> Self {
+    pub fn u16(self, kind: u16, value: u16) -> Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
     /// In network byte order, as ports are.
-    pub(crate) fn be16(self, kind: u16, value: u16) -> Self {
+    pub fn be16(self, kind: u16, value: u16) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    pub(crate) fn u32(self, kind: u16, value: u32) -> Self {
+    pub fn u32(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_ne_bytes())
     }
 
     /// Terminated by a zero byte.
-    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
+    pub fn text(self, kind: u16, value: &str) -> Self {
         let bytes: Vec<u8> = value.bytes().chain([0]).collect();
         self.bytes(kind, &bytes)
     }
 
-    pub(crate) fn nested(self, kind: u16, inner: Self) -> Self {
+    pub fn nested(self, kind: u16, inner: Self) -> Self {
         self.bytes(kind | NLA_F_NESTED, &inner.0)
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
+    pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 }
 
 /// Type and value of each attribute, up to the first one that is truncated.
-pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
         let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -224,7 +225,7 @@ pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
 }
 
 /// A number in the byte order of the machine.
-pub(crate) fn number(value: &[u8]) -> Option<u32> {
+pub fn number(value: &[u8]) -> Option<u32> {
     match value.len() {
         2 => value.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes).into()),
         _ => value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)),
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn messages_are_split() {
-        let mut connection = Connection::open(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
+        let mut connection = Connection::open(NETLINK_ROUTE).unwrap();
         let request = |body: &[u8]| Request { kind: 7, flags: 0x200, body: body.to_vec() };
         let mut datagram = Vec::new();
         connection.append(&mut datagram, &request(&[1, 2, 3]), NLM_F_ACK);
@@ -263,12 +264,15 @@ mod tests {
         let (second, rest) = Message::split(rest).unwrap();
         assert_eq!((second.sequence, second.body, rest.len()), (2, &[4][..], 0));
         assert_eq!(Message::split(rest), None);
+        for length in 0..HEADER_BYTES + 3 {
+            assert_eq!(Message::split(&datagram[..length]), None, "{length} bytes");
+        }
     }
 
     #[test]
     fn the_kernel_reports_each_refused_request() {
         // Deletes an interface and an address that do not exist.
-        let mut connection = Connection::open(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
+        let mut connection = Connection::open(NETLINK_ROUTE).unwrap();
         let delete = Request {
             kind: 17,
             flags: 0,
