@@ -22,12 +22,17 @@ use std::{
 };
 
 use keelson_client::ServiceName;
-use keelson_proxy::model::{Claims, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort};
+use keelson_proxy::model::{
+    Claims, Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort,
+};
 
-use self::{placed::Inherited, ranges::Ranges};
 pub(crate) use self::{
     placed::Placed,
     policy::{NodeFacts, Policy, Reason},
+};
+use self::{
+    placed::{Inherited, is_stale},
+    ranges::Ranges,
 };
 use crate::{
     elements::{Change, Contents, Element, Key, sort},
@@ -74,7 +79,8 @@ pub(crate) struct Plan {
     numbers: HashMap<u32, PortName>,
     families: [FamilyPlan; 2],
     inherited: Inherited,
-    /// A UDP service port has lost an endpoint since the last call of [`Plan::take_lost_udp`].
+    /// Since the last call of [`Plan::take_lost_udp`], a UDP service port has lost an endpoint, or an address of UDP belongs to
+    /// another one: flows of the former one may be there.
     has_lost_udp: bool,
     /// Something was freed since service ports that were left out were tried.
     has_freed: bool,
@@ -210,6 +216,7 @@ impl Plan {
         changes.extend(before.difference(after).map(|ip| Change::Delete(Key::NodeAddress(*ip))));
         plan.put_addresses = plan.node_addresses.clone();
         sort(&mut changes);
+        self.has_lost_udp |= changes.iter().any(puts_udp_frontend);
         changes
     }
 
@@ -235,6 +242,7 @@ impl Plan {
         let plan = &mut self.families[family as usize];
         plan.put_addresses = plan.node_addresses.clone();
         let changes = contents.changes_to(&self.contents(family), family);
+        self.has_lost_udp |= changes.iter().any(puts_udp_frontend);
         self.inherited.give_back(family, &mut self.ranges, now);
         changes
     }
@@ -429,13 +437,17 @@ impl Plan {
         self.family(family).node_addresses.contains(&ip.into())
     }
 
-    /// Whether the endpoint of a UDP flow is gone, and another one serves: as for conntrack (service-semantics 4), flows stay
-    /// while there is none.
-    pub(crate) fn is_stale(&self, number: u32, remote: Remote) -> bool {
-        let family = crate::elements::family_of(number);
-        let name = self.numbers.get(&number);
-        let Some(placed) = name.and_then(|name| self.placed(family, name)) else { return false };
-        placed.port.name.protocol == Protocol::Udp && placed.is_stale(remote)
+    /// Whether the endpoint of a UDP flow to the address of a Service is gone, and another one serves: as for conntrack
+    /// (service-semantics 4), flows stay while there is none. The Service may be another one than that of the flow.
+    pub(crate) fn is_stale(&self, service: Remote, endpoint: Remote) -> bool {
+        let (family, Endpoint { ip, port }) = (service.address.family(), service.endpoint());
+        let protocol = Protocol::Udp;
+        let at_address = Frontend::Address { ip, protocol, port };
+        let at_node = self.serves_node_ports_at(family, ip).then_some(Frontend::NodePort { protocol, port });
+        let claims = &self.family(family).claims;
+        let owner =
+            [Some(at_address), at_node].into_iter().flatten().find_map(|frontend| claims.owner(frontend));
+        owner.is_some_and(|(_, _, port)| is_stale(port, endpoint.endpoint()))
     }
 
     pub(crate) fn take_lost_udp(&mut self) -> bool {
@@ -452,6 +464,10 @@ impl Plan {
             left_out: plan.left_out.len(),
         }
     }
+}
+
+fn puts_udp_frontend(change: &Change) -> bool {
+    matches!(change, Change::Put(Element::Frontend(key, _)) if key.protocol == Protocol::Udp.number())
 }
 
 impl FamilyPlan {
