@@ -264,6 +264,11 @@ impl Sockets {
     }
 
     pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
+        let before = self.plan.left_addresses(family);
         self.plan.set_node_addresses(family, addresses);
+        let left = self.plan.left_addresses(family);
+        if left > 0 && left != before {
+            tracing::warn!(%family, left, "no room for all addresses of the node; node ports at the rest are left to nftables");
+        }
     }
 }

@@ -57,6 +57,8 @@ struct FamilyPlan {
     /// The addresses of the node's interfaces.
     local: BTreeSet<IpAddr>,
     node_addresses: BTreeSet<Address>,
+    /// Addresses of the node for which the map has no room.
+    left_addresses: usize,
     placed: BTreeMap<PortName, Placed>,
     left_out: BTreeSet<PortName>,
     /// What was put, or will be by the changes that were returned last.
@@ -98,6 +100,9 @@ pub(crate) struct Usage {
     pub(crate) members: usize,
     /// Service ports without room.
     pub(crate) left_out: usize,
+    pub(crate) node_addresses: usize,
+    /// Addresses of the node without room.
+    pub(crate) left_addresses: usize,
 }
 
 impl Plan {
@@ -167,10 +172,17 @@ impl Plan {
     /// The addresses at which node ports are served. As packets to it do, the loopback network stays untranslated. Those beyond
     /// the half of the map that a family has are left to packets.
     pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
-        let served = addresses.iter().filter(|ip| family.has(ip) && !ip.is_loopback());
-        let served =
-            served.copied().map(Address::from).take(self.capacity.node_addresses / Family::ALL.len());
-        self.families[family as usize].node_addresses = served.collect();
+        let max = self.capacity.node_addresses / Family::ALL.len();
+        let plan = &mut self.families[family as usize];
+        (plan.node_addresses, plan.left_addresses) = (BTreeSet::new(), 0);
+        for ip in addresses.iter().filter(|ip| family.has(ip) && !ip.is_loopback()) {
+            let address = Address::from(*ip);
+            if plan.node_addresses.len() < max {
+                plan.node_addresses.insert(address);
+            } else if !plan.node_addresses.contains(&address) {
+                plan.left_addresses += 1;
+            }
+        }
     }
 
     pub(crate) fn has_changes(&self, family: Family) -> bool {
@@ -454,6 +466,11 @@ impl Plan {
         std::mem::take(&mut self.has_lost_udp)
     }
 
+    /// The number of the node's addresses for which the map has no room.
+    pub(crate) fn left_addresses(&self, family: Family) -> usize {
+        self.family(family).left_addresses
+    }
+
     pub(crate) fn usage(&self, family: Family) -> Usage {
         let plan = self.family(family);
         Usage {
@@ -462,6 +479,8 @@ impl Plan {
             slots: self.ranges.used(),
             members: plan.placed.values().map(Placed::members).sum(),
             left_out: plan.left_out.len(),
+            node_addresses: plan.put_addresses.len(),
+            left_addresses: plan.left_addresses,
         }
     }
 }

@@ -363,6 +363,10 @@ fn node_ports_at_more_addresses_than_the_map_has_are_left_to_packets() {
     sync(&mut plan, &mut contents);
     assert_eq!(contents.node_addresses.len(), 2, "IPv6 has the other half");
     assert!(plan.serves_node_ports_at(Family::V4, all[1]) && !plan.serves_node_ports_at(Family::V4, all[2]));
+    let usage = plan.usage(Family::V4);
+    assert_eq!((usage.node_addresses, usage.left_addresses), (2, 7));
+    plan.set_node_addresses(Family::V4, &[all[0], all[1], all[0], ip("127.0.0.1"), ip("fd00::1")]);
+    assert_eq!(plan.usage(Family::V4).left_addresses, 0);
 }
 
 #[test]
