@@ -342,6 +342,12 @@ impl Backend for EbpfBackend {
         fills
     }
 
+    fn left_out(&self) -> usize {
+        let levels =
+            Some(&self.sockets).into_iter().chain(self.direct.as_ref().map(|direct| &direct.sockets));
+        levels.map(|level| Family::ALL.map(|family| level.plan.left_out(family)).iter().sum::<usize>()).sum()
+    }
+
     fn decisions(&self) -> Vec<(&'static str, u64)> {
         let counters = self.sockets.kernel().and_then(|kernel| kernel.counters().ok()).unwrap_or_default();
         counters.into_iter().map(|decisions| (decisions.label, decisions.total)).collect()

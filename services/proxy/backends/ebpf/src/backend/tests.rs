@@ -189,7 +189,9 @@ fn direct_return_is_explained_for_outside_clients() {
     }
     let names =
         |backend: &dyn Backend| -> Vec<&str> { backend.map_fills().iter().map(|fill| fill.map).collect() };
-    assert!(names(direct.as_ref()).contains(&"direct_frontends"));
+    for map in ["node_addresses", "direct_frontends", "networks", "devices"] {
+        assert!(names(direct.as_ref()).contains(&map), "{map}");
+    }
     assert!(!names(backend(web()).as_ref()).contains(&"direct_frontends"));
 }
 

@@ -83,6 +83,8 @@ impl Direct {
             fill("direct_members", usage.iter().map(|usage| usage.members).sum(), capacity.members),
             // Each family has the slots of both.
             fill("direct_slots", slots(usage[0].slots), slots(capacity.slots)),
+            fill("networks", self.targets.get().networks.len(), self.max_networks),
+            fill("devices", self.targets.get().devices.len(), self.max_devices),
         ]
     }
 }

@@ -48,6 +48,7 @@ pub(crate) struct Direct {
     detected: [Option<IpNet>; 2],
     /// Devices of the setting that programs cannot be attached to.
     unsuitable: Vec<String>,
+    max_networks: usize,
     max_devices: usize,
     /// Devices for which the map has no room.
     left_devices: Vec<String>,
@@ -97,6 +98,7 @@ impl Direct {
             pod_networks,
             detected: [None, None],
             unsuitable: Vec::new(),
+            max_networks: max_networks(size(&maps, NETWORKS)),
             max_devices: size(&maps, DEVICES),
             left_devices: Vec::new(),
         };
@@ -245,10 +247,14 @@ fn networks<'a>(
     networks
 }
 
-/// The map has room for the former networks beside all others, because no network is unknown in between; and for the pod
-/// networks of the node, one of each family, which are known later.
+/// The map has room for the former networks beside all others, because no network is unknown in between.
+const fn max_networks(size: usize) -> usize {
+    size / 2
+}
+
+/// The pod networks of the node, one of each family, are known later.
 fn check_networks(nodes: &[IpNet], pods: &[IpNet], size: usize) -> Result<(), KernelError> {
-    let max = (size / 2).saturating_sub(Family::ALL.len());
+    let max = max_networks(size).saturating_sub(Family::ALL.len());
     let count = networks(nodes, pods).len();
     if count > max { Err(KernelError::Networks { count, max }) } else { Ok(()) }
 }

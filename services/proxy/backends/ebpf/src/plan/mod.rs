@@ -466,6 +466,11 @@ impl Plan {
         std::mem::take(&mut self.has_lost_udp)
     }
 
+    /// The number of service ports for which a map has no room.
+    pub(crate) fn left_out(&self, family: Family) -> usize {
+        self.family(family).left_out.len()
+    }
+
     /// The number of the node's addresses for which the map has no room.
     pub(crate) fn left_addresses(&self, family: Family) -> usize {
         self.family(family).left_addresses
