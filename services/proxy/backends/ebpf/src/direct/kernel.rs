@@ -135,6 +135,11 @@ impl DirectMaps {
 }
 
 impl Targets {
+    /// Of networks and of devices.
+    pub(super) fn numbers(&self) -> (usize, usize) {
+        (self.networks.len(), self.devices.len())
+    }
+
     fn device_values(&self) -> BTreeMap<u32, [u8; 8]> {
         let value = |device: &Device| {
             let [a, b, c, d, e, f] = device.hardware_address;
