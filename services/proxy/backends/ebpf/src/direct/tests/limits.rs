@@ -53,9 +53,14 @@ fn devices_without_room_are_left_out() {
                 let index =
                     |name: &str| usize::try_from(nix::net::if_::if_nametoindex(name).unwrap()).unwrap();
                 let of = |name: &&str| Interface { name: (*name).into(), index: index(*name) };
-                cluster.levels[0].set_interfaces(&names.iter().map(of).collect::<Vec<_>>());
+                let level = &mut cluster.levels[0];
+                level.set_interfaces(&names.iter().map(of).collect::<Vec<_>>());
+                for family in Family::ALL {
+                    level.sockets.sync(family, Instant::now()).unwrap();
+                }
+                let differs = level.sockets.kernel().unwrap().detached().unwrap();
+                assert_eq!(differs, [""; 0], "{names:?}: the map has them");
             });
-            cluster.sync(0);
             (cluster.levels[0].devices(), cluster.levels[0].features().join("\n"))
         };
         let mut all = ["eth0", "eth1", "eth2"];
