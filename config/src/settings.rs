@@ -443,13 +443,13 @@ settings! {
         /// below it included. Empty: the root of the hierarchy, as this process sees it mounted.
         ebpf_cgroup: Option<PathBuf> = None, Any, restart;
         /// With `ebpf`: connection tracking does not see TCP and UDP between pods (`cluster_cidr`), which need no translation.
-        /// What is translated between pods all the same, such as a hostPort, is masqueraded. Not where firewalls or network
-        /// policies of the node go by connections: read `docs/ebpf.md` before you set it.
+        /// What is translated between pods all the same, such as a hostPort, is masqueraded. Do not set it where firewalls or
+        /// network policies of the node match the connection state: read `docs/ebpf.md` before you set it.
         ebpf_untracked_pods: bool = false, Any, restart;
         /// With `ebpf`: devices at which outside clients reach node ports, external and load-balancer addresses, and by which
         /// other nodes are reached: names, or prefixes with `*`. Programs at them send packets to an endpoint without connection
-        /// tracking, and its node answers the client directly, who keeps its address. All nodes need it: read `docs/ebpf.md`
-        /// before you set it. Empty: off.
+        /// tracking. The endpoint's node replies directly, and the endpoint sees the client's address. All nodes need it: read
+        /// `docs/ebpf.md` before you set it. Empty: off.
         ebpf_direct_return_devices: Vec<InterfacePattern> = Vec::new(), Any, restart;
         /// Where these programs see what arrives: `tc`, or `xdp` (in the driver, where it can). What leaves is always at tc.
         ebpf_direct_return_hook: DirectReturnHook = DirectReturnHook::Tc, Any, restart;

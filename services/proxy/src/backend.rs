@@ -332,6 +332,11 @@ pub trait Backend: Send {
         Vec::new()
     }
 
+    /// Service ports for which a bounded map has no room. Cheap.
+    fn left_out(&self) -> usize {
+        0
+    }
+
     /// What programs in the kernel have decided and how often, by names for metrics. Cheap.
     fn decisions(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

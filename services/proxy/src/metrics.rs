@@ -180,6 +180,7 @@ families! {
         affinity_clients_max: Gauge, "affinity_clients_max", "Capacity of each session affinity map, in clients";
         map_elements: Metric<MapLabel, Gauge>, "map_elements", "Elements of bounded maps of eBPF, counted every 30 s";
         map_elements_max: Metric<MapLabel, Gauge>, "map_elements_max", "Capacity of these maps, in elements";
+        map_left_out: Gauge, "map_left_out_service_ports", "Service ports for which a map of eBPF has no room, and which nftables decides, counted every 30 s";
         socket_decisions: Metric<DecisionLabel, Counter>, "socket_decisions", "Connections and UDP flows by what the socket level decided, counted every 30 s";
         direct_return: Metric<DecisionLabel, Counter>, "direct_return", "Flows and packets by what the programs of direct return did, counted every 30 s";
         applied_rev: Gauge, "applied_rev", "Revision that is programmed in the kernel";
@@ -287,6 +288,10 @@ impl ProxyMetrics {
         self.map_elements_max.get_or_create(&MapLabel { map }).set(gauge(max));
     }
 
+    pub(crate) fn left_out(&self, service_ports: usize) {
+        self.map_left_out.set(i64::try_from(service_ports).unwrap_or(i64::MAX));
+    }
+
     /// `total`: since the maps were made. Maps that are made again begin at zero.
     pub(crate) fn decided(&self, decision: &'static str, total: u64) {
         let counter = self.socket_decisions.get_or_create(&DecisionLabel { decision });
@@ -383,6 +388,7 @@ mod tests {
         metrics.affinity_clients(Family::V4, "affinity-7", 5);
         metrics.affinity_clients_max(131_072);
         metrics.map_fill(MapFill { map: "slots", elements: 7, max: 100 });
+        metrics.left_out(4);
         metrics.decided("tcp", 3);
         metrics.decided("tcp", 8);
         metrics.decided("tcp", 1);
@@ -415,6 +421,7 @@ mod tests {
             "keelson_proxy_affinity_clients_max 131072",
             "keelson_proxy_map_elements{map=\"slots\"} 7",
             "keelson_proxy_map_elements_max{map=\"slots\"} 100",
+            "keelson_proxy_map_left_out_service_ports 4",
             "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 8",
             "keelson_proxy_direct_return_total{decision=\"reply\"} 9",
         ] {

@@ -276,12 +276,13 @@ impl Shared {
 
     /// How full maps are, and what programs have decided.
     pub(super) fn measure_maps(&self) {
-        let (fills, decisions, direct_return) = {
+        let (fills, left_out, decisions, direct_return) = {
             let sync = self.sync();
             let backend = sync.backend();
-            (backend.map_fills(), backend.decisions(), backend.direct_return())
+            (backend.map_fills(), backend.left_out(), backend.decisions(), backend.direct_return())
         };
         fills.into_iter().for_each(|fill| self.metrics.map_fill(fill));
+        self.metrics.left_out(left_out);
         for (decision, total) in decisions {
             self.metrics.decided(decision, total);
         }

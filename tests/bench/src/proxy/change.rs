@@ -1,4 +1,4 @@
-//! From a change at the API server to the rules.
+//! From a change at the API server to the rules, and with the backend ebpf to its maps.
 //!
 //! Owns: the measurement, and a plain watch of the API server beside it. In: a subject that is in sync; single changes,
 //! each after a rest. Out: a row for each kind of change.
@@ -99,6 +99,7 @@ async fn one_by_one(
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
         let (service, number) = (random.random_range(0..env.size.services), env.new_port()?);
+        let before = subject.applied_rev().await?;
         let sent = Instant::now();
         let version = match (changed, scaled.take()) {
             (Changed::Answering, _) => env.switch().await?,
@@ -112,6 +113,7 @@ async fn one_by_one(
         let acknowledged = Instant::now();
         let moved = generations.first_after(sent, PATIENCE).await?;
         let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
+        let moved = subject.applied(before, moved).await?;
         written.push(Written { version, acknowledged, moved });
     }
     // Transactions that belong to the last change.

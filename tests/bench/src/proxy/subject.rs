@@ -3,10 +3,11 @@
 //! Owns: [`Subject`], in its own network. In: a test environment. Out: control of its processes, the progress of their
 //! sync in the kernel, the resources they use.
 
-use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use keelson_cluster::kube::{KubeProxy, KubeProxyOptions};
@@ -32,6 +33,8 @@ pub(super) const REST: Duration = Duration::from_millis(500);
 const SETTLED: Duration = Duration::from_secs(5);
 /// Timeout of steps that are not measured.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// Pause between two looks at the revision that a proxy has programmed.
+const BETWEEN_REVISIONS: Duration = Duration::from_millis(1);
 /// Pause between two readings of what a gradual sync has set.
 const BETWEEN_COUNTS: Duration = Duration::from_millis(100);
 /// Timeout of one request to an endpoint.
@@ -331,14 +334,57 @@ impl Subject {
         if !matches!(self.backend, Backend::Nft | Backend::Ebpf) {
             self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
         }
+        if self.has_maps() {
+            let inode = fs::metadata(Path::new("/run/netns").join(self.namespace().name()))?.ino();
+            let pins = self.world.bpf()?.join(format!("keelson/netns-{inode}"));
+            match fs::remove_dir_all(&pins) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.with_context(|| format!("cannot remove {}", pins.display()))?,
+            }
+        }
         // Memory is released later.
         tokio::time::sleep(4 * REST).await;
         Ok(())
     }
 
+    /// Whether maps of eBPF follow the rules in each sync. They have no generation: the proxy tells when it has written them.
+    fn has_maps(&self) -> bool {
+        self.backend == Backend::Ebpf && self.kind == Kind::Keelson
+    }
+
+    /// The revision that is programmed in the kernel, where generations of the rules do not tell. `None`: elsewhere.
+    pub(super) async fn applied_rev(&self) -> Result<Option<f64>> {
+        match &self.programs {
+            Programs::Keelson { proxy, .. } if self.has_maps() => proxy.applied_rev(self.world.node()).await,
+            Programs::Keelson { .. } | Programs::KubeProxy { .. } => Ok(None),
+        }
+    }
+
+    /// When a later revision than `before` is programmed whose rules changed at `moved`. With maps of eBPF it is late by the time
+    /// of one request to the proxy.
+    pub(super) async fn applied(&self, before: Option<f64>, moved: Instant) -> Result<Instant> {
+        if !self.has_maps() {
+            return Ok(moved);
+        }
+        while moved.elapsed() < PATIENCE {
+            if self.applied_rev().await? > before {
+                return Ok(Instant::now());
+            }
+            tokio::time::sleep(BETWEEN_REVISIONS).await;
+        }
+        bail!("no revision after {before:?} is programmed within {PATIENCE:?}")
+    }
+
+    /// The revision that the agent has published.
+    async fn published_rev(&self) -> Result<f64> {
+        let Programs::Keelson { agent, .. } = &self.programs else { bail!("kube-proxy has no revisions") };
+        let state = agent.json("/debug/endpoints?max=0").await?;
+        state["rev"].as_f64().with_context(|| format!("no revision in {state}"))
+    }
+
     /// Waits until all rules are in the kernel: the sets and maps have the expected number of elements, and no
-    /// transaction followed for [`REST`]. Returns the time of the last one, or None if that took longer than
-    /// `patience`. Without transactions, the time at which everything was seen.
+    /// transaction followed for [`REST`]. Returns the time of the last one, or of the maps of eBPF that come after it, or None if
+    /// that took longer than `patience`. Without transactions, the time at which everything was seen.
     pub(super) async fn synced(
         &self,
         env: &TestEnv,
@@ -349,7 +395,12 @@ impl Subject {
         let mut nft = Nft::open(self.namespace())?;
         let mut looked = None;
         let (mut count, mut counted) = (0, begun);
+        let (mut applied, mut applied_at) = (None, begun);
         loop {
+            let now = self.applied_rev().await?;
+            if now != applied {
+                (applied, applied_at) = (now, Instant::now());
+            }
             if self.backend.is_gradual() {
                 let missing = self.missing(env, &mut nft)?;
                 if self.kind == Kind::KubeProxy {
@@ -376,10 +427,11 @@ impl Subject {
             }
             let last = generations.after(begun)?.last().copied();
             if let Some(last) = last.filter(|last| last.elapsed() >= REST && looked != Some(*last)) {
-                if self.missing(env, &mut nft)?.is_none() {
-                    return Ok(Some(last));
+                let is_complete = self.missing(env, &mut nft)?.is_none();
+                if is_complete && (!self.has_maps() || applied >= Some(self.published_rev().await?)) {
+                    return Ok(Some(last.max(applied_at)));
                 }
-                looked = Some(last);
+                looked = (!is_complete).then_some(last);
             }
             if begun.elapsed() > patience {
                 let missing = self.missing(env, &mut nft)?.unwrap_or_else(|| "nothing".to_owned());

@@ -5,6 +5,14 @@
 
 #include "maps.h"
 
+/* The call of a socket that wants to reach an address. */
+struct socket_call {
+	/* What the socket is connected to; without a port if it is not. */
+	struct endpoint peer;
+	/* connect(), otherwise sendmsg(). */
+	int connects;
+};
+
 /* The endpoint that this client had before, if it still is in the set. */
 INLINE int recall(const struct affinity_key *key, const struct set_key *which, const struct set *set,
 		  struct endpoint *chosen)
@@ -45,9 +53,21 @@ remember:
 	return 1;
 }
 
-/* The endpoint that this UDP socket sends to for this address of the Service, as long as it serves. */
-INLINE int recall_flow(const struct flow_key *sent, __u32 number, struct endpoint *chosen)
+/* The endpoint that this UDP socket sends to for this address of the Service, as long as it serves. A socket that is connected
+ * to the address knows it itself; for others it is remembered. */
+INLINE int recall_flow(const struct flow_key *sent, __u32 number, const struct socket_call *call,
+		       struct endpoint *chosen)
 {
+	if (call->peer.port) {
+		struct flow_key key = {.socket = sent->socket, .remote = call->peer};
+		struct flow *heard = map_lookup(&udp_replies, &key);
+		*chosen = call->peer;
+		if (heard && heard->number == number && is_same(&heard->other, &sent->remote) &&
+		    is_member(number, chosen, MEMBER_SERVES))
+			return 1;
+	}
+	if (call->connects)
+		return 0;
 	struct flow *known = map_lookup(&udp_flows, sent);
 	if (!known || known->number != number)
 		return 0;
@@ -55,12 +75,19 @@ INLINE int recall_flow(const struct flow_key *sent, __u32 number, struct endpoin
 	return is_member(number, chosen, MEMBER_SERVES);
 }
 
-/* Replaces the address of a Service by that of an endpoint. Returns 0 if the destination stays. */
-INLINE int translate(void *ctx, struct frontend_key *to, struct endpoint *chosen)
+/* Datagrams go to the addresses of Services alone: one to a node port may as well be the answer to a client of the node that
+ * has the same port for itself, which connection tracking tells. */
+INLINE struct set_key *find_translated(struct frontend_key *to)
 {
-	if (to->protocol != TCP && to->protocol != UDP)
-		return 0;
-	struct set_key *found = find_frontend(to);
+	if (to->protocol == TCP)
+		return find_frontend(to);
+	return to->protocol == UDP ? map_lookup(&frontends, to) : 0;
+}
+
+/* Replaces the address of a Service by that of an endpoint. Returns 0 if the destination stays. */
+INLINE int translate(void *ctx, struct frontend_key *to, const struct socket_call *call, struct endpoint *chosen)
+{
+	struct set_key *found = find_translated(to);
 	if (!found)
 		return 0;
 	struct set_key which = *found;
@@ -77,12 +104,12 @@ INLINE int translate(void *ctx, struct frontend_key *to, struct endpoint *chosen
 		map_update(&tcp_peers, &key, &back, BPF_ANY);
 		return 1;
 	}
-	int is_known = recall_flow(&key, which.number, chosen);
+	int is_known = recall_flow(&key, which.number, call, chosen);
 	if (!is_known) {
 		if (!choose(ctx, &which, chosen))
 			return 0;
 		struct flow flow = {.number = which.number, .other = *chosen};
-		if (map_update(&udp_flows, &key, &flow, BPF_ANY)) {
+		if (!call->connects && map_update(&udp_flows, &key, &flow, BPF_ANY)) {
 			count(LEFT_UNREMEMBERED);
 			return 0;
 		}

@@ -22,4 +22,10 @@ INLINE void count(__u32 counter)
 		*value += 1;
 }
 
+/* A protocol has eight bits in the maps and nine in the kernel: 0 for those without frontends here. */
+INLINE __u8 protocol_of(struct bpf_sock_addr *ctx)
+{
+	return ctx->protocol == TCP || ctx->protocol == UDP ? ctx->protocol : 0;
+}
+
 #endif

@@ -5,9 +5,10 @@ INLINE struct flow *find_service(struct bpf_sock_addr *ctx, struct flow_key *fro
 {
 	from->socket = socket_cookie(ctx);
 	from->remote.port = ctx->user_port;
-	if (ctx->protocol == UDP)
+	__u8 protocol = protocol_of(ctx);
+	if (protocol == UDP)
 		return map_lookup(&udp_replies, from);
-	if (ctx->protocol == TCP)
+	if (protocol == TCP)
 		return map_lookup(&tcp_peers, from);
 	return 0;
 }

@@ -43,6 +43,13 @@ MAP(node_addresses, BPF_MAP_TYPE_HASH, struct address, __u32, 1, BPF_F_NO_PREALL
 #define MAPPED_PREFIX 0x0000ffffu
 #endif
 
+INLINE int is_same(const struct endpoint *one, const struct endpoint *other)
+{
+	return one->port == other->port && one->address.words[0] == other->address.words[0] &&
+	       one->address.words[1] == other->address.words[1] && one->address.words[2] == other->address.words[2] &&
+	       one->address.words[3] == other->address.words[3];
+}
+
 INLINE int is_mapped(const struct address *address)
 {
 	return !address->words[0] && !address->words[1] && address->words[2] == MAPPED_PREFIX;

@@ -103,8 +103,12 @@ impl EbpfBackend {
 
     fn usage_text(&self, family: Family) -> String {
         let usage = self.sockets.plan.usage(family);
+        let addresses = match usage.left_addresses {
+            0 => String::new(),
+            left => format!("; {left} addresses of the node without room"),
+        };
         format!(
-            "sockets {family}: {} frontends, {} sets, {} members, {} service ports without room; {} slots of both families",
+            "sockets {family}: {} frontends, {} sets, {} members, {} service ports without room; {} slots of both families{addresses}",
             usage.frontends, usage.sets, usage.members, usage.left_out, usage.slots
         )
     }
@@ -311,6 +315,9 @@ impl Backend for EbpfBackend {
                 details.elements.insert(format!("ebpf-{}", map.as_str()), number as u64);
             }
         }
+        if usage.left_addresses > 0 {
+            details.elements.insert("ebpf-left-addresses".to_owned(), usage.left_addresses as u64);
+        }
         if usage.left_out > 0 {
             details.elements.insert("ebpf-left-out".to_owned(), usage.left_out as u64);
         }
@@ -329,9 +336,16 @@ impl Backend for EbpfBackend {
             fill(MapName::Members, sum(|usage| usage.members), capacity.members),
             // Each family has the slots of both.
             fill(MapName::Slots, slots(usage[0].slots), slots(capacity.slots)),
+            fill(MapName::NodeAddresses, sum(|usage| usage.node_addresses), capacity.node_addresses),
         ];
         fills.extend(self.direct.iter().flat_map(Direct::map_fills));
         fills
+    }
+
+    fn left_out(&self) -> usize {
+        let levels =
+            Some(&self.sockets).into_iter().chain(self.direct.as_ref().map(|direct| &direct.sockets));
+        levels.map(|level| Family::ALL.map(|family| level.plan.left_out(family)).iter().sum::<usize>()).sum()
     }
 
     fn decisions(&self) -> Vec<(&'static str, u64)> {

@@ -27,6 +27,9 @@ use crate::{
 /// How often all maps are read and compared. Nothing tells that another program has written one; links are checked each time.
 const MAPS_INTERVAL: Duration = Duration::from_secs(300);
 
+/// After how long UDP sockets are looked for again that a sweep could not reach.
+const SWEEP_RETRY: Duration = Duration::from_secs(10);
+
 /// Of a map, one part in this many is kept for elements that are put before others are deleted.
 const HEADROOM: u32 = 8;
 
@@ -56,7 +59,10 @@ pub(crate) struct Sockets {
     has_former: bool,
     pub(crate) snapshots: Snapshots<Seen>,
     pub(crate) syncs: Arc<AtomicU64>,
+    /// UDP sockets may be connected to endpoints that are gone.
     has_lost_udp: bool,
+    /// When those are looked for again after a failure.
+    next_sweep: Option<Instant>,
     sweeper: Sweeper,
 }
 
@@ -93,6 +99,7 @@ impl Sockets {
             snapshots: Snapshots::default(),
             syncs: Arc::default(),
             has_lost_udp: false,
+            next_sweep: None,
             sweeper: Sweeper::default(),
         }
     }
@@ -135,7 +142,8 @@ impl Sockets {
             self.plan.full(family, &contents, now)
         };
         let mut outcome = self.apply(&changes)?;
-        self.has_lost_udp |= self.plan.take_lost_udp();
+        // Endpoints may have been lost while no process ran.
+        self.has_lost_udp |= self.plan.take_lost_udp() || !state.has_synced;
         outcome.full = !state.is_trusted;
         outcome.repaired = outcome.full && state.has_synced && !changes.is_empty();
         let checked = if state.is_trusted { state.checked } else { Some(now) };
@@ -226,18 +234,26 @@ impl Sockets {
         if !self.families[family as usize].is_trusted {
             return Ok(Outcome::default());
         }
-        if self.has_lost_udp && self.sweeper.is_free() {
-            self.has_lost_udp = false;
-            let replies = self.writable()?.udp_replies()?;
-            let stale =
-                replies.into_iter().filter(|(key, value)| self.plan.is_stale(value.number, key.remote));
-            let stale: Vec<Stale> = stale.map(|(key, _)| Stale::from(key)).collect();
-            self.sweeper.start(stale);
-        }
+        self.sweep(now)?;
         match self.plan.wake(now) {
             true => self.sync(family, now),
             false => Ok(Outcome::default()),
         }
+    }
+
+    fn sweep(&mut self, now: Instant) -> Result<(), KernelError> {
+        if self.sweeper.take_retry() {
+            self.next_sweep = Some(now + SWEEP_RETRY);
+        }
+        let is_due = self.has_lost_udp || self.next_sweep.is_some_and(|at| now >= at);
+        if !is_due || !self.sweeper.is_free() {
+            return Ok(());
+        }
+        let replies = self.writable()?.udp_replies()?;
+        (self.has_lost_udp, self.next_sweep) = (false, None);
+        let stale = replies.into_iter().filter(|(key, value)| self.plan.is_stale(value.other, key.remote));
+        self.sweeper.start(stale.map(|(key, _)| Stale::from(key)).collect());
+        Ok(())
     }
 
     /// What a full sync would change. The next sync is one.
@@ -248,6 +264,11 @@ impl Sockets {
     }
 
     pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
+        let before = self.plan.left_addresses(family);
         self.plan.set_node_addresses(family, addresses);
+        let left = self.plan.left_addresses(family);
+        if left > 0 && left != before {
+            tracing::warn!(%family, left, "no room for all addresses of the node; node ports at the rest are left to nftables");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod namespaces;
 
 use std::{
     collections::HashMap,
+    io,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,6 +21,7 @@ use std::{
 
 use keelson_proxy::model::Family;
 
+use self::namespaces::{Entered, NetNamespace};
 use crate::layout::{FlowKey, Remote};
 
 /// A socket that may still be connected to `remote`.
@@ -41,6 +43,8 @@ pub(crate) struct SweepStatus {
     pub(crate) destroyed: u64,
     /// Why the last sweep could not look everywhere.
     pub(crate) failure: Option<String>,
+    /// Another sweep may find what the last one did not.
+    needs_retry: bool,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -65,17 +69,24 @@ impl Sweeper {
         }
         let sweeper = self.clone();
         let body = move || {
-            let swept = sweep(&stale);
+            let swept = sweep(&stale, namespaces::others());
             sweeper.record(swept);
             sweeper.is_busy.store(false, Ordering::SeqCst);
         };
         if let Err(error) = thread::Builder::new().name("stale sockets".to_owned()).spawn(body) {
-            self.record(Swept { destroyed: 0, failure: Some(format!("cannot start a thread: {error}")) });
+            let failure = Some(format!("cannot start a thread: {error}"));
+            self.record(Swept { destroyed: 0, failure, needs_retry: true });
             self.is_busy.store(false, Ordering::SeqCst);
         }
     }
 
-    fn record(&self, Swept { destroyed, failure }: Swept) {
+    /// Whether the last sweep failed in a way that may be over, once.
+    pub(crate) fn take_retry(&self) -> bool {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut status.needs_retry)
+    }
+
+    pub(crate) fn record(&self, Swept { destroyed, failure, needs_retry }: Swept) {
         if destroyed > 0 {
             tracing::info!(destroyed, "UDP sockets of endpoints that are gone destroyed");
         }
@@ -85,13 +96,27 @@ impl Sweeper {
         }
         status.destroyed += destroyed;
         status.failure = failure;
+        status.needs_retry = needs_retry;
     }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Swept {
-    destroyed: u64,
-    failure: Option<String>,
+pub(crate) struct Swept {
+    pub(crate) destroyed: u64,
+    pub(crate) failure: Option<String>,
+    /// Another sweep may find what this one did not.
+    pub(crate) needs_retry: bool,
+}
+
+impl Swept {
+    /// What the kernel does not permit or cannot do stays so as long as this process runs.
+    fn fail(&mut self, place: &str, error: &io::Error) {
+        let is_lasting = matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported);
+        let right =
+            if error.kind() == io::ErrorKind::PermissionDenied { "; it needs CAP_SYS_ADMIN" } else { "" };
+        self.failure = Some(format!("{place}: {error}{right}"));
+        self.needs_retry |= !is_lasting;
+    }
 }
 
 /// Why UDP sockets of pods would stay connected to endpoints that are gone.
@@ -100,8 +125,8 @@ pub(crate) fn reason_against() -> Option<String> {
     Some(format!("UDP sockets of pods would stay connected to endpoints that are gone: {reason}"))
 }
 
-/// Looks for the sockets in all network namespaces. Leaves the thread in one of them.
-fn sweep(stale: &[Stale]) -> Swept {
+/// Looks for the sockets in this network namespace and in others. Leaves the thread in one of them.
+fn sweep(stale: &[Stale], others: Vec<NetNamespace>) -> Swept {
     let wanted: HashMap<u64, Remote> = stale.iter().map(|stale| (stale.socket, stale.remote)).collect();
     let families = Family::ALL.into_iter().filter(|family| {
         stale.iter().any(|stale| stale.remote.address.family() == *family || *family == Family::V6)
@@ -109,23 +134,29 @@ fn sweep(stale: &[Stale]) -> Swept {
     // Sockets of IPv6 may have an endpoint of IPv4.
     let families: Vec<Family> = families.collect();
     let mut swept = Swept::default();
-    let mut here = |place: &str| {
+    let here = |place: &str, swept: &mut Swept| {
         for family in &families {
             match diag::destroy(*family, &wanted) {
                 Ok(destroyed) => swept.destroyed += destroyed,
-                Err(error) => swept.failure = Some(format!("{place}: {error}")),
+                Err(error) => swept.fail(place, &error),
             }
         }
     };
-    here("this network namespace");
-    for namespace in namespaces::others() {
+    here("this network namespace", &mut swept);
+    for namespace in others {
         match namespace.enter() {
-            Ok(()) => here(&namespace.to_string()),
+            Ok(Entered::Yes) => here(&namespace.to_string(), &mut swept),
+            Ok(Entered::Gone) => {}
             Err(error) => {
-                swept.failure = Some(format!("cannot enter {namespace}: {error}; it needs CAP_SYS_ADMIN"));
-                break;
+                swept.fail(&format!("cannot enter {namespace}"), &error);
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    break;
+                }
             }
         }
     }
     swept
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,13 +44,6 @@ INLINE void count(__u32 counter)
 		*value += 1;
 }
 
-INLINE int is_same(const struct endpoint *one, const struct endpoint *other)
-{
-	return one->port == other->port && one->address.words[0] == other->address.words[0] &&
-	       one->address.words[1] == other->address.words[1] && one->address.words[2] == other->address.words[2] &&
-	       one->address.words[3] == other->address.words[3];
-}
-
 /* What the network of an address has; 0: it is outside of the cluster. */
 INLINE __u32 find_network(const struct address *address)
 {

@@ -4,6 +4,7 @@ mod fake;
 
 use std::{
     net::{IpAddr, SocketAddr},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -18,6 +19,7 @@ use keelson_proxy::{
 use super::*;
 use crate::{
     Ebpf,
+    stale::Swept,
     testing::{options, service_port},
 };
 
@@ -126,6 +128,11 @@ fn what_is_left_to_packets_says_why() {
         ServicePort { has_any: false, cluster: Vec::new(), local: Vec::new(), on_node: Vec::new(), ..web() };
     let text = left(none, V);
     assert!(text.contains("rejected 0: socket level: left to packets, because no endpoint"), "{text}");
+    let mut dns = web();
+    dns.name.protocol = Protocol::Udp;
+    let text = left(dns.clone(), "10.0.0.7:30080/UDP");
+    assert!(text.contains("because a datagram to a port of the node may be an answer"), "{text}");
+    assert!(left(dns, "10.96.0.1:80/UDP").contains("program keelson_connect4 or keelson_sendmsg4"));
     let sticky = ServicePort { affinity_seconds: 60, ..web() };
     let local: Vec<IpAddr> = LOCAL.map(|ip| ip.parse().unwrap()).into();
     let question = Question::new(V.parse().unwrap(), Source::Pod).unwrap();
@@ -182,7 +189,9 @@ fn direct_return_is_explained_for_outside_clients() {
     }
     let names =
         |backend: &dyn Backend| -> Vec<&str> { backend.map_fills().iter().map(|fill| fill.map).collect() };
-    assert!(names(direct.as_ref()).contains(&"direct_frontends"));
+    for map in ["node_addresses", "direct_frontends", "networks", "devices"] {
+        assert!(names(direct.as_ref()).contains(&map), "{map}");
+    }
     assert!(!names(backend(web()).as_ref()).contains(&"direct_frontends"));
 }
 
@@ -192,21 +201,49 @@ fn the_text_has_tables_and_maps() {
     dns.name.protocol = Protocol::Udp;
     dns.serving = dns.cluster.clone();
     let mut text = String::new();
-    backend(dns).ruleset()(&mut text).unwrap();
+    let mut backend = backend(dns.clone());
+    backend.set_service(Family::V4, &dns.name.service.clone(), vec![dns, web()]);
+    backend.ruleset()(&mut text).unwrap();
     let (tables, maps) = text.split_once("# eBPF map").unwrap();
     assert!(tables.contains("table ip keelson {"), "{tables}");
     for line in [
         "#   10.0.0.8",
-        "#   10.96.0.1:80/UDP : 2 cluster",
-        "#   node port 30080/UDP of IPv4 : 2 cluster",
+        "#   10.96.0.1:80/UDP : 4 cluster",
+        "#   node port 30080/TCP of IPv4 : 2 cluster",
         "#   2 cluster : 2 slots from 0",
         "#   1 : 10.244.9.1:8080 of 2",
-        "#   2 10.244.0.1:8080 : cluster serving",
+        "#   4 10.244.0.1:8080 : cluster serving",
     ] {
         assert!(maps.lines().any(|found| found == line), "{line} is missing:\n{maps}");
     }
+    assert!(!maps.contains("30080/UDP"), "left to packets: {maps}");
     assert!(maps.lines().skip(1).all(|line| line.starts_with('#')), "nft skips comments only");
     assert!(!maps.contains("127.0.0.1"), "{maps}");
+}
+
+/// At the first sync, and after what failed.
+#[test]
+fn stale_sockets_are_looked_for_until_it_succeeds() {
+    let (kernel, handle) = fake::kernel();
+    let mut sockets = Sockets::new(Some(Box::new(kernel)), usual_capacity(), [true, false]);
+    let now = Instant::now();
+    sockets.sync(Family::V4, now).unwrap();
+    let sweeps = |sockets: &mut Sockets, seconds| {
+        let result = sockets.maintain(Family::V4, now + Duration::from_secs(seconds));
+        (result.is_ok(), handle.lock().unwrap().sweeps.load(Ordering::SeqCst))
+    };
+    handle.lock().unwrap().fails = true;
+    assert_eq!(sweeps(&mut sockets, 0), (false, 1));
+    handle.lock().unwrap().fails = false;
+    assert_eq!(sweeps(&mut sockets, 0), (true, 2));
+    assert_eq!(sweeps(&mut sockets, 0), (true, 2), "nothing was lost since");
+    for (needs_retry, expected) in [(true, 3), (false, 3)] {
+        let failure = Some("scripted".to_owned());
+        sockets.sweeper().record(Swept { destroyed: 0, failure, needs_retry });
+        assert!(sweeps(&mut sockets, 20).1 == 2 || !needs_retry, "not at once");
+        assert_eq!(sweeps(&mut sockets, 31), (true, expected));
+        assert_eq!(sweeps(&mut sockets, 60), (true, expected));
+    }
 }
 
 #[test]

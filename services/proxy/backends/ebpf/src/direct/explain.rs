@@ -77,12 +77,15 @@ impl Direct {
         let capacity = usual_capacity();
         let slots = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         let fill = |map, elements, max| MapFill { map, elements, max };
+        let (networks, devices) = self.targets.get().numbers();
         vec![
             fill("direct_frontends", usage.iter().map(|usage| usage.frontends).sum(), capacity.frontends),
             fill("direct_sets", usage.iter().map(|usage| usage.sets).sum(), capacity.sets),
             fill("direct_members", usage.iter().map(|usage| usage.members).sum(), capacity.members),
             // Each family has the slots of both.
             fill("direct_slots", slots(usage[0].slots), slots(capacity.slots)),
+            fill("networks", networks, self.max_networks),
+            fill("devices", devices, self.max_devices),
         ]
     }
 }

@@ -110,7 +110,8 @@ impl DirectMaps {
         Ok(self.read_networks()? == targets.networks && self.read_devices()? == targets.device_values())
     }
 
-    /// What is wanted comes first: a network is never unknown in between.
+    /// Networks that are wanted come first: none is unknown in between. Devices that are not come first: they have no programs,
+    /// and all others may need their room.
     fn put(&mut self, targets: &Targets) -> Result<(), KernelError> {
         let networks = self.read_networks()?;
         for ((bits, address), value) in &targets.networks {
@@ -123,17 +124,22 @@ impl DirectMaps {
         }
         let wanted = targets.device_values();
         let devices = self.read_devices()?;
-        for (device, value) in &wanted {
-            self.devices.insert(device, value, 0).map_err(failed("write", DEVICES))?;
-        }
         for device in devices.keys().filter(|device| !wanted.contains_key(device)) {
             self.devices.remove(device).map_err(failed("write", DEVICES))?;
+        }
+        for (device, value) in &wanted {
+            self.devices.insert(device, value, 0).map_err(failed("write", DEVICES))?;
         }
         Ok(())
     }
 }
 
 impl Targets {
+    /// Of networks and of devices.
+    pub(super) fn numbers(&self) -> (usize, usize) {
+        (self.networks.len(), self.devices.len())
+    }
+
     fn device_values(&self) -> BTreeMap<u32, [u8; 8]> {
         let value = |device: &Device| {
             let [a, b, c, d, e, f] = device.hardware_address;

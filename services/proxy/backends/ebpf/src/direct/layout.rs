@@ -30,7 +30,7 @@ pub(crate) const DIRECT_MAPS: [MapDefinition; 11] = [
     MAPS[MapName::Slots as usize],
     MAPS[MapName::Members as usize],
     MAPS[MapName::NodeAddresses as usize],
-    map(NETWORKS, 20, 4, 1_024),
+    map(NETWORKS, 20, 4, 16_384),
     map(DEVICES, 4, 8, 256),
     map(FLOWS, 44, 28, 131_072),
     map(REPLIES, 44, 32, 131_072),

@@ -27,7 +27,7 @@ use nix::ifaddrs::getifaddrs;
 
 use self::{
     kernel::{Device, DirectKernel, SharedTargets, usual_sizes},
-    layout::{NETWORK_NODES, NETWORK_PODS, network_key},
+    layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS, network_key},
 };
 use crate::{
     kernel::{KernelError, Sizes, SocketKernel},
@@ -48,6 +48,10 @@ pub(crate) struct Direct {
     detected: [Option<IpNet>; 2],
     /// Devices of the setting that programs cannot be attached to.
     unsuitable: Vec<String>,
+    max_networks: usize,
+    max_devices: usize,
+    /// Devices for which the map has no room.
+    left_devices: Vec<String>,
 }
 
 impl Direct {
@@ -69,6 +73,12 @@ impl Direct {
         sizes: Option<Sizes>,
         is_enabled: [bool; 2],
     ) -> Result<Self, KernelError> {
+        let maps = sizes.clone().unwrap_or_else(usual_sizes);
+        let pod_networks = match &options.detect_local {
+            DetectLocal::ClusterCidr(networks) => networks.clone(),
+            _ => Vec::new(),
+        };
+        check_networks(&own.nodes, &pod_networks, size(&maps, NETWORKS))?;
         let targets = SharedTargets::default();
         let kernel: Option<Box<dyn SocketKernel>> = match sizes {
             Some(sizes) => {
@@ -80,10 +90,6 @@ impl Direct {
             }
             None => None,
         };
-        let pod_networks = match &options.detect_local {
-            DetectLocal::ClusterCidr(networks) => networks.clone(),
-            _ => Vec::new(),
-        };
         let mut direct = Self {
             sockets: Sockets::new(kernel, usual_capacity(), is_enabled),
             options: own.clone(),
@@ -92,6 +98,9 @@ impl Direct {
             pod_networks,
             detected: [None, None],
             unsuitable: Vec::new(),
+            max_networks: max_networks(size(&maps, NETWORKS)),
+            max_devices: size(&maps, DEVICES),
+            left_devices: Vec::new(),
         };
         direct.set_networks();
         Ok(direct)
@@ -115,13 +124,8 @@ impl Direct {
 
     /// Networks of pods are those of the setting, too: where an interface tells pods, nothing else names them.
     fn set_networks(&mut self) {
-        let mut networks = BTreeMap::new();
         let pods = self.pod_networks.iter().chain(self.detected.iter().flatten());
-        for (network, what) in (self.options.nodes.iter().map(|network| (network, NETWORK_NODES)))
-            .chain(pods.map(|network| (network, NETWORK_PODS)))
-        {
-            *networks.entry(network_key(*network)).or_default() |= what;
-        }
+        let networks = networks(&self.options.nodes, pods);
         self.set_targets(|targets| targets.networks = networks);
     }
 
@@ -150,6 +154,13 @@ impl Direct {
                 _ => self.unsuitable.push(name),
             }
         }
+        // Those that were made first stay.
+        let left = devices.keys().nth(self.max_devices).copied().map(|first| devices.split_off(&first));
+        let left: Vec<String> = left.unwrap_or_default().into_values().map(|device| device.name).collect();
+        if self.left_devices != left && !left.is_empty() {
+            tracing::warn!(max = self.max_devices, devices = ?left, "no room for programs of direct return at some devices");
+        }
+        self.left_devices = left;
         self.set_targets(|targets| targets.devices = devices);
     }
 
@@ -192,6 +203,10 @@ impl Direct {
         if !self.unsuitable.is_empty() {
             lines.push(format!("direct return: not Ethernet: {}", self.unsuitable.join(", ")));
         }
+        if !self.left_devices.is_empty() {
+            let (max, left) = (self.max_devices, self.left_devices.len());
+            lines.push(format!("direct return: {left} devices beyond the first {max} are left out"));
+        }
         if let Ok(counters) = kernel.counters() {
             let texts = counters.iter().filter(|decisions| decisions.total > 0);
             let texts: Vec<String> =
@@ -214,6 +229,34 @@ impl Direct {
         let of_pods = self.pod_networks.iter().chain(self.detected.iter().flatten());
         self.options.nodes.iter().chain(of_pods).any(|network| network.contains(&ip))
     }
+}
+
+fn size(sizes: &Sizes, map: &str) -> usize {
+    usize::try_from(sizes.get(map).copied().unwrap_or_default()).unwrap_or(usize::MAX)
+}
+
+fn networks<'a>(
+    nodes: &'a [IpNet],
+    pods: impl IntoIterator<Item = &'a IpNet>,
+) -> BTreeMap<(u32, [u8; 16]), u32> {
+    let nodes = nodes.iter().map(|network| (network, NETWORK_NODES));
+    let mut networks = BTreeMap::new();
+    for (network, what) in nodes.chain(pods.into_iter().map(|network| (network, NETWORK_PODS))) {
+        *networks.entry(network_key(*network)).or_default() |= what;
+    }
+    networks
+}
+
+/// The map has room for the former networks beside all others, because no network is unknown in between.
+const fn max_networks(size: usize) -> usize {
+    size / 2
+}
+
+/// The pod networks of the node, one of each family, are known later.
+fn check_networks(nodes: &[IpNet], pods: &[IpNet], size: usize) -> Result<(), KernelError> {
+    let max = max_networks(size).saturating_sub(Family::ALL.len());
+    let count = networks(nodes, pods).len();
+    if count > max { Err(KernelError::Networks { count, max }) } else { Ok(()) }
 }
 
 type Links = BTreeMap<String, (u32, Option<[u8; 6]>)>;

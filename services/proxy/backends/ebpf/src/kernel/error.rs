@@ -63,6 +63,11 @@ pub(crate) enum KernelError {
          proxy.ebpf_direct_return_hook to \"tc\""
     )]
     DeviceBusy { program: &'static str, device: String },
+    #[error(
+        "proxy.ebpf_direct_return_nodes and the networks of pods have {count} networks, and the programs of direct return know \
+         {max}; list networks of nodes instead of their addresses"
+    )]
+    Networks { count: usize, max: usize },
     #[error("cannot list the filters of devices (rtnetlink): {0}")]
     Filters(io::Error),
     #[error("cannot {action} {path}: {error}")]
@@ -84,6 +89,7 @@ impl KernelError {
                 | Self::NotPermitted(_)
                 | Self::Program { .. }
                 | Self::ReadOnly { .. }
+                | Self::Networks { .. }
         )
     }
 

@@ -22,12 +22,17 @@ use std::{
 };
 
 use keelson_client::ServiceName;
-use keelson_proxy::model::{Claims, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort};
+use keelson_proxy::model::{
+    Claims, Endpoint, Family, Frontend, FrontendKind, PortName, Protocol, ServicePort,
+};
 
-use self::{placed::Inherited, ranges::Ranges};
 pub(crate) use self::{
     placed::Placed,
     policy::{NodeFacts, Policy, Reason},
+};
+use self::{
+    placed::{Inherited, is_stale},
+    ranges::Ranges,
 };
 use crate::{
     elements::{Change, Contents, Element, Key, sort},
@@ -52,6 +57,8 @@ struct FamilyPlan {
     /// The addresses of the node's interfaces.
     local: BTreeSet<IpAddr>,
     node_addresses: BTreeSet<Address>,
+    /// Addresses of the node for which the map has no room.
+    left_addresses: usize,
     placed: BTreeMap<PortName, Placed>,
     left_out: BTreeSet<PortName>,
     /// What was put, or will be by the changes that were returned last.
@@ -74,7 +81,8 @@ pub(crate) struct Plan {
     numbers: HashMap<u32, PortName>,
     families: [FamilyPlan; 2],
     inherited: Inherited,
-    /// A UDP service port has lost an endpoint since the last call of [`Plan::take_lost_udp`].
+    /// Since the last call of [`Plan::take_lost_udp`], a UDP service port has lost an endpoint, or an address of UDP belongs to
+    /// another one: flows of the former one may be there.
     has_lost_udp: bool,
     /// Something was freed since service ports that were left out were tried.
     has_freed: bool,
@@ -92,6 +100,9 @@ pub(crate) struct Usage {
     pub(crate) members: usize,
     /// Service ports without room.
     pub(crate) left_out: usize,
+    pub(crate) node_addresses: usize,
+    /// Addresses of the node without room.
+    pub(crate) left_addresses: usize,
 }
 
 impl Plan {
@@ -161,10 +172,17 @@ impl Plan {
     /// The addresses at which node ports are served. As packets to it do, the loopback network stays untranslated. Those beyond
     /// the half of the map that a family has are left to packets.
     pub(crate) fn set_node_addresses(&mut self, family: Family, addresses: &[IpAddr]) {
-        let served = addresses.iter().filter(|ip| family.has(ip) && !ip.is_loopback());
-        let served =
-            served.copied().map(Address::from).take(self.capacity.node_addresses / Family::ALL.len());
-        self.families[family as usize].node_addresses = served.collect();
+        let max = self.capacity.node_addresses / Family::ALL.len();
+        let plan = &mut self.families[family as usize];
+        (plan.node_addresses, plan.left_addresses) = (BTreeSet::new(), 0);
+        for ip in addresses.iter().filter(|ip| family.has(ip) && !ip.is_loopback()) {
+            let address = Address::from(*ip);
+            if plan.node_addresses.len() < max {
+                plan.node_addresses.insert(address);
+            } else if !plan.node_addresses.contains(&address) {
+                plan.left_addresses += 1;
+            }
+        }
     }
 
     pub(crate) fn has_changes(&self, family: Family) -> bool {
@@ -210,6 +228,7 @@ impl Plan {
         changes.extend(before.difference(after).map(|ip| Change::Delete(Key::NodeAddress(*ip))));
         plan.put_addresses = plan.node_addresses.clone();
         sort(&mut changes);
+        self.has_lost_udp |= changes.iter().any(puts_udp_frontend);
         changes
     }
 
@@ -235,6 +254,7 @@ impl Plan {
         let plan = &mut self.families[family as usize];
         plan.put_addresses = plan.node_addresses.clone();
         let changes = contents.changes_to(&self.contents(family), family);
+        self.has_lost_udp |= changes.iter().any(puts_udp_frontend);
         self.inherited.give_back(family, &mut self.ranges, now);
         changes
     }
@@ -429,17 +449,31 @@ impl Plan {
         self.family(family).node_addresses.contains(&ip.into())
     }
 
-    /// Whether the endpoint of a UDP flow is gone, and another one serves: as for conntrack (service-semantics 4), flows stay
-    /// while there is none.
-    pub(crate) fn is_stale(&self, number: u32, remote: Remote) -> bool {
-        let family = crate::elements::family_of(number);
-        let name = self.numbers.get(&number);
-        let Some(placed) = name.and_then(|name| self.placed(family, name)) else { return false };
-        placed.port.name.protocol == Protocol::Udp && placed.is_stale(remote)
+    /// Whether the endpoint of a UDP flow to the address of a Service is gone, and another one serves: as for conntrack
+    /// (service-semantics 4), flows stay while there is none. The Service may be another one than that of the flow.
+    pub(crate) fn is_stale(&self, service: Remote, endpoint: Remote) -> bool {
+        let (family, Endpoint { ip, port }) = (service.address.family(), service.endpoint());
+        let protocol = Protocol::Udp;
+        let at_address = Frontend::Address { ip, protocol, port };
+        let at_node = self.serves_node_ports_at(family, ip).then_some(Frontend::NodePort { protocol, port });
+        let claims = &self.family(family).claims;
+        let owner =
+            [Some(at_address), at_node].into_iter().flatten().find_map(|frontend| claims.owner(frontend));
+        owner.is_some_and(|(_, _, port)| is_stale(port, endpoint.endpoint()))
     }
 
     pub(crate) fn take_lost_udp(&mut self) -> bool {
         std::mem::take(&mut self.has_lost_udp)
+    }
+
+    /// The number of service ports for which a map has no room.
+    pub(crate) fn left_out(&self, family: Family) -> usize {
+        self.family(family).left_out.len()
+    }
+
+    /// The number of the node's addresses for which the map has no room.
+    pub(crate) fn left_addresses(&self, family: Family) -> usize {
+        self.family(family).left_addresses
     }
 
     pub(crate) fn usage(&self, family: Family) -> Usage {
@@ -450,8 +484,14 @@ impl Plan {
             slots: self.ranges.used(),
             members: plan.placed.values().map(Placed::members).sum(),
             left_out: plan.left_out.len(),
+            node_addresses: plan.put_addresses.len(),
+            left_addresses: plan.left_addresses,
         }
     }
+}
+
+fn puts_udp_frontend(change: &Change) -> bool {
+    matches!(change, Change::Put(Element::Frontend(key, _)) if key.protocol == Protocol::Udp.number())
 }
 
 impl FamilyPlan {

@@ -102,27 +102,26 @@ impl Placed {
         contents
     }
 
-    fn serves(&self, remote: Remote) -> bool {
-        let endpoint = remote.endpoint();
-        [&self.port.serving, &self.port.cluster, &self.port.local].iter().any(|set| set.contains(&endpoint))
-    }
-
-    pub(super) fn is_stale(&self, remote: Remote) -> bool {
-        let has_any = !self.port.serving.is_empty();
-        has_any && !self.serves(remote)
-    }
-
     /// Whether flows to some endpoint may have to end. Also after a time without endpoints: flows to the former ones are there.
     pub(super) fn has_lost_udp(&self, after: Option<&Self>) -> bool {
         if self.port.name.protocol != Protocol::Udp {
             return false;
         }
         let Some(after) = after.filter(|after| !after.port.serving.is_empty()) else { return false };
-        let has_lost = |endpoint: &Endpoint| !after.serves(Remote::from(*endpoint));
+        let has_lost = |endpoint: &Endpoint| !serves(&after.port, *endpoint);
         let before = &self.port;
         before.serving.is_empty()
             || before.serving.iter().chain(&before.cluster).chain(&before.local).any(has_lost)
     }
+}
+
+fn serves(port: &ServicePort, endpoint: Endpoint) -> bool {
+    [&port.serving, &port.cluster, &port.local].iter().any(|set| set.contains(&endpoint))
+}
+
+/// Whether a UDP flow to the endpoint has to end.
+pub(super) fn is_stale(port: &ServicePort, endpoint: Endpoint) -> bool {
+    !port.serving.is_empty() && !serves(port, endpoint)
 }
 
 fn slot(number: u32, endpoint: Endpoint) -> SlotValue {

@@ -31,6 +31,8 @@ pub(crate) enum Reason {
     MasqueradeAll,
     SourceRanges,
     NodeHasAddress,
+    /// A datagram to a node port may be the answer to a client of the node that has this port for itself.
+    UdpNodePort,
     /// An external policy Local, and pods count as outside.
     UnknownPods,
     /// Another frontend of the service port is left to packets, and a client shall have one endpoint at all of them.
@@ -52,6 +54,9 @@ impl Reason {
             Self::MasqueradeAll => "masquerade_all is set, and nothing is masqueraded there",
             Self::SourceRanges => "it has source ranges, which need the source of the packet",
             Self::NodeHasAddress => "the node has the cluster IP, so a process of the node may serve it",
+            Self::UdpNodePort => {
+                "a datagram to a port of the node may be an answer to a client there, which connection tracking tells"
+            }
             Self::UnknownPods => {
                 "externalTrafficPolicy is Local, and pods are not distinguished from other sources"
             }
@@ -105,6 +110,9 @@ impl<'a> Policy<'a> {
             _ if node.is_direct_return && port.external_local => Ok(SetKind::Local),
             FrontendKind::ClusterIp if port.internal_local => Ok(SetKind::Local),
             FrontendKind::ClusterIp => Ok(SetKind::Cluster),
+            FrontendKind::NodePort if port.name.protocol == Protocol::Udp && !node.is_direct_return => {
+                Err(Reason::UdpNodePort)
+            }
             _ if port.external_local && !node.detects_pods => Err(Reason::UnknownPods),
             _ => Ok(SetKind::Cluster),
         }

@@ -72,7 +72,8 @@ fn destroy_one(socket: &Socket, family: Family, id: &SocketId) -> io::Result<boo
         None => Ok(true),
         Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Some(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            Err(io::Error::other("the kernel cannot destroy sockets (CONFIG_INET_DIAG_DESTROY)"))
+            let reason = "the kernel cannot destroy sockets (CONFIG_INET_DIAG_DESTROY)";
+            Err(io::Error::new(io::ErrorKind::Unsupported, reason))
         }
         Some(error) => Err(error),
     }

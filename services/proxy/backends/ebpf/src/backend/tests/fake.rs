@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use crate::{
@@ -15,8 +18,17 @@ use crate::{
 pub(super) struct FakeKernel {
     pub(super) contents: Contents,
     pub(super) attached: bool,
-    /// Every change fails.
+    /// Every change fails, and flows cannot be read.
     pub(super) fails: bool,
+    /// How often flows were read.
+    pub(super) sweeps: AtomicU32,
+}
+
+impl FakeKernel {
+    fn fail_if_scripted(&self, action: &'static str, map: MapName) -> Result<(), KernelError> {
+        let error = KernelError::Map { action, map, reason: "scripted".into() };
+        if self.fails { Err(error) } else { Ok(()) }
+    }
 }
 
 pub(super) struct Handle(Arc<Mutex<FakeKernel>>);
@@ -37,9 +49,7 @@ impl SocketKernel for Handle {
 
     fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
         let mut kernel = self.0.lock().unwrap();
-        if kernel.fails {
-            return Err(KernelError::Map { action: "write", map: MapName::Sets, reason: "scripted".into() });
-        }
+        kernel.fail_if_scripted("write", MapName::Sets)?;
         match *change {
             Change::Put(element) => kernel.contents.insert(element),
             Change::Delete(Key::Member(key)) => drop(kernel.contents.members.remove(&key)),
@@ -69,6 +79,9 @@ impl SocketKernel for Handle {
     }
 
     fn udp_replies(&self) -> Result<Vec<(FlowKey, FlowValue)>, KernelError> {
+        let kernel = self.0.lock().unwrap();
+        kernel.sweeps.fetch_add(1, Ordering::SeqCst);
+        kernel.fail_if_scripted("read", MapName::UdpReplies)?;
         Ok(Vec::new())
     }
 

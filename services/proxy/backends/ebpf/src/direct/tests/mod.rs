@@ -41,6 +41,7 @@ use crate::{
 };
 
 mod life;
+mod limits;
 mod measure;
 mod odd;
 mod traffic;
@@ -285,11 +286,8 @@ impl<'a> Cluster<'a> {
 
 fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direct {
     let nodes = NODES.concat().into_iter().map(|ip| IpNet::from(ip.parse::<IpAddr>().unwrap())).collect();
-    let own = DirectReturnOptions { devices: vec![InterfacePattern::parse("eth*")], hook, nodes };
-    let mut all = options(&["10.244.0.0/16", "fd00:10:244::/56"]);
-    all.ebpf = EbpfOptions { direct_return: Some(own.clone()), ..EbpfOptions::default() };
     world.nodes[n].run(|| {
-        let mut direct = Direct::open_with(&own, &all, Some(sizes.clone()), [true, true]).unwrap();
+        let mut direct = open_with_nodes(hook, sizes, nodes).unwrap();
         let index = nix::net::if_::if_nametoindex("eth0").unwrap();
         let index = usize::try_from(index).unwrap();
         direct.set_interfaces(&[Interface { name: "eth0".into(), index }]);
@@ -308,6 +306,13 @@ fn open(world: &World, n: usize, hook: DirectReturnHook, sizes: &Sizes) -> Direc
         }
         direct
     })
+}
+
+fn open_with_nodes(hook: DirectReturnHook, sizes: &Sizes, nodes: Vec<IpNet>) -> Result<Direct, KernelError> {
+    let own = DirectReturnOptions { devices: vec![InterfacePattern::parse("eth*")], hook, nodes };
+    let mut all = options(&["10.244.0.0/16", "fd00:10:244::/56"]);
+    all.ebpf = EbpfOptions { direct_return: Some(own.clone()), ..EbpfOptions::default() };
+    Direct::open_with(&own, &all, Some(sizes.clone()), [true, true])
 }
 
 /// The service port as node `n` knows it.

@@ -111,6 +111,8 @@ fn a_node_with_very_many_addresses_is_synced() {
         assert_eq!(ask_tcp(first), server);
         let rest = at("10.10.78.31", 30_080);
         assert!(TcpStream::connect_timeout(&rest, ANSWER).is_err(), "it is left to packets");
+        let usage = sockets.plan.usage(Family::V4);
+        assert_eq!((usage.node_addresses, usage.left_addresses), (7_168, 20_001 - 7_168));
     });
 }
 

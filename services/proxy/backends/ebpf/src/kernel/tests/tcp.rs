@@ -79,3 +79,27 @@ fn node_ports_are_at_the_addresses_of_the_node() {
         }
     });
 }
+
+/// Programs see the connection of TCP inside of it, which getpeername() does not name. The kernel of the VM does not have it.
+#[test]
+fn a_connection_of_mptcp_is_one_of_tcp() {
+    in_world(|world| {
+        let mut sockets = world.sockets();
+        let server = tcp_server("127.0.0.1");
+        serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
+        let protocol = Some(socket2::Protocol::from(262));
+        let socket = match socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, protocol) {
+            Err(error) if !Path::new("/proc/sys/net/mptcp").exists() => {
+                assert_eq!(error.raw_os_error(), Some(nix::libc::EPROTONOSUPPORT));
+                return eprintln!("this kernel has no MPTCP");
+            }
+            socket => socket.unwrap(),
+        };
+        let to = at(V, 80);
+        socket.connect_timeout(&to.into(), ANSWER).unwrap();
+        assert_eq!(socket.peer_addr().unwrap().as_socket(), Some(server));
+        let mut text = String::new();
+        TcpStream::from(socket).read_to_string(&mut text).unwrap();
+        assert_eq!(text, server.to_string());
+    });
+}

@@ -64,6 +64,13 @@ fn policies_choose_the_set_and_the_rest_is_left_to_packets() {
             node,
             ["-"; 4],
         ),
+        ("UDP", udp(port("web", 1, &[1, 2])), node, ["12", "12", "12", "-"]),
+        (
+            "UDP with affinity: one endpoint at all addresses",
+            ServicePort { affinity_seconds: 10, ..udp(port("web", 1, &[1, 2])) },
+            node,
+            ["-"; 4],
+        ),
         (
             "SCTP",
             ServicePort {
@@ -98,9 +105,14 @@ fn direct_return_has_policies_of_its_own() {
             ["-", "-", "12", "12"],
         ),
         ("affinity", ServicePort { affinity_seconds: 10, ..both() }, node, ["-"; 4]),
+        ("UDP", udp(both()), node, ["-", "12", "12", "12"]),
     ] {
         assert_eq!(found(port, facts), expected, "{what}");
     }
+}
+
+fn udp(port: ServicePort) -> ServicePort {
+    ServicePort { name: PortName { protocol: Protocol::Udp, ..port.name }, ..port }
 }
 
 #[test]
@@ -159,9 +171,10 @@ fn members_are_there_where_programs_ask_for_them() {
     let mut found = bits(&contents);
     found.sort_unstable();
     assert_eq!(found, [(1, 5), (2, 4), (4, 1)]);
-    let number = contents.frontends[&frontend("10.96.0.1", 80, Protocol::Udp)].number;
-    let stale = |plan: &Plan| [1, 2, 3].map(|n| plan.is_stale(number, endpoint(n).into()));
-    assert_eq!((stale(&plan), plan.take_lost_udp()), ([false, false, true], false));
+    let service = Remote { address: ip("10.96.0.1").into(), port: 80 };
+    let stale = |plan: &Plan| [1, 2, 3].map(|n| plan.is_stale(service, endpoint(n).into()));
+    // Flows of a former Service may be there.
+    assert_eq!((stale(&plan), plan.take_lost_udp()), ([false, false, true], true));
     plan.set(Family::V4, &name("dns"), vec![dns(&[1])]);
     sync(&mut plan, &mut contents);
     assert_eq!((stale(&plan), plan.take_lost_udp()), ([false, true, true], true));
@@ -179,6 +192,42 @@ fn members_are_there_where_programs_ask_for_them() {
         ([false; 3], false),
         "a deleted Service leaves flows alone"
     );
+    // It is made again: another number, the same address.
+    plan.set(Family::V4, &name("dns"), vec![dns(&[2])]);
+    sync(&mut plan, &mut contents);
+    assert_eq!((stale(&plan), plan.take_lost_udp()), ([false, false, true], true));
+    plan.set(Family::V4, &name("dns"), vec![ServicePort { cluster: endpoints([2]), ..dns(&[2]) }]);
+    sync(&mut plan, &mut contents);
+    assert_eq!((stale(&plan), plan.take_lost_udp()), ([true, false, true], true));
+}
+
+/// Addresses of Services and node ports; those of others are of no Service.
+#[test]
+fn a_flow_is_judged_by_the_service_port_that_has_its_address_now() {
+    let mut plan = plan();
+    plan.set_node_addresses(Family::V4, &[ip("192.0.2.1")]);
+    let mut of = ServicePort {
+        external_ips: vec![ip("203.0.113.1")],
+        node_port: 30_053,
+        serving: endpoints([1]),
+        ..port("dns", 1, &[1])
+    };
+    of.name.protocol = Protocol::Udp;
+    plan.set(Family::V4, &name("dns"), vec![of]);
+    sync(&mut plan, &mut Contents::default());
+    for (address, port, is_stale) in [
+        ("10.96.0.1", 80, true),
+        ("203.0.113.1", 80, true),
+        ("192.0.2.1", 30_053, true),
+        ("192.0.2.2", 30_053, false),
+        ("192.0.2.1", 80, false),
+        ("10.96.0.1", 81, false),
+        ("fd00::1", 80, false),
+    ] {
+        let service = Remote { address: ip(address).into(), port };
+        assert_eq!(plan.is_stale(service, endpoint(2).into()), is_stale, "{address} {port}");
+        assert!(!plan.is_stale(service, endpoint(1).into()), "{address} {port}");
+    }
 }
 
 #[test]
@@ -314,6 +363,10 @@ fn node_ports_at_more_addresses_than_the_map_has_are_left_to_packets() {
     sync(&mut plan, &mut contents);
     assert_eq!(contents.node_addresses.len(), 2, "IPv6 has the other half");
     assert!(plan.serves_node_ports_at(Family::V4, all[1]) && !plan.serves_node_ports_at(Family::V4, all[2]));
+    let usage = plan.usage(Family::V4);
+    assert_eq!((usage.node_addresses, usage.left_addresses), (2, 7));
+    plan.set_node_addresses(Family::V4, &[all[0], all[1], all[0], ip("127.0.0.1"), ip("fd00::1")]);
+    assert_eq!(plan.usage(Family::V4).left_addresses, 0);
 }
 
 #[test]
