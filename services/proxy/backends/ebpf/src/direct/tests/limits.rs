@@ -52,7 +52,7 @@ fn devices_without_room_are_left_out() {
             node.run(|| {
                 let index =
                     |name: &str| usize::try_from(nix::net::if_::if_nametoindex(name).unwrap()).unwrap();
-                let of = |name: &&str| Interface { name: (*name).into(), index: index(*name) };
+                let of = |name: &&str| Interface { name: (*name).into(), index: index(name) };
                 let level = &mut cluster.levels[0];
                 level.set_interfaces(&names.iter().map(of).collect::<Vec<_>>());
                 for family in Family::ALL {
