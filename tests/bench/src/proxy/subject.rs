@@ -361,7 +361,7 @@ impl Subject {
     }
 
     /// When a later revision than `before` is programmed whose rules changed at `moved`. With maps of eBPF it is late by the time
-    /// of one request to the proxy.
+    /// of one request to the proxy, whose processor time has these requests.
     pub(super) async fn applied(&self, before: Option<f64>, moved: Instant) -> Result<Instant> {
         if !self.has_maps() {
             return Ok(moved);

@@ -169,6 +169,22 @@ fn a_service_that_is_made_again_ends_the_flows_of_the_former_one() {
     });
 }
 
+/// Adds an address to the node. The kernel makes the route of an IPv6 address a moment later, and loses packets until then.
+fn add_address(address: &str) {
+    let ip = |arguments: &[&str]| {
+        let done = Command::new("ip").args(arguments).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let nodad: &[&str] = if address.contains(':') { &["nodad"] } else { &[] };
+    ip(&[&["address", "add", address, "dev", "lo"], nodad].concat());
+    let until = Instant::now() + ANSWER;
+    while !ip(&["route", "get", address]).starts_with("local ") {
+        assert!(Instant::now() < until, "no local route to {address}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A pod's server answers a client of the node that has the number of a node port for itself: from a socket for all clients, and
 /// from one that is connected.
 #[test]
@@ -176,9 +192,7 @@ fn an_answer_to_a_client_with_the_number_of_a_node_port_arrives() {
     in_world(|world| {
         let mut sockets = world.sockets();
         for (ip, own, loopback) in [(V, "192.0.2.1", "127.0.0.1"), (V6, "2001:db8::1", "::1")] {
-            let nodad = (ip == V6).then_some("nodad");
-            let added = Command::new("ip").args(["address", "add", own, "dev", "lo"]).args(nodad).status();
-            assert!(added.unwrap().success());
+            add_address(own);
             let other = udp_server(loopback);
             let (server, asking) = (client(own), client(own));
             let from = asking.local_addr().unwrap();
