@@ -20,7 +20,11 @@ cgroupDriver: cgroupfs
 failSwapOn: false
 fileCheckFrequency: 1s
 EOF
+# Its program is there at a boot, too.
+grep -q LABEL=tools /etc/fstab || echo 'LABEL=tools /mnt ext4 ro 0 0' >>/etc/fstab
 cat >/etc/systemd/system/kubelet.service <<'EOF'
+[Unit]
+RequiresMountsFor=/mnt
 [Service]
 ExecStart=/mnt/kubelet --config /var/lib/kubelet/config.yaml --hostname-override node
 Restart=always
