@@ -130,6 +130,12 @@ pub trait Driver: Sync {
         0
     }
 
+    /// Removes rules that would decide about new connections before those of the backend that has taken over, and no rule
+    /// that established connections need. Called repeatedly while [`Self::virtual_connections`] are waited for.
+    fn release_new_connections(&self, _removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// As [`Self::remove_rules`], for a take-over by `next`. What `next` has replaced stays, and, if it does not [keep
     /// translation](Self::keeps_translation), what the kernel needs to translate established connections.
     fn retire_rules(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     backend::{Driver, RuleOwner},
-    leftovers::{self, Places},
+    leftovers::{self, Places, ServerOwner},
     sync::retry_pause,
 };
 
@@ -195,7 +195,9 @@ impl NodeRemover {
     }
 
     fn remove_kube_proxy(&self) -> Removed {
-        let mut done = self.wait_for(leftovers::virtual_connections(&self.places, leftovers::INTERFACE));
+        let connections =
+            leftovers::virtual_connections(&self.places, leftovers::INTERFACE, ServerOwner::Other);
+        let mut done = self.wait_for(connections);
         if done.waits.is_some() {
             return done;
         }
@@ -212,6 +214,14 @@ impl NodeRemover {
             self.remove_by(*driver, RuleOwner::KubeProxy, &mut done);
         }
         done
+    }
+}
+
+fn release_new_connections(driver: &dyn Driver) {
+    let from = driver.info().name;
+    let mut note = |object| tracing::info!(from, removed = object, "rule for new connections removed");
+    if let Err(error) = driver.release_new_connections(&mut note) {
+        tracing::warn!(from, %error, "cannot remove rules for new connections");
     }
 }
 
@@ -234,8 +244,9 @@ impl Remover for NodeRemover {
                     return Removed::default();
                 };
                 let mut done = self.wait_for(driver.virtual_connections());
-                if done.waits.is_none() {
-                    self.remove_by(*driver, RuleOwner::Keelson, &mut done);
+                match done.waits {
+                    None => self.remove_by(*driver, RuleOwner::Keelson, &mut done),
+                    Some(_) => release_new_connections(*driver),
                 }
                 done
             }

@@ -65,12 +65,28 @@ pub fn unlistable(places: &Places) -> Vec<(Family, &'static str)> {
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
-/// Number of connections through virtual servers, which end with the servers. `interface` has the addresses of the servers;
-/// if it does not exist, they belong to another program.
+/// Who made a virtual server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerOwner {
+    /// The backend ipvs: see [`OUR_SERVERS`].
+    Keelson,
+    Other,
+}
+
+/// Number of connections through virtual servers of an owner, which end with the servers. `interface` has the addresses of
+/// the servers; if it does not exist, they belong to another program. If the servers cannot be listed, the connections of
+/// both owners.
 #[must_use]
-pub fn virtual_connections(places: &Places, interface: &str) -> usize {
+pub fn virtual_connections(places: &Places, interface: &str, owner: ServerOwner) -> usize {
     let read = |file: &str| fs::read_to_string(places.proc_net.join(file)).unwrap_or_default();
-    if ipvs::exists(&read("dev"), interface) { ipvs::connections(&read("ip_vs_conn")) } else { 0 }
+    if !ipvs::exists(&read("dev"), interface) {
+        return 0;
+    }
+    let others = netlink::sockets_of_others().unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot list virtual servers");
+        None
+    });
+    ipvs::connections(&read("ip_vs_conn"), others.as_ref(), owner)
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
