@@ -17,7 +17,7 @@ use std::{
 
 use keelson_proxy::{backend::BackendError, model::Family, options::IptablesVariant};
 
-use crate::{generation::generation, names::Table};
+use crate::{generation::generation, names::Table, removal::remove_chains};
 
 /// Where programs are, besides PATH.
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin"];
@@ -71,7 +71,7 @@ pub enum ProgramError {
 }
 
 /// Messages of programs that mean a missing capability or kernel feature, with what to do.
-const HINTS: [(&str, &str); 7] = [
+const HINTS: [(&str, &str); 8] = [
     ("Permission denied", "the proxy needs CAP_NET_ADMIN"),
     ("must be root", "the proxy needs CAP_NET_ADMIN and root"),
     ("Operation not permitted", "the proxy needs CAP_NET_ADMIN"),
@@ -85,6 +85,19 @@ const HINTS: [(&str, &str); 7] = [
         "by that name",
         "the kernel needs xt_set, xt_statistic, xt_addrtype, xt_conntrack, xt_mark and xt_MASQUERADE",
     ),
+    (
+        "do you need to insmod",
+        "the kernel needs the tables nat, mangle and filter of iptables (iptable_nat, ip6table_nat)",
+    ),
+];
+
+/// Messages of programs that mean a state of the moment.
+const PASSING: [&str; 5] = [
+    "holding the xtables lock",
+    "Resource temporarily unavailable",
+    "Device or resource busy",
+    "Cannot allocate memory",
+    "No buffer space available",
 ];
 
 fn hint(message: &str) -> String {
@@ -99,6 +112,16 @@ impl ProgramError {
             Self::Missing { .. } => true,
             Self::Failed { message, .. } => HINTS.iter().any(|(part, _)| message.contains(part)),
             Self::NotRun { .. } | Self::TimedOut { .. } => false,
+        }
+    }
+
+    /// Whether a later attempt may succeed on the same node: says nothing about what the node supports.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => false,
+            Self::Failed { message, .. } => PASSING.iter().any(|part| message.contains(part)),
+            Self::NotRun { .. } | Self::TimedOut { .. } => true,
         }
     }
 }
@@ -122,8 +145,8 @@ pub trait Programs: Send {
     fn prefers_small_sections(&self) -> bool;
     /// A number that changes with every change of rules; `None`: the kernel does not count them.
     fn generation(&self) -> Option<u32>;
-    /// The programs of the other variant, if they are installed.
-    fn other_variant(&self) -> Option<Installed>;
+    /// Removes our chains of the other variant, if its programs are installed.
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError>;
     fn duplicate(&self) -> Box<dyn Programs>;
 }
 
@@ -194,8 +217,11 @@ impl Programs for Installed {
         if self.variant == Variant::Nft { generation() } else { None }
     }
 
-    fn other_variant(&self) -> Option<Installed> {
-        installed(self.family, self.variant.other()).ok()
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+        match installed(self.family, self.variant.other()) {
+            Ok(mut other) => remove_chains(&mut other, self.family, removed),
+            Err(_) => Ok(()),
+        }
     }
 
     fn duplicate(&self) -> Box<dyn Programs> {
@@ -204,6 +230,9 @@ impl Programs for Installed {
 }
 
 /// The programs that the setting chooses, if the kernel supports them.
+///
+/// # Errors
+/// Of the first variant; or it may pass, and then no other variant is tried.
 pub fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, ProgramError> {
     let candidates: Vec<Variant> = match wanted {
         IptablesVariant::Legacy => vec![Variant::Legacy],
@@ -213,15 +242,28 @@ pub fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, Progra
             vec![first, first.other()]
         }
     };
+    let attempt = |variant| {
+        let programs = installed(family, variant)?;
+        programs.try_table().map(|()| programs)
+    };
+    first_supported(candidates, attempt).unwrap_or_else(|| Err(missing(family)))
+}
+
+/// The first result that is no error. Rules in another variant would not replace those of an earlier run, so a failure
+/// that may pass ends the search. `None`: there are no candidates.
+fn first_supported<T>(
+    candidates: Vec<Variant>,
+    mut attempt: impl FnMut(Variant) -> Result<T, ProgramError>,
+) -> Option<Result<T, ProgramError>> {
     let mut first_error = None;
     for variant in candidates {
-        let tried = installed(family, variant).and_then(|programs| programs.try_table().map(|()| programs));
-        match tried {
-            Ok(programs) => return Ok(programs),
+        match attempt(variant) {
+            Ok(found) => return Some(Ok(found)),
+            Err(error) if error.is_passing() => return Some(Err(error)),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),
         }
     }
-    Err(first_error.unwrap_or_else(|| missing(family)))
+    first_error.map(Err)
 }
 
 /// The programs of a variant.
@@ -357,6 +399,47 @@ mod tests {
         );
         let error = run(Path::new("/nonexistent/iptables-restore"), &[], None).unwrap_err();
         assert!(error.to_string().starts_with("cannot run iptables-restore: "), "{error}");
+    }
+
+    /// Messages of the programs of iptables 1.8.9.
+    #[test]
+    fn a_passing_failure_chooses_no_other_variant() {
+        let failed = |message: &str| ProgramError::Failed {
+            program: "iptables-nft-restore".into(),
+            status: "exit status: 4".into(),
+            message: message.into(),
+        };
+        let lock = "Another app is currently holding the xtables lock; still 1s 0us time ahead to have a chance to \
+                    grab the lock...; Another app is currently holding the xtables lock. Stopped waiting after 5s.";
+        let no_table = "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'";
+        let insmod = "can't initialize iptables table `nat': Table does not exist (do you need to insmod?)";
+        for (error, passes) in [
+            (failed(lock), true),
+            (ProgramError::TimedOut { program: "iptables-nft-restore".into() }, true),
+            (ProgramError::NotRun { program: "iptables-nft-restore".into(), reason: "EAGAIN".into() }, true),
+            (failed("Could not fetch rule set generation id: Resource temporarily unavailable"), true),
+            (failed("Could not fetch rule set generation id: Permission denied"), false),
+            (failed(no_table), false),
+            (failed(insmod), false),
+            (missing(Family::V6), false),
+        ] {
+            assert_eq!(error.is_passing(), passes, "{error}");
+            assert!(!(error.is_passing() && error.is_fatal()), "{error}");
+            let mut tried = Vec::new();
+            let found = first_supported(vec![Variant::Nft, Variant::Legacy], |variant| {
+                tried.push(variant);
+                if variant == Variant::Nft { Err(error.clone()) } else { Ok(variant) }
+            });
+            match passes {
+                true => assert_eq!((found, tried.len()), (Some(Err(error)), 1)),
+                false => assert_eq!((found, tried.len()), (Some(Ok(Variant::Legacy)), 2)),
+            }
+        }
+        assert!(failed(insmod).is_fatal() && failed(insmod).to_string().contains("ip6table_nat"));
+        let both = first_supported(vec![Variant::Nft, Variant::Legacy], |variant| {
+            Err::<(), _>(failed(variant.suffix()))
+        });
+        assert_eq!(both, Some(Err(failed("-nft"))), "the error of the first one");
     }
 
     #[test]
