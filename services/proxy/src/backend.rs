@@ -125,6 +125,13 @@ pub trait Driver: Sync {
         true
     }
 
+    /// Makes what the kernel needs to translate established connections of a family without the rules that began to, if
+    /// this backend can. Called before rules of others are removed for a backend that does not [keep
+    /// translation](Self::keeps_translation).
+    fn preserve_translation(&self, _family: Family) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Number of connections that end with the rules, because the kernel translates them by the rules themselves.
     fn virtual_connections(&self) -> usize {
         0

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::{
     backend::{Driver, RuleOwner},
     leftovers::{self, Places, ServerOwner},
+    model::Family,
     sync::retry_pause,
 };
 
@@ -194,6 +195,18 @@ impl NodeRemover {
         Removed { waits, ..Removed::default() }
     }
 
+    /// With the last rule of iptables that needs conntrack, the kernel stops to translate.
+    fn preserve_translation(&self, family: Family) {
+        if self.own.keeps_translation() {
+            return;
+        }
+        for driver in &self.all {
+            if let Err(error) = driver.preserve_translation(family) {
+                tracing::warn!(%family, %error, "cannot keep the translation of established connections; they may end");
+            }
+        }
+    }
+
     fn remove_kube_proxy(&self) -> Removed {
         let connections =
             leftovers::virtual_connections(&self.places, leftovers::INTERFACE, ServerOwner::Other);
@@ -203,7 +216,9 @@ impl NodeRemover {
         }
         if self.has_kube_proxy {
             // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
-            let leftovers::Removal { removed, failed, notes } = leftovers::remove(&self.places);
+            let prepare = |family| self.preserve_translation(family);
+            let leftovers::Removal { removed, failed, notes } =
+                leftovers::remove_after(&self.places, &prepare);
             done.removed = removed;
             done.failed = failed;
             for note in notes {
@@ -245,7 +260,14 @@ impl Remover for NodeRemover {
                 };
                 let mut done = self.wait_for(driver.virtual_connections());
                 match done.waits {
-                    None => self.remove_by(*driver, RuleOwner::Keelson, &mut done),
+                    None => {
+                        if driver.info().has_chains
+                            && driver.find_rules().is_ok_and(|found| !found.is_empty())
+                        {
+                            Family::ALL.into_iter().for_each(|family| self.preserve_translation(family));
+                        }
+                        self.remove_by(*driver, RuleOwner::Keelson, &mut done);
+                    }
                     Some(_) => release_new_connections(*driver),
                 }
                 done

@@ -102,13 +102,19 @@ pub struct Removal {
 /// mode ipvs. Source: kube-proxy's `CleanupLeftovers`. Chains of the kubelet stay.
 #[must_use]
 pub fn remove(places: &Places) -> Removal {
+    remove_after(places, &|_| {})
+}
+
+/// The same. `prepare` is called before chains of a family are removed.
+#[must_use]
+pub fn remove_after(places: &Places, prepare: &dyn Fn(Family)) -> Removal {
     let mut removal = Removal::default();
     let mut seen_legacy = [false; 2];
     for tool in iptables::tools(&places.programs) {
         if tool.is_legacy {
             seen_legacy[tool.family as usize] = true;
         }
-        remove_chains(&tool, &mut removal);
+        remove_chains(&tool, prepare, &mut removal);
     }
     for (family, reason) in unlistable(places) {
         if !seen_legacy[family as usize] {
@@ -122,7 +128,7 @@ pub fn remove(places: &Places) -> Removal {
     removal
 }
 
-fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
+fn remove_chains(tool: &iptables::Tool, prepare: &dyn Fn(Family), removal: &mut Removal) {
     let plan = match run(&tool.save, &[], None) {
         Ok(saved) => IptablesRemoval::of(&saved),
         Err(error) => {
@@ -135,6 +141,7 @@ fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
     if plan.is_empty() {
         return;
     }
+    prepare(tool.family);
     match run(&tool.restore, &["--noflush", "-w", LOCK_SECONDS], Some(&plan.input)) {
         Ok(_) => removal.removed.push(format!("{} chains of {}", plan.chains, tool.name)),
         Err(error) => removal.failed.push(format!("{} chains of {}: {error}", plan.chains, tool.name)),

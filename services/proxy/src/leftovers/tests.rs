@@ -214,8 +214,15 @@ fn both_kinds(node: Node) {
     node.iptables("iptables-legacy", SAVED, &node.kept("legacy"));
     node.iptables("ip6tables-legacy", SAVED, "echo 'line 3 failed' >&2; exit 1");
     node.file("ip_tables_names", "nat\nfilter\n");
-    let removal = remove(&node.places());
+    let prepared = std::cell::RefCell::new(Vec::new());
+    let has_begun = |kind: &str| node.0.path().join(kind).exists();
+    let removal = remove_after(&node.places(), &|family| {
+        prepared.borrow_mut().push((family, has_begun("nft"), has_begun("legacy")));
+    });
     assert_eq!(removal.removed, ["7 chains of iptables-nft", "7 chains of iptables-legacy"]);
+    let (v4, v6) = (Family::V4, Family::V6);
+    let before = [(v4, false, false), (v4, true, false), (v6, true, true)];
+    assert_eq!(*prepared.borrow(), before);
     assert!(removal.notes.is_empty(), "{removal:?}");
     assert_eq!(removal.failed.len(), 1, "{removal:?}");
     assert!(

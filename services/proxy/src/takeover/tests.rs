@@ -124,6 +124,7 @@ fn connections_through_virtual_servers_are_waited_for() {
 #[derive(Debug, Default)]
 struct Virtual {
     connections: AtomicUsize,
+    lacks_translation: bool,
     calls: Mutex<Vec<&'static str>>,
 }
 
@@ -133,6 +134,19 @@ impl Driver for Virtual {
     }
     fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
         Err(BackendError::new(&"not opened", true))
+    }
+    fn keeps_translation(&self) -> bool {
+        !self.lacks_translation
+    }
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        Ok(vec!["4 chains".into()])
+    }
+    fn preserve_translation(&self, family: Family) -> Result<(), BackendError> {
+        self.calls.lock().unwrap().push(match family {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        });
+        Err(BackendError::new(&"a failure does not keep rules", false))
     }
     fn virtual_connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
@@ -167,4 +181,16 @@ fn rules_for_new_connections_are_removed_while_established_ones_are_waited_for()
     assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
     assert_eq!(*former.calls.lock().unwrap(), ["release", "remove"]);
     assert!(own.calls.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_kernel_goes_on_translating_for_a_backend_that_has_no_rules() {
+    for (lacks_translation, calls) in [(true, &["IPv4", "IPv6", "remove"][..]), (false, &["remove"][..])] {
+        let former: &'static Virtual = Box::leak(Box::default());
+        let own: &'static Virtual = Box::leak(Box::new(Virtual { lacks_translation, ..Virtual::default() }));
+        let places = Places::default();
+        let mut remover = NodeRemover { own, all: vec![former], places, has_kube_proxy: false };
+        assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
+        assert_eq!(*former.calls.lock().unwrap(), calls);
+    }
 }
