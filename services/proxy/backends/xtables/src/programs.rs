@@ -10,7 +10,7 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -185,7 +185,7 @@ impl Programs for Installed {
     }
 
     fn restore(&mut self, input: &str) -> Result<(), ProgramError> {
-        run(&self.restore, &["--noflush", LOCK[0], LOCK[1]], Some(input)).map(|_| ())
+        run_bound(&self.restore, &["--noflush", LOCK[0], LOCK[1]], input)
     }
 
     fn save_sets(&mut self) -> Result<String, ProgramError> {
@@ -193,7 +193,7 @@ impl Programs for Installed {
     }
 
     fn restore_sets(&mut self, input: &str) -> Result<(), ProgramError> {
-        run(self.ipset()?, &["restore", "-exist"], Some(input)).map(|_| ())
+        run_bound(self.ipset()?, &["restore", "-exist"], input)
     }
 
     fn count_sets(&mut self) -> Result<Vec<(String, usize)>, ProgramError> {
@@ -311,6 +311,33 @@ fn find_program(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
+/// Runs a program that changes the kernel. It is killed when this process is: otherwise it could make its changes after the next
+/// process has read the rules.
+fn run_bound(program: &Path, arguments: &[&str], input: &str) -> Result<(), ProgramError> {
+    run_command(program, bound(program).args(arguments), Some(input), TIMEOUT).map(drop)
+}
+
+/// `setpriv` of util-linux sets the signal, if it is installed. The signal follows the end of the calling thread, which
+/// waits for the program.
+fn bound(program: &Path) -> Command {
+    static SETPRIV: OnceLock<Option<PathBuf>> = OnceLock::new();
+    const SIGNAL: [&str; 2] = ["--pdeathsig", "KILL"];
+    let setpriv = SETPRIV.get_or_init(|| {
+        let found = find_program("setpriv")?;
+        // That of BusyBox cannot do it.
+        let path = found.to_str()?;
+        run(&found, &[SIGNAL[0], SIGNAL[1], path, "--version"], None).is_ok().then_some(found)
+    });
+    match setpriv {
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(SIGNAL).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
 /// Runs a program to its end and returns its output.
 fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> Result<String, ProgramError> {
     run_for(program, arguments, input, TIMEOUT)
@@ -322,11 +349,20 @@ fn run_for(
     input: Option<&str>,
     timeout: Duration,
 ) -> Result<String, ProgramError> {
+    run_command(program, Command::new(program).args(arguments), input, timeout)
+}
+
+/// `program`: for errors.
+fn run_command(
+    program: &Path,
+    command: &mut Command,
+    input: Option<&str>,
+    timeout: Duration,
+) -> Result<String, ProgramError> {
     let name = || program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let not_run = |error: std::io::Error| ProgramError::NotRun { program: name(), reason: error.to_string() };
     let end = Instant::now() + timeout;
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(not_run)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (sender, receiver) = mpsc::channel();
@@ -440,6 +476,31 @@ mod tests {
             Err::<(), _>(failed(variant.suffix()))
         });
         assert_eq!(both, Some(Err(failed("-nft"))), "the error of the first one");
+    }
+
+    /// As with the process, the signal comes when the thread ends.
+    #[test]
+    fn a_program_that_changes_the_kernel_ends_with_its_caller() {
+        use std::os::unix::process::ExitStatusExt as _;
+        assert!(find_program("setpriv").is_some(), "util-linux is not installed");
+        let started = thread::spawn(|| {
+            let mut command = bound(Path::new("/bin/sh"));
+            command.args(["-c", "echo ready; read -r line"]);
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            // The signal is set by now.
+            let mut ready = [0; 5];
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+            child
+        });
+        // Its input stays open, so nothing else ends it.
+        let mut child = started.join().unwrap();
+        let stdin = child.stdin.take();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        drop(stdin);
+        assert_eq!(
+            run_bound(Path::new("/bin/sh"), &["-c", "read -r line && test $line = go"], "go\n"),
+            Ok(())
+        );
     }
 
     #[test]
