@@ -144,13 +144,7 @@ async fn two_proxies_serve_a_node_side_by_side() -> Result<()> {
         .set("proxy.healthz_bind_address", "127.0.0.1:10266")
         .set("proxy.metrics_bind_address", "127.0.0.1:10259");
     let mut second = KeelsonProxy::start(&env.scratch, env.world.node(), &of_edge).await?;
-    eventually_slow("the second proxy serves its Service", || async {
-        let by = env.world.pod().ask(edge.at(), Transport::Tcp, PATIENCE).await?;
-        ensure!(matches!(by, Outcome::Answered { by, .. } if edge.endpoints.contains(&by)), "{by:?}");
-        Ok(())
-    })
-    .await
-    .with_context(|| second.log().unwrap_or_default())?;
+    serves_edge(&env, &edge).await.with_context(|| second.log().unwrap_or_default())?;
     let traffic = Traffic::start(&env.world, &usual)?;
     traffic.wait_for_answers().await?;
     // The usual one has its own Services only, and neither takes over from the other.
@@ -178,8 +172,20 @@ async fn two_proxies_serve_a_node_side_by_side() -> Result<()> {
     ensure!(second.terminate().await?.success());
     second.configure(&of_edge.set("proxy.backend", "iptables"))?;
     second.start_again(env.world.node()).await?;
+    // It has made its claims before.
+    serves_edge(&env, &edge).await.with_context(|| second.log().unwrap_or_default())?;
     let set = ["--set", "proxy.backend=ipvs", "--set", "proxy.service_proxy_name=other", "--set", &listen];
     let args = [&["proxy", "--config", &config][..], &set].concat();
     let output = run_inside(env.node(), &keelson, &args).await?;
     ensure_contains(&format!("{output:?}"), &["another keelson proxy", "serves with the chains KEELSON-*"])
+}
+
+/// Waits until the Service of the second proxy is served.
+async fn serves_edge(env: &TestEnv, edge: &Service) -> Result<()> {
+    eventually_slow("the second proxy serves its Service", || async {
+        let by = env.world.pod().ask(edge.at(), Transport::Tcp, PATIENCE).await?;
+        ensure!(matches!(by, Outcome::Answered { by, .. } if edge.endpoints.contains(&by)), "{by:?}");
+        Ok(())
+    })
+    .await
 }

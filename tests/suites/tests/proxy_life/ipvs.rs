@@ -118,7 +118,7 @@ async fn rules_for_new_connections_do_not_wait_for_established_ones() -> Result<
     };
     let mut flows = Traffic::none(&env.world)?;
     let service = services.first().context("a Service")?;
-    flows.open_flow(world.pod().clone(), service.at(), Transport::Tcp, service.endpoints.clone());
+    flows.open_flow(world.pod(), service.at(), Transport::Tcp, service.endpoints.clone());
     flows.wait_for_answers().await?;
     for next in ["nft", "ipvs", "iptables"] {
         ensure!(mangle()?.contains("KEELSON-") == (next != "ipvs"), "{}", mangle()?);
