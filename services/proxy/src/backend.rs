@@ -125,9 +125,22 @@ pub trait Driver: Sync {
         true
     }
 
+    /// Makes what the kernel needs to translate established connections of a family without the rules that began to, if
+    /// this backend can. Called before rules of others are removed for a backend that does not [keep
+    /// translation](Self::keeps_translation).
+    fn preserve_translation(&self, _family: Family) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Number of connections that end with the rules, because the kernel translates them by the rules themselves.
     fn virtual_connections(&self) -> usize {
         0
+    }
+
+    /// Removes rules that would decide about new connections before those of the backend that has taken over, and no rule
+    /// that established connections need. Called repeatedly while [`Self::virtual_connections`] are waited for.
+    fn release_new_connections(&self, _removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        Ok(())
     }
 
     /// As [`Self::remove_rules`], for a take-over by `next`. What `next` has replaced stays, and, if it does not [keep

@@ -32,6 +32,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub enum Subject {
     /// The name of a backend.
     Backend(&'static str),
+    /// Chains and IP sets `KEELSON-*`, which backends share. See [`crate::backend::BackendInfo::has_chains`].
+    Chains,
     /// The value of the label `service.kubernetes.io/service-proxy-name`; empty: Services without it.
     Services(String),
 }
@@ -40,6 +42,7 @@ impl Subject {
     fn address(&self) -> io::Result<SocketAddr> {
         let name = match self {
             Self::Backend(name) => format!("keelson-proxy/backend/{name}"),
+            Self::Chains => "keelson-proxy/chains".to_owned(),
             Self::Services(name) => format!("keelson-proxy/services/{name}"),
         };
         SocketAddr::from_abstract_name(name)
@@ -50,6 +53,7 @@ impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Backend(name) => write!(f, "the backend {name}"),
+            Self::Chains => f.write_str("the chains KEELSON-* of iptables"),
             Self::Services(name) if name.is_empty() => {
                 f.write_str("the Services without a service-proxy-name")
             }
@@ -135,7 +139,7 @@ async fn claim_within(subject: &Subject, patience: Duration) -> Result<Claim, Cl
             Some(holder) if holder.counts() => {
                 let subject = subject.clone();
                 return Err(match subject {
-                    Subject::Backend(_) => ClaimError::Backend { subject, holder },
+                    Subject::Backend(_) | Subject::Chains => ClaimError::Backend { subject, holder },
                     Subject::Services(_) => ClaimError::Services { subject, holder },
                 });
             }
@@ -202,6 +206,9 @@ mod tests {
                 assert!(error.starts_with(&own) && error.contains("set another proxy.backend"), "{error}");
                 // Others are free.
                 let _other = claim_within(&Subject::Backend("iptables"), Duration::ZERO).await.unwrap();
+                let _chains = claim_within(&Subject::Chains, Duration::ZERO).await.unwrap();
+                let error = claim_within(&Subject::Chains, Duration::ZERO).await.unwrap_err().to_string();
+                assert!(error.contains("serves with the chains KEELSON-* of iptables"), "{error}");
                 let edge = Subject::Services("edge".into());
                 let _edge = claim_within(&edge, Duration::ZERO).await.unwrap();
                 let error = claim_within(&edge, Duration::ZERO).await.unwrap_err().to_string();

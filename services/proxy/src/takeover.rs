@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use crate::{
     backend::{Driver, RuleOwner},
-    leftovers::{self, Places},
+    leftovers::{self, Places, ServerOwner},
+    model::Family,
     sync::retry_pause,
 };
 
@@ -194,14 +195,30 @@ impl NodeRemover {
         Removed { waits, ..Removed::default() }
     }
 
+    /// With the last rule of iptables that needs conntrack, the kernel stops to translate.
+    fn preserve_translation(&self, family: Family) {
+        if self.own.keeps_translation() {
+            return;
+        }
+        for driver in &self.all {
+            if let Err(error) = driver.preserve_translation(family) {
+                tracing::warn!(%family, %error, "cannot keep the translation of established connections; they may end");
+            }
+        }
+    }
+
     fn remove_kube_proxy(&self) -> Removed {
-        let mut done = self.wait_for(leftovers::virtual_connections(&self.places, leftovers::INTERFACE));
+        let connections =
+            leftovers::virtual_connections(&self.places, leftovers::INTERFACE, ServerOwner::Other);
+        let mut done = self.wait_for(connections);
         if done.waits.is_some() {
             return done;
         }
         if self.has_kube_proxy {
             // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
-            let leftovers::Removal { removed, failed, notes } = leftovers::remove(&self.places);
+            let prepare = |family| self.preserve_translation(family);
+            let leftovers::Removal { removed, failed, notes } =
+                leftovers::remove_after(&self.places, &prepare);
             done.removed = removed;
             done.failed = failed;
             for note in notes {
@@ -212,6 +229,14 @@ impl NodeRemover {
             self.remove_by(*driver, RuleOwner::KubeProxy, &mut done);
         }
         done
+    }
+}
+
+fn release_new_connections(driver: &dyn Driver) {
+    let from = driver.info().name;
+    let mut note = |object| tracing::info!(from, removed = object, "rule for new connections removed");
+    if let Err(error) = driver.release_new_connections(&mut note) {
+        tracing::warn!(from, %error, "cannot remove rules for new connections");
     }
 }
 
@@ -234,8 +259,16 @@ impl Remover for NodeRemover {
                     return Removed::default();
                 };
                 let mut done = self.wait_for(driver.virtual_connections());
-                if done.waits.is_none() {
-                    self.remove_by(*driver, RuleOwner::Keelson, &mut done);
+                match done.waits {
+                    None => {
+                        if driver.info().has_chains
+                            && driver.find_rules().is_ok_and(|found| !found.is_empty())
+                        {
+                            Family::ALL.into_iter().for_each(|family| self.preserve_translation(family));
+                        }
+                        self.remove_by(*driver, RuleOwner::Keelson, &mut done);
+                    }
+                    Some(_) => release_new_connections(*driver),
                 }
                 done
             }

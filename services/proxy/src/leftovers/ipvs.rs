@@ -1,8 +1,12 @@
 //! Virtual servers, sets and the interface of kube-proxy's mode ipvs.
 
-use std::fs;
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
-use super::{INTERFACE, Places, Removal, netlink};
+use super::{INTERFACE, Places, Removal, ServerOwner, netlink};
 use crate::model::Family;
 
 /// Sets of the mode ipvs; those of IPv6 have `KUBE-6-` instead of `KUBE-`. Source: `pkg/proxy/ipvs/ipset.go` of 1.36.3.
@@ -79,18 +83,43 @@ pub(super) fn exists(interfaces: &str, name: &str) -> bool {
         .any(|line| line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with(':')))
 }
 
-/// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended.
-pub(super) fn connections(listed: &str) -> usize {
-    /// Columns of `/proc/net/ip_vs_conn`.
-    const PROTOCOL: usize = 0;
+/// Where a virtual server receives packets: protocol number, address, port.
+pub(super) type VirtualSocket = (u16, IpAddr, u16);
+
+/// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended. `others`: where virtual
+/// servers of other programs receive packets; `None`: unknown, and every connection counts.
+pub(super) fn connections(
+    listed: &str,
+    others: Option<&BTreeSet<VirtualSocket>>,
+    owner: ServerOwner,
+) -> usize {
+    /// A column of `/proc/net/ip_vs_conn`.
     const STATE: usize = 7;
     let counts = |line: &&str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let state = words.get(STATE).copied().unwrap_or_default();
-        matches!(words.get(PROTOCOL).copied(), Some("TCP" | "UDP" | "SCTP"))
-            && matches!(state, "ESTABLISHED" | "UDP" | "CLOSE_WAIT")
+        let Some(to) = virtual_socket(&words) else { return false };
+        let is_other = |others: &BTreeSet<VirtualSocket>| others.contains(&to);
+        matches!(state, "ESTABLISHED" | "UDP" | "CLOSE_WAIT")
+            && others.is_none_or(|others| is_other(others) == (owner == ServerOwner::Other))
     };
     listed.lines().filter(counts).count()
+}
+
+/// The virtual server of a line of `/proc/net/ip_vs_conn`.
+fn virtual_socket(words: &[&str]) -> Option<VirtualSocket> {
+    let [protocol, _, _, ip, port, ..] = words else { return None };
+    let protocol = match *protocol {
+        "TCP" => 6,
+        "UDP" => 17,
+        "SCTP" => 132,
+        _ => return None,
+    };
+    let ip = match ip.contains(':') {
+        true => ip.parse::<Ipv6Addr>().ok()?.into(),
+        false => Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?).into(),
+    };
+    Some((protocol, ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 /// As in kube-proxy: removes the virtual servers of any program, but only if its interface exists. Those of the backend ipvs

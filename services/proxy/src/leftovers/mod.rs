@@ -65,12 +65,28 @@ pub fn unlistable(places: &Places) -> Vec<(Family, &'static str)> {
     files.into_iter().filter_map(|(family, file)| Some((family, reason(file)?))).collect()
 }
 
-/// Number of connections through virtual servers, which end with the servers. `interface` has the addresses of the servers;
-/// if it does not exist, they belong to another program.
+/// Who made a virtual server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerOwner {
+    /// The backend ipvs: see [`OUR_SERVERS`].
+    Keelson,
+    Other,
+}
+
+/// Number of connections through virtual servers of an owner, which end with the servers. `interface` has the addresses of
+/// the servers; if it does not exist, they belong to another program. If the servers cannot be listed, the connections of
+/// both owners.
 #[must_use]
-pub fn virtual_connections(places: &Places, interface: &str) -> usize {
+pub fn virtual_connections(places: &Places, interface: &str, owner: ServerOwner) -> usize {
     let read = |file: &str| fs::read_to_string(places.proc_net.join(file)).unwrap_or_default();
-    if ipvs::exists(&read("dev"), interface) { ipvs::connections(&read("ip_vs_conn")) } else { 0 }
+    if !ipvs::exists(&read("dev"), interface) {
+        return 0;
+    }
+    let others = netlink::sockets_of_others().unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot list virtual servers");
+        None
+    });
+    ipvs::connections(&read("ip_vs_conn"), others.as_ref(), owner)
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -86,13 +102,19 @@ pub struct Removal {
 /// mode ipvs. Source: kube-proxy's `CleanupLeftovers`. Chains of the kubelet stay.
 #[must_use]
 pub fn remove(places: &Places) -> Removal {
+    remove_after(places, &|_| {})
+}
+
+/// The same. `prepare` is called before chains of a family are removed.
+#[must_use]
+pub fn remove_after(places: &Places, prepare: &dyn Fn(Family)) -> Removal {
     let mut removal = Removal::default();
     let mut seen_legacy = [false; 2];
     for tool in iptables::tools(&places.programs) {
         if tool.is_legacy {
             seen_legacy[tool.family as usize] = true;
         }
-        remove_chains(&tool, &mut removal);
+        remove_chains(&tool, prepare, &mut removal);
     }
     for (family, reason) in unlistable(places) {
         if !seen_legacy[family as usize] {
@@ -106,7 +128,7 @@ pub fn remove(places: &Places) -> Removal {
     removal
 }
 
-fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
+fn remove_chains(tool: &iptables::Tool, prepare: &dyn Fn(Family), removal: &mut Removal) {
     let plan = match run(&tool.save, &[], None) {
         Ok(saved) => IptablesRemoval::of(&saved),
         Err(error) => {
@@ -119,6 +141,7 @@ fn remove_chains(tool: &iptables::Tool, removal: &mut Removal) {
     if plan.is_empty() {
         return;
     }
+    prepare(tool.family);
     match run(&tool.restore, &["--noflush", "-w", LOCK_SECONDS], Some(&plan.input)) {
         Ok(_) => removal.removed.push(format!("{} chains of {}", plan.chains, tool.name)),
         Err(error) => removal.failed.push(format!("{} chains of {}: {error}", plan.chains, tool.name)),

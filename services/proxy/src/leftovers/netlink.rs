@@ -2,11 +2,11 @@
 //!
 //! Owns: the content of requests to three kinds of netlink. In: names. Out: the kernel's answer.
 
-use std::io;
+use std::{collections::BTreeSet, io, net::IpAddr};
 
-use super::{OUR_SERVERS, OUR_SERVERS_MASK};
+use super::{OUR_SERVERS, OUR_SERVERS_MASK, ipvs::VirtualSocket};
 use crate::netlink::{
-    Attributes, Connection, NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Request, attributes,
+    Attributes, Connection, NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Request, attributes, number,
 };
 
 const NLM_F_EXCL: u16 = 0x200;
@@ -15,39 +15,86 @@ const NLM_F_EXCL: u16 = 0x200;
 const GENERIC_HEADER: usize = 4;
 /// `IPVS_CMD_ATTR_SERVICE` (linux/ip_vs.h).
 const SERVICE: u16 = 1;
+/// `IPVS_SVC_ATTR_AF`, `_PROTOCOL`, `_ADDR`, `_PORT` (linux/ip_vs.h).
+const FAMILY: u16 = 1;
+const PROTOCOL: u16 = 2;
+const ADDRESS: u16 = 3;
+const PORT: u16 = 4;
+const AF_INET: u32 = 2;
+
+/// Generic netlink of IPVS.
+struct Ipvs {
+    connection: Connection,
+    id: u16,
+}
+
+impl Ipvs {
+    fn open() -> io::Result<Self> {
+        /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_NAME`, `CTRL_ATTR_FAMILY_ID` (linux/genetlink.h).
+        const CONTROL: u16 = 0x10;
+        const GET_FAMILY: u8 = 3;
+        const FAMILY_NAME: u16 = 2;
+        const FAMILY_ID: u16 = 1;
+        let mut connection = Connection::open(NETLINK_GENERIC)?;
+        let question = Attributes::after(&generic(GET_FAMILY)).text(FAMILY_NAME, "IPVS");
+        let answer = connection.get(&Request { kind: CONTROL, flags: 0, body: question.into_bytes() })?;
+        let id = find(answer.get(GENERIC_HEADER..).unwrap_or_default(), FAMILY_ID)
+            .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
+            .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
+        Ok(Self { connection, id })
+    }
+
+    /// See [`virtual_servers_of_others`].
+    fn others(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        /// `IPVS_CMD_GET_SERVICE` (linux/ip_vs.h).
+        const GET: u8 = 4;
+        let mut listed = Vec::new();
+        let list = Request { kind: self.id, flags: 0, body: generic(GET).to_vec() };
+        self.connection.dump(&list, |message| listed.extend_from_slice(message))?;
+        Ok(virtual_servers_of_others(&listed))
+    }
+
+    fn delete(&mut self, server: &[u8]) -> io::Result<()> {
+        /// `IPVS_CMD_DEL_SERVICE` (linux/ip_vs.h).
+        const DELETE: u8 = 3;
+        let body = Attributes::after(&generic(DELETE)).bytes(SERVICE, server).into_bytes();
+        self.connection.get(&Request { kind: self.id, flags: 0, body }).map(drop)
+    }
+}
+
+fn generic(command: u8) -> [u8; GENERIC_HEADER] {
+    [command, 1, 0, 0]
+}
 
 /// Deletes the virtual servers of the network namespace, but not those of the backend ipvs. Returns how many.
 pub(super) fn delete_virtual_servers() -> io::Result<usize> {
-    /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_NAME`, `CTRL_ATTR_FAMILY_ID` (linux/genetlink.h).
-    const CONTROL: u16 = 0x10;
-    const GET_FAMILY: u8 = 3;
-    const FAMILY_NAME: u16 = 2;
-    const FAMILY_ID: u16 = 1;
-    /// `IPVS_CMD_DEL_SERVICE`, `IPVS_CMD_GET_SERVICE` (linux/ip_vs.h).
-    const DELETE: u8 = 3;
-    const GET: u8 = 4;
-    let generic = |command: u8| [command, 1, 0, 0];
-    let mut connection = Connection::open(NETLINK_GENERIC)?;
-    let question = Attributes::after(&generic(GET_FAMILY)).text(FAMILY_NAME, "IPVS");
-    let answer = connection.get(&Request { kind: CONTROL, flags: 0, body: question.into_bytes() })?;
-    let id = find(answer.get(GENERIC_HEADER..).unwrap_or_default(), FAMILY_ID)
-        .and_then(|value| value.first_chunk().copied().map(u16::from_ne_bytes))
-        .ok_or_else(|| io::Error::other("the kernel did not return the generic netlink ID of IPVS"))?;
-    let mut listed = Vec::new();
-    let list = Request { kind: id, flags: 0, body: generic(GET).to_vec() };
-    connection.dump(&list, |message| listed.extend_from_slice(message))?;
-    let others = virtual_servers_of_others(&listed);
-    for server in &others {
-        let body = Attributes::after(&generic(DELETE)).bytes(SERVICE, server).into_bytes();
-        connection.get(&Request { kind: id, flags: 0, body })?;
-    }
+    let mut ipvs = Ipvs::open()?;
+    let others = ipvs.others()?;
+    others.iter().try_for_each(|server| ipvs.delete(server))?;
     Ok(others.len())
+}
+
+/// Where the virtual servers of the network namespace receive packets, without those of the backend ipvs. `None`: there is
+/// one by mark, which may receive any packet.
+pub(super) fn sockets_of_others() -> io::Result<Option<BTreeSet<VirtualSocket>>> {
+    Ok(Ipvs::open()?.others()?.iter().map(|server| socket(server)).collect())
+}
+
+/// `server`: attributes that identify it. `None`: it has a mark instead of an address.
+fn socket(server: &[u8]) -> Option<VirtualSocket> {
+    let address = find(server, ADDRESS)?;
+    let ip = match number(find(server, FAMILY)?)? {
+        AF_INET => IpAddr::from(*address.first_chunk::<4>()?),
+        _ => IpAddr::from(*address.first_chunk::<16>()?),
+    };
+    let port = u16::from_be_bytes(*find(server, PORT)?.first_chunk()?);
+    Some((u16::try_from(number(find(server, PROTOCOL)?)?).ok()?, ip, port))
 }
 
 /// What identifies the listed virtual servers that are not marked as those of the backend ipvs: attributes.
 fn virtual_servers_of_others(mut listed: &[u8]) -> Vec<Vec<u8>> {
-    /// `IPVS_SVC_ATTR_AF`, `_PROTOCOL`, `_ADDR`, `_PORT` and `_FWMARK`, and the one with the flags.
-    const KEYS: std::ops::RangeInclusive<u16> = 1..=5;
+    /// Those above and `IPVS_SVC_ATTR_FWMARK`, and the one with the flags.
+    const KEYS: std::ops::RangeInclusive<u16> = FAMILY..=5;
     const FLAGS: u16 = 7;
     let mut others = Vec::new();
     // Each message has one attribute.
@@ -132,6 +179,19 @@ mod tests {
         let listed = [ours.1, kube_proxy.1, persistent.1, other.1].concat();
         assert_eq!(virtual_servers_of_others(&listed), [kube_proxy.0, other.0]);
         assert_eq!(virtual_servers_of_others(&[]), [[0; 0]; 0]);
+        let to = |port| Some((6, [10, 96, 0, 1].into(), port));
+        assert_eq!(
+            virtual_servers_of_others(&listed).iter().map(|server| socket(server)).collect::<Vec<_>>(),
+            [to(82), to(83)]
+        );
+        let v6 = [
+            attribute(1, &10_u16.to_ne_bytes()),
+            attribute(2, &17_u16.to_ne_bytes()),
+            attribute(3, &[0xfd; 16]),
+            attribute(4, &[0, 53]),
+        ];
+        assert_eq!(socket(&v6.concat()), Some((17, [0xfd; 16].into(), 53)));
+        assert_eq!(socket(&[attribute(1, &2_u16.to_ne_bytes()), attribute(5, &[7, 0, 0, 0])].concat()), None);
         // A list that ends too soon.
         assert_eq!(virtual_servers_of_others(&listed[..10]), [[0; 0]; 0]);
     }

@@ -123,15 +123,42 @@ fn connections_through_virtual_servers_are_counted_until_they_end() {
                   TCP 0AF40002 D431 0A600001 01BB 0A000001 192B ESTABLISHED     899\n\
                   TCP 0AF40002 D432 0A600001 01BB 0A000001 192B TIME_WAIT       119\n\
                   UDP 0AF40003 D432 0A60000A 0035 0AF40009 0035 UDP             299\n";
-    assert_eq!(ipvs::connections(listed), 2);
-    assert_eq!(ipvs::connections(""), 0);
+    for owner in [ServerOwner::Keelson, ServerOwner::Other] {
+        assert_eq!(ipvs::connections(listed, None, owner), 2);
+        assert_eq!(ipvs::connections("", None, owner), 0);
+    }
     on_node(|node| {
         node.file("ip_vs_conn", listed);
-        let count = |interface| virtual_connections(&node.places(), interface);
+        let count = |interface| virtual_connections(&node.places(), interface, ServerOwner::Keelson);
         assert_eq!(count(INTERFACE), 0, "they belong to another program");
         node.file("dev", "keelson-ipvs0: 0 0 0\n");
         assert_eq!((count(INTERFACE), count("keelson-ipvs0")), (0, 2));
     });
+}
+
+/// A virtual server of the backend ipvs always has connections: it serves the DNS of the cluster.
+#[test]
+fn connections_are_counted_by_the_owner_of_the_virtual_server() {
+    let listed = "TCP 0AF40002 D431 0A600001 01BB 0A000001 192B ESTABLISHED     899\n\
+                  UDP 0AF40003 D432 0A60000A 0035 0AF40009 0035 UDP             299\n\
+                  UDP 0AF40004 D432 0A60000A 0035 0AF40009 0035 UDP             298\n\
+                  TCP 0AF40004 D433 0A60000A 0035 0AF40009 0035 ESTABLISHED     298\n\
+                  TCP fd00:0244:0000:0000:0000:0000:0000:0002 D432 fd00:0010:0096:0000:0000:0000:0000:0001 01BB \
+                  fd00:0000:0000:0000:0000:0000:0000:0001 192B ESTABLISHED     899\n";
+    let socket = |protocol: u16, ip: &str, port: u16| (protocol, ip.parse().unwrap(), port);
+    let (api, api6) = (socket(6, "10.96.0.1", 443), socket(6, "fd00:10:96::1", 443));
+    let dns = socket(17, "10.96.0.10", 53);
+    for (others, of_others) in [
+        (vec![], 0),
+        (vec![api], 1),
+        (vec![api, api6], 2),
+        (vec![dns, api6], 3),
+        (vec![socket(17, "10.96.0.1", 443), socket(6, "10.96.0.1", 444)], 0),
+    ] {
+        let others = others.into_iter().collect();
+        let count = |owner| ipvs::connections(listed, Some(&others), owner);
+        assert_eq!((count(ServerOwner::Other), count(ServerOwner::Keelson)), (of_others, 5 - of_others));
+    }
 }
 
 struct Node(tempfile::TempDir);
@@ -187,8 +214,15 @@ fn both_kinds(node: Node) {
     node.iptables("iptables-legacy", SAVED, &node.kept("legacy"));
     node.iptables("ip6tables-legacy", SAVED, "echo 'line 3 failed' >&2; exit 1");
     node.file("ip_tables_names", "nat\nfilter\n");
-    let removal = remove(&node.places());
+    let prepared = std::cell::RefCell::new(Vec::new());
+    let has_begun = |kind: &str| node.0.path().join(kind).exists();
+    let removal = remove_after(&node.places(), &|family| {
+        prepared.borrow_mut().push((family, has_begun("nft"), has_begun("legacy")));
+    });
     assert_eq!(removal.removed, ["7 chains of iptables-nft", "7 chains of iptables-legacy"]);
+    let (v4, v6) = (Family::V4, Family::V6);
+    let before = [(v4, false, false), (v4, true, false), (v6, true, true)];
+    assert_eq!(*prepared.borrow(), before);
     assert!(removal.notes.is_empty(), "{removal:?}");
     assert_eq!(removal.failed.len(), 1, "{removal:?}");
     assert!(

@@ -223,11 +223,16 @@ async fn claim(
     service_proxy_name: &str,
 ) -> Result<Vec<crate::instance::Claim>, RunError> {
     use crate::instance::{Subject, claim};
-    let mut claims = Vec::new();
-    for backend in std::iter::once(driver.info().name).chain(driver.includes()) {
-        claims.push(claim(&Subject::Backend(backend)).await?);
+    let mut subjects: Vec<Subject> =
+        std::iter::once(driver.info().name).chain(driver.includes()).map(Subject::Backend).collect();
+    if driver.info().has_chains {
+        subjects.push(Subject::Chains);
     }
-    claims.push(claim(&Subject::Services(service_proxy_name.to_owned())).await?);
+    subjects.push(Subject::Services(service_proxy_name.to_owned()));
+    let mut claims = Vec::new();
+    for subject in &subjects {
+        claims.push(claim(subject).await?);
+    }
     Ok(claims)
 }
 

@@ -38,6 +38,13 @@ fn formers(own: &[&str], all: &[&'static str], name: &str, published: &[String])
     formers
 }
 
+/// Whether rules of a kube-proxy may exist. `is_known`: some were found when the proxy started; `is_unlistable`: there may be
+/// some that only programs of iptables list.
+fn may_have_kube_proxy(own: &dyn Driver, is_known: bool, is_unlistable: bool) -> bool {
+    // A backend with chains finds those of others when it reads its own, and nothing has been read at the start.
+    is_known || is_unlistable || own.info().has_chains || !own.keeps_translation()
+}
+
 impl TakeOverTask {
     pub(super) fn new(
         own: &'static dyn Driver,
@@ -79,9 +86,9 @@ impl TakeOverTask {
         let names: Vec<&'static str> = self.all.iter().map(|driver| driver.info().name).collect();
         let formers = formers(&own, &names, &self.service_proxy_name, published);
         let places = Places::default();
-        let has_kube_proxy = !shared.status().other_proxies.is_empty()
-            || !leftovers::unlistable(&places).is_empty()
-            || !self.own.keeps_translation();
+        let is_known = !shared.status().other_proxies.is_empty();
+        let has_kube_proxy =
+            may_have_kube_proxy(self.own, is_known, !leftovers::unlistable(&places).is_empty());
         let remover = NodeRemover { own: self.own, all: self.all.clone(), places, has_kube_proxy };
         (TakeOver::new(formers, self.sync_period), remover)
     }
@@ -150,6 +157,10 @@ fn summary(removed: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        backend::{Access, Backend, BackendError, BackendInfo, RuleOwner},
+        options::Options,
+    };
 
     #[test]
     fn only_what_cannot_belong_to_a_proxy_beside_this_one_is_taken_over() {
@@ -164,6 +175,44 @@ mod tests {
         assert_eq!(names("edge", &[]), [""; 0]);
         // The rules of an included backend are its own.
         assert_eq!(formers(&["iptables", "nft"], &all, "", &[]).len(), 2);
+    }
+
+    /// A backend of which nothing is asked but what it is.
+    struct Named {
+        has_chains: bool,
+        keeps_translation: bool,
+    }
+
+    impl Driver for Named {
+        fn info(&self) -> BackendInfo {
+            let has_chains = self.has_chains;
+            BackendInfo { name: "test", proxy_mode: "test", requirements: "", has_chains }
+        }
+        fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
+            Err(BackendError::new(&"not opened", true))
+        }
+        fn keeps_translation(&self) -> bool {
+            self.keeps_translation
+        }
+        fn remove_rules(&self, _: RuleOwner, _: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn rules_of_a_kube_proxy_are_looked_for_where_they_may_exist() {
+        let nft = Named { has_chains: false, keeps_translation: true };
+        let iptables = Named { has_chains: true, ..nft };
+        let userspace = Named { keeps_translation: false, ..nft };
+        for (own, is_known, is_unlistable, expected) in [
+            (&nft, false, false, false),
+            (&nft, true, false, true),
+            (&nft, false, true, true),
+            (&iptables, false, false, true),
+            (&userspace, false, false, true),
+        ] {
+            assert_eq!(may_have_kube_proxy(own, is_known, is_unlistable), expected);
+        }
     }
 
     #[test]

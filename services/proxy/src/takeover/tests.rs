@@ -1,6 +1,16 @@
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use super::*;
+use crate::{
+    backend::{Access, Backend, BackendError, BackendInfo},
+    options::Options,
+};
 
 /// A node with scripted removals.
 #[derive(Debug, Default)]
@@ -108,4 +118,79 @@ fn connections_through_virtual_servers_are_waited_for() {
     now += WAIT;
     assert!(matches!(&takes.advance(true, now, &mut node)[..], [TakenOver::Done { .. }]));
     assert!(takes.is_done());
+}
+
+/// A backend whose virtual servers have connections.
+#[derive(Debug, Default)]
+struct Virtual {
+    connections: AtomicUsize,
+    lacks_translation: bool,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Driver for Virtual {
+    fn info(&self) -> BackendInfo {
+        BackendInfo { name: "virtual", proxy_mode: "virtual", requirements: "", has_chains: true }
+    }
+    fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
+        Err(BackendError::new(&"not opened", true))
+    }
+    fn keeps_translation(&self) -> bool {
+        !self.lacks_translation
+    }
+    fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+        Ok(vec!["4 chains".into()])
+    }
+    fn preserve_translation(&self, family: Family) -> Result<(), BackendError> {
+        self.calls.lock().unwrap().push(match family {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        });
+        Err(BackendError::new(&"a failure does not keep rules", false))
+    }
+    fn virtual_connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+    fn release_new_connections(&self, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        removed("2 chains".into());
+        self.calls.lock().unwrap().push("release");
+        Err(BackendError::new(&"a failure does not end the wait", false))
+    }
+    fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        if owner == RuleOwner::Keelson {
+            self.calls.lock().unwrap().push("remove");
+            removed("5 virtual servers".into());
+        }
+        Ok(())
+    }
+}
+
+/// The kernel asks rules in the table mangle before those of the backend that has taken over.
+#[test]
+fn rules_for_new_connections_are_removed_while_established_ones_are_waited_for() {
+    let former: &'static Virtual = Box::leak(Box::default());
+    let own: &'static Virtual = Box::leak(Box::default());
+    let places = Places::default();
+    let mut remover = NodeRemover { own, all: vec![former], places, has_kube_proxy: false };
+    former.connections.store(2, Ordering::Relaxed);
+    let done = remover.remove(Former::Backend("virtual"));
+    let waits = "2 connections through virtual servers would be lost";
+    assert_eq!((done.waits.as_deref(), &done.removed[..], &done.failed[..]), (Some(waits), &[][..], &[][..]));
+    assert_eq!(*former.calls.lock().unwrap(), ["release"]);
+    former.connections.store(0, Ordering::Relaxed);
+    assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
+    assert_eq!(*former.calls.lock().unwrap(), ["release", "remove"]);
+    assert!(own.calls.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_kernel_goes_on_translating_for_a_backend_that_has_no_rules() {
+    for (lacks_translation, calls) in [(true, &["IPv4", "IPv6", "remove"][..]), (false, &["remove"][..])] {
+        let former: &'static Virtual = Box::leak(Box::default());
+        let own: &'static Virtual = Box::leak(Box::new(Virtual { lacks_translation, ..Virtual::default() }));
+        let places = Places::default();
+        let mut remover = NodeRemover { own, all: vec![former], places, has_kube_proxy: false };
+        assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
+        assert_eq!(*former.calls.lock().unwrap(), calls);
+    }
 }

@@ -26,6 +26,11 @@ pub(crate) async fn change_over(env: &mut TestEnv, backend: &str, former: &str) 
     ensure!(env.proxy.terminate().await?.success());
     env.proxy.configure(&env.options.clone().set("proxy.backend", backend))?;
     env.proxy.start_again(env.world.node()).await?;
+    takes_over(env, backend, former).await
+}
+
+/// Waits until the proxy, with this backend, has removed the rules of the former one.
+pub(crate) async fn takes_over(env: &TestEnv, backend: &str, former: &str) -> Result<()> {
     let wanted = format!("{backend} took over from {former}: removed ");
     eventually_slow("the backend has taken over", || async {
         let state = env.state().await?;
@@ -64,19 +69,27 @@ async fn a_backend_takes_over_from_another_without_a_lost_connection() -> Result
 #[tokio::test(flavor = "multi_thread")]
 async fn established_connections_outlive_the_change_to_user_space() -> Result<()> {
     let services = services();
-    let mut env = TestEnv::started(&services).await?;
+    let env = TestEnv::started(&services).await?;
+    connections_outlive_the_change_to_user_space(env, &services, "nft").await
+}
+
+pub(crate) async fn connections_outlive_the_change_to_user_space(
+    mut env: TestEnv,
+    services: &[Service],
+    former: &str,
+) -> Result<()> {
     let mut traffic = Traffic::none(&env.world)?;
-    for service in &services {
+    for service in services {
         let (client, valid) = (env.world.pod().clone(), service.endpoints.clone());
         traffic.open_flow(client, service.at(), Transport::Tcp, valid);
     }
     traffic.wait_for_answers().await?;
-    change_over(&mut env, "userspace", "nft").await?;
+    change_over(&mut env, "userspace", former).await?;
     let tables = env.node().nft(&["list", "tables"])?;
     ensure_contains(&tables, &["table ip keelson-established", "table ip6 keelson-established"])?;
     traffic.wait_for_answers().await?;
     traffic.finish().await?;
-    for service in &services {
+    for service in services {
         let by = env.world.pod().ask(service.at(), Transport::Tcp, PATIENCE).await?;
         ensure!(matches!(by, Outcome::Answered { by, .. } if service.endpoints.contains(&by)), "{by:?}");
     }
@@ -130,14 +143,8 @@ async fn two_proxies_serve_a_node_side_by_side() -> Result<()> {
         .set("proxy.service_proxy_name", "edge")
         .set("proxy.healthz_bind_address", "127.0.0.1:10266")
         .set("proxy.metrics_bind_address", "127.0.0.1:10259");
-    let second = KeelsonProxy::start(&env.scratch, env.world.node(), &of_edge).await?;
-    eventually_slow("the second proxy serves its Service", || async {
-        let by = env.world.pod().ask(edge.at(), Transport::Tcp, PATIENCE).await?;
-        ensure!(matches!(by, Outcome::Answered { by, .. } if edge.endpoints.contains(&by)), "{by:?}");
-        Ok(())
-    })
-    .await
-    .with_context(|| second.log().unwrap_or_default())?;
+    let mut second = KeelsonProxy::start(&env.scratch, env.world.node(), &of_edge).await?;
+    serves_edge(&env, &edge).await.with_context(|| second.log().unwrap_or_default())?;
     let traffic = Traffic::start(&env.world, &usual)?;
     traffic.wait_for_answers().await?;
     // The usual one has its own Services only, and neither takes over from the other.
@@ -161,5 +168,24 @@ async fn two_proxies_serve_a_node_side_by_side() -> Result<()> {
         let output = run_inside(env.node(), &keelson, &args).await?;
         ensure_contains(&format!("{output:?}"), &["another keelson proxy", words])?;
     }
-    Ok(())
+    // Two backends with the same chains.
+    ensure!(second.terminate().await?.success());
+    second.configure(&of_edge.set("proxy.backend", "iptables"))?;
+    second.start_again(env.world.node()).await?;
+    // It has made its claims before.
+    serves_edge(&env, &edge).await.with_context(|| second.log().unwrap_or_default())?;
+    let set = ["--set", "proxy.backend=ipvs", "--set", "proxy.service_proxy_name=other", "--set", &listen];
+    let args = [&["proxy", "--config", &config][..], &set].concat();
+    let output = run_inside(env.node(), &keelson, &args).await?;
+    ensure_contains(&format!("{output:?}"), &["another keelson proxy", "serves with the chains KEELSON-*"])
+}
+
+/// Waits until the Service of the second proxy is served.
+async fn serves_edge(env: &TestEnv, edge: &Service) -> Result<()> {
+    eventually_slow("the second proxy serves its Service", || async {
+        let by = env.world.pod().ask(edge.at(), Transport::Tcp, PATIENCE).await?;
+        ensure!(matches!(by, Outcome::Answered { by, .. } if edge.endpoints.contains(&by)), "{by:?}");
+        Ok(())
+    })
+    .await
 }

@@ -1,6 +1,7 @@
 //! The life of a proxy with the backend iptables, in both variants.
 
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
+use crate::backends::{connections_outlive_the_change_to_user_space, services, takes_over};
 use crate::kills::staying;
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
@@ -78,6 +79,41 @@ async fn the_variant_is_switched_under_load() -> Result<()> {
         ensure!(!rules(from)?.contains("KEELSON-"), "{from} has rules");
     }
     traffic.finish().await.map(drop)
+}
+
+/// What the proxy has read when it starts is nothing.
+async fn chains_of_a_kube_proxy_are_removed(backend: Backend, variant: &str) -> Result<()> {
+    let staying = staying();
+    let mut env = started(backend, &staying).await?;
+    ensure!(env.proxy.terminate().await?.success());
+    let iptables = peers::system(&format!("iptables-{variant}"), "iptables")?;
+    for args in ["-N KUBE-SERVICES", "-A PREROUTING -j KUBE-SERVICES"] {
+        let args: Vec<&str> = ["-w", "5", "-t", "nat"].into_iter().chain(args.split(' ')).collect();
+        env.node().command(&iptables, &args)?;
+    }
+    env.proxy.start_again(env.world.node()).await?;
+    takes_over(&env, "iptables", "kube-proxy").await?;
+    let left = env.node().command(&iptables, &["-w", "5", "-t", "nat", "-S"])?;
+    ensure!(!left.contains("KUBE-") && left.contains("KEELSON-"), "{left}");
+    env.wait_for_exact_services(&staying).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chains_of_a_kube_proxy_are_removed_with_iptables_legacy() -> Result<()> {
+    chains_of_a_kube_proxy_are_removed(LEGACY, "legacy").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chains_of_a_kube_proxy_are_removed_with_iptables_nft() -> Result<()> {
+    chains_of_a_kube_proxy_are_removed(NFT, "nft").await
+}
+
+/// With the last rule that asks conntrack, the kernel stops to translate.
+#[tokio::test(flavor = "multi_thread")]
+async fn established_connections_outlive_the_change_to_user_space_from_iptables_nft() -> Result<()> {
+    let services = services();
+    let env = started(NFT, &services).await?;
+    connections_outlive_the_change_to_user_space(env, &services, "iptables").await
 }
 
 /// Another program empties the table nat, and then every IP set.

@@ -6,7 +6,7 @@ use crate::backends::{change_over, services};
 use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
-use keelson_cluster::net::Family;
+use keelson_cluster::net::{Family, Transport};
 use keelson_harness::peers;
 use std::path::Path;
 use std::process::Command;
@@ -102,6 +102,47 @@ async fn connections_continue_when_the_backend_changes() -> Result<()> {
     env.cleanup(&[]).await?;
     ensure!(!servers()?.contains("TCP "), "{}", servers()?);
     Ok(())
+}
+
+/// Rules that ipvs has for new connections would be asked before those of the next backend, for as long as one connection
+/// through a virtual server is established.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+async fn rules_for_new_connections_do_not_wait_for_established_ones() -> Result<()> {
+    let services = services();
+    let mut env = started(IPVS, &services).await?;
+    let world = env.world.clone();
+    let mangle = || {
+        let save = peers::system("iptables-save", "iptables")?;
+        world.node().command(&save, &["-t", "mangle"])
+    };
+    let mut flows = Traffic::none(&env.world)?;
+    let service = services.first().context("a Service")?;
+    flows.open_flow(world.pod(), service.at(), Transport::Tcp, service.endpoints.clone());
+    flows.wait_for_answers().await?;
+    for next in ["nft", "ipvs", "iptables"] {
+        ensure!(mangle()?.contains("KEELSON-") == (next != "ipvs"), "{}", mangle()?);
+        ensure!(env.proxy.terminate().await?.success());
+        env.proxy.configure(&env.options.clone().set("proxy.backend", next))?;
+        env.proxy.start_again(world.node()).await?;
+        env.synced().await?;
+        if next == "ipvs" {
+            flows.wait_for_answers().await.context("back to ipvs")?;
+            continue;
+        }
+        eventually_slow("the take-over waits", || async {
+            ensure_contains(&env.events().await?.join("\n"), &["rules of ipvs are removed later: "])?;
+            let rules = mangle()?;
+            ensure!(!rules.contains("KEELSON-"), "{rules}");
+            Ok(())
+        })
+        .await
+        .with_context(|| env.logs())?;
+        let state = env.state().await?;
+        ensure!(!state["take_overs"].to_string().contains("removed"), "{state}");
+        flows.wait_for_answers().await.context(next)?;
+    }
+    flows.finish().await.map(drop)
 }
 
 async fn replace(env: &mut TestEnv) -> Result<()> {

@@ -21,7 +21,39 @@ const ACCOUNT: &str = "keelson-agent";
 /// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
 
-async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
+/// A control plane with the node, reached from the node.
+pub(crate) struct ControlPlane {
+    pub(crate) cluster: Cluster,
+    pub(crate) writer: Writer,
+    _api: Forward,
+}
+
+impl ControlPlane {
+    pub(crate) async fn start(env: &TestEnv) -> Result<Self> {
+        let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
+        let options = ApiOptions { args, ..ApiOptions::default() };
+        let cluster = Cluster::start_with(&env.scratch, &options).await?;
+        cluster.admin.apply(MANIFEST).await?;
+        create_node(&cluster.admin, NODE_NAME, &json!({})).await?;
+        let writer = Writer::new(&cluster.admin, "ns").await?;
+        let address = cluster.api.address();
+        let api = Forward::start(env.node(), address.parse()?, address)?;
+        Ok(Self { cluster, writer, _api: api })
+    }
+
+    /// Starts the agent, which follows the API server instead of manifests.
+    pub(crate) async fn start_agent(&self, env: &mut TestEnv) -> Result<()> {
+        let identity = self.cluster.companion(&env.scratch, ACCOUNT, NODE_NAME).await?;
+        env.agent.configure(
+            &Settings::new()
+                .set("agent.node_name", NODE_NAME)
+                .set("kube.kubeconfig", identity.kubeconfig().display().to_string()),
+        )?;
+        env.agent.start_live().await
+    }
+}
+
+pub(crate) async fn make(writer: &Writer, services: &[Service]) -> Result<()> {
     for service in services {
         let [service, slice] = service.objects();
         writer.create(Kind::Service, &service).await?;
@@ -44,7 +76,7 @@ async fn change(
 }
 
 /// Waits until the present endpoints of these Services answer all new connections, from all clients.
-async fn answered(env: &TestEnv, services: &[Service]) -> Result<()> {
+pub(crate) async fn answered(env: &TestEnv, services: &[Service]) -> Result<()> {
     for service in services {
         eventually_slow("its endpoints answer", || async {
             let tally = env.world.client().ask_times(service.at(), Transport::Tcp, 10, PATIENCE).await?;
@@ -78,14 +110,8 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
     // So that leftovers are reported only.
     let mut env =
         TestEnv::with(|options| options.set("proxy.sync_period", "1s").set("proxy.take_over", false))?;
-    let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
-    let options = ApiOptions { args, ..ApiOptions::default() };
-    let cluster = Cluster::start_with(&env.scratch, &options).await?;
-    cluster.admin.apply(MANIFEST).await?;
-    create_node(&cluster.admin, NODE_NAME, &json!({})).await?;
-    let writer = Writer::new(&cluster.admin, "ns").await?;
-    let address = cluster.api.address();
-    let _api = Forward::start(env.node(), address.parse()?, address)?;
+    let plane = ControlPlane::start(&env).await?;
+    let ControlPlane { cluster, writer, .. } = &plane;
     env.node().nft(&["add", "table", "ip", "mine"])?;
 
     // Services of a kube-proxy: with endpoints, without any, and one that is deleted later.
@@ -98,28 +124,22 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
     let mut empty: Vec<Service> =
         (0..).zip(Family::ALL).map(|(index, family)| Service::new(20 + index, family, &[])).collect();
     let deleted = Service::new(30, Family::V4, &pool(Family::V4, 8081)[..2]);
-    make(&writer, &services).await?;
-    make(&writer, &empty).await?;
-    make(&writer, std::slice::from_ref(&deleted)).await?;
+    make(writer, &services).await?;
+    make(writer, &empty).await?;
+    make(writer, std::slice::from_ref(&deleted)).await?;
     let options = KubeProxyOptions::new(NODE_NAME);
-    let mut kube_proxy = KubeProxy::start(&env.scratch, &cluster, env.node(), &options).await?;
+    let mut kube_proxy = KubeProxy::start(&env.scratch, cluster, env.node(), &options).await?;
     answered(&env, &services).await.context("by kube-proxy")?;
     answered(&env, std::slice::from_ref(&deleted)).await?;
     kube_proxy.kill9()?;
 
-    change(&writer, &mut services, &second).await?;
-    change(&writer, &mut empty, &second).await?;
+    change(writer, &mut services, &second).await?;
+    change(writer, &mut empty, &second).await?;
     writer.delete(Kind::Service, &deleted.name).await?;
     let old = env.world.pod().ask(services[0].at(), Transport::Tcp, PATIENCE).await?;
     ensure!(matches!(old, Outcome::Answered { by, .. } if first(Family::V4).contains(&by)), "{old:?}");
 
-    let identity = cluster.companion(&env.scratch, ACCOUNT, NODE_NAME).await?;
-    env.agent.configure(
-        &Settings::new()
-            .set("agent.node_name", NODE_NAME)
-            .set("kube.kubeconfig", identity.kubeconfig().display().to_string()),
-    )?;
-    env.agent.start_live().await?;
+    plane.start_agent(&mut env).await?;
     env.proxy.start_again(env.world.node()).await?;
     env.synced().await?;
     answered(&env, &services).await.context("by our rules")?;
@@ -135,7 +155,7 @@ async fn leftovers_of_kube_proxy_are_overridden_reported_and_removed() -> Result
     // The addresses are in the cluster's ranges, and belong to no Service.
     let gone = env.world.pod().ask(deleted.at(), Transport::Tcp, SILENCE).await?;
     ensure!(gone == Outcome::Dropped, "{gone:?}");
-    return_to_kube_proxy(&mut env, &writer, &mut kube_proxy, &mut services, &third).await
+    return_to_kube_proxy(&mut env, writer, &mut kube_proxy, &mut services, &third).await
 }
 
 /// Checks that leftovers are reported in log, state and events.

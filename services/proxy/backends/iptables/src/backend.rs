@@ -30,7 +30,6 @@ use crate::{
     print::print,
     probe::probe,
     programs::{ProgramError, Programs},
-    removal::remove_chains,
     report,
     ruleset::{Plan as _, Ruleset, read_family},
     save::Found,
@@ -55,6 +54,8 @@ struct FamilyState {
     /// `None`: opened to print, or disabled.
     programs: Option<Box<dyn Programs>>,
     disabled: Option<String>,
+    /// A run with the other variant may have left chains.
+    may_have_other_variant: bool,
 }
 
 pub(crate) struct IptablesBackend {
@@ -69,7 +70,7 @@ pub(crate) struct IptablesBackend {
 
 impl IptablesBackend {
     /// # Errors
-    /// No family has programs that work.
+    /// No family has programs that work; or they fail for a reason that may pass, which disables no family.
     pub(crate) fn open(
         find: &Find,
         options: &Options,
@@ -96,20 +97,26 @@ impl IptablesBackend {
                 ruleset: Ruleset::new(Plan::new(family, facts)),
                 programs: None,
                 disabled: ip_families::disabled(family).map(ToOwned::to_owned),
+                may_have_other_variant: true,
             };
             if state.disabled.is_none() && access != Access::Print {
                 match open_programs(find, family, access) {
                     Ok(programs) => state.programs = Some(programs),
                     Err(failed) => {
                         state.disabled = Some(failed.to_string());
-                        error.get_or_insert(failed);
+                        // One that may pass goes before one that does not.
+                        if failed.is_passing() || error.is_none() {
+                            error = Some(failed);
+                        }
                     }
                 }
             }
             state
         });
         match error {
-            Some(error) if families.iter().all(|state| state.disabled.is_some()) => Err(error.into()),
+            Some(error) if error.is_passing() || families.iter().all(|state| state.disabled.is_some()) => {
+                Err(error.into())
+            }
             _ => Ok(Self {
                 families,
                 serves_loopback,
@@ -134,6 +141,21 @@ impl IptablesBackend {
             Some(programs) => Ok((programs.as_mut(), &mut state.ruleset)),
             None => Err(BackendError::new(&"the backend iptables was opened to print rules", false)),
         }
+    }
+
+    /// Removes what a run with the other variant left, because connections would meet both. After the first sync, and
+    /// again until it has succeeded.
+    fn remove_other_variant(&mut self, family: Family) -> Result<(), BackendError> {
+        let state = &mut self.families[family as usize];
+        if state.may_have_other_variant
+            && let Some(programs) = &mut state.programs
+        {
+            programs.remove_other_variant(&mut |removed| {
+                tracing::info!(removed, "removed rules of an earlier run");
+            })?;
+            state.may_have_other_variant = false;
+        }
+        Ok(())
     }
 }
 
@@ -229,16 +251,10 @@ impl Backend for IptablesBackend {
 
     fn sync(&mut self, family: Family, _now: Instant) -> Result<Outcome, BackendError> {
         let (programs, ruleset) = self.open_state(family)?;
-        let is_first = !ruleset.has_synced();
         let before = programs.generation();
         let outcome = ruleset.sync(programs)?;
         let after = programs.generation();
-        if is_first && let Some(mut other) = programs.other_variant() {
-            // A run with the other variant left them, and connections would meet both.
-            remove_chains(&mut other, family, &mut |removed| {
-                tracing::info!(removed, "removed rules of an earlier run")
-            })?;
-        }
+        self.remove_other_variant(family)?;
         // The kernel counts changes of both families: ours in one must not count as another program's in the other.
         for other in Family::ALL.into_iter().filter(|other| *other != family) {
             self.families[other as usize].ruleset.replace_generation(before, after);

@@ -31,7 +31,7 @@ use crate::{
     kernel::{Kernel, KernelError, Timeouts},
     plan::{NodeFacts, Plan},
     print::Printed,
-    probe::probe,
+    probe::{OpenError, probe},
     sysctls,
 };
 
@@ -58,6 +58,8 @@ struct OpenFamily {
     /// `None`: opened to print, or disabled.
     tools: Option<Tools>,
     disabled: Option<String>,
+    /// A run with the other variant of iptables may have left chains.
+    may_have_other_variant: bool,
 }
 
 pub(crate) struct IpvsBackend {
@@ -71,7 +73,7 @@ pub(crate) struct IpvsBackend {
 
 impl IpvsBackend {
     /// # Errors
-    /// No family has what it needs.
+    /// No family has what it needs; or it fails for a reason that may pass, which disables no family.
     pub(crate) fn open(
         find: &FindPrograms,
         connect: &OpenKernel,
@@ -79,29 +81,33 @@ impl IpvsBackend {
         access: Access,
     ) -> Result<Self, BackendError> {
         let scheduler = options.ipvs.scheduler.clone();
-        let mut error = None;
+        let mut error: Option<OpenError> = None;
         let mut families = Family::ALL.map(|family| {
             let plan = Plan::new(family, initial_facts(options));
             let mut opened = OpenFamily {
                 state: FamilyState::new(plan),
                 tools: None,
                 disabled: ip_families::disabled(family).map(ToOwned::to_owned),
+                may_have_other_variant: true,
             };
             if opened.disabled.is_none() && access != Access::Print {
                 match open_tools(find, connect, family, &scheduler, access) {
                     Ok(tools) => opened.tools = Some(tools),
                     Err(failed) => {
                         opened.disabled = Some(failed.to_string());
-                        error.get_or_insert(failed);
+                        // One that may pass goes before one that does not.
+                        if failed.is_passing() || error.is_none() {
+                            error = Some(failed);
+                        }
                     }
                 }
             }
             opened
         });
         if let Some(error) = error
-            && families.iter().all(|opened| opened.disabled.is_some())
+            && (error.is_passing() || families.iter().all(|opened| opened.disabled.is_some()))
         {
-            return Err(error);
+            return Err(error.into());
         }
         let mut limitations = report::limitations(options);
         let mut features = vec![format!("ipvs scheduler: {scheduler}")];
@@ -136,6 +142,21 @@ impl IpvsBackend {
             None => Err(BackendError::new(&"the backend ipvs was opened to print rules", false)),
         }
     }
+
+    /// Removes what a run with the other variant of iptables left, because connections would meet both. After the first
+    /// sync, and again until it has succeeded.
+    fn remove_other_variant(&mut self, family: Family) -> Result<(), BackendError> {
+        let opened = &mut self.families[family as usize];
+        if opened.may_have_other_variant
+            && let Some(Tools { programs, .. }) = &mut opened.tools
+        {
+            programs.remove_other_variant(&mut |removed| {
+                tracing::info!(removed, "removed rules of an earlier run");
+            })?;
+            opened.may_have_other_variant = false;
+        }
+        Ok(())
+    }
 }
 
 fn open_tools(
@@ -144,7 +165,7 @@ fn open_tools(
     family: Family,
     scheduler: &str,
     access: Access,
-) -> Result<Tools, BackendError> {
+) -> Result<Tools, OpenError> {
     let mut tools = Tools { programs: find(family)?, kernel: connect()? };
     if access == Access::Program {
         probe(tools.kernel.as_mut(), tools.programs.as_mut(), family, scheduler)?;
@@ -234,6 +255,7 @@ impl Backend for IpvsBackend {
         let before = programs.generation();
         let outcome = state.sync(kernel.as_mut(), programs.as_mut())?;
         let after = programs.generation();
+        self.remove_other_variant(family)?;
         // The kernel counts changes of both families: ours in one must not count as another program's in the other.
         for other in Family::ALL.into_iter().filter(|other| *other != family) {
             self.families[other as usize].state.ruleset.replace_generation(before, after);

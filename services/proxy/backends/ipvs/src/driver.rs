@@ -4,7 +4,7 @@
 
 use keelson_proxy::{
     backend::{Access, Backend, BackendError, BackendInfo, Driver, RuleOwner},
-    leftovers::{self, Places},
+    leftovers::{self, Places, ServerOwner},
     model::Family,
     options::Options,
 };
@@ -54,7 +54,12 @@ impl Driver for Ipvs {
     }
 
     fn virtual_connections(&self) -> usize {
-        leftovers::virtual_connections(&Places::default(), INTERFACE)
+        leftovers::virtual_connections(&Places::default(), INTERFACE, ServerOwner::Keelson)
+    }
+
+    /// The table mangle comes before the rules of any other backend, and drops. It has rules of new connections alone.
+    fn release_new_connections(&self, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+        Ok(removal::remove_table(Table::Mangle, removed)?)
     }
 
     fn retire_rules(

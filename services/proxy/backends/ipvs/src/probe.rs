@@ -1,6 +1,6 @@
 //! Tries what the backend needs.
 //!
-//! Owns: [`probe`]. In: kernel and programs of a family. Out: an error that names what is missing. Each thing is created once,
+//! Owns: [`probe`]. In: kernel and programs of a family. Out: an [`OpenError`] that names what is missing. Each thing is created once,
 //! where nothing meets it, and removed again; what an earlier run has shown to work is not tried.
 
 use std::net::IpAddr;
@@ -14,25 +14,53 @@ use keelson_proxy::{
 use keelson_proxy_xtables::{
     changes::Changes,
     names::{SetName, Table, set_prefix},
-    programs::Programs,
+    programs::{ProgramError, Programs},
     removal::destroy,
     rule::{Rule, Target, chain_text},
 };
 
 use crate::{
-    kernel::Kernel,
+    kernel::{Kernel, KernelError},
     plan::{NodeFacts, SETS, chains},
     servers::{ServerChange, ServerKey, Socket, Spec},
 };
 
 const CHAIN: &str = "KEELSON-PROBE";
 
+/// Why a family cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error(transparent)]
+    Programs(#[from] ProgramError),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl OpenError {
+    /// Whether a later attempt may succeed on the same node.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Programs(error) => error.is_passing(),
+            Self::Kernel(error) => error.is_passing(),
+        }
+    }
+}
+
+impl From<OpenError> for BackendError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Programs(error) => error.into(),
+            OpenError::Kernel(error) => error.into(),
+        }
+    }
+}
+
 pub(crate) fn probe(
     kernel: &mut dyn Kernel,
     programs: &mut dyn Programs,
     family: Family,
     scheduler: &str,
-) -> Result<(), BackendError> {
+) -> Result<(), OpenError> {
     probe_scheduler(kernel, family, scheduler)?;
     if kernel.addresses(family)?.is_none() {
         kernel.create_interface()?;
@@ -52,17 +80,17 @@ fn unused(family: Family) -> IpAddr {
     }
 }
 
-fn probe_scheduler(kernel: &mut dyn Kernel, family: Family, scheduler: &str) -> Result<(), BackendError> {
+fn probe_scheduler(kernel: &mut dyn Kernel, family: Family, scheduler: &str) -> Result<(), KernelError> {
     let key = ServerKey::Socket(Socket { ip: unused(family), protocol: Protocol::Tcp, port: 1 });
     let spec = Spec::new(scheduler, Protocol::Tcp, 0);
     // One that a killed process left would be in the way.
     kernel.change_servers(family, &[ServerChange::DeleteServer(key)])?;
     kernel.change_servers(family, &[ServerChange::AddServer(key, spec)])?;
-    Ok(kernel.change_servers(family, &[ServerChange::DeleteServer(key)])?)
+    kernel.change_servers(family, &[ServerChange::DeleteServer(key)])
 }
 
 /// Every rule of the plan in one chain of its table, without those that lead to other chains.
-fn probe_rules(programs: &mut dyn Programs, family: Family) -> Result<(), BackendError> {
+fn probe_rules(programs: &mut dyn Programs, family: Family) -> Result<(), ProgramError> {
     let facts = NodeFacts {
         mark: 1,
         masquerade_all: false,
@@ -97,5 +125,5 @@ fn probe_rules(programs: &mut dyn Programs, family: Family) -> Result<(), Backen
     for set in &made.create_sets {
         destroy(programs, set.as_str());
     }
-    Ok(result.and(unmade)?)
+    result.and(unmade)
 }

@@ -36,6 +36,10 @@ impl Driver for Nft {
         Ok(ours.map(|(family, name)| format!("table {} {name}", keyword(family))).collect())
     }
 
+    fn preserve_translation(&self, family: Family) -> Result<(), BackendError> {
+        Ok(Netlink::open()?.keep_translation(family, TRANSLATION_TABLE)?)
+    }
+
     fn retire_rules(
         &self,
         next: &dyn Driver,

@@ -10,14 +10,14 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use keelson_proxy::{backend::BackendError, model::Family, options::IptablesVariant};
 
-use crate::{generation::generation, names::Table};
+use crate::{generation::generation, names::Table, removal::remove_chains};
 
 /// Where programs are, besides PATH.
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin"];
@@ -71,7 +71,7 @@ pub enum ProgramError {
 }
 
 /// Messages of programs that mean a missing capability or kernel feature, with what to do.
-const HINTS: [(&str, &str); 7] = [
+const HINTS: [(&str, &str); 8] = [
     ("Permission denied", "the proxy needs CAP_NET_ADMIN"),
     ("must be root", "the proxy needs CAP_NET_ADMIN and root"),
     ("Operation not permitted", "the proxy needs CAP_NET_ADMIN"),
@@ -85,6 +85,19 @@ const HINTS: [(&str, &str); 7] = [
         "by that name",
         "the kernel needs xt_set, xt_statistic, xt_addrtype, xt_conntrack, xt_mark and xt_MASQUERADE",
     ),
+    (
+        "do you need to insmod",
+        "the kernel needs the tables nat, mangle and filter of iptables (iptable_nat, ip6table_nat)",
+    ),
+];
+
+/// Messages of programs that mean a state of the moment.
+const PASSING: [&str; 5] = [
+    "holding the xtables lock",
+    "Resource temporarily unavailable",
+    "Device or resource busy",
+    "Cannot allocate memory",
+    "No buffer space available",
 ];
 
 fn hint(message: &str) -> String {
@@ -99,6 +112,16 @@ impl ProgramError {
             Self::Missing { .. } => true,
             Self::Failed { message, .. } => HINTS.iter().any(|(part, _)| message.contains(part)),
             Self::NotRun { .. } | Self::TimedOut { .. } => false,
+        }
+    }
+
+    /// Whether a later attempt may succeed on the same node: says nothing about what the node supports.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => false,
+            Self::Failed { message, .. } => PASSING.iter().any(|part| message.contains(part)),
+            Self::NotRun { .. } | Self::TimedOut { .. } => true,
         }
     }
 }
@@ -122,8 +145,8 @@ pub trait Programs: Send {
     fn prefers_small_sections(&self) -> bool;
     /// A number that changes with every change of rules; `None`: the kernel does not count them.
     fn generation(&self) -> Option<u32>;
-    /// The programs of the other variant, if they are installed.
-    fn other_variant(&self) -> Option<Installed>;
+    /// Removes our chains of the other variant, if its programs are installed.
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError>;
     fn duplicate(&self) -> Box<dyn Programs>;
 }
 
@@ -162,7 +185,7 @@ impl Programs for Installed {
     }
 
     fn restore(&mut self, input: &str) -> Result<(), ProgramError> {
-        run(&self.restore, &["--noflush", LOCK[0], LOCK[1]], Some(input)).map(|_| ())
+        run_bound(&self.restore, &["--noflush", LOCK[0], LOCK[1]], input)
     }
 
     fn save_sets(&mut self) -> Result<String, ProgramError> {
@@ -170,7 +193,7 @@ impl Programs for Installed {
     }
 
     fn restore_sets(&mut self, input: &str) -> Result<(), ProgramError> {
-        run(self.ipset()?, &["restore", "-exist"], Some(input)).map(|_| ())
+        run_bound(self.ipset()?, &["restore", "-exist"], input)
     }
 
     fn count_sets(&mut self) -> Result<Vec<(String, usize)>, ProgramError> {
@@ -194,8 +217,11 @@ impl Programs for Installed {
         if self.variant == Variant::Nft { generation() } else { None }
     }
 
-    fn other_variant(&self) -> Option<Installed> {
-        installed(self.family, self.variant.other()).ok()
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+        match installed(self.family, self.variant.other()) {
+            Ok(mut other) => remove_chains(&mut other, self.family, removed),
+            Err(_) => Ok(()),
+        }
     }
 
     fn duplicate(&self) -> Box<dyn Programs> {
@@ -204,6 +230,9 @@ impl Programs for Installed {
 }
 
 /// The programs that the setting chooses, if the kernel supports them.
+///
+/// # Errors
+/// Of the first variant; or it may pass, and then no other variant is tried.
 pub fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, ProgramError> {
     let candidates: Vec<Variant> = match wanted {
         IptablesVariant::Legacy => vec![Variant::Legacy],
@@ -213,15 +242,28 @@ pub fn find(family: Family, wanted: IptablesVariant) -> Result<Installed, Progra
             vec![first, first.other()]
         }
     };
+    let attempt = |variant| {
+        let programs = installed(family, variant)?;
+        programs.try_table().map(|()| programs)
+    };
+    first_supported(candidates, attempt).unwrap_or_else(|| Err(missing(family)))
+}
+
+/// The first result that is no error. Rules in another variant would not replace those of an earlier run, so a failure
+/// that may pass ends the search. `None`: there are no candidates.
+fn first_supported<T>(
+    candidates: Vec<Variant>,
+    mut attempt: impl FnMut(Variant) -> Result<T, ProgramError>,
+) -> Option<Result<T, ProgramError>> {
     let mut first_error = None;
     for variant in candidates {
-        let tried = installed(family, variant).and_then(|programs| programs.try_table().map(|()| programs));
-        match tried {
-            Ok(programs) => return Ok(programs),
+        match attempt(variant) {
+            Ok(found) => return Some(Ok(found)),
+            Err(error) if error.is_passing() => return Some(Err(error)),
             Err(error) => first_error = Some(first_error.unwrap_or(error)),
         }
     }
-    Err(first_error.unwrap_or_else(|| missing(family)))
+    first_error.map(Err)
 }
 
 /// The programs of a variant.
@@ -269,6 +311,33 @@ fn find_program(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
+/// Runs a program that changes the kernel. It is killed when this process is: otherwise it could make its changes after the next
+/// process has read the rules.
+fn run_bound(program: &Path, arguments: &[&str], input: &str) -> Result<(), ProgramError> {
+    run_command(program, bound(program).args(arguments), Some(input), TIMEOUT).map(drop)
+}
+
+/// `setpriv` of util-linux sets the signal, if it is installed. The signal follows the end of the calling thread, which
+/// waits for the program.
+fn bound(program: &Path) -> Command {
+    static SETPRIV: OnceLock<Option<PathBuf>> = OnceLock::new();
+    const SIGNAL: [&str; 2] = ["--pdeathsig", "KILL"];
+    let setpriv = SETPRIV.get_or_init(|| {
+        let found = find_program("setpriv")?;
+        // That of BusyBox cannot do it.
+        let path = found.to_str()?;
+        run(&found, &[SIGNAL[0], SIGNAL[1], path, "--version"], None).is_ok().then_some(found)
+    });
+    match setpriv {
+        Some(setpriv) => {
+            let mut command = Command::new(setpriv);
+            command.args(SIGNAL).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
+}
+
 /// Runs a program to its end and returns its output.
 fn run(program: &Path, arguments: &[&str], input: Option<&str>) -> Result<String, ProgramError> {
     run_for(program, arguments, input, TIMEOUT)
@@ -280,11 +349,20 @@ fn run_for(
     input: Option<&str>,
     timeout: Duration,
 ) -> Result<String, ProgramError> {
+    run_command(program, Command::new(program).args(arguments), input, timeout)
+}
+
+/// `program`: for errors.
+fn run_command(
+    program: &Path,
+    command: &mut Command,
+    input: Option<&str>,
+    timeout: Duration,
+) -> Result<String, ProgramError> {
     let name = || program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let not_run = |error: std::io::Error| ProgramError::NotRun { program: name(), reason: error.to_string() };
     let end = Instant::now() + timeout;
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(not_run)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (sender, receiver) = mpsc::channel();
@@ -357,6 +435,72 @@ mod tests {
         );
         let error = run(Path::new("/nonexistent/iptables-restore"), &[], None).unwrap_err();
         assert!(error.to_string().starts_with("cannot run iptables-restore: "), "{error}");
+    }
+
+    /// Messages of the programs of iptables 1.8.9.
+    #[test]
+    fn a_passing_failure_chooses_no_other_variant() {
+        let failed = |message: &str| ProgramError::Failed {
+            program: "iptables-nft-restore".into(),
+            status: "exit status: 4".into(),
+            message: message.into(),
+        };
+        let lock = "Another app is currently holding the xtables lock; still 1s 0us time ahead to have a chance to \
+                    grab the lock...; Another app is currently holding the xtables lock. Stopped waiting after 5s.";
+        let no_table = "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'";
+        let insmod = "can't initialize iptables table `nat': Table does not exist (do you need to insmod?)";
+        for (error, passes) in [
+            (failed(lock), true),
+            (ProgramError::TimedOut { program: "iptables-nft-restore".into() }, true),
+            (ProgramError::NotRun { program: "iptables-nft-restore".into(), reason: "EAGAIN".into() }, true),
+            (failed("Could not fetch rule set generation id: Resource temporarily unavailable"), true),
+            (failed("Could not fetch rule set generation id: Permission denied"), false),
+            (failed(no_table), false),
+            (failed(insmod), false),
+            (missing(Family::V6), false),
+        ] {
+            assert_eq!(error.is_passing(), passes, "{error}");
+            assert!(!(error.is_passing() && error.is_fatal()), "{error}");
+            let mut tried = Vec::new();
+            let found = first_supported(vec![Variant::Nft, Variant::Legacy], |variant| {
+                tried.push(variant);
+                if variant == Variant::Nft { Err(error.clone()) } else { Ok(variant) }
+            });
+            match passes {
+                true => assert_eq!((found, tried.len()), (Some(Err(error)), 1)),
+                false => assert_eq!((found, tried.len()), (Some(Ok(Variant::Legacy)), 2)),
+            }
+        }
+        assert!(failed(insmod).is_fatal() && failed(insmod).to_string().contains("ip6table_nat"));
+        let both = first_supported(vec![Variant::Nft, Variant::Legacy], |variant| {
+            Err::<(), _>(failed(variant.suffix()))
+        });
+        assert_eq!(both, Some(Err(failed("-nft"))), "the error of the first one");
+    }
+
+    /// As with the process, the signal comes when the thread ends.
+    #[test]
+    fn a_program_that_changes_the_kernel_ends_with_its_caller() {
+        use std::os::unix::process::ExitStatusExt as _;
+        assert!(find_program("setpriv").is_some(), "util-linux is not installed");
+        let started = thread::spawn(|| {
+            let mut command = bound(Path::new("/bin/sh"));
+            command.args(["-c", "echo ready; read -r line"]);
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            // The signal is set by now.
+            let mut ready = [0; 5];
+            std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+            child
+        });
+        // Its input stays open, so nothing else ends it.
+        let mut child = started.join().unwrap();
+        let stdin = child.stdin.take();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        drop(stdin);
+        assert_eq!(
+            run_bound(Path::new("/bin/sh"), &["-c", "read -r line && test $line = go"], "go\n"),
+            Ok(())
+        );
     }
 
     #[test]

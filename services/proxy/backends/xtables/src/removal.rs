@@ -202,8 +202,8 @@ mod tests {
         fn generation(&self) -> Option<u32> {
             None
         }
-        fn other_variant(&self) -> Option<Installed> {
-            None
+        fn remove_other_variant(&mut self, _: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+            Ok(())
         }
         fn duplicate(&self) -> Box<dyn Programs> {
             Box::new(Sets { sets: Vec::new(), busy: None, calls: Vec::new() })

@@ -21,7 +21,7 @@ use keelson_proxy_xtables::ruleset::Plan as _;
 use super::IptablesBackend;
 use crate::{
     names::{SetName, Table},
-    programs::{Installed, ProgramError, Programs, find},
+    programs::{ProgramError, Programs, find},
     testing::{in_namespace, options, service_port},
 };
 
@@ -79,8 +79,9 @@ impl Programs for Failing {
         self.programs.generation()
     }
 
-    fn other_variant(&self) -> Option<Installed> {
-        None
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+        self.count()?;
+        self.programs.remove_other_variant(removed)
     }
 
     fn duplicate(&self) -> Box<dyn Programs> {
@@ -210,6 +211,79 @@ fn case_47_an_endpoint_that_comes_back_has_no_clients() {
             });
         }
     }
+}
+
+#[test]
+fn chains_of_the_other_variant_are_removed_after_a_failure() {
+    let saved = |command: &str| {
+        let output = std::process::Command::new(command).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (from, to, save) in [
+        (IptablesVariant::Legacy, IptablesVariant::Nft, "iptables-legacy-save"),
+        (IptablesVariant::Nft, IptablesVariant::Legacy, "iptables-nft-save"),
+    ] {
+        // The calls of a first sync, of which the last one removes the chains.
+        let mut failed_last = 0;
+        for calls in 0..4 {
+            in_namespace(|| {
+                let left = Arc::new(AtomicUsize::new(NONE));
+                let mut backend = open(&settings(from), &left);
+                before(&mut backend);
+                backend.sync(Family::V4, Instant::now()).unwrap();
+                let mut backend = open(&settings(to), &left);
+                before(&mut backend);
+                assert!(saved(save).contains("KEELSON-"));
+                left.store(calls, Ordering::Relaxed);
+                if backend.sync(Family::V4, Instant::now()).is_err() && backend.has_synced(Family::V4) {
+                    failed_last += 1;
+                    assert!(saved(save).contains("KEELSON-"));
+                }
+                left.store(NONE, Ordering::Relaxed);
+                backend.sync(Family::V4, Instant::now()).unwrap();
+                assert!(!saved(save).contains("KEELSON-"), "{from:?} to {to:?}, {calls} calls");
+            });
+        }
+        assert_eq!(failed_last, 1, "{from:?} to {to:?}");
+    }
+}
+
+#[test]
+fn only_what_the_node_lacks_disables_a_family() {
+    let missing = ProgramError::Missing { program: "ip6tables-restore".into(), package: "iptables" };
+    let lock = ProgramError::Failed {
+        program: "ip6tables-legacy-restore".into(),
+        status: "exit status: 4".into(),
+        message: "Another app is currently holding the xtables lock. Stopped waiting after 5s.".into(),
+    };
+    let late = ProgramError::TimedOut { program: "ip6tables-restore".into() };
+    in_namespace(|| {
+        for (at, error, is_disabled) in [
+            (Family::V6, &missing, true),
+            (Family::V4, &missing, true),
+            (Family::V6, &lock, false),
+            (Family::V4, &lock, false),
+            (Family::V6, &late, false),
+        ] {
+            let failing = error.clone();
+            let find = move |family| -> Result<Box<dyn Programs>, ProgramError> {
+                if family == at {
+                    return Err(failing.clone());
+                }
+                Ok(Box::new(find(family, IptablesVariant::Nft)?))
+            };
+            let options = settings(IptablesVariant::Nft);
+            match IptablesBackend::open(&find, &options, Access::Program, Vec::new()) {
+                Ok(backend) => {
+                    assert!(is_disabled && backend.disabled_reason(at).is_some(), "{at} {error}");
+                }
+                Err(opened) => {
+                    assert_eq!((opened.to_string(), is_disabled), (error.to_string(), false));
+                    assert!(!opened.is_fatal, "it is tried again");
+                }
+            }
+        }
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use keelson_proxy::model::{Endpoint, Family};
 use keelson_proxy_xtables::{
     names::Table,
-    programs::{Installed, ProgramError, Programs},
+    programs::{ProgramError, Programs},
 };
 
 use crate::{
@@ -32,6 +32,10 @@ pub(super) struct State {
     pub(super) calls: Vec<String>,
     /// Number of such calls until one fails.
     pub(super) fails_after: Option<usize>,
+    /// There are chains of the other variant of iptables, by family.
+    pub(super) has_other_variant: [bool; 2],
+    /// The next attempt to remove them fails.
+    pub(super) refuses_other_variant: bool,
 }
 
 impl State {
@@ -270,8 +274,15 @@ impl Programs for FakePrograms {
         None
     }
 
-    fn other_variant(&self) -> Option<Installed> {
-        None
+    fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
+        let mut state = self.state.lock().unwrap();
+        if std::mem::take(&mut state.refuses_other_variant) {
+            return Err(ProgramError::TimedOut { program: "test".into() });
+        }
+        if std::mem::take(&mut state.has_other_variant[self.family as usize]) {
+            removed("chains".to_owned());
+        }
+        Ok(())
     }
 
     fn duplicate(&self) -> Box<dyn Programs> {

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     kernel::{Kernel, KernelError},
+    probe::OpenError,
     servers::{FoundServer, ServerKey, Socket, Spec},
     testing::{options, service_port},
 };
@@ -113,6 +114,76 @@ fn open(state: &Arc<Mutex<State>>) -> IpvsBackend {
         backend.set_node(options.node_config(&Default::default(), &local, family).unwrap());
     }
     backend
+}
+
+#[test]
+fn chains_of_the_other_variant_are_removed_after_the_first_sync_and_after_a_failure() {
+    let mut node = Node::new();
+    node.set(1, |_| {});
+    node.kernel().has_other_variant = [true; 2];
+    node.kernel().refuses_other_variant = true;
+    let has_other = |node: &Node| node.kernel().has_other_variant;
+    assert!(node.backend.sync(Family::V4, Instant::now()).is_err());
+    assert_eq!(has_other(&node), [true; 2]);
+    node.sync();
+    assert_eq!(has_other(&node), [false, true]);
+    node.backend.sync(Family::V6, Instant::now()).unwrap();
+    assert_eq!(has_other(&node), [false; 2]);
+    // Later ones belong to a program that runs.
+    node.kernel().has_other_variant = [true; 2];
+    node.set(2, |_| {});
+    node.sync();
+    assert_eq!(has_other(&node), [true; 2]);
+}
+
+#[test]
+fn only_what_the_node_lacks_disables_a_family() {
+    let refused = |errno| KernelError::Refused {
+        what: "add virtual server".into(),
+        error: std::io::Error::from_raw_os_error(errno),
+    };
+    let late = || ProgramError::TimedOut { program: "ip6tables-restore".into() };
+    let missing = || ProgramError::Missing { program: "ip6tables-restore".into(), package: "iptables" };
+    type Fails<T> = Box<dyn Fn() -> T + Send + Sync>;
+    let cases: [(Fails<OpenError>, bool); 5] = [
+        (Box::new(move || late().into()), false),
+        (Box::new(move || missing().into()), true),
+        // ENOBUFS, EINVAL.
+        (Box::new(move || refused(105).into()), false),
+        (Box::new(move || refused(22).into()), true),
+        (Box::new(|| KernelError::NoFamily(Family::V6).into()), true),
+    ];
+    for (fails, is_disabled) in cases {
+        let expected = fails().to_string();
+        let state: Arc<Mutex<State>> = Arc::default();
+        let (of_programs, of_kernel, fails) = (state.clone(), state, Arc::new(fails));
+        // Connects after it has found the programs.
+        let opening = Arc::new(Mutex::new(Family::V4));
+        let (found, connected) = (opening.clone(), fails.clone());
+        let find = move |family| -> Result<Box<dyn Programs>, ProgramError> {
+            *found.lock().unwrap() = family;
+            match (family, fails()) {
+                (Family::V6, OpenError::Programs(error)) => Err(error),
+                _ => Ok(Box::new(FakePrograms { state: of_programs.clone(), family })),
+            }
+        };
+        let connect = move || -> Result<Box<dyn Kernel>, KernelError> {
+            match (*opening.lock().unwrap(), connected()) {
+                (Family::V6, OpenError::Kernel(error)) => Err(error),
+                _ => Ok(Box::new(FakeKernel(of_kernel.clone()))),
+            }
+        };
+        match IpvsBackend::open(&find, &connect, &settings(), Access::Compare) {
+            Ok(backend) => {
+                assert!(is_disabled && backend.disabled_reason(Family::V4).is_none(), "{expected}");
+                assert_eq!(backend.disabled_reason(Family::V6), Some(expected.as_str()));
+            }
+            Err(error) => {
+                assert_eq!((error.to_string(), is_disabled), (expected, false));
+                assert!(!error.is_fatal, "it is tried again");
+            }
+        }
+    }
 }
 
 fn name(number: u8) -> ServiceName {

@@ -28,11 +28,19 @@ const PROC_FILE: &str = "/proc/thread-self/net/ip_vs";
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+const ENOMEM: i32 = 12;
+const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const ENODEV: i32 = 19;
 const EAFNOSUPPORT: i32 = 97;
 const EADDRNOTAVAIL: i32 = 99;
 const EOPNOTSUPP: i32 = 95;
+const ENOBUFS: i32 = 105;
+
+/// Errors of the moment.
+const PASSING: [i32; 5] = [EINTR, EAGAIN, ENOMEM, EBUSY, ENOBUFS];
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KernelError {
@@ -57,6 +65,16 @@ pub(crate) enum KernelError {
 impl KernelError {
     fn is_fatal(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Netlink { .. })
+    }
+
+    /// Whether a later attempt may succeed on the same node: says nothing about what the node supports.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Refused { error, .. } | Self::Netlink { error, .. } => {
+                error.raw_os_error().is_some_and(|errno| PASSING.contains(&errno))
+            }
+            _ => false,
+        }
     }
 }
 

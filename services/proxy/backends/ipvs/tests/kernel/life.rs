@@ -9,8 +9,9 @@ use std::{
 use keelson_client::ServiceName;
 use keelson_proxy::{
     backend::{Access, Driver as _, RuleOwner},
-    leftovers::{self, Places},
+    leftovers::{self, Places, ServerOwner},
     model::{Endpoint, Family, ServicePort},
+    takeover::{Former, NodeRemover, Remover as _},
 };
 use keelson_proxy_ipvs::Ipvs;
 
@@ -118,6 +119,47 @@ fn what_another_program_changes_is_repaired() {
             assert_eq!(pods(&ask_often(POD_A, v)), "ab", "{v}");
             assert_eq!(pods(&ask_often(CLIENT, np)), "a", "{np}");
         }
+    });
+}
+
+/// The own virtual servers have connections at every moment: that must not delay the take-over from a kube-proxy in mode ipvs.
+#[test]
+#[ignore = "needs a kernel with IPVS: run by in_the_vm"]
+fn a_busy_node_takes_over_from_mode_ipvs() {
+    in_namespace(|| {
+        let mut world = World::new(settings());
+        world.set(|_| {});
+        run("ip link add kube-ipvs0 type dummy; ip link set kube-ipvs0 up
+             ip addr add 10.96.9.9/32 dev kube-ipvs0; ip addr add fd00:10:96::9:9/128 dev kube-ipvs0 nodad
+             ipvsadm -A -t 10.96.9.9:80 -s rr; ipvsadm -a -t 10.96.9.9:80 -r 10.244.1.2:8080 -m
+             ipvsadm -A -t [fd00:10:96::9:9]:80 -s rr; ipvsadm -a -t [fd00:10:96::9:9]:80 -r [fd00:244:1::2]:8080 -m");
+        let count = |interface, owner| leftovers::virtual_connections(&Places::default(), interface, owner);
+        let counts =
+            || (count("keelson-ipvs0", ServerOwner::Keelson), count("kube-ipvs0", ServerOwner::Other));
+        let mut ours: Vec<_> =
+            Family::ALL.map(|family| connect(CLIENT, frontends(family).v).unwrap().1).into();
+        assert_eq!(counts(), (2, 0));
+        let theirs = ["10.96.9.9:80", "[fd00:10:96::9:9]:80"]
+            .map(|to| connect(CLIENT, to.parse().unwrap()).unwrap().1);
+        assert_eq!(counts(), (2, 2));
+        let mut remover =
+            NodeRemover { own: &Ipvs, all: vec![&Ipvs], places: Places::default(), has_kube_proxy: true };
+        assert!(remover.remove(Former::KubeProxy).waits.is_some_and(|reason| reason.starts_with("2 ")));
+        drop(theirs);
+        let end = Instant::now() + Duration::from_secs(60);
+        while counts().1 > 0 {
+            assert!(Instant::now() < end, "{:?}", counts());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let before = servers();
+        assert!(before.contains("0A600909:0050"), "{before}");
+        let done = remover.remove(Former::KubeProxy);
+        let removed = ["2 virtual servers of ipvs", "interface kube-ipvs0"];
+        assert_eq!(
+            (done.waits, &done.removed[..], &done.failed[..]),
+            (None, &removed.map(String::from)[..], &[][..])
+        );
+        assert!(!servers().contains("0A600909:0050") && ours.iter_mut().all(works), "{}", servers());
     });
 }
 
