@@ -60,11 +60,12 @@ impl Routes {
         self.enabled.as_ref().err().map(String::as_str)
     }
 
-    /// Ensures that packets to an address of a frontend are delivered on this node. `is_bindable`: some interface has it.
+    /// Ensures that packets to an address of a frontend are delivered on this node. `is_local`: an
+    /// interface has it that is not one of another backend for addresses of Services, which goes with that backend.
     /// Returns whether a route was added.
-    pub(crate) fn add_user(&mut self, ip: IpAddr, frontend: Frontend, is_bindable: bool) -> bool {
+    pub(crate) fn add_user(&mut self, ip: IpAddr, frontend: Frontend, is_local: bool) -> bool {
         self.users.entry(ip).or_default().insert(frontend);
-        if is_bindable || self.existing.contains(&ip) || self.enabled.is_err() {
+        if is_local || self.existing.contains(&ip) || self.enabled.is_err() {
             return false;
         }
         match add(ip) {

@@ -25,7 +25,7 @@ use keelson_proxy::{
 
 use crate::{
     plan::{MappedPorts, NodeFacts, Plan, Rule, SocketKey, is_served, reachable, wanted_sockets},
-    relay::{Listener, OpenSocket, Relay, is_bindable},
+    relay::{Listener, OpenSocket, Relay},
     routes::Routes,
 };
 
@@ -216,9 +216,7 @@ impl Table {
         {
             self.forget_user(place.rule.frontend, &key);
         }
-        if before.as_ref().is_none_or(|place| place.rule.frontend != rule.frontend) {
-            outcome.structure += usize::from(self.route(&rule, &key));
-        }
+        outcome.structure += usize::from(self.route(&rule, &key));
         outcome.added += usize::from(before.as_ref().is_none_or(|place| place.rule != rule));
         let status = match before.map(|place| place.status) {
             Some(status) if rule.rejects_all() => {
@@ -243,11 +241,12 @@ impl Table {
         self.places.insert(key, Place { rule, status });
     }
 
-    /// Leads packets to an address of a Service here, if needed.
+    /// Leads packets to an address of a Service here, if needed: also to one that an interface has no longer.
     fn route(&mut self, rule: &Rule, key: &SocketKey) -> bool {
         let Frontend::Address { ip, .. } = rule.frontend else { return false };
         debug_assert_eq!(ip, key.address.ip());
-        self.routes.add_user(ip, rule.frontend, is_bindable(ip))
+        let is_local = ip.is_loopback() || self.local.contains(&ip);
+        self.routes.add_user(ip, rule.frontend, is_local)
     }
 
     fn forget_user(&mut self, frontend: Frontend, key: &SocketKey) {

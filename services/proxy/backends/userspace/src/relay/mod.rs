@@ -33,8 +33,8 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::listener::Listener;
+pub(crate) use self::state::OpenSocket;
 use self::{copy::Pipes, descriptors::Descriptors, socket::ListeningSocket, udp_sessions::ShortSessions};
-pub(crate) use self::{socket::is_bindable, state::OpenSocket};
 use crate::{
     affinity::Affinity,
     affinity_file::AffinityFile,

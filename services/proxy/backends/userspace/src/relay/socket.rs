@@ -73,13 +73,6 @@ fn bind_maybe_routed(socket: &Socket, address: SocketAddr, routed: bool) -> io::
     socket.bind(&address.into())
 }
 
-/// Whether an interface of this node has the address, or a route leads it here.
-pub(crate) fn is_bindable(ip: std::net::IpAddr) -> bool {
-    let address = SocketAddr::new(ip, 0);
-    let probe = Socket::new(Domain::for_address(address), Type::DGRAM, None);
-    probe.and_then(|socket| socket.bind(&address.into())).is_ok()
-}
-
 /// A connection that is closed with a RST, unless both sides have ended it: the peer must not take what has come for all.
 #[derive(Debug)]
 pub(crate) struct Connection {

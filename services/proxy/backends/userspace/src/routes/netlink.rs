@@ -20,7 +20,8 @@ const ROUTE_BYTES: usize = 12;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
-const NLM_F_CREATE_EXCL: u16 = 0x600;
+const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_APPEND: u16 = 0x800;
 const TABLE_LOCAL: u8 = 255;
 const SCOPE_HOST: u8 = 254;
 const TYPE_LOCAL: u8 = 2;
@@ -40,9 +41,10 @@ impl From<io::Error> for RouteError {
     }
 }
 
-/// Succeeds if the route exists.
+/// Succeeds if the route exists. A route of an interface that has the address goes with the interface: ours is added
+/// after it.
 pub(crate) fn add(ip: IpAddr) -> Result<(), RouteError> {
-    change(RTM_NEWROUTE, NLM_F_CREATE_EXCL, ip, EEXIST)
+    change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, ip, EEXIST)
 }
 
 /// Succeeds if there is no such route.

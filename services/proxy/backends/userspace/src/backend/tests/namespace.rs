@@ -63,6 +63,47 @@ fn addresses_of_services_are_routed_to_the_proxy() {
     });
 }
 
+/// Another backend's interface has the addresses of Services until it is taken over.
+#[test]
+fn an_address_of_a_service_is_served_when_it_leaves_an_interface() {
+    alone(|| {
+        let server = endpoint("a");
+        run("ip link add kube-ipvs0 type veth peer name other");
+        run("ip link set kube-ipvs0 up");
+        run("ip link set other up");
+        let places = [("10.96.0.10", 32, Family::V4), ("fd00:96::a", 128, Family::V6)];
+        for (interface, leaves) in [("kube-ipvs0", "ip link delete kube-ipvs0"), ("lo", "")] {
+            for (cluster_ip, bits, _) in places {
+                run(&format!("ip address add {cluster_ip}/{bits} dev {interface} nodad"));
+            }
+            let mut proxy = start(|_| {});
+            let place = |cluster_ip| SocketAddr::new(ip(cluster_ip), 80).to_string();
+            for (cluster_ip, _, family) in places {
+                proxy.set(service_port("web", cluster_ip, 80, &[server]));
+                assert_eq!(ask(&place(cluster_ip)), 'a', "{interface}");
+                let routed = routes::list(family).unwrap().contains(&ip(cluster_ip));
+                assert_eq!(routed, interface == "kube-ipvs0", "{interface}");
+            }
+            if leaves.is_empty() {
+                for (cluster_ip, bits, _) in places {
+                    run(&format!("ip address delete {cluster_ip}/{bits} dev {interface}"));
+                }
+            } else {
+                run(leaves);
+            }
+            for (cluster_ip, _, family) in places {
+                proxy.sync(family);
+                assert_eq!(ask(&place(cluster_ip)), 'a', "{interface} has {cluster_ip} no longer");
+                // Without a Service, the route goes.
+                proxy.set(service_port("web", cluster_ip, 80, &[]));
+                proxy.backend.set_service(family, &ServiceName::new("default", "web"), Vec::new());
+                proxy.sync(family);
+                assert!(routes::list(family).unwrap().is_empty(), "{interface}");
+            }
+        }
+    });
+}
+
 #[test]
 fn case_45_and_46_node_ports() {
     alone(|| {
