@@ -49,7 +49,8 @@ pub(super) fn start(
         let mut counted = None;
         while !stop.is_cancelled() {
             thread::sleep(TICK);
-            take_over.take_if(|task| task.advance(&checker.shared, checker.observer.as_mut()));
+            take_over
+                .take_if(|task| task.advance(&checker.shared, checker.observer.as_mut(), &checker.cleaner));
             if checked.elapsed() >= CHECK_INTERVAL.min(sync_period) {
                 checked = Instant::now();
                 checker.check();

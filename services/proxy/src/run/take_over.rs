@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
+use super::{cleaner::Cleaner, shared::Shared};
 use crate::{
     backend::{Driver, Observer},
     leftovers::{self, Places},
@@ -56,7 +56,12 @@ impl TakeOverTask {
     }
 
     /// Returns whether everything has been taken over. May take seconds.
-    pub(super) fn advance(&mut self, shared: &Shared, observer: &mut dyn Observer) -> bool {
+    pub(super) fn advance(
+        &mut self,
+        shared: &Shared,
+        observer: &mut dyn Observer,
+        cleaner: &Cleaner,
+    ) -> bool {
         let (is_in_effect, published) = {
             let sync = shared.sync();
             (sync.has_synced() && sync.is_current(), sync.node().service_proxy_names.clone())
@@ -77,6 +82,8 @@ impl TakeOverTask {
         events.iter().for_each(|event| record(shared, self.own.info().name, event));
         if removed {
             shared.look_for_other_proxies(observer);
+            // Until now, the former rules may have translated flows to endpoints that no longer serve.
+            Family::ALL.into_iter().for_each(|family| cleaner.clean(family));
         }
         is_done
     }

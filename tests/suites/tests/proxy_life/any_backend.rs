@@ -91,9 +91,10 @@ pub(crate) async fn upgrade(backend: Backend, older: &[Action]) -> Result<()> {
     traffic.finish().await.map(drop)
 }
 
-fn act(env: &TestEnv, (program, package, args): &Action) -> Result<()> {
+/// Its output.
+pub(crate) fn act(env: &TestEnv, (program, package, args): &Action) -> Result<String> {
     let program = peers::system(program, package)?;
-    env.node().command(&program, &args.split(' ').collect::<Vec<_>>()).map(drop)
+    env.node().command(&program, &args.split(' ').collect::<Vec<_>>())
 }
 
 /// What another program removes comes back.

@@ -327,9 +327,11 @@ impl Backend for UserspaceBackend {
         }
     }
 
-    /// Sessions to endpoints that are gone end with the sync; conntrack translates nothing.
-    fn udp_frontends(&self, _: Family) -> Vec<UdpFrontend> {
-        Vec::new()
+    /// Sessions to endpoints that are gone end with the sync. Conntrack still translates flows of a backend that served before;
+    /// those to the sockets of this one are not stale. Without CAP_NET_ADMIN, which routes need as well, there is no deleting.
+    fn udp_frontends(&self, family: Family) -> Vec<UdpFrontend> {
+        let table = self.table(family);
+        if table.routes().disabled_reason().is_some() { Vec::new() } else { table.udp_frontends() }
     }
 
     fn affinity_capacity(&self) -> u64 {

@@ -19,7 +19,8 @@ use std::{
 use keelson_proxy::{
     addresses::Match,
     backend::Outcome,
-    model::{Endpoint, Family, Frontend, PortName},
+    conntrack::UdpFrontend,
+    model::{Endpoint, Family, Frontend, PortName, ServicePort},
     options::{NodeConfig, RelayOptions},
 };
 
@@ -365,6 +366,20 @@ impl Table {
         }
         let is_known = |port: &PortName, endpoint| known.get(port).is_some_and(|set| set.contains(&endpoint));
         relay.shared().clean_affinity(self.family, is_known);
+    }
+
+    /// Service ports of UDP, each with its own addresses besides its endpoints.
+    pub(crate) fn udp_frontends(&self) -> Vec<UdpFrontend> {
+        let node_ports = self.node_port_addresses(&self.local);
+        let of = |port: &Arc<ServicePort>| {
+            let mut frontend = UdpFrontend::of(port)?;
+            let own = frontend.addresses.iter().map(|&ip| Endpoint { ip, port: frontend.port });
+            let at_node = node_ports.iter().map(|&ip| Endpoint { ip, port: frontend.node_port });
+            let own: Vec<Endpoint> = own.chain(at_node.filter(|at| at.port != 0)).collect();
+            frontend.serving.extend(own);
+            Some(frontend)
+        };
+        self.plan.service_ports().filter_map(of).collect()
     }
 
     #[cfg(test)]

@@ -2,7 +2,10 @@
 
 use std::process::Command;
 
-use keelson_proxy::backend::{Driver as _, RuleOwner};
+use keelson_proxy::{
+    backend::{Driver as _, RuleOwner},
+    conntrack::{Flow, Tuple, UdpFrontends},
+};
 
 use super::*;
 use crate::{driver::Userspace, isolation::alone};
@@ -99,6 +102,44 @@ fn an_address_of_a_service_is_served_when_it_leaves_an_interface() {
                 proxy.backend.set_service(family, &ServiceName::new("default", "web"), Vec::new());
                 proxy.sync(family);
                 assert!(routes::list(family).unwrap().is_empty(), "{interface}");
+            }
+        }
+    });
+}
+
+/// Flows that a former backend translated, of which conntrack would keep those to an endpoint that is gone.
+#[test]
+fn stale_flows_are_those_that_are_translated_to_an_endpoint_that_is_gone() {
+    alone(|| {
+        for (redirect, is_stale) in [(true, true), (false, false)] {
+            let mut proxy = Proxy::start(|options| options.relay.redirect = redirect);
+            let node_ports = Match::Addresses(vec![ip("127.0.0.9")]);
+            proxy.backend.set_node(NodeConfig { node_ports, ..node(Family::V4, &proxy.options) });
+            let mut port = udp_port("dns", "10.96.0.10", 53, &["10.244.1.2:53".parse().unwrap()]);
+            port.node_port = 30053;
+            proxy.set(port);
+            let frontends: UdpFrontends = proxy.backend.udp_frontends(Family::V4).into_iter().collect();
+            let answered_by = |to: &str, by: &str| {
+                let (to, by): (SocketAddr, SocketAddr) = (to.parse().unwrap(), by.parse().unwrap());
+                let tuple = |source: SocketAddr, destination: SocketAddr| Tuple {
+                    source: source.ip(),
+                    destination: destination.ip(),
+                    source_port: source.port(),
+                    destination_port: destination.port(),
+                    zone: None,
+                };
+                let client = "10.244.1.9:40000".parse().unwrap();
+                let (original, reply) = (tuple(client, to), tuple(by, client));
+                frontends.is_stale(&Flow { protocol: 17, original, reply, zone: None, id: None })
+            };
+            for place in ["10.96.0.10:53", "127.0.0.9:30053"] {
+                assert_eq!(
+                    answered_by(place, "10.244.1.3:53"),
+                    is_stale,
+                    "{place}: an endpoint that is gone"
+                );
+                assert!(!answered_by(place, "10.244.1.2:53"), "{place}: it serves");
+                assert!(!answered_by(place, place), "{place}: not translated");
             }
         }
     });
