@@ -218,7 +218,7 @@ impl Reader<'_> {
     }
 
     fn note_mode(&mut self, mode: Mode) {
-        if mode == Mode::IpTables {
+        if matches!(mode, Mode::IpTables | Mode::Ipvs) {
             self.assign("mode", "proxy.backend", Raw::Text(mode.name().to_owned()));
         } else if mode != Mode::NfTables {
             self.notes.push(format!(
@@ -248,8 +248,8 @@ impl Reader<'_> {
             );
         };
         if texts.is_empty() {
-            // The backends nft and iptables have kube-proxy's defaults.
-            if matches!(mode, Mode::NfTables | Mode::IpTables) {
+            // The backends nft, iptables and ipvs have kube-proxy's defaults.
+            if mode != Mode::Unset {
                 return;
             }
             self.notes.push(format!(

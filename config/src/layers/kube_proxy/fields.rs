@@ -56,7 +56,6 @@ const fn other(place: &'static str, used: Use) -> Field {
 }
 
 const AGENT: &str = "only the agent connects to the API server; set [kube]";
-const IPVS: &str = "set proxy.backend to ipvs and the setting proxy.ipvs_* of this name";
 const WINDOWS: &str = "it is for Windows";
 
 #[rustfmt::skip]
@@ -91,12 +90,12 @@ const FIELDS: [Field; 55] = [
     other("ipvs", Use::Section),
     setting("ipvs.syncPeriod", "proxy.sync_period", Kind::Duration),
     setting("ipvs.minSyncPeriod", "proxy.min_sync_period", Kind::Duration),
-    no("ipvs.scheduler", IPVS),
+    setting("ipvs.scheduler", "proxy.ipvs_scheduler", Kind::Plain),
     no("ipvs.excludeCIDRs", "virtual servers of other programs are left alone"),
-    no("ipvs.strictARP", IPVS),
-    no("ipvs.tcpTimeout", IPVS),
-    no("ipvs.tcpFinTimeout", IPVS),
-    no("ipvs.udpTimeout", IPVS),
+    setting("ipvs.strictARP", "proxy.ipvs_strict_arp", Kind::Plain),
+    setting("ipvs.tcpTimeout", "proxy.ipvs_tcp_timeout", Kind::Duration),
+    setting("ipvs.tcpFinTimeout", "proxy.ipvs_tcp_fin_timeout", Kind::Duration),
+    setting("ipvs.udpTimeout", "proxy.ipvs_udp_timeout", Kind::Duration),
     other("nftables", Use::Section),
     pointer("nftables.masqueradeBit", "proxy.masquerade_bit", Kind::Plain),
     setting("nftables.masqueradeAll", "proxy.masquerade_all", Kind::Plain),

@@ -193,18 +193,25 @@ iptables: {masqueradeBit: 3, masqueradeAll: true, syncPeriod: 10s}
 ipvs: {syncPeriod: 20s, scheduler: lc, strictARP: true}
 nftables: {masqueradeBit: 5, syncPeriod: 40s}
 ";
+    let of_iptables = ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"10s\""];
+    let of_ipvs = [
+        "proxy.ipvs_scheduler=\"lc\"",
+        "proxy.ipvs_strict_arp=true",
+        "proxy.masquerade_all=true",
+        "proxy.masquerade_bit=3",
+        "proxy.sync_period=\"20s\"",
+    ];
     for (mode, expected, without_effect) in [
-        ("\"\"", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"10s\""], 5),
-        ("iptables", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"10s\""], 5),
-        ("ipvs", ["proxy.masquerade_all=true", "proxy.masquerade_bit=3", "proxy.sync_period=\"20s\""], 5),
-        ("nftables", ["proxy.masquerade_bit=5", "proxy.sync_period=\"40s\"", ""], 6),
+        ("\"\"", &of_iptables[..], 5),
+        ("iptables", &of_iptables, 5),
+        ("ipvs", &of_ipvs, 3),
+        ("nftables", &["proxy.masquerade_bit=5", "proxy.sync_period=\"40s\""], 6),
     ] {
         let (mut set, notes) = Read::of(&format!("{HEAD}mode: {mode}\n{sections}")).set();
         set.retain(|line| {
             !line.starts_with("proxy.nodeport_addresses") && !line.starts_with("proxy.backend")
         });
         set.sort();
-        let expected: Vec<&str> = expected.into_iter().filter(|line| !line.is_empty()).collect();
         assert_eq!(set, expected, "{mode}");
         let notes: Vec<_> = notes.iter().filter(|note| note.contains("has no effect")).collect();
         assert_eq!(notes.len(), without_effect, "{mode}: {notes:#?}");
@@ -233,6 +240,28 @@ fn mode_iptables_is_the_backend_iptables() {
         assert_eq!(set, expected, "{text}");
         assert_eq!(found.len(), notes, "{text}: {found:#?}");
     }
+}
+
+#[test]
+fn mode_ipvs_is_the_backend_ipvs() {
+    let section = "ipvs: {scheduler: sh, strictARP: true, tcpTimeout: 10m, tcpFinTimeout: 0s, udpTimeout: 30s, \
+                   excludeCIDRs: [10.0.0.0/8]}\n";
+    let (mut set, notes) = Read::of(&format!("{HEAD}mode: ipvs\n{section}")).set();
+    set.sort();
+    assert_eq!(
+        set,
+        [
+            r#"proxy.backend="ipvs""#,
+            r#"proxy.ipvs_scheduler="sh""#,
+            "proxy.ipvs_strict_arp=true",
+            r#"proxy.ipvs_tcp_timeout="10m""#,
+            r#"proxy.ipvs_udp_timeout="30s""#,
+        ]
+    );
+    assert_eq!(notes.len(), 1, "{notes:#?}");
+    assert!(notes[0].contains("ipvs.excludeCIDRs has no effect"), "{notes:#?}");
+    let error = Read::of(&format!("{HEAD}mode: ipvs\nipvs:\n  scheduler: fastest\n")).error();
+    assert!(error.contains(":5") && error.contains("\"fastest\" is not one of"), "{error}");
 }
 
 #[test]
