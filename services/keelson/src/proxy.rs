@@ -3,7 +3,7 @@
 //! Owns: the list of backends, the evaluation of the settings, and the order of start and stop. In: settings and signals. Out:
 //! rules in the kernel, which stay when it ends; exit codes as of every command.
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use keelson_client::{Client, Options as Follow, Target};
@@ -48,6 +48,9 @@ const DRIVERS: &[(ProxyBackend, &dyn Driver, bool)] = &[
     (ProxyBackend::Iptables, &keelson_proxy_iptables::Iptables, true),
     (ProxyBackend::Userspace, &keelson_proxy_userspace::Userspace, true),
 ];
+
+/// How long another process may listen at `proxy.listen`: as long as it may keep a claim.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// `None`: `auto`.
 fn driver(backend: ProxyBackend) -> Option<&'static dyn Driver> {
@@ -156,7 +159,8 @@ async fn program(settings: Arc<Settings>, shown: &str) -> anyhow::Result<ExitCod
     let stop = CancellationToken::new();
     end_on_signals(stop.clone())?;
     let proxy = &settings.proxy;
-    let (debug, _file) = Bound::bind(proxy.listen.path(), proxy.socket_mode.bits()).await?.into_parts();
+    let mode = proxy.socket_mode.bits();
+    let (debug, _file) = Bound::bind_within(proxy.listen.path(), mode, PATIENCE).await?.into_parts();
     let is_beside = proxy.service_proxy_name.is_some();
     let http = bind_http(proxy.http, is_beside).await?;
     let target = target(&settings)?;
