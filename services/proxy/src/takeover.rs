@@ -164,6 +164,20 @@ impl Task {
     }
 }
 
+/// Whether another process runs the backend in this network namespace.
+#[cfg(target_os = "linux")]
+#[must_use]
+pub fn is_running(backend: &'static str) -> bool {
+    crate::instance::runs(backend)
+}
+
+/// Whether another process runs the backend: other systems do not tell.
+#[cfg(not(target_os = "linux"))]
+#[must_use]
+pub fn is_running(_: &'static str) -> bool {
+    false
+}
+
 /// The drivers of the node.
 pub struct NodeRemover {
     pub own: &'static dyn Driver,
@@ -241,14 +255,8 @@ fn release_new_connections(driver: &dyn Driver) {
 }
 
 impl Remover for NodeRemover {
-    #[cfg(target_os = "linux")]
     fn runs(&self, backend: &'static str) -> bool {
-        crate::instance::runs(backend)
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn runs(&self, _: &'static str) -> bool {
-        false
+        is_running(backend)
     }
 
     fn remove(&mut self, former: Former) -> Removed {

@@ -74,14 +74,30 @@ fn backend(facts: &Facts, proxy: &Proxy) -> Vec<Check> {
             checks.push(Check::warning(
                 BACKEND,
                 format!("rules of the backend {} are on this node: {}", other.name, other.rules.join(", ")),
-                format!(
-                    "the proxy removes them after its first sync; or: keelson proxy cleanup --backend {}",
-                    other.name
-                ),
+                advice(facts, other.name),
             ));
         }
     }
     checks
+}
+
+/// What to do about rules of another backend.
+fn advice(facts: &Facts, backend: &str) -> String {
+    let settings = &facts.settings;
+    let is_beside =
+        settings.proxy.service_proxy_name.is_some() || !settings.endpoints.service_proxy_names.is_empty();
+    match settings.proxy.take_over && !is_beside {
+        true => {
+            format!(
+                "the proxy removes them after its first sync; or: keelson proxy cleanup --backend {backend}"
+            )
+        }
+        false if is_beside => format!(
+            "they decide beside this proxy; if no proxy of this node uses the backend {backend}: keelson proxy cleanup \
+             --backend {backend}"
+        ),
+        false => format!("keelson proxy cleanup --backend {backend}, after the first sync of keelson proxy"),
+    }
 }
 
 /// O4: a kube-proxy beside this proxy takes its ports, and answers probes in its place.

@@ -70,6 +70,28 @@ fn the_backend_that_would_be_chosen() {
     assert_eq!(outcomes(&checks), [Outcome::Ok]);
 }
 
+#[test]
+fn rules_of_another_backend_stay_beside_named_proxies() {
+    let names = || vec![keelson_config::ProxyName("edge".into())];
+    for (published, name, take_over, expected) in [
+        (Vec::new(), None, true, "the proxy removes them after its first sync; or: "),
+        (Vec::new(), None, false, "keelson proxy cleanup --backend nft, after"),
+        (names(), None, true, "they decide beside this proxy; if no proxy"),
+        (Vec::new(), names().pop(), true, "they decide beside this proxy; if no proxy"),
+    ] {
+        let facts = Facts {
+            settings: settings(|settings| {
+                settings.endpoints.service_proxy_names = published;
+                settings.proxy.service_proxy_name = name;
+                settings.proxy.take_over = take_over;
+            }),
+            ..facts()
+        };
+        let advice = advice(&facts, "nft");
+        assert!(advice.starts_with(expected) && advice.contains("cleanup --backend nft"), "{advice}");
+    }
+}
+
 /// O4: a kube-proxy beside it.
 #[test]
 fn o4_a_kube_proxy_that_runs() {

@@ -10,7 +10,7 @@ use crate::{
     backend::{Driver, Observer},
     leftovers::{self, Places},
     model::Family,
-    takeover::{Former, NodeRemover, TakeOver, TakenOver},
+    takeover::{Former, NodeRemover, TakeOver, TakenOver, is_running},
 };
 
 pub(super) struct TakeOverTask {
@@ -88,10 +88,32 @@ impl TakeOverTask {
         is_done
     }
 
+    fn stay_beside(&self, published: &[String]) -> bool {
+        !self.service_proxy_name.is_empty() || !published.is_empty()
+    }
+
+    /// Rules of backends that no process runs: of a proxy that restarts, or of a backend that is no longer used. The latter
+    /// still decide.
+    fn record_rules_that_stay(&self, shared: &Shared, own: &[&str]) {
+        let others = self.all.iter().filter(|driver| !own.contains(&driver.info().name));
+        for (name, rules) in rules_without_a_process(others.copied(), is_running) {
+            tracing::warn!(
+                backend = self.own.info().name,
+                other = name,
+                rules,
+                "rules of another backend stay"
+            );
+            shared.record_event(rules_that_stay(name, &rules));
+        }
+    }
+
     fn begin(&self, shared: &Shared, published: &[String]) -> (TakeOver, NodeRemover) {
         let own: Vec<&str> = std::iter::once(self.own.info().name).chain(self.own.includes()).collect();
         let names: Vec<&'static str> = self.all.iter().map(|driver| driver.info().name).collect();
         let formers = formers(&own, &names, &self.service_proxy_name, published);
+        if self.stay_beside(published) {
+            self.record_rules_that_stay(shared, &own);
+        }
         let places = Places::default();
         let is_known = !shared.status().other_proxies.is_empty();
         let has_kube_proxy =
@@ -99,6 +121,25 @@ impl TakeOverTask {
         let remover = NodeRemover { own: self.own, all: self.all.clone(), places, has_kube_proxy };
         (TakeOver::new(formers, self.sync_period), remover)
     }
+}
+
+/// The rules of each backend that has some and that no process runs.
+fn rules_without_a_process<'a>(
+    drivers: impl Iterator<Item = &'a dyn Driver>,
+    is_running: impl Fn(&'static str) -> bool,
+) -> Vec<(&'static str, String)> {
+    let rules = drivers.filter(|driver| !is_running(driver.info().name)).filter_map(|driver| {
+        let found = driver.find_rules().ok().filter(|found| !found.is_empty())?;
+        Some((driver.info().name, summary(&found)))
+    });
+    rules.collect()
+}
+
+fn rules_that_stay(name: &str, rules: &str) -> String {
+    format!(
+        "no process serves with the backend {name}, and its rules stay, because proxies run side by side: {rules}; if none is \
+         to use it, run `keelson proxy cleanup --backend {name}`"
+    )
 }
 
 /// `own`: the name of the backend that takes over.
@@ -206,6 +247,29 @@ mod tests {
         }
     }
 
+    struct WithRules(&'static str, &'static [&'static str]);
+
+    impl Driver for WithRules {
+        fn info(&self) -> BackendInfo {
+            BackendInfo { name: self.0, proxy_mode: "", requirements: "", has_chains: false }
+        }
+
+        fn open(&self, _: &Options, _: Access) -> Result<Box<dyn Backend>, BackendError> {
+            Err(BackendError::new(&"not opened here", true))
+        }
+
+        fn find_rules(&self) -> Result<Vec<String>, BackendError> {
+            match self.1 {
+                ["unknown"] => Err(BackendError::new(&"no right", true)),
+                rules => Ok(rules.iter().map(|&rule| rule.to_owned()).collect()),
+            }
+        }
+
+        fn remove_rules(&self, _: RuleOwner, _: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn rules_of_a_kube_proxy_are_looked_for_where_they_may_exist() {
         let nft = Named { has_chains: false, keeps_translation: true };
@@ -220,6 +284,21 @@ mod tests {
         ] {
             assert_eq!(may_have_kube_proxy(own, is_known, is_unlistable), expected);
         }
+    }
+
+    #[test]
+    fn rules_that_no_process_serves_with_are_reported() {
+        let all = [
+            WithRules("nft", &["table ip keelson", "table ip6 keelson"]),
+            WithRules("iptables", &["4 chains"]),
+            WithRules("ipvs", &["unknown"]),
+            WithRules("userspace", &[]),
+        ];
+        let rules = rules_without_a_process(all.iter().map(|driver| driver as &dyn Driver), |name| {
+            name == "iptables"
+        });
+        assert_eq!(rules, [("nft", "table ip keelson, table ip6 keelson".to_owned())]);
+        assert!(rules_that_stay("nft", &rules[0].1).ends_with("run `keelson proxy cleanup --backend nft`"));
     }
 
     #[test]

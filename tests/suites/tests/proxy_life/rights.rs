@@ -372,3 +372,22 @@ async fn without_rights_it_reports_an_error_and_changes_nothing() -> Result<()> 
     }
     Ok(())
 }
+
+/// Only root may list what an earlier backend left there.
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_iptables_legacy_that_the_unit_may_not_list_are_reported() -> Result<()> {
+    let rights = Rights::of_unit()?;
+    let poor = RestrictedProxy::new(&services(), &[], &rights).await?;
+    let legacy = peers::system("iptables-legacy", "iptables")?;
+    poor.env.node().command(&legacy, &["-t", "nat", "-N", "KEELSON-NODE-PORTS"])?;
+    let process = poor.start(&rights)?;
+    eventually_slow("it is reported", || async {
+        ensure_contains(
+            &process.log_tail(),
+            &["cannot check whether iptables-legacy has chains of Keelson", "only root can list its tables"],
+        )
+    })
+    .await?;
+    // The chain is still there.
+    poor.env.node().command(&legacy, &["-t", "nat", "-L", "KEELSON-NODE-PORTS"]).map(drop)
+}

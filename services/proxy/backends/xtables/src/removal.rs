@@ -3,7 +3,10 @@
 //! Owns: [`find_chains`], [`remove_all`], [`remove_chains`], [`remove_sets`] and [`destroy`]. In: the programs of
 //! a family. Out: the names of what was found or removed.
 
-use keelson_proxy::model::Family;
+use keelson_proxy::{
+    leftovers::{self, Places},
+    model::Family,
+};
 
 use crate::{
     changes::Changes,
@@ -59,11 +62,29 @@ pub fn remove_all(removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
         for mut programs in variants.iter().cloned() {
             remove_chains(&mut programs, family, removed)?;
         }
+        note_unlistable(&variants, family);
         if let Some(mut programs) = variants.into_iter().next() {
             remove_sets(&mut programs, family, removed)?;
         }
     }
     Ok(())
+}
+
+/// Without the right to list its rules, there is nothing to remove and no error. If the kernel has tables of iptables-legacy,
+/// that is logged.
+fn note_unlistable(variants: &[Installed], family: Family) {
+    let Some((_, reason)) =
+        leftovers::unlistable(&Places::default()).into_iter().find(|(of, _)| *of == family)
+    else {
+        return;
+    };
+    let legacy = variants.iter().find(|programs| programs.variant == Variant::Legacy);
+    let error = match legacy.map(Installed::save_all) {
+        Some(Ok(_)) => return,
+        Some(Err(error)) => error.to_string(),
+        None => "its programs are not installed".to_owned(),
+    };
+    tracing::warn!(%family, reason, error, "cannot check whether iptables-legacy has chains of Keelson");
 }
 
 /// Removes the chains of both variants and families in one table.
