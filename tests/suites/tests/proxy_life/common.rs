@@ -93,9 +93,15 @@ impl TestEnv {
         services: &[Service],
         settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions,
     ) -> Result<Self> {
+        let mut env = Self::other(settings)?;
+        env.start(services).await?;
+        Ok(env)
+    }
+
+    /// The same, not started yet.
+    pub(crate) fn other(settings: impl FnOnce(KeelsonProxyOptions) -> KeelsonProxyOptions) -> Result<Self> {
         let mut env = Self::with(|options| settings(options.set("proxy.sync_period", "1s")))?;
         env.is_nft = false;
-        env.start(services).await?;
         Ok(env)
     }
 

@@ -31,3 +31,4 @@ mod rights;
 mod single_stack;
 mod traffic;
 mod untracked;
+mod userspace;
