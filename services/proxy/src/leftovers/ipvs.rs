@@ -3,10 +3,13 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr},
 };
 
-use super::{INTERFACE, Places, Removal, ServerOwner, netlink};
+use super::{
+    INTERFACE, Places, Removal, ServerOwner,
+    netlink::{self, VirtualSocket},
+};
 use crate::model::Family;
 
 /// Sets of the mode ipvs; those of IPv6 have `KUBE-6-` instead of `KUBE-`. Source: `pkg/proxy/ipvs/ipset.go` of 1.36.3.
@@ -82,9 +85,6 @@ pub(super) fn exists(interfaces: &str, name: &str) -> bool {
         .lines()
         .any(|line| line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with(':')))
 }
-
-/// Where a virtual server receives packets: protocol number, address, port.
-pub(super) type VirtualSocket = (u16, IpAddr, u16);
 
 /// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended. `others`: where virtual
 /// servers of other programs receive packets; `None`: unknown, and every connection counts.

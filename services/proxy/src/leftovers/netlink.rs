@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-use super::{OUR_SERVERS, OUR_SERVERS_MASK, ipvs::VirtualSocket};
+use super::{OUR_SERVERS, OUR_SERVERS_MASK};
 use crate::netlink::{
     Attributes, Connection, NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Request, attributes, number,
 };
@@ -21,6 +21,9 @@ const PROTOCOL: u16 = 2;
 const ADDRESS: u16 = 3;
 const PORT: u16 = 4;
 const AF_INET: u32 = 2;
+
+/// Where a virtual server receives packets: protocol number, address, port.
+pub(super) type VirtualSocket = (u16, IpAddr, u16);
 
 /// Generic netlink of IPVS.
 struct Ipvs {

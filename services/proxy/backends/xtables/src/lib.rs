@@ -12,8 +12,9 @@ pub mod explain;
 mod generation;
 pub mod names;
 pub mod programs;
-pub mod removal;
 pub mod report;
 pub mod rule;
 pub mod ruleset;
 pub mod save;
+
+pub use programs::removal;

@@ -17,7 +17,9 @@ use std::{
 
 use keelson_proxy::{backend::BackendError, model::Family, options::IptablesVariant};
 
-use crate::{generation::generation, names::Table, removal::remove_chains};
+use crate::{generation::generation, names::Table};
+
+pub mod removal;
 
 /// Where programs are, besides PATH.
 const FOLDERS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin"];
@@ -219,7 +221,7 @@ impl Programs for Installed {
 
     fn remove_other_variant(&mut self, removed: &mut dyn FnMut(String)) -> Result<(), ProgramError> {
         match installed(self.family, self.variant.other()) {
-            Ok(mut other) => remove_chains(&mut other, self.family, removed),
+            Ok(mut other) => removal::remove_chains(&mut other, self.family, removed),
             Err(_) => Ok(()),
         }
     }
