@@ -1,11 +1,10 @@
 //! From one backend to another, and two side by side: clients notice neither.
 
 use crate::common::{TestEnv, ensure_contains, eventually_slow, run_inside};
-use crate::model::{NODE_NAME, Service, pool};
+use crate::model::{Service, pool};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Outcome, Transport};
-use keelson_harness::agent::Settings;
 use keelson_harness::peers;
 use keelson_harness::util::PATIENCE;
 use serde_json::json;
@@ -125,13 +124,7 @@ async fn auto_says_what_it_chose() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_proxies_serve_a_node_side_by_side() -> Result<()> {
     let mut env = TestEnv::new()?;
-    env.agent.configure(
-        &Settings::new()
-            .set("agent.node_name", NODE_NAME)
-            .set("endpoints.source", "files")
-            .set("endpoints.manifests", env.manifests.path().display().to_string())
-            .set("endpoints.service_proxy_names", vec!["edge".to_owned()]),
-    )?;
+    env.name_a_proxy("edge")?;
     let usual = services();
     let edge = Service::new(20, Family::V4, &pool(Family::V4, 8081)[..2]);
     let [mut object, slice] = edge.objects();

@@ -58,6 +58,17 @@ impl TestEnv {
         Ok(env)
     }
 
+    /// Before the start: the agent serves a proxy of this name beside the usual one.
+    pub(crate) fn name_a_proxy(&mut self, name: &str) -> Result<()> {
+        self.agent.configure(
+            &Settings::new()
+                .set("agent.node_name", NODE_NAME)
+                .set("endpoints.source", "files")
+                .set("endpoints.manifests", self.manifests.path().display().to_string())
+                .set("endpoints.service_proxy_names", vec![name.to_owned()]),
+        )
+    }
+
     /// Whether the tables of nftables are all that there is.
     pub(crate) fn is_nft(&self) -> bool {
         self.is_nft

@@ -6,11 +6,10 @@ use crate::backends::{change_over, services};
 use crate::churn::Author;
 use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::kills::staying;
-use crate::model::{NODE_NAME, Service, pool};
+use crate::model::{Service, pool};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Outcome, Transport};
-use keelson_harness::agent::Settings;
 use keelson_harness::peers;
 use keelson_harness::util::{PATIENCE, Seeded, patience};
 use rand::RngExt as _;
@@ -107,13 +106,7 @@ async fn nft_takes_over_from_user_space() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn iptables_and_user_space_restart_side_by_side() -> Result<()> {
     let mut env = TestEnv::other(|options| options.set("proxy.backend", "iptables"))?;
-    env.agent.configure(
-        &Settings::new()
-            .set("agent.node_name", NODE_NAME)
-            .set("endpoints.source", "files")
-            .set("endpoints.manifests", env.manifests.path().display().to_string())
-            .set("endpoints.service_proxy_names", vec!["edge".to_owned()]),
-    )?;
+    env.name_a_proxy("edge")?;
     let usual = services();
     let edge = [Service::new(20, Family::V4, &pool(Family::V4, 8081)[..2])];
     let [mut object, slice] = edge[0].objects();
@@ -151,13 +144,7 @@ async fn iptables_and_user_space_restart_side_by_side() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_of_a_former_backend_are_reported_beside_named_proxies() -> Result<()> {
     let mut env = TestEnv::new()?;
-    env.agent.configure(
-        &Settings::new()
-            .set("agent.node_name", NODE_NAME)
-            .set("endpoints.source", "files")
-            .set("endpoints.manifests", env.manifests.path().display().to_string())
-            .set("endpoints.service_proxy_names", vec!["edge".to_owned()]),
-    )?;
+    env.name_a_proxy("edge")?;
     let usual = services();
     env.start(&usual).await?;
     ensure!(env.proxy.terminate().await?.success());
