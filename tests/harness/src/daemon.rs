@@ -9,7 +9,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 /// Maximum time until a program serves: on a busy machine, an API server has taken more than a minute.
-const START: Duration = PATIENCE.saturating_mul(3);
+const START: Duration = PATIENCE.saturating_mul(2);
 
 /// Killed on drop.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Mutex;
 
 /// Timeout of a test; far above what one takes on a busy machine.
-const TEST_TIMEOUT: Duration = Duration::from_secs(400);
+const TEST_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Runs a test on the one runtime of the process: clients belong to the runtime that they were created on.
 pub fn run<T>(test: impl Future<Output = Result<T>>) -> Result<T> {

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Timeout of a wait in a test: long, because the machine may be slow and busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many times as long as elsewhere tests wait: `KEELSON_TEST_PATIENCE`, for machines that are slow, such as virtual ones.
 pub fn patience() -> u32 {

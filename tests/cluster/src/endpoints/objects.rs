@@ -2,10 +2,11 @@
 
 use crate::kube::Admin;
 use anyhow::{Context as _, Result, ensure};
-use http::{Method, Request};
+use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -96,19 +97,33 @@ impl Writer {
     }
 
     /// Creates an object from its protobuf encoding, which costs an API server less than JSON. The created object is
-    /// not returned.
+    /// not returned. A server that is too busy (429, 5xx) is asked again; it may have created the object all the same.
     pub async fn create_encoded(&self, kind: Kind, object: Vec<u8>) -> Result<()> {
+        let object = wrapped(kind, object);
+        for attempt in 1..=ATTEMPTS {
+            let (status, text) = self.post_encoded(kind, object.clone()).await?;
+            let is_busy = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            match status {
+                _ if status.is_success() => return Ok(()),
+                StatusCode::CONFLICT if attempt > 1 => return Ok(()),
+                _ => ensure!(is_busy && attempt < ATTEMPTS, "cannot make a {kind:?}: {status}: {text}"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    async fn post_encoded(&self, kind: Kind, object: Vec<u8>) -> Result<(StatusCode, String)> {
         let request = Request::post(kind.path(&self.namespace))
             .header("content-type", PROTOBUF)
             .header("accept", PROTOBUF)
-            .body(kube::client::Body::from(wrapped(kind, object)))
+            .body(kube::client::Body::from(object))
             .context("not a request")?;
         let answer = self.client.send(request).await.with_context(|| format!("cannot make a {kind:?}"))?;
         let status = answer.status();
         // Read to its end, so that the connection can be reused.
         let body = answer.into_body().collect().await.context("the answer broke off")?.to_bytes();
-        ensure!(status.is_success(), "cannot make a {kind:?}: {status}: {}", String::from_utf8_lossy(&body));
-        Ok(())
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
     }
 
     /// Creates an object, which must not exist.
@@ -135,6 +150,10 @@ impl Writer {
         done.map(drop).with_context(|| format!("cannot delete {kind:?} {name}"))
     }
 }
+
+/// How often a busy API server is asked to create an object.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Media type of Kubernetes protobuf.
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";

@@ -105,7 +105,7 @@ async fn i8_an_event_stream_ends_with_the_drain_timeout() -> Result<()> {
     // Both ends of it: the client is told, and the process exits.
     ensure!(tokio::time::timeout(PATIENCE, events.message()).await?.is_err(), "the stream is cut off");
     ensure!(old.wait(PATIENCE).await?.success());
-    let mut again = call(&cri, EVENTS).await?;
+    let mut again = sent(|| call(&cri, EVENTS)).await?;
     ensure!(again.message().await?.is_some(), "the client asks again");
     Ok(())
 }
