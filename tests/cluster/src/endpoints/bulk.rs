@@ -28,8 +28,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
 
 pub const NAMESPACE: &str = "bulk";
-const WORKERS: usize = 32;
+/// More of them only make each request slower on a busy machine.
+const WORKERS: usize = 8;
 const IN_A_FILE: usize = 100;
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// The fields of `ObjectMeta` that an API server adds.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -151,11 +153,14 @@ pub async fn make(cluster: &Cluster, services: usize, endpoints_each: usize) -> 
     Writer::new(&cluster.admin, NAMESPACE).await?;
     // Everything is made before anything is written, so that an error leaves nothing behind.
     let keys: Vec<_> = (0..services).map(|number| stored(number, endpoints_each)).collect::<Result<_>>()?;
-    cluster.etcd.put_all(keys.into_iter().flatten()).await?;
+    let (addresses, objects): (Vec<_>, Vec<_>) = keys.into_iter().map(|[ip, of @ ..]| (ip, of)).unzip();
+    // First: the API server allocates the address of a Service again that it sees before its IPAddress.
+    cluster.etcd.put_all(addresses.into_iter()).await?;
+    cluster.etcd.put_all(objects.into_iter().flatten()).await?;
     Ok(BulkObjects { services, endpoints: services * endpoints_each, took: started.elapsed() })
 }
 
-/// Key and value, as an API server stores them, of a Service, its slice and the IPAddress that allocates its address.
+/// Key and value, as an API server stores them, of the IPAddress that allocates a Service's address, the Service and its slice.
 fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
     let (name, ip) = (name(number), cluster_ip(number));
     let [service, slice] = complete_objects(number, each);
@@ -177,9 +182,12 @@ fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
             }),
         }),
     };
-    let value = |kind, message: Vec<u8>, id| wrapped(kind, [message, identity(number, id)].concat());
-    let address = [address.encode_to_vec(), identity(number, 2)].concat();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let value = |kind, message: Vec<u8>, id| wrapped(kind, [message, identity(number, id, now)].concat());
+    // In the future: the API server frees addresses that were allocated more than a minute ago if it has not seen their Services.
+    let address = [address.encode_to_vec(), identity(number, 2, now + HOUR)].concat();
     Ok([
+        (format!("/registry/ipaddresses/{ip}"), enveloped("networking.k8s.io/v1", "IPAddress", address)),
         (
             format!("/registry/services/specs/{NAMESPACE}/{name}"),
             value(Kind::Service, service.encode_to_vec(), 0),
@@ -188,7 +196,6 @@ fn stored(number: usize, each: usize) -> Result<[(String, Vec<u8>); 3]> {
             format!("/registry/endpointslices/{NAMESPACE}/{name}-a"),
             value(Kind::Slice, slice.encode_to_vec(), 1),
         ),
-        (format!("/registry/ipaddresses/{ip}"), enveloped("networking.k8s.io/v1", "IPAddress", address)),
     ])
 }
 
@@ -211,12 +218,11 @@ fn complete_objects(number: usize, each: usize) -> [Value; 2] {
     [service, slice]
 }
 
-/// Further fields of an object's metadata, to be appended to it: fields of a message that occurs twice are merged.
-fn identity(number: usize, kind: usize) -> Vec<u8> {
+/// Further fields of an object's metadata, to be appended to it: fields of a message that occurs twice are merged. `made`:
+/// the time of its creation, since the Unix epoch.
+fn identity(number: usize, kind: usize, made: Duration) -> Vec<u8> {
     let uid = format!("00000000-0000-4000-800{kind}-{number:012}");
-    // The API server frees addresses of Services it has not seen, if they were allocated more than a minute ago.
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let made = Time { seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX) };
+    let made = Time { seconds: i64::try_from(made.as_secs()).unwrap_or(i64::MAX) };
     Stored { metadata: Some(StoredMeta { uid, generation: 1, made: Some(made) }) }.encode_to_vec()
 }
 

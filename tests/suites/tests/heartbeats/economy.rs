@@ -188,11 +188,11 @@ async fn restarts(cluster: &Cluster, name: &str, role: Role) -> Result<()> {
     let written: Vec<_> = all.iter().filter(|event| event.is_write()).cloned().collect();
     let between = pauses(&written);
     eprintln!("{role:?}: pauses between writes of the Lease: {between:?}");
-    let mut late = 0.0;
+    // A busy machine delays single renewals, and the next one is not later for it. A write because of a restart would be one in addition.
+    let mean = between.iter().sum::<f64>() / between.len() as f64;
+    within("the mean pause between writes of the Lease", mean, 9.4, 60.0)?;
     for pause in &between {
-        // A renewal that was late does not delay the next one.
-        within("the pause between writes of the Lease", *pause + late, 9.8, 60.0)?;
-        late = f64::max(*pause + late - 10.0, 0.0);
+        within("the pause between writes of the Lease", *pause, 7.0, 60.0)?;
     }
     let made: Vec<_> = written.iter().filter(|event| event.verb == "create").collect();
     assert_eq!(made.len(), 1, "{:?}", verbs_and_codes(&all));

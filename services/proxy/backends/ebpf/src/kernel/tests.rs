@@ -165,8 +165,12 @@ fn tcp_server(ip: &str) -> SocketAddr {
 
 /// Who answers at an address.
 fn ask_tcp(to: SocketAddr) -> SocketAddr {
-    let mut stream = TcpStream::connect_timeout(&to, ANSWER).unwrap();
+    let stream = TcpStream::connect_timeout(&to, ANSWER).unwrap();
     assert_eq!(stream.peer_addr().unwrap(), to, "the peer is the Service");
+    read_answer(stream)
+}
+
+fn read_answer(mut stream: TcpStream) -> SocketAddr {
     let mut text = String::new();
     stream.set_read_timeout(Some(ANSWER)).unwrap();
     stream.read_to_string(&mut text).unwrap();
