@@ -33,6 +33,11 @@ const SETS: [&str; 17] = [
     "IPVS-IPS",
 ];
 
+// Protocol numbers (linux/in.h).
+const TCP: u16 = 6;
+const UDP: u16 = 17;
+const SCTP: u16 = 132;
+
 /// Longer names are truncated. Source: kube-proxy.
 const SET_NAME_MAX: usize = 31;
 
@@ -86,8 +91,19 @@ pub(super) fn exists(interfaces: &str, name: &str) -> bool {
         .any(|line| line.trim_start().strip_prefix(name).is_some_and(|rest| rest.starts_with(':')))
 }
 
-/// Parses `/proc/net/ip_vs_conn`: the established connections, and UDP flows that have not ended. `others`: where virtual
-/// servers of other programs receive packets; `None`: unknown, and every connection counts.
+/// Whether packets of the client are still to come, which the kernel drops without the virtual server: of a connection that is
+/// being opened, is established or is closed on one side, and of a UDP flow that has not ended. Source: the kernel's names of
+/// states. Templates of session affinity are no connections and have NONE or ASSURED.
+fn is_open(protocol: u16, state: &str) -> bool {
+    match protocol {
+        UDP => state == "UDP",
+        SCTP => !matches!(state, "NONE" | "ASSURED" | "REJECTED" | "CLOSED"),
+        _ => matches!(state, "SYN_SENT" | "SYN_RECV" | "SYNACK" | "ESTABLISHED" | "FIN_WAIT" | "CLOSE_WAIT"),
+    }
+}
+
+/// Parses `/proc/net/ip_vs_conn`: the connections that [`is_open`]. `others`: where virtual servers of other programs receive
+/// packets; `None`: unknown, and every connection counts.
 pub(super) fn connections(
     listed: &str,
     others: Option<&BTreeSet<VirtualSocket>>,
@@ -100,8 +116,7 @@ pub(super) fn connections(
         let state = words.get(STATE).copied().unwrap_or_default();
         let Some(to) = virtual_socket(&words) else { return false };
         let is_other = |others: &BTreeSet<VirtualSocket>| others.contains(&to);
-        matches!(state, "ESTABLISHED" | "UDP" | "CLOSE_WAIT")
-            && others.is_none_or(|others| is_other(others) == (owner == ServerOwner::Other))
+        is_open(to.0, state) && others.is_none_or(|others| is_other(others) == (owner == ServerOwner::Other))
     };
     listed.lines().filter(counts).count()
 }
@@ -110,9 +125,9 @@ pub(super) fn connections(
 fn virtual_socket(words: &[&str]) -> Option<VirtualSocket> {
     let [protocol, _, _, ip, port, ..] = words else { return None };
     let protocol = match *protocol {
-        "TCP" => 6,
-        "UDP" => 17,
-        "SCTP" => 132,
+        "TCP" => TCP,
+        "UDP" => UDP,
+        "SCTP" => SCTP,
         _ => return None,
     };
     let ip = match ip.contains(':') {

@@ -136,6 +136,32 @@ fn connections_through_virtual_servers_are_counted_until_they_end() {
     });
 }
 
+/// The kernel drops packets of a connection whose virtual server is gone: one that is being opened would be refused, and one
+/// that the endpoint has closed could not be used by its client any more.
+#[test]
+fn connections_count_from_the_first_packet_until_both_sides_have_closed_them() {
+    for (protocol, state, is_open) in [
+        ("TCP", "SYN_RECV", true),
+        ("TCP", "ESTABLISHED", true),
+        ("TCP", "FIN_WAIT", true),
+        ("TCP", "CLOSE_WAIT", true),
+        ("TCP", "TIME_WAIT", false),
+        ("TCP", "CLOSE", false),
+        ("UDP", "UDP", true),
+        ("SCTP", "INIT1", true),
+        ("SCTP", "SHUTDOWN_SENT", true),
+        ("SCTP", "CLOSED", false),
+        // Templates of session affinity.
+        ("TCP", "NONE", false),
+        ("UDP", "ASSURED", false),
+        ("SCTP", "ASSURED", false),
+    ] {
+        let line = format!("{protocol} 0AF40002 D431 0A600001 01BB 0A000001 192B {state} 59");
+        let count = ipvs::connections(&line, None, ServerOwner::Other);
+        assert_eq!(count, usize::from(is_open), "{protocol} {state}");
+    }
+}
+
 /// A virtual server of the backend ipvs always has connections: it serves the DNS of the cluster.
 #[test]
 fn connections_are_counted_by_the_owner_of_the_virtual_server() {

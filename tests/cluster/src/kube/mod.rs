@@ -50,6 +50,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fs, io};
 
+/// The environment variable with the [`Cluster::description`] of a cluster outside of this virtual machine.
+pub const OUTSIDE: &str = "KEELSON_TEST_CLUSTER";
+
 /// A control plane: etcd and an API server that is ready. No controller runs unless a test starts some.
 #[derive(Debug)]
 pub struct Cluster {

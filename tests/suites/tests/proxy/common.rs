@@ -7,7 +7,7 @@
 use crate::subject::{Running, Subject, differs_by_design};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
-use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster};
+use keelson_cluster::kube::{ApiOptions, ApiProxy, Cluster, OUTSIDE};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
 use keelson_cluster::net::{Forward, NetClient, World, create_node, http_get_from, remove_at_exit};
 use keelson_harness::scratch::Scratch;
@@ -83,9 +83,6 @@ pub(crate) struct SharedCluster {
     pub(crate) cluster: Cluster,
     pub(crate) scratch: Scratch,
 }
-
-/// The cluster outside of this virtual machine ([`Cluster::description`]).
-pub(crate) const OUTSIDE: &str = "KEELSON_TEST_CLUSTER";
 
 pub(crate) async fn shared() -> Result<&'static SharedCluster> {
     static SHARED: OnceCell<SharedCluster> = OnceCell::const_new();

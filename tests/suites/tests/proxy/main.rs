@@ -75,7 +75,7 @@ fn in_the_vm(test: &'static str, env: &'static [(&'static str, &'static str)]) -
     let cluster = common::run(async { Ok(common::shared().await?.cluster.description("10.0.2.2")) })?;
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
     vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "3000");
-    vm.args(["env", &format!("{}={cluster}", common::OUTSIDE)]);
+    vm.args(["env", &format!("{}={cluster}", keelson_cluster::kube::OUTSIDE)]);
     if let Ok(subject) = std::env::var(subject::SUBJECT) {
         vm.arg(format!("{}={subject}", subject::SUBJECT));
     }

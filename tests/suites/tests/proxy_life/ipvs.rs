@@ -1,27 +1,37 @@
-//! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS. The agent reads manifests, so there is
-//! no API server.
+//! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS. The agent reads manifests.
 
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
 use crate::backends::{change_over, services};
 use crate::common::{TestEnv, ensure_contains, eventually_slow};
+use crate::kube_proxy::start_cluster;
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
+use keelson_cluster::kube::OUTSIDE;
 use keelson_cluster::net::{Family, Transport};
 use keelson_harness::peers;
+use keelson_harness::scratch::Scratch;
+use keelson_harness::suite::run;
 use std::path::Path;
 use std::process::Command;
 
 const IPVS: Backend = &[("proxy.backend", "ipvs")];
 
-/// Every ignored test of this module in a virtual machine, without a control plane.
+/// Every ignored test of this module and of `kube_proxy_ipvs` in a virtual machine. The control plane of the latter is outside.
 #[test]
 fn in_one_process_with_ipvs() -> Result<()> {
     if std::env::var_os("NEXTEST_RUN_ID").is_none() {
         return Ok(());
     }
+    let (_scratch, cluster) = run(async {
+        let scratch = Scratch::new()?;
+        let cluster = start_cluster(&scratch).await?;
+        Ok((scratch, cluster))
+    })?;
     let mut vm = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../vm/run.sh"));
     vm.env("KEELSON_VM_MEMORY", "2500").env("KEELSON_VM_TIMEOUT", "2400");
-    vm.args(["env", "KEELSON_TEST_PATIENCE=2"]).arg(std::env::current_exe()?);
+    vm.args(["env", "KEELSON_TEST_PATIENCE=2", &format!("{OUTSIDE}={}", cluster.description("10.0.2.2"))]);
+    vm.args(std::env::var("KEELSON_PEERS").map(|peers| format!("KEELSON_PEERS={peers}")));
+    vm.arg(std::env::current_exe()?);
     vm.args(["--ignored", "--color", "never", "--test-threads", "1"]);
     let only = std::env::var("KEELSON_TEST_ONLY").unwrap_or_else(|_| "ipvs::".to_owned());
     vm.args(only.split_whitespace());

@@ -6,11 +6,12 @@ use crate::model::{NODE_NAME, Service, pool};
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::endpoints::{Kind, Writer};
-use keelson_cluster::kube::{ApiOptions, Cluster, KubeProxy, KubeProxyOptions};
+use keelson_cluster::kube::{ApiOptions, Cluster, KubeProxy, KubeProxyOptions, OUTSIDE};
 use keelson_cluster::manifests::COMPANION as MANIFEST;
 use keelson_cluster::net::plan::SERVICE_CIDRS;
 use keelson_cluster::net::{Family, Forward, Outcome, Transport, create_node};
 use keelson_harness::agent::Settings;
+use keelson_harness::scratch::Scratch;
 use keelson_harness::util::PATIENCE;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -21,6 +22,13 @@ const ACCOUNT: &str = "keelson-agent";
 /// Time without a response after which a request counts as dropped.
 const SILENCE: Duration = Duration::from_millis(700);
 
+/// With the ranges of Services of the network.
+pub(crate) async fn start_cluster(scratch: &Scratch) -> Result<Cluster> {
+    let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
+    let options = ApiOptions { args, ..ApiOptions::default() };
+    Cluster::start_with(scratch, &options).await
+}
+
 /// A control plane with the node, reached from the node.
 pub(crate) struct ControlPlane {
     pub(crate) cluster: Cluster,
@@ -30,9 +38,10 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     pub(crate) async fn start(env: &TestEnv) -> Result<Self> {
-        let args = vec![format!("--service-cluster-ip-range={}", SERVICE_CIDRS.join(","))];
-        let options = ApiOptions { args, ..ApiOptions::default() };
-        let cluster = Cluster::start_with(&env.scratch, &options).await?;
+        let cluster = match std::env::var(OUTSIDE) {
+            Ok(description) => Cluster::outside(&env.scratch, &description).await?,
+            Err(_) => start_cluster(&env.scratch).await?,
+        };
         cluster.admin.apply(MANIFEST).await?;
         create_node(&cluster.admin, NODE_NAME, &json!({})).await?;
         let writer = Writer::new(&cluster.admin, "ns").await?;

@@ -22,6 +22,7 @@ mod ipvs;
 mod kernel;
 mod kills;
 mod kube_proxy;
+mod kube_proxy_ipvs;
 mod kube_proxy_modes;
 mod model;
 mod once;

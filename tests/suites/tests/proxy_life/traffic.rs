@@ -138,8 +138,9 @@ impl Traffic {
             let mut flow = client.open(to, transport)?;
             let mut peer = None;
             while !shared.stop.load(Ordering::Relaxed) {
-                let Outcome::Answered { by, .. } = flow.ask(LONG).await? else {
-                    bail!("it was with {peer:?} and is answered no more");
+                let by = match flow.ask(LONG).await? {
+                    Outcome::Answered { by, .. } => by,
+                    other => bail!("from port {}, it was with {peer:?}, and now: {other:?}", flow.port()),
                 };
                 let first = *peer.get_or_insert(by);
                 ensure!(by == first, "it was with {first} and is now answered by {by}");
