@@ -7,8 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use keelson_storage::{StateStore, StoreError, StoreState};
 
-/// Time that an actor waits for the store when it starts. After that it starts without persisted state.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that an actor waits for the store when it starts. After that it starts without persisted state. On a busy node a store
+/// has taken 2.5 s to open after a kill.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits for the store to be open, at most [`OPEN_TIMEOUT`].
 pub async fn wait_for_store(store: &dyn StateStore) {

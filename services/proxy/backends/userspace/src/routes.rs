@@ -105,9 +105,20 @@ impl Routes {
         unused.len()
     }
 
-    /// Adds routes that another program removed. Returns their number.
+    /// Adds routes that another program removed. Returns their number. `seen`: routes that were listed some time ago; what was
+    /// added since then does not count as removed.
     pub(crate) fn repair(&mut self, seen: &BTreeSet<IpAddr>) -> usize {
-        let missing: Vec<IpAddr> = self.existing.difference(seen).copied().collect();
+        if self.existing.is_subset(seen) {
+            return 0;
+        }
+        let present = match list(self.family) {
+            Ok(present) => present,
+            Err(error) => {
+                tracing::warn!(%error, "cannot list routes to check them");
+                return 0;
+            }
+        };
+        let missing: Vec<IpAddr> = self.existing.difference(&present).copied().collect();
         for ip in &missing {
             if let Err(error) = add(*ip) {
                 tracing::warn!(%ip, %error, "cannot add the route of a Service's address again");

@@ -24,9 +24,15 @@ fn start(change: impl FnOnce(&mut Options)) -> Proxy {
 }
 
 fn check(proxy: &mut Proxy, family: Family) -> Outcome {
+    check_during(proxy, family, |_| ())
+}
+
+/// `meanwhile`: after the routes were listed, before they are compared.
+fn check_during(proxy: &mut Proxy, family: Family, meanwhile: impl FnOnce(&mut Proxy)) -> Outcome {
     let mut observer = proxy.backend.observer().unwrap();
     assert!(proxy.backend.begin_check(family).unwrap());
     observer.read(family).unwrap();
+    meanwhile(proxy);
     match proxy.backend.check(family, Instant::now()) {
         Check::Done(outcome) => outcome.unwrap(),
         other => panic!("{other:?}"),
@@ -63,6 +69,20 @@ fn addresses_of_services_are_routed_to_the_proxy() {
         assert!(removed.is_empty());
         Userspace.remove_rules(RuleOwner::Keelson, &mut |what| removed.push(what)).unwrap();
         assert_eq!(removed, ["local route to 10.96.0.11", "local route to fd00:96::a"]);
+    });
+}
+
+#[test]
+fn a_route_that_is_added_during_a_check_is_no_repair() {
+    alone(|| {
+        let server = endpoint("a");
+        let mut proxy = start(|_| {});
+        proxy.set(service_port("web", "10.96.0.10", 80, &[server]));
+        let outcome = check_during(&mut proxy, Family::V4, |proxy| {
+            proxy.set(service_port("other", "10.96.0.11", 80, &[server]));
+            assert!(routes::list(Family::V4).unwrap().contains(&ip("10.96.0.11")));
+        });
+        assert!(outcome.is_nothing(), "{outcome:?}");
     });
 }
 
