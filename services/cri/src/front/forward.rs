@@ -26,8 +26,9 @@ const MOVED: HeaderName = HeaderName::from_static("keelson-moved");
 /// Maximum wait for a successor that does not answer.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(50);
-/// A call that was with the successor for longer than this is taken to have reached it.
-const REACHED: Duration = Duration::from_secs(1);
+/// A successor that had a call for longer than this was an agent that answers. One that only ends sends every call back
+/// at once, and the wait for the next goes on.
+const ANSWERS: Duration = Duration::from_secs(1);
 
 /// A call, ready to be sent as often as needed.
 #[derive(Debug)]
@@ -40,8 +41,29 @@ pub(super) struct HeldCall {
 
 enum ForwardResult {
     Answered(Response<RecvStream>),
-    /// The successor is gone or was replaced.
-    Again(String),
+    Again(Unanswered),
+}
+
+/// Why a call is to be sent again.
+struct Unanswered {
+    reason: String,
+    /// For how long the successor had it, before it was gone or replaced.
+    had_for: Duration,
+}
+
+/// Since when no agent has had the call, or only agents that end.
+struct Wait {
+    since: Instant,
+}
+
+impl Wait {
+    /// Whether the call is sent again.
+    fn goes_on(&mut self, had_for: Duration, now: Instant) -> bool {
+        if had_for > ANSWERS {
+            self.since = now;
+        }
+        now.duration_since(self.since) <= MAX_WAIT
+    }
 }
 
 /// Answers another agent that its call is to be sent again.
@@ -74,51 +96,53 @@ pub(super) async fn forward(call: HeldCall, respond: &mut SendResponse<Bytes>, f
             // A broken answer resets the client's stream.
             let _ = pass::answer(response, respond, None, &front.successor).await;
         }
-        Err(reason) => refuse(respond, Code::Unavailable, &reason),
+        Err(reason) => {
+            let socket = front.successor.socket().display();
+            let text = format!(
+                "the image pull was handed over, but the agent at unix://{socket} does not answer: {reason}; \
+                 retry"
+            );
+            refuse(respond, Code::Unavailable, &text);
+        }
     }
 }
 
+/// An error is the reason of the last attempt.
 async fn until_answered(call: &HeldCall, front: &Front) -> Result<Response<RecvStream>, String> {
-    let mut lost_since: Option<Instant> = None;
+    let mut wait = Wait { since: Instant::now() };
     loop {
-        let begun = Instant::now();
-        let reason = match attempt(call, front).await {
+        match attempt(call, front).await {
             ForwardResult::Answered(response) => return Ok(response),
-            ForwardResult::Again(reason) => reason,
-        };
-        if begun.elapsed() > REACHED {
-            lost_since = None;
-        }
-        if lost_since.get_or_insert(begun).elapsed() > MAX_WAIT {
-            let socket = front.successor.socket().display();
-            return Err(format!(
-                "the image pull was handed over, but the agent at unix://{socket} does not answer: {reason}; \
-                 retry"
-            ));
+            ForwardResult::Again(Unanswered { reason, had_for }) => {
+                if !wait.goes_on(had_for, Instant::now()) {
+                    return Err(reason);
+                }
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 async fn attempt(call: &HeldCall, front: &Front) -> ForwardResult {
-    let again = |error: h2::Error| ForwardResult::Again(error.to_string());
     let mut sender = match front.successor.get(MAX_WAIT).await {
         Ok(sender) => sender,
-        Err(away) => return ForwardResult::Again(away.reason()),
+        Err(away) => {
+            return ForwardResult::Again(Unanswered { reason: away.reason(), had_for: Duration::ZERO });
+        }
     };
+    let sent = Instant::now();
+    let again = |reason| ForwardResult::Again(Unanswered { reason, had_for: sent.elapsed() });
     let (response, mut body) = match sender.send_request(head(call), false) {
         Ok(sent) => sent,
-        Err(error) => return again(error),
+        Err(error) => return again(error.to_string()),
     };
     if let Err(error) = body.send_data(call.body.clone(), true) {
-        return again(error);
+        return again(error.to_string());
     }
     match response.await {
-        Ok(response) if response.headers().contains_key(&MOVED) => {
-            ForwardResult::Again("it was replaced".into())
-        }
+        Ok(response) if response.headers().contains_key(&MOVED) => again("it was replaced".into()),
         Ok(response) => ForwardResult::Answered(response),
-        Err(error) => again(error),
+        Err(error) => again(error.to_string()),
     }
 }
 
@@ -138,4 +162,32 @@ fn head(call: &HeldCall) -> Request<()> {
         headers.insert(frame::GRPC_TIMEOUT, frame::timeout_value(left));
     }
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When each attempt ended, for how long a successor had the call, and whether it is sent again.
+    fn check(attempts: &[(u64, u64, bool)]) {
+        let began = Instant::now();
+        let mut wait = Wait { since: began };
+        for &(at, had_for, goes_on) in attempts {
+            let now = began + Duration::from_secs(at);
+            assert_eq!(wait.goes_on(Duration::from_secs(had_for), now), goes_on, "{at} s in {attempts:?}");
+        }
+    }
+
+    #[test]
+    fn i8_a_call_that_waited_for_long_in_one_successor_goes_to_the_next() {
+        check(&[(126, 126, true), (150, 0, true), (186, 0, true), (400, 200, true), (800, 400, true)]);
+    }
+
+    #[test]
+    fn a_call_that_no_successor_answers_is_given_up() {
+        check(&[(3, 0, true), (60, 0, true), (61, 0, false)]);
+        check(&[(61, 0, false)]);
+        // One that ends sends it back until the next one is there.
+        check(&[(126, 126, true), (186, 1, true), (187, 1, false)]);
+    }
 }

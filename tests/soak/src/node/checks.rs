@@ -11,13 +11,14 @@ use keelson_cluster::one_node::NODE;
 use keelson_harness::util::{eventually, eventually_every, http_get};
 use serde::Serialize;
 use serde_json::Value;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time until every wanted pod is ready: a kubelet waits up to 5 minutes before it tries an image or a container again.
 const PODS: Duration = Duration::from_secs(400);
-/// Time after which Deployments are touched that want pods while no pod is on its way: after an outage of the API server, a controller of
-/// Kubernetes 1.36 may take its own copies for too old, and do nothing until the object changes.
+/// Interval in which Deployments are touched that want pods while no pod is on its way: after an outage of the API server, a controller of
+/// Kubernetes 1.36 may take its own copies for too old, and do nothing until the object changes; or it expects, for five minutes, events
+/// of its own pods that it missed.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Time until agent and proxy have what the API server has.
 const STATE: Duration = Duration::from_secs(60);
@@ -89,22 +90,20 @@ impl<'a> Checker<'a> {
 
     async fn pods_are_ready(&self) -> Result<()> {
         let began = Instant::now();
-        let is_reminded = AtomicBool::new(false);
+        let reminded = AtomicU32::new(0);
         eventually_every(Duration::from_millis(500), PODS, "every pod is ready", || async {
             let pods = self.env.operator.kubectl(&["get", "pods,deployments", "-A", "-o", "json"]).await?;
             let list: Value = pods.json()?;
             let items = list["items"].as_array().context("a list has items")?;
             let pending: Vec<_> = items.iter().filter_map(unready).collect();
             let waits_for_pods = items.iter().any(|item| item["kind"] == "Pod" && unready(item).is_some());
-            if !pending.is_empty()
-                && !waits_for_pods
-                && began.elapsed() > FORGOTTEN
-                && !is_reminded.swap(true, Ordering::Relaxed)
-            {
+            let remind_at = began + FORGOTTEN * (reminded.load(Ordering::Relaxed) + 1);
+            if !pending.is_empty() && !waits_for_pods && Instant::now() > remind_at {
+                reminded.fetch_add(1, Ordering::Relaxed);
                 self.timeline.record("controllers reminded", &pending.join(", "));
                 self.timeline.count("controllers reminded");
                 let mark = format!("soak/reminded={}", self.timeline.seconds(Instant::now()) as u64);
-                let annotate = ["annotate", "deployments", "--all", "--overwrite", &mark];
+                let annotate = ["annotate", "deployments,replicasets", "--all", "--overwrite", &mark];
                 self.env.operator.kubectl(&annotate).await?;
             }
             ensure!(pending.is_empty(), "not ready: {pending:?}");

@@ -4,8 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::Table;
-use super::devices::device_changes;
+use super::{Table, devices::device_changes, with_companions};
 use crate::{
     chain::Chain,
     element::{Op, SetName},
@@ -134,8 +133,14 @@ impl Table {
 
     fn differ_in_chains(&self, found: &Found, difference: &mut Difference) {
         let (used, counted) = (self.used_chains(), self.wanted_chains());
+        let is_fixed = |chain: &Chain| {
+            Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain) || *chain == Chain::RawPrerouting
+        };
+        // They must be right when they are used again.
+        let unused = found.chains().filter(|chain| !is_fixed(chain) && !counted.contains(chain)).collect();
+        let kept: BTreeSet<Chain> = counted.into_iter().chain(with_companions(&unused)).collect();
         let (mut fresh, mut rewritten) = (Vec::new(), Vec::new());
-        for &chain in self.fixed().iter().chain(&counted) {
+        for &chain in self.fixed().iter().chain(&kept) {
             if !found.has_chain(chain) {
                 let is_unused = chain.is_prepared() && !used.contains(&chain);
                 if is_unused { &mut difference.prepared } else { &mut fresh }.push(chain);
@@ -148,11 +153,7 @@ impl Table {
         }
         make_chains(&self.base, &fresh, &mut difference.first);
         difference.first.extend(rewritten);
-        let is_fixed = |chain: &Chain| {
-            Chain::FIXED.contains(chain) || Chain::OFFLOAD.contains(chain) || *chain == Chain::RawPrerouting
-        };
-        difference.kept = found.chains().filter(|chain| !is_fixed(chain)).collect();
-        difference.kept.extend(counted.into_iter().filter(|chain| !difference.prepared.contains(chain)));
+        difference.kept = kept.into_iter().filter(|chain| !difference.prepared.contains(chain)).collect();
     }
 }
 

@@ -134,6 +134,33 @@ fn p2_checks_do_not_reset_the_age_of_unused_chains() {
 }
 
 #[test]
+fn unused_chains_that_somebody_changed_are_repaired_before_they_are_used_again() {
+    in_namespace(|| {
+        // Services 7 and 14 have affinity.
+        let mut stage = Stage::programmed(6..8, 70);
+        let chains_of_70 = || {
+            let listed = nft(&["list", "chains", "ip"]);
+            let names =
+                listed.lines().filter_map(|line| line.trim().strip_prefix("chain ")?.strip_suffix(" {"));
+            names.filter(|name| name.contains("70")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let rules =
+            || chains_of_70().iter().map(|name| nft(&["list", "chain", "ip", "keelson", name])).collect();
+        let before: Vec<String> = rules();
+        assert!(before.len() >= 4, "{before:?}");
+        (6..8).for_each(|number| stage.set(number, 0, 0));
+        stage.sync();
+        chains_of_70().iter().for_each(|name| drop(nft(&["flush", "chain", "ip", "keelson", name])));
+        let companion = chains_of_70().into_iter().find(|name| name.starts_with("affinity-new")).unwrap();
+        nft(&["delete", "chain", "ip", "keelson", &companion]);
+        let synced = stage.later(READ_INTERVAL);
+        assert!(synced.iter().any(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.repaired)));
+        assert_eq!(rules(), before);
+        stage.assert_exact();
+    });
+}
+
+#[test]
 fn foreign_tables_are_never_changed() {
     in_namespace(|| {
         nft(&["add", "table", "ip", "mine"]);
