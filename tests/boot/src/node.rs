@@ -48,9 +48,10 @@ impl Node {
         let former = self.main_pid()?;
         self.bash(order)?;
         self.vm
+            // In one answer: the former process may still be the main one of an active unit while another question is asked.
             .wait_for(&format!(
-                "[ $(systemctl is-active keelson.service) = active ] && pid=$(systemctl show keelson.service -p MainPID --value) \
-                 && [ $pid != {former} ] && [ $pid != 0 ]"
+                "systemctl show keelson.service -p ActiveState -p MainPID | paste -sd ' ' \
+                 | grep -Ev 'MainPID=(0|{former})( |$)' | grep -q ActiveState=active"
             ))
             .with_context(|| format!("after {order:?}"))
     }

@@ -255,10 +255,14 @@ async fn stop(stopping: Stopping, settings: &Arc<Settings>, signals: &mut Signal
         None => drain(&running, &mut offer, settings, &mut deadline, signals).await,
     };
     match successor {
-        Some(stream) => match relay::run(running, sockets, offer, stream, deadline, signals).await {
-            relay::Ended::Done => {}
-            relay::Ended::Interrupted => tracing::warn!("second stop signal; closing running calls"),
-        },
+        Some(stream) => {
+            // If it fails, the next one has as much time to connect.
+            let deadline = deadline.max(Instant::now() + successor_timeout);
+            match relay::run(running, sockets, offer, stream, deadline, signals).await {
+                relay::Ended::Done => {}
+                relay::Ended::Interrupted => tracing::warn!("second stop signal; closing running calls"),
+            }
+        }
         None => {
             let store = running.store.clone();
             running.view.leave().await;

@@ -95,7 +95,8 @@ async fn i8_garbage_on_the_handover_socket_is_ignored() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_a_successor_killed_during_the_hand_over_fails_no_call() -> Result<()> {
-    let mut env = TestEnv::start(Kind::V2, &settings(1)).await?;
+    // The next one has as much time as the first, however late that one came.
+    let mut env = TestEnv::start(Kind::V2, &settings(1).set("agent.drain_timeout", "0s")).await?;
     let images = env.node.push_many("dies", 3, TINY).await?;
     let holds = env.hold_each(&images);
     let going = env.begin_in_order(&images).await?;

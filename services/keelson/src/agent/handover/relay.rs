@@ -36,7 +36,7 @@ pub(crate) enum Ended {
 }
 
 /// Hands over to the successor behind `stream`, or to the next one if it fails, and relays until no call is left.
-/// Calls that pass through are cut off at `deadline`.
+/// Calls that pass through are cut off at `deadline`; until then a successor that fails is followed by another.
 pub(crate) async fn run(
     mut running: Running,
     sockets: Sockets,
