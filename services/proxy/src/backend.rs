@@ -137,9 +137,13 @@ pub trait Driver: Sync {
         0
     }
 
-    /// Removes rules that would decide about new connections before those of the backend that has taken over, and no rule
+    /// Lets `next`, which has taken over, decide about new connections: removes rules that would come before it, and no rule
     /// that established connections need. Called repeatedly while [`Self::virtual_connections`] are waited for.
-    fn release_new_connections(&self, _removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+    fn release_new_connections(
+        &self,
+        _next: &dyn Driver,
+        _removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
         Ok(())
     }
 

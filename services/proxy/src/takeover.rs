@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    backend::{Driver, RuleOwner},
+    backend::{BackendError, Driver, RuleOwner},
     leftovers::{self, Places, ServerOwner},
     model::Family,
     sync::retry_pause,
@@ -202,13 +202,6 @@ impl NodeRemover {
         }
     }
 
-    /// New connections do not meet virtual servers if they are translated before; otherwise there is nothing to wait for.
-    fn wait_for(&self, connections: usize) -> Removed {
-        let waits = (connections > 0 && self.own.keeps_translation())
-            .then(|| format!("{connections} connections through virtual servers would be lost"));
-        Removed { waits, ..Removed::default() }
-    }
-
     /// With the last rule of iptables that needs conntrack, the kernel stops to translate.
     fn preserve_translation(&self, family: Family) {
         if self.own.keeps_translation() {
@@ -224,10 +217,10 @@ impl NodeRemover {
     fn remove_kube_proxy(&self) -> Removed {
         let connections =
             leftovers::virtual_connections(&self.places, leftovers::INTERFACE, ServerOwner::Other);
-        let mut done = self.wait_for(connections);
-        if done.waits.is_some() {
-            return done;
+        if connections > 0 {
+            return self.waits_for(connections, self.release_from_kube_proxy());
         }
+        let mut done = Removed::default();
         if self.has_kube_proxy {
             // Chains of iptables first: some are in tables of nftables, and only iptables changes them.
             let prepare = |family| self.preserve_translation(family);
@@ -244,13 +237,51 @@ impl NodeRemover {
         }
         done
     }
-}
 
-fn release_new_connections(driver: &dyn Driver) {
-    let from = driver.info().name;
-    let mut note = |object| tracing::info!(from, removed = object, "rule for new connections removed");
-    if let Err(error) = driver.release_new_connections(&mut note) {
-        tracing::warn!(from, %error, "cannot remove rules for new connections");
+    /// Rules that translate come before virtual servers, and virtual servers before sockets.
+    fn release_from_kube_proxy(&self) -> Result<(), BackendError> {
+        if self.own.keeps_translation() {
+            return Ok(());
+        }
+        leftovers::serve_by_sockets(ServerOwner::Other).map_err(|error| BackendError::new(&error, false))?;
+        let prepare = |family| self.preserve_translation(family);
+        for removed in leftovers::remove_chains(&self.places, &prepare).removed {
+            tracing::info!(removed, "rules of a kube-proxy removed");
+        }
+        Ok(())
+    }
+
+    /// `released`: what let the own rules, or sockets, decide about new connections meanwhile. Without it sockets would never do.
+    fn waits_for(&self, connections: usize, released: Result<(), BackendError>) -> Removed {
+        let mut done = Removed::default();
+        match released {
+            Err(error) if !self.own.keeps_translation() => {
+                done.failed.push(format!("rules for new connections: {error}"));
+            }
+            released => {
+                if let Err(error) = released {
+                    tracing::warn!(%error, "cannot remove rules for new connections");
+                }
+                done.waits = Some(format!("{connections} connections through virtual servers would be lost"));
+            }
+        }
+        done
+    }
+
+    fn remove_backend(&self, driver: &dyn Driver) -> Removed {
+        let connections = driver.virtual_connections();
+        if driver.info().has_chains && driver.find_rules().is_ok_and(|found| !found.is_empty()) {
+            Family::ALL.into_iter().for_each(|family| self.preserve_translation(family));
+        }
+        if connections > 0 {
+            let from = driver.info().name;
+            let mut note =
+                |object| tracing::info!(from, removed = object, "rule for new connections removed");
+            return self.waits_for(connections, driver.release_new_connections(self.own, &mut note));
+        }
+        let mut done = Removed::default();
+        self.remove_by(driver, RuleOwner::Keelson, &mut done);
+        done
     }
 }
 
@@ -263,22 +294,8 @@ impl Remover for NodeRemover {
         match former {
             Former::KubeProxy => self.remove_kube_proxy(),
             Former::Backend(name) => {
-                let Some(driver) = self.all.iter().find(|driver| driver.info().name == name) else {
-                    return Removed::default();
-                };
-                let mut done = self.wait_for(driver.virtual_connections());
-                match done.waits {
-                    None => {
-                        if driver.info().has_chains
-                            && driver.find_rules().is_ok_and(|found| !found.is_empty())
-                        {
-                            Family::ALL.into_iter().for_each(|family| self.preserve_translation(family));
-                        }
-                        self.remove_by(*driver, RuleOwner::Keelson, &mut done);
-                    }
-                    Some(_) => release_new_connections(*driver),
-                }
-                done
+                let driver = self.all.iter().find(|driver| driver.info().name == name);
+                driver.map_or_else(Removed::default, |driver| self.remove_backend(*driver))
             }
         }
     }

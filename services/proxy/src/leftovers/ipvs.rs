@@ -102,19 +102,24 @@ fn is_open(protocol: u16, state: &str) -> bool {
     }
 }
 
-/// Parses `/proc/net/ip_vs_conn`: the connections that [`is_open`]. `others`: where virtual servers of other programs receive
-/// packets; `None`: unknown, and every connection counts.
+/// Parses `/proc/net/ip_vs_conn`: the connections to real servers that [`is_open`]; those to a socket of this node go on without the
+/// virtual server. `others`: where virtual servers of other programs receive packets; `None`: unknown, and every connection counts.
 pub(super) fn connections(
     listed: &str,
     others: Option<&BTreeSet<VirtualSocket>>,
     owner: ServerOwner,
 ) -> usize {
-    /// A column of `/proc/net/ip_vs_conn`.
+    // Columns of `/proc/net/ip_vs_conn`.
+    const TO: std::ops::Range<usize> = 3..5;
+    const DESTINATION: std::ops::Range<usize> = 5..7;
     const STATE: usize = 7;
     let counts = |line: &&str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let state = words.get(STATE).copied().unwrap_or_default();
         let Some(to) = virtual_socket(&words) else { return false };
+        if words.get(TO) == words.get(DESTINATION) {
+            return false;
+        }
         let is_other = |others: &BTreeSet<VirtualSocket>| others.contains(&to);
         is_open(to.0, state) && others.is_none_or(|others| is_other(others) == (owner == ServerOwner::Other))
     };

@@ -73,6 +73,15 @@ pub enum ServerOwner {
     Other,
 }
 
+/// Lets the sockets of this node that listen at the addresses and ports of an owner's virtual servers serve new connections.
+/// Established ones stay with their real servers. May be called again.
+///
+/// # Errors
+/// CAP_NET_ADMIN is missing, or the kernel refuses a change.
+pub fn serve_by_sockets(owner: ServerOwner) -> io::Result<()> {
+    netlink::serve_by_sockets(owner)
+}
+
 /// Number of connections through virtual servers of an owner, which end with the servers. `interface` has the addresses of
 /// the servers; if it does not exist, they belong to another program. If the servers cannot be listed, the connections of
 /// both owners.
@@ -108,13 +117,21 @@ pub fn remove(places: &Places) -> Removal {
 /// The same. `prepare` is called before chains of a family are removed.
 #[must_use]
 pub fn remove_after(places: &Places, prepare: &dyn Fn(Family)) -> Removal {
+    let mut removal = remove_chains(places, prepare);
+    ipvs::remove(places, &mut removal);
+    removal
+}
+
+/// Removes chains and rules of iptables only. `prepare` is called before chains of a family are removed.
+#[must_use]
+pub fn remove_chains(places: &Places, prepare: &dyn Fn(Family)) -> Removal {
     let mut removal = Removal::default();
     let mut seen_legacy = [false; 2];
     for tool in iptables::tools(&places.programs) {
         if tool.is_legacy {
             seen_legacy[tool.family as usize] = true;
         }
-        remove_chains(&tool, prepare, &mut removal);
+        remove_chains_of(&tool, prepare, &mut removal);
     }
     for (family, reason) in unlistable(places) {
         if !seen_legacy[family as usize] {
@@ -124,11 +141,10 @@ pub fn remove_after(places: &Places, prepare: &dyn Fn(Family)) -> Removal {
             ));
         }
     }
-    ipvs::remove(places, &mut removal);
     removal
 }
 
-fn remove_chains(tool: &iptables::Tool, prepare: &dyn Fn(Family), removal: &mut Removal) {
+fn remove_chains_of(tool: &iptables::Tool, prepare: &dyn Fn(Family), removal: &mut Removal) {
     let plan = match run(&tool.save, &[], None) {
         Ok(saved) => IptablesRemoval::of(&saved),
         Err(error) => {

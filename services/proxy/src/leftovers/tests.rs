@@ -137,7 +137,7 @@ fn connections_through_virtual_servers_are_counted_until_they_end() {
 }
 
 /// The kernel drops packets of a connection whose virtual server is gone: one that is being opened would be refused, and one
-/// that the endpoint has closed could not be used by its client any more.
+/// that the endpoint has closed could not be used by its client any more. A connection to a socket of the node goes on.
 #[test]
 fn connections_count_from_the_first_packet_until_both_sides_have_closed_them() {
     for (protocol, state, is_open) in [
@@ -156,9 +156,13 @@ fn connections_count_from_the_first_packet_until_both_sides_have_closed_them() {
         ("UDP", "ASSURED", false),
         ("SCTP", "ASSURED", false),
     ] {
-        let line = format!("{protocol} 0AF40002 D431 0A600001 01BB 0A000001 192B {state} 59");
-        let count = ipvs::connections(&line, None, ServerOwner::Other);
-        assert_eq!(count, usize::from(is_open), "{protocol} {state}");
+        for (to, is_waited_for) in
+            [("0A000001 192B", is_open), ("0A600001 192B", is_open), ("0A600001 01BB", false)]
+        {
+            let line = format!("{protocol} 0AF40002 D431 0A600001 01BB {to} {state} 59");
+            let count = ipvs::connections(&line, None, ServerOwner::Other);
+            assert_eq!(count, usize::from(is_waited_for), "{line}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -125,6 +125,8 @@ fn connections_through_virtual_servers_are_waited_for() {
 struct Virtual {
     connections: AtomicUsize,
     lacks_translation: bool,
+    /// It can let another backend decide about new connections.
+    works: AtomicBool,
     calls: Mutex<Vec<&'static str>>,
 }
 
@@ -151,10 +153,17 @@ impl Driver for Virtual {
     fn virtual_connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
-    fn release_new_connections(&self, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
+    fn release_new_connections(
+        &self,
+        _: &dyn Driver,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
         removed("2 chains".into());
         self.calls.lock().unwrap().push("release");
-        Err(BackendError::new(&"a failure does not end the wait", false))
+        match self.works.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(BackendError::new(&"a failure does not end the wait", false)),
+        }
     }
     fn remove_rules(&self, owner: RuleOwner, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
         if owner == RuleOwner::Keelson {
@@ -181,6 +190,26 @@ fn rules_for_new_connections_are_removed_while_established_ones_are_waited_for()
     assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
     assert_eq!(*former.calls.lock().unwrap(), ["release", "remove"]);
     assert!(own.calls.lock().unwrap().is_empty());
+}
+
+/// Sockets get no connection for which a virtual server is asked first.
+#[test]
+fn a_backend_without_rules_takes_over_new_connections_or_fails() {
+    let former: &'static Virtual = Box::leak(Box::default());
+    let own: &'static Virtual =
+        Box::leak(Box::new(Virtual { lacks_translation: true, ..Virtual::default() }));
+    let places = Places::default();
+    let mut remover = NodeRemover { own, all: vec![former], places, has_kube_proxy: false };
+    former.connections.store(1, Ordering::Relaxed);
+    let done = remover.remove(Former::Backend("virtual"));
+    let failed = "rules for new connections: a failure does not end the wait";
+    assert_eq!((done.waits, &done.failed[..]), (None, &[failed.to_owned()][..]));
+    assert_eq!(*former.calls.lock().unwrap(), ["IPv4", "IPv6", "release"]);
+    former.works.store(true, Ordering::Relaxed);
+    let done = remover.remove(Former::Backend("virtual"));
+    assert_eq!(done.waits.as_deref(), Some("1 connections through virtual servers would be lost"));
+    former.connections.store(0, Ordering::Relaxed);
+    assert_eq!(remover.remove(Former::Backend("virtual")), removed("5 virtual servers"));
 }
 
 #[test]

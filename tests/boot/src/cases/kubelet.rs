@@ -20,7 +20,10 @@ pub(crate) fn start_pod(node: &Node, name: &str, image: usize) -> Result<()> {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {
             "hostNetwork": true, "terminationGracePeriodSeconds": 0,
-            "containers": [{"name": "main", "image": format!("127.0.0.1:5999/image{image}:latest")}],
+            // After a boot there is no registry.
+            "containers": [{
+                "name": "main", "image": format!("127.0.0.1:5999/image{image}:latest"), "imagePullPolicy": "IfNotPresent",
+            }],
         },
     });
     node.bash(&format!("printf '%s' '{pod}' > /etc/kubernetes/manifests/{name}.json"))?;

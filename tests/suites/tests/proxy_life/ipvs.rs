@@ -1,9 +1,11 @@
 //! The life of a proxy with the backend ipvs, in a virtual machine whose kernel has IPVS. The agent reads manifests.
 
 use crate::any_backend::{Backend, changes, drift, kills, started, upgrade};
-use crate::backends::{change_over, services};
+use crate::backends::{change_over, services, takes_over};
 use crate::common::{TestEnv, ensure_contains, eventually_slow};
 use crate::kube_proxy::start_cluster;
+use crate::kube_proxy_ipvs::long_connections;
+use crate::model::Service;
 use crate::traffic::Traffic;
 use anyhow::{Context as _, Result, ensure};
 use keelson_cluster::kube::OUTSIDE;
@@ -153,6 +155,54 @@ async fn rules_for_new_connections_do_not_wait_for_established_ones() -> Result<
         flows.wait_for_answers().await.context(next)?;
     }
     flows.finish().await.map(drop)
+}
+
+/// Virtual servers receive packets before any socket: they keep their connections, and leave new ones to the sockets.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs IPVS: in_one_process_with_ipvs runs it in a virtual machine"]
+async fn connections_continue_when_sockets_take_over() -> Result<()> {
+    let mut services = services();
+    // Clients with session affinity, and a choice by hash.
+    services[1].affinity = Some(600);
+    let mut env = started(&[("proxy.backend", "ipvs"), ("proxy.ipvs_scheduler", "sh")], &services).await?;
+    let world = env.world.clone();
+    let established = long_connections(&env, &services).await?;
+    let short = Traffic::connections(&env.world, &services)?;
+    short.wait_for_answers().await?;
+    ensure!(env.proxy.terminate().await?.success());
+    env.proxy.configure(&env.options.clone().set("proxy.backend", "userspace"))?;
+    env.proxy.start_again(world.node()).await?;
+    let serves_by_sockets = || {
+        let ipvsadm = peers::system("ipvsadm", "ipvsadm")?;
+        let listed = world.node().command(&ipvsadm, &["--list", "--numeric"])?;
+        let is_socket = |service: &Service| listed.contains(&format!("  -> {} ", service.at()));
+        let chooses = |service: &Service| listed.contains(&format!("TCP  {} rr", service.at()));
+        ensure!(services.iter().all(|service| is_socket(service) && chooses(service)), "{listed}");
+        Ok(())
+    };
+    eventually_slow("the take-over waits", || async {
+        ensure_contains(&env.events().await?.join("\n"), &["rules of ipvs are removed later: "])?;
+        serves_by_sockets()
+    })
+    .await
+    .with_context(|| env.logs())?;
+    established.wait_for_answers().await.context("established connections")?;
+    let later = long_connections(&env, &services).await.context("while the take-over waits")?;
+    established.finish().await.context("established connections")?;
+    takes_over(&env, "userspace", "ipvs").await?;
+    later.wait_for_answers().await.context("connections of the time of the take-over")?;
+    later.finish().await.context("connections of the time of the take-over")?;
+    short.finish().await.context("new connections")?;
+    lets_interfaces_go()
+}
+
+/// IPVS may hold an interface that is deleted, for minutes.
+pub(crate) fn lets_interfaces_go() -> Result<()> {
+    let log = Command::new("dmesg").output().context("dmesg")?;
+    ensure!(log.status.success(), "{log:?}");
+    let log = String::from_utf8_lossy(&log.stdout);
+    ensure!(!log.contains("unregister_netdevice"), "{log}");
+    Ok(())
 }
 
 async fn replace(env: &mut TestEnv) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use crate::backends::{services, takes_over};
 use crate::common::{TestEnv, ensure_contains, eventually_slow};
+use crate::ipvs::lets_interfaces_go;
 use crate::kube_proxy::{ControlPlane, answered, make};
 use crate::model::{NODE_NAME, Service};
 use crate::traffic::Traffic;
@@ -19,7 +20,6 @@ enum Opened {
     Long,
     /// Each has one request.
     Short,
-    None,
 }
 
 /// What the kernel has of a kube-proxy and of Keelson: virtual servers, chains, IP sets, interfaces.
@@ -63,7 +63,7 @@ fn is_gone(node: &Namespace) -> Result<()> {
     Ok(())
 }
 
-async fn long_connections(env: &TestEnv, services: &[Service]) -> Result<Traffic> {
+pub(crate) async fn long_connections(env: &TestEnv, services: &[Service]) -> Result<Traffic> {
     let mut flows = Traffic::none(&env.world)?;
     for service in services {
         for client in [env.world.pod(), env.world.client(), env.world.host()] {
@@ -74,42 +74,42 @@ async fn long_connections(env: &TestEnv, services: &[Service]) -> Result<Traffic
     Ok(flows)
 }
 
-/// The rules of kube-proxy stay while connections through its virtual servers are established, and meanwhile the own rules
-/// serve new ones.
-async fn waits(env: &TestEnv) -> Result<()> {
+/// The virtual servers of kube-proxy stay while connections through them are established, and meanwhile the backend serves new
+/// ones: by its rules, which come before those of kube-proxy, or by its sockets, which would come after them.
+async fn waits(env: &TestEnv, backend: &str) -> Result<()> {
     eventually_slow("the take-over waits", || async {
         ensure_contains(&env.events().await?.join("\n"), &["rules of kube-proxy are removed later: "])
     })
     .await
     .with_context(|| env.logs())?;
-    ensure_contains(&rules(env.node())?, &["kube-ipvs0", "KUBE-SERVICES"])
+    let rules = rules(env.node())?;
+    ensure_contains(&rules, &["kube-ipvs0", "TCP  "])?;
+    ensure!(rules.contains("KUBE-SERVICES") == (backend != "userspace"), "{rules}");
+    Ok(())
 }
 
 async fn take_over(env: &mut TestEnv, services: &[Service], backend: &str, opened: Opened) -> Result<()> {
     let long = match opened {
         Opened::Long => Some(long_connections(env, services).await?),
-        Opened::Short | Opened::None => None,
+        Opened::Short => None,
     };
-    // The backend in user space accepts no connection before it has taken over.
-    let short = match opened {
-        Opened::Long | Opened::Short => Some(Traffic::connections(&env.world, services)?),
-        Opened::None => None,
-    };
-    if let Some(short) = &short {
-        short.wait_for_answers().await?;
-    }
+    let short = Traffic::connections(&env.world, services)?;
+    short.wait_for_answers().await?;
     env.proxy.configure(&env.options.clone().set("proxy.backend", backend))?;
     env.proxy.start_again(env.world.node()).await?;
     if let Some(long) = long {
-        if backend != "ipvs" {
-            waits(env).await?;
-            long.wait_for_answers().await?;
-            long.finish().await.context("established connections")?;
-            takes_over(env, backend, "kube-proxy").await?;
-        } else {
+        if backend == "ipvs" {
             takes_over(env, backend, "kube-proxy").await?;
             long.wait_for_answers().await.context("established connections")?;
             long.finish().await.context("established connections")?;
+        } else {
+            waits(env, backend).await?;
+            long.wait_for_answers().await?;
+            let later = long_connections(env, services).await.context("while the take-over waits")?;
+            long.finish().await.context("established connections")?;
+            takes_over(env, backend, "kube-proxy").await?;
+            later.wait_for_answers().await.context("connections of the time of the take-over")?;
+            later.finish().await.context("connections of the time of the take-over")?;
         }
     } else {
         takes_over(env, backend, "kube-proxy").await?;
@@ -119,9 +119,8 @@ async fn take_over(env: &mut TestEnv, services: &[Service], backend: &str, opene
         let others = env.family(family).await?["other_proxies"].clone();
         ensure!(others.as_array().is_none_or(Vec::is_empty), "{others}");
     }
-    if let Some(short) = short {
-        short.finish().await.context("new connections")?;
-    }
+    short.finish().await.context("new connections")?;
+    lets_interfaces_go()?;
     answered(env, services).await
 }
 
@@ -140,8 +139,7 @@ async fn every_backend_takes_over_from_mode_ipvs() -> Result<()> {
         ("nft", Opened::Long),
         ("nft", Opened::Short),
         ("iptables", Opened::Short),
-        // Virtual servers take new connections before a socket can.
-        ("userspace", Opened::None),
+        ("userspace", Opened::Long),
     ] {
         is_served_by_kube_proxy(&env, &services).await?;
         kube_proxy.kill9()?;

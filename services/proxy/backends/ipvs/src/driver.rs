@@ -57,9 +57,19 @@ impl Driver for Ipvs {
         leftovers::virtual_connections(&Places::default(), INTERFACE, ServerOwner::Keelson)
     }
 
-    /// The table mangle comes before the rules of any other backend, and drops. It has rules of new connections alone.
-    fn release_new_connections(&self, removed: &mut dyn FnMut(String)) -> Result<(), BackendError> {
-        Ok(removal::remove_table(Table::Mangle, removed)?)
+    /// The table mangle comes before the rules of any other backend, and drops. It has rules of new connections alone. Virtual
+    /// servers come before sockets, and what they masquerade would depend on them for as long as it is open.
+    fn release_new_connections(
+        &self,
+        next: &dyn Driver,
+        removed: &mut dyn FnMut(String),
+    ) -> Result<(), BackendError> {
+        if next.keeps_translation() {
+            return Ok(removal::remove_table(Table::Mangle, removed)?);
+        }
+        leftovers::serve_by_sockets(ServerOwner::Keelson)
+            .map_err(|error| BackendError::new(&error, false))?;
+        Ok(removal::remove_all(removed)?)
     }
 
     fn retire_rules(
