@@ -110,10 +110,13 @@ containerd-check: ## the suites of image pulls with containerd 1.7 in place of 1
 	@tests/peers/build.sh containerd-1.7
 	@KEELSON_TEST_CONTAINERD=1.7 CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(/debian16::/)'
 
-vm-check: ## the suite of service proxies with the backend ebpf, and tests of its programs, on its oldest kernel (Linux 6.1, without JIT), in a virtual machine
+# System calls are slow there, so this takes as much processor time as a third of `make test`.
+VM_CHECK = test(=in_one_process_with_ebpf_in_the_vm) or (package(keelson-proxy-ebpf) and test(/in_the_vm$$/)) or test(=ipvs::in_one_process_with_ipvs)
+
+vm-check: ## in a virtual machine: backend ebpf on its oldest kernel (Linux 6.1, without JIT), and the life of a proxy with the backend ipvs
 	@scripts/install-packages.sh test
 	@tests/peers/build.sh etcd kubernetes
-	@CARGO="$(CARGO)" scripts/test.sh --retries 0 --ignore-default-filter -E 'test(=in_one_process_with_ebpf_in_the_vm) or (package(keelson-proxy-ebpf) and test(/in_the_vm$$/))'
+	@CARGO="$(CARGO)" scripts/test.sh --ignore-default-filter -E '$(VM_CHECK)'
 
 conformance-kube-proxy: ## the suite of service proxies against the real kube-proxy instead of keelson, in modes nftables, iptables and ipvs
 	@scripts/install-packages.sh test

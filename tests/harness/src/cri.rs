@@ -222,7 +222,8 @@ fn spec(image: &str) -> ImageSpec {
     ImageSpec { image: image.to_owned(), ..ImageSpec::default() }
 }
 
-fn endpoint(socket: &Path) -> Result<Endpoint> {
+/// A gRPC server on a unix socket.
+pub fn endpoint(socket: &Path) -> Result<Endpoint> {
     let address = format!("unix://{}", socket.display());
     let endpoint =
         Endpoint::from_shared(address).with_context(|| format!("not a socket: {}", socket.display()))?;

@@ -37,6 +37,8 @@ pub(crate) enum Broken {
     Kubelet,
     /// The API server is down, hangs or cannot be reached well.
     Api,
+    /// An EndpointSlice has a pod as ready that ends or has ended: the controllers are late.
+    Controllers,
 }
 
 #[derive(Clone, Copy, Debug)]

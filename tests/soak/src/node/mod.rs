@@ -8,6 +8,7 @@
 //! quiet phase, in which [`checks`] compare the node with what the API server wants.
 
 mod checks;
+mod controllers;
 mod env;
 mod faults;
 mod probes;
@@ -160,6 +161,7 @@ fn probe_specs(client: &Path) -> Vec<ProbeSpec> {
         Broken::Kubelet,
         Broken::Runtime,
         Broken::Api,
+        Broken::Controllers,
     ];
     let at = |last: u8| ([10, 96, 7, last], 80).into();
     let dns = ([10, 96, 0, 10], 53).into();

@@ -1,6 +1,7 @@
 //! Owns: continuous checks of the node from outside. In: processes, probes of health, the Lease and the Node. Out: series, lives of
 //! processes, and violations.
 
+use super::controllers;
 use super::env::{NODE_AGENT, NodeEnv, PROXY, PROXY_METRICS};
 use super::probes::{Probe, Probed};
 use crate::Phase;
@@ -69,6 +70,7 @@ impl Watcher {
             health("node agent", format!("{}/livez", env.node_agent_url), &[Broken::NodeAgent]),
             tokio::spawn(rates(probes.clone(), timeline.clone(), phases.clone())),
         ];
+        others.push(tokio::spawn(controllers::watch(env.clone(), timeline.clone(), phases.clone())));
         others.extend(
             BEATING.map(|of| tokio::spawn(node_ready(of, env.clone(), timeline.clone(), phases.clone()))),
         );

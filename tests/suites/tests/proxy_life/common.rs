@@ -9,10 +9,12 @@ use keelson_cluster::net::plan::SERVICE_CIDRS;
 use keelson_cluster::net::{Family, KeelsonProxy, KeelsonProxyOptions, Namespace, World, node_object};
 use keelson_harness::agent::{Agent, Settings, no_runtime};
 use keelson_harness::command::{self, CommandOutput};
+use keelson_harness::cri;
 use keelson_harness::peers;
 use keelson_harness::scratch::Scratch;
 use keelson_harness::util::free_port;
 pub(crate) use keelson_harness::util::{ensure_contains, eventually_slow};
+use keelson_proto::proxy::{GetStateRequest, proxy_client::ProxyClient};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -219,10 +221,12 @@ impl TestEnv {
             .await
     }
 
-    /// The reported state, with any exit code.
+    /// What `keelson proxy state -o json` prints, without a process: that takes long in a virtual machine, and tests ask all the time.
     pub(crate) async fn state(&self) -> Result<Value> {
-        let output = self.state_command().await?;
-        serde_json::from_str(&output.out).with_context(|| format!("no state: {output:?}"))
+        let channel =
+            cri::endpoint(&self.proxy.socket())?.connect().await.context("the proxy does not listen")?;
+        let state = ProxyClient::new(channel).get_state(GetStateRequest {}).await.context("no state")?;
+        Ok(serde_json::to_value(state.into_inner())?)
     }
 
     pub(crate) async fn family(&self, family: Family) -> Result<Value> {

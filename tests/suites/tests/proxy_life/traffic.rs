@@ -6,6 +6,7 @@ use crate::common::{LONG, eventually_slow};
 use crate::model::Service;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use keelson_cluster::net::{NetClient, Outcome, Transport, World};
+use keelson_harness::util::patience;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
@@ -14,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
-/// Interval between two connections of one client.
+/// Interval between two connections of one client, of which there are several. Where everything takes longer, they would take all of
+/// the processor: the interval grows with the square of the patience.
 const BETWEEN: Duration = Duration::from_millis(20);
 /// Interval between two requests over one connection.
 const IN_A_FLOW: Duration = Duration::from_millis(100);
@@ -110,6 +112,7 @@ impl Traffic {
         before: impl Fn() -> B + Send + 'static,
     ) -> Result<()> {
         let what = format!("connections from {} to {to}", client.namespace().name());
+        let between = BETWEEN * patience().pow(2);
         self.client(what, |shared, count| async move {
             while !shared.stop.load(Ordering::Relaxed) {
                 let known = before();
@@ -118,7 +121,7 @@ impl Traffic {
                     other => bail!("after {} good ones: {other:?}", count.load(Ordering::Relaxed)),
                 }
                 count.fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(BETWEEN).await;
+                tokio::time::sleep(between).await;
             }
             Ok(())
         });
