@@ -14,6 +14,7 @@ use keelson_harness::util::{PATIENCE, eventually};
 use kube::Api;
 use kube::ResourceExt as _;
 use kube::api::ListParams;
+use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::Status;
 
@@ -172,5 +173,36 @@ fn the_node_has_events_for_a_limit_that_was_set_and_for_a_runtime_that_is_down()
             .await?;
         }
         Ok(())
+    })
+}
+
+#[test]
+fn without_the_gate_nothing_is_written_on_the_node_and_with_it_again_only_what_is_new() -> Result<()> {
+    /// Longer than the agent needs for an Event: it looks every 5 s.
+    const QUIET: Duration = Duration::from_secs(15);
+    on_cluster(async |cluster| {
+        let node = Node::start(Kind::V2).await?;
+        let identity = companion(cluster, &node.scratch, ACCOUNT, "gated-events").await?;
+        cluster.admin.create_node("gated-events", &[]).await?;
+        let settings = settings("gated-events", &identity.kubeconfig())
+            .set("pulls.max_parallel_image_pulls", 5)
+            .set("feature_gates.NodeEvents", false);
+        let mut agent = node.agent(&settings).await?;
+        agent.keelson_by_config(&["limit", "2"]).await?.success()?;
+        tokio::time::sleep(QUIET).await;
+        ensure!(events_on_node(cluster, "gated-events", "ImagePullLimitSet").await?.is_empty());
+        agent.set("feature_gates.NodeEvents", true)?;
+        agent.kill9_and_start().await?;
+        // What was found at the start is not new.
+        tokio::time::sleep(QUIET).await;
+        agent.keelson_by_config(&["limit", "3"]).await?.success()?;
+        eventually(2 * PATIENCE, "the Event of the second limit", || async {
+            let events = events_on_node(cluster, "gated-events", "ImagePullLimitSet").await?;
+            let [event] = events.as_slice() else { bail!("{} Events", events.len()) };
+            let text = event.message.as_deref().unwrap_or_default();
+            ensure!(text.contains("was set to 3 on the node") && event.count == Some(1), "{event:?}");
+            Ok(())
+        })
+        .await
     })
 }
