@@ -1,9 +1,10 @@
-//! Commands and paths that the documents name.
+//! Commands, paths and tests that the documents name.
 //!
 //! In: every Markdown file for users and operators. Out: each command of `keelson` in a block of commands or in inline code is
-//! one that the program accepts, and each path in `packaging/` exists.
+//! one that the program accepts, and each path in `packaging/` and each test exists.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -321,6 +322,46 @@ fn exists(path: &str) -> Result<bool> {
             entry.file_name().to_str().is_some_and(|name| name.starts_with(start) && name.ends_with(end))
         })
     }))
+}
+
+/// Names of functions in a folder and those below it.
+fn functions(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            functions(&path, found)?;
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let text = fs::read_to_string(&path)?;
+            let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+    Ok(())
+}
+
+/// Tests have the longest names; metrics begin with a name of a program.
+fn is_name_of_a_test(code: &str) -> bool {
+    let is_identifier = code.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let is_metric = code.starts_with("keelson_") || code.starts_with("kubeproxy_");
+    is_identifier && !is_metric && code.matches('_').count() >= 3
+}
+
+#[test]
+fn every_test_that_shows_an_answer_exists() -> Result<()> {
+    let mut known = BTreeSet::new();
+    for folder in ["actors", "config", "proto", "services", "storage", "tests"] {
+        functions(&repository().join(folder), &mut known)?;
+    }
+    let mut named = 0;
+    for file in ["docs/compatibility.md", "docs/production-readiness.md"] {
+        let text = fs::read_to_string(repository().join(file))?;
+        for code in text.split('`').skip(1).step_by(2).filter(|code| is_name_of_a_test(code)) {
+            named += 1;
+            ensure!(known.contains(code), "{file} names a test that does not exist: {code}");
+        }
+    }
+    ensure!(named > 60, "only {named} tests are named");
+    Ok(())
 }
 
 #[test]
