@@ -110,7 +110,7 @@ containerd-check: ## the suites of image pulls with containerd 1.7 in place of 1
 	@tests/peers/build.sh containerd-1.7
 	@KEELSON_TEST_CONTAINERD=1.7 CARGO="$(CARGO)" scripts/test.sh --retries 0 -E 'test(/debian16::/)'
 
-# System calls are slow there, so this takes as much processor time as a third of `make test`.
+# System calls are slow there: minutes of processor time.
 VM_CHECK = test(=in_one_process_with_ebpf_in_the_vm) or (package(keelson-proxy-ebpf) and test(/in_the_vm$$/)) or test(=ipvs::in_one_process_with_ipvs)
 
 vm-check: ## in a virtual machine: backend ebpf on its oldest kernel (Linux 6.1, without JIT), and the life of a proxy with the backend ipvs

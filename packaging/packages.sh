@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the packages into <target folder>/packages: keelson_VERSION-1_ARCH.deb, keelson-VERSION-1.ARCH.rpm, a tarball of the same
-# files, a container image (an OCI layout in a tar archive), the SBOMs of program and image, and SHA256SUMS. The same commit, compiler
+# files, a container image (an OCI layout in a tar archive), the SBOMs of program and image, and SHA256SUMS. The same program, commit
 # and packages of Debian give the same bytes.
 #
 #   packaging/packages.sh
