@@ -255,9 +255,16 @@ impl Runtime for FakeRuntime {
     }
 
     fn drop_lease(&self, lease: String, _: bool) -> BoxFuture<'static, Result<(), RuntimeError>> {
-        let (me, takes) = (self.me.upgrade().expect("alive"), self.script().drop_takes);
+        let me = self.me.upgrade().expect("alive");
+        let (takes, fails) = {
+            let script = self.script();
+            (script.drop_takes, script.broken.contains("drop_lease"))
+        };
         async move {
             tokio::time::sleep(takes).await;
+            if fails {
+                return Err(me.error("no answer within 10s"));
+            }
             me.note(format!(
                 "dropped {}",
                 if lease.starts_with("keelson-owner-") { "a lease of ours" } else { &lease }

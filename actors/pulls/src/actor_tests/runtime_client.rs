@@ -237,6 +237,23 @@ fn a_lease_is_deleted_before_it_is_recreated() {
 }
 
 #[test]
+fn a_lease_that_was_not_deleted_is_reaped() {
+    run(async {
+        let world = World::start(limit(1));
+        // What comes after the start.
+        pass(40_000).await;
+        let reaped = || world.runtime.log().iter().filter(|line| line.starts_with("reap")).count();
+        let before = reaped();
+        world.runtime.script().broken.insert("drop_lease");
+        assert!(succeeded(world.ask("r/a")).await);
+        pass(29_000).await;
+        assert_eq!(reaped(), before);
+        pass(2_000).await;
+        assert_eq!(reaped(), before + 1);
+    });
+}
+
+#[test]
 fn orphan_leases_are_reaped_once_the_runtime_serves() {
     run(async {
         let world = World::start(limit(1));

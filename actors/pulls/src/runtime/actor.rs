@@ -309,11 +309,11 @@ impl RuntimeClient {
 
     fn drop_lease(&mut self, lease: String, collect: bool) {
         let deletion = self.runtime.drop_lease(lease.clone(), collect);
-        let (deleted, notes) = (lease.clone(), self.recorder().clone());
+        let (deleted, notes, subscriber) = (lease.clone(), self.recorder().clone(), self.subscriber.clone());
         let dropping = async move {
             if let Err(error) = deletion.await {
-                // It is reaped when the runtime is up again, or expires.
                 notes.error(format!("cannot delete lease {deleted}: {error}"));
+                subscriber.inspect(|subscriber| subscriber.send(RuntimeEvent::LeasesLeft));
             }
         };
         let dropping = dropping.boxed().shared();
@@ -323,7 +323,7 @@ impl RuntimeClient {
     }
 
     fn reap_leases(&self, keep: Vec<String>) {
-        let recorder = self.recorder().clone();
+        let (recorder, subscriber) = (self.recorder().clone(), self.subscriber.clone());
         let reaping = self.runtime.reap_leases(keep.into_iter().collect());
         actix::spawn(async move {
             match reaping.await {
@@ -332,7 +332,10 @@ impl RuntimeClient {
                     tracing::info!(leases = ?reaped, "orphan leases deleted");
                     recorder.event(format!("orphan leases deleted: {}", reaped.join(", ")));
                 }
-                Err(error) => recorder.error(format!("cannot list orphan leases: {error}")),
+                Err(error) => {
+                    recorder.error(format!("cannot delete orphan leases: {error}"));
+                    subscriber.inspect(|subscriber| subscriber.send(RuntimeEvent::LeasesLeft));
+                }
             }
         });
     }

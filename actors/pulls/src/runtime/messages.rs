@@ -28,14 +28,15 @@ messages! {
         CancelAll,
         /// [`RuntimeEvent::PullPresence`] answers.
         CheckPresent { pull: PullId, call: Arc<PullCall> },
-        /// A pull that needs the lease next waits for the deletion.
+        /// A pull that needs the lease next waits for the deletion. [`RuntimeEvent::LeasesLeft`] follows if that fails.
         DropLease {
             /// Its ID in containerd.
             lease: String,
             /// The space is needed now. Otherwise the runtime frees it at its next garbage collection.
             collect: bool,
         },
-        /// Delete all leases of this agent except these and those used since the process began.
+        /// Delete all leases of this agent except these and those used since the process began. [`RuntimeEvent::LeasesLeft`]
+        /// follows if that fails.
         ReapLeases(Vec<String>),
         /// Delete no lease from now on, not even those of earlier commands: they belong to a successor.
         LeaveLeases,
@@ -61,6 +62,8 @@ messages! {
         RuntimeChanged(Result<Capabilities, String>),
         /// Size of blobs, ingests and snapshots; `None`: the runtime could not say.
         LeaseMeasured { lease: String, bytes: Option<u64> },
+        /// The runtime did not delete leases that it was told to delete.
+        LeasesLeft,
         /// `None`: unknown.
         ImageFsRead(Option<FileSystem>),
     }

@@ -240,6 +240,14 @@ impl LeaseBook {
         self.remove(lease, collect).await
     }
 
+    /// A lease that should be gone and may be there: nothing protects it from being reaped, unless a pull uses it.
+    pub(super) fn forget(&self, lease: &str) {
+        let mut uses = self.lock();
+        if uses.get(lease).is_some_and(|of| of.running == 0) {
+            uses.remove(lease);
+        }
+    }
+
     /// Deletes every lease of this owner but `keep` and those known to this process.
     pub(super) async fn reap(&self, keep: &BTreeSet<String>) -> Result<Vec<String>, Status> {
         let filter = format!("labels.\"{OWNER_LABEL}\"=={}", self.owner);

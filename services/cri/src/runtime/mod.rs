@@ -436,9 +436,10 @@ impl Runtime for ContainerRuntime {
         let inner = self.inner.clone();
         let limit = if collect { COLLECTION } else { SHORT_CALL };
         async move {
-            with_timeout(limit, inner.leases.delete(&lease, collect))
-                .await
-                .map_err(|status| inner.error(&status))
+            with_timeout(limit, inner.leases.delete(&lease, collect)).await.map_err(|status| {
+                inner.leases.forget(&lease);
+                inner.error(&status)
+            })
         }
         .boxed()
     }

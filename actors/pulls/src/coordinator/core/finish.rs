@@ -311,6 +311,8 @@ impl Core {
         self.away_since = None;
         if !had_leases && capabilities.leases {
             self.reap(fx);
+            // The runtime may just now perform what an agent that was killed has asked for.
+            self.reap_later(now);
         }
         self.ask_about_kept(fx);
         self.retry_lost(now, fx);

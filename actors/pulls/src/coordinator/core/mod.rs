@@ -248,6 +248,8 @@ enum Timer {
     /// Read the free space of the image file system.
     Space,
     RenewLeases,
+    /// Delete the leases that nothing needs, once more.
+    Reap,
     /// Rewrite the records of wanted pulls.
     Wanted,
 }
@@ -289,6 +291,8 @@ pub(crate) struct Core {
     timers: BTreeSet<(Duration, Timer)>,
     /// When [`Timer::Wanted`] is due.
     wanted_at: Option<Duration>,
+    /// When [`Timer::Reap`] is due.
+    reap_at: Option<Duration>,
     reentry: Reentry,
     notices: notice::Budget,
     deleted_pods: DeletedPods,
@@ -332,6 +336,7 @@ impl Core {
             by_registry: HashMap::new(),
             timers: BTreeSet::new(),
             wanted_at: None,
+            reap_at: None,
             reentry: Reentry::default(),
             notices: notice::Budget::default(),
             deleted_pods: DeletedPods::default(),
@@ -381,6 +386,7 @@ impl Core {
             RuntimeEvent::RuntimeChanged(Ok(capabilities)) => self.runtime_up(capabilities, now, fx),
             RuntimeEvent::RuntimeChanged(Err(reason)) => self.runtime_down(reason, now, fx),
             RuntimeEvent::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, fx),
+            RuntimeEvent::LeasesLeft => self.reap_later(now),
             RuntimeEvent::ImageFsRead(image_fs) => self.image_fs_read(image_fs, fx),
         }
     }
@@ -417,6 +423,10 @@ impl Core {
                 Timer::LeaseExpiry(lease) => self.release(&lease, ReleaseReason::Expired, fx),
                 Timer::Space => self.space_due(fx),
                 Timer::RenewLeases => self.renewal_due(fx),
+                Timer::Reap => {
+                    self.reap_at = None;
+                    self.reap(fx);
+                }
                 Timer::Wanted => self.write_wanted(now, fx),
             }
         }

@@ -7,11 +7,12 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
 use keelson_actor_system::clock::Now;
 
-use super::{Core, Effect, Health};
+use super::{Core, Effect, Health, Timer};
 use crate::{
     coordinator::{
         handover::UnreadJournal,
@@ -24,6 +25,8 @@ use crate::{
 /// Maximum number of images remembered as pulled while the journal is unread. Beyond it a record costs one query to the
 /// runtime, which answers that the image is present.
 const MAX_SUCCEEDED: usize = 4096;
+/// When leases that nothing needs are deleted once more, after the runtime came up or did not delete them.
+const REAP_AGAIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(super) struct UnreadChanges {
@@ -141,6 +144,14 @@ impl Core {
             && unread.succeeded.len() < MAX_SUCCEEDED
         {
             unread.succeeded.insert((key.image.clone(), key.handler.clone()));
+        }
+    }
+
+    pub(super) fn reap_later(&mut self, now: Now) {
+        if self.reap_at.is_none() {
+            let at = now.mono + REAP_AGAIN;
+            self.reap_at = Some(at);
+            self.arm(at, Timer::Reap);
         }
     }
 

@@ -4,12 +4,12 @@
 use keelson_proto::Code;
 
 use super::{
-    Effect, Policy, PullEnd,
+    Effect, Policy, PullEnd, PullEvent,
     testing::{Bench, CONTAINERD, fails, image, limit, lost, ok, reading, seconds},
 };
 use crate::{
     request::PullId,
-    runtime::{Capabilities, Phase},
+    runtime::{Capabilities, Phase, RuntimeEvent},
 };
 
 #[test]
@@ -182,6 +182,26 @@ fn case_11_leases_that_no_record_names_are_reaped_at_start() {
     assert_eq!(bench.reaped(), Some(&[running][..]), "every other lease of ours goes");
     bench.runtime_up();
     assert_eq!(bench.reaped(), None, "once");
+}
+
+#[test]
+fn case_11_leases_that_are_left_are_reaped_after_half_a_minute() {
+    let mut bench = Bench::new(limit(1));
+    bench.runtime_up();
+    bench.pass(seconds(29));
+    bench.event(PullEvent::Tick);
+    assert_eq!(bench.reaped(), None);
+    bench.pass(seconds(1));
+    assert_eq!(bench.reaped(), Some(&[][..]), "what the runtime made for an agent that was killed");
+    assert_eq!(bench.core.next_tick(), None, "once");
+
+    bench.event(RuntimeEvent::LeasesLeft);
+    assert_eq!(bench.reaped(), None, "not at once: the runtime is busy");
+    bench.pass(seconds(10));
+    bench.event(RuntimeEvent::LeasesLeft);
+    bench.pass(seconds(20));
+    assert_eq!(bench.reaped(), Some(&[][..]));
+    assert_eq!(bench.core.next_tick(), None, "once for both");
 }
 
 #[test]

@@ -176,10 +176,11 @@ impl Bench {
         Self::with(CONTAINERD, policy)
     }
 
-    /// A runtime with these capabilities is up.
+    /// A runtime with these capabilities has been up for a minute.
     pub(super) fn with(capabilities: Capabilities, policy: Policy) -> Self {
         let mut bench = Self::new(policy);
         bench.event(RuntimeEvent::RuntimeChanged(Ok(capabilities)));
+        bench.pass(seconds(60));
         bench
     }
 
@@ -510,6 +511,7 @@ impl Core {
                 T::LeaseExpiry(lease) => self.kept.get(lease).is_some_and(|kept| kept.until == *at),
                 T::Space => self.space.check_at == Some(*at),
                 T::RenewLeases => self.space.renew_at == Some(*at),
+                T::Reap => self.reap_at == Some(*at),
                 T::Grace(id)
                 | T::Held(id)
                 | T::Lost(id)
