@@ -278,16 +278,17 @@ impl Netlink {
         Ok(self.structure(family)?.map(|(found, _)| found))
     }
 
-    /// Reads the elements of a set of our table.
-    ///
-    /// # Errors
-    /// The set does not exist, or the kernel does not answer.
+    /// Reads the elements of a set of our table. A set that does not exist has none.
     pub fn read_set(&mut self, family: Family, set: SetName) -> Result<Elements, KernelError> {
         let mut reader = Reader::default();
-        let dumped = self.dump_set(family, set, true, &mut reader);
-        dumped.map_err(|error| error.into_error("the elements of a set"))?;
-        reader.finish(set);
-        Ok(reader.elements)
+        match self.dump_set(family, set, true, &mut reader) {
+            Ok(()) => {
+                reader.finish(set);
+                Ok(reader.elements)
+            }
+            Err(RequestError::Rejected(Errno::ENOENT, _)) => Ok(Elements::default()),
+            Err(error) => Err(error.into_error("the elements of a set")),
+        }
     }
 
     /// Reads one element of a set without intervals. `None`: the element or the set does not exist.

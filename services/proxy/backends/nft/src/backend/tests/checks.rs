@@ -17,6 +17,7 @@ fn drift_is_repaired_within_30_seconds() {
             &["add", "chain", "ip", "keelson", "mine"],
             &["add", "set", "ip", "keelson", "mine", "{ type ipv4_addr; }"],
             &["delete", "table", "ip", "keelson"],
+            &["delete table ip keelson; add table ip keelson"],
             &["flush", "ruleset"],
         ] {
             nft(command);
