@@ -2,7 +2,7 @@
 # Builds the peers that the suites run against, each from its own Go module
 # beside this script, and prints one line "NAME=FOLDER" for each.
 #
-#   build.sh [NAME...]        no names: all of them, except for the versions between the oldest and the newest one
+#   build.sh [NAME...]        no names: all that the suites use, except for the versions between the oldest and the newest one
 #
 # The result is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers/NAME-VERSION-HASH, where HASH
 # covers everything that goes into the build, so that a later run reuses it and a changed input builds anew. Two runs
@@ -103,6 +103,17 @@ build_etcd() {
     )
 }
 
+# What people call on a node, and Debian has no package of (tests/boot).
+build_node-tools() {
+    local module=sigs.k8s.io/cri-tools version
+    version=$(module_version "$module" "$here/node-tools")
+    (
+        cd "$here/node-tools"
+        CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w -X $module/pkg/version.Version=v$version" \
+            -o "$1/" "$module/cmd/crictl" github.com/fullstorydev/grpcurl/cmd/grpcurl
+    )
+}
+
 build_reflectors() {
     (cd "$here/reflectors" && CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$1/" .)
 }
@@ -172,6 +183,7 @@ peer_version() {
     crio) module_version github.com/cri-o/cri-o "$here/crio" ;;
     etcd) module_version go.etcd.io/etcd/server/v3 "$here/etcd" ;;
     cri-driver) module_version k8s.io/cri-client "$here/cri-driver" ;;
+    node-tools) module_version sigs.k8s.io/cri-tools "$here/node-tools" ;;
     kubeadm | kubernetes | kubernetes-1.31) module_version k8s.io/kubernetes "$here/$1" ;;
     kubernetes-1.32) printf 1.32.5 ;;
     kubernetes-1.33) printf 1.33.13 ;;
