@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks what `make packages` has made: contents, life of the .deb and of the .rpm in roots of their own, and beside a systemd, the image
+# Checks what `make packages` has made: contents, life of the .deb and of the .rpm in roots of their own, of the .deb beside a systemd, the image
 # in a containerd, lintian, and that the same commit gives the same bytes. Needs root.
 #
 #   tests/packages/run.sh [contents | deb | systemd | rpm | image | lint | same ...]     (default: all)
@@ -129,9 +129,27 @@ check_deb() {
 # The program that is named is replaced by the package's.
 check_systemd() { KEELSON_PROGRAM=/bin/true tests/systemd/run.sh tests/packages/systemd.sh "$(realpath "$deb")"; }
 
+# former_rpm FILE: a package of the same files and scripts, but of an earlier version, with other shipped settings and a file that is in
+# no later one.
+former_rpm() {
+    local stage=$work/former glibc
+    mkdir -p "$stage/root"
+    tar -x -C "$stage/root" --strip-components=1 -f "$tarball"
+    mv "$stage/root/usr/share/zsh/site-functions/_keelson" "$stage/_keelson"
+    rm -r "$stage/root/usr/share/zsh" "$stage/root/usr/share/doc/keelson/LICENSE"
+    echo '# shipped earlier' >>"$stage/root/etc/keelson/keelson.toml"
+    echo 'gone in later versions' >"$stage/root/usr/share/doc/keelson/former"
+    printf -- '- semver: 0.0.9\n  date: 2026-01-01T00:00:00Z\n  packager: test\n  changes: [{note: earlier}]\n' >"$stage/changelog.yaml"
+    glibc=$(rpm -qp --requires "$rpm" | sed -n 's/^libc.so.6(GLIBC_\([0-9.]*\)).*/\1/p')
+    sed "s|@ARCH@|amd64|; s|@VERSION@|0.0.9|; s|@STAGE@|$stage|; s|@GLIBC@|$glibc|; s|@DATE@|2026-01-01T00:00:00Z|; s|@COMPRESSION@|gzip|" \
+        packaging/package/nfpm.yaml >"$stage/nfpm.yaml"
+    "$(scripts/tool.sh nfpm)" package --config "$stage/nfpm.yaml" --packager rpm --target "$1" >/dev/null
+}
+
 check_rpm() {
     make_root "$work/rpm-root"
     cp "$rpm" "$work/rpm-root/test/keelson.rpm"
+    former_rpm "$work/rpm-root/test/former.rpm"
     isolated "$work/rpm-root" "$here/rpm.sh" "$work/rpm-root"
 }
 
