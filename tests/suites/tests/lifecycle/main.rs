@@ -25,6 +25,7 @@ mod rights;
 mod runtime;
 mod test_env;
 mod together;
+mod why_service;
 
 #[test]
 fn in_one_process() -> anyhow::Result<()> {
