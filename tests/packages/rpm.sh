@@ -19,7 +19,7 @@ log | grep -q 'installed and not enabled' || fail "the install says nothing: $(l
 chroot "$root" getent group keelson-cri >/dev/null || fail "no group keelson-cri"
 chroot "$root" keelson config check || fail "keelson config check fails with the installed settings"
 in_root -e keelson || fail "cannot erase: $(log)"
-[ ! -e "$root/etc/keelson/keelson.toml" ] || fail "settings that nobody has changed are left"
+[ ! -e "$root/etc/keelson/keelson.toml" ] || fail "unchanged settings are left"
 in_root -i "$former" || fail "cannot install the former package: $(log)"
 
 # As in deb.sh: a kubelet that depends on it.
@@ -66,10 +66,10 @@ ships() { if grep -q 'shipped earlier' "$1"; then echo former; else echo new; fi
 changed() { [ "$(tail -n 1 "$settings")" = '# changed here' ]; }
 
 comm -23 <(rpm -qpl "$former" | sort) <(rpm -qpl "$package" | sort) | grep -q . || fail "the former package has no file of its own"
-# Settings that nobody has changed follow the package.
+# Unchanged settings follow the package.
 change "$former" "$package"
 [ "$(ships "$settings")" = new ] || fail "the settings are not those of the new package"
-[ ! -e "$settings.rpmnew" ] || fail "there is a keelson.toml.rpmnew beside settings that nobody has changed"
+[ ! -e "$settings.rpmnew" ] || fail "there is a keelson.toml.rpmnew beside unchanged settings"
 if in_root -U "$former"; then fail "an earlier version was installed without --oldpackage"; fi
 change "$package" "$former" --oldpackage
 [ "$(ships "$settings")" = former ] || fail "the settings are not those of the former package"
