@@ -20,6 +20,8 @@ mod memory;
 mod node_settings;
 mod output;
 mod proxy;
+#[cfg(test)]
+mod reference_tests;
 mod settings;
 mod version;
 
