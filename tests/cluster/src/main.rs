@@ -81,7 +81,7 @@ async fn run(args: &Args) -> Result<()> {
 async fn run_check(scratch: &Scratch, args: &Args) -> Result<()> {
     let mut steps = Steps::start();
     let node = OneNode::start(scratch, &Settings::new(), &mut steps).await?;
-    node.operator.install(args.image.as_deref(), &mut steps).await?;
+    node.operator.prepare(args.image.as_deref(), &mut steps).await?;
     check::check(&node, &mut steps).await?;
     // The logs of what worked are no news.
     process::quiet();

@@ -2,7 +2,8 @@
 //!
 //! Owns: a containerd or CRI-O ([`containerd`], [`crio`]), a registry ([`registry`]), images ([`images`]), a proxy that
 //! measures and breaks the traffic between them ([`registry_proxy`]), an agent ([`agent`]), CRI clients in Rust and Go
-//! ([`cri`], [`driver`], and under load [`load`]), small disks that fill up or hang ([`disk`]).
+//! ([`cri`], [`driver`], and under load [`load`]), small disks that fill up or hang ([`disk`]), and the code that the
+//! repository's documents show ([`documents`]).
 //! In: the programs that `make test` installs and builds. Out: nothing: every process, mount and file of a test is
 //! removed when it ends, however it ends.
 //!
@@ -21,6 +22,7 @@ pub mod cri;
 pub mod crio;
 pub mod daemon;
 pub mod disk;
+pub mod documents;
 pub mod driver;
 pub mod fake_runtime;
 pub mod images;

@@ -1,10 +1,11 @@
-//! The check of a whole cluster, as an operator goes the way of docs/rollout.md: kube-proxy first, then Keelson's proxy in its
-//! place, an upgrade of kubeadm between, the way back, and in again.
+//! The check of a whole cluster, as an operator goes the way of docs/rollout.md by its commands ([`Rollout`]): kube-proxy first,
+//! then Keelson's proxy in its place, an upgrade of kubeadm between, the way back, in again, and back by the program of the host.
 //!
-//! In: a [`OneNode`] with the chart installed. Out: an error with the first thing that is not as documented.
+//! In: a [`OneNode`] with the images in its registry. Out: an error with the first thing that is not as documented.
 
 use super::addons;
-use super::{LONG, NODE, OneNode, Steps, place};
+use super::rollout::Rollout;
+use super::{CLUSTER_CIDR, LONG, NODE, OneNode, Steps, place};
 use anyhow::{Context as _, Result, ensure};
 use keelson_harness::command::run;
 use keelson_harness::images::ImageSpec;
@@ -16,22 +17,21 @@ use std::net::IpAddr;
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-const IN: &str = "keelson.dev/proxy=true";
-const OUT: &str = "keelson.dev/proxy-";
+// How commands of docs/rollout.md begin.
+const INSTALL: &str = "helm install keelson ";
+const SKIP_LABELLED: &str = "kubectl -n kube-system patch daemonset kube-proxy ";
+const IN: &str = "kubectl label node NODE keelson.dev/proxy=true";
+const OUT: &str = "kubectl label node NODE keelson.dev/proxy-";
+
 const WEB: &str = "web.default.svc.cluster.local";
 
-/// The patch of docs/rollout.md: kube-proxy skips nodes with the label.
-pub const SKIP_LABELLED: &str = r#"{"spec":{"template":{"spec":{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"keelson.dev/proxy","operator":"DoesNotExist"}]}]}}}}}}}"#;
-
-/// The shipped image has a user that is not root.
-const AS_ROOT: &str = r#"{"securityContext":{"privileged":true,"runAsUser":0}}"#;
-
 pub async fn check(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    with_kube_proxy(node, steps).await?;
-    change_over(node, steps).await?;
-    upgrade_of_kubeadm(node, steps).await?;
-    way_back(node, steps).await?;
-    node.operator.label_for_proxy(IN).await?;
+    let rollout = Rollout::new(node)?;
+    with_kube_proxy(node, &rollout, steps).await?;
+    change_over(node, &rollout, steps).await?;
+    upgrade_of_kubeadm(node, &rollout, steps).await?;
+    way_back_by_the_image(node, &rollout, steps).await?;
+    rollout.run(IN).await?;
     node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     answers(node, 2).await?;
     steps.done("in again with one command");
@@ -39,17 +39,22 @@ pub async fn check(node: &OneNode, steps: &mut Steps) -> Result<()> {
     steps.done("a third server answers: Keelson follows changes");
     at_the_socket_level(node).await?;
     steps.done("the chart with the backend ebpf: connect() decides; and back to nft");
+    way_back_by_the_host(node, &rollout, steps).await?;
     pulls_went_through_the_agent(node).await?;
     steps.done("every image was pulled through the agent");
-    Ok(())
+    rollout.is_complete()
 }
 
-/// The state of a cluster before Keelson.
-async fn with_kube_proxy(node: &OneNode, steps: &mut Steps) -> Result<()> {
+/// The state of a cluster before Keelson's proxy; the chart is installed.
+async fn with_kube_proxy(node: &OneNode, rollout: &Rollout, steps: &mut Steps) -> Result<()> {
     let (proxy, nft) = (peers::kubernetes("kube-proxy")?, peers::system("nft", "nftables")?);
     let programs = [(&*proxy, "usr/bin/kube-proxy"), (&*nft, "usr/sbin/nft")];
     node.operator.push(&ImageSpec::with_libraries("kube-proxy", &programs)?).await?;
     node.cluster.admin.apply(&kube_proxy(node)).await?;
+    let network = rollout.run("kubectl -n kube-system get configmap kube-proxy ").await?.out;
+    ensure!(network.contains(CLUSTER_CIDR), "the configuration of kube-proxy says {network:?}");
+    rollout.run(INSTALL).await?;
+    steps.done("the chart is installed");
     node.operator.rolled_out("kube-system", "ds/kube-proxy").await?;
     node.operator.rolled_out("kube-system", "deploy/coredns").await?;
     node.operator.start_workload().await?;
@@ -62,15 +67,19 @@ fn kube_proxy(node: &OneNode) -> String {
     addons::kube_proxy(node.operator.registry.address(), node.cluster.api.endpoint())
 }
 
-async fn change_over(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    node.operator.label_for_proxy(IN).await?;
+async fn change_over(node: &OneNode, rollout: &Rollout, steps: &mut Steps) -> Result<()> {
+    rollout.run(IN).await?;
     kept_away(node, "app.kubernetes.io/name=keelson-proxy").await?;
     steps.done("in with one command; the proxy's pod waits, because kube-proxy is there");
-    skip_labelled(node).await?;
+    rollout.run(SKIP_LABELLED).await?;
     node.operator.rolled_out("kube-system", "ds/keelson-proxy").await?;
     ensure!(pods(node, "k8s-app=kube-proxy").await?.is_empty(), "kube-proxy is still there");
-    let state = node.operator.proxy_state().await?;
-    ensure!(state.is_success(), "{state:?}");
+    let shown = rollout
+        .run("kubectl -n kube-system get pods -o wide -l app.kubernetes.io/name=keelson-proxy")
+        .await?
+        .out;
+    ensure!(shown.contains("Running") && shown.contains(NODE), "the proxy's pods are {shown}");
+    rollout.run("kubectl -n kube-system exec ds/keelson-proxy -- keelson proxy state").await?;
     answers(node, 2).await?;
     let rules = eventually(LONG, "the rules of kube-proxy are gone", || async {
         let tables = tables().await?;
@@ -84,12 +93,12 @@ async fn change_over(node: &OneNode, steps: &mut Steps) -> Result<()> {
 }
 
 /// `kubeadm upgrade` replaces the DaemonSet of kube-proxy: the rule about nodes is gone.
-async fn upgrade_of_kubeadm(node: &OneNode, steps: &mut Steps) -> Result<()> {
+async fn upgrade_of_kubeadm(node: &OneNode, rollout: &Rollout, steps: &mut Steps) -> Result<()> {
     let path = node.operator.write("kube-proxy.yaml", &kube_proxy(node))?.display().to_string();
     node.operator.kubectl(&["replace", "-f", &path]).await?.success()?;
     kept_away(node, "k8s-app=kube-proxy").await?;
     answers(node, 2).await?;
-    skip_labelled(node).await?;
+    rollout.run(SKIP_LABELLED).await?;
     eventually(LONG, "kube-proxy's pod is gone", || async {
         ensure!(pods(node, "k8s-app=kube-proxy").await?.is_empty(), "it is there");
         Ok(())
@@ -99,35 +108,47 @@ async fn upgrade_of_kubeadm(node: &OneNode, steps: &mut Steps) -> Result<()> {
     Ok(())
 }
 
-async fn way_back(node: &OneNode, steps: &mut Steps) -> Result<()> {
-    node.operator.label_for_proxy(OUT).await?;
+/// The proxy's pod is gone, and kube-proxy is back.
+async fn out(node: &OneNode, rollout: &Rollout) -> Result<()> {
+    rollout.run(OUT).await?;
     eventually(LONG, "the proxy's pod is gone", || async {
         ensure!(pods(node, "app.kubernetes.io/name=keelson-proxy").await?.is_empty(), "it is there");
         Ok(())
     })
     .await?;
-    ready(node, "k8s-app=kube-proxy").await?;
-    // From the image, so that it is seen to work without the program on the node.
-    let custom = node.operator.write("root.json", AS_ROOT)?.display().to_string();
-    let (image, on) = (node.operator.image("keelson"), format!("node/{NODE}"));
-    let mut debug = vec!["debug", &on, "--profile=sysadmin", "--image", &image, "--custom", &custom, "--"];
-    debug.extend(["/usr/bin/keelson", "proxy", "cleanup"]);
-    node.operator.kubectl(&debug).await?.success()?;
+    ready(node, "k8s-app=kube-proxy").await
+}
+
+async fn only_kube_proxys_rules() -> Result<()> {
     eventually(LONG, "the rules of Keelson are gone", || async {
         let left = tables().await?;
         ensure!(!left.contains("keelson") && left.contains("kube-proxy"), "there are {left}");
         Ok(())
     })
-    .await?;
+    .await
+}
+
+/// Without the program on the node.
+async fn way_back_by_the_image(node: &OneNode, rollout: &Rollout, steps: &mut Steps) -> Result<()> {
+    out(node, rollout).await?;
+    ensure!(tables().await?.contains("keelson"), "the rules are gone before they were removed");
+    rollout.run("echo ").await?;
+    rollout.run("kubectl debug node/NODE ").await?;
+    only_kube_proxys_rules().await?;
     answers(node, 2).await?;
-    steps.done("out with one command, kube-proxy is back; rules removed");
+    steps.done("out with one command, kube-proxy is back; rules removed by the program of the image");
     Ok(())
 }
 
-async fn skip_labelled(node: &OneNode) -> Result<()> {
-    let patch =
-        ["-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type", "merge", "-p", SKIP_LABELLED];
-    node.operator.kubectl(&patch).await?.success().map(drop)
+async fn way_back_by_the_host(node: &OneNode, rollout: &Rollout, steps: &mut Steps) -> Result<()> {
+    out(node, rollout).await?;
+    let shown = rollout.run("kubectl -n kube-system get pods -o wide -l k8s-app=kube-proxy ").await?.out;
+    ensure!(shown.contains("1/1"), "kube-proxy's pods are {shown}");
+    rollout.run("keelson proxy cleanup").await?;
+    only_kube_proxys_rules().await?;
+    answers(node, 3).await?;
+    steps.done("out again, and rules removed by the program of the host");
+    Ok(())
 }
 
 /// Waits until this many servers have answered by the name of their Service.

@@ -9,6 +9,7 @@ mod addons;
 pub mod check;
 mod operator;
 pub mod place;
+mod rollout;
 mod steps;
 
 pub use operator::{Operator, chart};

@@ -24,12 +24,21 @@ pub struct Operator {
 impl Operator {
     /// Installs the chart with the image of Keelson, and CoreDNS.
     pub async fn install(&self, archive: Option<&Path>, steps: &mut Steps) -> Result<()> {
-        self.push_keelson(archive).await?;
+        self.prepare(archive, steps).await?;
+        self.helm("install", &[]).await?;
+        steps.done("the chart is installed");
+        Ok(())
+    }
+
+    /// Images of Keelson and of the checks, and CoreDNS.
+    pub async fn prepare(&self, archive: Option<&Path>, steps: &mut Steps) -> Result<()> {
+        // The chart's own tag, and that of the other images.
+        for tag in [env!("CARGO_PKG_VERSION"), "v1"] {
+            self.push_keelson(archive, tag).await?;
+        }
         self.push(&ImageSpec::program("coredns", &peers::coredns()?, &[])).await?;
         self.push(&program("app", &["pause"])?).await?;
         steps.done("images are in the registry");
-        self.helm("install", &[]).await?;
-        steps.done("the chart is installed");
         self.admin.apply(&addons::coredns(self.registry.address())).await?;
         Ok(())
     }
@@ -38,12 +47,13 @@ impl Operator {
         image.push(self.registry.address(), None).await.map(drop)
     }
 
-    async fn push_keelson(&self, archive: Option<&Path>) -> Result<()> {
+    async fn push_keelson(&self, archive: Option<&Path>, tag: &str) -> Result<()> {
         match archive {
-            Some(archive) => push_archive(archive, self.registry.address(), "keelson", "v1").await,
+            Some(archive) => push_archive(archive, self.registry.address(), "keelson", tag).await,
             None => {
                 let program = peers::keelson()?;
-                self.push(&ImageSpec::with_libraries("keelson", &[(&program, "usr/bin/keelson")])?).await
+                let image = ImageSpec::with_libraries("keelson", &[(&program, "usr/bin/keelson")])?;
+                self.push(&ImageSpec { tag: tag.to_owned(), ..image }).await
             }
         }
     }
