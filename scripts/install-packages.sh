@@ -41,10 +41,12 @@ boot=(qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstr
 # Packages, the image and what checks them (packaging/packages.sh, tests/packages/run.sh).
 packages_tools=(cc:gcc+libc6-dev clang:clang readelf:binutils jq:jq mmdebstrap:mmdebstrap umoci:umoci rpm:rpm lintian:lintian
     /usr/lib/systemd/systemd:systemd pgrep:procps)
+# What the documents call besides (the suite docs runs their commands).
+documents=(bpftool:bpftool git:git)
 # What evaluates the rules in packaging/monitoring.
 monitoring=(prometheus:prometheus promtool:prometheus)
 suites=("${run[@]}" "${cluster[@]}" "${python[@]}" "${crio[@]}" chromium:chromium chromedriver:chromium-driver jq:jq
-    kubectl:kubernetes-client "${rules[@]}" "${disks[@]}" "${vm[@]}" "${monitoring[@]}")
+    kubectl:kubernetes-client "${rules[@]}" "${disks[@]}" "${vm[@]}" "${documents[@]}" "${monitoring[@]}")
 case ${1:-} in
 run) wanted=("${run[@]}") ;;
 cluster) wanted=("${run[@]}" "${cluster[@]}") ;;
@@ -56,7 +58,7 @@ test) wanted=("${suites[@]}") ;;
 packages) wanted=("${packages_tools[@]}") ;;
 windows) wanted=("${common[@]}" "${windows[@]}") ;;
 monitoring) wanted=("${monitoring[@]}") ;;
-ci) wanted=("${suites[@]}" "${windows[@]}" "${packages_tools[@]}" shellcheck:shellcheck git:git make:make) ;;
+ci) wanted=("${suites[@]}" "${windows[@]}" "${packages_tools[@]}" shellcheck:shellcheck make:make) ;;
 *) fail "usage: $0 run|cluster|soak|bench|vm|boot|test|packages|windows|monitoring|ci" ;;
 esac
 

@@ -1,9 +1,9 @@
 //! What the real kubeadm does to the kubelet's configuration and to kube-proxy, and what Keelson makes of it.
 
-use crate::blocks::Block;
 use crate::node::Node;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
+use keelson_harness::documents::{Block, command_blocks};
 use keelson_harness::peers;
 use kube::Api;
 use tokio::process::Command;
@@ -83,7 +83,7 @@ async fn o1_attach_is_refused_without_a_limit() -> Result<()> {
 async fn o8_the_kube_proxy_addon_drops_the_patch() -> Result<()> {
     let node = Node::start().await?;
     let kube_proxies: Api<DaemonSet> = Api::namespaced(node.cluster().admin.client(), "kube-system");
-    let patch = crate::blocks::blocks("docs/install.md")?
+    let patch = command_blocks("docs/install.md")?
         .into_iter()
         .find(|block| block.code.contains("patch daemonset kube-proxy"))
         .context("install.md patches kube-proxy")?;
@@ -93,14 +93,59 @@ async fn o8_the_kube_proxy_addon_drops_the_patch() -> Result<()> {
     };
     node.run(std::slice::from_ref(&patch)).await?.check(&[patch])?;
     ensure!(has_affinity().await?, "the patch keeps kube-proxy off");
+    let upgrades = documented_upgrades()?;
+    for command in &upgrades {
+        skipped_phase_exists(command).await.with_context(|| command.clone())?;
+    }
+    // On a node without a control plane, which leaves out all addons. What kubeadm says of the kernel is about this machine.
+    let on_a_node = |command: &String| {
+        Block::own(
+            &format!("{command} --ignore-preflight-errors=SystemVerification\n"),
+            "[upgrade/kubelet-config] ... successfully upgraded!\n",
+        )
+    };
+    let on_a_node: Vec<Block> = upgrades
+        .iter()
+        .filter(|command| command.starts_with("kubeadm upgrade node "))
+        .map(on_a_node)
+        .collect();
+    ensure!(!on_a_node.is_empty(), "no document upgrades a node: {upgrades:?}");
     // Each stand-in of a node begins with kubeadm's phase addon/kube-proxy, as `kubeadm upgrade apply` runs it.
-    let nothing = [Block::own("true\n", "")];
-    node.run(&nothing).await?.check(&nothing)?;
+    node.run(&on_a_node).await?.check(&on_a_node)?;
     ensure!(!has_affinity().await?, "the addon has no affinity");
-    let help =
-        Command::new(peers::kubeadm()?.join("kubeadm")).args(["upgrade", "apply", "--help"]).output().await?;
+    Ok(())
+}
+
+/// Commands of the documents that upgrade without a phase.
+fn documented_upgrades() -> Result<Vec<String>> {
+    let mut upgrades = Vec::new();
+    for document in ["docs/kubeadm.md", "docs/rollout.md"] {
+        let blocks = command_blocks(document)?;
+        let commands = blocks.iter().flat_map(Block::commands);
+        let before = upgrades.len();
+        upgrades.extend(
+            commands.filter(|text| text.starts_with("kubeadm upgrade ") && text.contains("--skip-phases")),
+        );
+        ensure!(upgrades.len() > before, "{document} skips no phase of an upgrade");
+    }
+    Ok(upgrades)
+}
+
+/// kubeadm ignores names of phases that it does not have.
+async fn skipped_phase_exists(command: &str) -> Result<()> {
+    let words: Vec<&str> = command.split([' ', '=']).collect();
+    let at = words.iter().position(|word| *word == "--skip-phases").context("no phase is skipped")?;
+    let phase = words.get(at + 1).context("no phase is named")?;
+    let (parent, child) = phase.split_once('/').context("a phase of addon is skipped")?;
+    let mut kubeadm = Command::new(peers::kubeadm()?.join("kubeadm"));
+    let help = kubeadm.args(words.iter().skip(1).take(2)).arg("--help").output().await?;
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    ensure!(help.contains("--skip-phases") && help.contains("/kube-proxy"), "{help}");
+    // Phases inside of one follow it, and are indented.
+    let mut phases = help.lines().skip_while(|line| line.split_whitespace().next() != Some(parent)).skip(1);
+    let inner = phases.by_ref().take_while(|line| line.starts_with("  /"));
+    let names: Vec<_> =
+        inner.filter_map(|line| line.trim().trim_start_matches('/').split(' ').next()).collect();
+    ensure!(names.contains(&child), "{parent} has the phases {names:?}:\n{help}");
     Ok(())
 }
 

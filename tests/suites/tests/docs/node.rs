@@ -1,9 +1,10 @@
 //! Owns: a stand-in of a node: `node.sh` in namespaces of its own, an API server with a Node, and a container runtime of the
 //! test. In: blocks. Out: what each printed.
 
-use crate::blocks::{Block, missing, repository};
+use crate::output::missing;
 use anyhow::{Context as _, Result, bail, ensure};
-use keelson_cluster::kube::Cluster;
+use keelson_cluster::kube::{ApiOptions, Cluster};
+use keelson_harness::documents::{Block, repository};
 use keelson_harness::fake_runtime::{FakeAnswers, FakeRuntime};
 use keelson_harness::peers;
 use keelson_harness::scratch::Scratch;
@@ -14,6 +15,9 @@ use tokio::process::Command;
 
 /// Its host name. Documents say `NODE`.
 const NAME: &str = "n1";
+
+/// The API server in examples.
+const EXAMPLE_ADDRESS: &str = "10.0.0.1:6443";
 
 #[derive(Clone)]
 struct Containerd;
@@ -35,8 +39,12 @@ pub(crate) struct Outputs(Vec<(i32, String)>);
 impl Node {
     pub(crate) async fn start() -> Result<Self> {
         let scratch = Scratch::new()?;
-        let cluster = Cluster::start(&scratch).await?;
-        let node = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}}"#;
+        // As on control planes of kubeadm.
+        let args = vec!["--enable-bootstrap-token-auth=true".to_owned()];
+        let cluster = Cluster::start_with(&scratch, &ApiOptions { args, ..ApiOptions::default() }).await?;
+        // kubeadm waits a minute for a Node without the label.
+        let node = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1"}},
+            "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]}}"#;
         cluster.admin.apply(node).await?;
         let runtime = FakeRuntime::start(&scratch, Containerd)?;
         let root = scratch.dir("root")?;
@@ -64,7 +72,8 @@ impl Node {
         fs::remove_dir_all(&folder)?;
         fs::create_dir(&folder)?;
         for (number, block) in blocks.iter().enumerate() {
-            fs::write(folder.join(format!("{number:03}.sh")), block.code.replace("NODE", NAME))?;
+            let code = block.code.replace("NODE", NAME).replace(EXAMPLE_ADDRESS, self.cluster.api.address());
+            fs::write(folder.join(format!("{number:03}.sh")), code)?;
         }
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/docs/node.sh");
         let output = Command::new("unshare")
