@@ -21,9 +21,10 @@ use super::servers::Servers;
 use super::sockets::SocketLevel;
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use tokio::net::TcpListener;
 
 /// B's networks.
 const OUTSIDE_NETWORKS: [&str; 2] = ["198.51.100.0/24", "fd00:bb::/64"];
@@ -202,6 +203,27 @@ impl World {
     /// B.
     pub fn outside_client(&self) -> NetClient {
         NetClient { place: self.outside_client.clone(), address: OUTSIDE_CLIENT }
+    }
+
+    /// Makes an address of the node, such as one of its loopback, reachable from this namespace, at a free port of the loopback.
+    pub async fn reach_node(self: &Arc<Self>, inside: SocketAddr) -> Result<SocketAddr> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let outside = listener.local_addr()?;
+        // Ends with the runtime of the test.
+        let world = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let Some(world) = world.upgrade() else { return };
+                let Ok(socket) = world.node().tcp_client(Ipv4Addr::UNSPECIFIED.into()) else { return };
+                tokio::spawn(async move {
+                    if let Ok(mut server) = socket.connect(inside).await {
+                        // Either side may end it.
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        Ok(outside)
     }
 
     /// Adds an address to the node, like one of a load balancer that is bound to it.

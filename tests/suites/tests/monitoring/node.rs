@@ -1,18 +1,21 @@
-//! A node at work: an agent in role `node`, a proxy, image pulls, and Services that change.
+//! A node at work: an agent in role `node`, image pulls, Services that change and are asked, and two proxies that follow
+//! the agent in networks of their own, one with the backend nft and one with the backend ebpf.
 //!
 //! Owns: the components and their load. In: nothing. Out: addresses of `/metrics`, and a table of rules that can be
 //! modified.
 
+use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::Event;
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{Event, Service};
 use keelson_cluster::kube::{Admin, Cluster};
 use keelson_cluster::manifests::NODE as NODE_RIGHTS;
-use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, World};
+use keelson_cluster::net::plan::{SERVED, remote};
+use keelson_cluster::net::{KeelsonProxy, KeelsonProxyOptions, Transport, World, http_get_from};
 use keelson_harness::agent::{Agent, Settings};
 use keelson_harness::containerd::{Kind, Options};
 use keelson_harness::cri::Cri;
@@ -24,24 +27,37 @@ use keelson_harness::scratch::Scratch;
 use keelson_harness::util::eventually_slow;
 use kube::Api;
 use kube::api::ListParams;
-use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::prometheus::Target;
 
 const NAME: &str = "watched";
 const PROXY_METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+const PROXY_HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 const IMAGES: usize = 18;
 const WAVE: usize = 6;
 /// For so long no registry answers a wave.
 const HOLD: Duration = Duration::from_secs(3);
+/// A year, as a kubelet's certificate.
+const CERTIFICATE: Duration = Duration::from_secs(365 * 86_400);
 /// Between two changes of endpoints.
 const CHANGE: Duration = Duration::from_millis(700);
+/// A Service with endpoints that answer.
+const ASKED: &str = "asked";
+/// Between two requests to it.
+const ASK: Duration = Duration::from_millis(50);
+
+/// A proxy, and the network that it serves.
+struct WatchedProxy {
+    /// Its name in Prometheus.
+    name: &'static str,
+    world: Arc<World>,
+    _proxy: KeelsonProxy,
+}
 
 pub(crate) struct WatchedNode {
     agent: Agent,
-    _proxy: KeelsonProxy,
-    world: Arc<World>,
+    proxies: Vec<WatchedProxy>,
     images: Vec<Image>,
     cluster: Cluster,
     node: Arc<Node>,
@@ -53,9 +69,12 @@ impl WatchedNode {
         let node = Node::start_with(Kind::V2, Access::Anonymous, &options).await?;
         let images = node.push_many("watched", IMAGES, 3 << 20).await?;
         let cluster = Cluster::start(&node.scratch).await?;
-        let identity = cluster.node(&node.scratch, NAME).await?;
+        let mut identity = cluster.node(&node.scratch, NAME).await?;
+        identity.rotate_for(CERTIFICATE)?;
         cluster.admin.apply(NODE_RIGHTS).await?;
         let settings = Settings::limit(2)
+            // One less than a wave has.
+            .set("pulls.max_queued_callers", i64::try_from(WAVE)? + 1)
             .set("agent.node_name", NAME)
             .set("kube.kubeconfig", identity.kubeconfig().display().to_string())
             .set("endpoints.watch", "always")
@@ -64,17 +83,28 @@ impl WatchedNode {
             .set("node.eviction_hard", "memory.available<1Mi")
             .set("node.root_dir", node.scratch.path().display().to_string());
         let agent = node.agent(&settings).await?;
-        let world = Arc::new(World::new()?);
-        let options = KeelsonProxyOptions::new(&agent.endpoints_target()).set("proxy.sync_period", "1s");
-        let proxy = KeelsonProxy::start(&node.scratch, world.node(), &options).await?;
-        Ok(Self { agent, _proxy: proxy, world, images, cluster, node: Arc::new(node) })
+        cluster.admin.apply(&asked()).await?;
+        let mut proxies = Vec::new();
+        for (name, is_ebpf) in [("watched", false), ("watched-ebpf", true)] {
+            let world = Arc::new(World::new()?);
+            // What a kube-proxy left, to take over from.
+            world.node().nft(&["add", "table", "ip", "kube-proxy"])?;
+            let mut options =
+                KeelsonProxyOptions::new(&agent.endpoints_target()).set("proxy.sync_period", "1s");
+            if is_ebpf {
+                options = options.at_socket_level(&world)?;
+            }
+            let proxy = KeelsonProxy::start(&node.scratch, world.node(), &options).await?;
+            proxies.push(WatchedProxy { name, world, _proxy: proxy });
+        }
+        Ok(Self { agent, proxies, images, cluster, node: Arc::new(node) })
     }
 
     pub(crate) fn scratch(&self) -> &Scratch {
         &self.node.scratch
     }
 
-    /// Pulls images in waves and changes endpoints, until it is dropped. The tests assert on what follows from it: pulls
+    /// Pulls images in waves, changes endpoints and asks a Service in each network, until it is dropped. The tests assert on what follows from it: pulls
     /// and changes that fail are a part of it.
     pub(crate) fn load(&self) -> JoinSet<()> {
         let mut load = JoinSet::new();
@@ -97,35 +127,35 @@ impl WatchedNode {
                 tokio::time::sleep(CHANGE).await;
             }
         });
+        for proxy in &self.proxies {
+            let (world, admin) = (proxy.world.clone(), self.cluster.admin.clone());
+            load.spawn(async move {
+                loop {
+                    let Err(error) = ask(&world, &admin).await;
+                    eprintln!("the Service cannot be asked: {error:#}");
+                    tokio::time::sleep(HOLD).await;
+                }
+            });
+        }
         load
     }
 
-    /// The proxy is in a network namespace, and is reached through a port of the machine.
     pub(crate) async fn targets(&self) -> Result<Vec<Target>> {
         let agent = self.agent.url().trim_start_matches("http://").trim_end_matches('/').to_owned();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let proxy = listener.local_addr()?.to_string();
-        let world = self.world.clone();
-        tokio::spawn(async move {
-            while let Ok((mut outside, _)) = listener.accept().await {
-                let Ok(socket) = world.node().tcp_client(Ipv4Addr::UNSPECIFIED.into()) else { return };
-                tokio::spawn(async move {
-                    if let Ok(mut inside) = socket.connect(PROXY_METRICS).await {
-                        // Either side may end it.
-                        let _ = tokio::io::copy_bidirectional(&mut outside, &mut inside).await;
-                    }
-                });
-            }
-        });
-        let targets =
-            vec![Target { job: "keelson", address: agent }, Target { job: "keelson-proxy", address: proxy }];
+        let mut targets = vec![Target { job: "keelson", instance: NAME, address: agent }];
+        for proxy in &self.proxies {
+            let address = proxy.world.reach_node(PROXY_METRICS).await?.to_string();
+            targets.push(Target { job: "keelson-proxy", instance: proxy.name, address });
+        }
         // Histograms of delays have values when changes have passed through both.
-        eventually_slow("a change was programmed", || async {
-            let text = targets[1].scrape().await?;
-            ensure!(text.contains("kubeproxy_network_programming_duration_seconds_count{"), "not yet");
-            Ok(())
-        })
-        .await?;
+        for proxy in &targets[1..] {
+            eventually_slow("a change was programmed", || async {
+                let text = proxy.scrape().await?;
+                ensure!(text.contains("kubeproxy_network_programming_duration_seconds_count{"), "not yet");
+                Ok(())
+            })
+            .await?;
+        }
         Ok(targets)
     }
 
@@ -140,7 +170,40 @@ impl WatchedNode {
 
     /// As another program would.
     pub(crate) fn modify_rules(&self) -> Result<()> {
-        self.world.node().nft(&["flush", "chain", "ip", "keelson", "services"]).map(drop)
+        self.proxies[0].world.node().nft(&["flush", "chain", "ip", "keelson", "services"]).map(drop)
+    }
+}
+
+/// Two endpoints that answer in each network, and session affinity.
+fn asked() -> String {
+    let [first, second] = [1, 2].map(|number| remote(number).v4);
+    let port = SERVED[0];
+    format!(
+        "apiVersion: v1\n\
+         kind: Service\n\
+         metadata: {{name: {ASKED}, namespace: default}}\n\
+         spec: {{sessionAffinity: ClientIP, ports: [{{name: http, port: 80, protocol: TCP, targetPort: {port}}}]}}\n\
+         ---\n\
+         apiVersion: discovery.k8s.io/v1\n\
+         kind: EndpointSlice\n\
+         metadata: {{name: {ASKED}-a, namespace: default, labels: {{kubernetes.io/service-name: {ASKED}}}}}\n\
+         addressType: IPv4\n\
+         ports: [{{name: http, port: {port}, protocol: TCP}}]\n\
+         endpoints: [{{addresses: [{first}], conditions: {{ready: true}}}}, {{addresses: [{second}], conditions: {{ready: true}}}}]\n"
+    )
+}
+
+/// Requests of a pod to the Service that is asked, until one cannot be sent.
+async fn ask(world: &World, admin: &Admin) -> Result<Infallible> {
+    let service = Api::<Service>::namespaced(admin.client(), "default").get(ASKED).await?;
+    let address = service.spec.and_then(|spec| spec.cluster_ip).context("it has no cluster IP")?;
+    let to = SocketAddr::new(address.parse()?, 80);
+    loop {
+        // As a load balancer does.
+        http_get_from(world.node(), PROXY_HEALTH, "/healthz").await?;
+        // There is no answer before the first sync.
+        world.pod().ask(to, Transport::Tcp, HOLD).await?;
+        tokio::time::sleep(ASK).await;
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns: its process, its settings, its HTTP API, and the families in the text of `/metrics`. In: targets, the shipped
 //! rules. Out: results of queries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
@@ -18,6 +18,8 @@ use crate::files;
 
 pub(crate) struct Target {
     pub(crate) job: &'static str,
+    /// The label, in place of an address.
+    pub(crate) instance: &'static str,
     /// On the machine's loopback.
     pub(crate) address: String,
 }
@@ -64,11 +66,17 @@ impl Prometheus {
     /// Scrapes and evaluates every second.
     pub(crate) async fn start(scratch: &Scratch, targets: &[Target]) -> Result<Self> {
         let folder = scratch.dir("prometheus")?;
-        let scrape = |target: &Target| json!({"job_name": target.job, "static_configs": [{"targets": [target.address]}]});
+        let jobs: BTreeSet<&str> = targets.iter().map(|target| target.job).collect();
+        let static_config =
+            |target: &Target| json!({"targets": [target.address], "labels": {"instance": target.instance}});
+        let scrape = |job: &str| {
+            let of_job = targets.iter().filter(|target| target.job == job);
+            json!({"job_name": job, "static_configs": of_job.map(static_config).collect::<Vec<_>>()})
+        };
         let settings = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [files::path(files::RULES)],
-            "scrape_configs": targets.iter().map(scrape).collect::<Vec<_>>(),
+            "scrape_configs": jobs.into_iter().map(scrape).collect::<Vec<_>>(),
         });
         let config = folder.join("prometheus.yaml");
         // JSON is YAML.

@@ -1,7 +1,8 @@
 //! A headless Chromium, driven through WebDriver.
 //!
 //! Owns: the processes of browser and driver, and one session. In: an address. Out: contents and screenshots of the
-//! page. Speaks the five commands of the protocol that it needs directly: JSON over HTTP on loopback.
+//! page. Speaks the commands of the protocol that it needs directly: JSON over HTTP on loopback. Pictures are Chromium's own
+//! command, because WebDriver's are of the viewport only.
 
 use std::path::{Path, PathBuf};
 
@@ -85,10 +86,12 @@ impl Browser {
         Ok(entries.iter().map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect())
     }
 
-    /// A PNG of the viewport.
-    pub(crate) async fn picture(&self) -> Result<Vec<u8>> {
-        let picture = call(Method::GET, &format!("{}/screenshot", self.session), &Value::Null).await?;
-        decode_base64(picture.as_str().context("no picture")?)
+    /// A PNG of the viewport, or of the whole page.
+    pub(crate) async fn picture(&self, beyond_viewport: bool) -> Result<Vec<u8>> {
+        let params = json!({ "format": "png", "captureBeyondViewport": beyond_viewport });
+        let body = json!({ "cmd": "Page.captureScreenshot", "params": params });
+        let answer = call(Method::POST, &format!("{}/goog/cdp/execute", self.session), &body).await?;
+        decode_base64(answer["data"].as_str().context("no picture")?)
     }
 }
 
@@ -131,7 +134,7 @@ async fn call(method: Method, url: &str, body: &Value) -> Result<Value> {
     Ok(value["value"].take())
 }
 
-/// Standard base64, in which WebDriver sends screenshots.
+/// Standard base64, in which the browser sends screenshots.
 fn decode_base64(text: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut word, mut bits) = (0_u32, 0_u32);

@@ -21,7 +21,7 @@ async fn opened(node: &Node, look: Viewport, url: &str) -> Result<Browser> {
 }
 
 /// Services `web-0000` and following, each with one endpoint on this node and one on another.
-fn manifests(services: usize) -> String {
+pub(crate) fn manifests(services: usize) -> String {
     let service = |number: usize| {
         let (high, low) = (number / 250, number % 250 + 1);
         format!(
@@ -44,7 +44,7 @@ fn manifests(services: usize) -> String {
     (0..services).map(service).collect::<Vec<_>>().join("---\n")
 }
 
-fn files(folder: &Path) -> Settings {
+pub(crate) fn files(folder: &Path) -> Settings {
     Settings::new().set("endpoints.source", "files").set("endpoints.manifests", folder.display().to_string())
 }
 

@@ -1,9 +1,10 @@
-//! The page in a real browser, with a real agent that pulls real images.
+//! The pages of agent and proxy in a real browser, with a real agent that pulls real images.
 //!
 //! If `KEELSON_PICTURES` names a folder, the screenshots are stored there.
 
 mod browser;
 mod endpoints;
+mod proxy;
 
 use anyhow::{Context as _, Result, ensure};
 use browser::{Browser, Viewport};
@@ -27,7 +28,7 @@ fn count(selector: &str) -> String {
 }
 
 async fn keep(browser: &Browser, name: &str) -> Result<()> {
-    let picture = browser.picture().await?;
+    let picture = browser.picture(false).await?;
     ensure!(picture.starts_with(b"\x89PNG"), "the picture is no PNG");
     if let Some(folder) = std::env::var_os("KEELSON_PICTURES") {
         std::fs::create_dir_all(&folder)?;
