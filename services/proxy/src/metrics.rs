@@ -170,7 +170,7 @@ families! {
         conntrack_deleted: Metric<FamilyLabel, Counter> = zero_by_family(), "conntrack_reconciler_deleted_entries", "Stale UDP flows deleted";
     }
     "keelson_proxy" {
-        elements: Metric<FamilyLabel, Gauge>, "elements", "Elements in the kernel, by set or map";
+        elements: Metric<FamilyLabel, Gauge>, "elements", "Elements in the kernel, by IP family";
         operations: Metric<FamilyLabel, Counter>, "operations", "Elements, chains and sets added or deleted";
         transactions: Metric<FamilyLabel, Counter>, "transactions", "Transactions committed to the kernel";
         family_enabled: Metric<FamilyLabel, Gauge>, "family_enabled", "1 if the IP family is programmed, 0 if it is disabled on this node";
