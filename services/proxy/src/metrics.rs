@@ -7,8 +7,9 @@
 mod no_local;
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -134,6 +135,19 @@ struct SyncActivity {
     longest_us: AtomicU64,
 }
 
+/// What the programs of eBPF had counted when they were asked last, by level and decision.
+#[derive(Debug, Default)]
+struct Totals(Mutex<HashMap<(&'static str, &'static str), u64>>);
+
+impl Totals {
+    /// The number since the last call: all of them if the maps were made again meanwhile, which shows if there are fewer.
+    fn new_ones(&self, level: &'static str, decision: &'static str, total: u64) -> u64 {
+        let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = totals.insert((level, decision), total).unwrap_or(0);
+        total.checked_sub(before).unwrap_or(total)
+    }
+}
+
 /// For a sample of the history.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Activity {
@@ -190,6 +204,7 @@ families! {
     }
     with {
         activity: Arc<SyncActivity>,
+        totals: Arc<Totals>,
     }
 }
 
@@ -295,13 +310,13 @@ impl ProxyMetrics {
     /// `total`: since the maps were made. Maps that are made again begin at zero.
     pub(crate) fn decided(&self, decision: &'static str, total: u64) {
         let counter = self.socket_decisions.get_or_create(&DecisionLabel { decision });
-        counter.inc_by(total.saturating_sub(counter.get()));
+        counter.inc_by(self.totals.new_ones("socket", decision, total));
     }
 
     /// `total`: as above.
     pub(crate) fn direct_return(&self, decision: &'static str, total: u64) {
         let counter = self.direct_return.get_or_create(&DecisionLabel { decision });
-        counter.inc_by(total.saturating_sub(counter.get()));
+        counter.inc_by(self.totals.new_ones("direct return", decision, total));
     }
 
     pub(crate) fn elements(&self, family: Family, number: usize) {
@@ -422,7 +437,7 @@ mod tests {
             "keelson_proxy_map_elements{map=\"slots\"} 7",
             "keelson_proxy_map_elements_max{map=\"slots\"} 100",
             "keelson_proxy_map_left_out_service_ports 4",
-            "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 8",
+            "keelson_proxy_socket_decisions_total{decision=\"tcp\"} 9",
             "keelson_proxy_direct_return_total{decision=\"reply\"} 9",
         ] {
             assert!(has(&text, line), "{line} in\n{text}");
