@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 packages=(systemd-sysv dbus udev kmod qemu-guest-agent linux-image-cloud-amd64 initramfs-tools
-    containerd runc iproute2 nftables iptables ipset conntrack procps python3-minimal libpython3-stdlib curl ca-certificates)
+    containerd runc iproute2 nftables iptables ipset conntrack procps python3-minimal libpython3-stdlib curl ca-certificates jq sysstat)
 
 hash=$(sha256sum "${BASH_SOURCE[0]}" | cut -c1-12)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/boot

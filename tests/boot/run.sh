@@ -17,5 +17,6 @@ driver=$(tests/peers/build.sh cri-driver | cut -d= -f2)/cri-driver
 export KEELSON_PEERS
 KEELSON_PEERS=$(tests/peers/build.sh etcd kubernetes)
 kubernetes=$(tests/peers/build.sh kubernetes | cut -d= -f2)
+tools=$(tests/peers/build.sh node-tools | cut -d= -f2)
 "${CARGO:-cargo}" build --workspace --bin keelson-boot >&2
-"$target/debug/keelson-boot" --package "$work/keelson.deb" --former "$work/former.deb" --cri-driver "$driver" --kubernetes "$kubernetes" --out "$target/boot" "$@"
+"$target/debug/keelson-boot" --package "$work/keelson.deb" --former "$work/former.deb" --cri-driver "$driver" --kubernetes "$kubernetes" --node-tools "$tools" --out "$target/boot" "$@"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a node of it: a kubelet without an API server, which runs the pods in /etc/kubernetes/manifests, with its configuration as kubeadm places
-# it. Sandboxes are of an image of the registry.
+# Makes a node of it: a kubelet that runs the pods in /etc/kubernetes/manifests, with its configuration as kubeadm places it. Sandboxes are
+# of an image of the registry. Arguments are the kubelet's: without --kubeconfig it has no API server.
 set -eu
 cat >/etc/containerd/config.toml <<'EOF'
 version = 2
@@ -22,11 +22,11 @@ fileCheckFrequency: 1s
 EOF
 # Its program is there at a boot, too.
 grep -q LABEL=tools /etc/fstab || echo 'LABEL=tools /mnt ext4 ro 0 0' >>/etc/fstab
-cat >/etc/systemd/system/kubelet.service <<'EOF'
+cat >/etc/systemd/system/kubelet.service <<EOF
 [Unit]
 RequiresMountsFor=/mnt
 [Service]
-ExecStart=/mnt/kubelet --config /var/lib/kubelet/config.yaml --hostname-override node
+ExecStart=/mnt/kubelet --config /var/lib/kubelet/config.yaml --hostname-override node $*
 Restart=always
 [Install]
 WantedBy=multi-user.target

@@ -10,6 +10,7 @@
 
 mod cases;
 mod control_plane;
+mod documents;
 mod guest;
 mod node;
 mod vm;
@@ -47,6 +48,9 @@ struct Args {
     /// Programs of Kubernetes (tests/peers)
     #[arg(long, value_name = "DIR")]
     kubernetes: PathBuf,
+    /// The programs crictl and grpcurl (tests/peers)
+    #[arg(long, value_name = "DIR")]
+    node_tools: PathBuf,
     /// Directory for the report
     #[arg(long, default_value = "boot")]
     out: PathBuf,
@@ -67,6 +71,9 @@ fn main() -> Result<ExitCode> {
         (&args.cri_driver, "cri-driver"),
         (&args.kubernetes.join("kubelet"), "kubelet"),
         (&args.kubernetes.join("kube-proxy"), "kube-proxy"),
+        (&args.kubernetes.join("kubectl"), "kubectl"),
+        (&args.node_tools.join("crictl"), "crictl"),
+        (&args.node_tools.join("grpcurl"), "grpcurl"),
     ] {
         fs::copy(file, tools.path().join(name)).with_context(|| format!("cannot read {}", file.display()))?;
     }
@@ -77,7 +84,7 @@ fn main() -> Result<ExitCode> {
         fs::copy(script.path(), scripts.join(script.file_name()))?;
     }
 
-    let mut node = Node::new(Vm::create(tools.path())?, args.kubernetes.join("kubectl"));
+    let mut node = Node::new(Vm::create(tools.path())?, args.kubernetes.join("kubectl"), args.out.clone());
     let mut report = String::from("| case | seconds | what was seen |\n|---|---|---|\n");
     let mut failed = false;
     let from = args.from.as_deref().unwrap_or(CASES[FIRST].name);

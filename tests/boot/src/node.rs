@@ -18,11 +18,13 @@ pub(crate) struct Node {
     pub(crate) vm: Vm,
     /// On this machine.
     pub(crate) kubectl: PathBuf,
+    /// The directory for reports, on this machine.
+    pub(crate) out: PathBuf,
 }
 
 impl Node {
-    pub(crate) fn new(vm: Vm, kubectl: PathBuf) -> Self {
-        Self { vm, kubectl }
+    pub(crate) fn new(vm: Vm, kubectl: PathBuf, out: PathBuf) -> Self {
+        Self { vm, kubectl, out }
     }
 
     pub(crate) fn bash(&self, script: &str) -> Result<String> {

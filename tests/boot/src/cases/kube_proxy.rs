@@ -3,13 +3,16 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::proxy::{REACHED, start_pod};
-use crate::{control_plane::ControlPlane, node::Node};
+use super::{
+    documents::succeed,
+    proxy::{REACHED, start_pod},
+};
+use crate::{control_plane::ControlPlane, documents, node::Node};
 
 const KUBECONFIG: &str = "/etc/kubernetes/admin.conf";
-const SETTINGS: &str = "/etc/keelson/keelson.toml";
+pub(super) const SETTINGS: &str = "/etc/keelson/keelson.toml";
 /// As before this case.
-const FORMER_SETTINGS: &str = "/var/tmp/keelson.toml";
+pub(super) const FORMER_SETTINGS: &str = "/var/tmp/keelson.toml";
 
 pub(crate) fn replace_and_go_back(node: &mut Node) -> Result<String> {
     let control_plane = control_plane(node)?;
@@ -31,7 +34,7 @@ pub(crate) fn replace_and_go_back(node: &mut Node) -> Result<String> {
 }
 
 /// An API server with this node and a Service.
-fn control_plane(node: &Node) -> Result<ControlPlane> {
+pub(super) fn control_plane(node: &Node) -> Result<ControlPlane> {
     let control_plane = ControlPlane::start(&node.kubectl)?;
     let object = json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": node.bash("hostname")?},
@@ -40,6 +43,7 @@ fn control_plane(node: &Node) -> Result<ControlPlane> {
     });
     control_plane.apply(&object.to_string())?;
     control_plane.apply(include_str!("../../node/echo.yaml"))?;
+    control_plane.apply(include_str!("../../node/kube-proxy.yaml"))?;
     let kubeconfig = control_plane.kubeconfig()?;
     node.bash(&format!("mkdir -p /etc/kubernetes && printf '%s' '{kubeconfig}' > {KUBECONFIG}"))?;
     Ok(control_plane)
@@ -64,19 +68,27 @@ fn replace(node: &Node) -> Result<()> {
         "the doctor does not see kube-proxy: {}",
         beside.stdout
     );
-    node.bash("systemctl stop kube-proxy && systemctl start keelson-proxy.service")?;
+    node.bash(&format!("/mnt/kubectl --kubeconfig {KUBECONFIG} label node node keelson.dev/proxy=host"))?;
+    node.bash("systemctl stop kube-proxy && systemctl enable --now keelson-proxy.service 2>&1")?;
     node.vm.wait_for("keelson proxy state > /dev/null").context("the proxy does not sync")?;
     node.bash(REACHED).context("the Service does not answer through Keelson")?;
     node.vm.wait_for("! nft list table ip kube-proxy 2> /dev/null").context("kube-proxy's table is left")?;
     node.bash("keelson doctor proxy").map(drop)
 }
 
+/// By the runbooks. kube-proxy is a unit here: starting it is what its DaemonSet does when the label is gone.
 fn go_back(node: &Node) -> Result<()> {
-    node.bash("systemctl stop keelson-proxy.service")?;
-    node.bash(REACHED).context("the rules did not outlive the proxy")?;
-    start_kube_proxy(node)?;
-    node.bash("keelson proxy cleanup")?;
-    node.bash(REACHED).map(drop).context("the Service does not answer after the way back")
+    let (_, back) = documents::taking_out()?;
+    for line in back {
+        succeed(node, &line)?;
+        node.bash(REACHED).with_context(|| format!("the Service does not answer after {}", line.command))?;
+        if line.command.contains("label") {
+            start_kube_proxy(node)?;
+        }
+    }
+    let left = node.bash("nft list tables")?;
+    ensure!(!left.contains("keelson"), "rules are left: {left}");
+    Ok(())
 }
 
 /// What later cases begin with: no API server, and no rules.

@@ -7,11 +7,14 @@ use crate::node::Node;
 
 const CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
-/// The kubelet, and the registry of its images.
-pub(crate) fn start(node: &Node) -> Result<()> {
+/// The kubelet with these arguments, and the registry of its images.
+pub(crate) fn start(node: &Node, arguments: &[&str]) -> Result<()> {
     node.start_registry()?;
-    node.bash("touch /run/registry/open && cp /etc/containerd/config.toml /var/tmp/containerd.toml && /mnt/node/kubelet.sh")
-        .map(drop)
+    node.bash(&format!(
+        "touch /run/registry/open && cp /etc/containerd/config.toml /var/tmp/containerd.toml && /mnt/node/kubelet.sh {}",
+        arguments.join(" ")
+    ))
+    .map(drop)
 }
 
 /// A static pod in the network of the node, whose container waits.
@@ -44,7 +47,7 @@ fn pulls(node: &Node) -> Result<String> {
 }
 
 pub(crate) fn attach_and_bypass(node: &mut Node) -> Result<String> {
-    start(node)?;
+    start(node, &[])?;
     start_pod(node, "before", 1)?;
     ensure!(!pulls(node)?.contains("image1:latest"), "the kubelet is behind the agent already");
     node.bash(&format!("cp {CONFIG} /var/tmp/config.yaml"))?;

@@ -9,7 +9,7 @@ use crate::{
 
 /// With a kubelet whose pods start through the agent.
 pub(crate) fn reboot(node: &mut Node) -> Result<String> {
-    kubelet::start(node)?;
+    kubelet::start(node, &[])?;
     node.bash("keelson attach --restart-kubelet")?;
     kubelet::start_pod(node, "stays", 4)?;
     node.bash("keelson limit 5")?;

@@ -26,6 +26,7 @@ pub(crate) fn start(node: &mut Node) -> Result<String> {
     node.vm.wait_for(REACHED).context("the Service does not answer")?;
     node.bash("keelson proxy state")?;
     let pid = node.bash("systemctl show keelson-proxy.service -p MainPID --value")?;
+    super::service::has_no_core(node, pid.parse().context("MainPID")?)?;
     // Its name is known to systemd alone on a node without libnss-systemd.
     let user: u32 = node.bash(&format!("stat -c %u /proc/{pid}"))?.parse().context("a user ID")?;
     ensure!(DYNAMIC_USERS.contains(&user), "the proxy is the user {user}");
