@@ -28,8 +28,9 @@ pub enum ErrorKind {
 pub enum KernelError {
     /// EPERM.
     #[error(
-        "cannot change nftables: operation not permitted (EPERM); the process needs only CAP_NET_ADMIN in \
-         the user namespace that owns its network namespace"
+        "cannot change nftables: operation not permitted (EPERM); the process needs CAP_NET_ADMIN in the \
+         user namespace that owns its network namespace, and the table must not belong to another process (`flags owner` in \
+         `nft list ruleset`)"
     )]
     NotPermitted,
     /// The kernel has no nf_tables, or not this part of it.
