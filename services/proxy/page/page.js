@@ -126,7 +126,8 @@ function updateFamily(item, family) {
     { key: `${name} value`, tag: "dd", value },
   ]);
   sync(partOf(item, "pairs"), pairs, (pair) => pair.key, (pair) => make(pair.tag), (element, pair) => text(element, pair.value));
-  const notes = [...family.other_proxies, ...family.conflicts];
+  const unchecked = family.not_checked ? [`not checked for changes by other programs: ${family.not_checked}`] : [];
+  const notes = [...unchecked, ...family.other_proxies, ...family.conflicts];
   sync(partOf(item, "notes"), notes, (note) => note, () => make("li"), text);
   partOf(item, "notes").hidden = !notes.length;
   const elements = Object.entries(family.elements);

@@ -36,6 +36,13 @@ pub struct Failure {
     next: Instant,
 }
 
+/// Checks that failed, without one since that did not.
+#[derive(Debug, Clone)]
+pub struct Unchecked {
+    pub error: BackendError,
+    pub times: u32,
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct SyncTotals {
     /// Successful syncs.
@@ -56,6 +63,8 @@ pub struct FamilySync {
     /// Since when a change waits for a sync.
     pub pending: Option<Instant>,
     pub failure: Option<Failure>,
+    /// Drift is neither found nor repaired meanwhile.
+    pub unchecked: Option<Unchecked>,
     pub totals: SyncTotals,
     last_read: Option<Instant>,
 }
@@ -299,6 +308,7 @@ impl SyncLoop {
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(%family, %error, "cannot check whether the table was modified");
+                    self.not_checked(family, error);
                 }
             }
         }
@@ -312,9 +322,13 @@ impl SyncLoop {
             Check::Postponed => return Checked::Postponed,
             Check::Unread(error) => {
                 tracing::warn!(%family, %error, "cannot read the table to check it");
+                self.not_checked(family, error);
                 Ok(Outcome::default())
             }
-            Check::Done(result) => result,
+            Check::Done(result) => {
+                self.families[family as usize].unchecked = None;
+                result
+            }
         };
         self.families[family as usize].last_read = Some(now);
         match result {
@@ -326,6 +340,12 @@ impl SyncLoop {
                 Checked::Repaired(self.record(family, result, begun.elapsed(), now))
             }
         }
+    }
+
+    fn not_checked(&mut self, family: Family, error: BackendError) {
+        let unchecked = &mut self.families[family as usize].unchecked;
+        let times = unchecked.as_ref().map_or(0, |unchecked| unchecked.times).saturating_add(1);
+        *unchecked = Some(Unchecked { error, times });
     }
 
     pub fn stop_udp_offload(&mut self, family: Family, now: Instant) -> bool {
@@ -361,6 +381,7 @@ impl SyncLoop {
                     tracing::info!(%family, times = failure.times, "table synced again");
                 }
                 if outcome.full {
+                    sync.unchecked = None;
                     sync.last_read = Some(now);
                     sync.totals.full += 1;
                 }

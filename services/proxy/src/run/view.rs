@@ -277,6 +277,9 @@ fn family_state(
         conflicts,
         affinity_clients: clients.map(affinity_clients).unwrap_or_default(),
         affinity_clients_max: clients.map_or(0, |_| backend.affinity_capacity()),
+        not_checked: status.unchecked.as_ref().map_or_else(String::new, |unchecked| {
+            format!("{} (tried {} times)", unchecked.error, unchecked.times)
+        }),
     }
 }
 

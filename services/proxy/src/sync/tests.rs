@@ -186,6 +186,15 @@ fn a_check_waits_for_changes_and_may_fail() {
     stage.fail(2);
     assert!(stage.check().iter().all(|checked| matches!(checked, Checked::Clean)), "could not read");
     assert!(stage.sync.is_current() && stage.sync.family(Family::V6).totals.failures == 0);
+    for family in Family::ALL {
+        let unchecked = stage.sync.family(family).unchecked.as_ref();
+        assert_eq!(unchecked.map(|unchecked| unchecked.times), Some(1), "{family}");
+    }
+    stage.now += READ_INTERVAL;
+    stage.kernel.change(|kernel| kernel.rules[1].clear());
+    let checked = stage.check();
+    assert!(checked.iter().any(|checked| matches!(checked, Checked::Repaired(_))), "{checked:?}");
+    assert!(Family::ALL.iter().all(|family| stage.sync.family(*family).unchecked.is_none()));
 }
 
 #[test]

@@ -92,6 +92,10 @@ pub(super) fn problems(state: &pb::State, now: i64) -> Vec<String> {
         } else if late {
             lines.push(format!("{name}: PENDING{}{waiting}", reason_suffix(&family.reason)));
         }
+        if !family.not_checked.is_empty() {
+            let why = reason_suffix(&family.not_checked);
+            lines.push(format!("{name}: not checked for changes by other programs{why}"));
+        }
     }
     for check in state.health_checks.iter().filter(|check| !check.reason.is_empty()) {
         lines.push(format!(

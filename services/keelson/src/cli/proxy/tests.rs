@@ -165,6 +165,7 @@ fn problems_come_first() {
         pending_since_unix_ms: 1_000,
         other_proxies: vec!["the table ip6 kube-proxy is there: keelson's rules come first".into()],
         conflicts: vec!["10.0.0.1:80/TCP is claimed by a/x and b/y; a/x has it".into()],
+        not_checked: "cannot read the table\n(tried 2 times)".into(),
         ..family("IPv6")
     };
     let late = pb::FamilyState { pending_since_unix_ms: 51_000, ..family("IPv4") };
@@ -197,6 +198,7 @@ STALE: the agent's service endpoints are stale for 1m00s: services: forbidden
 STALE: longer than proxy.max_staleness, so /healthz answers 503; the rules stay unchanged
 IPv4: PENDING; changes pending for 10s
 IPv6: FAILING: no space left; changes pending for 1m00s
+IPv6: not checked for changes by other programs: cannot read the table (tried 2 times)
 health check node port of shop/web: not listening on port 32000: address in use
 FAILING: /healthz and /livez of the proxy fail
 

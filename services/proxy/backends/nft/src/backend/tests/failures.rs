@@ -71,10 +71,12 @@ fn p2_a_check_that_cannot_read_the_table_delays_no_change() {
         assert!(stage.later(READ_INTERVAL).iter().all(|synced| synced.family != Family::V4));
         let status = stage.sync_loop.family(Family::V4);
         assert!(status.failure.is_none() && status.totals.failures == 0, "{status:?}");
+        assert_eq!(status.unchecked.as_ref().map(|unchecked| unchecked.times), Some(1));
         stage.set(1, 100, 5);
         assert!(!stage.sync().full);
         let repaired = stage.later(READ_INTERVAL);
         assert!(repaired.iter().any(|synced| synced.result.as_ref().is_ok_and(|outcome| outcome.repaired)));
+        assert!(stage.sync_loop.family(Family::V4).unchecked.is_none());
         stage.assert_exact();
     });
 }
