@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::options::Options;
-use super::report::{Report, Way};
+use super::report::{Failed, Report, Way};
 use super::subject::Subject;
 use super::test_env::{LOAD_PORT, Load, TestEnv};
 
@@ -140,7 +140,9 @@ impl Route<'_> {
             rates.push(many.times.len() as f64 / LONG.as_secs_f64());
             costs.push(one.processor / one.times.len() as f64);
             times.extend(one.times);
-            self.way.failed += many.failed + one.failed;
+            for (error, times) in many.failed.into_iter().chain(one.failed) {
+                *self.way.failed.entry(error).or_default() += times;
+            }
         }
         self.way.first_cost.push(self.first_packets()?);
         Ok(())
@@ -173,11 +175,13 @@ impl Route<'_> {
         for thread in threads {
             let done = thread?.join().map_err(|_| anyhow!("a client panicked"))??;
             all.times.extend(done.times);
-            all.failed += done.failed;
+            for (error, times) in done.failed {
+                *all.failed.entry(error).or_default() += times;
+            }
             all.processor += done.processor;
         }
         if all.times.is_empty() {
-            bail!("{}: {protocol:?}: not one of {} connections came about", self.way.name, all.failed);
+            bail!("{}: {protocol:?}: not one connection came about: {:?}", self.way.name, all.failed);
         }
         Ok(all)
     }
@@ -187,7 +191,7 @@ impl Route<'_> {
 struct Done {
     /// Microseconds until each connection was established, or answered.
     times: Vec<f64>,
-    failed: usize,
+    failed: Failed,
     /// Microseconds of processor time: includes the path to the endpoint and back, which the kernel runs in the
     /// sender's context.
     processor: f64,
@@ -228,7 +232,7 @@ fn client(protocol: Protocol, targets: &[SocketAddr], begin: Instant) -> Result<
         };
         match outcome {
             Ok(took) => done.times.push(took.as_secs_f64() * 1e6),
-            Err(_) => done.failed += 1,
+            Err(error) => *done.failed.entry(format!("{protocol:?}: {error}")).or_default() += 1,
         }
     }
     done.processor = processor()? - before;

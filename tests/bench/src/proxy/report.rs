@@ -3,6 +3,7 @@
 //! Owns: [`Report`]: tables that are printed after all measurements, or after an error. In: rows. Out: Markdown on
 //! standard output.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::options::Size;
@@ -117,8 +118,11 @@ pub(super) struct Way {
     /// Microseconds, of all rounds, with one client.
     pub(super) tcp: Vec<f64>,
     pub(super) udp: Vec<f64>,
-    pub(super) failed: usize,
+    pub(super) failed: Failed,
 }
+
+/// Numbers of attempts that failed, by error.
+pub(super) type Failed = BTreeMap<String, usize>;
 
 #[derive(Default)]
 pub(super) struct Report {
@@ -362,6 +366,7 @@ impl Report {
             let ratio =
                 |costs| self.ratio(way, costs).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
             let whose = way.kind.map_or_else(String::new, |kind| format!(", rules of {}", kind.name()));
+            let failed = way.failed.iter().map(|(error, times)| format!("{times} ({error})"));
             println!(
                 "| {}, {}{whose} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 way.size,
@@ -378,7 +383,7 @@ impl Report {
                 ratio(|way| &way.udp_cost),
                 first(&way.first_cost),
                 ratio(|way| &way.first_cost),
-                way.failed,
+                failed.collect::<Vec<_>>().join(", "),
             );
         }
     }
