@@ -183,7 +183,7 @@ fn case_59_refused_changes_are_retried_and_completed() -> Result<()> {
 }
 
 #[test]
-fn a_table_that_somebody_removes_comes_back() -> Result<()> {
+fn a_removed_table_comes_back() -> Result<()> {
     Case::run_alone(160, Setup::Rough, async |case| {
         let both = [on_node(&case, 1), elsewhere(1)];
         case.serve("svc", 1, &json!({}), &both).await?;

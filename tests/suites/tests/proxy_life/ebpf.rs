@@ -45,7 +45,7 @@ async fn asks(env: &TestEnv, service: &Service) -> Result<Outcome> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_and_tables_that_somebody_removes_come_back() -> Result<()> {
+async fn removed_programs_and_tables_come_back() -> Result<()> {
     let staying = staying();
     let env = started(EBPF, &staying).await?;
     let repaired = async || env.family(Family::V4).await?["repaired"].as_u64().context("no count");

@@ -24,7 +24,7 @@ enum verdict {
 };
 
 /* Whether a node that sent the packet on may have this address of a Service: it must be one of this very service port. So a
- * notice that somebody else has made leads to nothing that a packet to the Service would not. */
+ * notice that another node or client has made leads to nothing that a packet to the Service would not. */
 INLINE int is_service_of(const struct packet *packet)
 {
 	struct frontend_key to = {

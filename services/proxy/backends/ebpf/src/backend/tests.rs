@@ -265,7 +265,7 @@ fn a_failure_of_the_maps_is_an_error_and_the_next_sync_compares_everything() {
     let repaired = sockets.sync(Family::V4, now).unwrap();
     assert!(repaired.full && repaired.repaired && repaired.deleted == 1, "{repaired:?}");
 
-    // A program that somebody detached, and elements that somebody deleted.
+    // A program that was detached, and elements that were deleted.
     handle.lock().unwrap().attached = false;
     assert!(sockets.begin_check(Family::V4, now).unwrap());
     handle.lock().unwrap().contents.frontends.clear();

@@ -4,7 +4,7 @@
 //! devices, programs. Out: filters that are there; filters that are removed.
 //!
 //! A filter stays without a process, as a link does by its pin; the pin here is that of its program, so that it can be told from
-//! one that somebody else has put at the same place.
+//! one that another program has put at the same place.
 
 use std::{io, path::Path};
 

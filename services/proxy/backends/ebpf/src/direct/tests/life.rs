@@ -43,7 +43,7 @@ fn check(cluster: &mut Cluster<'_>, n: usize) -> keelson_proxy::backend::Outcome
 }
 
 #[test]
-fn programs_that_somebody_detached_are_attached_again() {
+fn detached_programs_are_attached_again() {
     in_world(|world| {
         let mut cluster = Cluster::new(world, DirectReturnHook::Tc, small_sizes());
         serve_all(world, Protocol::Tcp, 0);

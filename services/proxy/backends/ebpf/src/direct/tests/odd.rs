@@ -86,7 +86,7 @@ fn fragments_and_options_are_left() {
         let whole = udp((CLIENT[0], 7_000), (node, NODE_PORT), b"0xxxxxxxxxxxxxxxxxxxxxxx");
         send(world, node, &ipv4(node, &[], 0, &whole));
         assert_eq!(heard(&socket), ("pod0".into(), at(node, NODE_PORT)));
-        // NOPs, and an option that nobody knows.
+        // NOPs, and an unknown option.
         for options in [&[1; 4][..], &[30, 8, 0, 0, 0, 0, 0, 0]] {
             send(world, node, &ipv4(node, options, 0, &whole));
             assert_eq!(heard(&socket).0, "node0");
@@ -160,7 +160,7 @@ fn a_forged_notice_leads_to_nothing() {
         cluster.serve(Protocol::Udp, 0, &[0]);
         let payload = udp((CLIENT[0], 7_000), (pod, PORT), b"0");
         let socket = listen(world, 0, 7_000);
-        // Addresses of nobody, of the client itself, of the node without the port, of the Service without the port.
+        // Unused addresses, of the client itself, of the node without the port, of the Service without the port.
         for service in [
             ("198.51.100.1", 80),
             (CLIENT[0], NODE_PORT),

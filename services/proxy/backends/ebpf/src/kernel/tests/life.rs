@@ -112,7 +112,7 @@ fn what_another_program_changed_is_repaired() {
 
 /// Another program removes pins: all of them, or those of the maps alone.
 #[test]
-fn pins_that_somebody_removes_are_made_again() {
+fn removed_pins_are_made_again() {
     in_world(|world| {
         let server = tcp_server("127.0.0.1");
         let wanted = || vec![port(Protocol::Tcp, V, &[server])];
@@ -133,7 +133,7 @@ fn pins_that_somebody_removes_are_made_again() {
         assert!(check(&mut sockets).unwrap().is_nothing());
         assert_eq!(ask_tcp(at(V, 80)), server);
 
-        // Programs go on with maps that nobody finds: the next process attaches others.
+        // Programs go on with maps that no process finds: the next process attaches others.
         drop(sockets);
         let maps = find_pins().unwrap().into_iter().find(|path| path.to_string_lossy().contains("maps-"));
         places::remove(&maps.unwrap()).unwrap();

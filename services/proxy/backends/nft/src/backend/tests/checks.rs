@@ -135,7 +135,7 @@ fn p2_checks_do_not_reset_the_age_of_unused_chains() {
 }
 
 #[test]
-fn unused_chains_that_somebody_changed_are_repaired_before_they_are_used_again() {
+fn unused_chains_that_another_program_changed_are_repaired_before_they_are_used_again() {
     in_namespace(|| {
         // Service 7 has affinity.
         let mut stage = Stage::programmed(6..8, 70);
