@@ -10,6 +10,7 @@ mod change;
 mod churn;
 mod cold;
 mod connections;
+mod established;
 mod figures;
 mod kernel;
 mod long;

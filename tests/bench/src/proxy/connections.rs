@@ -4,7 +4,8 @@
 //! for each. Clients are threads in a pod, on the node or outside, servers threads in other pods of the same node; each
 //! connection is a new socket. TCP: connected, and reset, so that no port stays in TIME_WAIT; UDP: one request, one
 //! response. First packets: UDP packets that are dropped after the last hook of the node, so that conntrack forgets the
-//! flow and each is the first one of a flow; what remains of the cost of a connection is the evaluation of the rules.
+//! flow and each is the first one of a flow; what remains of the cost of a connection is the evaluation of the rules. Established connections
+//! are in [`established`].
 
 use std::fs::File;
 use std::io;
@@ -21,6 +22,7 @@ use nix::sched::{CloneFlags, setns};
 use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::established;
 use super::options::Options;
 use super::report::{Failed, Report, Way};
 use super::subject::Subject;
@@ -49,7 +51,7 @@ struct Route<'a> {
     world: &'a World,
     from: NetClient,
     targets: Vec<SocketAddr>,
-    _servers: Arc<Vec<Servers>>,
+    servers: Arc<Vec<Servers>>,
 }
 
 pub(super) async fn connections(
@@ -66,7 +68,7 @@ pub(super) async fn connections(
         world: &plain,
         from: plain.pod(),
         targets: env.load_endpoints(),
-        _servers: servers,
+        servers,
     }];
     let served: Vec<_> =
         subjects.iter().map(|subject| Ok(Arc::new(serve(&subject.world)?))).collect::<Result<_>>()?;
@@ -78,7 +80,7 @@ pub(super) async fn connections(
                 world: &subject.world,
                 from: from(&subject.world),
                 targets: targets.clone(),
-                _servers: servers.clone(),
+                servers: servers.clone(),
             });
         }
     }
@@ -145,7 +147,19 @@ impl Route<'_> {
             }
         }
         self.way.first_cost.push(self.first_packets()?);
+        self.way.requests.push(self.established(established::requests)?);
+        self.way.stream.push(self.established(established::stream)?);
         Ok(())
+    }
+
+    /// A measurement of one connection.
+    fn established(&self, measure: fn(SocketAddr, Duration) -> Result<f64>) -> Result<f64> {
+        let to = *self.targets.first().context("nothing to connect to")?;
+        self.servers.iter().for_each(|servers| servers.keeps.store(true, Ordering::Relaxed));
+        let rate = in_namespace(self.from.namespace(), move || measure(to, LONG))
+            .and_then(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
+        self.servers.iter().for_each(|servers| servers.keeps.store(false, Ordering::Relaxed));
+        rate
     }
 
     /// Microseconds of processor time of the first packet of a flow.
@@ -284,6 +298,8 @@ fn exchange(to: SocketAddr) -> io::Result<Duration> {
 /// TCP and UDP servers of an endpoint. Stopped on drop.
 struct Servers {
     stop: Arc<AtomicBool>,
+    /// Whether a connection of TCP is kept and served, or closed.
+    keeps: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
@@ -298,11 +314,17 @@ impl Servers {
             // Limits accepting too.
             socket.set_read_timeout(Some(POLL_INTERVAL))?;
         }
-        let (tcp_stop, udp_stop) = (stop.clone(), stop.clone());
+        let keeps = Arc::<AtomicBool>::default();
+        let (tcp_stop, udp_stop, tcp_keeps) = (stop.clone(), stop.clone(), keeps.clone());
         let tcp = thread::spawn(move || {
             while !tcp_stop.load(Ordering::Relaxed) {
                 // Nothing is read or written. A connection that is closed already, or none, is not an error.
-                drop(listener.accept());
+                if let Ok((connection, _)) = listener.accept()
+                    && tcp_keeps.load(Ordering::Relaxed)
+                {
+                    // It ends with the connection.
+                    thread::spawn(move || established::serve(connection.into()));
+                }
             }
             Ok(())
         });
@@ -316,7 +338,7 @@ impl Servers {
             }
             Ok(())
         });
-        Ok(Self { stop, threads: vec![tcp, udp] })
+        Ok(Self { stop, keeps, threads: vec![tcp, udp] })
     }
 }
 

@@ -119,6 +119,9 @@ pub(super) struct Way {
     pub(super) tcp: Vec<f64>,
     pub(super) udp: Vec<f64>,
     pub(super) failed: Failed,
+    /// Of one established connection, of each round: requests per second, bytes per second.
+    pub(super) requests: Vec<f64>,
+    pub(super) stream: Vec<f64>,
 }
 
 /// Numbers of attempts that failed, by error.
@@ -386,6 +389,39 @@ impl Report {
                 failed.collect::<Vec<_>>().join(", "),
             );
         }
+        self.print_established();
+    }
+
+    fn print_established(&self) {
+        println!(
+            "\n| one established connection | requests a second | by no rules at all | MB a second | by no rules at all |"
+        );
+        println!("|---|---|---|---|---|");
+        for way in &self.ways {
+            let rate = |of: &[f64], unit: f64| {
+                median(of).map_or_else(String::new, |rate| format!("{:.0}", rate / unit))
+            };
+            let ratio =
+                |rates| self.by_no_rules(way, rates).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            let whose = way.kind.map_or_else(String::new, |kind| format!(", rules of {}", kind.name()));
+            println!(
+                "| {}, {}{whose} | {} | {} | {} | {} |",
+                way.size,
+                way.name,
+                rate(&way.requests, 1.0),
+                ratio(|way| &way.requests),
+                rate(&way.stream, 1e6),
+                ratio(|way| &way.stream),
+            );
+        }
+    }
+
+    /// Median of the ratios to the rates without rules in the same rounds.
+    fn by_no_rules(&self, way: &Way, rates: fn(&Way) -> &Vec<f64>) -> Option<f64> {
+        way.kind?;
+        let other = self.ways.iter().find(|other| other.size == way.size && other.kind.is_none())?;
+        let ratios: Vec<f64> = rates(way).iter().zip(rates(other)).map(|(own, other)| own / other).collect();
+        median(&ratios)
     }
 }
 
