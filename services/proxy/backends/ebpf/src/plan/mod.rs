@@ -64,6 +64,9 @@ struct FamilyPlan {
     /// What was put, or will be by the changes that were returned last.
     frontends: BTreeMap<FrontendKey, SetKey>,
     put_addresses: BTreeSet<Address>,
+    /// Elements of all service ports that have a place.
+    sets: usize,
+    members: usize,
     changed_ports: BTreeSet<PortName>,
     changed_frontends: BTreeSet<Frontend>,
     has_adopted: bool,
@@ -75,8 +78,6 @@ pub(crate) struct Plan {
     ranges: Ranges,
     /// Of all service ports that have a place. A frontend that several claim counts for each of them.
     frontends: usize,
-    sets: usize,
-    members: usize,
     last_number: u32,
     numbers: HashMap<u32, PortName>,
     families: [FamilyPlan; 2],
@@ -111,8 +112,6 @@ impl Plan {
             capacity,
             ranges: Ranges::new(capacity.slots),
             frontends: 0,
-            sets: 0,
-            members: 0,
             last_number: 0,
             numbers: HashMap::new(),
             families: Default::default(),
@@ -287,7 +286,7 @@ impl Plan {
         let port = plan.current(name).cloned();
         let facts = port.as_ref().map(|port| plan.facts_of(port)).unwrap_or_default();
         if let Some(before) = &before {
-            self.forget(before);
+            self.forget(family, before);
         }
         let after = port.and_then(|port| self.find_room(family, port, facts, before.as_ref(), source));
         if let Some(before) = before {
@@ -300,16 +299,18 @@ impl Plan {
         }
         let Some(after) = after else { return };
         self.frontends += after.frontends();
-        self.sets += after.sets();
-        self.members += after.members();
         self.numbers.insert(after.number, name.clone());
-        self.families[family as usize].placed.insert(name.clone(), after);
+        let plan = &mut self.families[family as usize];
+        plan.sets += after.sets();
+        plan.members += after.members();
+        plan.placed.insert(name.clone(), after);
     }
 
-    fn forget(&mut self, before: &Placed) {
+    fn forget(&mut self, family: Family, before: &Placed) {
+        let plan = &mut self.families[family as usize];
+        plan.sets -= before.sets();
+        plan.members -= before.members();
         self.frontends -= before.frontends();
-        self.sets -= before.sets();
-        self.members -= before.members();
         self.numbers.remove(&before.number);
         self.has_freed = true;
     }
@@ -329,9 +330,10 @@ impl Plan {
         let number = before.map(|before| before.number).or(inherited);
         let number = number.unwrap_or_else(|| self.next_number(family));
         let mut after = Placed { number, port, facts, ranges: [None; 2] };
+        let used = |of: fn(&FamilyPlan) -> usize| self.families.iter().map(of).sum::<usize>();
         let has_room = self.frontends + after.frontends() <= self.capacity.frontends
-            && self.sets + after.wanted_sets() <= self.capacity.sets
-            && self.members + after.members() <= self.capacity.members;
+            && used(|plan| plan.sets) + after.wanted_sets() <= self.capacity.sets
+            && used(|plan| plan.members) + after.members() <= self.capacity.members;
         if !(has_room && self.take_ranges(&mut after, before, source)) {
             self.families[family as usize].left_out.insert(name);
             return None;
@@ -476,13 +478,14 @@ impl Plan {
         self.family(family).left_addresses
     }
 
+    /// Cheap: read after every sync.
     pub(crate) fn usage(&self, family: Family) -> Usage {
         let plan = self.family(family);
         Usage {
             frontends: plan.frontends.len(),
-            sets: plan.placed.values().map(Placed::sets).sum(),
+            sets: plan.sets,
             slots: self.ranges.used(),
-            members: plan.placed.values().map(Placed::members).sum(),
+            members: plan.members,
             left_out: plan.left_out.len(),
             node_addresses: plan.put_addresses.len(),
             left_addresses: plan.left_addresses,
