@@ -34,7 +34,7 @@ windows=(x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64 /usr/lib/wine/wine64:wine64
 # What CRI-O starts beside every container. The suites build CRI-O itself.
 crio=(conmon:conmon)
 # A virtual machine with another kernel, what its kernel is built with, and what programs in it use (tests/vm/run.sh).
-vm=(cc:gcc+libc6-dev make:make flex:flex bison:bison bc:bc xz:xz-utils flock:util-linux slirp-fullbolt:slirp
+vm=(cc:gcc+libc6-dev make:make flex:flex bison:bison bc:bc xz:xz-utils flock:util-linux slirp4netns:slirp4netns
     busybox:busybox-static ipvsadm:ipvsadm ethtool:ethtool)
 # A virtual machine that boots Debian with systemd (tests/boot).
 boot=(qemu-system-x86_64:qemu-system-x86 qemu-img:qemu-utils mmdebstrap:mmdebstrap mke2fs:e2fsprogs flock:util-linux)

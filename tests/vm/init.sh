@@ -21,8 +21,8 @@ echo vm >proc/sys/kernel/hostname
 # shellcheck disable=SC3045 # The shell may be dash.
 ulimit -n 65536
 ip link set lo up
-ip address add 10.0.2.15/24 dev eth0
-ip link set eth0 up
+ip address add 10.0.2.15/24 dev vec0
+ip link set vec0 up
 cp /mnt/share/command tmp/command
 chroot . /bin/bash /tmp/command
 echo $? >/mnt/share/code

@@ -9,6 +9,7 @@
 # there. The exit code is the command's; 125: the VM ended without one. Needs root.
 #   KEELSON_VM_MEMORY   MiB (1024)
 #   KEELSON_VM_TIMEOUT  seconds (900)
+#   KEELSON_VM_LINUX    version of the kernel (kernel.sh)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -28,8 +29,15 @@ cp "$here/init.sh" "$run/init"
     printf '%q ' "$@"
     printf '\n'
 } >"$run/command"
-printf '#!/bin/sh\nexec /usr/bin/slirp-fullbolt 2>%q/slirp.log\n' "$run" >"$run/slirp"
-chmod +x "$run/slirp"
+
+# The network card of the VM is a socket, behind which this program stands for the machine.
+setpriv --pdeathsig KILL slirp4netns --target-type=bess "$run/network" >"$run/network.log" 2>&1 &
+network=$!
+trap 'kill "$network"; rm -rf "$run"' EXIT
+for _ in {1..100}; do
+    [ ! -S "$run/network" ] || break
+    sleep 0.05
+done
 
 # Each process in the VM is one outside, and ends with the first one of this PID namespace. The kernel and these processes
 # take turns: with two processors each turn waits for one to wake up, ten times as long as the turn itself.
@@ -40,7 +48,7 @@ mkdir "$run/memory"
 timeout "${KEELSON_VM_TIMEOUT:-900}" taskset -c "$cpu" unshare --pid --fork --kill-child --mount-proc \
     sh -c 'mount -t tmpfs memory "$0" && TMPDIR=$0 exec "$@"' "$run/memory" "$kernel" "mem=${KEELSON_VM_MEMORY:-1024}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$run/init" "share=$run" uml_dir="$run/" \
-    con0=null,fd:1 con=null ssl=null dummy.numdummies=0 eth0=slirp,,"$run/slirp" quiet panic=-1 </dev/null ||
+    con0=null,fd:1 con=null ssl=null dummy.numdummies=0 "vec0:transport=bess,dst=$run/network" seccomp=auto quiet panic=-1 </dev/null ||
     fail "the VM did not end in time, or its kernel failed ($?)"
 [ -s "$run/code" ] || fail "the VM ended without a result"
 exit "$(cat "$run/code")"

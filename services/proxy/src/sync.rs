@@ -41,6 +41,8 @@ pub struct Failure {
 pub struct Unchecked {
     pub error: BackendError,
     pub times: u32,
+    /// Whether there was something to read. Otherwise it is not known whether there was.
+    has_begun: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -305,10 +307,12 @@ impl SyncLoop {
             }
             match self.backend.begin_check(family) {
                 Ok(true) => families.push(family),
-                Ok(false) => {}
+                Ok(false) => {
+                    self.families[family as usize].unchecked.take_if(|unchecked| !unchecked.has_begun);
+                }
                 Err(error) => {
                     tracing::warn!(%family, %error, "cannot check whether the table was modified");
-                    self.not_checked(family, error);
+                    self.not_checked(family, error, false);
                 }
             }
         }
@@ -322,7 +326,7 @@ impl SyncLoop {
             Check::Postponed => return Checked::Postponed,
             Check::Unread(error) => {
                 tracing::warn!(%family, %error, "cannot read the table to check it");
-                self.not_checked(family, error);
+                self.not_checked(family, error, true);
                 Ok(Outcome::default())
             }
             Check::Done(result) => {
@@ -342,10 +346,12 @@ impl SyncLoop {
         }
     }
 
-    fn not_checked(&mut self, family: Family, error: BackendError) {
+    fn not_checked(&mut self, family: Family, error: BackendError, has_begun: bool) {
         let unchecked = &mut self.families[family as usize].unchecked;
-        let times = unchecked.as_ref().map_or(0, |unchecked| unchecked.times).saturating_add(1);
-        *unchecked = Some(Unchecked { error, times });
+        let before = unchecked.as_ref();
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        let has_begun = has_begun || before.is_some_and(|before| before.has_begun);
+        *unchecked = Some(Unchecked { error, times, has_begun });
     }
 
     pub fn stop_udp_offload(&mut self, family: Family, now: Instant) -> bool {

@@ -19,6 +19,8 @@ pub(crate) struct KernelState {
     /// Clients with session affinity; `None`: there are no maps.
     pub(crate) affinity: Option<usize>,
     pub(crate) lacks_v6: bool,
+    /// The error of the question whether anything was changed.
+    pub(crate) hides_changes: Option<BackendError>,
     /// What rules depend on, by family.
     pub(crate) nodes: [Option<NodeConfig>; 2],
     generation: u32,
@@ -141,7 +143,11 @@ impl Backend for FakeBackend {
     }
 
     fn begin_check(&mut self, family: Family) -> Result<bool, BackendError> {
-        let generation = self.kernel.0.lock().unwrap().generation;
+        let kernel = self.kernel.0.lock().unwrap();
+        if let Some(error) = &kernel.hides_changes {
+            return Err(error.clone());
+        }
+        let generation = kernel.generation;
         Ok(std::mem::replace(&mut self.families[family as usize].generation, generation) != generation)
     }
 

@@ -71,8 +71,7 @@ impl Stage {
     }
 
     fn fail(&self, times: usize) {
-        let error = BackendError::new(&"no memory", false);
-        self.kernel.change(|kernel| kernel.faults.extend(vec![Some(error); times]));
+        self.kernel.change(|kernel| kernel.faults.extend(vec![Some(error()); times]));
     }
 
     fn ports_of(&self, number: u16) -> Option<u16> {
@@ -89,6 +88,10 @@ impl Stage {
             })
             .collect()
     }
+}
+
+fn error() -> BackendError {
+    BackendError::new(&"no memory", false)
 }
 
 #[test]
@@ -195,6 +198,39 @@ fn a_check_waits_for_changes_and_may_fail() {
     let checked = stage.check();
     assert!(checked.iter().any(|checked| matches!(checked, Checked::Repaired(_))), "{checked:?}");
     assert!(Family::ALL.iter().all(|family| stage.sync.family(*family).unchecked.is_none()));
+}
+
+#[test]
+fn it_is_said_while_nothing_can_be_checked() {
+    let mut stage = Stage::synced(options());
+    let times =
+        |stage: &Stage| stage.sync.family(Family::V4).unchecked.as_ref().map(|unchecked| unchecked.times);
+    stage.kernel.change(|kernel| kernel.hides_changes = Some(error()));
+    for failures in 1..=2 {
+        stage.now += READ_INTERVAL;
+        assert!(stage.check().is_empty());
+        assert_eq!(times(&stage), Some(failures));
+    }
+    stage.kernel.change(|kernel| kernel.hides_changes = None);
+    stage.fail(2);
+    assert_eq!(stage.check().len(), 2);
+    assert_eq!(times(&stage), Some(3), "it can be asked, and not read");
+    stage.now += READ_INTERVAL;
+    assert!(stage.check().is_empty());
+    assert_eq!(times(&stage), Some(3), "what was not read is not known");
+    stage.kernel.change(|kernel| kernel.rules[0].clear());
+    stage.now += READ_INTERVAL;
+    assert_eq!(stage.check().len(), 2);
+    assert_eq!(times(&stage), None);
+    stage.kernel.change(|kernel| kernel.hides_changes = Some(error()));
+    stage.now += READ_INTERVAL;
+    stage.check();
+    let hidden = stage.kernel.change(|kernel| kernel.hides_changes.take());
+    assert!(hidden.is_some() && times(&stage) == Some(1));
+    assert_eq!(stage.sync.begin_checks(stage.now).len(), 2);
+    assert_eq!(times(&stage), Some(1), "nothing is read yet");
+    assert!(stage.sync.begin_checks(stage.now).is_empty());
+    assert_eq!(times(&stage), None, "nothing to read");
 }
 
 #[test]
