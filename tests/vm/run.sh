@@ -33,11 +33,13 @@ cp "$here/init.sh" "$run/init"
 # The network card of the VM is a socket, behind which this program stands for the machine.
 setpriv --pdeathsig KILL slirp4netns --target-type=bess "$run/network" >"$run/network.log" 2>&1 &
 network=$!
-trap 'kill "$network"; rm -rf "$run"' EXIT
-for _ in {1..100}; do
+# It may have ended with the VM.
+trap 'kill "$network" 2>/dev/null || true; rm -rf "$run"' EXIT
+for _ in {1..200}; do
     [ ! -S "$run/network" ] || break
     sleep 0.05
 done
+[ -S "$run/network" ] || fail "slirp4netns did not start: $(cat "$run/network.log")"
 
 # Each process in the VM is one outside, and ends with the first one of this PID namespace. The kernel and these processes
 # take turns: with two processors each turn waits for one to wake up, ten times as long as the turn itself.

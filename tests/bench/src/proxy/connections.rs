@@ -142,9 +142,8 @@ impl Route<'_> {
             rates.push(many.times.len() as f64 / LONG.as_secs_f64());
             costs.push(one.processor / one.times.len() as f64);
             times.extend(one.times);
-            for (error, times) in many.failed.into_iter().chain(one.failed) {
-                *self.way.failed.entry(error).or_default() += times;
-            }
+            add(&mut self.way.failed, many.failed);
+            add(&mut self.way.failed, one.failed);
         }
         self.way.first_cost.push(self.first_packets()?);
         self.way.requests.push(self.established(established::requests)?);
@@ -189,9 +188,7 @@ impl Route<'_> {
         for thread in threads {
             let done = thread?.join().map_err(|_| anyhow!("a client panicked"))??;
             all.times.extend(done.times);
-            for (error, times) in done.failed {
-                *all.failed.entry(error).or_default() += times;
-            }
+            add(&mut all.failed, done.failed);
             all.processor += done.processor;
         }
         if all.times.is_empty() {
@@ -209,6 +206,12 @@ struct Done {
     /// Microseconds of processor time: includes the path to the endpoint and back, which the kernel runs in the
     /// sender's context.
     processor: f64,
+}
+
+fn add(all: &mut Failed, more: Failed) {
+    for (error, times) in more {
+        *all.entry(error).or_default() += times;
+    }
 }
 
 /// Processor time of this thread in microseconds.

@@ -13,6 +13,8 @@ const REQUESTS: u8 = b'r';
 const STREAM: u8 = b's';
 /// Bytes that are written or read at once.
 const PIECE: usize = 256 * 1024;
+/// Timeout of a response.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Answers until the client closes the connection.
 pub(super) fn serve(mut connection: TcpStream) -> Result<()> {
@@ -61,7 +63,7 @@ pub(super) fn stream(to: SocketAddr, long: Duration) -> Result<f64> {
     }
     connection.shutdown(Shutdown::Write)?;
     let mut received = [0; 8];
-    connection.read_exact(&mut received).context("the server did not tell what it has received")?;
+    connection.read_exact(&mut received).context("the server did not answer how much it has received")?;
     let took = started.elapsed();
     let received = u64::from_be_bytes(received);
     ensure!(received == sent, "{to}: {sent} bytes were sent, and {received} received");
@@ -71,6 +73,8 @@ pub(super) fn stream(to: SocketAddr, long: Duration) -> Result<f64> {
 fn open(to: SocketAddr, kind: u8) -> Result<TcpStream> {
     let mut connection = TcpStream::connect(to).with_context(|| format!("cannot connect to {to}"))?;
     connection.set_nodelay(true)?;
+    connection.set_read_timeout(Some(ANSWER))?;
+    connection.set_write_timeout(Some(ANSWER))?;
     connection.write_all(&[kind])?;
     Ok(connection)
 }
