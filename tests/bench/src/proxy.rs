@@ -14,6 +14,7 @@ mod established;
 mod figures;
 mod kernel;
 mod long;
+mod maps;
 mod neighbour;
 mod options;
 mod report;

@@ -87,6 +87,7 @@ async fn one_by_one(
     let programs = Children::watch(subject.pid()?, subject.program());
     let seen = Seen::default();
     let watch = watch(env, seen.clone()).await?;
+    let maps = subject.maps()?;
     let mut random = SmallRng::seed_from_u64(2);
     let (mut written, begun) = (Vec::new(), Instant::now());
     let before = total(&subject.usage()?);
@@ -99,7 +100,13 @@ async fn one_by_one(
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
         let (service, number) = (random.random_range(0..env.size.services), env.new_port()?);
-        let before = subject.applied_rev().await?;
+        let at = match &maps {
+            Some(maps) => {
+                let at = env.frontend(service).await?;
+                Some((maps, at, maps.set(at)?))
+            }
+            None => None,
+        };
         let sent = Instant::now();
         let version = match (changed, scaled.take()) {
             (Changed::Answering, _) => env.switch().await?,
@@ -113,7 +120,13 @@ async fn one_by_one(
         let acknowledged = Instant::now();
         let moved = generations.first_after(sent, PATIENCE).await?;
         let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
-        let moved = subject.applied(before, moved).await?;
+        let moved = match at {
+            None => moved,
+            Some((maps, at, before)) => {
+                let moved = tokio::task::block_in_place(|| maps.moved(at, before, PATIENCE))?;
+                moved.with_context(|| format!("the set of {at} is the same after {PATIENCE:?}"))?
+            }
+        };
         written.push(Written { version, acknowledged, moved });
     }
     // Transactions that belong to the last change.

@@ -1,7 +1,7 @@
 //! What the repository keeps of a run ([`crate::figures`]).
 //!
 //! Owns: the choice of rows. In: a report, of the sizes and durations that the figures name. Out: figures; none if one of
-//! both subjects was not measured or did not complete.
+//! both subjects was not wanted, not measured or did not complete.
 
 use super::change::{AFTER_CHANGES, ENDPOINT};
 use super::cold::total;
@@ -17,6 +17,9 @@ const LARGE: Size = Size { services: 10_000, each: 10 };
 const SMALL: Size = Size { services: 1_000, each: 10 };
 
 pub(super) fn figures(report: &Report, options: &Options) -> Vec<Measured> {
+    if options.subjects != Kind::ALL {
+        return Vec::new();
+    }
     let rows = Rows { report, options };
     let of_backend = match options.backend {
         Backend::Nft => vec![
@@ -109,19 +112,21 @@ mod tests {
 
     #[test]
     fn both_subjects_have_to_complete() {
-        let of = |peer, backend| {
+        let of_subjects = |peer, backend, subjects: &[Kind]| {
             let rows = [
                 cold(Kind::Keelson, true, 3),
                 cold(Kind::Keelson, false, 1),
                 cold(Kind::KubeProxy, true, peer),
             ];
             let report = Report { cold: rows.into(), ..Report::default() };
-            figures(&report, &Options { backend, ..Options::default() })
+            figures(&report, &Options { backend, subjects: subjects.to_vec(), ..Options::default() })
         };
+        let of = |peer, backend| of_subjects(peer, backend, &Kind::ALL);
         let proxy_alone = Measured::alone(Key::NftProxyStarts, 1.0);
         let both = Measured::beside(Key::NftBothStart, 3.0, 90.0);
         assert_eq!(of(90, Backend::Nft), [both, proxy_alone]);
         assert_eq!(of(0, Backend::Nft), [proxy_alone], "kube-proxy did not complete");
+        assert_eq!(of_subjects(90, Backend::Nft, &[Kind::Keelson]), [], "kube-proxy was not wanted");
         assert_eq!(of(90, Backend::Iptables), [], "figures of iptables are of another size");
         assert_eq!(of(90, Backend::IptablesLegacy), []);
     }

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -24,6 +24,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::kernel::{Generations, Nft, Set};
+use super::maps::{Maps, has_programs};
 use super::test_env::{NODE, TestEnv};
 use super::usage::{Memory, Usage, children};
 
@@ -33,8 +34,6 @@ pub(super) const REST: Duration = Duration::from_millis(500);
 const SETTLED: Duration = Duration::from_secs(5);
 /// Timeout of steps that are not measured.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
-/// Pause between two looks at the revision that a proxy has programmed.
-const BETWEEN_REVISIONS: Duration = Duration::from_millis(1);
 /// Pause between two readings of what a gradual sync has set.
 const BETWEEN_COUNTS: Duration = Duration::from_millis(100);
 /// Timeout of one request to an endpoint.
@@ -335,8 +334,7 @@ impl Subject {
             self.namespace().command(&peers::system("ipset", "ipset")?, &["destroy"])?;
         }
         if self.has_maps() {
-            let inode = fs::metadata(Path::new("/run/netns").join(self.namespace().name()))?.ino();
-            let pins = self.world.bpf()?.join(format!("keelson/netns-{inode}"));
+            let pins = self.pins()?;
             match fs::remove_dir_all(&pins) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 removed => removed.with_context(|| format!("cannot remove {}", pins.display()))?,
@@ -352,34 +350,22 @@ impl Subject {
         self.backend == Backend::Ebpf && self.kind == Kind::Keelson
     }
 
-    /// The revision that is programmed in the kernel, where generations of the rules do not tell. `None`: elsewhere.
-    pub(super) async fn applied_rev(&self) -> Result<Option<f64>> {
-        match &self.programs {
-            Programs::Keelson { proxy, .. } if self.has_maps() => proxy.applied_rev(self.world.node()).await,
-            Programs::Keelson { .. } | Programs::KubeProxy { .. } => Ok(None),
-        }
+    /// The maps that follow the rules in each sync; `None`: none do.
+    pub(super) fn maps(&self) -> Result<Option<Maps>> {
+        self.has_maps().then(|| Maps::open(&self.pins()?)).transpose()
     }
 
-    /// When a later revision than `before` is programmed whose rules changed at `moved`. With maps of eBPF it is late by the time
-    /// of one request to the proxy, whose processor time has these requests.
-    pub(super) async fn applied(&self, before: Option<f64>, moved: Instant) -> Result<Instant> {
-        if !self.has_maps() {
-            return Ok(moved);
-        }
-        while moved.elapsed() < PATIENCE {
-            if self.applied_rev().await? > before {
-                return Ok(Instant::now());
-            }
-            tokio::time::sleep(BETWEEN_REVISIONS).await;
-        }
-        bail!("no revision after {before:?} is programmed within {PATIENCE:?}")
+    fn pins(&self) -> Result<PathBuf> {
+        let inode = fs::metadata(Path::new("/run/netns").join(self.namespace().name()))?.ino();
+        Ok(self.world.bpf()?.join(format!("keelson/netns-{inode}")))
     }
 
-    /// The revision that the agent has published.
-    async fn published_rev(&self) -> Result<f64> {
-        let Programs::Keelson { agent, .. } = &self.programs else { bail!("kube-proxy has no revisions") };
+    /// Whether the proxy has programmed what the agent has published.
+    async fn has_applied(&self) -> Result<bool> {
+        let Programs::Keelson { agent, proxy } = &self.programs else { bail!("kube-proxy has no revisions") };
         let state = agent.json("/debug/endpoints?max=0").await?;
-        state["rev"].as_f64().with_context(|| format!("no revision in {state}"))
+        let published = state["rev"].as_f64().with_context(|| format!("no revision in {state}"))?;
+        Ok(proxy.applied_rev(self.world.node()).await? >= Some(published))
     }
 
     /// Waits until all rules are in the kernel: the sets and maps have the expected number of elements, and no
@@ -395,11 +381,10 @@ impl Subject {
         let mut nft = Nft::open(self.namespace())?;
         let mut looked = None;
         let (mut count, mut counted) = (0, begun);
-        let (mut applied, mut applied_at) = (None, begun);
+        let mut attached = None;
         loop {
-            let now = self.applied_rev().await?;
-            if now != applied {
-                (applied, applied_at) = (now, Instant::now());
+            if attached.is_none() && self.has_maps() && has_programs(&self.pins()?) {
+                attached = Some(Instant::now());
             }
             if self.backend.is_gradual() {
                 let missing = self.missing(env, &mut nft)?;
@@ -428,8 +413,9 @@ impl Subject {
             let last = generations.after(begun)?.last().copied();
             if let Some(last) = last.filter(|last| last.elapsed() >= REST && looked != Some(*last)) {
                 let is_complete = self.missing(env, &mut nft)?.is_none();
-                if is_complete && (!self.has_maps() || applied >= Some(self.published_rev().await?)) {
-                    return Ok(Some(last.max(applied_at)));
+                if is_complete && (!self.has_maps() || self.has_applied().await?) {
+                    // Programs are attached when the maps are filled.
+                    return Ok(Some(attached.map_or(last, |attached| last.max(attached))));
                 }
                 looked = (!is_complete).then_some(last);
             }

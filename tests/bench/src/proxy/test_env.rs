@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Service;
 use keelson_cluster::endpoints::{Kind, Writer, bulk, endpoint, port, service, slice};
 use keelson_cluster::kube::{ApiOptions, Cluster, Identity};
 use keelson_cluster::manifests::COMPANION as RIGHTS;
@@ -281,6 +282,15 @@ impl TestEnv {
         let port = self.next.fetch_add(1, Ordering::Relaxed);
         ensure!(port >= FIRST, "there are no ports any more that no slice had before");
         Ok(port)
+    }
+
+    /// The cluster IP of a Service, and its first port.
+    pub(super) async fn frontend(&self, service: usize) -> Result<SocketAddr> {
+        let api: kube::Api<Service> = kube::Api::namespaced(self.cluster.admin.client(), bulk::NAMESPACE);
+        let spec = api.get(&bulk::name(service)).await?.spec.context("a Service has a specification")?;
+        let ip = spec.cluster_ip.context("a Service has a cluster IP")?;
+        let port = spec.ports.iter().flatten().next().context("a Service has a port")?.port;
+        Ok(SocketAddr::new(ip.parse()?, u16::try_from(port)?))
     }
 
     pub(super) async fn touch(&self, service: usize, number: u16) -> Result<String> {

@@ -26,10 +26,10 @@ static __u32 (*const random32)(void) = (void *)BPF_FUNC_get_prandom_u32;
 		TYPE(value, value_type);                                       \
 	} map SEC(".maps")
 
-/* Memory is taken as it is needed, except for slots. */
+/* Memory is taken as it is needed, except for slots, whose memory the proxy maps to write many at once. */
 MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct set_key, 1, BPF_F_NO_PREALLOC);
 MAP(sets, BPF_MAP_TYPE_HASH, struct set_key, struct set, 1, BPF_F_NO_PREALLOC);
-MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1, 0);
+MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1, BPF_F_MMAPABLE);
 MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 1, BPF_F_NO_PREALLOC);
 MAP(node_addresses, BPF_MAP_TYPE_HASH, struct address, __u32, 1, BPF_F_NO_PREALLOC);
 

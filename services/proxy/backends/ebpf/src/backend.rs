@@ -2,9 +2,10 @@
 //!
 //! Owns: [`EbpfBackend`]. In: calls of the proxy. Out: changes of maps, through [`Sockets`], and those of the backend nft.
 //!
-//! The packet level comes first in every sync: the socket level sends connections to it that it does not decide.
+//! The packet level comes first in every sync: the socket level sends connections to it that it does not decide. Only maps that no program
+//! reads yet are filled at the same time.
 
-use std::{net::IpAddr, time::Instant};
+use std::{net::IpAddr, panic, thread, time::Instant};
 
 use keelson_client::ServiceName;
 use keelson_proto::proxy as pb;
@@ -99,6 +100,20 @@ impl EbpfBackend {
         self.sockets.plan.set_facts(family, facts);
         self.sockets.plan.set_local_addresses(family, &self.local);
         self.sockets.set_node_addresses(family, &served);
+    }
+
+    /// Of packets and sockets.
+    fn sync_both(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
+        let Self { packets, sockets, .. } = self;
+        if !sockets.are_maps_unread() {
+            return Ok(packets.sync(family, now)?.plus(sockets.sync(family, now)?));
+        }
+        let (of_packets, of_sockets) = thread::scope(|scope| {
+            let filling = scope.spawn(|| sockets.fill(family, now));
+            let of_packets = packets.sync(family, now);
+            (of_packets, filling.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+        });
+        Ok(of_packets?.plus(sockets.finish(of_sockets?)?))
     }
 
     fn usage_text(&self, family: Family) -> String {
@@ -203,7 +218,7 @@ impl Backend for EbpfBackend {
     }
 
     fn sync(&mut self, family: Family, now: Instant) -> Result<Outcome, BackendError> {
-        let outcome = self.packets.sync(family, now)?.plus(self.sockets.sync(family, now)?);
+        let outcome = self.sync_both(family, now)?;
         let Some(direct) = &mut self.direct else { return Ok(outcome) };
         Ok(outcome.plus(direct.sockets.sync(family, now)?))
     }

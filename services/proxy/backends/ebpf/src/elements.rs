@@ -3,7 +3,10 @@
 //! Owns: [`Contents`], [`Element`] and [`Change`], and the difference of two contents. In and out: values; the kernel is in
 //! `kernel`.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use keelson_proxy::model::{Family, Protocol};
 
@@ -23,12 +26,25 @@ pub(crate) enum Element {
 }
 
 /// Keys alone. Slots are not deleted: nothing leads to one that no set has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     Member(MemberKey),
     Set(SetKey),
     Frontend(FrontendKey),
     NodeAddress(Address),
+}
+
+impl Element {
+    /// `None`: it is not deleted.
+    pub(crate) const fn key(&self) -> Option<Key> {
+        match self {
+            Self::Slot(..) => None,
+            Self::Member(key, _) => Some(Key::Member(*key)),
+            Self::Set(key, _) => Some(Key::Set(*key)),
+            Self::Frontend(key, _) => Some(Key::Frontend(*key)),
+            Self::NodeAddress(key, _) => Some(Key::NodeAddress(*key)),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +64,14 @@ impl Change {
             Self::Delete(Key::Frontend(_) | Key::NodeAddress(_)) => 4,
             Self::Delete(Key::Set(_)) => 5,
             Self::Delete(Key::Member(_)) => 6,
+        }
+    }
+
+    /// The slot that it writes.
+    pub(crate) const fn slot(&self) -> Option<(u32, SlotValue)> {
+        match self {
+            Self::Put(Element::Slot(place, value)) => Some((*place, *value)),
+            _ => None,
         }
     }
 
@@ -92,44 +116,46 @@ impl Contents {
         }
     }
 
-    /// Changes that make `self` to `wanted`, in a family.
-    pub(crate) fn changes_to(&self, wanted: &Self, family: Family) -> Vec<Change> {
+    /// Changes that make the contents of a family to what is wanted, and passed to a callback.
+    pub(crate) fn changes_to(
+        &self,
+        family: Family,
+        wanted: impl FnOnce(&mut dyn FnMut(Element)),
+    ) -> Vec<Change> {
         let mut changes = Vec::new();
-        compare(&self.slots, &wanted.slots, |_| false, Element::Slot, None, &mut changes);
-        let is_ours = |key: &MemberKey| family_of(key.number) == family;
-        compare(&self.members, &wanted.members, is_ours, Element::Member, Some(&Key::Member), &mut changes);
-        let is_ours = |key: &SetKey| family_of(key.number) == family;
-        compare(&self.sets, &wanted.sets, is_ours, Element::Set, Some(&Key::Set), &mut changes);
-        let is_ours = |key: &FrontendKey| key.address.family() == family;
-        compare(
-            &self.frontends,
-            &wanted.frontends,
-            is_ours,
-            Element::Frontend,
-            Some(&Key::Frontend),
-            &mut changes,
-        );
-        let is_ours = |key: &Address| key.family() == family;
-        let (before, after) = (&self.node_addresses, &wanted.node_addresses);
-        compare(before, after, is_ours, Element::NodeAddress, Some(&Key::NodeAddress), &mut changes);
+        let mut left = self.keys(family);
+        wanted(&mut |element| {
+            if let Some(key) = element.key().filter(|_| !left.is_empty()) {
+                left.remove(&key);
+            }
+            if !self.has(&element) {
+                changes.push(Change::Put(element));
+            }
+        });
+        changes.extend(left.into_iter().map(Change::Delete));
         sort(&mut changes);
         changes
     }
-}
 
-fn compare<K: Ord + Copy, V: PartialEq + Copy>(
-    before: &BTreeMap<K, V>,
-    after: &BTreeMap<K, V>,
-    is_ours: impl Fn(&K) -> bool,
-    element: impl Fn(K, V) -> Element,
-    deleted: Option<&dyn Fn(K) -> Key>,
-    changes: &mut Vec<Change>,
-) {
-    let differs = |(key, value): &(&K, &V)| before.get(key) != Some(value);
-    changes.extend(after.iter().filter(differs).map(|(key, value)| Change::Put(element(*key, *value))));
-    if let Some(deleted) = deleted {
-        let is_left = |key: &&K| is_ours(key) && !after.contains_key(key);
-        changes.extend(before.keys().filter(is_left).map(|key| Change::Delete(deleted(*key))));
+    fn has(&self, element: &Element) -> bool {
+        match element {
+            Element::Slot(key, value) => self.slots.get(key) == Some(value),
+            Element::Member(key, value) => self.members.get(key) == Some(value),
+            Element::Set(key, value) => self.sets.get(key) == Some(value),
+            Element::Frontend(key, value) => self.frontends.get(key) == Some(value),
+            Element::NodeAddress(key, value) => self.node_addresses.get(key) == Some(value),
+        }
+    }
+
+    /// Those of a family.
+    fn keys(&self, family: Family) -> BTreeSet<Key> {
+        let members = self.members.keys().filter(|key| family_of(key.number) == family);
+        let sets = self.sets.keys().filter(|key| family_of(key.number) == family);
+        let frontends = self.frontends.keys().filter(|key| key.address.family() == family);
+        let addresses = self.node_addresses.keys().filter(|key| key.family() == family);
+        let keys = members.copied().map(Key::Member).chain(sets.copied().map(Key::Set));
+        let keys = keys.chain(frontends.copied().map(Key::Frontend));
+        keys.chain(addresses.copied().map(Key::NodeAddress)).collect()
     }
 }
 

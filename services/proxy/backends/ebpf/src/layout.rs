@@ -3,12 +3,15 @@
 //! Owns: the table of maps ([`MAPS`]), their sizes, and the types of `programs/layout.h` in Rust. In and out: bytes. What
 //! changes their meaning without a change of sizes is a new [`LAYOUT`].
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    ops::Range,
+};
 
 use keelson_proxy::model::{Endpoint, Family, Frontend};
 
 /// Part of the name of the folder with the pinned maps.
-pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const LAYOUT: u32 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(dead_code)] // Programs alone use some of the maps.
@@ -199,6 +202,13 @@ pub(crate) struct SetValue {
     pub(crate) first: u32,
     pub(crate) count: u32,
     pub(crate) affinity_seconds: u32,
+}
+
+impl SetValue {
+    /// Of its slots.
+    pub(crate) fn places(&self) -> Range<u32> {
+        self.first..self.first.saturating_add(self.count)
+    }
 }
 
 /// 24 bytes.

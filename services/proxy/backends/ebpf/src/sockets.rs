@@ -20,6 +20,7 @@ use keelson_proxy::{
 use crate::{
     elements::{Change, Contents},
     kernel::{KernelError, SocketKernel, usual_sizes},
+    layout::SlotValue,
     plan::{Capacity, Plan},
     stale::{Stale, Sweeper},
 };
@@ -55,6 +56,8 @@ pub(crate) struct Sockets {
     kernel: Option<Box<dyn SocketKernel>>,
     families: [FamilyState; 2],
     is_enabled: [bool; 2],
+    /// The maps have nothing of a family: they are new.
+    is_empty: [bool; 2],
     is_attached: bool,
     has_former: bool,
     pub(crate) snapshots: Snapshots<Seen>,
@@ -94,6 +97,7 @@ impl Sockets {
             kernel,
             families: Default::default(),
             is_enabled,
+            is_empty: [false; 2],
             is_attached: false,
             has_former: true,
             snapshots: Snapshots::default(),
@@ -128,6 +132,17 @@ impl Sockets {
     }
 
     pub(crate) fn sync(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
+        let outcome = self.fill(family, now)?;
+        self.finish(outcome)
+    }
+
+    /// No program reads the maps yet: they may be filled at any time.
+    pub(crate) fn are_maps_unread(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| !kernel.is_read())
+    }
+
+    /// Brings the maps to the wanted state. [`Self::finish`] comes after it.
+    pub(crate) fn fill(&mut self, family: Family, now: Instant) -> Result<Outcome, KernelError> {
         let state = self.families[family as usize];
         self.syncs.fetch_add(1, Ordering::SeqCst);
         self.families[family as usize].is_trusted = false;
@@ -136,9 +151,7 @@ impl Sockets {
         } else {
             // Looked at again after the maps.
             self.is_attached = false;
-            let kernel = self.writable()?;
-            kernel.prepare()?;
-            let contents = kernel.read()?;
+            let contents = self.read_all(family)?;
             self.plan.full(family, &contents, now)
         };
         let mut outcome = self.apply(&changes)?;
@@ -148,8 +161,23 @@ impl Sockets {
         outcome.repaired = outcome.full && state.has_synced && !changes.is_empty();
         let checked = if state.is_trusted { state.checked } else { Some(now) };
         self.families[family as usize] = FamilyState { is_trusted: true, has_synced: true, checked };
+        Ok(outcome)
+    }
+
+    pub(crate) fn finish(&mut self, mut outcome: Outcome) -> Result<Outcome, KernelError> {
         outcome.structure += self.attach()?;
         Ok(outcome)
+    }
+
+    /// What is in the maps, of which there is nothing to read where this process has made them and not written them since.
+    fn read_all(&mut self, family: Family) -> Result<Contents, KernelError> {
+        if self.writable()?.prepare()? {
+            self.is_empty = [true; 2];
+        }
+        match std::mem::take(&mut self.is_empty[family as usize]) {
+            true => Ok(Contents::default()),
+            false => self.writable()?.read(),
+        }
     }
 
     /// Attaches the programs once a family is whole, and ends others when both are.
@@ -182,7 +210,11 @@ impl Sockets {
         let mut outcome = Outcome { transactions: usize::from(!changes.is_empty()), ..Outcome::default() };
         let mut full = None;
         let kernel = self.writable()?;
-        for change in changes {
+        // They come first.
+        let slots: Vec<(u32, SlotValue)> = changes.iter().map_while(Change::slot).collect();
+        kernel.put_slots(&slots)?;
+        outcome.added += slots.len();
+        for change in changes.iter().skip(slots.len()) {
             let is_put = matches!(change, Change::Put(_));
             if is_put && full.is_some() {
                 continue;
@@ -214,11 +246,11 @@ impl Sockets {
         if !self.families[family as usize].is_trusted || self.plan.has_changes(family) {
             return Ok(Outcome::default());
         }
-        let wanted = self.plan.contents(family);
-        let mut changes = seen.contents.changes_to(&wanted, family);
+        let mut changes = self.plan.difference(&seen.contents, family);
         if !changes.is_empty() && seen.sync != self.syncs.load(Ordering::SeqCst) {
             // Some are those of the syncs since then.
-            changes = self.writable()?.read()?.changes_to(&wanted, family);
+            let contents = self.writable()?.read()?;
+            changes = self.plan.difference(&contents, family);
         }
         self.families[family as usize].is_trusted = false;
         let mut outcome = self.apply(&changes)?;

@@ -322,3 +322,26 @@ fn explain_shows_whom_endpoints_see_where_pods_are_untracked() {
         assert!(by_packets.starts_with(&format!("{POD} forwarded 2{masqueraded}: ")), "{by_packets}");
     }
 }
+
+/// Packets come first: where no program reads the maps yet, they are filled meanwhile, and nothing is attached.
+#[test]
+fn no_program_is_attached_before_packets_are_whole() {
+    let settings = options(&["10.244.0.0/16"]);
+    let (kernel, handle) = fake::kernel();
+    // Opened to print, it fails to write.
+    let packets = keelson_proxy_nft::Nft.open(&settings, Access::Print).unwrap();
+    let mut backend = EbpfBackend::new(packets, Some(Box::new(kernel)), &settings).unwrap();
+    backend.set_node(node());
+    backend.set_service(Family::V4, &web().name.service, vec![web()]);
+    assert!(backend.sync(Family::V4, Instant::now()).is_err());
+    assert!(!handle.lock().unwrap().attached && !backend.has_synced(Family::V4));
+    assert_eq!(handle.lock().unwrap().contents.slots.len(), 2);
+    // Programs of an earlier run read the maps: these wait for packets.
+    let (kernel, handle) = fake::kernel();
+    handle.lock().unwrap().attached = true;
+    let packets = keelson_proxy_nft::Nft.open(&settings, Access::Print).unwrap();
+    let mut backend = EbpfBackend::new(packets, Some(Box::new(kernel)), &settings).unwrap();
+    backend.set_service(Family::V4, &web().name.service, vec![web()]);
+    assert!(backend.sync(Family::V4, Instant::now()).is_err());
+    assert!(handle.lock().unwrap().contents.slots.is_empty());
+}

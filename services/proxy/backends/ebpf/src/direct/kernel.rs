@@ -31,7 +31,7 @@ use crate::{
         Decisions, KernelError, ServiceMaps, SocketKernel, chain, direct_pins_in, places,
         programs::{self, Sizes},
     },
-    layout::{FlowKey, FlowValue, MapName},
+    layout::{FlowKey, FlowValue, MapName, SlotValue},
 };
 
 pub(crate) fn usual_sizes() -> Sizes {
@@ -227,9 +227,10 @@ fn load(pins: Option<&Path>, sizes: &Sizes) -> Result<Ebpf, KernelError> {
 }
 
 impl SocketKernel for DirectKernel {
-    fn prepare(&mut self) -> Result<(), KernelError> {
+    fn prepare(&mut self) -> Result<bool, KernelError> {
         // By their pins, and not those that this process knows: another program may have removed or replaced them.
         self.maps = DirectMaps::open(&self.maps_folder).ok();
+        let is_new = !self.maps_folder.exists();
         if self.maps.is_none() {
             self.loaded = None;
             self.load()?;
@@ -238,7 +239,8 @@ impl SocketKernel for DirectKernel {
                 places::remove(&self.links_folder)?;
             }
         }
-        self.opened().map(drop)
+        self.opened()?;
+        Ok(is_new)
     }
 
     fn read(&self) -> Result<Contents, KernelError> {
@@ -247,6 +249,14 @@ impl SocketKernel for DirectKernel {
 
     fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
         self.opened()?.services.apply(change)
+    }
+
+    fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError> {
+        self.opened()?.services.put_slots(slots)
+    }
+
+    fn is_read(&self) -> bool {
+        self.links_folder.exists()
     }
 
     fn detached(&self) -> Result<Vec<String>, KernelError> {

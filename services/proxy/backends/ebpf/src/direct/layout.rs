@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use crate::layout::{Address, MAPS, MapDefinition, MapName};
 
 /// Part of the name of the folder with the pinned maps.
-pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const LAYOUT: u32 = 2;
 
 pub(crate) const NETWORKS: &str = "networks";
 pub(crate) const DEVICES: &str = "devices";

@@ -114,6 +114,14 @@ impl KernelError {
         }
     }
 
+    /// The memory of a map cannot be mapped.
+    pub(crate) fn memory(action: &'static str, map: MapName, error: &io::Error) -> Self {
+        match is_refused(error) {
+            true => Self::NotPermitted(format!("mmap of the map {}: {error}", map.as_str())),
+            false => Self::Map { action, map, reason: error.to_string() },
+        }
+    }
+
     pub(crate) fn load(error: &EbpfError) -> Self {
         match error {
             EbpfError::MapError(MapError::CreateError { io_error, name }) if is_refused(io_error) => {

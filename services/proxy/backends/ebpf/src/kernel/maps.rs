@@ -2,11 +2,11 @@
 //!
 //! Owns: [`ServiceMaps`], those of Services, which both levels of programs have; and [`Maps`], those of the socket level. In: a folder of pins, [`Change`]s. Out: elements, as they are in the kernel.
 
-use std::{path::Path, thread, time::Duration};
+use std::{ops::Range, path::Path, thread, time::Duration};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray};
 
-use super::{Decisions, KernelError};
+use super::{Decisions, KernelError, slots::Slots};
 use crate::{
     elements::{Change, Contents, Element, Key},
     layout::{
@@ -23,7 +23,7 @@ type Hash<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
 pub(crate) struct ServiceMaps {
     frontends: Hash<20, 8>,
     sets: Hash<8, 16>,
-    slots: Array<MapData, [u8; 24]>,
+    slots: Slots,
     members: Hash<24, 4>,
     node_addresses: Hash<16, 4>,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Maps {
 }
 
 /// Opens a pinned map. The kernel checks no sizes here; aya compares them with the types.
-fn open<M: TryFrom<Map, Error = MapError>>(
+pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
     folder: &Path,
     map: MapName,
     wrap: impl FnOnce(MapData) -> Map,
@@ -51,7 +51,7 @@ impl ServiceMaps {
         Ok(Self {
             frontends: open(folder, MapName::Frontends, Map::HashMap)?,
             sets: open(folder, MapName::Sets, Map::HashMap)?,
-            slots: open(folder, MapName::Slots, Map::Array)?,
+            slots: Slots::open(folder)?,
             members: open(folder, MapName::Members, Map::HashMap)?,
             node_addresses: open(folder, MapName::NodeAddresses, Map::HashMap)?,
         })
@@ -60,6 +60,9 @@ impl ServiceMaps {
     /// The kernel takes elements from a small store that it fills in the background: in a burst, it may say that there is no
     /// memory when there is a moment later.
     pub(crate) fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
+        if let Some(slot) = change.slot() {
+            return self.put_slots(&[slot]);
+        }
         let mut attempts = 0;
         loop {
             match self.try_apply(change) {
@@ -72,10 +75,15 @@ impl ServiceMaps {
         }
     }
 
+    pub(crate) fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError> {
+        self.slots.put(slots).map_err(|error| KernelError::memory("write", MapName::Slots, &error))
+    }
+
     /// Deleting what is not there is no error: the plan may know less than the kernel after a failure.
     fn try_apply(&mut self, change: &Change) -> Result<(), MapError> {
         match change {
-            Change::Put(Element::Slot(place, value)) => self.slots.set(*place, value.to_bytes(), 0),
+            // Written in another way.
+            Change::Put(Element::Slot(..)) => Ok(()),
             Change::Put(Element::Member(key, bits)) => {
                 self.members.insert(key.to_bytes(), bits.to_bytes(), 0)
             }
@@ -108,15 +116,12 @@ impl ServiceMaps {
         each(&self.sets, MapName::Sets, |key, value| {
             contents.insert(Element::Set(SetKey::from_bytes(key), SetValue::from_bytes(value)));
         })?;
-        let sets: Vec<SetValue> = contents.sets.values().copied().collect();
-        for SetValue { first, count, .. } in sets {
-            let end = first.saturating_add(count).min(self.slots.len());
-            for place in first..end {
-                let value = self.slots.get(&place, 0);
-                let value = value.map_err(|error| KernelError::map("read", MapName::Slots, &error))?;
-                contents.insert(Element::Slot(place, SlotValue::from_bytes(value)));
-            }
-        }
+        let ranges: Vec<Range<u32>> = contents.sets.values().map(|set| set.places()).collect();
+        let end = ranges.iter().map(|places| places.end).max().unwrap_or_default();
+        let window = self.slots.window(0..end);
+        let window = window.map_err(|error| KernelError::memory("read", MapName::Slots, &error))?;
+        let values = |places: Range<u32>| window.iter().flat_map(move |window| window.values(places.clone()));
+        contents.slots.extend(ranges.into_iter().flat_map(values));
         Ok(contents)
     }
 }

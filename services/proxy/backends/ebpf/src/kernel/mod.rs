@@ -10,6 +10,7 @@ mod error;
 mod maps;
 pub(crate) mod places;
 pub(crate) mod programs;
+mod slots;
 
 use std::{
     fs,
@@ -26,7 +27,7 @@ pub(crate) use self::{
 };
 use crate::{
     elements::{Change, Contents},
-    layout::{FlowKey, FlowValue, MapName},
+    layout::{FlowKey, FlowValue, MapName, SlotValue},
 };
 
 /// How often the programs have decided in one way.
@@ -40,13 +41,19 @@ pub(crate) struct Decisions {
 
 /// What a level of programs needs of the kernel: that of sockets, or direct return.
 pub(crate) trait SocketKernel: Send {
-    /// Makes the maps, or opens those of an earlier run.
-    fn prepare(&mut self) -> Result<(), KernelError>;
+    /// Makes the maps, or opens those of an earlier run. Returns whether they are new, and so empty.
+    fn prepare(&mut self) -> Result<bool, KernelError>;
 
     /// What is in the maps; empty before [`Self::prepare`] if no earlier run left some.
     fn read(&self) -> Result<Contents, KernelError>;
 
     fn apply(&mut self, change: &Change) -> Result<(), KernelError>;
+
+    /// Writes many slots at once, which no set has.
+    fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError>;
+
+    /// Whether programs with these maps may be attached.
+    fn is_read(&self) -> bool;
 
     /// The programs that are not attached.
     fn detached(&self) -> Result<Vec<String>, KernelError>;
@@ -146,9 +153,10 @@ impl Pinned {
 }
 
 impl SocketKernel for Pinned {
-    fn prepare(&mut self) -> Result<(), KernelError> {
+    fn prepare(&mut self) -> Result<bool, KernelError> {
         // By their pins, and not those that this process knows: another program may have removed or replaced them.
         self.maps = Maps::open(&self.maps_folder).ok();
+        let is_new = !self.maps_folder.exists();
         if self.maps.is_none() {
             self.loaded = None;
             self.load()?;
@@ -157,7 +165,8 @@ impl SocketKernel for Pinned {
                 places::remove(&self.links_folder)?;
             }
         }
-        self.opened().map(drop)
+        self.opened()?;
+        Ok(is_new)
     }
 
     fn read(&self) -> Result<Contents, KernelError> {
@@ -169,6 +178,14 @@ impl SocketKernel for Pinned {
 
     fn apply(&mut self, change: &Change) -> Result<(), KernelError> {
         self.opened()?.services.apply(change)
+    }
+
+    fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError> {
+        self.opened()?.services.put_slots(slots)
+    }
+
+    fn is_read(&self) -> bool {
+        self.links_folder.exists()
     }
 
     fn detached(&self) -> Result<Vec<String>, KernelError> {

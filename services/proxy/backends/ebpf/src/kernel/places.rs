@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! /sys/fs/bpf/keelson/netns-4026531840/     one for each network namespace, as the rules of the other backends
-//!     maps-1-8c3fa1d2/frontends ...         the layout of the maps
+//!     maps-2-8c3fa1d2/frontends ...         the layout of the maps
 //!     links-5b01ee77/connect4 ...           the programs
 //!     direct-maps-..., direct-links-...     those of direct return
 //! ```

@@ -200,7 +200,7 @@ mod tests {
         others.insert("slots", 7);
         assert_ne!(usual, maps_folder(own, &others));
         assert_eq!(usual, maps_folder(own, &Sizes::new()), "the sizes of the table are the usual ones");
-        assert!(usual.to_str().unwrap().starts_with("/sys/fs/bpf/keelson/netns-1/maps-1-"), "{usual:?}");
+        assert!(usual.to_str().unwrap().starts_with("/sys/fs/bpf/keelson/netns-1/maps-2-"), "{usual:?}");
         let links = |maps| links_folder(own, maps).unwrap();
         assert_ne!(links(&usual), links(&maps_folder(own, &others)));
     }

@@ -212,8 +212,10 @@ impl Plan {
             let before = self.family(family).placed.get(&name).map(Placed::contents).unwrap_or_default();
             self.place(family, &name, now, None);
             let plan = self.family(family);
-            let after = plan.placed.get(&name).map(Placed::contents).unwrap_or_default();
-            changes.extend(before.changes_to(&after, family));
+            let after = plan.placed.get(&name);
+            changes.extend(before.changes_to(family, |take| {
+                after.into_iter().for_each(|after| after.each_element(take));
+            }));
             if let Some(port) = plan.current(&name) {
                 frontends.extend(port.frontends().map(|(frontend, _)| frontend));
             }
@@ -252,7 +254,7 @@ impl Plan {
         }
         let plan = &mut self.families[family as usize];
         plan.put_addresses = plan.node_addresses.clone();
-        let changes = contents.changes_to(&self.contents(family), family);
+        let changes = self.difference(contents, family);
         self.has_lost_udp |= changes.iter().any(puts_udp_frontend);
         self.inherited.give_back(family, &mut self.ranges, now);
         changes
@@ -260,19 +262,22 @@ impl Plan {
 
     /// Everything that is wanted of a family.
     pub(crate) fn contents(&self, family: Family) -> Contents {
-        let plan = self.family(family);
-        let mut all = Contents {
-            frontends: plan.frontends.clone(),
-            node_addresses: plan.put_addresses.iter().map(|ip| (*ip, 1)).collect(),
-            ..Contents::default()
-        };
-        // `append` would rebuild the whole map each time.
-        for of in plan.placed.values().map(Placed::contents) {
-            all.slots.extend(of.slots);
-            all.members.extend(of.members);
-            all.sets.extend(of.sets);
-        }
+        let mut all = Contents::default();
+        self.each_element(family, &mut |element| all.insert(element));
         all
+    }
+
+    /// Changes that make contents of the maps to what is wanted of a family.
+    pub(crate) fn difference(&self, contents: &Contents, family: Family) -> Vec<Change> {
+        contents.changes_to(family, |take| self.each_element(family, take))
+    }
+
+    /// Passes everything that is wanted of a family to a callback.
+    fn each_element(&self, family: Family, take: &mut dyn FnMut(Element)) {
+        let plan = self.family(family);
+        plan.placed.values().for_each(|placed| placed.each_element(take));
+        plan.frontends.iter().for_each(|(key, value)| take(Element::Frontend(*key, *value)));
+        plan.put_addresses.iter().for_each(|ip| take(Element::NodeAddress(*ip, 1)));
     }
 
     fn family(&self, family: Family) -> &FamilyPlan {

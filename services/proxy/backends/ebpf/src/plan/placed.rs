@@ -16,7 +16,7 @@ use super::{
     ranges::{Range, Ranges},
 };
 use crate::{
-    elements::{Contents, family_of},
+    elements::{Contents, Element, family_of},
     layout::{
         FrontendKey, MEMBER_HERE, MEMBER_SERVES, MemberKey, Remote, SetKey, SetKind, SetValue, SlotValue,
     },
@@ -85,20 +85,26 @@ impl Placed {
         bits
     }
 
-    pub(super) fn contents(&self) -> Contents {
-        let mut contents = Contents::default();
+    /// Passes its slots, sets and members to a callback.
+    pub(super) fn each_element(&self, take: &mut dyn FnMut(Element)) {
         let Self { number, port, .. } = self;
         for set in SetKind::ALL {
             let Some(range) = self.range(set) else { continue };
             let Range { first, count } = range;
             let affinity_seconds = port.affinity_seconds;
-            contents.sets.insert(SetKey::new(*number, set), SetValue { first, count, affinity_seconds });
-            let slots = self.endpoints(set).iter().map(|endpoint| slot(*number, *endpoint));
-            contents.slots.extend(range.places().zip(slots));
+            take(Element::Set(SetKey::new(*number, set), SetValue { first, count, affinity_seconds }));
+            for (place, endpoint) in range.places().zip(self.endpoints(set)) {
+                take(Element::Slot(place, slot(*number, *endpoint)));
+            }
         }
-        let members = self.member_bits().into_iter();
-        contents.members =
-            members.map(|(remote, bits)| (MemberKey { number: *number, remote }, bits)).collect();
+        for (remote, bits) in self.member_bits() {
+            take(Element::Member(MemberKey { number: *number, remote }, bits));
+        }
+    }
+
+    pub(super) fn contents(&self) -> Contents {
+        let mut contents = Contents::default();
+        self.each_element(&mut |element| contents.insert(element));
         contents
     }
 

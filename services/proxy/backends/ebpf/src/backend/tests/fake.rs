@@ -11,7 +11,7 @@ use std::{
 use crate::{
     elements::{Change, Contents, Key},
     kernel::{Decisions, KernelError, SocketKernel},
-    layout::{FlowKey, FlowValue, MapName},
+    layout::{FlowKey, FlowValue, MapName, SlotValue},
 };
 
 #[derive(Default)]
@@ -39,8 +39,8 @@ pub(super) fn kernel() -> (Handle, Arc<Mutex<FakeKernel>>) {
 }
 
 impl SocketKernel for Handle {
-    fn prepare(&mut self) -> Result<(), KernelError> {
-        Ok(())
+    fn prepare(&mut self) -> Result<bool, KernelError> {
+        Ok(false)
     }
 
     fn read(&self) -> Result<Contents, KernelError> {
@@ -58,6 +58,17 @@ impl SocketKernel for Handle {
             Change::Delete(Key::NodeAddress(key)) => drop(kernel.contents.node_addresses.remove(&key)),
         }
         Ok(())
+    }
+
+    fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError> {
+        let mut kernel = self.0.lock().unwrap();
+        kernel.fail_if_scripted("write", MapName::Slots)?;
+        kernel.contents.slots.extend(slots.iter().copied());
+        Ok(())
+    }
+
+    fn is_read(&self) -> bool {
+        self.0.lock().unwrap().attached
     }
 
     fn detached(&self) -> Result<Vec<String>, KernelError> {

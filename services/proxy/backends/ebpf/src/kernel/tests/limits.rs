@@ -1,7 +1,13 @@
 //! Full maps, and what malformed calls do.
 
+use aya::maps::{Array, Map, MapData};
+
 use super::*;
-use crate::plan::Capacity;
+use crate::{
+    elements::Element,
+    layout::{Layout as _, Remote, SetKey, SetKind, SetValue},
+    plan::Capacity,
+};
 
 /// What has no room is left out and works again when there is room; nothing else suffers.
 #[test]
@@ -186,5 +192,43 @@ fn odd_calls_have_the_answers_of_the_kernel() {
         );
         assert_eq!(odd(), before);
         assert_eq!(ask_tcp(at(V, 80)), servers[0]);
+    });
+}
+
+/// The memory of the map and the calls of the kernel show the same slots, wherever these begin in a page.
+#[test]
+fn slots_are_written_and_read_through_their_memory() {
+    const PLACES: u32 = 1_000;
+    in_world(|world| {
+        let mut pinned = world.pinned();
+        assert!(!pinned.is_read() && pinned.prepare().unwrap(), "the maps are new");
+        assert!(!pinned.prepare().unwrap());
+        let value = |place: u32| SlotValue {
+            remote: Remote::from(Endpoint { ip: IpAddr::from(place.to_be_bytes()), port: 80 }),
+            number: 1 + place,
+        };
+        // Far and near places, in order and not, over ends of pages, and the last one.
+        let last = usual_sizes()["slots"] - 1;
+        let written: Vec<u32> = (3..PLACES).step_by(2).chain([5_000, 4_999, 170, 171, last, 0]).collect();
+        let slots: Vec<(u32, SlotValue)> = written.iter().map(|place| (*place, value(*place))).collect();
+        pinned.put_slots(&slots).unwrap();
+        let data = MapData::from_pin(pinned.maps_folder().join("slots")).unwrap();
+        let array = Array::<_, [u8; 24]>::try_from(Map::Array(data)).unwrap();
+        for place in (0..=PLACES).chain([4_998, 4_999, 5_000, 5_001, last]) {
+            let expected = if written.contains(&place) { value(place).to_bytes() } else { [0; 24] };
+            assert_eq!(array.get(&place, 0).unwrap(), expected, "place {place}");
+        }
+        for (first, count) in [(0, 4), (169, 3), (4_999, 2), (last, 1), (last, 5)] {
+            let set = Element::Set(
+                SetKey::new(first, SetKind::Cluster),
+                SetValue { first, count, affinity_seconds: 0 },
+            );
+            pinned.apply(&Change::Put(set)).unwrap();
+        }
+        let read = pinned.read().unwrap().slots;
+        assert_eq!(read.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 169, 170, 171, 4_999, 5_000, last]);
+        assert!([0, 3, 169, 170, 171, 4_999, 5_000, last].iter().all(|place| read[place] == value(*place)));
+        let beyond = pinned.put_slots(&[(last, value(last)), (last + 1, value(1))]).unwrap_err();
+        assert!(beyond.to_string().contains(&format!("there is no place {}", last + 1)), "{beyond}");
     });
 }

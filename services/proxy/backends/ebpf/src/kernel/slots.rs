@@ -1,0 +1,99 @@
+//! The map `slots`, through its memory.
+//!
+//! Owns: [`Slots`], [`Window`]. In: a folder of pins, values by place. Out: values.
+//!
+//! With many Services most elements are slots. The kernel lets a process map the memory of an array (`BPF_F_MMAPABLE`), and a slot is then a
+//! copy of 24 bytes in place of a system call. Only what is needed is mapped, and only for a moment: it would count as memory of
+//! the process.
+
+use std::{
+    io,
+    ops::Range,
+    os::fd::{AsFd as _, AsRawFd as _, RawFd},
+    path::Path,
+};
+
+use aya::maps::{Array, Map, MapData};
+use memmap2::{MmapMut, MmapOptions};
+
+use super::{KernelError, maps};
+use crate::layout::{Layout as _, MapName, SlotValue};
+
+/// The distance of two slots, in bytes: the kernel rounds sizes up to 8.
+const SIZE: usize = 24;
+
+/// Slots that are at most so far from each other are written through one window. A page of memory has 170.
+const NEAR: u32 = 170;
+
+pub(super) struct Slots {
+    fd: RawFd,
+    /// Keeps the map open, and has compared its sizes.
+    array: Array<MapData, [u8; SIZE]>,
+}
+
+/// The memory of some places. None of them is the first one of a page, in general; the mapping begins there.
+pub(super) struct Window {
+    first: u32,
+    memory: MmapMut,
+}
+
+impl Slots {
+    pub(super) fn open(folder: &Path) -> Result<Self, KernelError> {
+        let mut fd = -1;
+        let wrap = |data: MapData| {
+            fd = data.fd().as_fd().as_raw_fd();
+            Map::Array(data)
+        };
+        let array = maps::open(folder, MapName::Slots, wrap)?;
+        Ok(Self { fd, array })
+    }
+
+    /// `None`: the map has none of these places.
+    pub(super) fn window(&self, places: Range<u32>) -> io::Result<Option<Window>> {
+        let Range { start: first, end } = places;
+        let end = end.min(self.array.len());
+        if first >= end {
+            return Ok(None);
+        }
+        let size = |count: u32| usize::try_from(count).map_or(usize::MAX, |count| count.saturating_mul(SIZE));
+        let mut options = MmapOptions::new();
+        options.offset(size(first) as u64).len(size(end - first));
+        #[allow(unsafe_code, reason = "others can change what is mapped, and so it has no safe interface")]
+        // SAFETY: the descriptor is that of `array`. Programs of eBPF read slots and never write them. Another process that
+        // writes them ends what this one knows of the map anyway; bytes are copied once, and any 24 of them are a value, which
+        // the next comparison finds and repairs.
+        let memory = unsafe { options.map_mut(self.fd) }?;
+        Ok(Some(Window { first, memory }))
+    }
+
+    /// Writes values; those of near places should follow each other in order. No set has these places, or programs may read half
+    /// of a value.
+    pub(super) fn put(&self, slots: &[(u32, SlotValue)]) -> io::Result<()> {
+        let is_near = |(one, _): &(u32, _), (next, _): &(u32, _)| one < next && next - one <= NEAR;
+        for run in slots.chunk_by(is_near) {
+            let ([(first, _), ..], [.., (last, _)]) = (run, run) else { continue };
+            let mut window = self.window(*first..last.saturating_add(1))?;
+            for (place, value) in run {
+                let slot = window.as_mut().and_then(|window| window.slot(*place));
+                let slot = slot.ok_or_else(|| io::Error::other(format!("there is no place {place}")))?;
+                *slot = value.to_bytes();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Window {
+    fn slot(&mut self, place: u32) -> Option<&mut [u8; SIZE]> {
+        let at = usize::try_from(place.checked_sub(self.first)?).ok()?;
+        self.memory.as_chunks_mut().0.get_mut(at)
+    }
+
+    /// Places and values, of those that the window has.
+    pub(super) fn values(&self, places: Range<u32>) -> impl Iterator<Item = (u32, SlotValue)> {
+        let at = |place: u32| usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        let slots = self.memory.as_chunks().0;
+        let found = slots.get(at(places.start)..at(places.end).min(slots.len())).unwrap_or_default();
+        places.zip(found).map(|(place, bytes)| (place, SlotValue::from_bytes(*bytes)))
+    }
+}
