@@ -99,32 +99,31 @@ async fn one_by_one(
     {
         let pause = subject.kind.pause() + Duration::from_millis(random.random_range(0..JITTER));
         ensure!(generations.rests(pause, PATIENCE).await?, "the rules change all the time");
-        let (service, number) = (random.random_range(0..env.size.services), env.new_port()?);
-        let at = match &maps {
-            Some(maps) => {
-                let at = env.frontend(service).await?;
-                Some((maps, at, maps.set(at)?))
-            }
+        let (any, number) = (random.random_range(0..env.size.services), env.new_port()?);
+        let former = scaled.take();
+        let service = former.unwrap_or(any);
+        let watched = match &maps {
+            Some(maps) => Some(maps.watch(env.frontend(service).await?, PATIENCE)?),
             None => None,
         };
         let sent = Instant::now();
-        let version = match (changed, scaled.take()) {
+        let version = match (changed, former) {
             (Changed::Answering, _) => env.switch().await?,
             (Changed::Endpoint, _) => env.touch(service, number).await?,
             (Changed::Count, None) => {
                 scaled = Some(service);
                 env.scale(service, true).await?
             }
-            (Changed::Count, Some(service)) => env.scale(service, false).await?,
+            (Changed::Count, Some(_)) => env.scale(service, false).await?,
         };
         let acknowledged = Instant::now();
         let moved = generations.first_after(sent, PATIENCE).await?;
         let moved = moved.with_context(|| format!("no rule changed within {PATIENCE:?}"))?;
-        let moved = match at {
+        let moved = match watched {
             None => moved,
-            Some((maps, at, before)) => {
-                let moved = tokio::task::block_in_place(|| maps.moved(at, before, PATIENCE))?;
-                moved.with_context(|| format!("the set of {at} is the same after {PATIENCE:?}"))?
+            Some(watched) => {
+                let moved = watched.await??;
+                moved.with_context(|| format!("no map changed within {PATIENCE:?}"))?
             }
         };
         written.push(Written { version, acknowledged, moved });

@@ -5,12 +5,14 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, net::IpAddr};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData, MapError};
+use tokio::task::JoinHandle;
 
 const TCP: u8 = 6;
 /// Of programs.
@@ -38,26 +40,27 @@ impl Maps {
     }
 
     /// The value of the set that TCP to an address leads to; `None`: to none.
-    pub(super) fn set(&self, at: SocketAddr) -> Result<Option<[u8; 16]>> {
+    fn set(&self, at: SocketAddr) -> Result<Option<[u8; 16]>> {
         let Some(set) = found(self.frontends.get(&key(at), 0))? else { return Ok(None) };
         Ok(found(self.sets.get(&set, 0))?)
     }
 
-    /// When the set of an address is another one than `before`; `None`: not within `patience`.
-    pub(super) fn moved(
-        &self,
+    /// Watches an address on a thread of its own: the result is when its set is another one than now; `None`: not within `patience`.
+    pub(super) fn watch(
+        self: &Arc<Self>,
         at: SocketAddr,
-        before: Option<[u8; 16]>,
         patience: Duration,
-    ) -> Result<Option<Instant>> {
-        let begun = Instant::now();
-        while begun.elapsed() < patience {
-            if self.set(at)? != before {
-                return Ok(Some(Instant::now()));
+    ) -> Result<JoinHandle<Result<Option<Instant>>>> {
+        let (maps, before, begun) = (self.clone(), self.set(at)?, Instant::now());
+        Ok(tokio::task::spawn_blocking(move || {
+            while begun.elapsed() < patience {
+                if maps.set(at)? != before {
+                    return Ok(Some(Instant::now()));
+                }
+                thread::sleep(BETWEEN);
             }
-            thread::sleep(BETWEEN);
-        }
-        Ok(None)
+            Ok(None)
+        }))
     }
 }
 

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -351,8 +352,8 @@ impl Subject {
     }
 
     /// The maps that follow the rules in each sync; `None`: none do.
-    pub(super) fn maps(&self) -> Result<Option<Maps>> {
-        self.has_maps().then(|| Maps::open(&self.pins()?)).transpose()
+    pub(super) fn maps(&self) -> Result<Option<Arc<Maps>>> {
+        self.has_maps().then(|| Ok(Arc::new(Maps::open(&self.pins()?)?))).transpose()
     }
 
     fn pins(&self) -> Result<PathBuf> {
