@@ -245,6 +245,10 @@ impl TestEnv {
             let condition = condition.with_context(|| format!("no {own}"))?;
             ensure!(condition.status == status, "{condition:?}");
             cluster.admin.lease(&lease).await?.context("no Lease")?;
+            // The audit log may have it later. Role node writes its status as it creates the Node.
+            if matches!(self.role, Role::Companion) {
+                ensure!(!self.status_writes(cluster)?.is_empty(), "no write in the audit log");
+            }
             Ok(())
         })
         .await
