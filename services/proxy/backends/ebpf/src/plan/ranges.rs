@@ -26,7 +26,7 @@ impl Range {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Ranges {
-    size: u32,
+    used: u32,
     /// First place : number of places. Neighbours are merged.
     free: BTreeMap<u32, u32>,
     /// The same by number, to find the smallest that suffices.
@@ -37,7 +37,7 @@ pub(crate) struct Ranges {
 impl Ranges {
     pub(crate) fn new(size: u32) -> Self {
         let mut ranges =
-            Self { size, free: BTreeMap::new(), by_count: BTreeSet::new(), resting: VecDeque::new() };
+            Self { used: size, free: BTreeMap::new(), by_count: BTreeSet::new(), resting: VecDeque::new() };
         if size > 0 {
             ranges.insert(0, size);
         }
@@ -90,8 +90,8 @@ impl Ranges {
     }
 
     /// Places that a set has, or had a moment ago.
-    pub(crate) fn used(&self) -> u32 {
-        self.size - self.free.values().sum::<u32>()
+    pub(crate) const fn used(&self) -> u32 {
+        self.used
     }
 
     fn cut(&mut self, first: u32, length: u32, taken: Range) {
@@ -122,11 +122,13 @@ impl Ranges {
     }
 
     fn insert(&mut self, first: u32, length: u32) {
+        self.used -= length;
         self.free.insert(first, length);
         self.by_count.insert((length, first));
     }
 
     fn remove(&mut self, first: u32, length: u32) {
+        self.used += length;
         self.free.remove(&first);
         self.by_count.remove(&(length, first));
     }
@@ -175,6 +177,7 @@ mod tests {
                     0..=2 => { ranges.wake(now + REST); }
                     count => taken.extend(ranges.take(count)),
                 }
+                prop_assert_eq!(ranges.used(), 64 - ranges.free.values().sum::<u32>());
                 let mut places: Vec<u32> = taken.iter().flat_map(|range| range.places()).collect();
                 prop_assert!(u32::try_from(places.len()).unwrap() <= ranges.used());
                 places.sort_unstable();
