@@ -11,8 +11,8 @@ for file in {config,services/client}/tests/*.rs; do
 done
 
 # Modules of keelson-proxy and its backends, whose tests make network namespaces, cgroups or mounts.
-namespaces=(addresses::tests backend::tests conntrack::kernel::tests conntrack::tests direct::filters::tests direct::tests driver::tests
-    health::checks::tests instance::tests kernel::netlink::affinity::tests kernel::tests leftovers::tests routes::netlink::tests
+namespaces=(addresses::tests backend::tests conntrack::kernel::tests conntrack::tests direct::tests driver::tests health::checks::tests
+    instance::tests kernel::filters::tests kernel::netlink::affinity::tests kernel::tests leftovers::tests routes::netlink::tests
     stale::diag::tests)
 # Builds a kernel, which is one of the peers.
 peers=(kernel::tests::in_the_vm)

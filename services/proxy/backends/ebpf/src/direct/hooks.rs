@@ -1,6 +1,6 @@
 //! The programs of direct return at their devices.
 //!
-//! Owns: [`Hook`], the name of its pins, [`attach`], [`is_attached`]. In: programs that are loaded, a folder, devices. Out: links
+//! Owns: [`attach`], [`is_attached`]. In: programs that are loaded, a folder, devices. Out: links
 //! that are pinned; filters, where the kernel has no links for tc.
 
 use std::{
@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::kernel::{Hook, KernelError, chain, filters, places, programs};
 use aya::{
     Ebpf,
     programs::{
@@ -18,59 +19,6 @@ use aya::{
     },
     sys::SyscallError,
 };
-use keelson_proxy::options::DirectReturnHook;
-
-use super::filters;
-use crate::kernel::{KernelError, chain, places, programs};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Hook {
-    /// Ingress of tc.
-    In,
-    /// Egress of tc.
-    Out,
-    Xdp,
-}
-
-impl Hook {
-    pub(crate) const ALL: [Self; 3] = [Self::In, Self::Out, Self::Xdp];
-
-    /// What a device has with a setting.
-    pub(crate) const fn wanted(setting: DirectReturnHook) -> [Self; 2] {
-        match setting {
-            DirectReturnHook::Tc => [Self::In, Self::Out],
-            DirectReturnHook::Xdp => [Self::Xdp, Self::Out],
-        }
-    }
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::In => "in",
-            Self::Out => "out",
-            Self::Xdp => "xdp",
-        }
-    }
-
-    pub(crate) const fn program(self) -> &'static str {
-        match self {
-            Self::In => "keelson_dr_in",
-            Self::Out => "keelson_dr_out",
-            Self::Xdp => "keelson_dr_xdp",
-        }
-    }
-
-    /// The name of a pin, by the number of the device: the BPF file system has no names with dots, and devices may.
-    fn pin(self, device: u32) -> String {
-        format!("{}-{device}", self.as_str())
-    }
-
-    /// The opposite of [`Self::pin`].
-    pub(crate) fn parse(pin: &str) -> Option<(Self, u32)> {
-        let (name, device) = pin.split_once('-')?;
-        let hook = Self::ALL.into_iter().find(|hook| hook.as_str() == name)?;
-        Some((hook, device.parse().ok()?))
-    }
-}
 
 /// Loads the programs; the verifier checks them.
 pub(super) fn load(loaded: &mut Ebpf) -> Result<(), KernelError> {

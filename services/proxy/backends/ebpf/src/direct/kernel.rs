@@ -22,13 +22,13 @@ use aya::{
 use keelson_proxy::options::DirectReturnHook;
 
 use super::{
-    hooks::{self, Hook},
+    hooks,
     layout::{COUNTERS, DEVICES, DIRECT_MAPS, DirectCounter, LAYOUT, NETWORKS},
 };
 use crate::{
     elements::{Change, Contents},
     kernel::{
-        Decisions, KernelError, ServiceMaps, SocketKernel, chain, direct_pins_in, places,
+        Decisions, Hook, KernelError, ServiceMaps, SocketKernel, chain, direct_pins_in, places,
         programs::{self, Sizes},
     },
     layout::{FlowKey, FlowValue, MapName, SlotValue},

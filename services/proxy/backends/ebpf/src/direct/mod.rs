@@ -7,10 +7,9 @@
 //! It is a level of its own beside the socket level (docs/decisions/0078): the same plan with other rules, maps of the same
 //! layout, and other programs. What it does not decide is left to the packet level.
 //!
-//! The modules: `layout` and `kernel` (maps, programs), `hooks` and `filters` (where programs are attached).
+//! The modules: `layout` and `kernel` (maps, programs), `hooks` (where programs are attached).
 
 mod explain;
-pub(crate) mod filters;
 mod hooks;
 mod kernel;
 mod layout;
@@ -30,7 +29,7 @@ use self::{
     layout::{DEVICES, NETWORK_NODES, NETWORK_PODS, NETWORKS, network_key},
 };
 use crate::{
-    kernel::{KernelError, Sizes, SocketKernel},
+    kernel::{Hook, KernelError, Sizes, SocketKernel},
     plan::NodeFacts,
     sockets::{Sockets, usual_capacity},
 };
@@ -222,7 +221,7 @@ impl Direct {
     }
 
     pub(crate) fn program(&self) -> &'static str {
-        hooks::Hook::wanted(self.options.hook)[0].program()
+        Hook::wanted(self.options.hook)[0].program()
     }
 
     pub(crate) fn is_inside(&self, ip: IpAddr) -> bool {

@@ -35,23 +35,27 @@ pub(crate) struct Maps {
     counters: PerCpuArray<MapData, u64>,
 }
 
+fn pinned(folder: &Path, map: MapName) -> Result<MapData, KernelError> {
+    let data = MapData::from_pin(folder.join(map.as_str()));
+    data.map_err(|error| KernelError::map("open", map, &error))
+}
+
 /// Opens a pinned map. The kernel checks no sizes here; aya compares them with the types.
-pub(super) fn open<M: TryFrom<Map, Error = MapError>>(
+fn open<M: TryFrom<Map, Error = MapError>>(
     folder: &Path,
     map: MapName,
     wrap: impl FnOnce(MapData) -> Map,
 ) -> Result<M, KernelError> {
-    let data = MapData::from_pin(folder.join(map.as_str()));
-    let data = data.map_err(|error| KernelError::map("open", map, &error))?;
-    wrap(data).try_into().map_err(|error| KernelError::map("use", map, &error))
+    wrap(pinned(folder, map)?).try_into().map_err(|error| KernelError::map("use", map, &error))
 }
 
 impl ServiceMaps {
     pub(crate) fn open(folder: &Path) -> Result<Self, KernelError> {
+        let slots = Slots::new(pinned(folder, MapName::Slots)?);
         Ok(Self {
             frontends: open(folder, MapName::Frontends, Map::HashMap)?,
             sets: open(folder, MapName::Sets, Map::HashMap)?,
-            slots: Slots::open(folder)?,
+            slots: slots.map_err(|error| KernelError::map("use", MapName::Slots, &error))?,
             members: open(folder, MapName::Members, Map::HashMap)?,
             node_addresses: open(folder, MapName::NodeAddresses, Map::HashMap)?,
         })

@@ -7,6 +7,8 @@
 //! whole ([`SocketKernel::attach`]).
 
 mod error;
+pub(crate) mod filters;
+mod hook;
 mod maps;
 pub(crate) mod places;
 pub(crate) mod programs;
@@ -21,6 +23,7 @@ use aya::Ebpf;
 
 pub(crate) use self::{
     error::{KernelError, chain},
+    hook::Hook,
     maps::{Maps, ServiceMaps},
     places::unsuitable_cgroup,
     programs::{Sizes, usual_sizes},

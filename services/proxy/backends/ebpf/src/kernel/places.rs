@@ -15,8 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::KernelError;
-use crate::direct::filters;
+use super::{KernelError, filters};
 
 const USUAL_BPF: &str = "/sys/fs/bpf";
 /// With version 2 alone, and beside version 1.

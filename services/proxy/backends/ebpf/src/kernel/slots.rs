@@ -1,6 +1,6 @@
 //! The map `slots`, through its memory.
 //!
-//! Owns: [`Slots`], [`Window`]. In: a folder of pins, values by place. Out: values.
+//! Owns: [`Slots`], [`Window`]. In: the opened map, values by place. Out: values.
 //!
 //! With many Services most elements are slots. The kernel lets a process map the memory of an array (`BPF_F_MMAPABLE`), and a slot is then a
 //! copy of 24 bytes in place of a system call. Only what is needed is mapped, and only for a moment: it would count as memory of
@@ -10,14 +10,12 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd as _, AsRawFd as _, RawFd},
-    path::Path,
 };
 
-use aya::maps::{Array, Map, MapData};
+use aya::maps::{Array, Map, MapData, MapError};
 use memmap2::{MmapMut, MmapOptions};
 
-use super::{KernelError, maps};
-use crate::layout::{Layout as _, MapName, SlotValue};
+use crate::layout::{Layout as _, SlotValue};
 
 /// The distance of two slots, in bytes: the kernel rounds sizes up to 8.
 const SIZE: usize = 24;
@@ -38,14 +36,9 @@ pub(super) struct Window {
 }
 
 impl Slots {
-    pub(super) fn open(folder: &Path) -> Result<Self, KernelError> {
-        let mut fd = -1;
-        let wrap = |data: MapData| {
-            fd = data.fd().as_fd().as_raw_fd();
-            Map::Array(data)
-        };
-        let array = maps::open(folder, MapName::Slots, wrap)?;
-        Ok(Self { fd, array })
+    pub(super) fn new(data: MapData) -> Result<Self, MapError> {
+        let fd = data.fd().as_fd().as_raw_fd();
+        Ok(Self { fd, array: Map::Array(data).try_into()? })
     }
 
     /// `None`: the map has none of these places.

@@ -208,7 +208,7 @@ fn in_the_vm() {
             "kernel::tests",
             "stale::diag",
             "direct::tests",
-            "direct::filters",
+            "kernel::filters",
         ])
         .status();
     assert!(ended.expect("tests/vm/run.sh").success(), "the tests in the VM failed");

@@ -12,8 +12,7 @@ use aya::programs::{SchedClassifier, TcAttachType, links::Link as _, tc};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use nix::libc;
 
-use super::hooks::Hook;
-use crate::kernel::{KernelError, chain};
+use super::{Hook, KernelError, chain};
 
 /// Before the name of a hook, in the name of a pin.
 pub(crate) const PREFIX: &str = "filter-";
@@ -41,7 +40,7 @@ const fn attach_type(hook: Hook) -> TcAttachType {
 }
 
 /// Attaches a program, in place of the filter of another version.
-pub(super) fn attach(program: &mut SchedClassifier, hook: Hook, device: &str) -> Result<(), KernelError> {
+pub(crate) fn attach(program: &mut SchedClassifier, hook: Hook, device: &str) -> Result<(), KernelError> {
     let failed = |error: &dyn std::error::Error| KernelError::Device {
         program: hook.program(),
         device: device.to_owned(),
@@ -68,7 +67,7 @@ pub(super) fn attach(program: &mut SchedClassifier, hook: Hook, device: &str) ->
 }
 
 /// Whether the filter of this pin is in place.
-pub(super) fn is_attached(pin: &Path, hook: Hook, device: u32) -> Result<bool, KernelError> {
+pub(crate) fn is_attached(pin: &Path, hook: Hook, device: u32) -> Result<bool, KernelError> {
     let Some(program) = program_of(pin) else { return Ok(false) };
     let found = list(device, hook).map_err(KernelError::Filters)?;
     Ok(found == Some(program))
