@@ -1,6 +1,6 @@
 //! Where programs are attached and pinned.
 //!
-//! Owns: [`Places`]. In: the mounts of this process, a setting, the network namespace of the calling thread. Out: paths.
+//! Owns: the places of pins and the cgroup. In: the mounts of this process, a setting, the network namespace of the calling thread. Out: paths.
 //!
 //! ```text
 //! /sys/fs/bpf/keelson/netns-4026531840/     one for each network namespace, as the rules of the other backends

@@ -1,6 +1,6 @@
 //! The programs: loading and attaching them, and what is attached.
 //!
-//! Owns: the object, [`load`], [`Links`]. In: places. Out: programs that are loaded, links that are pinned.
+//! Owns: the object, [`load`], [`attach`]. In: places. Out: programs that are loaded, links that are pinned.
 //!
 //! A link keeps its program attached as long as its pin exists, with or without this process. Two generations of programs may
 //! be attached at once: what the first one has translated is no Service for the other.
