@@ -29,7 +29,7 @@ pub(super) struct Slots {
     array: Array<MapData, [u8; SIZE]>,
 }
 
-/// The memory of some places. None of them is the first one of a page, in general; the mapping begins there.
+/// The memory of `first` and the places after it.
 pub(super) struct Window {
     first: u32,
     memory: MmapMut,
