@@ -256,7 +256,7 @@ impl SocketKernel for DirectKernel {
     }
 
     fn is_read(&self) -> bool {
-        self.links_folder.exists()
+        self.maps_folder.exists()
     }
 
     fn detached(&self) -> Result<Vec<String>, KernelError> {

@@ -55,7 +55,7 @@ pub(crate) trait SocketKernel: Send {
     /// Writes many slots at once, which no set has.
     fn put_slots(&mut self, slots: &[(u32, SlotValue)]) -> Result<(), KernelError>;
 
-    /// Whether programs with these maps may be attached.
+    /// Whether programs may read the maps: these exist, and programs of another version may have them too.
     fn is_read(&self) -> bool;
 
     /// The programs that are not attached.
@@ -188,7 +188,7 @@ impl SocketKernel for Pinned {
     }
 
     fn is_read(&self) -> bool {
-        self.links_folder.exists()
+        self.maps_folder.exists()
     }
 
     fn detached(&self) -> Result<Vec<String>, KernelError> {
