@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::kernel::{Hook, KernelError, chain, filters, places, programs};
+use crate::kernel::{Hook, KernelError, chain, filters, links, places};
 use aya::{
     Ebpf,
     programs::{
@@ -59,7 +59,7 @@ pub(super) fn is_attached(folder: &Path, hook: Hook, device: u32) -> Result<bool
     let pin = folder.join(hook.pin(device));
     let Ok(link) = PinnedLink::from_pin(&pin).map(FdLink::from) else { return Ok(false) };
     let id = link.info().map_err(|error| KernelError::link(&pin, &error))?.id();
-    Ok(programs::places_of_links("ifindex")?.get(&id) == Some(&u64::from(device)))
+    Ok(links::places_of_links("ifindex")?.get(&id) == Some(&u64::from(device)))
 }
 
 /// Attaches a program to a device and pins it. A former version's XDP program is replaced in one step.

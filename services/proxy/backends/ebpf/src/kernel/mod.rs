@@ -9,6 +9,7 @@
 mod error;
 pub(crate) mod filters;
 mod hook;
+pub(crate) mod links;
 mod maps;
 pub(crate) mod places;
 pub(crate) mod programs;
@@ -134,7 +135,7 @@ impl Pinned {
     }
 
     fn missing(&self) -> Result<Vec<&'static str>, KernelError> {
-        programs::missing(&self.links_folder, places::cgroup_id(&self.cgroup)?)
+        links::missing(&self.links_folder, places::cgroup_id(&self.cgroup)?)
     }
 
     fn opened(&mut self) -> Result<&mut Maps, KernelError> {

@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{KernelError, filters};
+use super::{KernelError, filters, links};
 
 const USUAL_BPF: &str = "/sys/fs/bpf";
 /// With version 2 alone, and beside version 1.
@@ -116,6 +116,7 @@ pub(crate) fn folders(own: &Path, prefix: &str) -> Result<Vec<PathBuf>, KernelEr
 
 /// Removes a folder of pins, and returns how many there were. Nothing else can be below the BPF file system.
 pub(crate) fn remove(folder: &Path) -> Result<usize, KernelError> {
+    links::detach(folder)?;
     let mut removed = 0;
     for entry in fs::read_dir(folder).map_err(KernelError::file("list", folder))?.flatten() {
         let pin = entry.path();

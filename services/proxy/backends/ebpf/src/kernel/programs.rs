@@ -1,9 +1,6 @@
-//! The programs: loading and attaching them, and what is attached.
+//! The programs: loading and attaching them.
 //!
 //! Owns: the object, [`load`], [`attach`]. In: places. Out: programs that are loaded, links that are pinned.
-//!
-//! A link keeps its program attached as long as its pin exists, with or without this process. Two generations of programs may
-//! be attached at once: what the first one has translated is no Service for the other.
 
 use std::{
     collections::BTreeMap,
@@ -13,29 +10,14 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{
-        CgroupAttachMode, CgroupSockAddr,
-        links::{FdLink, PinnedLink},
-    },
+    programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink},
 };
 use sha2::{Digest as _, Sha256};
 
-use super::{KernelError, places};
+use super::{KernelError, links::HOOKS, places};
 use crate::layout::{LAYOUT, MAPS, MapDefinition};
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
-
-/// Names of the hooks; the programs have the prefix `keelson_`.
-pub(crate) const HOOKS: [(&str, &str); 8] = [
-    ("connect4", "keelson_connect4"),
-    ("connect6", "keelson_connect6"),
-    ("sendmsg4", "keelson_sendmsg4"),
-    ("sendmsg6", "keelson_sendmsg6"),
-    ("recvmsg4", "keelson_recvmsg4"),
-    ("recvmsg6", "keelson_recvmsg6"),
-    ("getpeername4", "keelson_getpeername4"),
-    ("getpeername6", "keelson_getpeername6"),
-];
 
 /// Maximum numbers of elements, by name of the map. Tests have smaller ones.
 pub(crate) type Sizes = BTreeMap<&'static str, u32>;
@@ -114,7 +96,7 @@ fn program<'a>(loaded: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Cgrou
     found.try_into().map_err(|error| KernelError::program(name, &error))
 }
 
-/// Attaches the programs of these hooks, and pins their links.
+/// Attaches the programs of these hooks, and pins their links: what shows Services before what chooses endpoints.
 pub(crate) fn attach(
     loaded: &mut Ebpf,
     hooks: &[&'static str],
@@ -122,7 +104,7 @@ pub(crate) fn attach(
     folder: &Path,
 ) -> Result<usize, KernelError> {
     let opened = fs::File::open(cgroup).map_err(KernelError::file("open", cgroup))?;
-    let wanted: Vec<_> = HOOKS.into_iter().filter(|(hook, _)| hooks.contains(hook)).collect();
+    let wanted: Vec<_> = HOOKS.into_iter().rev().filter(|(hook, _)| hooks.contains(hook)).collect();
     for (hook, name) in &wanted {
         let failed = |error| KernelError::attach(name, cgroup, &error);
         let program = program(loaded, name)?;
@@ -152,42 +134,6 @@ pub(crate) fn try_attach(loaded: &mut Ebpf, cgroup: &Path) -> Result<(), KernelE
     Ok(())
 }
 
-/// The hooks whose link is missing, or is not at this cgroup: it was removed or detached.
-pub(crate) fn missing(folder: &Path, cgroup_id: u64) -> Result<Vec<&'static str>, KernelError> {
-    let mut open = Vec::new();
-    let mut missing = Vec::new();
-    for (hook, _) in HOOKS {
-        let pin = folder.join(hook);
-        match PinnedLink::from_pin(&pin).map(FdLink::from) {
-            Ok(link) => {
-                let id = link.info().map_err(|error| KernelError::link(&pin, &error))?.id();
-                open.push((hook, id, link));
-            }
-            Err(_) => missing.push(hook),
-        }
-    }
-    let cgroups = places_of_links("cgroup_id")?;
-    let is_elsewhere = |id: &u32| cgroups.get(id) != Some(&cgroup_id);
-    missing.extend(open.iter().filter(|(_, id, _)| is_elsewhere(id)).map(|(hook, ..)| *hook));
-    Ok(missing)
-}
-
-/// Where each link that this process has open is attached, by the number of the link; 0: detached. `field`: its name for the
-/// place.
-pub(crate) fn places_of_links(field: &str) -> Result<BTreeMap<u32, u64>, KernelError> {
-    let folder = Path::new("/proc/self/fdinfo");
-    let entries = fs::read_dir(folder).map_err(KernelError::file("list", folder))?;
-    let texts = entries.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    Ok(texts.filter_map(|text| parse_link(&text, field)).collect())
-}
-
-fn parse_link(fdinfo: &str, field: &str) -> Option<(u32, u64)> {
-    let value = |name: &str| {
-        fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-    };
-    Some((value("link_id")?.parse().ok()?, value(field)?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,14 +149,5 @@ mod tests {
         assert!(usual.to_str().unwrap().starts_with("/sys/fs/bpf/keelson/netns-1/maps-2-"), "{usual:?}");
         let links = |maps| links_folder(own, maps).unwrap();
         assert_ne!(links(&usual), links(&maps_folder(own, &others)));
-    }
-
-    #[test]
-    fn a_link_tells_its_cgroup() {
-        let text = "pos:\t0\nflags:\t02\nlink_type:\tcgroup\nlink_id:\t17\nprog_id:\t3\ncgroup_id:\t4711\n";
-        assert_eq!(parse_link(text, "cgroup_id"), Some((17, 4711)));
-        let text = "pos:\t0\nlink_type:\txdp\nlink_id:\t17\nifindex:\t2\n";
-        assert_eq!(parse_link(text, "cgroup_id"), None);
-        assert_eq!(parse_link(text, "ifindex"), Some((17, 2)));
     }
 }
