@@ -8,14 +8,15 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cargo=${CARGO:-cargo}
 
+# What takes minutes the first time, side by side: each waits for downloads at times, and for its last unit.
+printf '%s\n' tests/peers/build.sh tests/vm/kernel.sh 'scripts/tool.sh cargo-nextest' \
+    "$cargo build --workspace --bins --tests --examples" | xargs -P 4 -I COMMAND bash -c COMMAND >/dev/null
 # Asked for once, and not by each test.
 KEELSON_PEERS=$(tests/peers/build.sh)
 export KEELSON_PEERS
-tests/vm/kernel.sh >/dev/null
 # Peers written in Go collect garbage less often: a tenth less of their processor time.
 export GOGC=400
 nextest=$(scripts/tool.sh cargo-nextest)
-"$cargo" build --workspace --bins --tests --examples
 failed=()
 # nextest runs no examples in documentation.
 [ $# -gt 0 ] || "$cargo" test --workspace --doc --quiet || failed+=(documentation)

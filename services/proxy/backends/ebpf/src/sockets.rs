@@ -136,9 +136,11 @@ impl Sockets {
         self.finish(outcome)
     }
 
-    /// No program reads the maps yet: they may be filled at any time.
+    /// No program reads the maps yet: they may be filled at any time. Asked before each sync, so the kernel only is before the
+    /// first.
     pub(crate) fn are_maps_unread(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|kernel| !kernel.is_read())
+        let has_synced = Family::ALL.into_iter().any(|family| self.has_synced(family));
+        !has_synced && self.kernel.as_ref().is_some_and(|kernel| !kernel.is_read())
     }
 
     /// Brings the maps to the wanted state. [`Self::finish`] comes after it.

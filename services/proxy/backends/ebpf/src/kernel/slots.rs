@@ -4,7 +4,7 @@
 //!
 //! With many Services most elements are slots. The kernel lets a process map the memory of an array (`BPF_F_MMAPABLE`), and a slot is then a
 //! copy of 24 bytes in place of a system call. Only what is needed is mapped, and only for a moment: it would count as memory of
-//! the process.
+//! the process. The few slots of one change are written by system calls.
 
 use std::{
     io,
@@ -22,6 +22,9 @@ const SIZE: usize = 24;
 
 /// Slots that are at most so far from each other are written through one window. A page of memory has 170.
 const NEAR: u32 = 170;
+
+/// So few are written by a system call each: mapping memory and unmapping it takes longer.
+const FEW: usize = 16;
 
 pub(super) struct Slots {
     fd: RawFd,
@@ -61,19 +64,39 @@ impl Slots {
 
     /// Writes values; those of near places should follow each other in order. No set has these places, or programs may read half
     /// of a value.
-    pub(super) fn put(&self, slots: &[(u32, SlotValue)]) -> io::Result<()> {
+    pub(super) fn put(&mut self, slots: &[(u32, SlotValue)]) -> io::Result<()> {
         let is_near = |(one, _): &(u32, _), (next, _): &(u32, _)| one < next && next - one <= NEAR;
         for run in slots.chunk_by(is_near) {
-            let ([(first, _), ..], [.., (last, _)]) = (run, run) else { continue };
-            let mut window = self.window(*first..last.saturating_add(1))?;
-            for (place, value) in run {
-                let slot = window.as_mut().and_then(|window| window.slot(*place));
-                let slot = slot.ok_or_else(|| io::Error::other(format!("there is no place {place}")))?;
-                *slot = value.to_bytes();
+            match run {
+                [(first, _), .., (last, _)] if run.len() > FEW => {
+                    self.put_by_memory(*first..last.saturating_add(1), run)?
+                }
+                run => run.iter().try_for_each(|(place, value)| self.put_one(*place, *value))?,
             }
         }
         Ok(())
     }
+
+    fn put_one(&mut self, place: u32, value: SlotValue) -> io::Result<()> {
+        self.array.set(place, value.to_bytes(), 0).map_err(|error| match error {
+            MapError::OutOfBounds { .. } => no_place(place),
+            MapError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        })
+    }
+
+    fn put_by_memory(&self, places: Range<u32>, run: &[(u32, SlotValue)]) -> io::Result<()> {
+        let mut window = self.window(places)?;
+        for (place, value) in run {
+            let slot = window.as_mut().and_then(|window| window.slot(*place));
+            *slot.ok_or_else(|| no_place(*place))? = value.to_bytes();
+        }
+        Ok(())
+    }
+}
+
+fn no_place(place: u32) -> io::Error {
+    io::Error::other(format!("there is no place {place}"))
 }
 
 impl Window {

@@ -195,7 +195,7 @@ fn odd_calls_have_the_answers_of_the_kernel() {
     });
 }
 
-/// The memory of the map and the calls of the kernel show the same slots, wherever these begin in a page.
+/// The memory of the map and the calls of the kernel write and show the same slots, wherever these begin in a page.
 #[test]
 fn slots_are_written_and_read_through_their_memory() {
     const PLACES: u32 = 1_000;
@@ -228,7 +228,10 @@ fn slots_are_written_and_read_through_their_memory() {
         let read = pinned.read().unwrap().slots;
         assert_eq!(read.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 169, 170, 171, 4_999, 5_000, last]);
         assert!([0, 3, 169, 170, 171, 4_999, 5_000, last].iter().all(|place| read[place] == value(*place)));
-        let beyond = pinned.put_slots(&[(last, value(last)), (last + 1, value(1))]).unwrap_err();
-        assert!(beyond.to_string().contains(&format!("there is no place {}", last + 1)), "{beyond}");
+        for first in [last, last - 30] {
+            let slots: Vec<_> = (first..last + 2).map(|place| (place, value(place))).collect();
+            let beyond = pinned.put_slots(&slots).unwrap_err();
+            assert!(beyond.to_string().contains(&format!("there is no place {}", last + 1)), "{beyond}");
+        }
     });
 }
