@@ -70,17 +70,16 @@ fn parse_link(fdinfo: &str, field: &str) -> Option<(u32, u64)> {
     Some((value("link_id")?.parse().ok()?, value(field)?.parse().ok()?))
 }
 
-/// Detaches the programs of a folder of links in the order of [`HOOKS`]; those that have no pin there are left out. The kernel
-/// would also do it after their pins are gone, but later, and in any order: a new connection would show its endpoint if
-/// `getpeername4` went before `connect4`.
-pub(crate) fn detach(folder: &Path) -> Result<(), KernelError> {
-    for (hook, _) in HOOKS {
-        let pin = folder.join(hook);
-        if pin.exists() {
-            detach_pinned(&pin).map_err(KernelError::file("detach", &pin))?;
+/// Detaches the programs of a folder of links in the order of [`HOOKS`], as far as they have pins there. The kernel also does it
+/// once their pins are gone, but later, and in any order: a new connection would show its endpoint if `getpeername4` went
+/// before `connect4`. So what cannot be detached here is left to that.
+pub(crate) fn detach(folder: &Path) {
+    let pins = HOOKS.into_iter().map(|(hook, _)| folder.join(hook)).filter(|pin| pin.exists());
+    for pin in pins {
+        if let Err(error) = detach_pinned(&pin) {
+            tracing::debug!(pin = %pin.display(), %error, "not detached before its pin is removed");
         }
     }
-    Ok(())
 }
 
 /// Detaches at once, also a link that others have open (Linux 5.9 and newer). aya has no call for it.

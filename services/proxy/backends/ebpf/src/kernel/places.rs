@@ -116,7 +116,7 @@ pub(crate) fn folders(own: &Path, prefix: &str) -> Result<Vec<PathBuf>, KernelEr
 
 /// Removes a folder of pins, and returns how many there were. Nothing else can be below the BPF file system.
 pub(crate) fn remove(folder: &Path) -> Result<usize, KernelError> {
-    links::detach(folder)?;
+    links::detach(folder);
     let mut removed = 0;
     for entry in fs::read_dir(folder).map_err(KernelError::file("list", folder))?.flatten() {
         let pin = entry.path();

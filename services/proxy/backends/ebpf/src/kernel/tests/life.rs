@@ -184,6 +184,22 @@ fn removal_leaves_nothing() {
     });
 }
 
+#[test]
+fn a_pin_of_another_kind_does_not_hinder_removal() {
+    in_world(|world| {
+        let server = tcp_server("127.0.0.1");
+        let mut sockets = world.sockets();
+        serve(&mut sockets, Family::V4, vec![port(Protocol::Tcp, V, &[server])]);
+        let pins = find_pins().unwrap();
+        let (links, maps) = (&pins[0], &pins[1]);
+        fs::remove_file(links.join("connect6")).unwrap();
+        fs::rename(maps.join("sets"), links.join("connect6")).unwrap();
+        remove_pins(&mut drop).unwrap();
+        assert!(is_refused(V));
+        assert_eq!(find_pins().unwrap(), [""; 0].map(PathBuf::from));
+    });
+}
+
 /// A probe attaches programs for a moment, beside those that are attached, and leaves nothing.
 #[test]
 fn a_probe_leaves_nothing() {
