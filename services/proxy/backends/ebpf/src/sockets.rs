@@ -136,8 +136,7 @@ impl Sockets {
         self.finish(outcome)
     }
 
-    /// No program reads the maps yet: they may be filled at any time. Asked before each sync, so the kernel only is before the
-    /// first.
+    /// No program reads the maps yet: they may be filled at any time. The kernel is asked only before the first sync.
     pub(crate) fn are_maps_unread(&self) -> bool {
         let has_synced = Family::ALL.into_iter().any(|family| self.has_synced(family));
         !has_synced && self.kernel.as_ref().is_some_and(|kernel| !kernel.is_read())
