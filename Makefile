@@ -74,7 +74,7 @@ WHOLE_NODE = $(findstring --whole-node,$(ARGS))
 soak: ## random work under random faults, with invariants checked (MINUTES=60 ARGS="--seed 7 --runtime crio", ARGS=--whole-node)
 	@scripts/install-packages.sh soak
 	@tests/peers/build.sh $(if $(WHOLE_NODE),$(CLUSTER_PEERS),$(SOAK_PEERS))
-	@$(CARGO) build --profile $(PROFILE) --workspace --bin keelson --bin keelson-soak
+	@$(CARGO) build --profile $(PROFILE) $(if $(filter dev,$(PROFILE)),--workspace,-p keelson -p keelson-soak) --bin keelson --bin keelson-soak
 	@$(if $(WHOLE_NODE),peers=$$(tests/peers/build.sh $(CLUSTER_PEERS)); former=$${KEELSON_TEST_FORMER-$$(scripts/former.sh)}; \
 		export KEELSON_PEERS="$$peers" KEELSON_TEST_FORMER="$$former";) \
 		exec $(TARGET)/$(PROFILE:dev=debug)/keelson-soak --minutes $(MINUTES) --out $(TARGET)/soak $(ARGS)
@@ -129,13 +129,13 @@ conformance-kube-proxy: ## the suite of service proxies against the real kube-pr
 bench: ## measure the figures of docs/performance.md beside direct containerd, a stock kubelet and kube-proxy; write its chart and first table
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench
+	@$(CARGO) build --profile dist -p keelson -p keelson-bench --bin keelson --bin keelson-bench
 	@exec $(TARGET)/dist/keelson-bench
 
 bench-proxy: ## of these what is about a proxy's rules, beside kube-proxy (ARGS="--backend iptables --sizes 1000x10 --parts cold,change")
 	@scripts/install-packages.sh bench
 	@tests/peers/build.sh
-	@$(CARGO) build --profile dist --workspace --bin keelson --bin keelson-bench
+	@$(CARGO) build --profile dist -p keelson -p keelson-bench --bin keelson --bin keelson-bench
 	@KEELSON_PEERS=$$(tests/peers/build.sh) exec $(TARGET)/dist/keelson-bench proxy $(ARGS)
 
 fmt: ## format Rust and Go

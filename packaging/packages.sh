@@ -54,7 +54,7 @@ build_program() {
         command -v aarch64-linux-gnu-gcc >/dev/null || fail "aarch64-linux-gnu-gcc is missing; install gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"
         export "${folder}_LINKER=aarch64-linux-gnu-gcc" CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc
     fi
-    env "${folder}_RUSTFLAGS=$flags" "$cargo" build --profile dist --target "$triple" --workspace --bin keelson
+    env "${folder}_RUSTFLAGS=$flags" "$cargo" build --profile dist --target "$triple" -p keelson --bin keelson
     program=$target/$triple/dist/keelson
 }
 

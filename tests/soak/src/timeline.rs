@@ -117,6 +117,10 @@ impl Timeline {
         self.0.began + Duration::from_millis(unix_millis).saturating_sub(self.0.began_unix)
     }
 
+    pub(crate) fn wall_clock(&self, at: Instant) -> SystemTime {
+        UNIX_EPOCH + self.0.began_unix + at.saturating_duration_since(self.0.began)
+    }
+
     pub(crate) fn record(&self, kind: &str, what: &str) {
         self.write(&mut self.lock(), kind, what);
     }

@@ -51,6 +51,16 @@ pub(crate) struct Sent {
     /// Times over the limit that were short enough.
     pub(crate) brief_overlaps: usize,
     pub(crate) longest_overlap_seconds: f64,
+    #[serde(skip)]
+    pub(crate) sent_twice: Vec<SentTwice>,
+}
+
+/// A layer of which too many bytes were sent.
+#[derive(Clone, Debug)]
+pub(crate) struct SentTwice {
+    pub(crate) repo: String,
+    pub(crate) from: Instant,
+    pub(crate) to: Instant,
 }
 
 pub(crate) fn check(env: &TestEnv, timeline: &Timeline, supply: &Supply, limit: usize) -> Sent {
@@ -178,6 +188,11 @@ fn check_bytes(
                 requests.join("; ")
             );
             timeline.violation("nothing is fetched twice", &what);
+            sent.sent_twice.extend(time_of(&gets).map(|(from, to)| SentTwice {
+                repo: layer.repo.clone(),
+                from,
+                to,
+            }));
         }
     }
 }
@@ -209,12 +224,7 @@ impl Ends<'_> {
 
     /// Whether the fetched bytes may have been lost with a disk.
     fn lost_by_a_disk(&self, gets: &[&Seen]) -> bool {
-        let (Some(from), Some(to)) = (
-            gets.iter().map(|get| get.started).min(),
-            gets.iter().map(|get| get.finished.unwrap_or(get.started)).max(),
-        ) else {
-            return false;
-        };
+        let Some((from, to)) = time_of(gets) else { return false };
         self.overlaps(&[Broken::ImageDisk], from, to).next().is_some()
             || self.overlaps(&[Broken::AgentKilled], from, to).any(|killed| {
                 let since = killed.from.checked_sub(JOURNAL_LAGS).unwrap_or(killed.from);
@@ -227,6 +237,12 @@ impl Ends<'_> {
             what.contains(&window.what) && window.from <= to && window.to.is_none_or(|end| end >= from)
         })
     }
+}
+
+fn time_of(gets: &[&Seen]) -> Option<(Instant, Instant)> {
+    let from = gets.iter().map(|get| get.started).min()?;
+    let to = gets.iter().map(|get| get.finished.unwrap_or(get.started)).max()?;
+    Some((from, to))
 }
 
 fn describe_request(get: &Seen, timeline: &Timeline) -> String {

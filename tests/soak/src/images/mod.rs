@@ -71,7 +71,30 @@ async fn soak(args: &Args, seed: u64, env: &Arc<TestEnv>, timeline: &Timeline) -
     }
     let seen = monitor.stop().await?;
     let sent = audit::check(env, timeline, &supply, args.limit);
+    for layer in &sent.sent_twice {
+        print_surroundings(env, timeline, layer).await?;
+    }
     Ok(report::Report::new(args, seed, timeline, &supply, seen, sent))
+}
+
+/// Prints what the agent logged around the requests for a layer, without what it says about other images.
+async fn print_surroundings(env: &TestEnv, timeline: &Timeline, layer: &audit::SentTwice) -> Result<()> {
+    let before = layer.from.checked_sub(Duration::from_secs(20)).unwrap_or(layer.from);
+    let [from, to] =
+        [before, layer.to].map(|at| humantime::format_rfc3339_micros(timeline.wall_clock(at)).to_string());
+    eprintln!(
+        "the agent's log from {:.1} s on, as far as it concerns {}:",
+        timeline.seconds(before),
+        layer.repo
+    );
+    let image = format!("/{}:", layer.repo);
+    for line in env.agent.log().await?.lines() {
+        let is_within = line.get(..from.len()).is_some_and(|at| *from <= *at && *at <= *to);
+        if is_within && (line.contains(&image) || !line.contains("/soak/")) {
+            eprintln!("{line}");
+        }
+    }
+    Ok(())
 }
 
 /// Waits until every wanted image has arrived, as long as images keep arriving.
