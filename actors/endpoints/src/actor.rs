@@ -1,6 +1,6 @@
 //! The EndpointPublisher: performs the effects of the core.
 //!
-//! Owns: the core, the timer, the pending write. In: messages. Out: records, the [`EndpointsFeed`] that readers
+//! Owns: the core, the timer, the pending write. In: messages. Out: notes, records, the [`EndpointsFeed`] that readers
 //! follow, the view for the node's condition.
 //!
 //! [`EndpointsFeed`]: super::EndpointsFeed
@@ -143,9 +143,19 @@ impl EndpointPublisher {
         for effect in effects {
             self.act(effect, ctx);
         }
+        self.publish_noted(ctx);
         self.arm(ctx);
         if news {
             self.update_metrics();
+        }
+    }
+
+    /// Publishes what is being written once it is noted, without waiting for the disk.
+    fn publish_noted(&mut self, ctx: &mut Context<Self>) {
+        let (Some(marker), Some(core)) = (&mut self.marker, &self.core) else { return };
+        let Some((number, (instance_id, rev))) = core.unpublished() else { return };
+        if marker.note(instance_id, rev) {
+            self.step(Event::Noted { number }, ctx);
         }
     }
 
@@ -260,9 +270,8 @@ impl EndpointPublisher {
             };
             let shown = actor.shown();
             let (restored, is_renamed) = match restored {
-                // A previous instance of the actor has checked the state already.
-                Some(restored) if !kept.is_restart => actor.checked(restored),
-                restored => (restored, false),
+                Some(restored) => actor.checked(restored),
+                None => (None, false),
             };
             actor.begin(Start { restored, disk, is_renamed, shown, kept }, ctx);
         }));

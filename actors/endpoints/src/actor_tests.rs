@@ -180,6 +180,31 @@ fn a_revision_is_on_disk_before_it_is_published() {
     });
 }
 
+/// E12: it is published while the disk is slow, and a kill before the write means a new instance ID.
+#[test]
+fn e12_a_noted_revision_is_published_before_it_is_on_disk() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marker = || Some(Marker::new(folder.path().join("endpoints-revision"), "b".into()));
+        let store = FakeStore::new();
+        let publisher = Publisher::with(store.clone(), 100, marker());
+        publisher.tell_all(&[named("a")], &[]).await;
+        publisher.reaches(1).await;
+        pass(100).await;
+        let backup = copy(&*store);
+        store.block(true);
+        publisher.put(&named("b")).await;
+        publisher.reaches(2).await;
+        assert_eq!(publisher.names(), ["ns/a", "ns/b"]);
+        let published = publisher.id().expect("published");
+        // What a process has on disk that is killed now.
+        let next = Publisher::with(backup, 100, marker());
+        next.reaches(1).await;
+        assert_ne!(next.id().expect("published").0, published.0);
+        store.block(false);
+    });
+}
+
 /// E19: each revision is a sync of the disk. A single change is not delayed.
 #[test]
 fn e19_two_hundred_changes_a_second_are_ten_revisions_a_second() {

@@ -1,8 +1,11 @@
 //! State of the endpoints outside of the state folder.
 //!
 //! Owns: [`Marker`], a file in the agent's folder under `/run` with the last published revision. In: revisions that
-//! are on disk and about to be published. Out: the reason why a state on disk must not continue under its instance
-//! ID, if there is one.
+//! are about to be published. Out: whether they are noted, and so may be published before they are on disk; the reason why a
+//! state on disk must not continue under its instance ID, if there is one.
+//!
+//! An agent that is killed between the publication of a revision and its write has an older revision on disk. After a
+//! boot, what was written without being synced may be lost.
 //!
 //! A state folder that was restored from a backup has an older revision. The agent would reuse the numbers of later
 //! revisions for other content, and a client that has one of those would consider itself up to date. The folder alone
@@ -90,12 +93,14 @@ impl Marker {
         mismatch(mark.as_ref(), &self.boot_id, instance_id, rev)
     }
 
-    /// Records a revision that is on disk, before it is published. If this fails, clients receive the full state
-    /// after the next start.
-    pub(super) fn note(&mut self, instance_id: u64, rev: u64) {
-        if self.written == Some((instance_id, rev)) {
-            return;
-        }
+    /// Records a revision before it is published. Returns whether it may be published before it is on disk: not if this
+    /// failed, and not if a boot could not be told. If it failed, clients receive the full state after the next start.
+    pub(super) fn note(&mut self, instance_id: u64, rev: u64) -> bool {
+        let is_noted = self.written == Some((instance_id, rev)) || self.try_note(instance_id, rev);
+        is_noted && !self.boot_id.is_empty()
+    }
+
+    fn try_note(&mut self, instance_id: u64, rev: u64) -> bool {
         match self.write(instance_id, rev) {
             Ok(()) => (self.written, self.is_failing) = (Some((instance_id, rev)), false),
             Err(error) => {
@@ -107,6 +112,7 @@ impl Marker {
                 }
             }
         }
+        !self.is_failing
     }
 
     fn write(&mut self, instance_id: u64, rev: u64) -> io::Result<()> {

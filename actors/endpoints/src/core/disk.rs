@@ -1,7 +1,7 @@
 //! What is written to the disk and when, and how failed or hanging writes are handled.
 //!
-//! Owns: [`DiskState`], the pending write. In: states to write, results of writes, time. Out: writes, and states that are
-//! published because they are on disk, or although the disk does not take them.
+//! Owns: [`DiskState`], the pending write. In: states to write, notes of them, results of writes, time. Out: writes, and states that
+//! are published because they are noted or on disk, or although the disk does not take them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,6 +39,8 @@ pub(super) struct PendingWrite {
     identity: (u64, u64),
     /// Published after the write; `None`: the written state is already published.
     pub(super) state: Option<(Published, Revision)>,
+    /// Published because it was noted, before it was on disk.
+    is_early: bool,
 }
 
 impl Core {
@@ -132,8 +134,14 @@ impl Core {
         self.writes += 1;
         self.stamped = Some(now.mono);
         let identity = write.identity();
-        self.pending_write =
-            Some(PendingWrite { number: self.writes, since: now.mono, is_overdue: false, identity, state });
+        self.pending_write = Some(PendingWrite {
+            number: self.writes,
+            since: now.mono,
+            is_overdue: false,
+            identity,
+            state,
+            is_early: false,
+        });
         effects.push(Effect::Write { number: self.writes, write });
     }
 
@@ -147,8 +155,8 @@ impl Core {
     pub(super) fn give_up(&mut self, now: Now, random: u64, effects: &mut Vec<Effect>) {
         let Some(pending_write) = &mut self.pending_write else { return };
         pending_write.is_overdue = true;
-        let state = pending_write.state.take();
-        let state = state.or_else(|| self.newest_on_disk());
+        let (state, is_early) = (pending_write.state.take(), pending_write.is_early);
+        let state = state.or_else(|| self.newest_on_disk(is_early));
         let is_first = self.failures() == 0;
         self.fall_behind(now);
         if let (true, DiskState::Behind { retry, .. }) = (is_first, &mut self.disk) {
@@ -165,7 +173,25 @@ impl Core {
         self.publish_with_new_instance_id(state, now, random, effects);
     }
 
-    /// Instance ID and revision on disk, complete; they are published, or about to be.
+    /// The write whose state is published once it ends, or once its instance ID and revision are noted.
+    pub(crate) fn unpublished(&self) -> Option<(u64, (u64, u64))> {
+        let waits = |write: &&PendingWrite| write.state.is_some() && !write.is_overdue;
+        self.pending_write.as_ref().filter(waits).map(|write| (write.number, write.identity))
+    }
+
+    /// Publishes the state that is being written: a restart that does not find it on disk gets a new instance ID.
+    pub(super) fn noted(&mut self, number: u64, now: Now, effects: &mut Vec<Effect>) {
+        let Some(pending_write) = self.pending_write.as_mut().filter(|write| write.number == number) else {
+            return;
+        };
+        let Some((published, revision)) = pending_write.state.take() else { return };
+        pending_write.is_early = true;
+        self.on_disk = None;
+        let restart = self.shown.is_none().then_some(0);
+        self.publish(published, restart, revision, now, effects);
+    }
+
+    /// Instance ID and revision on disk, complete, unless a later one was noted; they are published, or about to be.
     pub(crate) fn on_disk(&self) -> Option<(u64, u64)> {
         self.on_disk
     }
@@ -217,9 +243,9 @@ impl Core {
         }
     }
 
-    /// The published state, if it is on disk: if the disk fails now, it needs another instance ID.
-    fn newest_on_disk(&self) -> Option<(Published, Revision)> {
-        let shown = self.shown.as_ref().filter(|_| self.disk == DiskState::Synced)?;
+    /// The published state, if it is on disk or may get there: if the disk fails now, it needs another instance ID.
+    fn newest_on_disk(&self, is_early: bool) -> Option<(Published, Revision)> {
+        let shown = self.shown.as_ref().filter(|_| is_early || self.disk == DiskState::Synced)?;
         let revision = Revision { rev: shown.rev, services: Vec::new(), node: false };
         Some(((**shown).clone(), revision))
     }
@@ -248,7 +274,7 @@ impl Core {
         random: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(PendingWrite { state, is_overdue, since, identity, .. }) =
+        let Some(PendingWrite { state, is_overdue, since, identity, is_early, .. }) =
             self.pending_write.take_if(|pending_write| pending_write.number == number)
         else {
             return;
@@ -266,7 +292,7 @@ impl Core {
                 return effects.push(Effect::Note { warn: true, text });
             }
             Err(error) => {
-                let state = state.or_else(|| self.newest_on_disk());
+                let state = state.or_else(|| self.newest_on_disk(is_early));
                 let pause = self.fall_behind(now);
                 effects.push(Effect::Count(Counted::WriteFailed));
                 let text = format!(

@@ -4,8 +4,9 @@
 //! [`SourceEvent`]s, [`Event`]s and `now`. Out: an [`Ack`], [`Effect`]s.
 //!
 //! * A revision is made if bytes differ, never because of an event alone.
-//! * A revision is on disk before it is published, so that no revision number ever has two contents. An agent that is
-//!   killed continues from the state on disk, which is the one published last or the revision after it.
+//! * A revision is published once it is noted outside of the store ([`Marker`](super::Marker)) or on disk, so that no
+//!   revision number ever has two contents. An agent that is killed continues from the state on disk, or under a new
+//!   instance ID if a later revision was noted.
 //! * If a revision cannot be written (full disk), it is published under a new instance ID. The instance ID on disk
 //!   cannot continue after a restart, because it would use the same revision numbers for other content. Clients
 //!   therefore receive the full state, once then, and once after a restart that finds the disk still full. From then on
@@ -30,6 +31,8 @@ mod types;
 
 #[cfg(test)]
 mod disk_tests;
+#[cfg(test)]
+mod note_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -304,6 +307,7 @@ impl Core {
             Event::Client(ClientEvent::LaterRevision { instance_id, rev }) => {
                 self.note_later(instance_id, rev);
             }
+            Event::Noted { number } => self.noted(number, now, &mut effects),
             Event::Written { number, result } => self.written(number, result, now, random, &mut effects),
         }
         self.advance(now, random, &mut effects);

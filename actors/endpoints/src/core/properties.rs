@@ -8,7 +8,7 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 
 use super::{
     EndpointsPolicy,
-    testing::{Bench, FailingStore, gone, policy, put},
+    testing::{Bench, FailingStore, Marker, gone, policy, put},
 };
 use crate::{
     EndpointSlice, NodeView, ObjectEvent, Service, ServiceName, SourceKind,
@@ -35,6 +35,8 @@ enum Step {
     Slow(bool),
     Write,
     Disk(bool),
+    /// Whether revisions can be noted outside of the store.
+    Notes(bool),
     RestartActor,
     Restart,
     Kill(i64),
@@ -54,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(Step::Slow),
         3 => Just(Step::Write),
         1 => any::<bool>().prop_map(Step::Disk),
+        1 => any::<bool>().prop_map(Step::Notes),
         1 => Just(Step::RestartActor),
         1 => Just(Step::Restart),
         1 => (0_i64..3).prop_map(Step::Kill),
@@ -160,6 +163,7 @@ impl World {
                     self.bench.store.fail_after(0);
                 }
             }
+            Step::Notes(works) => self.bench.marker.fail(!works),
             Step::RestartActor => {
                 // A pending write ends first, even if nothing waits for it.
                 if let Some((_, write)) = self.bench.writes.pop() {
@@ -197,6 +201,7 @@ impl World {
 
     fn check_the_end(&mut self) {
         self.bench.store.repair();
+        self.bench.marker.fail(false);
         self.bench.slow = false;
         self.bench.write();
         for kind in SourceKind::ALL {
@@ -222,9 +227,11 @@ impl World {
     }
 }
 
-fn world(policy: EndpointsPolicy, services: &[usize], slices: &[usize]) -> World {
+fn world(policy: EndpointsPolicy, services: &[usize], slices: &[usize], marker: Marker) -> World {
+    let mut bench = Bench::with(policy, FailingStore::new());
+    bench.marker = marker;
     let mut world = World {
-        bench: Bench::with(policy, FailingStore::new()),
+        bench,
         services: services.iter().map(|name| (*name, service(*name, 0))).collect(),
         slices: slices.iter().map(|name| (*name, slice(*name, *name, 3))).collect(),
         node: n1(),
@@ -241,9 +248,10 @@ proptest! {
     fn readers_converge_to_the_state_of_the_sources(
         services in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
         slices in subsequence((0..NAMES).collect::<Vec<_>>(), 0..=NAMES),
+        marker in prop_oneof![Just(Marker::Missing), Just(Marker::Works(None))],
         steps in vec(step(), 1..60),
     ) {
-        let mut world = world(policy(), &services, &slices);
+        let mut world = world(policy(), &services, &slices, marker);
         for step in steps {
             world.perform(step);
         }
@@ -256,10 +264,11 @@ proptest! {
             !matches!(step, Step::Disk(false) | Step::Kill(_) | Step::Restart | Step::RestartActor)
         }), 1..60),
         restart_at in 0_usize..60,
+        marker in prop_oneof![Just(Marker::Missing), Just(Marker::Works(None))],
     ) {
         // Do not give up a slow disk.
         let patient = EndpointsPolicy { write_timeout: Duration::MAX, ..policy() };
-        let mut world = world(patient, &[0, 1, 2], &[0, 1]);
+        let mut world = world(patient, &[0, 1, 2], &[0, 1], marker);
         for (number, step) in steps.into_iter().enumerate() {
             if number == restart_at {
                 world.bench.write();

@@ -22,7 +22,7 @@ use keelson_proto::localnetv1::NodeInfo;
 use keelson_storage::{Batch, Keyed, MemoryStore, StateStore, StoreError, StoreStats, Table};
 use prost::Message as _;
 
-use super::{CarriedState, Core, DiskState, Effect, EndpointsPolicy, Event, Start};
+use super::{CarriedState, Core, DiskState, Effect, EndpointsPolicy, Event, Start, identity};
 use crate::{
     Ack, EndpointSlice, Freshness, History, NodeView, ObjectEvent, Published, Service, ServiceCidr,
     ServiceName, SourceEvent, SourceKind,
@@ -80,6 +80,43 @@ impl StateStore for FailingStore {
     }
 }
 
+/// Stands for the file under `/run`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Marker {
+    /// There is none: the store is trusted.
+    Missing,
+    Works(Option<(u64, u64)>),
+    Fails(Option<(u64, u64)>),
+}
+
+impl Marker {
+    fn note(&mut self, id: (u64, u64)) -> bool {
+        let works = matches!(self, Self::Works(_));
+        if works {
+            *self = Self::Works(Some(id));
+        }
+        works
+    }
+
+    pub(crate) fn fail(&mut self, fails: bool) {
+        *self = match *self {
+            Self::Missing => Self::Missing,
+            Self::Works(noted) | Self::Fails(noted) if fails => Self::Fails(noted),
+            Self::Works(noted) | Self::Fails(noted) => Self::Works(noted),
+        };
+    }
+
+    /// Whether the state on disk may not go on under its instance ID.
+    fn is_mismatch(self, instance_id: u64, rev: u64) -> bool {
+        match self {
+            Self::Missing => false,
+            Self::Works(noted) | Self::Fails(noted) => {
+                noted.is_none_or(|noted| noted.0 != instance_id || noted.1 > rev)
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Content {
     pub(crate) services: BTreeMap<ServiceName, Vec<u8>>,
@@ -104,6 +141,8 @@ pub(crate) struct Bench {
     /// Writes are performed only by [`Bench::write`].
     pub(crate) slow: bool,
     pub(crate) writes: Vec<(u64, Write)>,
+    /// What is noted outside of the store, and whether it can be.
+    pub(crate) marker: Marker,
     pub(crate) notes: Vec<String>,
     /// Number of published states, and of computed Services.
     pub(crate) publications: usize,
@@ -144,6 +183,7 @@ impl Bench {
             view: None,
             slow: false,
             writes: Vec::new(),
+            marker: Marker::Missing,
             notes: Vec::new(),
             publications: 0,
             computed: 0,
@@ -221,7 +261,15 @@ impl Bench {
     }
 
     fn begin(&mut self, loaded: Loaded, kept: CarriedState) {
-        self.begin_with(start(loaded, kept, self.shown.clone()));
+        let mut start = start(loaded, kept, self.shown.clone());
+        let random = self.random();
+        if let Some(restored) = &mut start.restored
+            && self.marker.is_mismatch(restored.meta.instance_id, restored.meta.rev)
+        {
+            restored.meta.instance_id = identity(random, Some(restored.meta.instance_id));
+            start.is_renamed = true;
+        }
+        self.begin_with(start);
     }
 
     fn begin_with(&mut self, start: Start) {
@@ -245,6 +293,9 @@ impl Bench {
     }
 
     fn perform(&mut self, effects: Vec<Effect>) {
+        if let Some(id) = self.core.on_disk() {
+            self.marker.note(id);
+        }
         for effect in effects {
             match effect {
                 Effect::Write { number, write } => self.writes.push((number, write)),
@@ -266,6 +317,11 @@ impl Bench {
             }
         }
         assert!(self.writes.len() <= 1, "one write at a time");
+        if let Some((number, id)) = self.core.unpublished()
+            && self.marker.note(id)
+        {
+            self.handle(Event::Noted { number });
+        }
         if !self.slow {
             self.write();
         }

@@ -45,6 +45,8 @@ pub(crate) enum Event {
     Tick,
     /// A client connected, or has a revision that this process did not make.
     Client(ClientEvent),
+    /// Instance ID and revision of this write are noted outside of the store.
+    Noted { number: u64 },
     Written {
         number: u64,
         /// The error is a sentence.

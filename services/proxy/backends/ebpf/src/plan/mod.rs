@@ -330,7 +330,11 @@ impl Plan {
         source: Option<&Contents>,
     ) -> Option<Placed> {
         let name = port.name.clone();
-        let inherited = source.and_then(|contents| self.inherited.number(&port, family, contents));
+        let claims = &self.family(family).claims;
+        // An address that it shares leads to the sets of the Service that has it.
+        let is_own = |frontend| claims.owner(frontend).is_some_and(|(_, owner, _)| *owner == name);
+        let own = port.frontends().map(|(frontend, _)| frontend).filter(|frontend| is_own(*frontend));
+        let inherited = source.and_then(|contents| self.inherited.number(own, family, contents));
         let inherited = inherited.filter(|number| !self.numbers.contains_key(number));
         let number = before.map(|before| before.number).or(inherited);
         let number = number.unwrap_or_else(|| self.next_number(family));

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use keelson_proxy::model::{Endpoint, Family, Protocol, ServicePort};
+use keelson_proxy::model::{Endpoint, Family, Frontend, Protocol, ServicePort};
 
 use super::{
     NodeFacts, Policy,
@@ -163,10 +163,15 @@ impl Inherited {
         self.numbers.contains(&number)
     }
 
-    /// The number that a service port had.
-    pub(super) fn number(&self, port: &ServicePort, family: Family, contents: &Contents) -> Option<u32> {
-        let known = |frontend| contents.frontends.get(&FrontendKey::of(frontend, family));
-        let number = port.frontends().find_map(|(frontend, _)| known(frontend))?.number;
+    /// The number that the service port with these frontends had.
+    pub(super) fn number(
+        &self,
+        mut own: impl Iterator<Item = Frontend>,
+        family: Family,
+        contents: &Contents,
+    ) -> Option<u32> {
+        let number =
+            own.find_map(|frontend| contents.frontends.get(&FrontendKey::of(frontend, family)))?.number;
         (number > 1 && family_of(number) == family && self.has(number)).then_some(number)
     }
 

@@ -212,23 +212,47 @@ proptest! {
         }
     }
 
-    /// With little room, what is there is right, and what is missing is missing for lack of room.
     #[test]
     fn without_room_nothing_wrong_is_there(steps in steps()) {
-        let capacity = Capacity { frontends: 6, sets: 3, members: 6, node_addresses: 6, slots: 8 };
-        let mut history = History::new(capacity);
-        history.sync(true, &BTreeMap::new());
-        for step in steps {
-            let before = wanted(&history.services, history.facts);
-            let is_full = history.step(step);
-            history.sync(is_full, &before);
-            let Contents { frontends, sets, members, .. } = &history.contents;
-            prop_assert!(frontends.len() <= capacity.frontends && sets.len() <= capacity.sets);
-            prop_assert!(members.len() <= capacity.members);
-            let wanted = wanted(&history.services, history.facts);
-            for key in frontends.keys() {
-                prop_assert_eq!(resolve(&history.contents, key), wanted.get(key).map(|leads| leads.to.clone()));
-            }
+        stays_right_without_room(steps);
+    }
+}
+
+/// With little room, what is there is right, and what is missing is missing for lack of room.
+fn stays_right_without_room(steps: Vec<Step>) {
+    let capacity = Capacity { frontends: 6, sets: 3, members: 6, node_addresses: 6, slots: 8 };
+    let mut history = History::new(capacity);
+    history.sync(true, &BTreeMap::new());
+    for step in steps {
+        let before = wanted(&history.services, history.facts);
+        let is_full = history.step(step);
+        history.sync(is_full, &before);
+        let Contents { frontends, sets, members, .. } = &history.contents;
+        assert!(frontends.len() <= capacity.frontends && sets.len() <= capacity.sets);
+        assert!(members.len() <= capacity.members);
+        let wanted = wanted(&history.services, history.facts);
+        for key in frontends.keys() {
+            assert_eq!(resolve(&history.contents, key), wanted.get(key).map(|leads| leads.to.clone()));
         }
     }
+}
+
+/// The fourth Service shares an address with the first one, which has no room after the restart: it does not take over its number.
+#[test]
+fn an_address_that_is_shared_leads_to_no_other_service_after_a_restart() {
+    let plain = Extra {
+        is_udp: false,
+        has_affinity: false,
+        is_local: false,
+        has_node_port: false,
+        shares_address: false,
+    };
+    let sharing = Extra { shares_address: true, ..plain };
+    stays_right_without_room(vec![
+        Step::Set(4, [0, 1].into(), Extra { is_local: true, ..sharing }),
+        Step::Set(0, [0].into(), plain),
+        Step::Set(1, [0].into(), Extra { is_udp: true, ..plain }),
+        Step::Set(5, [0].into(), sharing),
+        Step::Restart,
+    ]);
 }
