@@ -216,6 +216,16 @@ impl Agent {
         command::run(command).await
     }
 
+    /// Waits until the served endpoints are on disk: a revision is served while it is being written.
+    pub async fn endpoints_written(&self) -> Result<()> {
+        eventually(PATIENCE, "the endpoints are on disk", || async {
+            let text = self.output(&["actors", "EndpointPublisher"]).await?;
+            ensure!(text.contains("\"writing\": false"), "{text}");
+            Ok(())
+        })
+        .await
+    }
+
     /// A value of `/metrics`; `name` includes all labels.
     pub async fn metric(&self, name: &str) -> Result<Option<f64>> {
         metric(&self.http_get("/metrics").await?.success()?.text(), name)

@@ -164,6 +164,7 @@ impl TestEnv {
     pub(crate) async fn settled(&self, followers: &Followers) -> Result<(u64, u64)> {
         followers.settled(&self.expected().await?).await?;
         followers.check_invariants()?;
+        self.agent.endpoints_written().await?;
         followers.pair().await
     }
 

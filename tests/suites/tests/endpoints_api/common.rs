@@ -114,13 +114,16 @@ impl TestEnv {
     }
 
     /// Waits until the agent is healthy and at this revision, and returns its instance.
+    /// And until it is on disk.
     pub(crate) async fn wait_for_rev(&self, rev: u64) -> Result<u64> {
-        eventually_slow(&format!("the agent is at revision {rev}"), || async {
+        let instance_id = eventually_slow(&format!("the agent is at revision {rev}"), || async {
             let state = self.state().await?;
             ensure!(state["state"] == "synced" && state["rev"] == rev, "{state}");
             state["instance_id"].as_str().context("no instance")?.parse().context("no number")
         })
-        .await
+        .await?;
+        self.agent.endpoints_written().await?;
+        Ok(instance_id)
     }
 
     /// Waits until this number of callers wait for the state after this revision.

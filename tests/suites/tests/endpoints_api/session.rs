@@ -145,6 +145,7 @@ async fn a_client_generated_from_the_protocol_completes_a_session() -> Result<()
     ensure!(output > 0, "no client got the status that the agent stops");
 
     // All changes while the agent is dead are one state after its start.
+    env.agent.endpoints_written().await?;
     env.agent.kill9()?;
     env.manifests.put("web.json", &web(&["10.1.1.3"]))?;
     env.manifests.remove("gateway.json")?;
