@@ -38,8 +38,9 @@ const LIMIT: usize = 3;
 const IMAGES: usize = 30;
 /// Bytes per second for one blob: a layer then takes as long as a life or two.
 const RATE: u64 = 6 * MIB;
-/// Maximum bytes lost by an interruption: the step in which containerd writes, and bytes in flight.
-const LOST: u64 = 2 * MIB;
+/// Maximum bytes lost by an interruption: the step of 1 MiB in which containerd writes, and buffers of the proxy and of both sockets
+/// while such a write takes long (together 2.1 MiB were seen).
+const LOST: u64 = 5 * MIB / 2;
 /// Timeout of all callers together.
 const PATIENCE: Duration = Duration::from_secs(240);
 
