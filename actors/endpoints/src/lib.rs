@@ -8,7 +8,7 @@
 //! condition. This crate opens no sockets.
 //!
 //! ```text
-//!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► on disk ──► feed
+//!  source ──events──► inputs ──(what changed)──► view ──(bytes differ)──► revision ──► noted ──► feed
 //! ```
 
 mod actor;

@@ -55,8 +55,8 @@ fn mismatch(mark: Option<&Mark>, boot_id: &str, instance_id: u64, rev: u64) -> O
                 .to_owned(),
         ),
         Some(mark) if mark.rev > rev => Some(format!(
-            "revision {} was served since the node booted, but the state directory has revision {rev}: it \
-             was restored from a backup",
+            "revision {} was served since the node booted, but the state directory has revision {rev}: the \
+             agent was killed before it had written it, or it was restored from a backup",
             mark.rev
         )),
         Some(_) => None,

@@ -39,8 +39,9 @@ fn consumers_converge_through_fifty_kills() -> Result<()> {
         }
         env.agent.start_live().await?;
         let (paused, pair) = at_rest.context("the last kill is at rest")?;
-        let (_, rev) = env.settled(&followers).await?;
-        ensure!(rev == pair.1, "a kill at rest is no news: {pair:?} {rev}");
+        let after = env.settled(&followers).await?;
+        ensure!(after == pair, "a kill at rest is no news: {pair:?} {after:?}");
+        let rev = after.1;
         drop(paused);
         let writes = random_writer.stop().await?;
         env.settled(&followers).await?;
