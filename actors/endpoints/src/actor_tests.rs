@@ -254,10 +254,13 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         let first = start(&store, "b");
         first.tell_all(&[named("a")], &[]).await;
         first.reaches(1).await;
+        // Published before it is on disk.
+        pass(100).await;
         let (instance_id, _) = first.id().expect("one");
         let backup = copy(&*store);
         first.put(&named("b")).await;
         first.reaches(2).await;
+        pass(100).await;
         drop(first);
 
         // A restart continues.
@@ -267,6 +270,7 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         second.tell_all(&[named("a"), named("b")], &[]).await;
         second.put(&named("c")).await;
         second.reaches(3).await;
+        pass(100).await;
         drop(second);
 
         // The backup has revision 1: revisions 2 and 3 would be used again.
@@ -278,12 +282,14 @@ fn e12_a_state_that_was_restored_from_a_backup_gets_a_new_instance_id() {
         restored.tell_all(&[named("a"), named("x")], &[]).await;
         restored.reaches(2).await;
         assert_eq!(restored.id(), Some((new_id, 2)));
+        pass(100).await;
         drop(restored);
 
         // The new instance ID is on disk and is kept until the node boots.
         let again = start(&backup, "b");
         again.reaches(2).await;
         assert_eq!(again.id(), Some((new_id, 2)));
+        pass(100).await;
         drop(again);
         let booted = start(&backup, "c");
         booted.reaches(2).await;
