@@ -58,10 +58,10 @@ build_program() {
     program=$target/$triple/dist/keelson
 }
 
-# stage_documents: completions and man pages, by a program of this machine that can also write man pages.
+# stage_documents: completions and man pages, by the build of every day, which can also write man pages.
 stage_documents() {
     # Without version and date, so that the build of every day is not made again for them: build scripts that compile C look at the date.
-    env -u KEELSON_BUILD_VERSION -u SOURCE_DATE_EPOCH "$cargo" build --workspace --bin keelson --features keelson/manual
+    env -u KEELSON_BUILD_VERSION -u SOURCE_DATE_EPOCH "$cargo" build --workspace --bin keelson
     local writer=$target/debug/keelson share=$1
     mkdir -p "$share"/{bash-completion/completions,fish/vendor_completions.d}
     "$writer" completions bash >"$share/bash-completion/completions/keelson"

@@ -64,8 +64,8 @@ if [ ! -x "$program" ]; then
         if [ -n "${module:-}" ]; then
             GOBIN=$work/root/bin go install "$module@v$version" >&2
         else
-            # Unoptimized: it runs for a second, but would take much longer to build.
-            CARGO_TARGET_DIR=$work/target cargo install --quiet --locked --debug "${features[@]}" \
+            # Unoptimized and without debug information: it runs for a second, but would take much longer to build.
+            CARGO_TARGET_DIR=$work/target CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug "${features[@]}" \
                 --root "$work/root" --version "$version" "$package" >&2
         fi
         rm -rf "$target"

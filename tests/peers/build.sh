@@ -2,7 +2,7 @@
 # Builds the peers that the suites run against, each from its own Go module
 # beside this script, and prints one line "NAME=FOLDER" for each.
 #
-#   build.sh [NAME...]        no names: all that the suites use, except for the versions between the oldest and the newest one
+#   build.sh [NAME...]        no names: all that `make test` uses
 #
 # The result is kept in ${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers/NAME-VERSION-HASH, where HASH
 # covers everything that goes into the build, so that a later run reuses it and a changed input builds anew. Two runs
@@ -11,7 +11,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${KEELSON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/keelson}/peers
-peers=(chart-tools cni containerd coredns crio cri-driver etcd kubeadm kubernetes kubernetes-1.31 reflectors)
+peers=(chart-tools cni containerd coredns crio cri-driver etcd kubeadm kubernetes reflectors)
 
 say() { printf '%s\n' "$*" >&2; }
 fail() {

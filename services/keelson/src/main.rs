@@ -14,7 +14,7 @@ mod doctor;
 mod documents_tests;
 mod kubectl;
 mod kubelet;
-#[cfg(feature = "manual")]
+#[cfg(debug_assertions)]
 mod manual;
 mod memory;
 mod node_settings;
@@ -91,7 +91,7 @@ enum Command {
         shell: clap_complete::Shell,
     },
     /// Write the man pages of all commands.
-    #[cfg(feature = "manual")]
+    #[cfg(debug_assertions)]
     #[command(hide = true)]
     Manual {
         /// Folder to write them to.
@@ -132,7 +132,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cleanup(args) => run_request(cli::run_cleanup(args)),
         Command::State(args) => run_request(cli::run_state(args)),
         Command::Version(args) => version::run(&args),
-        #[cfg(feature = "manual")]
+        #[cfg(debug_assertions)]
         Command::Manual { folder } => manual::write(Arguments::command(), &folder),
         Command::SupportBundle(args) => run_request(cli::run_support_bundle(args)),
         Command::Completions { shell } => {

@@ -1,4 +1,4 @@
-//! `keelson manual` (hidden, only with the feature `manual`): the man pages of all commands.
+//! `keelson manual` (hidden, only in builds with debug assertions): the man pages of all commands.
 //!
 //! In: the definitions of the command line. Out: files `keelson.1`, `keelson-COMMAND.1` and so on. Packages ship the files, and a
 //! program without this module.
