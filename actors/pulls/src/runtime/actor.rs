@@ -290,7 +290,7 @@ impl RuntimeClient {
             RuntimeCommand::DropLease { lease, collect } => self.drop_lease(lease, collect),
             RuntimeCommand::ReapLeases(keep) => self.reap_leases(keep),
             RuntimeCommand::LeaveLeases => self.runtime.leave_leases(),
-            RuntimeCommand::MeasureLease(lease) => self.measure_lease(lease),
+            RuntimeCommand::MeasureLease { lease, until } => self.measure_lease(lease, until),
             RuntimeCommand::CheckImageFs => self.check_image_fs(ctx),
             RuntimeCommand::RenewLeases(leases) => self.renew_leases(leases),
             RuntimeCommand::Probe => self.probe_after(Duration::ZERO, ctx),

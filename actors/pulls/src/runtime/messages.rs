@@ -41,7 +41,11 @@ messages! {
         /// Delete no lease from now on, not even those of earlier commands: they belong to a successor.
         LeaveLeases,
         /// Read how many bytes a retained lease holds; [`RuntimeEvent::LeaseMeasured`] answers.
-        MeasureLease(String),
+        MeasureLease {
+            lease: String,
+            /// Until when it is retained, which tells this retention from others of the same lease.
+            until: Duration,
+        },
         /// [`RuntimeEvent::ImageFsRead`] answers.
         CheckImageFs,
         /// Extend the leases whose expiry is near.
@@ -61,7 +65,7 @@ messages! {
         /// What the runtime can do, or why it is down; the reason names the socket.
         RuntimeChanged(Result<Capabilities, String>),
         /// Size of blobs, ingests and snapshots; `None`: the runtime could not say.
-        LeaseMeasured { lease: String, bytes: Option<u64> },
+        LeaseMeasured { lease: String, until: Duration, bytes: Option<u64> },
         /// The runtime did not delete leases that it was told to delete.
         LeasesLeft,
         /// `None`: unknown.

@@ -385,7 +385,9 @@ impl Core {
             RuntimeEvent::PullProgress { pull, progress } => self.progressed(pull, progress, now, fx),
             RuntimeEvent::RuntimeChanged(Ok(capabilities)) => self.runtime_up(capabilities, now, fx),
             RuntimeEvent::RuntimeChanged(Err(reason)) => self.runtime_down(reason, now, fx),
-            RuntimeEvent::LeaseMeasured { lease, bytes } => self.lease_measured(&lease, bytes, fx),
+            RuntimeEvent::LeaseMeasured { lease, until, bytes } => {
+                self.lease_measured(&lease, until, bytes, fx)
+            }
             RuntimeEvent::LeasesLeft => self.reap_later(now),
             RuntimeEvent::ImageFsRead(image_fs) => self.image_fs_read(image_fs, fx),
         }

@@ -179,8 +179,10 @@ impl Run {
             Step::ImageFs(percent) => self.bench.event(RuntimeEvent::ImageFsRead(percent.map(percent_free))),
             Step::Pressure(is_true) => self.bench.event(PullEvent::DiskPressure(is_true)),
             Step::Measured { which, bytes } => {
-                let lease = self.bench.core.kept.keys().nth(which).cloned().unwrap_or_default();
-                self.bench.event(RuntimeEvent::LeaseMeasured { lease, bytes });
+                let kept = self.bench.core.kept.iter().nth(which);
+                let kept = kept.map(|(lease, kept)| (lease.clone(), kept.until));
+                let (lease, until) = kept.unwrap_or_default();
+                self.bench.event(RuntimeEvent::LeaseMeasured { lease, until, bytes });
             }
             Step::Down => self.bench.runtime_down("away"),
             Step::PodGone(uid) => {

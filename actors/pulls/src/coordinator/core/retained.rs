@@ -149,7 +149,7 @@ impl Core {
         if let Some(kept) = self.kept.get_mut(&lease) {
             kept.bytes = bytes;
         }
-        fx.push(Effect::Runtime(RuntimeCommand::MeasureLease(lease)));
+        fx.push(Effect::Runtime(RuntimeCommand::MeasureLease { lease, until }));
         if self.policy.retain_min_free_percent > 0 {
             fx.push(Effect::Runtime(RuntimeCommand::CheckImageFs));
         }
@@ -220,8 +220,16 @@ impl Core {
         }
     }
 
-    pub(super) fn lease_measured(&mut self, lease: &str, bytes: Option<u64>, fx: &mut Vec<Effect>) {
-        let (Some(kept), Some(bytes)) = (self.kept.get_mut(lease), bytes) else { return };
+    /// `until`: of the retention that asked. A pull may have used the lease since an earlier one.
+    pub(super) fn lease_measured(
+        &mut self,
+        lease: &str,
+        until: Duration,
+        bytes: Option<u64>,
+        fx: &mut Vec<Effect>,
+    ) {
+        let kept = self.kept.get_mut(lease).filter(|kept| kept.until == until);
+        let (Some(kept), Some(bytes)) = (kept, bytes) else { return };
         kept.bytes = Some(bytes);
         if bytes == 0 {
             self.release(lease, ReleaseReason::Empty, fx);
@@ -260,7 +268,9 @@ impl Core {
 
     fn measure_unknown(&self, fx: &mut Vec<Effect>) {
         let unknown = self.kept.iter().filter(|(_, kept)| kept.bytes.is_none());
-        fx.extend(unknown.map(|(lease, _)| Effect::Runtime(RuntimeCommand::MeasureLease(lease.clone()))));
+        fx.extend(unknown.map(|(lease, kept)| {
+            Effect::Runtime(RuntimeCommand::MeasureLease { lease: lease.clone(), until: kept.until })
+        }));
     }
 
     pub(super) fn space_due(&mut self, fx: &mut Vec<Effect>) {

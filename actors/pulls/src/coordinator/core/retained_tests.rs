@@ -41,11 +41,18 @@ fn retained(bench: &Bench) -> (usize, u64) {
     (bench.core.kept_leases(), bench.core.retained_bytes())
 }
 
+/// The answer to the newest retention.
+fn measured(bench: &mut Bench, bytes: Option<u64>) {
+    let newest = bench.core.kept.iter().max_by_key(|(_, kept)| kept.until);
+    let (lease, until) = newest.map(|(lease, kept)| (lease.clone(), kept.until)).expect("retained");
+    bench.event(RuntimeEvent::LeaseMeasured { lease, until, bytes });
+}
+
 fn measures(bench: &Bench) -> usize {
     bench
         .last
         .iter()
-        .filter(|effect| matches!(effect, Effect::Runtime(RuntimeCommand::MeasureLease(_))))
+        .filter(|effect| matches!(effect, Effect::Runtime(RuntimeCommand::MeasureLease { .. })))
         .count()
 }
 
@@ -166,9 +173,7 @@ fn the_budget_releases_the_oldest_first() {
     assert_eq!((retained(&bench), reasons(&bench)), ((2, 800), vec![ReleaseReason::Budget; 2]));
     fail(&mut bench, "r/5", 0, Code::Unknown, CUT);
     assert_eq!(retained(&bench), (3, 800), "its size is not known yet");
-    let newest = bench.core.kept.iter().max_by_key(|(_, kept)| kept.until).map(|(lease, _)| lease.clone());
-    let lease = newest.expect("three are retained");
-    bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(1001) });
+    measured(&mut bench, Some(1001));
     assert_eq!(retained(&bench), (2, 800), "content larger than the budget releases no other");
 }
 
@@ -185,25 +190,32 @@ fn an_empty_lease_is_released_once_it_is_measured() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 0, Code::Unknown, CUT);
     let lease = bench.core.kept.keys().next().cloned().expect("retained");
-    bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: None });
+    measured(&mut bench, None);
     assert_eq!(retained(&bench), (1, 0), "the runtime could not say");
     bench.pass(seconds(10));
     assert_eq!(measures(&bench), 1, "read again");
-    bench.event(RuntimeEvent::LeaseMeasured { lease: lease.clone(), bytes: Some(0) });
+    measured(&mut bench, Some(0));
     assert_eq!((bench.dropped.clone(), reasons(&bench)), (vec![lease], vec![ReleaseReason::Empty]));
     assert_eq!((bench.journal.leases.len(), bench.core.next_tick()), (0, None));
 }
 
 #[test]
-fn measurements_of_leases_in_use_are_ignored() {
+fn measurements_from_before_a_pull_used_the_lease_are_ignored() {
     let mut bench = Bench::up(policy());
     fail(&mut bench, "r/a", 0, Code::Unknown, CUT);
-    let lease = bench.core.kept.keys().next().cloned().expect("retained");
+    let of_first = bench.core.kept.iter().next().map(|(lease, kept)| (lease.clone(), kept.until));
+    let (lease, until) = of_first.expect("retained");
+    let late = || RuntimeEvent::LeaseMeasured { lease: lease.clone(), until, bytes: Some(0) };
+    bench.pass(seconds(1));
     let pull = begin(&mut bench, "r/a", 10);
-    bench.event(RuntimeEvent::LeaseMeasured { lease, bytes: Some(0) });
+    bench.event(late());
     assert!(bench.dropped.is_empty(), "a pull runs in it");
+    bench.finish(pull, fails(Code::Unknown, CUT));
+    bench.event(late());
+    assert_eq!(retained(&bench), (1, 10), "it is retained again, with what that pull has fetched");
+    let pull = begin(&mut bench, "r/a", 10);
     bench.finish(pull, ok());
-    assert_eq!(bench.dropped.len(), 1);
+    assert_eq!(bench.dropped, [lease]);
 }
 
 /// I1: before the kubelet's image garbage collection needs it.

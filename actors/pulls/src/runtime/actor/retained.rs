@@ -2,7 +2,7 @@
 //!
 //! At most one reading of the image file system is under way: one that hangs blocks nothing else.
 
-use std::{future::Future, path::PathBuf};
+use std::{future::Future, path::PathBuf, time::Duration};
 
 use actix::{ActorFutureExt as _, AsyncContext as _, Context, fut::wrap_future};
 use keelson_actor_system::file_system::FileSystem;
@@ -41,7 +41,7 @@ impl RuntimeClient {
         }
     }
 
-    pub(super) fn measure_lease(&self, lease: String) {
+    pub(super) fn measure_lease(&self, lease: String, until: Duration) {
         let Some(subscriber) = self.subscriber.clone() else { return };
         let measured = self.runtime.lease_bytes(lease.clone());
         actix::spawn(async move {
@@ -49,7 +49,7 @@ impl RuntimeClient {
             if let Err(error) = &bytes {
                 tracing::debug!(lease, %error, "cannot read the size of a lease");
             }
-            subscriber.send(RuntimeEvent::LeaseMeasured { lease, bytes: bytes.ok() });
+            subscriber.send(RuntimeEvent::LeaseMeasured { lease, until, bytes: bytes.ok() });
         });
     }
 
