@@ -71,19 +71,20 @@ impl Suite {
         let mut command = Command::new(program()?);
         let missing = self.env.iter().copied().filter(|(name, _)| env::var_os(name).is_none());
         command.env_remove("NEXTEST").envs(missing);
-        self.run_as(command)
+        self.run_as(command, &[])
     }
 
-    /// The same by a program that runs its arguments in another place, such as a virtual machine.
-    pub fn run_by(self, mut runner: Command) -> Result<()> {
+    /// The same by a program that runs its arguments in another place, such as a virtual machine. `known`: tests that fail
+    /// there, which is no failure; but it is one if they pass.
+    pub fn run_by(self, mut runner: Command, known: &[&str]) -> Result<()> {
         runner.arg("env").args(self.env.iter().map(|(name, value)| format!("{name}={value}")));
         let passed =
             env::vars().filter(|(name, _)| name == "KEELSON_PEERS" || name.starts_with("KEELSON_TEST_"));
         runner.args(passed.map(|(name, value)| format!("{name}={value}"))).arg(program()?);
-        self.run_as(runner)
+        self.run_as(runner, known)
     }
 
-    fn run_as(self, mut command: Command) -> Result<()> {
+    fn run_as(self, mut command: Command, known: &[&str]) -> Result<()> {
         let Ok(run) = env::var("NEXTEST_RUN_ID") else { return Ok(()) };
         let program = program()?;
         let name = program.file_stem().context("a program has a name")?.display().to_string();
@@ -102,29 +103,77 @@ impl Suite {
                 command.args(env::var("KEELSON_TEST_ONLY").unwrap_or_default().split_whitespace());
             }
         }
-        self.forward_output(command, failures)
+        self.forward_output(command, failures, known)
     }
 
     /// Passes the output of the tests through, and records which of them failed.
-    fn forward_output(self, mut command: Command, failures: PathBuf) -> Result<()> {
+    fn forward_output(self, mut command: Command, failures: PathBuf, known: &[&str]) -> Result<()> {
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the suite")?;
-        let mut failed = String::new();
+        let mut results = Results::default();
         for line in BufReader::new(child.stdout.take().context("a piped stdout")?).lines() {
             let line = line.context("cannot read what the suite writes")?;
-            if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
-                failed += name;
-                failed.push('\n');
-            }
+            results.note(&line, known);
             eprintln!("{line}");
         }
         let status = child.wait().context("cannot wait for the suite")?;
+        let Results { failed, failed_as_known, passed_though_known } = results;
         if failed.is_empty() {
             // Usually it does not exist.
             let _ = fs::remove_file(&failures);
         } else {
             fs::write(&failures, &failed).context("cannot note which tests failed")?;
         }
-        ensure!(status.success(), "{}: {status}; these tests failed:\n{failed}", self.test);
+        ensure!(
+            failed.is_empty() && (status.success() || failed_as_known > 0),
+            "{}: {status}; these tests failed:\n{failed}",
+            self.test
+        );
+        ensure!(
+            passed_though_known.is_empty(),
+            "{}: these tests were known to fail here and have passed:\n{passed_though_known}",
+            self.test
+        );
         Ok(())
+    }
+}
+
+/// Names of tests, a line each.
+#[derive(Debug, Default, PartialEq)]
+struct Results {
+    failed: String,
+    failed_as_known: usize,
+    passed_though_known: String,
+}
+
+impl Results {
+    /// Notes a line of the output of libtest.
+    fn note(&mut self, line: &str, known: &[&str]) {
+        let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) else {
+            return;
+        };
+        let add = |names: &mut String| {
+            names.push_str(name);
+            names.push('\n');
+        };
+        match (result, known.contains(&name)) {
+            ("FAILED", false) => add(&mut self.failed),
+            ("FAILED", true) => self.failed_as_known += 1,
+            ("ok", true) => add(&mut self.passed_though_known),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_failures_are_none_unless_they_pass() {
+        let mut results = Results::default();
+        let lines = ["running 4 tests", "test a::b ... FAILED", "test c ... ok", "test d ... FAILED", "test e ... ok"];
+        lines.iter().for_each(|line| results.note(line, &["d", "e", "not run"]));
+        let (failed, passed_though_known) = ("a::b\n".to_owned(), "e\n".to_owned());
+        assert_eq!(results, Results { failed, failed_as_known: 1, passed_though_known });
     }
 }

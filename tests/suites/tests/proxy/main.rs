@@ -79,7 +79,9 @@ fn in_the_vm(test: &'static str, env: &'static [(&'static str, &'static str)]) -
     if let Ok(subject) = std::env::var(subject::SUBJECT) {
         vm.arg(format!("{}={subject}", subject::SUBJECT));
     }
-    Suite { test, threads: 2, skip: &[], env }.run_by(vm)
+    let is_kube_proxy = subject::Subject::get() == subject::Subject::KubeProxy;
+    let known = if is_kube_proxy { subject::KUBE_PROXY_IPVS } else { &[] };
+    Suite { test, threads: 2, skip: &[], env }.run_by(vm, known)
 }
 
 #[test]

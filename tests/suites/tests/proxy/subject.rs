@@ -63,6 +63,20 @@ const DIFFERENCES: &[(u8, &str, &str)] = &[
     (166, "userspace", "an ICMP error of an endpoint ends at the socket of the relay"),
 ];
 
+/// The tests in which kube-proxy's mode ipvs differs from its other modes: `docs/kube-proxy-differences.md` says how.
+pub(crate) const KUBE_PROXY_IPVS: &[&str] = &[
+    "conntrack::case_49_flows_of_the_last_endpoint_are_kept_until_another_is_added",
+    "conntrack::case_50_udp_flows_to_serving_endpoints_are_kept_unless_the_port_changed",
+    "policies::case_32_internal_policy_local_without_local_endpoints_drops_and_without_any_rejects",
+    "policies::case_33_external_policy_local_keeps_the_source_and_short_circuits_pods_and_host",
+    "policies::case_34_external_policy_local_without_local_endpoints_drops_external_traffic",
+    "policies::case_35_without_a_detector_pods_count_as_outside_and_the_host_does_not",
+    "policies::case_36_masquerade_all_applies_to_cluster_ips_only",
+    "slices::case_12_the_first_address_counts_and_endpoints_without_node_are_not_local",
+    "slices::case_20_the_local_fallback_is_independent_of_that_of_the_cluster",
+    "slices::case_21_a_remote_terminating_endpoint_serves_the_cluster_set_only",
+];
+
 fn backend() -> String {
     std::env::var(BACKEND).ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "nft".to_owned())
 }
