@@ -32,7 +32,8 @@ pub trait Handlers: Send {
     /// This Service was deleted. After an error of [`sync`](Self::sync) it may be called again for a deleted Service.
     fn delete(&mut self, name: &ServiceName);
 
-    /// This Service is new or has changed. After an error of [`sync`](Self::sync) it is called again for every Service.
+    /// This Service is new or has changed. After an error of [`sync`](Self::sync) it is called again for every Service, and
+    /// so it is if the rest of the first state could not be decoded.
     fn set(&mut self, name: &ServiceName, service: ServiceEndpoints);
 
     /// The state is complete: apply it. Also called when only the position has changed, such as when a state becomes

@@ -16,8 +16,8 @@ use keelson_proto::localnetv1::{NodeInfo, ServiceEndpoints};
 
 use crate::{Error, Handlers, Position, RawService, ServiceName, State, state::decode};
 
-/// Maximum number of bytes of changed Services that are kept decoded. Above it, as at the start, each is decoded to
-/// check it and again when it is delivered, which takes less memory.
+/// Maximum number of bytes of changed Services that are kept decoded. Above it each is decoded to check it and again
+/// when it is delivered, which takes less memory.
 const DECODED_AT_ONCE: usize = 1 << 20;
 
 /// The changes that lead to the next state.
@@ -85,8 +85,8 @@ impl DiffStore {
     /// the position is that of the state before.
     ///
     /// # Errors
-    /// A changed Service cannot be decoded: nothing was delivered. Or `sync` failed: the next state, which may be the
-    /// same, is delivered in full.
+    /// A changed Service cannot be decoded: nothing was delivered, or of the first state only Services before it, without
+    /// `sync`. Or `sync` failed: the next state, which may be the same, is delivered in full.
     pub async fn deliver(&mut self, state: State, handlers: &mut impl Handlers) -> Result<(), Error> {
         self.deliver_batch(state.into(), handlers).await
     }
@@ -108,6 +108,12 @@ impl DiffStore {
             return Ok(());
         }
         self.call(plan, handlers).await
+    }
+
+    /// Whether the consumer has nothing. The first state is the largest, and nothing is in effect before it is complete:
+    /// its Services are decoded once, each when it is delivered.
+    fn is_first(&self, is_full: bool) -> bool {
+        is_full && self.last.is_none() && self.held.is_empty()
     }
 
     /// Compares, and decodes what has changed; does not change the store.
@@ -132,7 +138,8 @@ impl DiffStore {
             }
         }
         let mut total = 0_usize;
-        for set in &mut sets {
+        let checked = if self.is_first(is_full) { &mut [][..] } else { &mut sets };
+        for set in checked {
             total = total.saturating_add(set.bytes.len());
             self.decoded += 1;
             set.decoded = Some(decode(&set.name, &set.bytes)?).filter(|_| total <= DECODED_AT_ONCE);
@@ -143,6 +150,7 @@ impl DiffStore {
 
     async fn call(&mut self, plan: Plan, handlers: &mut impl Handlers) -> Result<(), Error> {
         let Plan { deletes, sets, node, position, is_full } = plan;
+        let is_first = self.is_first(is_full);
         // Until `sync` succeeds, delivered Services count as neither present nor deleted.
         let before = self.last.take();
         if let Some(node) = &node {
@@ -157,7 +165,10 @@ impl DiffStore {
         for Set { name, bytes, hash, decoded } in sets {
             let service = match decoded {
                 Some(service) => service,
-                None => decode(&name, &bytes)?,
+                None => {
+                    self.decoded += u64::from(is_first);
+                    decode(&name, &bytes)?
+                }
             };
             self.held.insert(name.clone(), None);
             handlers.set(&name, service);
@@ -332,6 +343,20 @@ mod tests {
         assert!(error.to_string().contains("cannot decode Service ns/b"), "{error}");
         assert!(handlers.calls.is_empty());
         assert_eq!(calls(&mut store, full_batch(2, &[("a", 1), ("b", 1)])).await, "b=1 @2");
+    }
+
+    #[tokio::test]
+    async fn a_first_state_that_cannot_be_decoded_is_not_synced() {
+        let mut store = DiffStore::default();
+        let mut broken = full_batch(1, &[("a", 1), ("b", 1), ("c", 1)]);
+        let Some(bytes) = &mut broken.services[1].1 else { panic!() };
+        *bytes = [bytes, &[0x3a, 200][..]].concat().into();
+        let mut handlers = Calls::default();
+        let error = store.deliver_batch(broken, &mut handlers).await.unwrap_err();
+        assert!(error.to_string().contains("cannot decode Service ns/b"), "{error}");
+        assert_eq!((handlers.calls.join(" "), store.decoded()), ("a=1".to_owned(), 2));
+        // What was delivered counts as neither present nor deleted.
+        assert_eq!(calls(&mut store, full_batch(2, &[("b", 1), ("c", 1)])).await, "-a b=1 c=1 @2");
     }
 
     #[tokio::test]

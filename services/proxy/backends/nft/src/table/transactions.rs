@@ -5,6 +5,8 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     mem,
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -15,44 +17,44 @@ use crate::{
     chain::Chain,
     element::{Element, Op, SetName},
     kernel::{Change, Elements, ErrorKind, KernelError, NfTables},
-    plan::in_order,
+    plan::{Plan, in_order},
 };
 
 /// Attempts to commit a transaction that fails with a temporary error.
 const TRIES: u32 = 5;
 
 impl Table {
-    /// Creates the table with all elements, in the order of the plan, without a list of them in memory.
+    /// Creates the table with all elements, in the order of the plan. The next ones are computed while the kernel takes those
+    /// before: there is no list of all of them in memory.
     pub(super) fn fill(
         &mut self,
         tables: &mut dyn NfTables,
         outcome: &mut Outcome,
     ) -> Result<(), KernelError> {
-        let mut changes = self.structure();
-        outcome.structure = changes.len();
-        let total = self.plan.counts().all_elements();
-        let chunk = if total <= ONE_TRANSACTION { usize::MAX } else { CHUNK };
-        let mut transactions = 0;
-        let Self { plan, base, .. } = self;
-        // Entry sets come last.
-        for entry in [false, true] {
-            let mut elements = plan.elements().filter(|element| element.set.is_entry() == entry).peekable();
-            while elements.peek().is_some() {
-                let before = changes.len();
-                changes
-                    .extend(elements.by_ref().take(chunk).map(|element| Change::Element(Op::Add(element))));
-                outcome.added += changes.len() - before;
-                if total > ONE_TRANSACTION {
-                    commit(base.family, tables, &changes)?;
+        let structure = self.structure();
+        outcome.structure = structure.len();
+        let (family, plan) = (self.base.family, &self.plan);
+        let total = plan.counts().all_elements();
+        let (mut transactions, mut added) = (0, 0);
+        if total <= ONE_TRANSACTION {
+            let elements = plan.elements().map(|element| Change::Element(Op::Add(element)));
+            let changes: Vec<Change> = structure.into_iter().chain(elements).collect();
+            commit(family, tables, &changes)?;
+            (transactions, added) = (1, changes.len() - outcome.structure);
+        } else {
+            thread::scope(|scope| {
+                let (sender, chunks) = mpsc::sync_channel(1);
+                scope.spawn(move || send_chunks(plan, structure, &sender));
+                for changes in chunks {
+                    commit(family, tables, &changes)?;
                     transactions += 1;
-                    changes.clear();
+                    added += changes.len();
                 }
-            }
+                Ok(())
+            })?;
+            added -= outcome.structure;
         }
-        if !changes.is_empty() {
-            commit(base.family, tables, &changes)?;
-            transactions += 1;
-        }
+        outcome.added += added;
         self.count(transactions);
         outcome.transactions += transactions;
         Ok(())
@@ -162,6 +164,21 @@ impl Table {
         self.count(1);
         outcome.transactions += 1;
         Ok(())
+    }
+}
+
+/// Sends transactions that fill a table: its structure with the first elements, and no elements of entry sets together with others
+/// ([`Plan::elements`] has the order). Ends early when nobody receives them any more.
+fn send_chunks(plan: &Plan, structure: Vec<Change>, chunks: &mpsc::SyncSender<Vec<Change>>) {
+    let mut changes = structure;
+    let mut elements = plan.elements().peekable();
+    while let Some(first) = elements.peek() {
+        let is_entry = first.set.is_entry();
+        let of_kind = std::iter::from_fn(|| elements.next_if(|element| element.set.is_entry() == is_entry));
+        changes.extend(of_kind.take(CHUNK).map(|element| Change::Element(Op::Add(element))));
+        if chunks.send(mem::take(&mut changes)).is_err() {
+            return;
+        }
     }
 }
 

@@ -254,6 +254,7 @@ proptest! {
     fn the_first_load_serves_complete_frontends(states in states()) {
         let (mut plan, mut input) = (Plan::new(Family::V4, Existing::default()), PlanInput::default());
         states.iter().for_each(|events| apply_events(&mut plan, &mut input, events));
+        prop_assert!(plan.elements().is_sorted_by_key(|element| element.set.is_entry()));
         let mut table = Table::default();
         for op in plan.elements().map(Op::Add) {
             table.apply(op);
