@@ -329,6 +329,8 @@ async fn close(running: Running, deadline: Instant) {
         }
     };
     tokio::join!(running.pulls.front.stop(patience), endpoints);
+    // Before the store is closed: no revision is published that can no longer be written.
+    running.view.stop_reports();
     let _ = running.stop_debug.send(true);
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

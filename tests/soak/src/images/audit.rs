@@ -202,6 +202,9 @@ fn check_bytes(
 /// agent that is killed before that does not know its pulls.
 const JOURNAL_LAGS: Duration = Duration::from_secs(10);
 
+/// A pull that fails for want of space may end after there is space again, and the agent then drops what all others have fetched.
+const FAILS_LATE: Duration = Duration::from_secs(5);
+
 impl Ends<'_> {
     /// How often the fetch of a layer was cut, as the registry or the runtime saw it. The last request cannot have
     /// been.
@@ -226,7 +229,8 @@ impl Ends<'_> {
     /// Whether the fetched bytes may have been lost with a disk.
     fn lost_by_a_disk(&self, gets: &[&Seen]) -> bool {
         let Some((from, to)) = time_of(gets) else { return false };
-        self.overlaps(&[Broken::ImageDisk], from, to).next().is_some()
+        let since = from.checked_sub(FAILS_LATE).unwrap_or(from);
+        self.overlaps(&[Broken::ImageDisk], since, to).next().is_some()
             || self.overlaps(&[Broken::AgentKilled], from, to).any(|killed| {
                 let since = killed.from.checked_sub(JOURNAL_LAGS).unwrap_or(killed.from);
                 self.overlaps(&[Broken::StateDisk], since, killed.from).next().is_some()
@@ -331,8 +335,12 @@ mod tests {
         let twice = [complete.clone(), complete];
         assert_eq!(violations(&twice, &[], size).0, 1, "nothing was interrupted");
         let full = Window { what: Broken::ImageDisk, from: at(base, 0), to: None };
-        let (violations, sent) = violations(&twice, &[full], size);
-        assert_eq!((violations, sent.layers_not_judged), (0, 1), "the disk was full");
+        let (full, sent) = violations(&twice, &[full], size);
+        assert_eq!((full, sent.layers_not_judged), (0, 1), "the disk was full");
+        let began_at = |seconds| get(base, "a", seconds, seconds + 1, size, Outcome::Complete);
+        let until_10 = || Window { what: Broken::ImageDisk, from: at(base, 0), to: Some(at(base, 10)) };
+        let after = |seconds| violations(&[began_at(seconds), began_at(seconds + 2)], &[until_10()], size).0;
+        assert_eq!([after(14), after(16)], [0, 1], "a pull may fail late for want of space");
     }
     #[test]
     fn a_pull_that_ends_after_its_layer_was_sent_costs_one_part() {
