@@ -148,7 +148,8 @@ struct Results {
 impl Results {
     /// Notes a line of the output of libtest.
     fn note(&mut self, line: &str, known: &[&str]) {
-        let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) else {
+        let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... "))
+        else {
             return;
         };
         let add = |names: &mut String| {
@@ -171,7 +172,13 @@ mod tests {
     #[test]
     fn known_failures_are_none_unless_they_pass() {
         let mut results = Results::default();
-        let lines = ["running 4 tests", "test a::b ... FAILED", "test c ... ok", "test d ... FAILED", "test e ... ok"];
+        let lines = [
+            "running 4 tests",
+            "test a::b ... FAILED",
+            "test c ... ok",
+            "test d ... FAILED",
+            "test e ... ok",
+        ];
         lines.iter().for_each(|line| results.note(line, &["d", "e", "not run"]));
         let (failed, passed_though_known) = ("a::b\n".to_owned(), "e\n".to_owned());
         assert_eq!(results, Results { failed, failed_as_known: 1, passed_though_known });

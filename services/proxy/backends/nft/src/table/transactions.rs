@@ -168,7 +168,7 @@ impl Table {
 }
 
 /// Sends transactions that fill a table: its structure with the first elements, and no elements of entry sets together with others
-/// ([`Plan::elements`] has the order). Ends early when nobody receives them any more.
+/// ([`Plan::elements`] has the order). Ends early when the receiver is gone.
 fn send_chunks(plan: &Plan, structure: Vec<Change>, chunks: &mpsc::SyncSender<Vec<Change>>) {
     let mut changes = structure;
     let mut elements = plan.elements().peekable();
