@@ -11,7 +11,7 @@ use std::time::Instant;
 const SERVICES: usize = 10_000;
 const EACH: usize = 10;
 /// Number of Services that are created while the agent follows.
-const LATER: usize = 500;
+const LATER: usize = 100;
 
 /// Present and maximum memory of a process, in MiB.
 fn memory(pid: u32) -> Result<(u64, u64)> {

@@ -39,9 +39,14 @@ async fn idles(cluster: &Cluster, name: &str) -> Result<()> {
     let made = asked.iter().find(|event| event.is_for("create", "nodes")).context("not registered")?;
     let pause = writes[0].received.duration_since(made.ended).as_secs_f64();
     within("the pause before the first idle report", pause, 2.9, 60.0)?;
-    for pause in &between[first..] {
-        within("the pause between idle reports", *pause, 5.9, 60.0)?;
-    }
+    // A report that a busy machine makes late shortens the next pause, so only their sum has a lower limit.
+    let pauses = between.len() as f64;
+    within(
+        "all pauses between idle reports together",
+        between.iter().sum(),
+        6.0 * pauses - 3.0,
+        60.0 * pauses,
+    )?;
     for (write, list) in writes.iter().zip(&idle).skip(first) {
         ensure!(!list.is_empty() && is_idle(list), "{list:?}");
         let body = write.body.as_ref().context("no body")?;
