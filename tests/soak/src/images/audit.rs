@@ -202,7 +202,7 @@ fn check_bytes(
 /// agent that is killed before that does not know its pulls.
 const JOURNAL_LAGS: Duration = Duration::from_secs(10);
 
-/// A pull that fails for want of space may end after there is space again, and the agent then drops what all others have fetched.
+/// A pull that fails for lack of space may end after there is space again, and the agent then drops what all others have fetched.
 const FAILS_LATE: Duration = Duration::from_secs(5);
 
 impl Ends<'_> {
@@ -340,7 +340,7 @@ mod tests {
         let began_at = |seconds| get(base, "a", seconds, seconds + 1, size, Outcome::Complete);
         let until_10 = || Window { what: Broken::ImageDisk, from: at(base, 0), to: Some(at(base, 10)) };
         let after = |seconds| violations(&[began_at(seconds), began_at(seconds + 2)], &[until_10()], size).0;
-        assert_eq!([after(14), after(16)], [0, 1], "a pull may fail late for want of space");
+        assert_eq!([after(14), after(16)], [0, 1], "a pull may fail late for lack of space");
     }
     #[test]
     fn a_pull_that_ends_after_its_layer_was_sent_costs_one_part() {
